@@ -1,0 +1,217 @@
+//! The engine: what runs operations on files.
+//!
+//! An [`Operation`] is plain data and owns its buffers, so that it can be queued, reordered,
+//! counted and simulated, and so that no buffer is freed while the system uses it, whatever
+//! becomes of the future that waits for it. Each operation can be submitted (the engine
+//! completes it later) or run (in the caller's thread, for users without an executor).
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+/// An open file as its engine knows it. Requests share it, so it is dropped, and with it the
+/// system's descriptor, only after the last operation in flight has finished.
+#[derive(Debug)]
+pub enum Descriptor {
+    /// A file of the operating system.
+    System(std::fs::File),
+    /// A file of a simulation.
+    Simulated(Box<dyn Any + Send + Sync>),
+}
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Reading an existing file.
+    Read,
+    /// Reading and writing an existing file.
+    Write,
+    /// Reading and writing a file that must not exist yet.
+    CreateNew,
+    /// Reading and writing a file, created where it doesn't exist.
+    Create,
+}
+
+/// One name in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name without its folder.
+    pub name: String,
+    /// Whether it is a folder itself.
+    pub is_folder: bool,
+}
+
+/// What an engine can be asked for. Offsets and lengths are in bytes.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are what the variants' docs name")]
+pub enum Operation {
+    /// Opens a file: [`Outcome::Opened`].
+    Open { path: PathBuf, mode: OpenMode },
+    /// Reads up to `buffer.len()` bytes into the front of `buffer`: [`Outcome::Read`].
+    /// Fewer is an everyday result; 0 is the end of the file.
+    Read { file: Arc<Descriptor>, offset: u64, buffer: Vec<u8> },
+    /// Writes some of `buffer`, at least one byte of a buffer that isn't empty:
+    /// [`Outcome::Count`]. With `sync` all that was written to the file up to and with this
+    /// write is on stable storage afterwards (as `Sync`).
+    Write { file: Arc<Descriptor>, offset: u64, buffer: Bytes, sync: bool },
+    /// Puts the file's data, and the metadata needed to read it, on stable storage
+    /// (fdatasync(2)): [`Outcome::Done`].
+    Sync { file: Arc<Descriptor> },
+    /// Reserves room for the range without changing what is read there; the file's length
+    /// grows to cover it, reading as zeros (posix_fallocate(3)): [`Outcome::Done`].
+    Allocate { file: Arc<Descriptor>, offset: u64, length: u64 },
+    /// Cuts or extends the file: [`Outcome::Done`].
+    SetLength { file: Arc<Descriptor>, length: u64 },
+    /// The file's length: [`Outcome::Count`].
+    Length { file: Arc<Descriptor> },
+    /// Takes the file's exclusive advisory lock, or fails with `WouldBlock` (flock(2)):
+    /// [`Outcome::Done`]. It ends with the descriptor.
+    Lock { file: Arc<Descriptor> },
+    /// Creates a folder, whose parent must exist: [`Outcome::Done`].
+    CreateFolder { path: PathBuf },
+    /// Lists a folder, in no order: [`Outcome::Entries`].
+    List { path: PathBuf },
+    /// Puts a folder's entries (creations, renames, removals) on stable storage:
+    /// [`Outcome::Done`].
+    SyncFolder { path: PathBuf },
+    /// Removes a file's name: [`Outcome::Done`].
+    Remove { path: PathBuf },
+    /// Removes an empty folder: [`Outcome::Done`].
+    RemoveFolder { path: PathBuf },
+    /// Renames a file over whatever has the new name: [`Outcome::Done`].
+    Rename { from: PathBuf, to: PathBuf },
+}
+
+/// The kind of an operation, for errors and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "each is the kind of the operation of that name")]
+pub enum OperationKind {
+    Open,
+    Read,
+    Write,
+    Sync,
+    Allocate,
+    SetLength,
+    Length,
+    Lock,
+    CreateFolder,
+    List,
+    SyncFolder,
+    Remove,
+    RemoveFolder,
+    Rename,
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OperationKind::Open => "open",
+            OperationKind::Read => "read",
+            OperationKind::Write => "write",
+            OperationKind::Sync => "sync",
+            OperationKind::Allocate => "allocate",
+            OperationKind::SetLength => "set length",
+            OperationKind::Length => "length",
+            OperationKind::Lock => "lock",
+            OperationKind::CreateFolder => "create folder",
+            OperationKind::List => "list folder",
+            OperationKind::SyncFolder => "sync folder",
+            OperationKind::Remove => "remove",
+            OperationKind::RemoveFolder => "remove folder",
+            OperationKind::Rename => "rename",
+        })
+    }
+}
+
+impl Operation {
+    /// The operation's kind.
+    pub fn kind(&self) -> OperationKind {
+        match self {
+            Operation::Open { .. } => OperationKind::Open,
+            Operation::Read { .. } => OperationKind::Read,
+            Operation::Write { .. } => OperationKind::Write,
+            Operation::Sync { .. } => OperationKind::Sync,
+            Operation::Allocate { .. } => OperationKind::Allocate,
+            Operation::SetLength { .. } => OperationKind::SetLength,
+            Operation::Length { .. } => OperationKind::Length,
+            Operation::Lock { .. } => OperationKind::Lock,
+            Operation::CreateFolder { .. } => OperationKind::CreateFolder,
+            Operation::List { .. } => OperationKind::List,
+            Operation::SyncFolder { .. } => OperationKind::SyncFolder,
+            Operation::Remove { .. } => OperationKind::Remove,
+            Operation::RemoveFolder { .. } => OperationKind::RemoveFolder,
+            Operation::Rename { .. } => OperationKind::Rename,
+        }
+    }
+}
+
+/// What an operation that succeeded gave; which one, [`Operation`] says at each.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are what the variants' docs name")]
+pub enum Outcome {
+    /// It is done, and there is nothing to tell.
+    Done,
+    /// The file is open.
+    Opened(Descriptor),
+    /// The first `count` bytes of `buffer` were read.
+    Read { buffer: Vec<u8>, count: usize },
+    /// Bytes written, or the file's length.
+    Count(u64),
+    /// The folder's entries.
+    Entries(Vec<Entry>),
+}
+
+/// An operation on its way, with whom to tell.
+#[derive(Debug)]
+pub struct Request {
+    /// What to do.
+    pub operation: Operation,
+    /// Whom to tell.
+    pub completion: Completion,
+}
+
+/// Tells the one who waits for a request how it ended. Dropping it unused tells them that the
+/// engine has gone.
+#[derive(Debug)]
+pub struct Completion(oneshot::Sender<io::Result<Outcome>>);
+
+impl Completion {
+    /// A completion, and where its result arrives.
+    pub fn new() -> (Completion, oneshot::Receiver<io::Result<Outcome>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Completion(sender), receiver)
+    }
+
+    /// Tells the result. Whoever waited may have gone: then the result is dropped.
+    pub fn complete(self, result: io::Result<Outcome>) {
+        let _ = self.0.send(result);
+    }
+}
+
+/// Runs operations on files. Two kinds exist: on the operating system ([`crate::ThreadEngine`]),
+/// and in a simulation (`settee-sim`).
+pub trait Engine: Send + Sync + 'static {
+    /// Its name, as logs and metrics show it.
+    fn name(&self) -> &'static str;
+
+    /// Starts the operation and returns at once, or runs it in place where too much is queued; the completion is called exactly once, from
+    /// any thread, perhaps before this returns. Operations submitted together may run in any
+    /// order.
+    fn submit(&self, request: Request);
+
+    /// Runs the operation in the caller's thread and returns when it is done. An operation that
+    /// was interrupted before it did anything is tried again, and so no caller sees EINTR.
+    fn run(&self, operation: Operation) -> io::Result<Outcome>;
+
+    /// Reads into `buffer` without waiting for the medium: `None` where the bytes aren't in
+    /// memory, or the engine can't tell. Otherwise as `Read`.
+    fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+        let _ = (file, offset, buffer);
+        None
+    }
+}

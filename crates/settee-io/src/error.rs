@@ -1,0 +1,68 @@
+//! What can go wrong with a file, and where.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::OperationKind;
+
+/// The result of an operation on files.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why an operation on a file failed. Cheap to clone, since one failure may end many waiters.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The system refused or failed the operation. What a failed write or sync left on the
+    /// medium is unknown.
+    #[error("{operation} failed on {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        operation: OperationKind,
+        /// On which file or folder.
+        path: Arc<Path>,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+
+    /// The handle was closed before the operation began; nothing was done.
+    #[error("{} is closed", path.display())]
+    Closed {
+        /// The file that the handle named.
+        path: Arc<Path>,
+    },
+
+    /// The file ends before the bytes that were asked for.
+    #[error("{} ends before offset {offset} + {length}", path.display())]
+    PastEnd {
+        /// The file.
+        path: Arc<Path>,
+        /// Where the read began.
+        offset: u64,
+        /// How many bytes it wanted.
+        length: usize,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(operation: OperationKind, path: &Path, source: io::Error) -> Error {
+        Error::Io { operation, path: path.into(), source: Arc::new(source) }
+    }
+
+    /// The system's kind of error, where the system spoke.
+    pub fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Error::Io { source, .. } => Some(source.kind()),
+            Error::Closed { .. } | Error::PastEnd { .. } => None,
+        }
+    }
+
+    /// The disk, or what the user may have of it, is full.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+
+    /// The file or folder doesn't exist.
+    pub fn is_not_found(&self) -> bool {
+        self.io_kind() == Some(io::ErrorKind::NotFound)
+    }
+}

@@ -1,0 +1,124 @@
+//! Operations on names: folders and what they hold. See [`Operation`] for each.
+
+use std::path::Path;
+
+use crate::engine::{Engine, Entry, Operation, Outcome};
+use crate::file::submit;
+use crate::Result;
+
+/// Creates the folder where it doesn't exist, and its missing parents, and puts the new names
+/// on stable storage before it returns.
+///
+/// # Errors
+/// What the system says; some parents may have been created.
+pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
+    let mut folders = Vec::new();
+    let mut at = Some(path);
+    while let Some(folder) = at.filter(|folder| !folder.as_os_str().is_empty()) {
+        folders.push(folder);
+        match submit(engine, folder, Operation::CreateFolder { path: folder.to_path_buf() }).await {
+            Ok(_) => break,
+            Err(error) if error.io_kind() == Some(std::io::ErrorKind::AlreadyExists) => break,
+            Err(error) if error.is_not_found() => at = folder.parent(),
+            Err(error) => return Err(error),
+        }
+    }
+    // The topmost exists by now; the others follow from the top down. One that was there may
+    // have come from a process that was killed before its sync, so it is synced as well.
+    for (below, folder) in folders.iter().rev().enumerate() {
+        if below > 0 {
+            submit(engine, folder, Operation::CreateFolder { path: folder.to_path_buf() }).await?;
+        }
+        sync(engine, parent_of(folder)).await?;
+    }
+    Ok(())
+}
+
+/// Puts the folder's entries on stable storage.
+///
+/// # Errors
+/// What the system says.
+pub async fn sync(engine: &dyn Engine, path: &Path) -> Result<()> {
+    submit(engine, path, Operation::SyncFolder { path: path.to_path_buf() }).await.map(drop)
+}
+
+/// What the folder holds, sorted by name; nothing where it doesn't exist.
+///
+/// # Errors
+/// What the system says, but for a folder that doesn't exist.
+pub async fn list(engine: &dyn Engine, path: &Path) -> Result<Vec<Entry>> {
+    match submit(engine, path, Operation::List { path: path.to_path_buf() }).await {
+        Ok(Outcome::Entries(mut entries)) => {
+            entries.sort_by(|a, b| a.name.cmp(&b.name));
+            Ok(entries)
+        }
+        Ok(_) => unreachable!("list gives entries"),
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a file's name. The removal is durable after a [`sync`] of its folder.
+///
+/// # Errors
+/// What the system says.
+pub async fn remove(engine: &dyn Engine, path: &Path) -> Result<()> {
+    submit(engine, path, Operation::Remove { path: path.to_path_buf() }).await.map(drop)
+}
+
+/// Removes a folder and the files in it; it holds no folders. Not being there is success.
+///
+/// # Errors
+/// What the system says; some of the files may be gone.
+pub async fn remove_with_files(engine: &dyn Engine, path: &Path) -> Result<()> {
+    for entry in list(engine, path).await? {
+        ignore_missing(remove(engine, &path.join(&entry.name)).await)?;
+    }
+    let remove = Operation::RemoveFolder { path: path.to_path_buf() };
+    ignore_missing(submit(engine, path, remove).await.map(drop))
+}
+
+/// Renames a file over whatever has the new name. Durable after a [`sync`] of both folders.
+///
+/// # Errors
+/// What the system says; the old name is then still there.
+pub async fn rename(engine: &dyn Engine, from: &Path, to: &Path) -> Result<()> {
+    let operation = Operation::Rename { from: from.to_path_buf(), to: to.to_path_buf() };
+    submit(engine, from, operation).await.map(drop)
+}
+
+fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn ignore_missing(result: Result<()>) -> Result<()> {
+    match result {
+        Err(error) if error.is_not_found() => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ThreadEngine, ThreadOptions};
+
+    #[tokio::test]
+    async fn folders_are_created_with_their_parents_and_removed_with_their_files() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = ThreadEngine::new(ThreadOptions::default());
+        let folder = root.path().join("a/b/c");
+        create(&engine, &folder).await.unwrap();
+        create(&engine, &folder).await.unwrap();
+        std::fs::write(folder.join("file"), b"x").unwrap();
+        let names: Vec<_> = list(&engine, &folder).await.unwrap().into_iter().map(|entry| entry.name).collect();
+        assert_eq!(names, ["file"]);
+        remove_with_files(&engine, &folder).await.unwrap();
+        remove_with_files(&engine, &folder).await.unwrap();
+        assert_eq!(list(&engine, &folder).await.unwrap(), []);
+        assert!(root.path().join("a/b").exists());
+    }
+}

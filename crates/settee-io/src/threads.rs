@@ -1,0 +1,243 @@
+//! The engine on `std`'s positional I/O and a bounded pool of threads.
+//!
+//! Two queues: one for syncs (and writes with a sync), one for all else, so that a read never
+//! stands behind a sync. What is submitted while a queue is full runs in the caller's thread,
+//! which slows the caller and bounds the memory.
+//!
+//! A buffered read of what the page cache holds (`preadv2(2)` with `RWF_NOWAIT`) costs no
+//! hand-over; every other operation costs two: to the pool's thread, and back to the task.
+
+use std::collections::VecDeque;
+use std::fs::{self, OpenOptions};
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::engine::{Descriptor, Engine, Entry, OpenMode, Operation, Outcome, Request};
+
+/// The limits of a [`ThreadEngine`].
+#[derive(Debug, Clone, Copy)]
+pub struct ThreadOptions {
+    /// Threads for everything but syncs.
+    pub thread_count: usize,
+    /// Threads for syncs, and so how many syncs are under way at once.
+    pub sync_thread_count: usize,
+    /// Requests that wait in each queue.
+    pub queue_count_max: usize,
+}
+
+impl Default for ThreadOptions {
+    fn default() -> ThreadOptions {
+        ThreadOptions { thread_count: 8, sync_thread_count: 8, queue_count_max: 1024 }
+    }
+}
+
+/// Runs operations on a pool of threads. Dropping it lets what is queued finish and ends the
+/// threads.
+#[derive(Debug)]
+pub struct ThreadEngine {
+    operations: Arc<Queue>,
+    syncs: Arc<Queue>,
+}
+
+impl ThreadEngine {
+    /// An engine with its threads started.
+    ///
+    /// # Panics
+    /// Where the system gives no thread.
+    pub fn new(options: ThreadOptions) -> ThreadEngine {
+        let engine = ThreadEngine {
+            operations: Arc::new(Queue::new(options.queue_count_max)),
+            syncs: Arc::new(Queue::new(options.queue_count_max)),
+        };
+        for (queue, name, count) in [
+            (&engine.operations, "settee-io", options.thread_count),
+            (&engine.syncs, "settee-sync", options.sync_thread_count),
+        ] {
+            for _ in 0..count.max(1) {
+                let queue = queue.clone();
+                let run = move || queue.serve();
+                thread::Builder::new().name(name.into()).spawn(run).expect("the system gives a thread");
+            }
+        }
+        engine
+    }
+}
+
+impl Drop for ThreadEngine {
+    fn drop(&mut self) {
+        self.operations.stop();
+        self.syncs.stop();
+    }
+}
+
+impl Engine for ThreadEngine {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn submit(&self, request: Request) {
+        let queue = match request.operation {
+            Operation::Sync { .. } | Operation::SyncFolder { .. } | Operation::Write { sync: true, .. } => &self.syncs,
+            _ => &self.operations,
+        };
+        if let Err(request) = queue.push(request) {
+            request.completion.complete(run(request.operation));
+        }
+    }
+
+    fn run(&self, operation: Operation) -> io::Result<Outcome> {
+        run(operation)
+    }
+
+    fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+        let mut buffers = [IoSliceMut::new(buffer)];
+        match rustix::io::preadv2(system(file), &mut buffers, offset, ReadWriteFlags::NOWAIT) {
+            Ok(count) => Some(Ok(count)),
+            // Not in memory, not supported by the file system, or interrupted: ask the pool.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => None,
+            Err(error) => Some(Err(error.into())),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Queue {
+    state: Mutex<QueueState>,
+    arrived: Condvar,
+    count_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    requests: VecDeque<Request>,
+    stopped: bool,
+}
+
+impl Queue {
+    fn new(count_max: usize) -> Queue {
+        Queue { state: Mutex::default(), arrived: Condvar::new(), count_max }
+    }
+
+    /// Queues the request, or gives it back where the queue is full or has stopped.
+    fn push(&self, request: Request) -> Result<(), Request> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.stopped || state.requests.len() >= self.count_max {
+            return Err(request);
+        }
+        state.requests.push_back(request);
+        drop(state);
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    fn serve(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(request) = state.requests.pop_front() {
+                drop(state);
+                request.completion.complete(run(request.operation));
+                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            } else if state.stopped {
+                return;
+            } else {
+                state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).stopped = true;
+        self.arrived.notify_all();
+    }
+}
+
+fn system(file: &Descriptor) -> &fs::File {
+    match file {
+        Descriptor::System(file) => file,
+        Descriptor::Simulated(_) => panic!("a simulated file belongs to the simulation's engine"),
+    }
+}
+
+/// Runs an operation until it did something or failed for good.
+fn run(operation: Operation) -> io::Result<Outcome> {
+    match operation {
+        Operation::Open { path, mode } => open(&path, mode).map(|file| Outcome::Opened(Descriptor::System(file))),
+        Operation::Read { file, offset, mut buffer } => {
+            let count = uninterrupted(|| system(&file).read_at(&mut buffer, offset))?;
+            Ok(Outcome::Read { buffer, count })
+        }
+        Operation::Write { file, offset, buffer, sync } => {
+            let file = system(&file);
+            let count = uninterrupted(|| file.write_at(&buffer, offset))?;
+            // What is left of a short write comes as a request of its own, with its own sync.
+            if sync && count == buffer.len() {
+                file.sync_data()?;
+            }
+            Ok(Outcome::Count(count as u64))
+        }
+        Operation::Sync { file } => system(&file).sync_data().map(|()| Outcome::Done),
+        Operation::Allocate { file, offset, length } => {
+            uninterrupted(|| {
+                rustix::fs::fallocate(system(&file), FallocateFlags::empty(), offset, length).map_err(io::Error::from)
+            })?;
+            Ok(Outcome::Done)
+        }
+        Operation::SetLength { file, length } => {
+            uninterrupted(|| system(&file).set_len(length))?;
+            Ok(Outcome::Done)
+        }
+        Operation::Length { file } => Ok(Outcome::Count(system(&file).metadata()?.len())),
+        Operation::Lock { file } => {
+            system(&file).try_lock().map_err(io::Error::from)?;
+            Ok(Outcome::Done)
+        }
+        Operation::CreateFolder { path } => fs::create_dir(path).map(|()| Outcome::Done),
+        Operation::List { path } => list(&path).map(Outcome::Entries),
+        Operation::SyncFolder { path } => fs::File::open(path)?.sync_all().map(|()| Outcome::Done),
+        Operation::Remove { path } => fs::remove_file(path).map(|()| Outcome::Done),
+        Operation::RemoveFolder { path } => fs::remove_dir(path).map(|()| Outcome::Done),
+        Operation::Rename { from, to } => fs::rename(from, to).map(|()| Outcome::Done),
+    }
+}
+
+fn open(path: &Path, mode: OpenMode) -> io::Result<fs::File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    match mode {
+        OpenMode::Read => &mut options,
+        OpenMode::Write => options.write(true),
+        OpenMode::CreateNew => options.write(true).create_new(true),
+        OpenMode::Create => options.write(true).create(true).truncate(false),
+    };
+    options.open(path)
+}
+
+fn list(path: &Path) -> io::Result<Vec<Entry>> {
+    fs::read_dir(path)?
+        .map(|entry| {
+            let entry = entry?;
+            let name = entry.file_name().into_string().map_err(|name| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("the name {name:?} is not UTF-8"))
+            })?;
+            Ok(Entry { name, is_folder: entry.file_type()?.is_dir() })
+        })
+        .collect()
+}
+
+fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match operation() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,10 @@
+//! `settee bench`.
+
+use crate::CommandResult;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {}
+
+pub(crate) fn run(_args: Args) -> CommandResult {
+    Err("not written yet".into())
+}

@@ -1,0 +1,48 @@
+//! Settee: a document database in one binary.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod dump;
+mod load;
+mod serve;
+
+#[derive(Parser)]
+#[command(name = "settee", version, about = "A document database that speaks CouchDB's HTTP API")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve databases over HTTP
+    Serve(serve::Args),
+    /// Load JSON documents into a database
+    Load(load::Args),
+    /// Write a database's documents as JSON lines
+    Dump(dump::Args),
+    /// Measure this machine and what Settee reaches on it
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve::run(args),
+        Command::Load(args) => load::run(args),
+        Command::Dump(args) => dump::run(args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("settee: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What ends a command: a message for the one who ran it.
+type CommandResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
