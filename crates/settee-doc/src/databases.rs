@@ -1,0 +1,331 @@
+//! The server's databases: a catalogue from names to folders, itself a store.
+//!
+//! Creating or deleting a database is one commit in the catalogue. A database's folder appears
+//! with its first write; one that the catalogue doesn't name is removed at open.
+//!
+//! Invariants:
+//! 1. A database exists if and only if the catalogue's persisted state names it.
+//! 2. The number of a folder is not used again before the folder of that number is gone.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use settee_io::{Env, File, OpenMode, folder};
+use settee_store::{Batch, LogOptions, Stage, Store, StoreOptions};
+use tokio::sync::{OnceCell, oneshot};
+
+use crate::database::Database;
+use crate::{Error, ErrorKind, Result};
+
+/// Longest database name in bytes, as CouchDB has it for what becomes a file's name.
+pub const NAME_SIZE_MAX: usize = 238;
+
+const CATALOGUE_FOLDER: &str = "catalogue";
+const DATABASES_FOLDER: &str = "databases";
+const LOCK_FILE: &str = "lock";
+
+/// The databases in a folder. Used from many tasks at once.
+pub struct Databases {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    env: Env,
+    folder: PathBuf,
+    catalogue: Store,
+    slots: Mutex<Slots>,
+    /// Held as long as the folder is ours.
+    _lock: File,
+}
+
+#[derive(Default)]
+struct Slots {
+    by_name: BTreeMap<String, Arc<Slot>>,
+    next_folder: u64,
+    closed: bool,
+}
+
+/// A database in the catalogue, opened when it is first asked for.
+struct Slot {
+    created_us: u64,
+    folder_number: u64,
+    incarnation: [u8; 16],
+    database: OnceCell<Arc<Database>>,
+}
+
+const SLOT_META_SIZE: usize = 32;
+
+impl Slot {
+    fn encode(&self) -> [u8; SLOT_META_SIZE] {
+        let mut meta = [0; SLOT_META_SIZE];
+        meta[..8].copy_from_slice(&self.created_us.to_le_bytes());
+        meta[8..16].copy_from_slice(&self.folder_number.to_le_bytes());
+        meta[16..].copy_from_slice(&self.incarnation);
+        meta
+    }
+
+    fn decode(meta: &[u8]) -> Option<Slot> {
+        let meta: &[u8; SLOT_META_SIZE] = meta.try_into().ok()?;
+        Some(Slot {
+            created_us: u64::from_le_bytes(meta[..8].try_into().expect("8 bytes")),
+            folder_number: u64::from_le_bytes(meta[8..16].try_into().expect("8 bytes")),
+            incarnation: meta[16..].try_into().expect("16 bytes"),
+            database: OnceCell::new(),
+        })
+    }
+}
+
+impl Databases {
+    /// Opens the databases in `folder`, which is created where it doesn't exist, and takes its
+    /// lock. Each database is opened when it is first asked for.
+    ///
+    /// # Errors
+    /// `Internal`: another process has the folder, which is named; damage; or what the system
+    /// says.
+    pub async fn open(env: Env, folder: &Path) -> Result<Arc<Databases>> {
+        folder::create(&*env.engine, folder).await?;
+        let lock = File::open(&env.engine, &folder.join(LOCK_FILE), OpenMode::Create).await?;
+        if let Err(error) = lock.lock().await {
+            if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) {
+                let reason = format!("{} is in use by another process", folder.display());
+                return Err(Error::new(ErrorKind::Internal, reason));
+            }
+            return Err(error.into());
+        }
+        let options = StoreOptions { log: LogOptions::default(), measure: |_, _, _| Default::default() };
+        let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), options).await?;
+        let slots = Slots::read(&catalogue)?;
+        let inner = Inner {
+            env,
+            folder: folder.to_path_buf(),
+            catalogue,
+            slots: Mutex::new(slots),
+            _lock: lock,
+        };
+        inner.remove_strangers().await?;
+        Ok(Arc::new(Databases { inner: Arc::new(inner) }))
+    }
+
+    /// Creates a database; it survives a power loss once this returns. Dropping the future
+    /// doesn't stop it.
+    ///
+    /// # Errors
+    /// `IllegalDatabaseName`, `DatabaseExists`, `NoSpace`, `Stopped`.
+    pub async fn create(&self, name: &str) -> Result<Arc<Database>> {
+        check_database_name(name)?;
+        let name = name.to_owned();
+        self.detached(async move |inner| inner.create(&name).await).await
+    }
+
+    /// Deletes a database with all that it holds, for good once this returns; its users get
+    /// `NotFound` from then on. Its files go in the background. Dropping the future doesn't
+    /// stop it.
+    ///
+    /// # Errors
+    /// `NotFound`, `NoSpace`, `Stopped`.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.detached(async move |inner| inner.delete(&name).await).await
+    }
+
+    /// A database, opened if it wasn't.
+    ///
+    /// # Errors
+    /// `NotFound`; `Internal` where it can't be opened.
+    pub async fn get(&self, name: &str) -> Result<Arc<Database>> {
+        let slot = self.inner.lock().by_name.get(name).cloned().ok_or_else(Error::no_database)?;
+        self.inner.open_slot(name, &slot).await
+    }
+
+    /// All names, sorted by their bytes.
+    pub fn names(&self) -> Vec<String> {
+        self.inner.lock().by_name.keys().cloned().collect()
+    }
+
+    /// Whether the catalogue and every open database take writes.
+    ///
+    /// # Errors
+    /// `Stopped`: the first reason found.
+    pub fn health(&self) -> Result<()> {
+        self.inner.catalogue.health()?;
+        self.inner.open_databases().iter().try_for_each(|database| database.health())
+    }
+
+    /// Persists everything accepted and closes all databases; later writes get `Stopped`.
+    ///
+    /// # Errors
+    /// `Stopped`: the first of the databases that had stopped before; all are closed.
+    pub async fn close(&self) -> Result<()> {
+        self.inner.lock().closed = true;
+        let mut result = Ok(());
+        for database in self.inner.open_databases() {
+            let closed = database.close().await;
+            result = result.and(closed);
+        }
+        let closed = self.inner.catalogue.close().await;
+        result.and(closed.map_err(Error::from))
+    }
+
+    /// Runs what must not stop half-way in a task of its own.
+    async fn detached<T: Send + 'static, F>(&self, run: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let (done, result) = oneshot::channel();
+        let task = run(self.inner.clone());
+        self.inner.env.spawn("databases", async move {
+            let _ = done.send(task.await);
+        });
+        result.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Stopped, "the server is stopping")))
+    }
+}
+
+impl Slots {
+    fn read(catalogue: &Store) -> Result<Slots> {
+        let mut slots = Slots { next_folder: 1, ..Slots::default() };
+        let mut scan = catalogue.snapshot().scan(Bound::Unbounded, Bound::Unbounded, false);
+        while let Some(entry) = scan.next() {
+            let name = std::str::from_utf8(entry.key).ok();
+            let (Some(name), Some(slot)) = (name, Slot::decode(entry.meta)) else {
+                return Err(Error::damaged("an entry of the catalogue"));
+            };
+            slots.next_folder = slots.next_folder.max(slot.folder_number + 1);
+            slots.by_name.insert(name.to_owned(), Arc::new(slot));
+        }
+        Ok(slots)
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_databases(&self) -> Vec<Arc<Database>> {
+        self.lock().by_name.values().filter_map(|slot| slot.database.get().cloned()).collect()
+    }
+
+    fn database_folder(&self, number: u64) -> PathBuf {
+        self.folder.join(DATABASES_FOLDER).join(format!("{number:010}"))
+    }
+
+    async fn open_slot(&self, name: &str, slot: &Slot) -> Result<Arc<Database>> {
+        let open = async || {
+            let folder = self.database_folder(slot.folder_number);
+            let database = Database::open(&self.env, &folder, name, slot.created_us, &slot.incarnation).await?;
+            Ok::<_, Error>(Arc::new(database))
+        };
+        let database = slot.database.get_or_try_init(open).await?.clone();
+        // Whoever closes or deletes it while it is being opened doesn't see it.
+        let (gone, closed) = {
+            let slots = self.lock();
+            let current = slots.by_name.get(name);
+            (current.is_none_or(|current| !std::ptr::eq(&**current, slot)), slots.closed)
+        };
+        if gone {
+            database.close_deleted().await;
+            return Err(Error::no_database());
+        }
+        if closed {
+            database.close().await?;
+        }
+        Ok(database)
+    }
+
+    async fn create(&self, name: &str) -> Result<Arc<Database>> {
+        let mut writer = self.catalogue.writer().await;
+        if writer.get(name.as_bytes()).is_some() {
+            let reason = "The database could not be created, the file already exists.";
+            return Err(Error::new(ErrorKind::DatabaseExists, reason));
+        }
+        let folder_number = {
+            let mut slots = self.lock();
+            slots.next_folder += 1;
+            slots.next_folder - 1
+        };
+        let slot = Arc::new(Slot {
+            created_us: self.env.clock.unix_us(),
+            folder_number,
+            incarnation: self.env.random_bytes(),
+            database: OnceCell::new(),
+        });
+        let mut batch = Batch::new();
+        batch.put(name.as_bytes(), &slot.encode(), b"", false);
+        let seq = writer.commit(&batch, Stage::Persisted).await?;
+        // Held until it is told: a deletion that follows must find the slot.
+        self.catalogue.wait(seq, Stage::Persisted).await?;
+        self.lock().by_name.insert(name.to_owned(), slot.clone());
+        drop(writer);
+        self.open_slot(name, &slot).await
+    }
+
+    async fn delete(&self, name: &str) -> Result<()> {
+        let mut writer = self.catalogue.writer().await;
+        if writer.get(name.as_bytes()).is_none() {
+            return Err(Error::no_database());
+        }
+        let mut batch = Batch::new();
+        batch.delete(name.as_bytes());
+        let seq = writer.commit(&batch, Stage::Persisted).await?;
+        self.catalogue.wait(seq, Stage::Persisted).await?;
+        let slot = self.lock().by_name.remove(name);
+        drop(writer);
+        let slot = slot.expect("what the catalogue names has a slot");
+        if let Some(database) = slot.database.get() {
+            database.close_deleted().await;
+        }
+        let path = self.database_folder(slot.folder_number);
+        let engine = self.env.engine.clone();
+        self.env.spawn("remove database", async move {
+            // What stays behind is removed when the databases are opened again.
+            if let Err(error) = folder::remove_with_files(&*engine, &path).await {
+                tracing::warn!(%error, "could not remove a deleted database's files");
+            }
+        });
+        Ok(())
+    }
+
+    /// Removes the folders of databases that the catalogue no longer names, or never did.
+    async fn remove_strangers(&self) -> Result<()> {
+        let root = self.folder.join(DATABASES_FOLDER);
+        let known: Vec<u64> = self.lock().by_name.values().map(|slot| slot.folder_number).collect();
+        let mut removed = false;
+        for entry in folder::list(&*self.env.engine, &root).await? {
+            let Ok(number) = entry.name.parse::<u64>() else {
+                continue;
+            };
+            if known.contains(&number) || !entry.is_folder {
+                let mut slots = self.lock();
+                slots.next_folder = slots.next_folder.max(number + 1);
+            } else {
+                folder::remove_with_files(&*self.env.engine, &root.join(&entry.name)).await?;
+                removed = true;
+            }
+        }
+        if removed {
+            folder::sync(&*self.env.engine, &root).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks a database's name by CouchDB's rule: a lowercase letter, then lowercase letters,
+/// digits and `_$()+/-`; or one of the names of CouchDB's own databases.
+///
+/// # Errors
+/// `IllegalDatabaseName`.
+pub fn check_database_name(name: &str) -> Result<()> {
+    let system = ["_users", "_replicator", "_global_changes"].contains(&name);
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_$()+/-".contains(&byte);
+    let ordinary = name.starts_with(|first: char| first.is_ascii_lowercase()) && name.bytes().all(legal);
+    if system || (ordinary && name.len() <= NAME_SIZE_MAX) {
+        return Ok(());
+    }
+    let reason = format!(
+        "Name: '{name}'. Only lowercase characters (a-z), digits (0-9), and any of the characters \
+         _, $, (, ), +, -, and / are allowed. Must begin with a letter."
+    );
+    Err(Error::new(ErrorKind::IllegalDatabaseName, reason))
+}

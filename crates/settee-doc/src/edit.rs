@@ -1,0 +1,203 @@
+//! A document on its way in: parsed and checked in its caller's task, before any lock.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::json::{self, write_json_string};
+use crate::revision::{Hash, Revision, parse_hash};
+use crate::{Error, ErrorKind, Result};
+
+/// Longest document id in bytes.
+pub const ID_SIZE_MAX: usize = 8_000;
+
+/// Limits on documents.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Largest body in bytes: its text as it is stored.
+    pub document_bytes_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { document_bytes_max: 8_000_000 }
+    }
+}
+
+/// What a document's writer asks for.
+#[derive(Debug, Clone)]
+pub struct Edit {
+    /// The document's id; empty where the text had none and nobody has set it yet.
+    pub id: String,
+    /// `_rev`: for an interactive edit the revision that it replaces, for a replicated one the
+    /// revision itself.
+    pub revision: Option<Revision>,
+    /// `_rev` of a local document, `0-N`: its N.
+    pub local_revision: Option<u64>,
+    /// `_revisions`: the hashes from the revision itself back to its oldest known ancestor.
+    pub history: Vec<Hash>,
+    /// Whether it deletes the document.
+    pub deleted: bool,
+    /// The members that aren't reserved, as text without white space and without the braces.
+    body: Bytes,
+    digest: [u8; 32],
+}
+
+impl Edit {
+    /// Parses a document's JSON text. Names are compared after unescaping. Of an ordinary name
+    /// that comes more than once all are kept, as they came; numbers are kept as written.
+    ///
+    /// # Errors
+    /// `BadRequest` for what isn't one JSON object in UTF-8, has half a surrogate pair in a
+    /// string, nests too deep, or has a bad `_rev`; `DocValidation` for other reserved members
+    /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `NotImplemented`
+    /// for attachments.
+    pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
+        let mut edit = Edit::delete("", None);
+        edit.deleted = false;
+        let mut body = Vec::with_capacity(json.len());
+        let mut reserved = Reserved::default();
+        for (name, value) in json::members(json)?.0 {
+            if name.starts_with('_') {
+                reserved.once(&name)?;
+                edit.take_reserved(&name, value)?;
+                continue;
+            }
+            if !body.is_empty() {
+                body.push(b',');
+            }
+            write_json_string(&name, &mut body);
+            body.push(b':');
+            json::write_compact(value, &mut body)?;
+        }
+        if body.len() > options.document_bytes_max {
+            return Err(Error::new(ErrorKind::TooLarge, edit.id));
+        }
+        edit.digest = *blake3::hash(&body).as_bytes();
+        edit.body = body.into();
+        Ok(edit)
+    }
+
+    /// An edit that deletes a document, with an empty body.
+    pub fn delete(id: &str, revision: Option<Revision>) -> Edit {
+        let digest = *blake3::hash(b"").as_bytes();
+        Edit {
+            id: id.into(),
+            revision,
+            local_revision: None,
+            history: Vec::new(),
+            deleted: true,
+            body: Bytes::new(),
+            digest,
+        }
+    }
+
+    /// The body's text: members without white space and without the braces.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    pub(crate) fn digest(&self) -> &[u8; 32] {
+        &self.digest
+    }
+
+    fn take_reserved(&mut self, name: &str, value: &RawValue) -> Result<()> {
+        match name {
+            "_id" => {
+                let id = json::string(value);
+                let id = id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Document id must be a string"))?;
+                check_document_id(&id)?;
+                self.id = id.into_owned();
+            }
+            "_rev" => {
+                let text = json::string(value).ok_or_else(|| Error::bad_request("Invalid rev format"))?;
+                self.local_revision = parse_local_revision(&text);
+                // `_revisions` says more, wherever it stands.
+                if self.history.is_empty() && self.local_revision.is_none() {
+                    self.revision = Some(text.parse()?);
+                }
+            }
+            "_deleted" => {
+                self.deleted = serde_json::from_str(value.get()).map_err(|_| json::bad_member(name))?;
+            }
+            "_revisions" => self.take_revisions(value)?,
+            "_attachments" if is_empty(value) => {}
+            "_attachments" => {
+                return Err(Error::new(ErrorKind::NotImplemented, "Attachments are not supported yet."));
+            }
+            // What a read adds, a write ignores.
+            "_revs_info" | "_local_seq" | "_conflicts" | "_deleted_conflicts" => {}
+            _ => return Err(json::bad_member(name)),
+        }
+        Ok(())
+    }
+
+    fn take_revisions(&mut self, value: &RawValue) -> Result<()> {
+        #[derive(Deserialize)]
+        struct Revisions<'a> {
+            start: u32,
+            #[serde(borrow)]
+            ids: Vec<&'a str>,
+        }
+
+        let bad = |reason: &str| Error::new(ErrorKind::DocValidation, reason);
+        let revisions: Revisions<'_> =
+            serde_json::from_str(value.get()).map_err(|_| bad("_revisions must have a start and ids"))?;
+        if revisions.ids.is_empty() || revisions.ids.len() > revisions.start as usize {
+            return Err(bad("_revisions.ids must have between one and start members"));
+        }
+        self.history = revisions.ids.into_iter().map(parse_hash).collect::<Result<_>>()?;
+        self.revision = Some(Revision { generation: revisions.start, hash: self.history[0] });
+        Ok(())
+    }
+}
+
+/// The number in a local document's revision, `0-N`.
+pub fn parse_local_revision(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix("0-")?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+}
+
+/// Which reserved members have come.
+#[derive(Default)]
+struct Reserved(Vec<String>);
+
+impl Reserved {
+    /// Two revisions, or two ids, are no document: which of them counts is not ours to guess.
+    fn once(&mut self, name: &str) -> Result<()> {
+        if self.0.iter().any(|seen| seen == name) {
+            return Err(Error::new(ErrorKind::DocValidation, format!("Repeated special document member: {name}")));
+        }
+        self.0.push(name.to_owned());
+        Ok(())
+    }
+}
+
+fn is_empty(value: &RawValue) -> bool {
+    json::members(value.get().as_bytes()).is_ok_and(|members| members.0.is_empty())
+}
+
+/// Checks a document's id by CouchDB's rules: not empty, and `_` first only in `_design/…` and
+/// `_local/…`.
+///
+/// # Errors
+/// `IllegalDocId`.
+pub fn check_document_id(id: &str) -> Result<()> {
+    let illegal = |reason: String| Err(Error::new(ErrorKind::IllegalDocId, reason));
+    if id.is_empty() {
+        return illegal("Document id must not be empty".into());
+    }
+    if id.len() > ID_SIZE_MAX {
+        return illegal("Document id is too long".into());
+    }
+    if id == "_design/" || id == "_local/" {
+        return illegal(format!("Illegal document id `{id}`"));
+    }
+    if id.starts_with('_') && !id.starts_with("_design/") && !id.starts_with("_local/") {
+        return illegal("Only reserved document ids may start with underscore.".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

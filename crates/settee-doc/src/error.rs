@@ -1,0 +1,118 @@
+//! What can go wrong with a document or a database, and what its caller can do about it.
+
+use settee_store::{AppendError, OpenError, ReadError, Stopped};
+
+/// The result of an operation on documents or databases.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, in words for the one who asked. Unless a function says otherwise, nothing
+/// was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Error {
+    kind: ErrorKind,
+    reason: String,
+}
+
+impl Error {
+    /// An error of a kind, with its reason.
+    pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Error {
+        Error { kind, reason: reason.into() }
+    }
+
+    /// What its caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn missing() -> Error {
+        Error::new(ErrorKind::NotFound, "missing")
+    }
+
+    pub(crate) fn deleted() -> Error {
+        Error::new(ErrorKind::NotFound, "deleted")
+    }
+
+    pub(crate) fn no_database() -> Error {
+        Error::new(ErrorKind::NotFound, "Database does not exist.")
+    }
+
+    pub(crate) fn conflict() -> Error {
+        Error::new(ErrorKind::Conflict, "Document update conflict.")
+    }
+
+    pub(crate) fn bad_request(reason: impl Into<String>) -> Error {
+        Error::new(ErrorKind::BadRequest, reason)
+    }
+
+    pub(crate) fn damaged(what: &str) -> Error {
+        Error::new(ErrorKind::Internal, format!("damaged data: {what}"))
+    }
+}
+
+/// What the caller can do about an error. The HTTP status, CouchDB's name for the error and the
+/// exit code derive from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// There is no such document, revision or database: "missing", "deleted", or
+    /// "Database does not exist.".
+    NotFound,
+    /// The document has changed since: read it again.
+    Conflict,
+    /// The request can't be understood as it is.
+    BadRequest,
+    /// The document's id is not allowed.
+    IllegalDocId,
+    /// The database's name is not allowed.
+    IllegalDatabaseName,
+    /// A database of this name exists.
+    DatabaseExists,
+    /// A member of the document that begins with `_` is not known.
+    DocValidation,
+    /// The document is too large.
+    TooLarge,
+    /// The disk is full: nothing was stored; writes go on once there is room.
+    NoSpace,
+    /// A write or sync failed: the database takes no writes until it is opened again.
+    Stopped,
+    /// CouchDB has it, Settee doesn't yet.
+    NotImplemented,
+    /// Damaged data, or the system failed to read.
+    Internal,
+}
+
+impl From<Stopped> for Error {
+    fn from(stopped: Stopped) -> Error {
+        Error::new(ErrorKind::Stopped, stopped.to_string())
+    }
+}
+
+impl From<AppendError> for Error {
+    fn from(error: AppendError) -> Error {
+        let kind = match &error {
+            AppendError::TooLarge { .. } => ErrorKind::TooLarge,
+            AppendError::NoSpace { .. } => ErrorKind::NoSpace,
+            AppendError::Stopped(_) => ErrorKind::Stopped,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
+
+impl From<ReadError> for Error {
+    fn from(error: ReadError) -> Error {
+        Error::new(ErrorKind::Internal, error.to_string())
+    }
+}
+
+impl From<OpenError> for Error {
+    fn from(error: OpenError) -> Error {
+        Error::new(ErrorKind::Internal, error.to_string())
+    }
+}
+
+impl From<settee_io::Error> for Error {
+    fn from(error: settee_io::Error) -> Error {
+        let kind = if error.is_no_space() { ErrorKind::NoSpace } else { ErrorKind::Internal };
+        Error::new(kind, error.to_string())
+    }
+}

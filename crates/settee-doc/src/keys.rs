@@ -1,0 +1,169 @@
+//! How documents lie in the store: its keys and metas.
+//!
+//! | key | meta | value |
+//! |---|---|---|
+//! | `d` id | the winning leaf | its body |
+//! | `c` id-size id generation hash | another leaf | its body |
+//! | `p` id-size id generation hash | | the hashes of that revision's ancestors |
+//! | `l` id | the local document's revision number | its body |
+//!
+//! A leaf's meta carries its path back to the last generation that divides by
+//! [`PATH_CHUNK_COUNT`], and the rest of the path lies in chunks of that many hashes, each under
+//! the revision that it leads to: so no update grows with the document's history, and leaves
+//! that share ancestors share their chunks. The formats are in `docs/format.md`.
+
+use settee_store::Sums;
+
+use crate::revision::{Hash, Revision};
+use crate::{Error, Result};
+
+/// Hashes in a chunk of a revision path.
+pub(crate) const PATH_CHUNK_COUNT: u32 = 16;
+
+/// The sum that counts documents which aren't deleted.
+pub(crate) const SUM_DOCUMENTS: usize = 0;
+/// The sum that counts deleted documents.
+pub(crate) const SUM_DELETED: usize = 1;
+/// The sum of the live records' bytes.
+pub(crate) const SUM_BYTES: usize = 2;
+
+/// Keys of documents begin with this.
+pub(crate) const DOCUMENT: u8 = b'd';
+const CONFLICT: u8 = b'c';
+const PATH: u8 = b'p';
+const LOCAL: u8 = b'l';
+
+const FLAG_DELETED: u8 = 1;
+const FLAG_CONFLICTS: u8 = 2;
+
+/// Bytes of a leaf's meta before its hashes.
+const META_HEADER_SIZE: usize = 5;
+const HASH_SIZE: usize = 16;
+
+pub(crate) fn document_key(id: &str) -> Vec<u8> {
+    plain_key(DOCUMENT, id)
+}
+
+pub(crate) fn local_key(id: &str) -> Vec<u8> {
+    plain_key(LOCAL, id)
+}
+
+fn plain_key(kind: u8, id: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(1 + id.len());
+    key.push(kind);
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+/// The id in a document's key. Ids are UTF-8, since they were when they came.
+pub(crate) fn document_id(key: &[u8]) -> Result<&str> {
+    std::str::from_utf8(&key[1..]).map_err(|_| Error::damaged("an id is not UTF-8"))
+}
+
+/// Where the keys of a document's other leaves begin.
+pub(crate) fn conflict_prefix(id: &str) -> Vec<u8> {
+    sized_key(CONFLICT, id)
+}
+
+pub(crate) fn conflict_key(id: &str, revision: Revision) -> Vec<u8> {
+    revision_key(CONFLICT, id, revision)
+}
+
+/// The key of the chunk that holds the ancestors of `revision`.
+pub(crate) fn path_key(id: &str, revision: Revision) -> Vec<u8> {
+    revision_key(PATH, id, revision)
+}
+
+fn revision_key(kind: u8, id: &str, revision: Revision) -> Vec<u8> {
+    let mut key = sized_key(kind, id);
+    key.extend_from_slice(&revision.generation.to_be_bytes());
+    key.extend_from_slice(&revision.hash);
+    key
+}
+
+fn sized_key(kind: u8, id: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(3 + id.len() + 20);
+    key.push(kind);
+    key.extend_from_slice(&(id.len() as u16).to_be_bytes());
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+/// The last generation before `generation` that divides by [`PATH_CHUNK_COUNT`]; 0 is before
+/// the first.
+pub(crate) fn chunk_boundary(generation: u32) -> u32 {
+    (generation - 1) / PATH_CHUNK_COUNT * PATH_CHUNK_COUNT
+}
+
+/// A leaf's meta, as it lies in the index.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeafMeta<'a> {
+    flags: u8,
+    pub revision: Revision,
+    hashes: &'a [u8],
+}
+
+impl<'a> LeafMeta<'a> {
+    pub(crate) fn decode(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
+        let hashes = meta.get(META_HEADER_SIZE..).unwrap_or_default();
+        if hashes.is_empty() || !hashes.len().is_multiple_of(HASH_SIZE) {
+            return Err(Error::damaged("a leaf's meta has a wrong size"));
+        }
+        let generation = u32::from_le_bytes(meta[1..5].try_into().expect("4 bytes"));
+        if generation == 0 || hashes.len() / HASH_SIZE > generation as usize {
+            return Err(Error::damaged("a leaf's meta has more ancestors than generations"));
+        }
+        let hash = hashes[..HASH_SIZE].try_into().expect("16 bytes");
+        Ok(LeafMeta { flags: meta[0], revision: Revision { generation, hash }, hashes })
+    }
+
+    pub(crate) fn deleted(&self) -> bool {
+        self.flags & FLAG_DELETED != 0
+    }
+
+    /// Whether the document has other leaves. Only the winner's meta tells.
+    pub(crate) fn has_conflicts(&self) -> bool {
+        self.flags & FLAG_CONFLICTS != 0
+    }
+
+    /// The path from the leaf itself back to its chunk's boundary, or as far as it is known.
+    pub(crate) fn tail(&self) -> Vec<Hash> {
+        hashes(self.hashes)
+    }
+}
+
+/// Encodes a leaf's meta; `path` begins with the leaf's own hash and may go back further than
+/// the meta holds.
+pub(crate) fn encode_leaf_meta(generation: u32, path: &[Hash], deleted: bool, has_conflicts: bool) -> Vec<u8> {
+    let count = path.len().min((generation - chunk_boundary(generation) + 1) as usize);
+    let mut meta = Vec::with_capacity(META_HEADER_SIZE + count * HASH_SIZE);
+    meta.push(if deleted { FLAG_DELETED } else { 0 } | if has_conflicts { FLAG_CONFLICTS } else { 0 });
+    meta.extend_from_slice(&generation.to_le_bytes());
+    meta.extend_from_slice(path[..count].as_flattened());
+    meta
+}
+
+/// The hashes that lie one after another in `bytes`.
+pub(crate) fn hashes(bytes: &[u8]) -> Vec<Hash> {
+    bytes.as_chunks::<HASH_SIZE>().0.to_vec()
+}
+
+pub(crate) fn encode_local_meta(number: u64) -> [u8; 8] {
+    number.to_le_bytes()
+}
+
+pub(crate) fn decode_local_meta(meta: &[u8]) -> Result<u64> {
+    let number = meta.try_into().map_err(|_| Error::damaged("a local document's meta has a wrong size"))?;
+    Ok(u64::from_le_bytes(number))
+}
+
+/// What an entry adds to the store's sums.
+pub(crate) fn measure(key: &[u8], meta: &[u8], length: u32) -> Sums {
+    let mut sums = Sums::default();
+    sums[SUM_BYTES] = u64::from(length);
+    if key.first() == Some(&DOCUMENT) {
+        let deleted = meta.first().is_some_and(|flags| flags & FLAG_DELETED != 0);
+        sums[if deleted { SUM_DELETED } else { SUM_DOCUMENTS }] = 1;
+    }
+    sums
+}

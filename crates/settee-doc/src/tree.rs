@@ -1,0 +1,150 @@
+//! Revision trees: a document's leaves and the paths that lead to them.
+//!
+//! A tree is kept as its leaves; each knows its path back to the first revision, or as far as
+//! it is known. The winner among them is CouchDB's: not deleted before deleted, then the longer
+//! history, then the greater hash.
+//!
+//! Invariants:
+//! 1. No leaf is an ancestor of another.
+//! 2. A path begins with its leaf's hash and has no gaps.
+
+use std::ops::Bound;
+
+use bytes::Bytes;
+use settee_store::{Entry, Location, Snapshot};
+
+use crate::keys::{
+    LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, document_key, hashes, path_key,
+};
+use crate::revision::{Hash, Revision};
+use crate::{Error, Result};
+
+/// Where a leaf's body is.
+#[derive(Debug, Clone)]
+pub(crate) enum Body {
+    /// In the log.
+    Stored(Location),
+    /// On its way in.
+    New(Bytes),
+}
+
+/// A leaf of a tree.
+#[derive(Debug, Clone)]
+pub(crate) struct Leaf {
+    pub revision: Revision,
+    pub deleted: bool,
+    /// Its path, newest first, itself included: in full, or as far as its meta holds it.
+    pub path: Vec<Hash>,
+    pub body: Body,
+    /// Whether it is stored as the winner.
+    pub stored_as_winner: bool,
+}
+
+impl Leaf {
+    fn from_entry(entry: &Entry<'_>, stored_as_winner: bool) -> Result<Leaf> {
+        let meta = LeafMeta::decode(entry.meta)?;
+        Ok(Leaf {
+            revision: meta.revision,
+            deleted: meta.deleted(),
+            path: meta.tail(),
+            body: Body::Stored(entry.location),
+            stored_as_winner,
+        })
+    }
+
+    /// Greater wins.
+    pub(crate) fn rank(&self) -> (bool, Revision) {
+        (!self.deleted, self.revision)
+    }
+
+    /// The hash of its ancestor of a generation, itself included, where the path holds it.
+    pub(crate) fn ancestor(&self, generation: u32) -> Option<Hash> {
+        let back = self.revision.generation.checked_sub(generation)?;
+        self.path.get(back as usize).copied()
+    }
+
+    /// Whether the path holds `revision`.
+    pub(crate) fn descends_from(&self, revision: Revision) -> bool {
+        self.ancestor(revision.generation) == Some(revision.hash)
+    }
+
+    /// The oldest revision that the path holds.
+    fn oldest(&self) -> Revision {
+        let generation = self.revision.generation - (self.path.len() as u32 - 1);
+        Revision { generation, hash: *self.path.last().expect("a path has its leaf") }
+    }
+
+    /// Completes the path from the chunks, back to `generation` or as far as it is known.
+    pub(crate) async fn complete_path(&mut self, snapshot: &Snapshot, id: &str, generation: u32) -> Result<()> {
+        loop {
+            let oldest = self.oldest();
+            if oldest.generation <= generation || !oldest.generation.is_multiple_of(PATH_CHUNK_COUNT) {
+                return Ok(());
+            }
+            let Some(chunk) = snapshot.get(&path_key(id, oldest)) else {
+                return Ok(());
+            };
+            let record = snapshot.read(chunk.location).await?;
+            let ancestors = hashes(&record.value());
+            if ancestors.is_empty() || ancestors.len() > PATH_CHUNK_COUNT as usize {
+                return Err(Error::damaged("a chunk of a revision path has a wrong size"));
+            }
+            self.path.extend(ancestors);
+        }
+    }
+
+    /// The chunks that the path needs behind what the leaf's meta holds, newest first: the
+    /// revision that each leads to, and its ancestors.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = (Revision, &[Hash])> {
+        let mut boundary = chunk_boundary(self.revision.generation);
+        std::iter::from_fn(move || {
+            let back = (self.revision.generation - boundary) as usize;
+            let hash = *self.path.get(back).filter(|_| boundary > 0)?;
+            let ancestors = &self.path[back + 1..self.path.len().min(back + 1 + PATH_CHUNK_COUNT as usize)];
+            let leads_to = Revision { generation: boundary, hash };
+            boundary -= PATH_CHUNK_COUNT;
+            (!ancestors.is_empty()).then_some((leads_to, ancestors))
+        })
+    }
+}
+
+/// A document's leaves, the winner first and then by CouchDB's order; none where there never
+/// was such a document. Reads the index alone.
+pub(crate) fn leaves(snapshot: &Snapshot, id: &str) -> Result<Vec<Leaf>> {
+    let Some(entry) = snapshot.get(&document_key(id)) else {
+        return Ok(Vec::new());
+    };
+    let mut leaves = vec![Leaf::from_entry(&entry, true)?];
+    if LeafMeta::decode(entry.meta)?.has_conflicts() {
+        let prefix = conflict_prefix(id);
+        let mut end = prefix.clone();
+        // Longer than any generation and hash: behind all keys of this prefix.
+        end.extend_from_slice(&[0xFF; 21]);
+        let mut scan = snapshot.scan(Bound::Excluded(&prefix), Bound::Excluded(&end), false);
+        while let Some(entry) = scan.next() {
+            leaves.push(Leaf::from_entry(&entry, false)?);
+        }
+        leaves[1..].sort_by_key(|leaf| std::cmp::Reverse(leaf.rank()));
+    }
+    Ok(leaves)
+}
+
+/// Merges a path that was replicated into a tree. Returns false, and changes nothing, where the
+/// tree has its newest revision already. The leaves' paths are in full.
+pub(crate) fn merge(leaves: &mut Vec<Leaf>, mut new: Leaf) -> bool {
+    if leaves.iter().any(|leaf| leaf.descends_from(new.revision)) {
+        return false;
+    }
+    // Where the new path is known less far back than what it joins, it goes on as that does.
+    let oldest = new.oldest();
+    if let Some(joined) = leaves.iter().find(|leaf| leaf.descends_from(oldest)) {
+        let back = (joined.revision.generation - oldest.generation) as usize;
+        new.path.extend_from_slice(&joined.path[back + 1..]);
+    }
+    leaves.retain(|leaf| !new.descends_from(leaf.revision));
+    leaves.push(new);
+    true
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! Updates: deciding edits against the newest accepted state, one updater at a time.
+//!
+//! Edits are checked against the index alone; a body is read only where a leaf changes its
+//! place because another has won. The records of many edits go to the log as one batch; each
+//! document's are in one, so that a document is atomic.
+//!
+//! Invariants:
+//! 1. An edit sees all that were accepted before it, those of its own request included.
+//! 2. What an edit's outcome rests on is accepted when it is told, and persisted when
+//!    everything accepted so far is.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use settee_store::{Batch, Seq, Snapshot, Stage, Writer};
+
+use crate::edit::{Edit, check_document_id};
+use crate::keys::{
+    chunk_boundary, conflict_key, document_key, encode_leaf_meta, encode_local_meta, local_key, path_key,
+};
+use crate::revision::Revision;
+use crate::tree::{Body, Leaf, leaves, merge};
+use crate::{Error, Result};
+
+/// A batch is committed once it holds this many bytes.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// In front of a stored body: its bytes follow as they are.
+pub(crate) const ENCODING_PLAIN: u8 = 0;
+
+/// The one updater of a database, for the edits of one request.
+pub(crate) struct Updater<'a> {
+    writer: Writer<'a>,
+    stage: Stage,
+    batch: Batch,
+    /// Ids whose edits are in the batch, and so not in the index yet.
+    touched: HashSet<String>,
+}
+
+/// What of an edit's failure ends the whole request: nothing more can be accepted.
+type Outcome<T> = Result<Result<T>>;
+
+impl<'a> Updater<'a> {
+    pub(crate) fn new(writer: Writer<'a>, stage: Stage) -> Updater<'a> {
+        Updater { writer, stage, batch: Batch::new(), touched: HashSet::new() }
+    }
+
+    /// An interactive edit: it replaces a leaf, or makes a new document.
+    pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
+        self.prepare(edit).await?;
+        Ok(self.try_update(edit).await)
+    }
+
+    /// A replicated edit: its path is merged into the tree.
+    pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
+        self.prepare(edit).await?;
+        Ok(self.try_replicate(edit).await)
+    }
+
+    /// A local document: written as it comes, with the number after the one it names. Returns
+    /// the new number; 0 where it is deleted.
+    pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
+        self.prepare(edit).await?;
+        let key = local_key(id);
+        if edit.revision.is_some() {
+            return Ok(Err(Error::bad_request("Invalid rev format")));
+        }
+        if edit.deleted {
+            if self.writer.get(&key).is_none() {
+                return Ok(Err(Error::missing()));
+            }
+            self.batch.delete(&key);
+            return Ok(Ok(0));
+        }
+        let number = edit.local_revision.unwrap_or(0).saturating_add(1);
+        self.batch.put(&key, &encode_local_meta(number), &encode_body(edit.body()), false);
+        Ok(Ok(number))
+    }
+
+    /// Commits what is left. Returns the last `Seq` accepted so far, by whomever: whoever is
+    /// told of an outcome waits for it.
+    pub(crate) async fn finish(mut self) -> Result<Seq> {
+        self.commit().await?;
+        Ok(self.writer.last_seq())
+    }
+
+    async fn prepare(&mut self, edit: &Edit) -> Result<()> {
+        if self.batch.size() >= BATCH_BYTES || self.touched.contains(&edit.id) {
+            self.commit().await?;
+        }
+        self.touched.insert(edit.id.clone());
+        Ok(())
+    }
+
+    async fn commit(&mut self) -> Result<()> {
+        if !self.batch.is_empty() {
+            let batch = std::mem::take(&mut self.batch);
+            self.writer.commit(&batch, self.stage).await?;
+        }
+        self.touched.clear();
+        Ok(())
+    }
+
+    async fn try_update(&mut self, edit: &Edit) -> Result<Revision> {
+        check_edit(edit)?;
+        let latest = self.writer.latest();
+        let old = leaves(&latest, &edit.id)?;
+        let parent = match (edit.revision, old.first()) {
+            (None, None) => None,
+            (None, Some(winner)) if winner.deleted && !edit.deleted => Some(winner),
+            (Some(revision), Some(_)) => {
+                Some(old.iter().find(|leaf| leaf.revision == revision).ok_or_else(Error::conflict)?)
+            }
+            _ => return Err(Error::conflict()),
+        };
+        let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, edit.digest());
+        let revision = revision.ok_or_else(|| Error::bad_request("the document has too many revisions"))?;
+        let mut path = vec![revision.hash];
+        path.extend(parent.iter().flat_map(|leaf| &leaf.path));
+        let replaced = parent.map(|leaf| leaf.revision);
+        let mut new: Vec<Leaf> = old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
+        new.push(new_leaf(edit, revision, path));
+        self.store(&latest, &edit.id, &old, new).await?;
+        Ok(revision)
+    }
+
+    async fn try_replicate(&mut self, edit: &Edit) -> Result<Revision> {
+        check_edit(edit)?;
+        let revision = edit.revision.ok_or_else(|| {
+            Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
+        })?;
+        let path = if edit.history.is_empty() { vec![revision.hash] } else { edit.history.clone() };
+        let latest = self.writer.latest();
+        let old = leaves(&latest, &edit.id)?;
+        let mut new = old.clone();
+        let leaf = new_leaf(edit, revision, path);
+        let back_to = merge_depth(&latest, &edit.id, &leaf);
+        for known in &mut new {
+            known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
+        }
+        if merge(&mut new, leaf) {
+            self.store(&latest, &edit.id, &old, new).await?;
+        }
+        Ok(revision)
+    }
+
+    /// Adds the records to the batch that turn the tree `old` into `new`.
+    async fn store(&mut self, latest: &Snapshot, id: &str, old: &[Leaf], new: Vec<Leaf>) -> Result<()> {
+        let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");
+        let has_conflicts = new.len() > 1;
+        // Bodies first: a read that fails leaves the batch as it was.
+        let mut bodies = Vec::with_capacity(new.len());
+        for leaf in &new {
+            let wins = leaf.rank() == winner;
+            bodies.push(match &leaf.body {
+                Body::New(body) => Some(encode_body(body).into()),
+                Body::Stored(_) if !wins && !leaf.stored_as_winner => None,
+                Body::Stored(location) => Some(latest.read(*location).await?.value()),
+            });
+        }
+        for (leaf, body) in new.iter().zip(bodies) {
+            let wins = leaf.rank() == winner;
+            if let Some(body) = body {
+                self.put_leaf(id, leaf, &body, wins, has_conflicts);
+            }
+            if matches!(leaf.body, Body::New(_)) {
+                self.put_chunks(latest, id, leaf);
+            }
+            if wins && !leaf.stored_as_winner && matches!(leaf.body, Body::Stored(_)) {
+                self.batch.delete(&conflict_key(id, leaf.revision));
+            }
+        }
+        for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
+            if new.iter().all(|kept| kept.revision != leaf.revision) {
+                self.batch.delete(&conflict_key(id, leaf.revision));
+            }
+        }
+        Ok(())
+    }
+
+    fn put_leaf(&mut self, id: &str, leaf: &Leaf, body: &Bytes, wins: bool, has_conflicts: bool) {
+        let generation = leaf.revision.generation;
+        let meta = encode_leaf_meta(generation, &leaf.path, leaf.deleted, wins && has_conflicts);
+        if wins {
+            self.batch.put(&document_key(id), &meta, body, true);
+        } else {
+            self.batch.put(&conflict_key(id, leaf.revision), &meta, body, false);
+        }
+    }
+
+    /// The chunks of a new leaf's path that aren't stored yet; behind one that is, all are.
+    fn put_chunks(&mut self, latest: &Snapshot, id: &str, leaf: &Leaf) {
+        for (leads_to, ancestors) in leaf.chunks() {
+            let key = path_key(id, leads_to);
+            if latest.get(&key).is_some() {
+                break;
+            }
+            self.batch.put(&key, &[], ancestors.as_flattened(), false);
+        }
+    }
+}
+
+/// What both kinds of edits of ordinary documents must be.
+fn check_edit(edit: &Edit) -> Result<()> {
+    check_document_id(&edit.id)?;
+    match edit.local_revision {
+        Some(_) => Err(Error::bad_request("Invalid rev format")),
+        None => Ok(()),
+    }
+}
+
+fn new_leaf(edit: &Edit, revision: Revision, path: Vec<crate::Hash>) -> Leaf {
+    Leaf { revision, deleted: edit.deleted, path, body: Body::New(edit.body().clone()), stored_as_winner: false }
+}
+
+/// How far back the known paths matter for merging this leaf: to its own generation, to see
+/// whether it is there; and where its path is cut off before any chunk that is stored, to the
+/// place where it was cut.
+fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> u32 {
+    let generation = leaf.revision.generation;
+    let oldest = generation - (leaf.path.len() as u32 - 1);
+    let mut boundary = chunk_boundary(generation);
+    while boundary > 0 {
+        let Some(hash) = leaf.ancestor(boundary) else {
+            return oldest;
+        };
+        if latest.get(&path_key(id, Revision { generation: boundary, hash })).is_some() {
+            return generation;
+        }
+        boundary = chunk_boundary(boundary);
+    }
+    // It goes back to the first revision, or to the first chunk.
+    if oldest == 1 { generation } else { oldest }
+}
+
+fn encode_body(body: &Bytes) -> Vec<u8> {
+    let mut value = Vec::with_capacity(1 + body.len());
+    value.push(ENCODING_PLAIN);
+    value.extend_from_slice(body);
+    value
+}

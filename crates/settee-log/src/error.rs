@@ -1,0 +1,102 @@
+//! Why the log refused, stopped, or could not be read.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::format::BATCH_SIZE_MAX;
+
+/// A write or sync failed, now or earlier: nothing is accepted any more, reads go on. Reopen
+/// to learn what survived.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("log stopped: {source}")]
+pub struct Stopped {
+    /// What failed first; or that the log was closed.
+    pub source: Arc<settee_io::Error>,
+}
+
+/// Why a batch was not accepted. No room is `NoSpace`: refused, nothing latched.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum AppendError {
+    /// Refused before writing; the log stays usable.
+    #[error("batch of {size} bytes exceeds {max}", max = BATCH_SIZE_MAX)]
+    TooLarge {
+        /// The batch's size in bytes.
+        size: usize,
+    },
+
+    /// No room could be reserved on the disk; the log stays usable.
+    #[error("no space for {size} bytes: {source}")]
+    NoSpace {
+        /// The batch's size in bytes.
+        size: usize,
+        /// What the system said.
+        source: Arc<settee_io::Error>,
+    },
+
+    /// The log has stopped.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// Why a record could not be read. The log stays usable.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// The bytes at this position are not the record that was written there.
+    #[error("damaged record in {} at offset {offset}: {what}", path.display())]
+    Damaged {
+        /// The segment's file.
+        path: PathBuf,
+        /// Where the record begins, in bytes.
+        offset: u32,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+
+    /// No such segment.
+    #[error("no segment {segment}")]
+    NoSegment {
+        /// The segment that was asked for.
+        segment: u32,
+    },
+
+    /// The system failed to read.
+    #[error(transparent)]
+    Io(#[from] settee_io::Error),
+}
+
+/// Why a log could not be opened. Nothing was changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum OpenError {
+    /// Bytes below what had been persisted are not what was written.
+    #[error("damaged log: {} at offset {offset}: {what}", path.display())]
+    Damaged {
+        /// The segment's file.
+        path: PathBuf,
+        /// Where the damage begins, in bytes.
+        offset: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+
+    /// A segment between others is not there.
+    #[error("damaged log: {} is missing", path.display())]
+    Missing {
+        /// The file that should be there.
+        path: PathBuf,
+    },
+
+    /// The file was written by a later version.
+    #[error("{} has format {found}; this version reads up to {known}", path.display())]
+    NewerFormat {
+        /// The segment's file.
+        path: PathBuf,
+        /// The version it was written in.
+        found: u32,
+        /// The newest version that can be read.
+        known: u32,
+    },
+
+    /// The system failed.
+    #[error(transparent)]
+    Io(#[from] settee_io::Error),
+}

@@ -1,0 +1,261 @@
+//! Recovery: what a log holds after its process or the power has gone.
+//!
+//! Reads every segment in order and checks every frame. Damage in the last segment above all
+//! that is known to have been persisted is a torn tail, which is cut; any other is an error.
+//! The cases, with their labels, are in `docs/recovery.md`.
+//!
+//! Invariants:
+//! 1. What is handed to `replay` is whole, in order, and persisted before `recover` returns.
+//! 2. Nothing is appended behind a cut: the log goes on in a new segment, whose header says
+//!    where the one before ends.
+//! 3. An error from the system is never taken for the end of a file.
+//! 4. Files are changed only after all of them were found sound.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use settee_io::{Env, File, OpenMode, folder};
+
+use crate::error::OpenError;
+use crate::format::{
+    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
+};
+use crate::log::Location;
+
+/// What opening a log found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Segments that were read.
+    pub segment_count: usize,
+    /// Records handed to `replay`.
+    pub record_count: u64,
+    /// Bytes of a torn tail that were cut from the last segment.
+    pub cut_bytes: u64,
+}
+
+/// Where a log ends: all zeros for one without segments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tail {
+    pub segment: u32,
+    /// Where the segment's frames end.
+    pub end: u64,
+    /// The checksum of the last frame, or of the header.
+    pub checksum: u64,
+}
+
+/// A log as it was found.
+#[derive(Default)]
+pub(crate) struct Recovered {
+    pub files: BTreeMap<u32, Arc<File>>,
+    pub tail: Tail,
+    pub last_seq: u64,
+    pub epoch: u32,
+    pub log_id: Option<[u8; 16]>,
+    pub file_bytes: u64,
+    /// What lies behind the tail and was written, in bytes.
+    torn_bytes: u64,
+    pub summary: Recovery,
+}
+
+/// The file of a segment.
+pub(crate) fn segment_path(folder: &Path, segment: u32) -> PathBuf {
+    folder.join(format!("{segment:010}.log"))
+}
+
+fn segment_number(name: &str) -> Option<u32> {
+    let digits = name.strip_suffix(".log")?;
+    (digits.len() == 10).then(|| digits.parse().ok()).flatten()
+}
+
+/// Reads the log in `folder`; see [`crate::Log::open`].
+pub(crate) async fn recover(
+    env: &Env,
+    folder: &Path,
+    mut replay: impl FnMut(Location, RecordRef<'_>),
+) -> Result<Recovered, OpenError> {
+    let mut segments = Vec::new();
+    for entry in folder::list(&*env.engine, folder).await? {
+        if let Some(number) = segment_number(&entry.name) {
+            segments.push(Segment::open(env, folder, number).await?);
+        }
+    }
+    for (segment, expected) in segments.iter().zip(1..) {
+        if segment.number != expected {
+            return Err(OpenError::Missing { path: segment_path(folder, expected) });
+        }
+    }
+    let mut found = Recovered::default();
+    let discarded = match segments.last() {
+        Some(last) if last.is_torn_from_the_start().await? => segments.pop(),
+        _ => None,
+    };
+    for (index, segment) in segments.iter().enumerate() {
+        let next = segments.get(index + 1).map(Segment::header).transpose()?;
+        found.take(segment, next.map(|(header, _)| header), &mut replay).await?;
+    }
+    if let Some(last) = segments.last() {
+        found.finish(env, last).await?;
+    }
+    if let Some(segment) = discarded {
+        tracing::warn!(path = %segment.path.display(), bytes = segment.length, "removed a segment never persisted");
+        folder::remove(&*env.engine, &segment.path).await?;
+        folder::sync(&*env.engine, folder).await?;
+        found.summary.cut_bytes += segment.length;
+    }
+    found.files = segments.into_iter().map(|segment| (segment.number, Arc::new(segment.file))).collect();
+    Ok(found)
+}
+
+impl Recovered {
+    /// Checks a segment and replays its records. `next` is the header of the one after it.
+    async fn take(
+        &mut self,
+        segment: &Segment,
+        next: Option<SegmentHeader>,
+        replay: &mut impl FnMut(Location, RecordRef<'_>),
+    ) -> Result<(), OpenError> {
+        let (header, checksum) = segment.header()?;
+        let first = self.log_id.is_none();
+        if !first && Some(header.log_id) != self.log_id {
+            return Err(segment.damaged(0, "it belongs to another log"));
+        }
+        if !first && (header.previous_end, header.previous_checksum) != (self.tail.end, self.tail.checksum) {
+            return Err(segment.damaged(0, "it doesn't follow the segment before it"));
+        }
+        if header.first_seq != self.last_seq + 1 || header.epoch < self.epoch {
+            return Err(segment.damaged(0, "it is out of order"));
+        }
+        self.log_id = Some(header.log_id);
+        self.epoch = header.epoch;
+        self.tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
+        let end = next.map_or(segment.length, |next| next.previous_end);
+        if end > segment.length {
+            return Err(segment.damaged(segment.length, "it is shorter than it was"));
+        }
+        let bytes = segment.read(end).await?;
+        while let Some(frame) = self.frame_at_tail(&bytes, &header) {
+            let start = self.tail.end as u32;
+            for (offset, record) in frame.records() {
+                let location = Location {
+                    segment: header.segment,
+                    offset: start + offset as u32,
+                    length: record.size() as u32,
+                };
+                replay(location, record);
+            }
+            self.tail.end += frame.header.frame_size() as u64;
+            self.tail.checksum = frame.checksum;
+            self.last_seq += u64::from(frame.header.record_count);
+            self.summary.record_count += u64::from(frame.header.record_count);
+        }
+        if next.is_some() && self.tail.end != end {
+            return Err(segment.damaged(self.tail.end, "a frame is damaged, and others follow it"));
+        }
+        if next.is_none() {
+            segment.check_cut(&bytes, self.tail.end)?;
+            self.torn_bytes = torn_bytes(&bytes[self.tail.end as usize..]);
+        }
+        self.summary.segment_count += 1;
+        self.file_bytes += self.tail.end;
+        Ok(())
+    }
+
+    /// The frame where the log ends so far, if it belongs there.
+    fn frame_at_tail<'a>(&self, bytes: &'a [u8], segment: &SegmentHeader) -> Option<Frame<'a>> {
+        let frame = Frame::decode(bytes.get(self.tail.end as usize..)?)?;
+        let header = &frame.header;
+        let belongs = header.segment == segment.segment
+            && header.epoch == segment.epoch
+            && header.first_seq == self.last_seq + 1
+            && header.previous == self.tail.checksum;
+        // A frame whose padding is missing is torn as well.
+        (belongs && self.tail.end as usize + header.frame_size() <= bytes.len()).then_some(frame)
+    }
+
+    /// Cuts what lies behind the last whole frame, and puts what was found on stable storage:
+    /// it may have been read from the page cache, left there by a process that was killed.
+    async fn finish(&mut self, env: &Env, last: &Segment) -> Result<(), OpenError> {
+        if self.torn_bytes > 0 {
+            tracing::warn!(path = %last.path.display(), offset = self.tail.end, bytes = self.torn_bytes, "cut a torn tail");
+            self.summary.cut_bytes += self.torn_bytes;
+        }
+        if self.tail.end < last.length {
+            last.file.set_length(self.tail.end).await?;
+        }
+        last.file.sync().await?;
+        folder::sync(&*env.engine, last.path.parent().expect("a segment lies in a folder")).await?;
+        Ok(())
+    }
+}
+
+/// How much of what lies behind the last frame was ever written: room reserved and not used
+/// reads as zeros.
+fn torn_bytes(behind: &[u8]) -> u64 {
+    behind.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1)
+}
+
+/// A segment's file, with what its first bytes say.
+struct Segment {
+    number: u32,
+    path: PathBuf,
+    file: File,
+    length: u64,
+    header: Result<(SegmentHeader, u64), HeaderError>,
+}
+
+impl Segment {
+    async fn open(env: &Env, folder: &Path, number: u32) -> Result<Segment, OpenError> {
+        let path = segment_path(folder, number);
+        let file = File::open(&env.engine, &path, OpenMode::Write).await?;
+        let length = file.length().await?;
+        let header = SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?);
+        Ok(Segment { number, path, file, length, header })
+    }
+
+    /// Its first `end` bytes.
+    async fn read(&self, end: u64) -> Result<Vec<u8>, OpenError> {
+        Ok(self.file.read_exact_at(0, end as usize).await?)
+    }
+
+    fn damaged(&self, offset: u64, what: &'static str) -> OpenError {
+        OpenError::Damaged { path: self.path.clone(), offset, what }
+    }
+
+    /// The header and its checksum.
+    fn header(&self) -> Result<(SegmentHeader, u64), OpenError> {
+        match self.header {
+            Ok((header, checksum)) if header.segment == self.number => Ok((header, checksum)),
+            Ok(_) => Err(self.damaged(0, "it is another segment, renamed")),
+            Err(HeaderError::Invalid) => Err(self.damaged(0, "its header is damaged")),
+            Err(HeaderError::Newer(found)) => {
+                Err(OpenError::NewerFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
+            }
+        }
+    }
+
+    /// Whether nothing in this last segment was ever persisted, since not even its header is
+    /// whole.
+    async fn is_torn_from_the_start(&self) -> Result<bool, OpenError> {
+        if self.header != Err(HeaderError::Invalid) {
+            return Ok(false);
+        }
+        self.check_cut(&self.read(self.length).await?, 0)?;
+        Ok(true)
+    }
+
+    /// Whether all from `cut` on may go: no whole frame behind it says that more than `cut` had
+    /// been persisted.
+    fn check_cut(&self, bytes: &[u8], cut: u64) -> Result<(), OpenError> {
+        let start = (cut as usize).next_multiple_of(FRAME_ALIGNMENT);
+        for at in (start..bytes.len()).step_by(FRAME_ALIGNMENT) {
+            let Some(frame) = Frame::decode(&bytes[at..]) else {
+                continue;
+            };
+            if frame.header.segment == self.number && u64::from(frame.header.persisted) > cut {
+                return Err(self.damaged(cut, "a frame is damaged below what had been persisted"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,512 @@
+//! Nodes of the tree: descending, inserting, removing, splitting and merging.
+//!
+//! A leaf's page holds the entries. An inner node's page holds the separators (with empty tails)
+//! between its children, so that it has one child more than records.
+
+use std::ops::{Add, Bound, Sub};
+use std::sync::Arc;
+
+use super::entry::{self, Found, Previous, Sums};
+use super::page::{self, Page, RECORD_COUNT_MAX, Record};
+
+/// A full node is cut where a run of insertions ends, each directly behind the one before, if one
+/// part in this many of its records came in that run: so ascending keys leave full nodes behind,
+/// and cuts of few records cost as many insertions.
+const RUN_SHARE_MIN: usize = 4;
+
+/// What is kept about the entries under a node, or in a prefix of the order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    pub(super) count: u64,
+    pub(super) sums: Sums,
+    /// The memory of the nodes.
+    pub(super) bytes: u64,
+}
+
+impl Add for Totals {
+    type Output = Totals;
+
+    fn add(self, other: Totals) -> Totals {
+        let [a, b, c] = self.sums;
+        let [d, e, f] = other.sums;
+        Totals {
+            count: self.count + other.count,
+            sums: [a + d, b + e, c + f],
+            bytes: self.bytes + other.bytes,
+        }
+    }
+}
+
+impl Sub for Totals {
+    type Output = Totals;
+
+    fn sub(self, other: Totals) -> Totals {
+        let [a, b, c] = self.sums;
+        let [d, e, f] = other.sums;
+        Totals {
+            count: self.count - other.count,
+            sums: [a - d, b - e, c - f],
+            bytes: self.bytes - other.bytes,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Node {
+    page: Page,
+    /// Empty in a leaf.
+    children: Vec<Subtree>,
+}
+
+/// A node with the totals of the entries under it.
+#[derive(Clone)]
+pub(super) struct Subtree {
+    node: Arc<Node>,
+    totals: Totals,
+}
+
+/// A node that was split off to the right of another.
+struct Split {
+    separator: Vec<u8>,
+    right: Subtree,
+}
+
+impl Default for Subtree {
+    fn default() -> Subtree {
+        Subtree::new(Node {
+            page: Page::new(&[]),
+            children: Vec::new(),
+        })
+    }
+}
+
+impl Subtree {
+    fn new(node: Node) -> Subtree {
+        Subtree {
+            totals: node.totals(),
+            node: Arc::new(node),
+        }
+    }
+
+    pub(super) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Option<Found<'_>> {
+        let mut node = &self.node;
+        while !node.is_leaf() {
+            node = &node.children[node.child_index(key)].node;
+        }
+        let index = node.page.search(key).ok()?;
+        Some(node.entry(index))
+    }
+
+    /// Inserts into the whole tree, which grows by a level where its root is split.
+    pub(super) fn insert_at_root(&mut self, key: &[u8], tail: &[u8], sums: Sums) -> Option<Previous> {
+        let (previous, split) = self.insert(key, tail, sums);
+        if let Some(Split { separator, right }) = split {
+            let left = std::mem::take(self);
+            *self = Subtree::new(Node {
+                page: Page::new(&[(&separator, &[])]),
+                children: vec![left, right],
+            });
+        }
+        previous
+    }
+
+    /// Removes an entry that exists from the whole tree, which sinks by a level where its root
+    /// has but one child left.
+    pub(super) fn remove_at_root(&mut self, key: &[u8]) -> Previous {
+        let previous = self.remove(key);
+        if let [child] = &self.node.children[..] {
+            *self = child.clone();
+        }
+        previous
+    }
+
+    fn insert(&mut self, key: &[u8], tail: &[u8], sums: Sums) -> (Option<Previous>, Option<Split>) {
+        let node = Arc::make_mut(&mut self.node);
+        if node.is_leaf() {
+            let (previous, split) = node.insert_entry(key, tail);
+            if split.is_some() {
+                self.totals = node.totals();
+            } else {
+                let old = previous.map_or(Sums::default(), |previous| previous.sums);
+                self.totals.count += u64::from(previous.is_none());
+                self.totals.sums =
+                    std::array::from_fn(|index| self.totals.sums[index] - old[index] + sums[index]);
+                self.totals.bytes = node.size();
+            }
+            return (previous, split);
+        }
+        let index = node.child_index(key);
+        let child = &mut node.children[index];
+        let before = child.totals;
+        let (previous, split) = child.insert(key, tail, sums);
+        let Some(split) = split else {
+            self.totals = self.totals - before + child.totals;
+            return (previous, None);
+        };
+        let split = node.adopt(index, split);
+        self.totals = node.totals();
+        (previous, split)
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Previous {
+        let node = Arc::make_mut(&mut self.node);
+        if node.is_leaf() {
+            let index = node
+                .page
+                .search(key)
+                .expect("only an entry that exists is removed");
+            let Found { location, sums, .. } = node.entry(index);
+            node.page.remove(index);
+            self.totals.count -= 1;
+            self.totals.sums = std::array::from_fn(|index| self.totals.sums[index] - sums[index]);
+            self.totals.bytes = node.size();
+            return Previous { location, sums };
+        }
+        let index = node.child_index(key);
+        let child = &mut node.children[index];
+        let before = child.totals;
+        let previous = child.remove(key);
+        if child.node.page.is_underfull() {
+            node.merge(index);
+            self.totals = node.totals();
+        } else {
+            self.totals = self.totals - before + child.totals;
+        }
+        previous
+    }
+
+    /// The totals of all entries before the two ends of a range.
+    pub(super) fn range(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> (Totals, Totals) {
+        let start = match start {
+            Bound::Unbounded => Totals::default(),
+            Bound::Included(key) => self.before(key, false),
+            Bound::Excluded(key) => self.before(key, true),
+        };
+        let end = match end {
+            Bound::Unbounded => self.totals,
+            Bound::Included(key) => self.before(key, true),
+            Bound::Excluded(key) => self.before(key, false),
+        };
+        (start, end)
+    }
+
+    /// The totals of the entries with keys below this one, or not above it.
+    fn before(&self, key: &[u8], or_equal: bool) -> Totals {
+        let mut before = Totals::default();
+        let mut node = &self.node;
+        while !node.is_leaf() {
+            let index = node.child_index(key);
+            before = node.children[..index]
+                .iter()
+                .fold(before, |sum, child| sum + child.totals);
+            node = &node.children[index].node;
+        }
+        let count = match node.page.search(key) {
+            Ok(index) => index + usize::from(or_equal),
+            Err(index) => index,
+        };
+        (0..count).fold(before, |sum, index| sum + node.entry_totals(index))
+    }
+
+    /// The totals of the longest prefix of the entries for which `holds`, which must hold for
+    /// none, and not for longer prefixes than it does not hold for.
+    pub(super) fn longest_prefix(&self, holds: impl Fn(&Totals) -> bool) -> Totals {
+        let mut prefix = Totals::default();
+        let mut extend = |totals: Totals| {
+            let longer = prefix + totals;
+            let extended = holds(&longer);
+            if extended {
+                prefix = longer;
+            }
+            extended
+        };
+        let mut node = &self.node;
+        while !node.is_leaf() {
+            let Some(child) = node.children.iter().find(|child| !extend(child.totals)) else {
+                return prefix;
+            };
+            node = &child.node;
+        }
+        for index in 0..node.count() {
+            if !extend(node.entry_totals(index)) {
+                break;
+            }
+        }
+        prefix
+    }
+
+    /// The leaf of the entry with this rank (the last one where there is none), and the rank of
+    /// the leaf's first entry.
+    pub(super) fn leaf_at(&self, rank: u64) -> (&Arc<Node>, u64) {
+        let mut first = 0;
+        let mut node = &self.node;
+        while let Some((last, others)) = node.children.split_last() {
+            let mut child = last;
+            for other in others {
+                if rank < first + other.totals.count {
+                    child = other;
+                    break;
+                }
+                first += other.totals.count;
+            }
+            node = &child.node;
+        }
+        (node, first)
+    }
+}
+
+impl Node {
+    #[inline]
+    fn is_leaf(&self) -> bool {
+        self.children.is_empty()
+    }
+
+    /// The number of entries of a leaf.
+    pub(super) fn count(&self) -> usize {
+        self.page.count()
+    }
+
+    #[inline]
+    pub(super) fn entry(&self, index: usize) -> Found<'_> {
+        entry::decode(self.page.record(index))
+    }
+
+    fn entry_totals(&self, index: usize) -> Totals {
+        Totals {
+            count: 1,
+            sums: entry::sums(self.page.record(index).1),
+            bytes: 0,
+        }
+    }
+
+    /// The child that has the key, if any has.
+    #[inline]
+    fn child_index(&self, key: &[u8]) -> usize {
+        self.page
+            .search(key)
+            .map_or_else(|index| index, |index| index + 1)
+    }
+
+    /// The node's own memory in bytes. Inner nodes, which are few, count by what they hold: what
+    /// they have room for differs between a node and its copy.
+    fn size(&self) -> u64 {
+        let buffers = if self.is_leaf() {
+            self.page.capacity()
+        } else {
+            self.page.live_size() + self.children.len() * size_of::<Subtree>()
+        };
+        (size_of::<Node>() + 2 * size_of::<usize>() + buffers) as u64
+    }
+
+    fn totals(&self) -> Totals {
+        let own = Totals {
+            bytes: self.size(),
+            ..Totals::default()
+        };
+        if self.is_leaf() {
+            (0..self.count()).fold(own, |sum, index| sum + self.entry_totals(index))
+        } else {
+            self.children.iter().fold(own, |sum, child| sum + child.totals)
+        }
+    }
+
+    /// Inserts into a leaf, which is split where it has no room.
+    fn insert_entry(&mut self, key: &[u8], tail: &[u8]) -> (Option<Previous>, Option<Split>) {
+        let (previous, index) = match self.page.search(key) {
+            Err(index) => (None, index),
+            Ok(index) => {
+                let Found { location, sums, .. } = self.entry(index);
+                let previous = Some(Previous { location, sums });
+                if self.page.overwrite(index, tail) {
+                    return (previous, None);
+                }
+                self.page.remove(index);
+                (previous, index)
+            }
+        };
+        (previous, self.insert_record(index, (key, tail)))
+    }
+
+    /// Takes in the node that was split off from a child, and is split itself where it has no
+    /// room.
+    fn adopt(&mut self, index: usize, Split { separator, right }: Split) -> Option<Split> {
+        self.children.insert(index + 1, right);
+        self.insert_record(index, (&separator, &[]))
+    }
+
+    fn insert_record(&mut self, index: usize, record: Record<'_>) -> Option<Split> {
+        let (key, tail) = record;
+        if self.page.has_room(key.len() + tail.len()) {
+            self.page.insert(index, key, tail);
+            return None;
+        }
+        let is_at_end = index == self.page.count();
+        let run_count = self.page.run_before(index);
+        let is_run = run_count * RUN_SHARE_MIN >= self.page.count();
+        let mut records: Vec<_> = self.page.records().collect();
+        records.insert(index, record);
+        let children = std::mem::take(&mut self.children);
+        let last = last_cut(&records, &children);
+        let cut_at = if is_run {
+            index + usize::from(!is_at_end)
+        } else {
+            middle(&records)
+        };
+        let (mut left, separator, mut right) = cut(&records, children, cut_at.min(last));
+        if is_run {
+            let goes_on = if is_at_end { &mut right } else { &mut left };
+            goes_on.page.set_run(run_count + 1);
+        }
+        *self = left;
+        Some(Split {
+            separator,
+            right: Subtree::new(right),
+        })
+    }
+
+    /// Merges an underfull child with a neighbour; where both together are too large for one
+    /// node, evens them out. A new separator may then bring this node above its size, until the
+    /// next insertion splits it.
+    fn merge(&mut self, index: usize) {
+        let index = index.min(self.children.len() - 2);
+        let [left, right] = &self.children[index..index + 2] else {
+            unreachable!("an inner node has two children")
+        };
+        let (left, right) = (&left.node, &right.node);
+        let separator = (!left.is_leaf()).then(|| (self.page.key(index), &[][..]));
+        let records: Vec<_> = left
+            .page
+            .records()
+            .chain(separator)
+            .chain(right.page.records())
+            .collect();
+        let children = [&left.children[..], &right.children[..]].concat();
+        let is_either_empty = left.is_leaf() && (left.count() == 0 || right.count() == 0);
+        if page::fits(&records) || is_either_empty {
+            self.children[index] = Subtree::new(Node {
+                page: Page::new(&records),
+                children,
+            });
+            self.children.remove(index + 1);
+            self.page.remove(index);
+        } else {
+            let cut_at = middle(&records).min(last_cut(&records, &children));
+            let (left, separator, right) = cut(&records, children, cut_at);
+            self.children[index] = Subtree::new(left);
+            self.children[index + 1] = Subtree::new(right);
+            self.page.remove(index);
+            self.page.insert(index, &separator, &[]);
+        }
+    }
+}
+
+/// Cuts records, and the children between them, in two nodes and a separator. Before the record
+/// at `cut_at` in leaves; in inner nodes that record is the separator.
+fn cut(records: &[Record<'_>], mut children: Vec<Subtree>, cut_at: usize) -> (Node, Vec<u8>, Node) {
+    let left = Page::new(&records[..cut_at]);
+    let (separator, right) = if children.is_empty() {
+        let (before, after) = (records[cut_at - 1].0, records[cut_at].0);
+        (&after[..page::common_size(before, after) + 1], &records[cut_at..])
+    } else {
+        (records[cut_at].0, &records[cut_at + 1..])
+    };
+    let right_children = if children.is_empty() {
+        Vec::new()
+    } else {
+        children.split_off(cut_at + 1)
+    };
+    let right = Node {
+        page: Page::new(right),
+        children: right_children,
+    };
+    (Node { page: left, children }, separator.to_vec(), right)
+}
+
+/// The last index at which the records can be cut so that one at least is to the right.
+fn last_cut(records: &[Record<'_>], children: &[Subtree]) -> usize {
+    records.len() - if children.is_empty() { 1 } else { 2 }
+}
+
+/// Where to cut the records, so that both sides are about the same size and neither too long.
+fn middle(records: &[Record<'_>]) -> usize {
+    let total = page::size_of_records(records);
+    let mut left = 0;
+    let even = records.iter().take_while(|record| {
+        let size = page::size_of_records(&[**record]);
+        // Half the record: the cut nearest to the middle.
+        let is_left = 2 * left + size <= total;
+        left += size;
+        is_left
+    });
+    even.count().clamp(
+        records.len().saturating_sub(RECORD_COUNT_MAX).max(1),
+        RECORD_COUNT_MAX,
+    )
+}
+
+#[cfg(test)]
+impl Subtree {
+    /// Panics where an invariant of the tree does not hold.
+    pub(super) fn check(&self) {
+        self.check_between(None, None);
+        assert!(self.node.is_leaf() || self.node.children.len() >= 2);
+    }
+
+    fn check_between(&self, low: Option<&[u8]>, high: Option<&[u8]>) {
+        let Node { page, children } = &*self.node;
+        page.check();
+        assert_eq!(self.totals, self.node.totals());
+        assert!(page.records().all(|(key, _)| low.is_none_or(|low| low <= key)));
+        assert!(page.records().all(|(key, _)| high.is_none_or(|high| key < high)));
+        if children.is_empty() {
+            return;
+        }
+        assert_eq!(children.len(), page.count() + 1);
+        assert!(page.count() > 0);
+        for (index, child) in children.iter().enumerate() {
+            let low = if index == 0 {
+                low
+            } else {
+                Some(page.key(index - 1))
+            };
+            let high = if index == page.count() {
+                high
+            } else {
+                Some(page.key(index))
+            };
+            child.check_between(low, high);
+            assert!(child.node.count() > 0);
+            assert_eq!(child.height(), children[0].height());
+        }
+    }
+
+    pub(super) fn height(&self) -> usize {
+        1 + self.node.children.first().map_or(0, Subtree::height)
+    }
+
+    pub(super) fn leaf_count(&self) -> usize {
+        if self.node.is_leaf() {
+            1
+        } else {
+            self.node.children.iter().map(Subtree::leaf_count).sum()
+        }
+    }
+
+    /// How many nodes are not also in the other tree.
+    pub(super) fn unshared_count(&self, other: &Subtree) -> usize {
+        let mut nodes = std::collections::HashSet::new();
+        other.collect(&mut nodes);
+        let mut own = std::collections::HashSet::new();
+        self.collect(&mut own);
+        own.difference(&nodes).count()
+    }
+
+    fn collect(&self, nodes: &mut std::collections::HashSet<*const Node>) {
+        nodes.insert(Arc::as_ptr(&self.node));
+        self.node.children.iter().for_each(|child| child.collect(nodes));
+    }
+}
