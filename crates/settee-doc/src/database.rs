@@ -139,7 +139,8 @@ impl Database {
     pub async fn put_local(&self, edit: Edit, stage: Stage) -> Result<String> {
         check_document_id(&edit.id)?;
         let id = edit.id.strip_prefix("_local/");
-        let id = id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Local documents begin with _local/"))?;
+        let id =
+            id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Local documents begin with _local/"))?;
         let mut updater = self.updater(stage).await?;
         let outcome = updater.update_local(id, &edit).await.map_err(|error| self.explain(error))?;
         self.finish(updater, stage).await?;

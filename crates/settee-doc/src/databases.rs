@@ -97,13 +97,8 @@ impl Databases {
         let options = StoreOptions { log: LogOptions::default(), measure: |_, _, _| Default::default() };
         let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), options).await?;
         let slots = Slots::read(&catalogue)?;
-        let inner = Inner {
-            env,
-            folder: folder.to_path_buf(),
-            catalogue,
-            slots: Mutex::new(slots),
-            _lock: lock,
-        };
+        let inner =
+            Inner { env, folder: folder.to_path_buf(), catalogue, slots: Mutex::new(slots), _lock: lock };
         inner.remove_strangers().await?;
         Ok(Arc::new(Databases { inner: Arc::new(inner) }))
     }
@@ -214,7 +209,8 @@ impl Inner {
     async fn open_slot(&self, name: &str, slot: &Slot) -> Result<Arc<Database>> {
         let open = async || {
             let folder = self.database_folder(slot.folder_number);
-            let database = Database::open(&self.env, &folder, name, slot.created_us, &slot.incarnation).await?;
+            let database =
+                Database::open(&self.env, &folder, name, slot.created_us, &slot.incarnation).await?;
             Ok::<_, Error>(Arc::new(database))
         };
         let database = slot.database.get_or_try_init(open).await?.clone();

@@ -65,7 +65,9 @@ impl Document {
             });
             out.push(b'}');
         }
-        for (name, revisions) in [("_conflicts", &extras.conflicts), ("_deleted_conflicts", &extras.deleted_conflicts)] {
+        for (name, revisions) in
+            [("_conflicts", &extras.conflicts), ("_deleted_conflicts", &extras.deleted_conflicts)]
+        {
             if !revisions.is_empty() {
                 write_member(name, out);
                 write_list(revisions, out, write_revision);

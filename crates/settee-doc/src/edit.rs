@@ -105,7 +105,8 @@ impl Edit {
         match name {
             "_id" => {
                 let id = json::string(value);
-                let id = id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Document id must be a string"))?;
+                let id =
+                    id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Document id must be a string"))?;
                 check_document_id(&id)?;
                 self.id = id.into_owned();
             }
@@ -166,7 +167,10 @@ impl Reserved {
     /// Two revisions, or two ids, are no document: which of them counts is not ours to guess.
     fn once(&mut self, name: &str) -> Result<()> {
         if self.0.iter().any(|seen| seen == name) {
-            return Err(Error::new(ErrorKind::DocValidation, format!("Repeated special document member: {name}")));
+            return Err(Error::new(
+                ErrorKind::DocValidation,
+                format!("Repeated special document member: {name}"),
+            ));
         }
         self.0.push(name.to_owned());
         Ok(())

@@ -134,7 +134,12 @@ impl<'a> LeafMeta<'a> {
 
 /// Encodes a leaf's meta; `path` begins with the leaf's own hash and may go back further than
 /// the meta holds.
-pub(crate) fn encode_leaf_meta(generation: u32, path: &[Hash], deleted: bool, has_conflicts: bool) -> Vec<u8> {
+pub(crate) fn encode_leaf_meta(
+    generation: u32,
+    path: &[Hash],
+    deleted: bool,
+    has_conflicts: bool,
+) -> Vec<u8> {
     let count = path.len().min((generation - chunk_boundary(generation) + 1) as usize);
     let mut meta = Vec::with_capacity(META_HEADER_SIZE + count * HASH_SIZE);
     meta.push(if deleted { FLAG_DELETED } else { 0 } | if has_conflicts { FLAG_CONFLICTS } else { 0 });

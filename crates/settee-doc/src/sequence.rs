@@ -32,7 +32,8 @@ impl Sequence {
     pub(crate) fn parse(&self, text: &str) -> Result<Seq> {
         let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
         let (digits, suffix) = text.split_at(end);
-        let malformed = || Error::bad_request(format!("Malformed sequence supplied in 'since' parameter: {text}"));
+        let malformed =
+            || Error::bad_request(format!("Malformed sequence supplied in 'since' parameter: {text}"));
         let number = digits.parse().map_err(|_| malformed())?;
         if suffix == self.suffix {
             return Ok(Seq(number));

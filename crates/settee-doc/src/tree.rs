@@ -75,7 +75,12 @@ impl Leaf {
     }
 
     /// Completes the path from the chunks, back to `generation` or as far as it is known.
-    pub(crate) async fn complete_path(&mut self, snapshot: &Snapshot, id: &str, generation: u32) -> Result<()> {
+    pub(crate) async fn complete_path(
+        &mut self,
+        snapshot: &Snapshot,
+        id: &str,
+        generation: u32,
+    ) -> Result<()> {
         loop {
             let oldest = self.oldest();
             if oldest.generation <= generation || !oldest.generation.is_multiple_of(PATH_CHUNK_COUNT) {

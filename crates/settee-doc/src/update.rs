@@ -210,7 +210,13 @@ fn check_edit(edit: &Edit) -> Result<()> {
 }
 
 fn new_leaf(edit: &Edit, revision: Revision, path: Vec<crate::Hash>) -> Leaf {
-    Leaf { revision, deleted: edit.deleted, path, body: Body::New(edit.body().clone()), stored_as_winner: false }
+    Leaf {
+        revision,
+        deleted: edit.deleted,
+        path,
+        body: Body::New(edit.body().clone()),
+        stored_as_winner: false,
+    }
 }
 
 /// How far back the known paths matter for merging this leaf: to its own generation, to see

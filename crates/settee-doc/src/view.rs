@@ -10,7 +10,8 @@ use settee_store::{Entry, Location, Scan, Seq, Snapshot};
 
 use crate::document::Document;
 use crate::keys::{
-    DOCUMENT, LeafMeta, SUM_BYTES, SUM_DELETED, SUM_DOCUMENTS, decode_local_meta, document_id, document_key, local_key,
+    DOCUMENT, LeafMeta, SUM_BYTES, SUM_DELETED, SUM_DOCUMENTS, decode_local_meta, document_id, document_key,
+    local_key,
 };
 use crate::revision::{Hash, Revision};
 use crate::tree::{self, Body};
@@ -193,7 +194,8 @@ impl View {
             missing.retain(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)));
         }
         let newest = missing.iter().map(|revision| revision.generation).max().unwrap_or(0);
-        let ancestors = leaves.iter().map(|leaf| leaf.revision).filter(|leaf| leaf.generation < newest).collect();
+        let ancestors =
+            leaves.iter().map(|leaf| leaf.revision).filter(|leaf| leaf.generation < newest).collect();
         Ok((missing, ancestors))
     }
 
@@ -263,10 +265,7 @@ fn bounds(range: &Range) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     let end = range.end.as_deref().map(document_key);
     let end = end.map(|key| if range.exclusive_end { Bound::Excluded(key) } else { Bound::Included(key) });
     let (lower, upper) = if range.descending { (end, start) } else { (start, end) };
-    (
-        lower.unwrap_or(Bound::Included(vec![DOCUMENT])),
-        upper.unwrap_or(Bound::Excluded(vec![DOCUMENT + 1])),
-    )
+    (lower.unwrap_or(Bound::Included(vec![DOCUMENT])), upper.unwrap_or(Bound::Excluded(vec![DOCUMENT + 1])))
 }
 
 fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
@@ -313,9 +312,8 @@ impl Rows {
     pub fn next(&mut self) -> Option<Result<Row<'_>>> {
         let skip_deleted = self.skip_deleted;
         let entry = self.scan.next_where(|entry| !skip_deleted || !is_deleted(entry))?;
-        let row = document_id(entry.key).and_then(|id| {
-            Ok(Row { id, summary: summary(&entry)?, body: BodyRef(entry.location) })
-        });
+        let row = document_id(entry.key)
+            .and_then(|id| Ok(Row { id, summary: summary(&entry)?, body: BodyRef(entry.location) }));
         Some(row)
     }
 }

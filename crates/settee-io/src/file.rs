@@ -65,7 +65,11 @@ impl File {
         // A short read, of the cache too, may be the end of the file: only a read of nothing is.
         while filled < length {
             let rest = if filled == 0 { std::mem::take(&mut buffer) } else { vec![0; length - filled] };
-            let read = Operation::Read { file: self.descriptor.clone(), offset: offset + filled as u64, buffer: rest };
+            let read = Operation::Read {
+                file: self.descriptor.clone(),
+                offset: offset + filled as u64,
+                buffer: rest,
+            };
             let Outcome::Read { buffer: rest, count } = self.submit(read).await? else {
                 unreachable!("read gives a buffer");
             };
@@ -165,7 +169,8 @@ impl File {
     /// [`Error::Closed`], or what the system says.
     pub async fn length(&self) -> Result<u64> {
         self.check_open()?;
-        let Outcome::Count(length) = self.submit(Operation::Length { file: self.descriptor.clone() }).await? else {
+        let Outcome::Count(length) = self.submit(Operation::Length { file: self.descriptor.clone() }).await?
+        else {
             unreachable!("length gives a count");
         };
         Ok(length)

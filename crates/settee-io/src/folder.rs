@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::Result;
 use crate::engine::{Engine, Entry, Operation, Outcome};
 use crate::file::submit;
-use crate::Result;
 
 /// Creates the folder where it doesn't exist, and its missing parents, and puts the new names
 /// on stable storage before it returns.
@@ -114,7 +114,8 @@ mod tests {
         create(&engine, &folder).await.unwrap();
         create(&engine, &folder).await.unwrap();
         std::fs::write(folder.join("file"), b"x").unwrap();
-        let names: Vec<_> = list(&engine, &folder).await.unwrap().into_iter().map(|entry| entry.name).collect();
+        let names: Vec<_> =
+            list(&engine, &folder).await.unwrap().into_iter().map(|entry| entry.name).collect();
         assert_eq!(names, ["file"]);
         remove_with_files(&engine, &folder).await.unwrap();
         remove_with_files(&engine, &folder).await.unwrap();

@@ -16,7 +16,9 @@ pub mod folder;
 mod system;
 mod threads;
 
-pub use engine::{Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request};
+pub use engine::{
+    Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request,
+};
 pub use env::{Clock, Env, Random, Sleep, Spawn, Task};
 pub use error::{Error, Result};
 pub use file::File;

@@ -83,7 +83,9 @@ impl Engine for ThreadEngine {
 
     fn submit(&self, request: Request) {
         let queue = match request.operation {
-            Operation::Sync { .. } | Operation::SyncFolder { .. } | Operation::Write { sync: true, .. } => &self.syncs,
+            Operation::Sync { .. } | Operation::SyncFolder { .. } | Operation::Write { sync: true, .. } => {
+                &self.syncs
+            }
             _ => &self.operations,
         };
         if let Err(request) = queue.push(request) {
@@ -167,7 +169,9 @@ fn system(file: &Descriptor) -> &fs::File {
 /// Runs an operation until it did something or failed for good.
 fn run(operation: Operation) -> io::Result<Outcome> {
     match operation {
-        Operation::Open { path, mode } => open(&path, mode).map(|file| Outcome::Opened(Descriptor::System(file))),
+        Operation::Open { path, mode } => {
+            open(&path, mode).map(|file| Outcome::Opened(Descriptor::System(file)))
+        }
         Operation::Read { file, offset, mut buffer } => {
             let count = uninterrupted(|| system(&file).read_at(&mut buffer, offset))?;
             Ok(Outcome::Read { buffer, count })
@@ -184,7 +188,8 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         Operation::Sync { file } => system(&file).sync_data().map(|()| Outcome::Done),
         Operation::Allocate { file, offset, length } => {
             uninterrupted(|| {
-                rustix::fs::fallocate(system(&file), FallocateFlags::empty(), offset, length).map_err(io::Error::from)
+                rustix::fs::fallocate(system(&file), FallocateFlags::empty(), offset, length)
+                    .map_err(io::Error::from)
             })?;
             Ok(Outcome::Done)
         }

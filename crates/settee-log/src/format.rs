@@ -6,7 +6,8 @@
 //! only with all of its records.
 //!
 //! Invariants:
-//! 1. A frame begins at a multiple of [`FRAME_ALIGNMENT`] and lies in one segment.
+//! 1. A frame lies in one segment. It begins where the one before it ends, or, after a sync, at
+//!    the next multiple of [`SYNC_ALIGNMENT`].
 //! 2. A frame names its segment and epoch and carries the checksum of what stands before it,
 //!    so that bytes of another time or place never pass as its successor.
 //! 3. A frame says how much of its segment was persisted when it was appended: damage below
@@ -34,8 +35,13 @@ pub const META_SIZE_MAX: usize = 512;
 /// Bytes before a segment's first frame: a sector, so that what follows is aligned.
 pub(crate) const SEGMENT_HEADER_SIZE: usize = 512;
 
-/// Frames begin at multiples of this many bytes.
+/// Frames take a multiple of this many bytes.
 pub(crate) const FRAME_ALIGNMENT: usize = 8;
+
+/// After a sync the next frame begins at a multiple of this many bytes: the unit in which the
+/// system writes a buffered file back. What a sync has covered is never written again, so that
+/// no torn write can harm it.
+pub(crate) const SYNC_ALIGNMENT: u32 = 4096;
 
 pub(crate) const FRAME_HEADER_SIZE: usize = 48;
 pub(crate) const RECORD_HEADER_SIZE: usize = 28;
@@ -161,7 +167,10 @@ impl FrameHeader {
     }
 
     /// The header's bytes; `records` gives the frame's records, whole.
-    pub(crate) fn encode(&self, record_checksums: impl Iterator<Item = u64>) -> ([u8; FRAME_HEADER_SIZE], u64) {
+    pub(crate) fn encode(
+        &self,
+        record_checksums: impl Iterator<Item = u64>,
+    ) -> ([u8; FRAME_HEADER_SIZE], u64) {
         let mut bytes = [0; FRAME_HEADER_SIZE];
         bytes[..2].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
         bytes[2] = KIND_BATCH;
@@ -218,7 +227,8 @@ impl<'a> Frame<'a> {
         };
         let records = bytes.get(FRAME_HEADER_SIZE..)?.get(..header.length as usize)?;
         let frame = Frame { header, checksum: u64_at(head, 40), records };
-        let mut checksums = Vec::with_capacity((header.record_count as usize).min(records.len() / RECORD_HEADER_SIZE));
+        let mut checksums =
+            Vec::with_capacity((header.record_count as usize).min(records.len() / RECORD_HEADER_SIZE));
         for (index, (_, record)) in frame.records().enumerate() {
             if record.seq != Seq(header.first_seq.checked_add(index as u64)?) {
                 return None;

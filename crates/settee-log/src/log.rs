@@ -141,7 +141,7 @@ pub(crate) fn position(segment: u32, offset: u32) -> u64 {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub seq: u64,
-    /// The end of the last frame, in the segment that is open.
+    /// In the segment that is open.
     pub offset: u32,
 }
 
@@ -154,6 +154,7 @@ pub(crate) struct State {
     pub buffer_offset: u32,
     /// Being written: its offset and bytes.
     pub writing: Option<(u32, Bytes)>,
+    /// Its offset is where the next frame begins; the other marks' are where frames end.
     pub accepted: Mark,
     pub written: Mark,
     pub persisted: Mark,
@@ -332,7 +333,11 @@ impl Log {
     /// See [`ReadError`].
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
         let Location { segment, offset, length } = location;
-        let damaged = |what| ReadError::Damaged { path: recovery::segment_path(&self.shared.folder, segment), offset, what };
+        let damaged = |what| ReadError::Damaged {
+            path: recovery::segment_path(&self.shared.folder, segment),
+            offset,
+            what,
+        };
         let end = offset.checked_add(length).ok_or_else(|| damaged("it ends past the largest segment"))?;
         let mut bytes = None;
         if position(segment, end) > self.shared.written_position.load(Ordering::Acquire) {
@@ -502,7 +507,9 @@ impl Shared {
         if state.segment.as_ref()?.number != segment {
             return None;
         }
-        let within = |start: u32| Some(range.start.checked_sub(start)? as usize..range.end.checked_sub(start)? as usize);
+        let within = |start: u32| {
+            Some(range.start.checked_sub(start)? as usize..range.end.checked_sub(start)? as usize)
+        };
         if range.start >= state.buffer_offset {
             return state.buffer.get(within(state.buffer_offset)?).map(Bytes::copy_from_slice);
         }

@@ -19,7 +19,8 @@ use settee_io::{Env, File, OpenMode, folder};
 
 use crate::error::OpenError;
 use crate::format::{
-    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
+    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
+    SegmentHeader,
 };
 use crate::log::Location;
 
@@ -134,17 +135,16 @@ impl Recovered {
             return Err(segment.damaged(segment.length, "it is shorter than it was"));
         }
         let bytes = segment.read(end).await?;
-        while let Some(frame) = self.frame_at_tail(&bytes, &header) {
-            let start = self.tail.end as u32;
+        while let Some((start, frame)) = self.next_frame(&bytes, &header) {
             for (offset, record) in frame.records() {
                 let location = Location {
                     segment: header.segment,
-                    offset: start + offset as u32,
+                    offset: (start + offset) as u32,
                     length: record.size() as u32,
                 };
                 replay(location, record);
             }
-            self.tail.end += frame.header.frame_size() as u64;
+            self.tail.end = (start + frame.header.frame_size()) as u64;
             self.tail.checksum = frame.checksum;
             self.last_seq += u64::from(frame.header.record_count);
             self.summary.record_count += u64::from(frame.header.record_count);
@@ -161,16 +161,21 @@ impl Recovered {
         Ok(())
     }
 
-    /// The frame where the log ends so far, if it belongs there.
-    fn frame_at_tail<'a>(&self, bytes: &'a [u8], segment: &SegmentHeader) -> Option<Frame<'a>> {
-        let frame = Frame::decode(bytes.get(self.tail.end as usize..)?)?;
-        let header = &frame.header;
-        let belongs = header.segment == segment.segment
-            && header.epoch == segment.epoch
-            && header.first_seq == self.last_seq + 1
-            && header.previous == self.tail.checksum;
-        // A frame whose padding is missing is torn as well.
-        (belongs && self.tail.end as usize + header.frame_size() <= bytes.len()).then_some(frame)
+    /// The frame that follows where the log ends so far, and where it begins: right there, or
+    /// where a sync came between, at the next boundary.
+    fn next_frame<'a>(&self, bytes: &'a [u8], segment: &SegmentHeader) -> Option<(usize, Frame<'a>)> {
+        let end = self.tail.end as usize;
+        let next = |start: usize| {
+            let frame = Frame::decode(bytes.get(start..)?)?;
+            let header = &frame.header;
+            let belongs = header.segment == segment.segment
+                && header.epoch == segment.epoch
+                && header.first_seq == self.last_seq + 1
+                && header.previous == self.tail.checksum;
+            // A frame whose padding is missing is torn as well.
+            (belongs && start + header.frame_size() <= bytes.len()).then_some((start, frame))
+        };
+        next(end).or_else(|| next(end.next_multiple_of(SYNC_ALIGNMENT as usize)))
     }
 
     /// Cuts what lies behind the last whole frame, and puts what was found on stable storage:
@@ -180,8 +185,10 @@ impl Recovered {
             tracing::warn!(path = %last.path.display(), offset = self.tail.end, bytes = self.torn_bytes, "cut a torn tail");
             self.summary.cut_bytes += self.torn_bytes;
         }
-        if self.tail.end < last.length {
-            last.file.set_length(self.tail.end).await?;
+        // What was found shares its last block with what may be cut: that block stays as it is.
+        let end = self.tail.end.next_multiple_of(u64::from(SYNC_ALIGNMENT));
+        if end < last.length {
+            last.file.set_length(end).await?;
         }
         last.file.sync().await?;
         folder::sync(&*env.engine, last.path.parent().expect("a segment lies in a folder")).await?;

@@ -118,12 +118,12 @@ impl Shared {
         self.written_position.store(position(header.segment, 0), Ordering::Release);
     }
 
-    /// Where the log ends.
+    /// Where the log ends, once all of it is written.
     fn tail(&self, state: &crate::log::State) -> Tail {
         match &state.segment {
             Some(segment) => Tail {
                 segment: segment.number,
-                end: u64::from(state.accepted.offset),
+                end: u64::from(state.written.offset),
                 checksum: segment.checksum,
             },
             None => self.recovered,

@@ -6,6 +6,7 @@
 //! engine and back.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,8 +14,8 @@ use futures_util::future::{Either, select};
 use settee_io::File;
 
 use crate::error::Stopped;
-use crate::log::{Mark, Shared, position};
-use std::sync::atomic::Ordering;
+use crate::format::SYNC_ALIGNMENT;
+use crate::log::{Mark, Shared, State, position};
 
 /// What the writer does next.
 enum Step {
@@ -75,16 +76,18 @@ impl Shared {
         };
         if state.accepted.seq > state.written.seq {
             let bytes = Bytes::from(std::mem::take(&mut state.buffer));
-            let offset = state.buffer_offset;
-            state.buffer_offset = state.accepted.offset;
+            let (offset, end) = (state.buffer_offset, state.accepted);
             state.writing = Some((offset, bytes.clone()));
             state.group += 1;
             let sync = state.persist_wanted > state.persisted.seq;
-            let (number, file) = (segment.number, segment.file.clone());
-            return Step::Write { segment: number, file, offset, bytes, end: state.accepted, sync };
+            let (segment, file) = (segment.number, segment.file.clone());
+            state.begin_group(sync);
+            return Step::Write { segment, file, offset, bytes, end, sync };
         }
         if state.persist_wanted > state.persisted.seq {
-            return Step::Sync { file: segment.file.clone(), end: state.written };
+            let (file, end) = (segment.file.clone(), state.written);
+            state.begin_group(true);
+            return Step::Sync { file, end };
         }
         Step::Wait(state.unsynced_since.map(|since| {
             let age_max = Duration::from_millis(self.options.written_age_ms_max);
@@ -136,6 +139,19 @@ impl Shared {
         }
         state.written_waiters.clear();
         state.persisted_waiters.clear();
+    }
+}
+
+impl State {
+    /// Lets the next group begin behind what has been accepted; apart from it where that is
+    /// about to be synced.
+    fn begin_group(&mut self, synced: bool) {
+        if synced {
+            let begin = self.accepted.offset.next_multiple_of(SYNC_ALIGNMENT);
+            self.stats.file_bytes += u64::from(begin - self.accepted.offset);
+            self.accepted.offset = begin;
+        }
+        self.buffer_offset = self.accepted.offset;
     }
 }
 

@@ -70,8 +70,7 @@ impl Layer {
     pub fn insert(&mut self, key: &[u8], meta: &[u8], location: Location, sums: Sums) -> Option<Previous> {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         assert!(meta.len() <= META_SIZE_MAX, "meta of {} bytes", meta.len());
-        self.root
-            .insert_at_root(key, &entry::encode(meta, location, sums), sums)
+        self.root.insert_at_root(key, &entry::encode(meta, location, sums), sums)
     }
 
     /// Removes the entry at `key`, and returns what it was. Where there is none, nothing is
@@ -89,11 +88,7 @@ impl Layer {
     /// The sums over the entries within the bounds; zero where the bounds hold nothing.
     pub fn sums_in(&self, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Sums {
         let (start, end) = self.root.range(range.0, range.1);
-        if start.count < end.count {
-            (end - start).sums
-        } else {
-            Sums::default()
-        }
+        if start.count < end.count { (end - start).sums } else { Sums::default() }
     }
 
     /// A cursor over all entries, in ascending order.
@@ -110,9 +105,6 @@ impl Layer {
 
 impl fmt::Debug for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Layer")
-            .field("len", &self.len())
-            .field("sums", &self.sums())
-            .finish_non_exhaustive()
+        f.debug_struct("Layer").field("len", &self.len()).field("sums", &self.sums()).finish_non_exhaustive()
     }
 }

@@ -67,9 +67,7 @@ impl Snapshot {
 
     /// The last listed record that it shows; 0 where there is none.
     pub fn last_listed(&self) -> Seq {
-        self.scan_listed(Seq(0), true)
-            .next()
-            .map_or(Seq(0), |entry| entry.seq())
+        self.scan_listed(Seq(0), true).next().map_or(Seq(0), |entry| entry.seq())
     }
 
     /// What stands under `key`.
@@ -80,25 +78,15 @@ impl Snapshot {
     /// The entries between two keys, in their order or backwards. The bounds are those of the
     /// keys' order, whatever the direction.
     pub fn scan(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, descending: bool) -> Scan {
-        Scan {
-            cursor: Cursor::range(&self.indexes.by_key, start, end, descending),
-            key_at: 0,
-        }
+        Scan { cursor: Cursor::range(&self.indexes.by_key, start, end, descending), key_at: 0 }
     }
 
     /// The listed entries after `after`, in the order of their updates or backwards.
     pub fn scan_listed(&self, after: Seq, descending: bool) -> Scan {
         let start = (after.0 + 1).to_be_bytes();
-        let cursor = Cursor::range(
-            &self.indexes.by_seq,
-            Bound::Included(&start),
-            Bound::Unbounded,
-            descending,
-        );
-        Scan {
-            cursor,
-            key_at: SEQ_SIZE,
-        }
+        let cursor =
+            Cursor::range(&self.indexes.by_seq, Bound::Included(&start), Bound::Unbounded, descending);
+        Scan { cursor, key_at: SEQ_SIZE }
     }
 
     /// The sums over the entries between two keys, without visiting them.
@@ -109,9 +97,7 @@ impl Snapshot {
     /// The sums over the listed entries after `after`, without visiting them.
     pub fn sums_listed(&self, after: Seq) -> Sums {
         let start = (after.0 + 1).to_be_bytes();
-        self.indexes
-            .by_seq
-            .sums_in((Bound::Included(&start), Bound::Unbounded))
+        self.indexes.by_seq.sums_in((Bound::Included(&start), Bound::Unbounded))
     }
 
     /// Reads an entry's record: one positional read.
@@ -119,27 +105,11 @@ impl Snapshot {
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
-        let Location {
-            seq,
-            segment,
-            offset,
-            length,
-        } = location;
-        let record = self
-            .log
-            .read(settee_log::Location {
-                segment,
-                offset,
-                length,
-            })
-            .await?;
+        let Location { seq, segment, offset, length } = location;
+        let record = self.log.read(settee_log::Location { segment, offset, length }).await?;
         if record.seq() != Seq(seq) {
             let path = format!("segment {segment}").into();
-            return Err(ReadError::Damaged {
-                path,
-                offset,
-                what: "another record stands there",
-            });
+            return Err(ReadError::Damaged { path, offset, what: "another record stands there" });
         }
         Ok(record)
     }

@@ -17,8 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use settee_io::Env;
 use settee_log::{
-    AppendError, Appended, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq,
-    Stage, Stopped,
+    AppendError, Appended, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage, Stopped,
 };
 use tokio::sync::watch;
 
@@ -59,12 +58,7 @@ impl Batch {
     pub fn put(&mut self, key: &[u8], meta: &[u8], value: &[u8], listed: bool) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         assert!(value.len() <= VALUE_SIZE_MAX, "value of {} bytes", value.len());
-        self.records.push(
-            if listed { Flags::LISTED } else { Flags::none() },
-            key,
-            meta,
-            value,
-        );
+        self.records.push(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
     }
 
     /// Removes a key and its value.
@@ -111,12 +105,8 @@ impl Store {
     ) -> Result<(Store, Recovery), OpenError> {
         let mut indexes = Indexes::default();
         let (log, recovery) = Log::open(env, folder, options.log, |at, record| {
-            let location = Location {
-                seq: record.seq.0,
-                segment: at.segment,
-                offset: at.offset,
-                length: at.length,
-            };
+            let location =
+                Location { seq: record.seq.0, segment: at.segment, offset: at.offset, length: at.length };
             indexes.enter(record.flags, record.key, record.meta, location, options.measure);
         })
         .await?;
@@ -134,18 +124,12 @@ impl Store {
     /// The newest persisted state. Never waits.
     pub fn snapshot(&self) -> Snapshot {
         self.publish();
-        Snapshot {
-            log: self.log.clone(),
-            indexes: self.published.load_full(),
-        }
+        Snapshot { log: self.log.clone(), indexes: self.published.load_full() }
     }
 
     /// Becomes the one writer, who sees the newest accepted state.
     pub async fn writer(&self) -> Writer<'_> {
-        Writer {
-            indexes: self.accepted.lock().await,
-            store: self,
-        }
+        Writer { indexes: self.accepted.lock().await, store: self }
     }
 
     /// Returns once `seq`, which was committed, has got as far as `stage`; where that is
@@ -246,19 +230,11 @@ impl Store {
         let first = appended.first_seq.0;
         for ((seq, (flags, key, meta)), at) in (first..).zip(batch.records.records()).zip(&appended.locations)
         {
-            let location = Location {
-                seq,
-                segment: at.segment,
-                offset: at.offset,
-                length: at.length,
-            };
+            let location = Location { seq, segment: at.segment, offset: at.offset, length: at.length };
             indexes.enter(flags, key, meta, location, self.measure);
         }
         let queued = (appended.group, indexes.clone());
-        self.pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push_back(queued);
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
         self.publish();
     }
 }
@@ -277,16 +253,14 @@ impl Indexes {
         let previous = if flags.has(Flags::TOMBSTONE) {
             self.by_key.remove(key)
         } else {
-            self.by_key
-                .insert(key, meta, location, measure(key, meta, location.length))
+            self.by_key.insert(key, meta, location, measure(key, meta, location.length))
         };
         if let Some(previous) = previous {
             self.by_seq.remove(&seq_key(previous.location.seq, key));
         }
         if flags.has(Flags::LISTED) {
             let sums = measure(key, meta, location.length);
-            self.by_seq
-                .insert(&seq_key(location.seq, key), meta, location, sums);
+            self.by_seq.insert(&seq_key(location.seq, key), meta, location, sums);
         }
     }
 }
@@ -311,10 +285,7 @@ impl Writer<'_> {
     /// The newest accepted state, to read from as from a snapshot. Unlike one it may show what
     /// a crash can undo: it is for deciding what to write.
     pub fn latest(&self) -> Snapshot {
-        Snapshot {
-            log: self.store.log.clone(),
-            indexes: Arc::new(self.indexes.clone()),
-        }
+        Snapshot { log: self.store.log.clone(), indexes: Arc::new(self.indexes.clone()) }
     }
 
     /// Commits a batch; the log is told to bring it as far as `stage`, which

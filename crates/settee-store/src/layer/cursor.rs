@@ -33,20 +33,11 @@ impl Cursor {
         let (leaf, first) = root.leaf_at(start.count);
         let leaf = leaf.clone();
         let leaf_ranks = first..first + leaf.count() as u64;
-        Cursor {
-            root,
-            ranks: start.count..end.count,
-            descending,
-            leaf,
-            leaf_ranks,
-        }
+        Cursor { root, ranks: start.count..end.count, descending, leaf, leaf_ranks }
     }
 
     /// The next entry.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "what it returns borrows from the cursor"
-    )]
+    #[expect(clippy::should_implement_trait, reason = "what it returns borrows from the cursor")]
     pub fn next(&mut self) -> Option<Found<'_>> {
         self.next_where(|_| true)
     }
@@ -76,6 +67,7 @@ impl Cursor {
         };
         if !self.leaf_ranks.contains(&rank) {
             let (leaf, first) = self.root.leaf_at(rank);
+            leaf.prefetch();
             self.leaf = leaf.clone();
             self.leaf_ranks = first..first + self.leaf.count() as u64;
         }
@@ -105,9 +97,7 @@ impl Cursor {
         }
         let sum_before = |rank| self.root.longest_prefix(|prefix| prefix.count <= rank).sums[component];
         let count_while = |holds: &dyn Fn(u64) -> bool| {
-            self.root
-                .longest_prefix(|prefix| holds(prefix.sums[component]))
-                .count
+            self.root.longest_prefix(|prefix| holds(prefix.sums[component])).count
         };
         let (low, high) = (sum_before(self.ranks.start), sum_before(self.ranks.end));
         if high - low < amount {

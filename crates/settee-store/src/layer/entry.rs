@@ -73,12 +73,7 @@ pub(super) fn decode<'a>((key, tail): (&'a [u8], &'a [u8])) -> Found<'a> {
         length: word(16),
     };
     let (sums, meta) = decode_sums(rest);
-    Found {
-        key,
-        meta,
-        location,
-        sums,
-    }
+    Found { key, meta, location, sums }
 }
 
 /// The sums in a record's tail alone.

@@ -28,6 +28,8 @@ const GROWTH_SHARE: usize = 4;
 /// merged with a neighbour.
 const UNDERFULL_SHARE: usize = 4;
 
+const CACHE_LINE_SIZE: usize = 64;
+
 /// Above every head in use, or equal: `count` tells.
 const HEAD_UNUSED: u64 = u64::MAX;
 
@@ -122,10 +124,7 @@ impl Page {
         };
         let head = head(rest);
         let lower: usize = self.heads.iter().map(|other| usize::from(*other < head)).sum();
-        let equal = self.heads[lower..self.count]
-            .iter()
-            .take_while(|other| **other == head)
-            .count();
+        let equal = self.heads[lower..self.count].iter().take_while(|other| **other == head).count();
         if equal == 0 {
             return Err(lower);
         }
@@ -192,6 +191,13 @@ impl Page {
         self.collect_garbage();
     }
 
+    /// Reads a byte of each of the buffer's cache lines in turn, which the processor fetches ahead,
+    /// as it does not when records are read in the order of their keys (measured: a scan of a
+    /// layer larger than the caches takes two thirds of the time).
+    pub(super) fn prefetch(&self) {
+        std::hint::black_box(self.bytes.iter().step_by(CACHE_LINE_SIZE).fold(0, |all, byte| all | byte));
+    }
+
     pub(super) fn is_underfull(&self) -> bool {
         self.count < RECORD_COUNT_MAX / UNDERFULL_SHARE && self.live_size < PAGE_SIZE_MAX / UNDERFULL_SHARE
     }
@@ -230,11 +236,7 @@ impl Page {
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(tail);
         self.live_size += size;
-        Slot {
-            at: at as u32,
-            key_size: key.len() as u16,
-            tail_size: tail.len() as u16,
-        }
+        Slot { at: at as u32, key_size: key.len() as u16, tail_size: tail.len() as u16 }
     }
 
     fn collect_garbage(&mut self) {
@@ -262,10 +264,7 @@ impl Page {
             assert_eq!(self.heads[index], head(&key[self.prefix_size..]));
         }
         assert!(self.heads[self.count..].iter().all(|head| *head == HEAD_UNUSED));
-        assert_eq!(
-            self.live_size,
-            size_of_records(&self.records().collect::<Vec<_>>())
-        );
+        assert_eq!(self.live_size, size_of_records(&self.records().collect::<Vec<_>>()));
         assert!(self.bytes.len() - self.live_size <= self.bytes.len() / GARBAGE_SHARE_MAX);
     }
 }
@@ -290,18 +289,14 @@ pub(super) fn size_of_records(records: &[Record<'_>]) -> usize {
 
 /// The size of the longest common prefix.
 pub(super) fn common_size(left: &[u8], right: &[u8]) -> usize {
-    left.iter()
-        .zip(right)
-        .take_while(|(left, right)| left == right)
-        .count()
+    left.iter().zip(right).take_while(|(left, right)| left == right).count()
 }
 
 #[inline]
 fn head(rest: &[u8]) -> u64 {
-    match rest.first_chunk() {
-        Some(bytes) => u64::from_be_bytes(*bytes),
-        None => rest.iter().enumerate().fold(0, |head, (index, byte)| {
-            head | u64::from(*byte) << (56 - 8 * index)
-        }),
-    }
+    u64::from_be_bytes(rest.first_chunk().copied().unwrap_or_else(|| {
+        let mut padded = [0; 8];
+        padded[..rest.len()].copy_from_slice(rest);
+        padded
+    }))
 }

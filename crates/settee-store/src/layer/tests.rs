@@ -31,27 +31,15 @@ impl Value {
             offset: !number as u32,
             length: (number * 7) as u32,
         };
-        Value {
-            meta: vec![number as u8; meta_size],
-            location,
-            sums: [1, number % 3, number * number],
-        }
+        Value { meta: vec![number as u8; meta_size], location, sums: [1, number % 3, number * number] }
     }
 
     fn found<'a>(&'a self, key: &'a [u8]) -> Found<'a> {
-        Found {
-            key,
-            meta: &self.meta,
-            location: self.location,
-            sums: self.sums,
-        }
+        Found { key, meta: &self.meta, location: self.location, sums: self.sums }
     }
 
     fn previous(&self) -> Previous {
-        Previous {
-            location: self.location,
-            sums: self.sums,
-        }
+        Previous { location: self.location, sums: self.sums }
     }
 }
 
@@ -68,19 +56,11 @@ impl Pair {
         self.number += 1;
         let value = Value::new(self.number, meta_size);
         let previous = self.layer.insert(key, &value.meta, value.location, value.sums);
-        assert_eq!(
-            previous,
-            self.model
-                .insert(key.to_vec(), value)
-                .map(|value| value.previous())
-        );
+        assert_eq!(previous, self.model.insert(key.to_vec(), value).map(|value| value.previous()));
     }
 
     fn remove(&mut self, key: &[u8]) {
-        assert_eq!(
-            self.layer.remove(key),
-            self.model.remove(key).map(|value| value.previous())
-        );
+        assert_eq!(self.layer.remove(key), self.model.remove(key).map(|value| value.previous()));
     }
 
     /// A key of the model, or one near to it, or none of it at all.
@@ -88,12 +68,7 @@ impl Pair {
         if self.model.is_empty() {
             return vec![change];
         }
-        let mut key = self
-            .model
-            .keys()
-            .nth(index.index(self.model.len()))
-            .expect("below the length")
-            .clone();
+        let mut key = self.model.keys().nth(index.index(self.model.len())).expect("below the length").clone();
         match change % 4 {
             0 => key.push(0),
             1 => drop(key.pop()),
@@ -118,18 +93,12 @@ impl Pair {
     fn check_range(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, descending: bool, skip: u64, amount: u64) {
         for bound in [start, end] {
             if let Bound::Included(key) | Bound::Excluded(key) = bound {
-                assert_eq!(
-                    self.layer.get(key),
-                    self.model.get(key).map(|value| value.found(key))
-                );
+                assert_eq!(self.layer.get(key), self.model.get(key).map(|value| value.found(key)));
             }
         }
         let within = |key: &&Key| RangeBounds::<[u8]>::contains(&(start, end), &key[..]);
         let mut entries: Vec<_> = self.model.iter().filter(|(key, _)| within(key)).collect();
-        assert_eq!(
-            self.layer.sums_in((start, end)),
-            sum(entries.iter().map(|(_, value)| *value))
-        );
+        assert_eq!(self.layer.sums_in((start, end)), sum(entries.iter().map(|(_, value)| *value)));
         if descending {
             entries.reverse();
         }
@@ -139,10 +108,7 @@ impl Pair {
         let mut skipped = cursor.clone();
         skipped.next();
         skipped.skip(skip);
-        check_rest(
-            skipped,
-            entries.get((skip as usize).saturating_add(1)..).unwrap_or(&[]),
-        );
+        check_rest(skipped, entries.get((skip as usize).saturating_add(1)..).unwrap_or(&[]));
 
         for component in 0..3 {
             let mut skipped = cursor.clone();
@@ -160,9 +126,7 @@ impl Pair {
 }
 
 fn sum<'a>(values: impl Iterator<Item = &'a Value>) -> Sums {
-    values.fold([0; 3], |sums, value| {
-        std::array::from_fn(|index| sums[index] + value.sums[index])
-    })
+    values.fold([0; 3], |sums, value| std::array::from_fn(|index| sums[index] + value.sums[index]))
 }
 
 fn check_rest(mut cursor: Cursor, entries: &[(&Key, &Value)]) {
@@ -175,34 +139,13 @@ fn check_rest(mut cursor: Cursor, entries: &[(&Key, &Value)]) {
 
 #[derive(Debug, Clone)]
 enum Operation {
-    Insert {
-        key: Key,
-        meta_size: usize,
-    },
-    InsertRun {
-        start: u32,
-        count: u32,
-        step: i32,
-    },
-    Replace {
-        index: Index,
-        meta_size: usize,
-    },
-    Remove {
-        index: Index,
-    },
-    RemoveRun {
-        index: Index,
-        count: usize,
-    },
+    Insert { key: Key, meta_size: usize },
+    InsertRun { start: u32, count: u32, step: i32 },
+    Replace { index: Index, meta_size: usize },
+    Remove { index: Index },
+    RemoveRun { index: Index, count: usize },
     Snapshot,
-    Range {
-        start: (Index, u8),
-        end: (Index, u8),
-        descending: bool,
-        skip: u64,
-        amount: u64,
-    },
+    Range { start: (Index, u8), end: (Index, u8), descending: bool, skip: u64, amount: u64 },
 }
 
 fn keys() -> impl Strategy<Value = Key> {
@@ -260,22 +203,11 @@ fn run(pair: &mut Pair, snapshots: &mut Vec<Pair>, operation: &Operation) {
         }
         Operation::RemoveRun { index, count } => {
             let start = pair.key_near(*index, 2);
-            let keys: Vec<_> = pair
-                .model
-                .range(start..)
-                .map(|(key, _)| key.clone())
-                .take(*count)
-                .collect();
+            let keys: Vec<_> = pair.model.range(start..).map(|(key, _)| key.clone()).take(*count).collect();
             keys.iter().for_each(|key| pair.remove(key));
         }
         Operation::Snapshot => snapshots.push(pair.clone()),
-        Operation::Range {
-            start,
-            end,
-            descending,
-            skip,
-            amount,
-        } => {
+        Operation::Range { start, end, descending, skip, amount } => {
             let (start_key, end_key) = (pair.key_near(start.0, start.1), pair.key_near(end.0, end.1));
             let (start, end) = (bound(&start_key, start.1), bound(&end_key, end.1));
             pair.check_range(start, end, *descending, *skip, *amount);
@@ -369,20 +301,14 @@ fn keys_below_the_end_of_a_full_leaf_make_no_sparse_leaves() {
 #[test]
 fn leaves_stay_filled_when_most_entries_are_removed() {
     let mut pair = filled(shuffled(15));
-    shuffled(15)
-        .filter(|number| number % 16 != 0)
-        .for_each(|number| pair.remove(&key(number)));
+    shuffled(15).filter(|number| number % 16 != 0).for_each(|number| pair.remove(&key(number)));
     pair.check();
     assert!(fill(&pair) > 0.25, "{}", fill(&pair));
 }
 
 #[test]
 fn a_layer_emptied_in_any_order_is_small_again() {
-    for order in [
-        shuffled(13).collect::<Vec<_>>(),
-        (0..1 << 13).collect(),
-        (0..1 << 13).rev().collect(),
-    ] {
+    for order in [shuffled(13).collect::<Vec<_>>(), (0..1 << 13).collect(), (0..1 << 13).rev().collect()] {
         let mut pair = filled(shuffled(13));
         for number in order {
             pair.remove(&key(number));
@@ -400,11 +326,7 @@ fn replacing_entries_over_and_over_takes_no_more_memory() {
         (0..5_000).for_each(|number| pair.insert(&key(number), (24 + number as usize * round) % 25));
     }
     pair.check();
-    assert!(
-        pair.layer.memory_bytes() < before * 3 / 2,
-        "{before} {}",
-        pair.layer.memory_bytes()
-    );
+    assert!(pair.layer.memory_bytes() < before * 3 / 2, "{before} {}", pair.layer.memory_bytes());
 }
 
 #[test]
@@ -464,19 +386,8 @@ fn sums_of_any_size_are_kept() {
     let location = Value::new(1, 0).location;
     for shift in 0..64 {
         let sums = [1 << shift, (1 << shift) - 1, 0];
-        assert_eq!(
-            layer.insert(b"key", b"meta", location, sums).is_none(),
-            shift == 0
-        );
-        assert_eq!(
-            layer.get(b"key"),
-            Some(Found {
-                key: b"key",
-                meta: b"meta",
-                location,
-                sums
-            })
-        );
+        assert_eq!(layer.insert(b"key", b"meta", location, sums).is_none(), shift == 0);
+        assert_eq!(layer.get(b"key"), Some(Found { key: b"key", meta: b"meta", location, sums }));
         assert_eq!(layer.sums(), sums);
     }
     layer.insert(b"key", b"", location, [u64::MAX; 3]);
@@ -486,20 +397,8 @@ fn sums_of_any_size_are_kept() {
 #[test]
 fn a_cursor_on_bounds_the_wrong_way_round_is_empty() {
     let pair = filled(0..1_000);
-    pair.check_range(
-        Bound::Included(&key(700)),
-        Bound::Included(&key(300)),
-        false,
-        0,
-        1,
-    );
-    pair.check_range(
-        Bound::Excluded(&key(500)),
-        Bound::Excluded(&key(500)),
-        true,
-        5,
-        u64::MAX,
-    );
+    pair.check_range(Bound::Included(&key(700)), Bound::Included(&key(300)), false, 0, 1);
+    pair.check_range(Bound::Excluded(&key(500)), Bound::Excluded(&key(500)), true, 5, u64::MAX);
     assert_eq!(
         Cursor::range(&pair.layer, Bound::Included(&key(700)), Bound::Unbounded, false).remaining(),
         300

@@ -1,0 +1,211 @@
+//! Goal: the log keeps its word under failing and full disks, and reads never wait.
+//! Method: the simulated disk fails, stalls or is full at a chosen operation.
+
+use std::path::Path;
+use std::time::Duration;
+
+use settee_io::OperationKind;
+use settee_log::{AppendError, Batch, Flags, Log, LogOptions, OpenError, Stage};
+use settee_sim::{Fault, Sim, SimDisk, seeds};
+
+const FOLDER: &str = "/data/log";
+
+fn batch(value: &[u8]) -> Batch {
+    let mut batch = Batch::new();
+    batch.push(Flags::none(), b"key", b"", value);
+    batch
+}
+
+async fn open(env: &settee_io::Env) -> Result<(Log, Vec<Vec<u8>>), OpenError> {
+    let mut found = Vec::new();
+    let (log, _) = Log::open(env, Path::new(FOLDER), LogOptions::default(), |_, record| {
+        found.push(record.value.to_vec())
+    })
+    .await?;
+    Ok((log, found))
+}
+
+async fn put(log: &Log, value: &[u8]) -> Result<(), AppendError> {
+    let appended = log.append(&batch(value), Stage::Persisted).await?;
+    Ok(log.wait(appended.last_seq, Stage::Persisted).await?)
+}
+
+#[test]
+fn what_is_accepted_is_read_from_memory_and_later_from_the_file() {
+    for seed in seeds(50) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        sim.run(async {
+            let (log, _) = open(&env).await.unwrap();
+            let mut places = Vec::new();
+            for index in 0..20_u8 {
+                let value = vec![index; 100 + usize::from(index) * 400];
+                let stage = if index % 3 == 0 { Stage::Persisted } else { Stage::Accepted };
+                let appended = log.append(&batch(&value), stage).await.unwrap();
+                places.push((appended.locations[0], value));
+                for (location, value) in &places {
+                    assert_eq!(log.read(*location).await.unwrap().value(), value, "seed={seed}");
+                }
+            }
+            log.flush().await.unwrap();
+            for (location, value) in &places {
+                assert_eq!(log.read(*location).await.unwrap().value(), value, "seed={seed}");
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn reads_do_not_wait_for_writes_or_syncs() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = open(&env).await.unwrap();
+        let first = log.append(&batch(b"first"), Stage::Persisted).await.unwrap();
+        log.flush().await.unwrap();
+        // From here every write and sync takes at least ten seconds; reads don't.
+        let _slow = disk.clone().delays_us(10_000_000..=10_000_000);
+        let second = log.append(&batch(b"second"), Stage::Persisted).await.unwrap();
+        env.clock.sleep(Duration::from_millis(1)).await;
+        let third = log.append(&batch(b"third"), Stage::Persisted).await.unwrap();
+        let start = env.clock.now();
+        assert_eq!(&log.read(second.locations[0]).await.unwrap().value()[..], b"second");
+        assert_eq!(&log.read(third.locations[0]).await.unwrap().value()[..], b"third");
+        assert_eq!(env.clock.now(), start, "a read of what is in memory waited");
+        let _fast = disk.clone().delays_us(10..=10);
+        assert_eq!(&log.read(first.locations[0]).await.unwrap().value()[..], b"first");
+        assert!(env.clock.now() - start < Duration::from_secs(1), "a read waited for a sync");
+        log.flush().await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn writers_at_the_same_time_share_syncs_and_a_lone_one_waits_for_one() {
+    let disk = SimDisk::new(7);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = open(&env).await.unwrap();
+        put(&log, b"the segment exists").await.unwrap();
+        let before = log.stats();
+        put(&log, b"alone").await.unwrap();
+        let alone = log.stats();
+        assert_eq!((alone.sync_count - before.sync_count, alone.write_count - before.write_count), (1, 1));
+        // All have appended before the first sync is over: it takes the first, a second the rest.
+        let mut last = None;
+        for _ in 0..50 {
+            last = Some(log.append(&batch(&[1; 1000]), Stage::Persisted).await.unwrap().last_seq);
+            env.clock.sleep(Duration::ZERO).await;
+        }
+        log.wait(last.unwrap(), Stage::Persisted).await.unwrap();
+        assert!(log.stats().sync_count - alone.sync_count <= 2, "{:?}", log.stats());
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_only_written_is_synced_before_it_is_old() {
+    let disk = SimDisk::new(3);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = open(&env).await.unwrap();
+        let appended = log.append(&batch(b"nobody waits"), Stage::Accepted).await.unwrap();
+        env.clock.sleep(Duration::from_secs(3)).await;
+        assert_eq!(log.persisted(), appended.last_seq);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_failed_write_or_sync_stops_the_log_and_reads_go_on() {
+    for (kind, nth) in [(OperationKind::Write, 2), (OperationKind::Write, 5)] {
+        let disk = SimDisk::new(5).fail(kind, nth, Fault::Io);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let acknowledged = sim
+            .run(async {
+                let (log, _) = open(&env).await.unwrap();
+                let first = log.append(&batch(b"first"), Stage::Persisted).await.unwrap();
+                log.flush().await.unwrap();
+                let mut acknowledged = 1;
+                let stopped = loop {
+                    match put(&log, &[acknowledged; 500]).await {
+                        Ok(()) => acknowledged += 1,
+                        Err(error) => break error,
+                    }
+                };
+                assert!(matches!(stopped, AppendError::Stopped(_)), "{stopped}");
+                assert!(matches!(put(&log, b"more").await, Err(AppendError::Stopped(_))));
+                assert!(log.health().is_err());
+                assert_eq!(&log.read(first.locations[0]).await.unwrap().value()[..], b"first");
+                acknowledged
+            })
+            .unwrap();
+        let sim = Sim::with_disk(&disk.after_power_loss());
+        let env = sim.env();
+        let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
+        assert!(found.len() >= usize::from(acknowledged), "{kind} {nth}: {} of {acknowledged}", found.len());
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_and_appends_go_on_when_there_is_room() {
+    for seed in seeds(50) {
+        let disk = SimDisk::new(seed).capacity(Some(300_000));
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let acknowledged = sim
+            .run(async {
+                let (log, _) = open(&env).await.unwrap();
+                let mut acknowledged = 0_u8;
+                let refused = loop {
+                    match put(&log, &[acknowledged; 10_000]).await {
+                        Ok(()) => acknowledged += 1,
+                        Err(error) => break error,
+                    }
+                };
+                assert!(matches!(refused, AppendError::NoSpace { .. }), "seed={seed}: {refused}");
+                assert!(acknowledged > 10, "seed={seed}: {acknowledged}");
+                assert!(log.health().is_ok(), "seed={seed}");
+                let _more = disk.clone().capacity(Some(600_000));
+                for _ in 0..5 {
+                    put(&log, &[acknowledged; 10_000]).await.unwrap();
+                    acknowledged += 1;
+                }
+                acknowledged
+            })
+            .unwrap();
+        let sim = Sim::with_disk(&disk.after_power_loss());
+        let env = sim.env();
+        let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
+        let expected: Vec<_> = (0..acknowledged).map(|index| vec![index; 10_000]).collect();
+        assert!(found == expected, "seed={seed}: {} of {acknowledged}", found.len());
+    }
+}
+
+#[test]
+fn batches_fill_segments_and_all_are_found_again() {
+    let disk = SimDisk::new(11);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    let options = LogOptions { segment_bytes_max: 33 << 20, ..LogOptions::default() };
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+        for index in 0..12_u8 {
+            log.append(&batch(&vec![index; 7_000_000]), Stage::Written).await.unwrap();
+        }
+        log.close().await.unwrap();
+        let too_large = log.append(&batch(&vec![0; 17 << 20]), Stage::Written).await;
+        assert!(matches!(too_large, Err(AppendError::TooLarge { .. })), "{too_large:?}");
+    })
+    .unwrap();
+    let segments =
+        disk.paths().iter().filter(|path| path.extension().is_some_and(|end| end == "log")).count();
+    assert_eq!(segments, 3);
+    let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
+    assert_eq!(found.iter().map(|value| value[0]).collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
+}

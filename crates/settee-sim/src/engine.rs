@@ -1,0 +1,326 @@
+//! The engine of the simulation: how operations take effect, and how they fail.
+//!
+//! A submitted operation takes effect and completes in one moment, after a random delay; those
+//! in flight together do so in any order. What a sync covers is settled when it is submitted.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+use settee_io::{Descriptor, Engine, OpenMode, Operation, Outcome, Request};
+
+use crate::disk::Fault;
+use crate::files::{File, write_within};
+use crate::machine::{Event, Machine, State};
+use crate::names::NodeId;
+use crate::random::Generator;
+
+/// What a descriptor of the simulation stands for.
+struct Handle {
+    machine: Arc<()>,
+    node: NodeId,
+    is_writable: bool,
+    /// Whoever has the lock is known by this; it goes with the descriptor.
+    lock_token: Arc<()>,
+}
+
+/// Runs operations on a simulated machine.
+#[derive(Debug)]
+pub(crate) struct SimEngine(pub(crate) Arc<Machine>);
+
+impl Engine for SimEngine {
+    fn name(&self) -> &'static str {
+        "simulation"
+    }
+
+    fn submit(&self, request: Request) {
+        let mut state = self.0.state();
+        if state.power_lost {
+            return;
+        }
+        let due_ns = state.now_ns + state.draw_delay_ns();
+        let covered = state.files.seq();
+        let Request { operation, completion } = request;
+        state.schedule(due_ns, Event::Operation { operation, completion, covered });
+    }
+
+    fn run(&self, operation: Operation) -> io::Result<Outcome> {
+        let mut state = self.0.state();
+        let covered = state.files.seq();
+        if !state.power_lost {
+            state.now_ns += state.draw_delay_ns();
+        }
+        state
+            .perform(&self.0, operation, covered)
+            .unwrap_or_else(|| Err(io::Error::other("the power is lost")))
+    }
+
+    fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+        let mut state = self.0.state();
+        if state.power_lost || !state.random.coin() {
+            return None;
+        }
+        Some(state.read(file, offset, buffer))
+    }
+}
+
+fn is_sync(operation: &Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Sync { .. } | Operation::SyncFolder { .. } | Operation::Write { sync: true, .. }
+    )
+}
+
+impl State {
+    fn draw_delay_ns(&mut self) -> u64 {
+        let stall_us = if self.random.chance(self.plan.stalls) {
+            self.random.within(self.plan.stall_us.clone())
+        } else {
+            0
+        };
+        (self.random.within(self.plan.delay_us.clone()) + stall_us) * 1000
+    }
+
+    /// Counts the operation and lets it take effect, or not, as planned. `None` where the power
+    /// is lost, before, at or after it.
+    pub(crate) fn perform(
+        &mut self,
+        machine: &Machine,
+        operation: Operation,
+        covered: u64,
+    ) -> Option<io::Result<Outcome>> {
+        if self.power_lost {
+            return None;
+        }
+        let what = self.describe(&operation);
+        let position = self.counts.count(operation.kind(), is_sync(&operation));
+        if self.plan.is_cut_at(&position) {
+            self.trace(machine, &what, None);
+            let _ = self.execute_unsynced(operation, covered);
+            self.cut_power();
+            return None;
+        }
+        let result = match self.plan.fault_at(&position) {
+            Some(fault) => {
+                self.fail(operation, covered);
+                Err(fault.error())
+            }
+            None => self.execute(operation, covered),
+        };
+        self.trace(machine, &what, Some(&result));
+        if self.plan.is_cut_after(&position) {
+            self.cut_power();
+            return None;
+        }
+        Some(result)
+    }
+
+    /// Lets the operation take effect, save for its sync.
+    fn execute_unsynced(&mut self, operation: Operation, covered: u64) -> io::Result<Outcome> {
+        match operation {
+            Operation::Write { file, offset, buffer, .. } => {
+                self.execute(Operation::Write { file, offset, buffer, sync: false }, covered)
+            }
+            operation if is_sync(&operation) => Ok(Outcome::Done),
+            operation => self.execute(operation, covered),
+        }
+    }
+
+    /// Lets the operation take effect.
+    pub(crate) fn execute(&mut self, operation: Operation, covered: u64) -> io::Result<Outcome> {
+        match operation {
+            Operation::Open { path, mode } => {
+                let node = self.files.open(&path, mode)?;
+                let is_writable = mode != OpenMode::Read;
+                let handle =
+                    Handle { machine: self.identity.clone(), node, is_writable, lock_token: Arc::default() };
+                Ok(Outcome::Opened(Descriptor::Simulated(Box::new(handle))))
+            }
+            Operation::Read { file, offset, mut buffer } => {
+                let count = self.read(&file, offset, &mut buffer)?;
+                Ok(Outcome::Read { buffer, count })
+            }
+            Operation::Write { file, offset, buffer, sync } => {
+                self.write(&file, offset, buffer, sync, covered)
+            }
+            Operation::Sync { file } => {
+                self.sync(&file, covered, None)?;
+                Ok(Outcome::Done)
+            }
+            Operation::Allocate { file, offset, length } => {
+                let end = offset.checked_add(length).ok_or(ErrorKind::InvalidInput)?;
+                self.set_length(&file, |length| length.max(end))
+            }
+            Operation::SetLength { file, length } => self.set_length(&file, |_| length),
+            Operation::Length { file } => Ok(Outcome::Count(self.file(&file)?.1.content.length())),
+            Operation::Lock { file } => {
+                let (handle, file) = self.file(&file)?;
+                file.lock(&handle.lock_token).map(|()| Outcome::Done)
+            }
+            Operation::CreateFolder { path } => self.files.create_folder(&path).map(|()| Outcome::Done),
+            Operation::List { path } => self.files.list(&path).map(Outcome::Entries),
+            Operation::SyncFolder { path } => {
+                // What was asked to be ignored covers nothing, yet fails where a sync would.
+                let covered = if self.plan.ignore_folder_syncs { 0 } else { covered };
+                self.files.sync_folder(&path, covered).map(|()| Outcome::Done)
+            }
+            Operation::Remove { path } => self.files.remove(&path).map(|()| Outcome::Done),
+            Operation::RemoveFolder { path } => self.files.remove_folder(&path).map(|()| Outcome::Done),
+            Operation::Rename { from, to } => self.files.rename(&from, &to).map(|()| Outcome::Done),
+        }
+    }
+
+    /// What an operation that fails leaves behind.
+    fn fail(&mut self, operation: Operation, covered: u64) {
+        let mut random = Generator::new(self.random.next(), self.counts.all);
+        match operation {
+            // The write went well; its sync fails.
+            Operation::Write { file, offset, buffer, sync: true } if random.coin() => {
+                let written = self.write(&file, offset, buffer, false, covered);
+                let own = written.is_ok().then_some(self.files.seq());
+                self.fail_sync(&file, covered, own, &mut random);
+            }
+            Operation::Write { file, offset, buffer, .. } => {
+                let start = random.within(0..=buffer.len() as u64);
+                let end = random.within(start..=buffer.len() as u64);
+                let part = buffer.slice(start as usize..end as usize);
+                let _ = self.write(&file, offset + start, part, false, covered);
+            }
+            Operation::Sync { file } => self.fail_sync(&file, covered, None, &mut random),
+            Operation::SyncFolder { path } => self.files.fail_sync_folder(&path, covered, &mut random),
+            Operation::Allocate { file, offset, length } => {
+                let part = random.within(0..=length);
+                let _ = self.set_length(&file, |length| length.max(offset + part));
+            }
+            _ => {}
+        }
+    }
+
+    fn read(&mut self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let available = self.file(file)?.1.content.available(offset, buffer.len());
+        let count = self.shorten(available, self.plan.short_reads);
+        let bytes = self.file(file)?.1.content.bytes();
+        if count > 0 {
+            buffer[..count].copy_from_slice(&bytes[offset as usize..offset as usize + count]);
+        }
+        Ok(count)
+    }
+
+    fn write(
+        &mut self,
+        file: &Descriptor,
+        offset: u64,
+        buffer: bytes::Bytes,
+        sync: bool,
+        covered: u64,
+    ) -> io::Result<Outcome> {
+        let length = buffer.len();
+        if length == 0 {
+            return Ok(Outcome::Count(0));
+        }
+        let part = buffer.slice(..self.shorten(length, self.plan.short_writes));
+        let room = self.room();
+        let seq = self.files.next_seq();
+        let count = write_within(&mut self.writable(file)?.content, seq, offset, part, room)?;
+        // What is left of a short write comes as a request of its own, with its own sync.
+        if sync && count == length as u64 {
+            self.sync(file, covered, Some(seq))?;
+        }
+        Ok(Outcome::Count(count))
+    }
+
+    fn sync(&mut self, file: &Descriptor, covered: u64, own: Option<u64>) -> io::Result<()> {
+        let is_ignored = self.plan.ignore_syncs;
+        let file = self.file(file)?.1;
+        if !is_ignored {
+            file.content.sync(covered, own);
+        }
+        Ok(())
+    }
+
+    fn fail_sync(&mut self, file: &Descriptor, covered: u64, own: Option<u64>, random: &mut Generator) {
+        let powersafe = self.plan.powersafe_overwrite;
+        if let Ok((_, file)) = self.file(file) {
+            file.content.fail_sync(covered, own, random, powersafe);
+        }
+    }
+
+    fn set_length(&mut self, file: &Descriptor, to: impl FnOnce(u64) -> u64) -> io::Result<Outcome> {
+        let room = self.room();
+        let seq = self.files.next_seq();
+        let content = &mut self.writable(file)?.content;
+        let (before, after) = (content.length(), to(content.length()));
+        if after.saturating_sub(before) > room {
+            return Err(ErrorKind::StorageFull.into());
+        }
+        if after != before {
+            content.set_length(seq, after);
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Bytes that the disk still takes.
+    fn room(&self) -> u64 {
+        self.plan.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.files.used_bytes()))
+    }
+
+    fn shorten(&mut self, count: usize, probability: f64) -> usize {
+        if count > 1 && self.random.chance(probability) { 1 + self.random.index(count - 1) } else { count }
+    }
+
+    fn file<'a>(&'a mut self, descriptor: &'a Descriptor) -> io::Result<(&'a Handle, &'a mut File)> {
+        let handle = handle(descriptor);
+        if !Arc::ptr_eq(&handle.machine, &self.identity) {
+            return Err(io::Error::other("the descriptor is from before the power loss"));
+        }
+        Ok((handle, self.files.file(handle.node)))
+    }
+
+    fn writable<'a>(&'a mut self, descriptor: &'a Descriptor) -> io::Result<&'a mut File> {
+        let (handle, file) = self.file(descriptor)?;
+        if handle.is_writable { Ok(file) } else { Err(ErrorKind::PermissionDenied.into()) }
+    }
+
+    fn describe(&self, operation: &Operation) -> String {
+        let node = |file: &Descriptor| handle(file).node;
+        match operation {
+            Operation::Open { path, mode } => format!("open {} {mode:?}", path.display()),
+            Operation::Read { file, offset, buffer } => {
+                format!("read {} at {offset}+{}", node(file), buffer.len())
+            }
+            Operation::Write { file, offset, buffer, sync } => {
+                let sync = if *sync { " and sync" } else { "" };
+                format!("write{sync} {} at {offset}+{}", node(file), buffer.len())
+            }
+            Operation::Sync { file } => format!("sync {}", node(file)),
+            Operation::Allocate { file, offset, length } => {
+                format!("allocate {} at {offset}+{length}", node(file))
+            }
+            Operation::SetLength { file, length } => format!("set length {} to {length}", node(file)),
+            Operation::Length { file } => format!("length {}", node(file)),
+            Operation::Lock { file } => format!("lock {}", node(file)),
+            Operation::Rename { from, to } => format!("rename {} to {}", from.display(), to.display()),
+            Operation::CreateFolder { path }
+            | Operation::List { path }
+            | Operation::SyncFolder { path }
+            | Operation::Remove { path }
+            | Operation::RemoveFolder { path } => format!("{} {}", operation.kind(), path.display()),
+        }
+    }
+}
+
+fn handle(descriptor: &Descriptor) -> &Handle {
+    match descriptor {
+        Descriptor::Simulated(handle) => handle.downcast_ref().expect("a descriptor of this simulation"),
+        Descriptor::System(_) => panic!("a file of the system belongs to the system's engine"),
+    }
+}
+
+impl Fault {
+    fn error(self) -> io::Error {
+        // The numbers are those of Linux; the kinds follow from them.
+        io::Error::from_raw_os_error(match self {
+            Fault::Io => 5,
+            Fault::NoSpace => 28,
+        })
+    }
+}

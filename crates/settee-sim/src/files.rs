@@ -1,0 +1,310 @@
+//! The simulated file system: paths, folders and files, in memory.
+//!
+//! Joins names ([`crate::names`]) with contents ([`crate::content`]) and gives the errors that a
+//! real one gives. Absolute and relative paths start at the one root, which always exists.
+//!
+//! Invariant: `seq` grows with every change, so that a sync can tell what came before it.
+
+use std::io::{self, ErrorKind};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use settee_io::{Entry, OpenMode};
+
+use crate::content::{Content, Fate};
+use crate::names::{Name, Names, NodeId, Table};
+use crate::random::Generator;
+
+const ROOT: NodeId = 0;
+
+/// What a name stands for. A file without a name lives on, as one that is open does.
+#[derive(Debug)]
+enum Node {
+    Folder,
+    File(File),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct File {
+    pub(crate) content: Content,
+    /// Alive as long as the descriptor that holds the lock.
+    lock: Weak<()>,
+}
+
+impl File {
+    /// Gives the lock to the descriptor that owns `token`, unless another has it.
+    pub(crate) fn lock(&mut self, token: &Arc<()>) -> io::Result<()> {
+        if self.lock.strong_count() > 0 && !self.lock.ptr_eq(&Arc::downgrade(token)) {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        self.lock = Arc::downgrade(token);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Files {
+    nodes: Vec<Node>,
+    names: Names,
+    seq: u64,
+}
+
+impl Files {
+    pub(crate) fn new() -> Files {
+        Files { nodes: vec![Node::Folder], names: Names::default(), seq: 0 }
+    }
+
+    /// The number of the last change.
+    pub(crate) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Numbers a change.
+    pub(crate) fn next_seq(&mut self) -> u64 {
+        self.seq += 1;
+        self.seq
+    }
+
+    /// The file behind a descriptor.
+    pub(crate) fn file(&mut self, node: NodeId) -> &mut File {
+        match &mut self.nodes[node] {
+            Node::File(file) => file,
+            Node::Folder => unreachable!("descriptors are of files"),
+        }
+    }
+
+    pub(crate) fn open(&mut self, path: &Path, mode: OpenMode) -> io::Result<NodeId> {
+        let name = self.locate(path)?;
+        match self.names.seen().get(&name) {
+            Some(_) if mode == OpenMode::CreateNew => Err(ErrorKind::AlreadyExists.into()),
+            Some(node) if self.is_folder(*node) => Err(ErrorKind::IsADirectory.into()),
+            Some(node) => Ok(*node),
+            None if matches!(mode, OpenMode::Read | OpenMode::Write) => Err(ErrorKind::NotFound.into()),
+            None => Ok(self.create(name, Node::File(File::default()))),
+        }
+    }
+
+    pub(crate) fn create_folder(&mut self, path: &Path) -> io::Result<()> {
+        let name = match self.resolve(path) {
+            Ok(_) => return Err(ErrorKind::AlreadyExists.into()),
+            Err(_) => self.locate(path)?,
+        };
+        self.create(name, Node::Folder);
+        Ok(())
+    }
+
+    pub(crate) fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let entry =
+            |(name, node): (&str, NodeId)| Entry { name: name.into(), is_folder: self.is_folder(node) };
+        Ok(self.names.in_folder(self.resolve_folder(path)?).map(entry).collect())
+    }
+
+    pub(crate) fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let node = self.resolve(path)?;
+        if self.is_folder(node) {
+            return Err(ErrorKind::IsADirectory.into());
+        }
+        let name = self.locate(path)?;
+        self.rename_node(node, Some(name), None);
+        Ok(())
+    }
+
+    pub(crate) fn remove_folder(&mut self, path: &Path) -> io::Result<()> {
+        let node = self.resolve_folder(path)?;
+        if self.names.in_folder(node).next().is_some() {
+            return Err(ErrorKind::DirectoryNotEmpty.into());
+        }
+        let name = self.locate(path)?;
+        self.rename_node(node, Some(name), None);
+        Ok(())
+    }
+
+    pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let node = self.resolve(from)?;
+        let (from_name, to_name) = (self.locate(from)?, self.locate(to)?);
+        if from_name == to_name {
+            return Ok(());
+        }
+        if self.is_folder(node) && self.is_within(to_name.0, node) {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        match self.names.seen().get(&to_name).map(|target| (*target, self.is_folder(*target))) {
+            Some((_, true)) if !self.is_folder(node) => return Err(ErrorKind::IsADirectory.into()),
+            Some((_, false)) if self.is_folder(node) => return Err(ErrorKind::NotADirectory.into()),
+            Some((target, true)) if self.names.in_folder(target).next().is_some() => {
+                return Err(ErrorKind::DirectoryNotEmpty.into());
+            }
+            _ => {}
+        }
+        self.rename_node(node, Some(from_name), Some(to_name));
+        Ok(())
+    }
+
+    pub(crate) fn sync_folder(&mut self, path: &Path, covered: u64) -> io::Result<()> {
+        let folder = self.resolve_folder(path)?;
+        self.names.sync(folder, covered);
+        Ok(())
+    }
+
+    pub(crate) fn fail_sync_folder(&mut self, path: &Path, covered: u64, random: &mut Generator) {
+        if let Ok(folder) = self.resolve_folder(path) {
+            self.names.fail_sync(folder, covered, random);
+        }
+    }
+
+    /// The bytes of all files that have a name.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.names.seen().values().map(|node| self.content(*node).map_or(0, Content::length)).sum()
+    }
+
+    /// The files, sorted by path.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let mut paths = Vec::new();
+        self.collect_paths(ROOT, Path::new(""), &mut paths);
+        paths.sort();
+        paths
+    }
+
+    /// What a file holds, as the program sees it.
+    pub(crate) fn read(&self, path: &Path) -> Option<&[u8]> {
+        self.content(self.resolve(path).ok()?).map(Content::bytes)
+    }
+
+    /// Replaces a file, or creates it with the folders above it, and makes all names durable.
+    pub(crate) fn replace(&mut self, path: &Path, bytes: Vec<u8>) -> io::Result<()> {
+        for folder in path.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+            if self.resolve(folder).is_err() {
+                self.create_folder(folder)?;
+            }
+        }
+        let node = self.open(path, OpenMode::Create)?;
+        self.file(node).content = Content::durable(bytes);
+        self.names.sync_all();
+        Ok(())
+    }
+
+    /// The file system as the medium holds it when the power goes now.
+    pub(crate) fn survive(&self, random: &mut Generator, powersafe: bool) -> Files {
+        let everywhere = Some(Fate::draw(random)).filter(|_| random.coin());
+        let fate = |random: &mut Generator| everywhere.unwrap_or_else(|| Fate::draw(random));
+        let names_fate = fate(random);
+        let table = self.names.survive(names_fate, random);
+        let mut survivors = Files::new();
+        let mut renumbered = Table::new();
+        let mut folders = vec![(ROOT, ROOT)];
+        while let Some((old_folder, new_folder)) = folders.pop() {
+            for ((_, name), old) in table.range((old_folder, String::new())..(old_folder + 1, String::new()))
+            {
+                let new = survivors.nodes.len();
+                renumbered.insert((new_folder, name.clone()), new);
+                survivors.nodes.push(match &self.nodes[*old] {
+                    Node::Folder => {
+                        folders.push((*old, new));
+                        Node::Folder
+                    }
+                    Node::File(file) => {
+                        let file_fate = fate(random);
+                        let content = Content::durable(file.content.survive(file_fate, random, powersafe));
+                        Node::File(File { content, lock: Weak::new() })
+                    }
+                });
+            }
+        }
+        survivors.names = Names::durable(renumbered);
+        survivors
+    }
+
+    fn create(&mut self, name: Name, node: Node) -> NodeId {
+        self.nodes.push(node);
+        let node = self.nodes.len() - 1;
+        self.rename_node(node, None, Some(name));
+        node
+    }
+
+    fn rename_node(&mut self, node: NodeId, from: Option<Name>, to: Option<Name>) {
+        let seq = self.next_seq();
+        self.names.change(seq, node, from, to, self.is_folder(node));
+    }
+
+    fn content(&self, node: NodeId) -> Option<&Content> {
+        match &self.nodes[node] {
+            Node::File(file) => Some(&file.content),
+            Node::Folder => None,
+        }
+    }
+
+    fn is_folder(&self, node: NodeId) -> bool {
+        matches!(self.nodes[node], Node::Folder)
+    }
+
+    /// Whether `node` is `folder` or somewhere in it.
+    fn is_within(&self, node: NodeId, folder: NodeId) -> bool {
+        let mut at = Some(node);
+        while let Some(node) = at {
+            if node == folder {
+                return true;
+            }
+            at = self.names.seen().iter().find(|(_, named)| **named == node).map(|((parent, _), _)| *parent);
+        }
+        false
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<NodeId> {
+        parts(path)?.into_iter().try_fold(ROOT, |node, part| {
+            if !self.is_folder(node) {
+                return Err(ErrorKind::NotADirectory.into());
+            }
+            self.names.seen().get(&(node, part)).copied().ok_or(ErrorKind::NotFound.into())
+        })
+    }
+
+    fn resolve_folder(&self, path: &Path) -> io::Result<NodeId> {
+        let node = self.resolve(path)?;
+        if self.is_folder(node) { Ok(node) } else { Err(ErrorKind::NotADirectory.into()) }
+    }
+
+    /// The name that the path ends in; its folder exists.
+    fn locate(&self, path: &Path) -> io::Result<Name> {
+        let name = parts(path)?.pop().ok_or(ErrorKind::InvalidInput)?;
+        let folder = self.resolve_folder(path.parent().unwrap_or(Path::new("")))?;
+        Ok((folder, name))
+    }
+
+    fn collect_paths(&self, folder: NodeId, path: &Path, paths: &mut Vec<PathBuf>) {
+        for (name, node) in self.names.in_folder(folder) {
+            match self.is_folder(node) {
+                true => self.collect_paths(node, &path.join(name), paths),
+                false => paths.push(path.join(name)),
+            }
+        }
+    }
+}
+
+fn parts(path: &Path) -> io::Result<Vec<String>> {
+    let parts = path.components().filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
+    parts
+        .map(|part| match part {
+            Component::Normal(name) => name.to_str().map(String::from).ok_or(ErrorKind::InvalidInput.into()),
+            _ => Err(ErrorKind::InvalidInput.into()),
+        })
+        .collect()
+}
+
+/// Writes all that fits into `room` more bytes; the count.
+pub(crate) fn write_within(
+    content: &mut Content,
+    seq: u64,
+    offset: u64,
+    mut bytes: Bytes,
+    room: u64,
+) -> io::Result<u64> {
+    let length_max = content.length().saturating_add(room);
+    bytes.truncate(length_max.saturating_sub(offset).min(bytes.len() as u64) as usize);
+    if bytes.is_empty() {
+        return Err(ErrorKind::StorageFull.into());
+    }
+    let count = bytes.len() as u64;
+    content.write(seq, offset, bytes);
+    Ok(count)
+}
