@@ -19,6 +19,8 @@
 use std::fmt;
 use std::ops::Bound;
 
+use settee_log::{KEY_SIZE_MAX, META_SIZE_MAX};
+
 mod cursor;
 mod entry;
 mod node;
@@ -28,8 +30,6 @@ mod tests;
 
 pub use cursor::Cursor;
 pub use entry::{Found, Location, Previous, Sums};
-
-use settee_log::{KEY_SIZE_MAX, META_SIZE_MAX};
 
 use node::Subtree;
 

@@ -29,11 +29,12 @@ impl Cursor {
     /// descending. Costs O(log n), as do skips.
     pub fn range(layer: &Layer, start: Bound<&[u8]>, end: Bound<&[u8]>, descending: bool) -> Cursor {
         let (start, end) = layer.root.range(start, end);
+        let ranks = start.count..end.count;
         let root = layer.root.clone();
-        let (leaf, first) = root.leaf_at(start.count);
+        let (leaf, first) = root.leaf_at(if descending { ranks.end.saturating_sub(1) } else { ranks.start });
         let leaf = leaf.clone();
         let leaf_ranks = first..first + leaf.count() as u64;
-        Cursor { root, ranks: start.count..end.count, descending, leaf, leaf_ranks }
+        Cursor { root, ranks, descending, leaf, leaf_ranks }
     }
 
     /// The next entry.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::entry::{self, Found, Previous, Sums};
 use super::page::{self, Page, RECORD_COUNT_MAX, Record};
 
-/// A full node is cut where a run of insertions ends, each directly behind the one before, if one
-/// part in this many of its records came in that run: so ascending keys leave full nodes behind,
-/// and cuts of few records cost as many insertions.
+/// A full node is cut not in the middle but where a run of insertions ended, each directly behind
+/// the one before, if at least one part in this many of its records came in that run. So ascending
+/// keys leave full nodes behind, and no order of insertions leaves many sparse ones.
 const RUN_SHARE_MIN: usize = 4;
 
 /// What is kept about the entries under a node, or in a prefix of the order.
@@ -198,8 +198,8 @@ impl Subtree {
         (0..count).fold(before, |sum, index| sum + node.entry_totals(index))
     }
 
-    /// The totals of the longest prefix of the entries for which `holds`, which must hold for
-    /// none, and not for longer prefixes than it does not hold for.
+    /// The totals of the longest prefix of the entries for which `holds` is true. It must be true
+    /// of the empty one, and false of all that are longer than one of which it is false.
     pub(super) fn longest_prefix(&self, holds: impl Fn(&Totals) -> bool) -> Totals {
         let mut prefix = Totals::default();
         let mut extend = |totals: Totals| {
@@ -313,13 +313,14 @@ impl Node {
         (previous, self.insert_record(index, (key, tail)))
     }
 
-    /// Takes in the node that was split off from a child, and is split itself where it has no
-    /// room.
+    /// Takes in the node that was split off from the child at `index`, and is split itself where
+    /// it has no room.
     fn adopt(&mut self, index: usize, Split { separator, right }: Split) -> Option<Split> {
         self.children.insert(index + 1, right);
         self.insert_record(index, (&separator, &[]))
     }
 
+    /// Inserts at `index`, which in an inner node already has the child to the record's right.
     fn insert_record(&mut self, index: usize, record: Record<'_>) -> Option<Split> {
         let (key, tail) = record;
         if self.page.has_room(key.len() + tail.len()) {
@@ -343,9 +344,9 @@ impl Node {
         Some(Split { separator, right: Subtree::new(right) })
     }
 
-    /// Merges an underfull child with a neighbour; where both together are too large for one
-    /// node, evens them out. A new separator may then bring this node above its size, until the
-    /// next insertion splits it.
+    /// Merges an underfull child with a neighbour, or evens them out where both are too large for
+    /// one node. A longer separator may then bring this node above `PAGE_SIZE_MAX`, until the next
+    /// insertion splits it.
     fn merge(&mut self, index: usize) {
         let index = index.min(self.children.len() - 2);
         let [left, right] = &self.children[index..index + 2] else {
@@ -371,8 +372,8 @@ impl Node {
     }
 }
 
-/// Cuts records, and the children between them, in two nodes and a separator. Before the record
-/// at `cut_at` in leaves; in inner nodes that record is the separator.
+/// Cuts records, with the children between them, into two nodes and their separator. A leaf is
+/// cut before the record at `cut_at`; in an inner node that record becomes the separator.
 fn cut(records: &[Record<'_>], mut children: Vec<Subtree>, cut_at: usize) -> (Node, Vec<u8>, Node) {
     let left = Page::new(&records[..cut_at]);
     let (separator, right) = if children.is_empty() {
@@ -405,6 +406,10 @@ fn middle(records: &[Record<'_>]) -> usize {
     even.count().clamp(records.len().saturating_sub(RECORD_COUNT_MAX).max(1), RECORD_COUNT_MAX)
 }
 
+/// Largest record in bytes, about; the halves of a leaf too large may be larger than one by two.
+#[cfg(test)]
+const RECORD_SIZE_MAX: usize = settee_log::KEY_SIZE_MAX + settee_log::META_SIZE_MAX + 64;
+
 #[cfg(test)]
 impl Subtree {
     /// Panics where an invariant of the tree does not hold.
@@ -420,6 +425,7 @@ impl Subtree {
         assert!(page.records().all(|(key, _)| low.is_none_or(|low| low <= key)));
         assert!(page.records().all(|(key, _)| high.is_none_or(|high| key < high)));
         if children.is_empty() {
+            assert!(page.count() <= 2 || page.live_size() <= page::PAGE_SIZE_MAX + 2 * RECORD_SIZE_MAX);
             return;
         }
         assert_eq!(children.len(), page.count() + 1);

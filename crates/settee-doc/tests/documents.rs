@@ -1,0 +1,353 @@
+//! Goal: documents behave as CouchDB's do, revision trees and changes included.
+//! Method: in the simulation; single cases, and random edits against a model of the tree.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use settee_doc::{Database, Databases, Edit, ErrorKind, Options, Range, Revision, Seq, Stage, View};
+use settee_sim::{Sim, seeds};
+
+fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
+    let mut edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
+    edit.id = id.into();
+    edit.revision = edit.revision.or(revision);
+    edit
+}
+
+async fn put(
+    database: &Database,
+    id: &str,
+    revision: Option<Revision>,
+    text: &str,
+) -> settee_doc::Result<Revision> {
+    database.update(edit(id, revision, text), Stage::Persisted).await
+}
+
+/// Runs a test on a new database.
+fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Database>) -> F) {
+    let sim = Sim::new(seed);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+        test(databases.create("db").await.unwrap()).await;
+    })
+    .unwrap();
+}
+
+async fn text_of(view: &View, id: &str) -> String {
+    String::from_utf8(view.document(id).await.unwrap().body.to_vec()).unwrap()
+}
+
+fn kind<T: std::fmt::Debug>(result: settee_doc::Result<T>) -> ErrorKind {
+    result.unwrap_err().kind()
+}
+
+fn ids(view: &View, range: &Range) -> Vec<String> {
+    let mut rows = view.all_docs(range);
+    let mut ids = Vec::new();
+    while let Some(row) = rows.next() {
+        ids.push(row.unwrap().id.to_owned());
+    }
+    ids
+}
+
+fn changes(view: &View, since: Seq) -> Vec<(Seq, String, bool)> {
+    let mut rows = view.changes(since, false);
+    let mut changes = Vec::new();
+    while let Some(row) = rows.next() {
+        let row = row.unwrap();
+        changes.push((row.summary.seq, row.id.to_owned(), row.summary.deleted));
+    }
+    changes
+}
+
+#[test]
+fn an_edit_must_name_the_leaf_that_it_replaces() {
+    with_database(1, async |db| {
+        let first = put(&db, "a", None, r#"{"n":1}"#).await.unwrap();
+        assert_eq!(first.generation, 1);
+        assert_eq!(kind(put(&db, "a", None, "{}").await), ErrorKind::Conflict);
+        let second = put(&db, "a", Some(first), r#"{"n":2}"#).await.unwrap();
+        assert_eq!(kind(put(&db, "a", Some(first), r#"{"n":2}"#).await), ErrorKind::Conflict);
+        assert_eq!(kind(put(&db, "b", Some(first), "{}").await), ErrorKind::Conflict);
+        assert_eq!(text_of(&db.view(), "a").await, r#""n":2"#);
+        // A revision that isn't a leaf has no body any more.
+        assert_eq!(kind(db.view().revision("a", first, false).await), ErrorKind::NotFound);
+        let latest = db.view().revision("a", first, true).await.unwrap();
+        assert_eq!(latest[0].revision, second);
+        assert_eq!(kind(put(&db, "_x", None, "{}").await), ErrorKind::IllegalDocId);
+        assert_eq!(kind(put(&db, "", None, "{}").await), ErrorKind::IllegalDocId);
+    });
+}
+
+#[test]
+fn a_deleted_document_shows_in_changes_and_can_come_back() {
+    with_database(2, async |db| {
+        let first = put(&db, "a", None, "{}").await.unwrap();
+        let deleted = db.update(Edit::delete("a", Some(first)), Stage::Persisted).await.unwrap();
+        let view = db.view();
+        assert_eq!(view.document("a").await.unwrap_err().to_string(), "deleted");
+        assert_eq!(view.document("b").await.unwrap_err().to_string(), "missing");
+        assert_eq!((view.doc_count(), view.doc_del_count()), (0, 1));
+        assert!(ids(&view, &Range::default()).is_empty());
+        assert!(matches!(&changes(&view, Seq(0))[..], [(_, id, true)] if id == "a"));
+        assert_eq!(kind(db.update(Edit::delete("a", None), Stage::Persisted).await), ErrorKind::Conflict);
+        let back = put(&db, "a", None, r#"{"back":true}"#).await.unwrap();
+        assert_eq!(back.generation, 3);
+        let history = db.view().history("a", back).await.unwrap();
+        assert_eq!(history, [back.hash, deleted.hash, first.hash]);
+        assert_eq!(changes(&db.view(), view.update_seq()).len(), 1);
+    });
+}
+
+#[test]
+fn conflicts_are_kept_and_the_winner_is_couchdbs() {
+    with_database(3, async |db| {
+        let low = format!("2-{}", "1".repeat(32));
+        let high = format!("2-{}", "f".repeat(32));
+        let root = "0".repeat(32);
+        let replica = |revision: &str, member: &str| {
+            let hash = &revision[2..];
+            let text =
+                format!(r#"{{"_id":"a","_revisions":{{"start":2,"ids":["{hash}","{root}"]}},"{member}":1}}"#);
+            Edit::parse(text.as_bytes(), &Options::default()).unwrap()
+        };
+        let edits = vec![replica(&high, "high"), replica(&low, "low"), replica(&high, "high")];
+        let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
+        assert!(outcomes.iter().all(Result::is_ok));
+        let view = db.view();
+        assert_eq!(text_of(&view, "a").await, r#""high":1"#);
+        let leaves: Vec<_> = view.leaves("a").unwrap().iter().map(|leaf| leaf.revision.to_string()).collect();
+        assert_eq!(leaves, [high.clone(), low.clone()]);
+        assert!(view.find("a").unwrap().unwrap().has_conflicts);
+        assert_eq!(view.pending(Seq(0)), 1);
+
+        // Deleting the winner lets the other win; its body moves with it.
+        let deleted =
+            db.update(Edit::delete("a", Some(high.parse().unwrap())), Stage::Persisted).await.unwrap();
+        let view = db.view();
+        assert_eq!(text_of(&view, "a").await, r#""low":1"#);
+        assert_eq!(view.leaves("a").unwrap().len(), 2);
+        assert!(view.leaves("a").unwrap()[1].deleted);
+        assert_eq!(view.revision("a", deleted, false).await.unwrap()[0].body, "");
+        assert_eq!((view.doc_count(), view.doc_del_count()), (1, 0));
+        // And both edges are known to a replicator.
+        let asked = [low.parse().unwrap(), high.parse().unwrap(), format!("4-{root}").parse().unwrap()];
+        let (missing, ancestors) = view.missing("a", &asked).await.unwrap();
+        assert_eq!(missing, asked[2..]);
+        assert_eq!(ancestors.len(), 2);
+    });
+}
+
+#[test]
+fn one_request_sees_its_own_edits() {
+    with_database(4, async |db| {
+        let edits = vec![edit("a", None, "{}"), edit("a", None, r#"{"n":2}"#), edit("b", None, "{}")];
+        let outcomes = db.update_all(edits, Stage::Persisted).await.unwrap();
+        assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
+        assert_eq!(outcomes[1].as_ref().unwrap_err().kind(), ErrorKind::Conflict);
+        assert_eq!(ids(&db.view(), &Range::default()), ["a", "b"]);
+    });
+}
+
+#[test]
+fn local_documents_are_apart_and_never_conflict() {
+    with_database(5, async |db| {
+        let before = db.view().update_seq();
+        let put = async |text: &str| db.put_local(edit("_local/x", None, text), Stage::Persisted).await;
+        assert_eq!(put(r#"{"n":1}"#).await.unwrap(), "0-1");
+        assert_eq!(put(r#"{"n":2,"_rev":"0-1"}"#).await.unwrap(), "0-2");
+        let (revision, body) = db.view().local("x").await.unwrap();
+        assert_eq!((revision.as_str(), &body[..]), ("0-2", &br#""n":2"#[..]));
+        assert_eq!(db.view().update_seq(), before);
+        assert_eq!(db.view().doc_count(), 0);
+        assert_eq!(db.put_local(Edit::delete("_local/x", None), Stage::Persisted).await.unwrap(), "0-0");
+        assert_eq!(kind(db.view().local("x").await), ErrorKind::NotFound);
+        assert_eq!(
+            kind(db.put_local(Edit::delete("_local/x", None), Stage::Persisted).await),
+            ErrorKind::NotFound
+        );
+        assert_eq!(kind(put(&format!(r#"{{"_rev":"1-{}"}}"#, "a".repeat(32))).await), ErrorKind::BadRequest);
+    });
+}
+
+#[test]
+fn ranges_go_both_ways_in_the_order_of_bytes() {
+    with_database(6, async |db| {
+        for id in ["b", "a", "é", "A", "_design/x", "c"] {
+            put(&db, id, None, "{}").await.unwrap();
+        }
+        let gone = put(&db, "bb", None, "{}").await.unwrap();
+        db.update(Edit::delete("bb", Some(gone)), Stage::Persisted).await.unwrap();
+        let view = db.view();
+        let range = |start: Option<&str>, end: Option<&str>| Range {
+            start: start.map(Into::into),
+            end: end.map(Into::into),
+            ..Range::default()
+        };
+        assert_eq!(ids(&view, &Range::default()), ["A", "_design/x", "a", "b", "c", "é"]);
+        assert_eq!(ids(&view, &range(Some("a"), Some("c"))), ["a", "b", "c"]);
+        let exclusive = Range { exclusive_end: true, ..range(Some("a"), Some("c")) };
+        assert_eq!(ids(&view, &exclusive), ["a", "b"]);
+        let descending = Range { descending: true, ..range(Some("c"), Some("a")) };
+        assert_eq!(ids(&view, &descending), ["c", "b", "a"]);
+        let backwards =
+            Range { descending: true, exclusive_end: true, skip: 1, ..range(Some("c"), Some("a")) };
+        assert_eq!(ids(&view, &backwards), ["b"]);
+        assert_eq!(ids(&view, &range(Some("c"), Some("a"))), [""; 0]);
+        let skipping = Range { skip: 3, ..range(Some("a"), None) };
+        assert_eq!(ids(&view, &skipping), ["é"]);
+        assert_eq!(view.offset(&range(Some("b"), None)), 3);
+        assert_eq!(view.offset(&Range { descending: true, ..range(Some("b"), None) }), 2);
+        assert_eq!(view.offset(&Range { skip: 100, ..Range::default() }), 6);
+    });
+}
+
+#[test]
+fn a_view_stays_as_it_was_and_followers_are_woken_by_the_commit() {
+    let sim = Sim::new(7);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env.clone(), Path::new("/data")).await.unwrap();
+        let db = databases.create("db").await.unwrap();
+        put(&db, "a", None, "{}").await.unwrap();
+        let view = db.view();
+        let follower = db.clone();
+        let since = view.update_seq();
+        let (done, woken) = tokio::sync::oneshot::channel();
+        env.spawn("follower", async move {
+            follower.changed_after(since).await.unwrap();
+            done.send(changes(&follower.view(), since)).unwrap();
+        });
+        // A local document is no change.
+        db.put_local(edit("_local/x", None, "{}"), Stage::Persisted).await.unwrap();
+        db.update(edit("b", None, "{}"), Stage::Accepted).await.unwrap();
+        assert_eq!(woken.await.unwrap()[0].1, "b");
+        assert_eq!(ids(&view, &Range::default()), ["a"]);
+
+        let follower = db.clone();
+        let since = db.view().update_seq();
+        let (done, woken) = tokio::sync::oneshot::channel();
+        env.spawn("follower", async move { done.send(follower.changed_after(since).await).unwrap() });
+        databases.delete("db").await.unwrap();
+        assert_eq!(kind(woken.await.unwrap()), ErrorKind::NotFound);
+        assert_eq!(kind(put(&db, "c", None, "{}").await), ErrorKind::NotFound);
+    })
+    .unwrap();
+}
+
+#[test]
+fn databases_come_and_go_and_a_second_opener_is_refused() {
+    let sim = Sim::new(8);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env.clone(), Path::new("/data")).await.unwrap();
+        let refused = Databases::open(env.clone(), Path::new("/data")).await.err().unwrap();
+        assert!(refused.to_string().contains("/data"), "{refused}");
+        let first = databases.create("db").await.unwrap();
+        put(&first, "a", None, "{}").await.unwrap();
+        assert_eq!(kind(databases.create("db").await.map(drop)), ErrorKind::DatabaseExists);
+        databases.create("a+b/c").await.unwrap();
+        assert_eq!(databases.names(), ["a+b/c", "db"]);
+        for name in ["", "A", "1", "_x", "a b", "a\u{e9}", "x.y", &"a".repeat(239)] {
+            assert_eq!(
+                kind(databases.create(name).await.map(drop)),
+                ErrorKind::IllegalDatabaseName,
+                "{name}"
+            );
+        }
+        databases.delete("db").await.unwrap();
+        assert_eq!(kind(databases.get("db").await.map(drop)), ErrorKind::NotFound);
+        assert_eq!(kind(databases.delete("db").await), ErrorKind::NotFound);
+        let second = databases.create("db").await.unwrap();
+        assert_eq!(second.view().doc_count(), 0);
+        assert_ne!(second.created_us(), first.created_us());
+        // A position in the first is no position in the second.
+        let old = first.seq_text(Seq(5));
+        assert_eq!(second.parse_since(&old).unwrap(), Seq(0));
+        databases.close().await.unwrap();
+        assert_eq!(kind(put(&second, "a", None, "{}").await), ErrorKind::Stopped);
+    })
+    .unwrap();
+}
+
+/// A model of one document's tree: each revision with its parent and whether it deletes.
+#[derive(Default)]
+struct Model {
+    revisions: BTreeMap<Revision, (Option<Revision>, bool)>,
+}
+
+impl Model {
+    fn leaves(&self) -> Vec<Revision> {
+        let inner: Vec<_> = self.revisions.values().filter_map(|(parent, _)| *parent).collect();
+        let mut leaves: Vec<_> = self.revisions.keys().filter(|key| !inner.contains(key)).copied().collect();
+        leaves.sort_by_key(|leaf| std::cmp::Reverse((!self.revisions[leaf].1, *leaf)));
+        leaves
+    }
+
+    fn history(&self, mut revision: Revision) -> Vec<[u8; 16]> {
+        let mut history = vec![revision.hash];
+        while let Some(parent) = self.revisions[&revision].0 {
+            history.push(parent.hash);
+            revision = parent;
+        }
+        history
+    }
+}
+
+#[test]
+fn random_edits_make_the_tree_that_the_model_makes() {
+    for seed in seeds(30) {
+        with_database(seed, async |db| {
+            let mut state = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let mut random = move |below: usize| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state % below as u64) as usize
+            };
+            let mut model = Model::default();
+            for step in 0..120 {
+                let leaves = model.leaves();
+                let all: Vec<_> = model.revisions.keys().copied().collect();
+                let deleted = random(8) == 0;
+                let text = format!(r#"{{"step":{step},"_deleted":{deleted}}}"#);
+                let interactive = random(3) > 0 && !leaves.is_empty();
+                let (revision, parent) = if interactive {
+                    let parent = leaves[random(leaves.len())];
+                    (put(&db, "doc", Some(parent), &text).await.unwrap(), Some(parent))
+                } else {
+                    // A replicated edit, of any revision so far or of none.
+                    let parent =
+                        if all.is_empty() || random(20) == 0 { None } else { Some(all[random(all.len())]) };
+                    let generation = parent.map_or(0, |parent| parent.generation) + 1;
+                    let revision = Revision { generation, hash: std::array::from_fn(|_| random(256) as u8) };
+                    let mut edit = edit("doc", Some(revision), &text);
+                    edit.history = vec![revision.hash];
+                    edit.history.extend(parent.iter().flat_map(|parent| model.history(*parent)));
+                    // Some replicas know only the last part of the path.
+                    if random(4) == 0 {
+                        edit.history.truncate(1 + random(edit.history.len()).max(1));
+                    }
+                    db.replicate_all(vec![edit], Stage::Persisted).await.unwrap().pop().unwrap().unwrap();
+                    (revision, parent)
+                };
+                model.revisions.insert(revision, (parent, deleted));
+                let view = db.view();
+                let found: Vec<_> = view.leaves("doc").unwrap().iter().map(|leaf| leaf.revision).collect();
+                assert_eq!(found, model.leaves(), "seed={seed} step={step}");
+                let winner = view.document_or_deleted("doc").await.unwrap().unwrap();
+                assert_eq!(winner.revision, found[0], "seed={seed} step={step}");
+                for leaf in &found {
+                    let history = view.history("doc", *leaf).await.unwrap();
+                    assert_eq!(history, model.history(*leaf), "seed={seed} step={step} leaf={leaf}");
+                    let document = &view.revision("doc", *leaf, false).await.unwrap()[0];
+                    assert_eq!(document.deleted, model.revisions[leaf].1, "seed={seed} step={step}");
+                }
+                let (missing, _) = view.missing("doc", &all).await.unwrap();
+                assert!(missing.is_empty(), "seed={seed} step={step}: {missing:?}");
+            }
+        });
+    }
+}
