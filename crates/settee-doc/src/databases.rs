@@ -264,6 +264,7 @@ impl Inner {
         }
         let mut batch = Batch::new();
         batch.delete(name.as_bytes());
+        batch.use_reserve();
         let seq = writer.commit(&batch, Stage::Persisted).await?;
         self.catalogue.wait(seq, Stage::Persisted).await?;
         let slot = self.lock().by_name.remove(name);

@@ -35,6 +35,8 @@ pub(crate) struct Updater<'a> {
     batch: Batch,
     /// Ids whose edits are in the batch, and so not in the index yet.
     touched: HashSet<String>,
+    /// Whether all that is in the batch deletes.
+    deletes_alone: bool,
 }
 
 /// What of an edit's failure ends the whole request: nothing more can be accepted.
@@ -42,7 +44,7 @@ type Outcome<T> = Result<Result<T>>;
 
 impl<'a> Updater<'a> {
     pub(crate) fn new(writer: Writer<'a>, stage: Stage) -> Updater<'a> {
-        Updater { writer, stage, batch: Batch::new(), touched: HashSet::new() }
+        Updater { writer, stage, batch: Batch::new(), touched: HashSet::new(), deletes_alone: true }
     }
 
     /// An interactive edit: it replaces a leaf, or makes a new document.
@@ -89,15 +91,20 @@ impl<'a> Updater<'a> {
             self.commit().await?;
         }
         self.touched.insert(edit.id.clone());
+        self.deletes_alone &= edit.deleted;
         Ok(())
     }
 
     async fn commit(&mut self) -> Result<()> {
         if !self.batch.is_empty() {
-            let batch = std::mem::take(&mut self.batch);
+            let mut batch = std::mem::take(&mut self.batch);
+            if self.deletes_alone {
+                batch.use_reserve();
+            }
             self.writer.commit(&batch, self.stage).await?;
         }
         self.touched.clear();
+        self.deletes_alone = true;
         Ok(())
     }
 

@@ -358,6 +358,7 @@ pub struct Batch {
     /// The records as they will stand in the log, but for their `Seq` and checksum.
     bytes: Vec<u8>,
     ends: Vec<u32>,
+    pub(crate) may_use_reserve: bool,
 }
 
 impl Batch {
@@ -384,6 +385,12 @@ impl Batch {
         self.bytes.extend_from_slice(meta);
         self.bytes.extend_from_slice(value);
         self.ends.push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
+    }
+
+    /// Lets the batch into the room that is kept back for what frees space: so deletions work
+    /// on a full disk.
+    pub fn use_reserve(&mut self) {
+        self.may_use_reserve = true;
     }
 
     /// How many records it has.

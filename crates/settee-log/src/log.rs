@@ -27,6 +27,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::error::{AppendError, OpenError, ReadError, Stopped};
 use crate::format::{BATCH_SIZE_MAX, Batch, FrameHeader, Record, RecordRef, SEGMENT_HEADER_SIZE};
 use crate::recovery::{self, Recovery, Tail};
+use crate::room::RESERVE_BYTES;
 use crate::writer;
 
 /// A record's place in the order of the log: 1, 2, … 0 stands before the first.
@@ -210,6 +211,21 @@ impl Waiters {
     }
 }
 
+/// What a batch needs of the disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claim {
+    /// Its bytes.
+    pub size: usize,
+    /// Bytes that must stay free behind it.
+    pub reserve: u32,
+}
+
+impl Claim {
+    fn of(batch: &Batch) -> Claim {
+        Claim { size: batch.size(), reserve: if batch.may_use_reserve { 0 } else { RESERVE_BYTES } }
+    }
+}
+
 /// Whether a batch may be accepted now.
 pub(crate) enum Admission {
     Ready,
@@ -290,17 +306,17 @@ impl Log {
             if let Some(appended) = self.shared.try_append(batch, stage)? {
                 return Ok(appended);
             }
-            self.make_room(batch.size()).await?;
+            self.make_room(Claim::of(batch)).await?;
         }
     }
 
     /// Makes room in a task of its own: a segment half made would be in the way for good, were
     /// the caller's future dropped there.
-    async fn make_room(&self, size: usize) -> Result<(), AppendError> {
+    async fn make_room(&self, claim: Claim) -> Result<(), AppendError> {
         let (done, made) = oneshot::channel();
         let shared = self.shared.clone();
         self.shared.env.spawn("log room", async move {
-            let _ = done.send(shared.make_room(size).await);
+            let _ = done.send(shared.make_room(claim).await);
         });
         made.await.unwrap_or_else(|_| Err(self.shared.closed().into()))
     }
@@ -409,20 +425,21 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Whether a batch of `size` bytes may be accepted now, and if not, what it needs.
-    pub(crate) fn admit(&self, state: &State, size: usize) -> Result<Admission, Stopped> {
+    /// Whether a batch may be accepted now, and if not, what it needs.
+    pub(crate) fn admit(&self, state: &State, claim: Claim) -> Result<Admission, Stopped> {
         if let Some(stopped) = &state.stopped {
             return Err(stopped.clone());
         }
         let Some(segment) = &state.segment else {
             return Ok(Admission::NeedsSegment);
         };
-        let end = state.accepted.offset + size as u32;
+        let end = state.accepted.offset + claim.size as u32;
+        let room = (end + claim.reserve).min(self.options.segment_bytes_max);
         Ok(if end > self.options.segment_bytes_max {
             Admission::NeedsSegment
-        } else if end > segment.allocated {
-            Admission::NeedsRoom(end)
-        } else if !state.buffer.is_empty() && state.buffer.len() + size > self.options.buffer_bytes_max {
+        } else if room > segment.allocated {
+            Admission::NeedsRoom(room)
+        } else if !state.buffer.is_empty() && state.buffer.len() + claim.size > self.options.buffer_bytes_max {
             Admission::NeedsBuffer
         } else {
             Admission::Ready
@@ -432,7 +449,7 @@ impl Shared {
     /// Accepts the batch where nothing has to be made first.
     fn try_append(&self, batch: &Batch, stage: Stage) -> Result<Option<Appended>, Stopped> {
         let mut guard = self.lock();
-        let Admission::Ready = self.admit(&guard, batch.size())? else {
+        let Admission::Ready = self.admit(&guard, Claim::of(batch))? else {
             return Ok(None);
         };
         let state = &mut *guard;

@@ -91,6 +91,9 @@ pub(crate) async fn recover(
         Some(last) if last.is_torn_from_the_start().await? => segments.pop(),
         _ => None,
     };
+    for pair in segments.windows(2) {
+        pair[1].check_follows(&pair[0])?;
+    }
     for (index, segment) in segments.iter().enumerate() {
         let next = segments.get(index + 1).map(Segment::header).transpose()?;
         found.take(segment, next.map(|(header, _)| header), &mut replay).await?;
@@ -117,15 +120,9 @@ impl Recovered {
         replay: &mut impl FnMut(Location, RecordRef<'_>),
     ) -> Result<(), OpenError> {
         let (header, checksum) = segment.header()?;
-        let first = self.log_id.is_none();
-        if !first && Some(header.log_id) != self.log_id {
-            return Err(segment.damaged(0, "it belongs to another log"));
-        }
-        if !first && (header.previous_end, header.previous_checksum) != (self.tail.end, self.tail.checksum) {
+        let follows = (header.previous_end, header.previous_checksum) == (self.tail.end, self.tail.checksum);
+        if !(follows && header.first_seq == self.last_seq + 1) {
             return Err(segment.damaged(0, "it doesn't follow the segment before it"));
-        }
-        if header.first_seq != self.last_seq + 1 || header.epoch < self.epoch {
-            return Err(segment.damaged(0, "it is out of order"));
         }
         self.log_id = Some(header.log_id);
         self.epoch = header.epoch;
@@ -239,6 +236,15 @@ impl Segment {
                 Err(OpenError::NewerFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
             }
         }
+    }
+
+    /// Whether it may come after the segment `before`, as their headers tell.
+    fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
+        let ((header, _), (before, _)) = (self.header()?, before.header()?);
+        if header.log_id != before.log_id || header.epoch < before.epoch {
+            return Err(self.damaged(0, "it belongs to another log"));
+        }
+        Ok(())
     }
 
     /// Whether nothing in this last segment was ever persisted, since not even its header is

@@ -10,32 +10,36 @@ use settee_io::{File, OpenMode, folder};
 
 use crate::error::{AppendError, Stopped};
 use crate::format::{SEGMENT_HEADER_SIZE, SegmentHeader};
-use crate::log::{Admission, OpenSegment, Shared, Stage, position};
+use crate::log::{Admission, Claim, OpenSegment, Shared, Stage, position};
 use crate::recovery::{Tail, segment_path};
 
 /// What a segment reserves first, in bytes: small databases stay small.
 const FIRST_ROOM_BYTES: u32 = 64 << 10;
 
+/// Room in the open segment, in bytes, that is kept for batches which free space: they find it
+/// on a full disk.
+pub(crate) const RESERVE_BYTES: u32 = 32 << 10;
+
 /// The most that is reserved ahead at once, in bytes.
 const ROOM_AHEAD_BYTES_MAX: u32 = 4 << 20;
 
 impl Shared {
-    /// Makes what a batch of `size` bytes needs. Another append may come first: so look again.
-    pub(crate) async fn make_room(&self, size: usize) -> Result<(), AppendError> {
+    /// Makes what a batch needs. Another append may come first: so look again.
+    pub(crate) async fn make_room(&self, claim: Claim) -> Result<(), AppendError> {
         let _room = self.room.lock().await;
         let (admission, accepted) = {
             let state = self.lock();
-            (self.admit(&state, size)?, state.accepted)
+            (self.admit(&state, claim)?, state.accepted)
         };
         let made = match admission {
             Admission::Ready => Ok(()),
             Admission::NeedsBuffer => Ok(self.wait(accepted.seq, Stage::Written).await?),
             Admission::NeedsRoom(end) => self.reserve(end).await,
-            Admission::NeedsSegment => self.roll(size).await,
+            Admission::NeedsSegment => self.roll(claim).await,
         };
         made.map_err(|error| {
             if error.is_no_space() {
-                return AppendError::NoSpace { size, source: Arc::new(error) };
+                return AppendError::NoSpace { size: claim.size, source: Arc::new(error) };
             }
             // The folder or the segment is in a state that nobody can tell.
             self.stop(error.clone());
@@ -50,7 +54,7 @@ impl Shared {
             let segment = state.segment.as_ref().expect("it is the room's holder who changes segments");
             (segment.file.clone(), segment.allocated)
         };
-        let ahead = allocated.min(ROOM_AHEAD_BYTES_MAX);
+        let ahead = (allocated / 2).min(ROOM_AHEAD_BYTES_MAX);
         let most = (end + ahead).min(self.options.segment_bytes_max);
         let mut reserved = most;
         let mut result = file.allocate(u64::from(allocated), u64::from(most - allocated)).await;
@@ -64,7 +68,7 @@ impl Shared {
     }
 
     /// Begins the next segment, once all of this one is persisted.
-    async fn roll(&self, size: usize) -> settee_io::Result<()> {
+    async fn roll(&self, claim: Claim) -> settee_io::Result<()> {
         if let Err(stopped) = self.flush().await {
             return Err((*stopped.source).clone());
         }
@@ -87,7 +91,7 @@ impl Shared {
             folder::create(&**engine, &self.folder).await?;
         }
         let file = File::open(engine, &path, OpenMode::CreateNew).await?;
-        let needed = (SEGMENT_HEADER_SIZE + size) as u32;
+        let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + claim.reserve;
         let allocated = needed.max(FIRST_ROOM_BYTES).min(self.options.segment_bytes_max);
         if let Err(error) = file.allocate(0, u64::from(allocated)).await {
             drop(file);

@@ -171,6 +171,11 @@ fn a_full_disk_refuses_and_appends_go_on_when_there_is_room() {
                 assert!(matches!(refused, AppendError::NoSpace { .. }), "seed={seed}: {refused}");
                 assert!(acknowledged > 10, "seed={seed}: {acknowledged}");
                 assert!(log.health().is_ok(), "seed={seed}");
+                let mut deletion = batch(&[acknowledged; 10_000]);
+                deletion.use_reserve();
+                let appended = log.append(&deletion, Stage::Persisted).await.unwrap();
+                log.wait(appended.last_seq, Stage::Persisted).await.unwrap();
+                acknowledged += 1;
                 let _more = disk.clone().capacity(Some(600_000));
                 for _ in 0..5 {
                     put(&log, &[acknowledged; 10_000]).await.unwrap();

@@ -67,6 +67,12 @@ impl Batch {
         self.records.push(Flags::TOMBSTONE, key, &[], &[]);
     }
 
+    /// Lets the batch into the room that is kept back for what frees space: so deletions work
+    /// on a full disk.
+    pub fn use_reserve(&mut self) {
+        self.records.use_reserve();
+    }
+
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()

@@ -328,18 +328,13 @@ impl Node {
             return None;
         }
         let is_at_end = index == self.page.count();
-        let run_count = self.page.run_before(index);
-        let is_run = run_count * RUN_SHARE_MIN >= self.page.count();
+        let is_run = self.page.run_before(index) * RUN_SHARE_MIN >= self.page.count();
         let mut records: Vec<_> = self.page.records().collect();
         records.insert(index, record);
         let children = std::mem::take(&mut self.children);
         let last = last_cut(&records, &children);
         let cut_at = if is_run { index + usize::from(!is_at_end) } else { middle(&records) };
-        let (mut left, separator, mut right) = cut(&records, children, cut_at.min(last));
-        if is_run {
-            let goes_on = if is_at_end { &mut right } else { &mut left };
-            goes_on.page.set_run(run_count + 1);
-        }
+        let (left, separator, right) = cut(&records, children, cut_at.min(last));
         *self = left;
         Some(Split { separator, right: Subtree::new(right) })
     }
@@ -356,8 +351,7 @@ impl Node {
         let separator = (!left.is_leaf()).then(|| (self.page.key(index), &[][..]));
         let records: Vec<_> = left.page.records().chain(separator).chain(right.page.records()).collect();
         let children = [&left.children[..], &right.children[..]].concat();
-        let is_either_empty = left.is_leaf() && (left.count() == 0 || right.count() == 0);
-        if page::fits(&records) || is_either_empty {
+        if page::fits(&records) {
             self.children[index] = Subtree::new(Node { page: Page::new(&records), children });
             self.children.remove(index + 1);
             self.page.remove(index);

@@ -97,12 +97,6 @@ impl Page {
         if index == self.run_end { self.run_count } else { 0 }
     }
 
-    /// Says that a run of so many insertions led to the end of this page.
-    pub(super) fn set_run(&mut self, run_count: usize) {
-        self.run_count = run_count;
-        self.run_end = self.count;
-    }
-
     #[inline]
     pub(super) fn record(&self, index: usize) -> Record<'_> {
         let slot = self.slots[..self.count][index];

@@ -1,0 +1,199 @@
+//! Goal: what recovery does in each case of `docs/recovery.md`.
+//! Method: a log is written and closed, its files are changed as the case says, and it is
+//! opened again. A test's name begins with the case's label.
+
+use std::path::Path;
+
+use settee_io::OperationKind;
+use settee_log::{Batch, Flags, Log, LogOptions, OpenError, Recovery, Stage};
+use settee_sim::{Fault, Sim, SimDisk};
+
+const FOLDER: &str = "/data/log";
+const FIRST: &str = "/data/log/0000000001.log";
+const SECOND: &str = "/data/log/0000000002.log";
+const THIRD: &str = "/data/log/0000000003.log";
+
+/// Where the first batch of a segment lies, and, since each batch here was synced, the second.
+const FRAME_1: usize = 512;
+const FRAME_2: usize = 4096;
+const FRAME_3: usize = 8192;
+
+/// A disk with a log that was opened `sessions` times, each of which appended three batches of
+/// one record, every one synced: so each session wrote one segment.
+fn written(sessions: u8) -> SimDisk {
+    let disk = SimDisk::new(1);
+    for session in 0..sessions {
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
+            for index in 0..3 {
+                let mut batch = Batch::new();
+                batch.push(Flags::none(), b"key", b"", &[session * 3 + index; 100]);
+                log.append(&batch, Stage::Persisted).await.unwrap();
+                log.flush().await.unwrap();
+            }
+        })
+        .unwrap();
+    }
+    disk
+}
+
+/// What opening finds: the first byte of each value.
+fn open(disk: &SimDisk) -> Result<(Vec<u8>, Recovery), OpenError> {
+    let sim = Sim::with_disk(disk);
+    let env = sim.env();
+    sim.run(async {
+        let mut found = Vec::new();
+        let opened =
+            Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, record| found.push(record.value[0])).await;
+        opened.map(|(_, recovery)| (found, recovery))
+    })
+    .unwrap()
+}
+
+fn open_damaged(disk: &SimDisk, file: &str, at: u64) {
+    match open(disk) {
+        Err(OpenError::Damaged { path, offset, .. }) => assert_eq!((path.as_path(), offset), (Path::new(file), at)),
+        other => panic!("damage in {file} at {at}, but {other:?}"),
+    }
+}
+
+fn flip(disk: &SimDisk, file: &str, at: usize) {
+    disk.damage_file(file, |bytes| bytes[at] ^= 1);
+}
+
+#[test]
+fn r1_a_folder_without_segments_is_an_empty_log() {
+    assert_eq!(open(&SimDisk::new(1)).unwrap(), (vec![], Recovery::default()));
+}
+
+#[test]
+fn r2_a_clean_end_gives_all_and_cuts_nothing() {
+    let (found, recovery) = open(&written(3)).unwrap();
+    assert_eq!(found, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!((recovery.segment_count, recovery.record_count, recovery.cut_bytes), (3, 9, 0));
+}
+
+#[test]
+fn r3_a_torn_tail_is_cut_and_its_size_told() {
+    let disk = written(2);
+    disk.damage_file(SECOND, |bytes| bytes[FRAME_3 + 90..].fill(0));
+    let (found, recovery) = open(&disk).unwrap();
+    assert_eq!((found, recovery.cut_bytes), (vec![0, 1, 2, 3, 4], (FRAME_3 + 90 - FRAME_2 - 184) as u64));
+}
+
+#[test]
+fn r4_damage_below_what_was_persisted_is_refused() {
+    let disk = written(2);
+    flip(&disk, SECOND, FRAME_1 + 60);
+    open_damaged(&disk, SECOND, FRAME_1 as u64);
+}
+
+#[test]
+fn r5_damage_in_an_earlier_segment_is_refused() {
+    let disk = written(2);
+    flip(&disk, FIRST, FRAME_3 + 60);
+    open_damaged(&disk, FIRST, FRAME_2 as u64 + 184);
+}
+
+#[test]
+fn r6_a_missing_segment_is_named() {
+    let disk = written(3);
+    let sim = Sim::with_disk(&disk);
+    let engine = sim.env().engine;
+    sim.run(settee_io::folder::remove(&*engine, Path::new(SECOND))).unwrap().unwrap();
+    assert!(matches!(open(&disk), Err(OpenError::Missing { path }) if path == Path::new(SECOND)));
+}
+
+#[test]
+fn r7_a_last_segment_without_a_header_is_removed() {
+    for remains in [0, 100, 512, 700] {
+        let disk = written(2);
+        disk.write_file(THIRD, vec![0xAB; remains]);
+        let (found, recovery) = open(&disk).unwrap();
+        assert_eq!((found.len(), recovery.cut_bytes), (6, remains as u64));
+        assert_eq!(disk.read_file(THIRD), None);
+    }
+}
+
+#[test]
+fn r8_a_damaged_header_before_persisted_frames_is_refused() {
+    for (file, segment_count) in [(FIRST, 1), (FIRST, 2), (SECOND, 2)] {
+        let disk = written(segment_count);
+        flip(&disk, file, 20);
+        open_damaged(&disk, file, 0);
+    }
+}
+
+#[test]
+fn r9_a_segment_of_another_place_or_log_is_refused() {
+    let disk = written(3);
+    disk.write_file(SECOND, disk.read_file(THIRD).unwrap());
+    open_damaged(&disk, SECOND, 0);
+    let other = SimDisk::new(2);
+    let sim = Sim::with_disk(&other);
+    let env = sim.env();
+    sim.run(async {
+        for _ in 0..2 {
+            let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
+            let mut batch = Batch::new();
+            batch.push(Flags::none(), b"key", b"", b"value");
+            log.append(&batch, Stage::Persisted).await.unwrap();
+            log.flush().await.unwrap();
+        }
+    })
+    .unwrap();
+    let disk = written(2);
+    disk.write_file(SECOND, other.read_file(SECOND).unwrap());
+    open_damaged(&disk, SECOND, 0);
+}
+
+#[test]
+fn r10_a_segment_that_is_shorter_than_it_was_is_refused() {
+    let disk = written(2);
+    disk.damage_file(FIRST, |bytes| bytes.truncate(FRAME_3 + 10));
+    open_damaged(&disk, FIRST, FRAME_3 as u64 + 10);
+}
+
+#[test]
+fn r11_damage_in_the_last_synced_group_passes_for_a_torn_tail() {
+    let disk = written(1);
+    flip(&disk, FIRST, FRAME_3 + 60);
+    let (found, recovery) = open(&disk).unwrap();
+    assert_eq!((found, recovery.cut_bytes > 0), (vec![0, 1], true));
+}
+
+#[test]
+fn r12_an_error_of_the_system_is_no_end_of_file() {
+    let mut refused = 0;
+    for nth in 0..8 {
+        // A read that failed may be tried again another way; but it never ends the log early.
+        match open(&written(2).fail(OperationKind::Read, nth, Fault::Io)) {
+            Err(OpenError::Io(_)) => refused += 1,
+            Ok((found, recovery)) => assert_eq!((found.len(), recovery.cut_bytes), (6, 0), "read {nth}"),
+            Err(other) => panic!("read {nth}: {other}"),
+        }
+    }
+    assert!(refused > 0);
+}
+
+#[test]
+fn r13_the_log_goes_on_behind_a_cut_in_a_new_segment() {
+    let disk = written(1);
+    disk.damage_file(FIRST, |bytes| bytes[FRAME_3 + 90..].fill(0));
+    let before = disk.read_file(FIRST).unwrap();
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
+        let mut batch = Batch::new();
+        batch.push(Flags::none(), b"key", b"", &[9; 100]);
+        log.append(&batch, Stage::Persisted).await.unwrap();
+        log.close().await.unwrap();
+    })
+    .unwrap();
+    let after = disk.read_file(FIRST).unwrap();
+    assert_eq!(after, before[..after.len()]);
+    assert_eq!(open(&disk).unwrap().0, [0, 1, 9]);
+}
