@@ -177,7 +177,6 @@ impl Page {
     pub(super) fn remove(&mut self, index: usize) {
         let (key, tail) = self.record(index);
         self.live_size -= key.len() + tail.len();
-        self.run_count = 0;
         self.slots.copy_within(index + 1..self.count, index);
         self.heads.copy_within(index + 1..self.count, index);
         self.count -= 1;

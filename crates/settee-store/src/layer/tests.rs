@@ -350,6 +350,19 @@ fn entries_of_the_largest_size_are_kept() {
 }
 
 #[test]
+fn neighbours_evened_out_by_size_keep_to_the_largest_count() {
+    let mut pair = Pair::default();
+    pair.insert(&[0; 1600], 0);
+    (0..200).for_each(|last| pair.insert(&[1, last], 0));
+    // Leaves few entries beside the long one, too many to merge with the full leaf behind.
+    (0..60).for_each(|last| {
+        pair.remove(&[1, last]);
+        pair.layer.root.check();
+    });
+    pair.check();
+}
+
+#[test]
 fn large_metas_that_grow_in_place_split_their_leaf() {
     let mut pair = filled(0..RECORD_COUNT_MAX as u64);
     assert_eq!(pair.layer.root.leaf_count(), 1);
