@@ -1,1 +1,24 @@
-//! x
+//! Workloads, peers and physical limits: what `settee bench` measures and prints.
+//!
+//! - [`fabric`] is CouchDB's own table, in this process or against any CouchDB URL.
+//! - [`baseline`] repeats over HTTP what was recorded of CouchDB 3.5.0, with the limits of the
+//!   machine in the same run.
+//! - [`http`] and [`couch`] are the client, which loading and dumping share.
+//!
+//! Every run has a fixed seed, random values, a stated durability and a small form that the
+//! tests run.
+
+pub mod baseline;
+pub mod couch;
+pub mod documents;
+mod drive;
+mod error;
+pub mod fabric;
+pub mod http;
+pub mod limits;
+pub mod process;
+pub mod report;
+pub mod space;
+pub mod stats;
+
+pub use error::{Error, Result};

@@ -1,1 +1,40 @@
-//! x
+//! CouchDB's HTTP API over `settee-doc`.
+//!
+//! A connection is a task on hyper; a request is routed by its path's first segments, checked
+//! for who asks, and answered from one buffer. What outgrows a chunk is streamed by a task of
+//! its own through a bounded channel, so that a slow client holds back its own answer alone.
+//!
+//! Invariants:
+//! 1. Status, error name and wording are CouchDB 3.5.0's; what isn't there yet answers 501.
+//! 2. A request that fails has stored nothing, but where its answer says so row by row.
+//! 3. Without an administrator only loopback is served, and only what names it as its host.
+//! 4. Every wait on a client has a limit named in [`Limits`].
+//!
+//! This crate knows nothing of file formats.
+
+mod all_docs;
+mod auth;
+mod body;
+mod bulk;
+mod changes;
+mod database;
+mod document;
+mod error;
+mod json;
+mod limits;
+mod local;
+mod query;
+mod reply;
+mod revisions;
+mod root;
+mod router;
+mod server;
+mod session;
+mod stream;
+
+pub use auth::Admin;
+pub use limits::Limits;
+pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
+
+/// The version of CouchDB whose API is spoken, as `GET /` tells it.
+pub const COUCHDB_VERSION: &str = "3.5.0";

@@ -33,7 +33,7 @@ pub use entry::{Found, Location, Previous, Sums};
 
 use node::Subtree;
 
-/// An ordered map in memory, and a snapshot of itself: see the [module](self).
+/// An ordered map in memory, and a snapshot of itself.
 ///
 /// Cloning takes a snapshot in constant time; later changes to either don't show in the other.
 /// Every operation on one entry costs O(log n).
@@ -88,7 +88,11 @@ impl Layer {
     /// The sums over the entries within the bounds; zero where the bounds hold nothing.
     pub fn sums_in(&self, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Sums {
         let (start, end) = self.root.range(range.0, range.1);
-        if start.count < end.count { (end - start).sums } else { Sums::default() }
+        if start.rank() >= end.rank() {
+            return Sums::default();
+        }
+        let (start, end) = (start.sums(), end.sums());
+        std::array::from_fn(|index| end[index] - start[index])
     }
 
     /// A cursor over all entries, in ascending order.

@@ -1,10 +1,349 @@
-//! `settee bench`.
+//! `settee bench`: the tables of `settee-bench` on the command line.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Subcommand, ValueEnum};
+use settee_bench::baseline::{self, Target};
+use settee_bench::documents::DocumentSize;
+use settee_bench::fabric::{self, Place};
+use settee_bench::http::Server;
+use settee_bench::process::ServerProcess;
+use settee_bench::report::{self, Row};
+use settee_bench::space::{self, Folder};
+use settee_bench::{Result, limits};
+use settee_doc::Stage;
 
 use crate::CommandResult;
 
-#[derive(clap::Args)]
-pub(crate) struct Args {}
+/// How long a row of the baseline lasts at full scale.
+const ROW_TIME: Duration = Duration::from_secs(5);
 
-pub(crate) fn run(_args: Args) -> CommandResult {
-    Err("not written yet".into())
+/// Shortest time of a scaled-down row.
+const ROW_TIME_MIN: Duration = Duration::from_millis(20);
+
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    table: Option<Table>,
+
+    #[command(flatten)]
+    fabric: FabricArgs,
+}
+
+#[derive(Subcommand)]
+enum Table {
+    /// Repeat over HTTP what was recorded of CouchDB 3.5.0, beside the machine's limits
+    Baseline(BaselineArgs),
+
+    /// Serve one document from memory: the floor of any HTTP server
+    #[command(hide = true)]
+    FloorServer,
+}
+
+/// What both tables understand.
+#[derive(clap::Args)]
+struct CommonArgs {
+    /// Server that speaks CouchDB's API: http://[user:password@]host:port
+    #[arg(long, value_name = "URL")]
+    url: Option<Server>,
+
+    /// The server's process, for its processor time
+    #[arg(long, value_name = "PID", requires = "url")]
+    server_pid: Option<u32>,
+
+    /// Start a server for the measurement, with its data in a folder of its own
+    #[arg(long, conflicts_with = "url")]
+    spawn: bool,
+
+    /// Where that folder is made: choose a disk [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// How far writes have got when they are answered
+    #[arg(long, value_name = "STAGE", default_value = "persisted")]
+    durability: Durability,
+
+    /// Print JSON lines in place of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct FabricArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+
+    /// Documents to add [default: 100000, of large ones 5000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    docs: Option<u64>,
+
+    /// Size of the documents: 333, 14553 or 145871 bytes
+    #[arg(long, value_name = "SIZE", default_value = "small")]
+    doc_size: Size,
+
+    /// Documents in a batch
+    #[arg(long, value_name = "N", default_value_t = fabric::BATCH_COUNT_DEFAULT,
+        value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    batch: u64,
+
+    /// Tasks or connections that add, get and put
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    clients: u64,
+
+    /// Single documents to put at the end
+    #[arg(long, value_name = "N", default_value_t = fabric::UPDATE_COUNT_DEFAULT,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    updates: u64,
+}
+
+#[derive(clap::Args)]
+struct BaselineArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+
+    /// Rows whose names contain one of these, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = row_name)]
+    rows: Vec<String>,
+
+    /// Multiplies documents and seconds
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = scale)]
+    scale: f64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Size {
+    Small,
+    Medium,
+    Large,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Durability {
+    Accepted,
+    Written,
+    Persisted,
+}
+
+impl From<Durability> for Stage {
+    fn from(durability: Durability) -> Stage {
+        match durability {
+            Durability::Accepted => Stage::Accepted,
+            Durability::Written => Stage::Written,
+            Durability::Persisted => Stage::Persisted,
+        }
+    }
+}
+
+impl From<Size> for DocumentSize {
+    fn from(size: Size) -> DocumentSize {
+        match size {
+            Size::Small => DocumentSize::Small,
+            Size::Medium => DocumentSize::Medium,
+            Size::Large => DocumentSize::Large,
+        }
+    }
+}
+
+fn scale(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(scale) if (0.001..=10.0).contains(&scale) => Ok(scale),
+        _ => Err("a number from 0.001 to 10".to_owned()),
+    }
+}
+
+fn row_name(text: &str) -> Result<String, String> {
+    if baseline::row_names().any(|name| name.contains(text)) {
+        return Ok(text.to_owned());
+    }
+    let names: Vec<&str> = baseline::row_names().collect();
+    Err(format!("no row has it in its name; they are {}", names.join(", ")))
+}
+
+pub(crate) fn run(args: Args) -> CommandResult {
+    match args.table {
+        None => block_on(tokio::runtime::Builder::new_multi_thread(), run_fabric(args.fabric)),
+        // One thread for all clients: it shares the machine with the server.
+        Some(Table::Baseline(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), run_baseline(args))
+        }
+        Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
+    }
+}
+
+/// Runs until done or interrupted: either way servers are stopped and folders removed.
+fn block_on(
+    mut builder: tokio::runtime::Builder,
+    command: impl Future<Output = CommandResult>,
+) -> CommandResult {
+    builder.enable_all().build()?.block_on(async {
+        tokio::select! {
+            result = command => result,
+            _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+        }
+    })
+}
+
+/// A server to measure and the folder it writes to, as far as they are known or were made.
+struct Host {
+    server: Option<Target>,
+    /// Dropped before the folder: the server stops first.
+    _process: Option<ServerProcess>,
+    folder: Option<Folder>,
+}
+
+impl Host {
+    /// `needed` is what will be written, in bytes of JSON.
+    async fn open(
+        common: &CommonArgs,
+        needed: u64,
+    ) -> Result<Host, Box<dyn std::error::Error + Send + Sync>> {
+        if let Some(server) = &common.url {
+            let folder = common.data_dir.as_deref().map(|parent| Folder::new(Some(parent))).transpose()?;
+            let target = Target { server: server.clone(), pid: common.server_pid };
+            return Ok(Host { server: Some(target), _process: None, folder });
+        }
+        let folder = Folder::new(common.data_dir.as_deref())?;
+        space::check(folder.path(), needed)?;
+        if space::is_in_memory(folder.path()) {
+            eprintln!(
+                "{} lies in memory, where a sync costs nothing: see --data-dir",
+                folder.path().display()
+            );
+        }
+        let mut host = Host { server: None, _process: None, folder: Some(folder) };
+        if common.spawn {
+            let folder = host.folder.as_ref().expect("just made").path().join("server");
+            let process = ServerProcess::settee(&std::env::current_exe()?, &folder).await?;
+            host.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
+            host._process = Some(process);
+        }
+        Ok(host)
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        self.folder.as_ref().map(Folder::path)
+    }
+
+    fn place(&self) -> String {
+        match &self.server {
+            None => "in process".to_owned(),
+            Some(target) => format!("over HTTP at {}", target.server.address()),
+        }
+    }
+}
+
+async fn run_fabric(args: FabricArgs) -> CommandResult {
+    let size = DocumentSize::from(args.doc_size);
+    let documents = args.docs.unwrap_or(match size {
+        DocumentSize::Large => fabric::LARGE_DOCUMENT_COUNT_DEFAULT,
+        _ => fabric::DOCUMENT_COUNT_DEFAULT,
+    });
+    let host =
+        Host::open(&args.common, (documents + args.updates).saturating_mul(size.bytes() as u64)).await?;
+    let place = match (&host.server, host.folder()) {
+        (Some(Target { server, pid }), _) => Place::Server { server: server.clone(), pid: *pid },
+        (None, folder) => Place::Process { folder: folder.expect("made where no URL is given").to_owned() },
+    };
+    let config = fabric::Config {
+        place,
+        size,
+        documents,
+        batch: args.batch,
+        clients: args.clients,
+        updates: args.updates,
+        durability: args.common.durability.into(),
+    };
+    let title = format!(
+        "fabric_bench, {}: {documents} {} documents of {} bytes, {} client(s), {}",
+        host.place(),
+        size.name(),
+        size.bytes(),
+        args.clients,
+        durability_text(&args.common),
+    );
+    let printer = Printer::new(&args.common, &title, false);
+    fabric::run(&config, |row| printer.row(&row)).await?;
+    Ok(())
+}
+
+async fn run_baseline(args: BaselineArgs) -> CommandResult {
+    if args.common.url.is_none() && !args.common.spawn {
+        return Err("give --url of a server, or --spawn to start one".into());
+    }
+    let row_time = ROW_TIME.mul_f64(args.scale).max(ROW_TIME_MIN);
+    let needed = baseline::document_bytes(&args.rows, args.scale, row_time);
+    let host = Host::open(&args.common, needed).await?;
+    let floor = ServerProcess::floor(&std::env::current_exe()?)?;
+    let config = baseline::Config {
+        target: host.server.clone().expect("given or started"),
+        floor: Some(Target { server: floor.server().clone(), pid: Some(floor.pid()) }),
+        folder: host.folder().map(Path::to_owned),
+        scale: args.scale,
+        row_time,
+        durability: args.common.durability.into(),
+        rows: args.rows,
+    };
+    let title = format!(
+        "baseline, {}: documents of {} bytes, {}; recorded: {}",
+        host.place(),
+        baseline::DOCUMENT_BYTES,
+        durability_text(&args.common),
+        baseline::RECORDED_SOURCE,
+    );
+    let printer = Printer::new(&args.common, &title, true);
+    baseline::run(&config, |row| printer.row(&row)).await?;
+    Ok(())
+}
+
+fn durability_text(common: &CommonArgs) -> &'static str {
+    match common.durability {
+        Durability::Accepted => "writes answered when accepted",
+        Durability::Written => "writes answered when written",
+        Durability::Persisted => "writes answered when persisted",
+    }
+}
+
+/// Prints its address and serves until its standard input ends, so that it goes with whoever
+/// started it.
+async fn run_floor_server() -> CommandResult {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    println!("http://{}", listener.local_addr()?);
+    let (ended, wait) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = ended.send(());
+    });
+    tokio::select! {
+        served = limits::serve_floor(listener) => Ok(served?),
+        _ = wait => Ok(()),
+    }
+}
+
+/// Prints each row as it comes.
+struct Printer {
+    json: bool,
+    compared: bool,
+}
+
+impl Printer {
+    fn new(common: &CommonArgs, title: &str, compared: bool) -> Printer {
+        if !common.json {
+            println!("{title}\n{}", report::heading(compared));
+        }
+        Printer { json: common.json, compared }
+    }
+
+    fn row(&self, row: &Row) {
+        if self.json {
+            println!("{}", row.json());
+            return;
+        }
+        println!("{}", report::line(row, self.compared));
+        if let Some(note) = &row.note {
+            println!("    {note}");
+        }
+    }
 }

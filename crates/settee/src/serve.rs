@@ -1,10 +1,157 @@
-//! `settee serve`.
+//! `settee serve`: the server as a process, from its settings to its last sync.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use settee_doc::Databases;
+use settee_http::{ServerOptions, check_listener};
+use settee_io::{Env, ThreadOptions};
+use tokio::net::TcpListener;
+use tokio::runtime::{self, Handle};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 use crate::CommandResult;
+use crate::config::{Config, LogFormat, Settings};
+
+/// Holds the server's identity, beside the databases.
+const UUID_FILE: &str = "server-uuid";
 
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// TOML file with settings; flags and variables go before it
+    #[arg(long, env = "SETTEE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
 
-pub(crate) fn run(_args: Args) -> CommandResult {
-    Err("not written yet".into())
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(crate) fn run(args: Args) -> CommandResult {
+    let config = Config::resolve(args.settings, args.config.as_deref())?;
+    start_log(config.log_format)?;
+    runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config))
+}
+
+/// The log goes to stderr; `SETTEE_LOG` filters it, as in `debug` or `settee_http=debug`.
+fn start_log(format: LogFormat) -> CommandResult {
+    let filter =
+        EnvFilter::builder().with_env_var("SETTEE_LOG").with_default_directive(tracing::Level::INFO.into());
+    let log = tracing_subscriber::fmt().with_env_filter(filter.from_env()?).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).try_init(),
+        LogFormat::Json => log.json().try_init(),
+    }
+}
+
+async fn serve(config: Config) -> CommandResult {
+    let shutdown = Shutdown::new()?;
+    let listener = TcpListener::bind(&config.listen)
+        .await
+        .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
+    let mut options = ServerOptions { admin: config.admin, uuid: String::new(), limits: config.limits };
+    check_listener(&listener, &options)?;
+    let address = listener.local_addr()?;
+
+    let env = Env::system(Handle::current(), ThreadOptions::default());
+    let databases = Databases::open(env, &config.data_dir).await?;
+    match server_uuid(&config.data_dir) {
+        Ok(uuid) => options.uuid = uuid,
+        Err(error) => {
+            databases.close().await?;
+            return Err(format!(
+                "cannot keep the server's identity in {}: {error}",
+                config.data_dir.display()
+            )
+            .into());
+        }
+    }
+    greet(address, &config.data_dir, options.admin.as_ref().map(settee_http::Admin::name));
+
+    let served = settee_http::serve(listener, databases.clone(), options, shutdown.begun()).await;
+    databases.close().await?;
+    tracing::info!("stopped");
+    Ok(served?)
+}
+
+/// The identity kept with the data; a server that has none draws it.
+fn server_uuid(data_dir: &Path) -> io::Result<String> {
+    let path = data_dir.join(UUID_FILE);
+    match std::fs::read_to_string(&path) {
+        Ok(uuid) if uuid.len() == 32 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit()) => Ok(uuid),
+        Ok(_) => Err(io::Error::other(format!("{UUID_FILE} is damaged"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let fresh = settee_http::new_uuid();
+            // Renamed into place, so that there is never half of one.
+            let unfinished = path.with_extension("new");
+            let mut file = std::fs::File::create(&unfinished)?;
+            file.write_all(fresh.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&unfinished, &path)?;
+            std::fs::File::open(data_dir)?.sync_all()?;
+            Ok(fresh)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Says on stdout where we are and what to try.
+fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>) {
+    let version = env!("CARGO_PKG_VERSION");
+    let user = admin.map(|name| format!("-u {name} ")).unwrap_or_default();
+    let who = match admin {
+        Some(name) => format!("Administrator: {name}"),
+        None => "No administrator is set: whoever reaches this address may do everything. \
+                 Only this machine is served. Set one with --admin-file, SETTEE_ADMIN or --admin."
+            .to_owned(),
+    };
+    let text = format!(
+        "Settee {version}, data in {}\n\
+         listening on http://{address}/\n\
+         {who}\n\
+         Open http://{address}/ or try:\n  \
+         curl {user}-X PUT http://{address}/hello\n",
+        data_dir.display()
+    );
+    // Nobody has to be reading.
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).ok();
+    tracing::info!(%address, data_dir = %data_dir.display(), admin = admin.unwrap_or("none"), "serving");
+    if admin.is_none() {
+        tracing::warn!("no administrator is set: every caller is one, and only loopback is served");
+    }
+}
+
+/// SIGINT and SIGTERM.
+struct Shutdown {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Shutdown {
+    fn new() -> io::Result<Shutdown> {
+        Ok(Shutdown {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Completes at the first signal. A second one ends the process at once, which loses
+    /// nothing that was acknowledged as persisted.
+    async fn begun(mut self) {
+        self.next().await;
+        tracing::info!("stopping: requests in flight are answered first");
+        tokio::spawn(async move {
+            self.next().await;
+            std::process::exit(1);
+        });
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
 }

@@ -1,1 +1,46 @@
-fn main(){}
+//! The project's own commands: `cargo xtask test` is what must pass before anything lands.
+//!
+//! `test` runs named steps in order, each a process group with a time limit (`steps`); `tidy`
+//! is the first of them and holds the rules no compiler checks (`tidy`).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+mod steps;
+mod tidy;
+
+const USAGE: &str = "\
+usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at the first that fails
+       cargo xtask tidy                        check the rules of the source tree
+steps: tidy, fmt, clippy, doc, test, build, bench, npm, interop";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["tidy"] => root().and_then(|root| tidy::run(&root)),
+        ["test"] => root().and_then(|root| steps::run(&root, None)),
+        ["test", "--only", names] => root().and_then(|root| steps::run(&root, Some(names))),
+        _ => Err(USAGE.to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            // `steps::run` has said it all in its table, whose last line must stay the last.
+            if !message.is_empty() {
+                eprintln!("{message}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root. Asked at run time, so that a build folder shared by two checkouts
+/// doesn't lead from one into the other.
+fn root() -> Result<PathBuf, String> {
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").ok_or("run this as `cargo xtask`")?;
+    PathBuf::from(manifest)
+        .join("../..")
+        .canonicalize()
+        .map_err(|error| format!("no repository root: {error}"))
+}

@@ -29,7 +29,7 @@ impl Cursor {
     /// descending. Costs O(log n), as do skips.
     pub fn range(layer: &Layer, start: Bound<&[u8]>, end: Bound<&[u8]>, descending: bool) -> Cursor {
         let (start, end) = layer.root.range(start, end);
-        let ranks = start.count..end.count;
+        let ranks = start.rank()..end.rank();
         let root = layer.root.clone();
         let (leaf, first) = root.leaf_at(if descending { ranks.end.saturating_sub(1) } else { ranks.start });
         let leaf = leaf.clone();

@@ -65,6 +65,26 @@ pub(super) struct Subtree {
     totals: Totals,
 }
 
+/// A place between two entries.
+pub(super) struct Position<'a> {
+    before: Totals,
+    /// How many entries of this leaf are before the place too.
+    leaf: Option<(&'a Node, usize)>,
+}
+
+impl Position<'_> {
+    /// The number of entries before it.
+    pub(super) fn rank(&self) -> u64 {
+        self.before.count + self.leaf.map_or(0, |(_, index)| index as u64)
+    }
+
+    /// The sums over the entries before it.
+    pub(super) fn sums(&self) -> Sums {
+        let Some((leaf, count)) = self.leaf else { return self.before.sums };
+        (0..count).fold(self.before, |sum, index| sum + leaf.entry_totals(index)).sums
+    }
+}
+
 /// A node that was split off to the right of another.
 struct Split {
     separator: Vec<u8>,
@@ -167,23 +187,23 @@ impl Subtree {
         previous
     }
 
-    /// The totals of all entries before the two ends of a range.
-    pub(super) fn range(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> (Totals, Totals) {
+    /// The two ends of a range.
+    pub(super) fn range(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> (Position<'_>, Position<'_>) {
         let start = match start {
-            Bound::Unbounded => Totals::default(),
-            Bound::Included(key) => self.before(key, false),
-            Bound::Excluded(key) => self.before(key, true),
+            Bound::Unbounded => Position { before: Totals::default(), leaf: None },
+            Bound::Included(key) => self.position(key, false),
+            Bound::Excluded(key) => self.position(key, true),
         };
         let end = match end {
-            Bound::Unbounded => self.totals,
-            Bound::Included(key) => self.before(key, true),
-            Bound::Excluded(key) => self.before(key, false),
+            Bound::Unbounded => Position { before: self.totals, leaf: None },
+            Bound::Included(key) => self.position(key, true),
+            Bound::Excluded(key) => self.position(key, false),
         };
         (start, end)
     }
 
-    /// The totals of the entries with keys below this one, or not above it.
-    fn before(&self, key: &[u8], or_equal: bool) -> Totals {
+    /// Behind the entries with keys below this one, or not above it.
+    fn position(&self, key: &[u8], or_equal: bool) -> Position<'_> {
         let mut before = Totals::default();
         let mut node = &self.node;
         while !node.is_leaf() {
@@ -191,11 +211,11 @@ impl Subtree {
             before = node.children[..index].iter().fold(before, |sum, child| sum + child.totals);
             node = &node.children[index].node;
         }
-        let count = match node.page.search(key) {
+        let index = match node.page.search(key) {
             Ok(index) => index + usize::from(or_equal),
             Err(index) => index,
         };
-        (0..count).fold(before, |sum, index| sum + node.entry_totals(index))
+        Position { before, leaf: Some((node, index)) }
     }
 
     /// The totals of the longest prefix of the entries for which `holds` is true. It must be true

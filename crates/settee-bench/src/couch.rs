@@ -1,0 +1,184 @@
+//! The few verbs of CouchDB's API that loading, dumping and measuring need.
+//!
+//! One [`Couch`] is one connection; it opens another where the server said that it closes the
+//! first, and never repeats a request by itself.
+
+use serde::Deserialize;
+
+use crate::http::{Connection, HttpError, Server, encode_segment};
+
+/// The result of a verb.
+pub type Result<T, E = CouchError> = std::result::Result<T, E>;
+
+/// Why a verb failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CouchError {
+    /// The server wasn't reached or broke off; whether it did the request is unknown.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+
+    /// The server said no.
+    #[error("{status} {error}: {reason}")]
+    Refused {
+        /// The status code.
+        status: u16,
+        /// CouchDB's name of the error.
+        error: String,
+        /// CouchDB's explanation.
+        reason: String,
+    },
+
+    /// The answer isn't what CouchDB would have sent.
+    #[error("the answer to {request} isn't understood: {reason}")]
+    Strange {
+        /// Method and path.
+        request: String,
+        /// What the parser said.
+        reason: String,
+    },
+}
+
+/// What became of one document of a `_bulk_docs` request.
+#[derive(Debug, Clone, Deserialize)]
+pub struct BulkRow {
+    /// The document.
+    #[serde(default)]
+    pub id: String,
+    /// Its new revision where it was stored.
+    pub rev: Option<String>,
+    /// CouchDB's name of the error where it wasn't.
+    pub error: Option<String>,
+    /// CouchDB's explanation.
+    pub reason: Option<String>,
+}
+
+/// One answer with its body.
+#[derive(Debug)]
+pub struct Reply {
+    /// The status code: 2xx.
+    pub status: u16,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// A connection to a server that speaks CouchDB's API.
+#[derive(Debug)]
+pub struct Couch {
+    server: Server,
+    connection: Option<Connection>,
+    request: Vec<u8>,
+}
+
+impl Couch {
+    /// A client of `server`; it connects at the first request.
+    pub fn new(server: Server) -> Couch {
+        Couch { server, connection: None, request: Vec::new() }
+    }
+
+    /// The server it talks to.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// One request with its whole answer. `target` begins with `/` and is encoded.
+    ///
+    /// # Errors
+    /// [`CouchError::Refused`] for any status but 2xx.
+    pub async fn call(&mut self, method: &str, target: &str, body: Option<&[u8]>) -> Result<Reply> {
+        self.request.clear();
+        self.server.render(method, target, body, &mut self.request);
+        // Taken out while it is in use, so that a broken or cancelled exchange is never resumed.
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => Connection::open(&self.server).await?,
+        };
+        let answer = connection.exchange(&self.request).await?;
+        let reply = Reply { status: answer.status, body: answer.body.to_vec() };
+        if !connection.is_closing() {
+            self.connection = Some(connection);
+        }
+        if (200..300).contains(&reply.status) { Ok(reply) } else { Err(refusal(reply.status, &reply.body)) }
+    }
+
+    /// Begins a request whose answer is streamed from a connection of its own.
+    ///
+    /// # Errors
+    /// [`CouchError::Refused`] for any status but 2xx.
+    pub async fn stream(&self, method: &str, target: &str) -> Result<Connection> {
+        let mut connection = Connection::open(&self.server).await?;
+        let mut request = Vec::new();
+        self.server.render(method, target, None, &mut request);
+        let status = connection.begin(&request).await?;
+        if (200..300).contains(&status) {
+            return Ok(connection);
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = connection.chunk().await? {
+            body.extend_from_slice(chunk);
+        }
+        Err(refusal(status, &body))
+    }
+
+    /// Creates a database; false where it was there already.
+    ///
+    /// # Errors
+    /// Any [`CouchError`].
+    pub async fn create_database(&mut self, name: &str) -> Result<bool> {
+        match self.call("PUT", &format!("/{}", encode_segment(name)), None).await {
+            Ok(_) => Ok(true),
+            Err(CouchError::Refused { status: 412, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes a database.
+    ///
+    /// # Errors
+    /// Any [`CouchError`].
+    pub async fn delete_database(&mut self, name: &str) -> Result<()> {
+        self.call("DELETE", &format!("/{}", encode_segment(name)), None).await.map(drop)
+    }
+
+    /// Sends a rendered `_bulk_docs` body. With `new_edits` there is a row for each document,
+    /// without it rows for those alone that were refused.
+    ///
+    /// # Errors
+    /// Any [`CouchError`]; which documents were stored is then unknown.
+    pub async fn bulk(&mut self, database: &str, body: &[u8]) -> Result<Vec<BulkRow>> {
+        let target = format!("/{}/_bulk_docs", encode_segment(database));
+        let reply = self.call("POST", &target, Some(body)).await?;
+        parse(&target, &reply.body)
+    }
+
+    /// Returns once everything stored before is persisted (`_ensure_full_commit`).
+    ///
+    /// # Errors
+    /// Any [`CouchError`].
+    pub async fn barrier(&mut self, database: &str) -> Result<()> {
+        let target = format!("/{}/_ensure_full_commit", encode_segment(database));
+        self.call("POST", &target, Some(b"{}")).await.map(drop)
+    }
+}
+
+/// Parses an answer.
+///
+/// # Errors
+/// [`CouchError::Strange`].
+pub fn parse<'a, T: Deserialize<'a>>(request: &str, body: &'a [u8]) -> Result<T> {
+    serde_json::from_slice(body)
+        .map_err(|error| CouchError::Strange { request: request.to_owned(), reason: error.to_string() })
+}
+
+fn refusal(status: u16, body: &[u8]) -> CouchError {
+    #[derive(Deserialize)]
+    struct Refusal {
+        error: String,
+        reason: Option<String>,
+    }
+    match serde_json::from_slice::<Refusal>(body) {
+        Ok(Refusal { error, reason }) => {
+            CouchError::Refused { status, error, reason: reason.unwrap_or_default() }
+        }
+        Err(_) => CouchError::Refused { status, error: "no JSON".to_owned(), reason: String::new() },
+    }
+}

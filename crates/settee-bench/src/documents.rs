@@ -1,0 +1,259 @@
+//! The documents that are written: exact sizes, random text, the same for the same seed.
+//!
+//! Text comes from a pool of random characters, six bits of randomness each, cut at random
+//! places: as incompressible as JSON text gets, at the price of a copy, so that making documents
+//! costs the measurement next to nothing.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use rand::rngs::Xoshiro256PlusPlus;
+use rand::{RngExt, SeedableRng};
+
+/// Size in bytes of the pool of random text.
+const POOL_BYTES: usize = 1 << 20;
+
+/// Characters that JSON needs no escapes for: 64 of them.
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// Documents of the shape and the sizes that CouchDB's `fabric_bench` uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DocumentSize {
+    /// A dozen short members.
+    Small,
+    /// Prose, tags, and two arrays of a thousand numbers.
+    Medium,
+    /// A medium one and 32 texts of 4 KiB.
+    Large,
+}
+
+impl DocumentSize {
+    /// The JSON text's length, `_id` and braces included.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DocumentSize::Small => 333,
+            DocumentSize::Medium => 14_553,
+            DocumentSize::Large => 145_871,
+        }
+    }
+
+    /// Its name on the command line and in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DocumentSize::Small => "small",
+            DocumentSize::Medium => "medium",
+            DocumentSize::Large => "large",
+        }
+    }
+}
+
+/// Makes documents and random choices.
+#[derive(Debug)]
+pub struct Generator {
+    random: Xoshiro256PlusPlus,
+    pool: Vec<u8>,
+}
+
+impl Generator {
+    /// One that makes the same documents each time it is made with `seed`.
+    pub fn new(seed: u64) -> Generator {
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let mut pool = vec![0; POOL_BYTES];
+        random.fill(&mut pool[..]);
+        for byte in &mut pool {
+            *byte = ALPHABET[usize::from(*byte & 63)];
+        }
+        Generator { random, pool }
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.random.random_range(0..end)
+    }
+
+    /// A random id of 32 hexadecimal digits.
+    pub fn random_id(&mut self) -> String {
+        format!("{:032x}", self.random.random::<u128>())
+    }
+
+    /// Appends a document of the `fabric_bench` kind.
+    pub fn fabric_document(&mut self, size: DocumentSize, id: &str, out: &mut Vec<u8>) {
+        let end = out.len() + size.bytes();
+        self.begin(id, out);
+        match size {
+            DocumentSize::Small => self.small(out),
+            DocumentSize::Medium | DocumentSize::Large => self.medium(out),
+        }
+        if size == DocumentSize::Large {
+            for number in 1..=32 {
+                self.text_member(&number.to_string(), 4096, out);
+            }
+        }
+        self.finish(end, out);
+    }
+
+    /// Appends a document of exactly `bytes` with one random text.
+    pub fn document(&mut self, id: &str, bytes: usize, out: &mut Vec<u8>) {
+        let end = out.len() + bytes;
+        self.begin(id, out);
+        self.finish(end, out);
+    }
+
+    /// Appends a document whose content beside the id is an object of ten bytes.
+    pub fn tiny_document(&mut self, id: &str, out: &mut Vec<u8>) {
+        self.begin(id, out);
+        let number = self.random.random_range(1000..10_000);
+        write!(out, ",\"v\":{number}}}").expect("writing to memory");
+    }
+
+    fn begin(&mut self, id: &str, out: &mut Vec<u8>) {
+        write!(out, "{{\"_id\":\"{id}\"").expect("writing to memory");
+    }
+
+    /// Ends a document with a random text that brings it to its size.
+    fn finish(&mut self, end: usize, out: &mut Vec<u8>) {
+        let frame = ",\"rest\":\"\"}".len();
+        let length = end.checked_sub(out.len() + frame).expect("the document's size holds its members");
+        self.text_member("rest", length, out);
+        out.push(b'}');
+    }
+
+    fn text_member(&mut self, name: &str, length: usize, out: &mut Vec<u8>) {
+        write!(out, ",\"{name}\":").expect("writing to memory");
+        self.text(length, out);
+    }
+
+    fn text(&mut self, length: usize, out: &mut Vec<u8>) {
+        assert!(length < POOL_BYTES, "a text fits the pool");
+        let start = self.random.random_range(0..POOL_BYTES - length);
+        out.push(b'"');
+        out.extend_from_slice(&self.pool[start..start + length]);
+        out.push(b'"');
+    }
+
+    fn number(&mut self, out: &mut Vec<u8>) {
+        let number = self.random.random_range(1_u64..1 << 50);
+        write!(out, ",\"number\":{number}").expect("writing to memory");
+    }
+
+    fn small(&mut self, out: &mut Vec<u8>) {
+        self.number(out);
+        out.extend_from_slice(b",\"worker\":72");
+        for (name, length) in [
+            ("code", 19),
+            ("key", 8),
+            ("tag", 9),
+            ("line", 46),
+            ("from", 9),
+            ("to", 14),
+            ("note", 22),
+            ("made", 13),
+        ] {
+            self.text_member(name, length, out);
+        }
+        out.extend_from_slice(b",\"done\":false");
+    }
+
+    fn medium(&mut self, out: &mut Vec<u8>) {
+        self.number(out);
+        out.extend_from_slice(
+            b",\"index\":0,\"active\":true,\"latitude\":16.091562,\"longitude\":-83.309904",
+        );
+        for (name, length) in [
+            ("blob", 1024),
+            ("guid", 36),
+            ("name", 11),
+            ("firm", 13),
+            ("about", 225),
+            ("extra", 660),
+            ("made", 26),
+        ] {
+            self.text_member(name, length, out);
+        }
+        out.extend_from_slice(b",\"tags\":[");
+        for tag in 0..15 {
+            if tag > 0 {
+                out.push(b',');
+            }
+            self.text(95, out);
+        }
+        let (mut integers, mut floats) = (String::new(), String::new());
+        for number in 1..=1000 {
+            let comma = if number > 1 { "," } else { "" };
+            write!(integers, "{comma}{number}").expect("writing to memory");
+            write!(floats, "{comma}{number}.0").expect("writing to memory");
+        }
+        write!(out, "],\"integers\":[{integers}],\"floats\":[{floats}]").expect("writing to memory");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    const SIZES: [DocumentSize; 3] = [DocumentSize::Small, DocumentSize::Medium, DocumentSize::Large];
+
+    fn make(seed: u64, size: DocumentSize, id: &str) -> Vec<u8> {
+        let mut out = Vec::new();
+        Generator::new(seed).fabric_document(size, id, &mut out);
+        out
+    }
+
+    #[test]
+    fn documents_are_json_of_exactly_their_size() {
+        for size in SIZES {
+            for id in ["1", "100000", "340282366920938463463374607431768211455"] {
+                let text = make(7, size, id);
+                assert_eq!(text.len(), size.bytes(), "{size:?} {id}");
+                let document: Value = serde_json::from_slice(&text).unwrap();
+                assert_eq!(document["_id"], id);
+            }
+        }
+        for bytes in [64, 1024, 2560] {
+            let mut text = Vec::new();
+            Generator::new(1).document("0123456789", bytes, &mut text);
+            assert_eq!(text.len(), bytes);
+            assert!(serde_json::from_slice::<Value>(&text).unwrap()["rest"].is_string());
+        }
+    }
+
+    #[test]
+    fn a_tiny_document_holds_ten_bytes_beside_its_id() {
+        let mut text = Vec::new();
+        Generator::new(1).tiny_document("x", &mut text);
+        let mut document: Value = serde_json::from_slice(&text).unwrap();
+        document.as_object_mut().unwrap().remove("_id");
+        assert_eq!(document.to_string().len(), 10);
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_documents_and_another_one_others() {
+        for size in SIZES {
+            assert_eq!(make(3, size, "x"), make(3, size, "x"));
+            assert_ne!(make(3, size, "x"), make(4, size, "x"));
+        }
+    }
+
+    #[test]
+    fn successive_documents_and_ids_differ() {
+        let mut generator = Generator::new(1);
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        generator.document("x", 1024, &mut first);
+        generator.document("x", 1024, &mut second);
+        assert_ne!(first, second);
+        assert_ne!(generator.random_id(), generator.random_id());
+    }
+
+    #[test]
+    fn text_holds_nearly_six_bits_of_entropy_a_character() {
+        let mut text = Vec::new();
+        Generator::new(9).text(100_000, &mut text);
+        let mut counts = [0_f64; 256];
+        text[1..text.len() - 1].iter().for_each(|&byte| counts[usize::from(byte)] += 1.0);
+        let entropy: f64 =
+            counts.iter().filter(|&&n| n > 0.0).map(|n| n / 100_000.0).map(|p| -p * p.log2()).sum();
+        assert!(entropy > 5.99, "{entropy} bits a character");
+    }
+}

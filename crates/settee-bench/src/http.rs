@@ -1,0 +1,537 @@
+//! A minimal HTTP/1.1 client: cheap enough to share two cores with the server it measures.
+//!
+//! A request is bytes that the caller rendered; an answer's head is parsed for its status and
+//! for where its body ends, nothing else. One [`Connection`] runs one exchange at a time and is
+//! kept alive between them. `load`, `dump` and `bench` all speak through it.
+//!
+//! Invariants:
+//! 1. A body counts as whole only at its proper end: `Content-Length` bytes, or the last chunk.
+//!    A connection that ends earlier is [`HttpError::Cut`], never a short body.
+//! 2. What is buffered of one answer is bounded by [`ANSWER_BYTES_MAX`]; [`Connection::chunk`]
+//!    streams larger ones within [`INPUT_BYTES_MIN`].
+
+use std::io;
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use base64::Engine as _;
+use memchr::memmem;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+#[cfg(test)]
+mod tests;
+
+/// Largest answer that [`Connection::exchange`] holds in memory, in bytes.
+pub const ANSWER_BYTES_MAX: usize = 256 << 20;
+
+/// Largest head of an answer in bytes.
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Size in bytes at which a connection's input buffer begins.
+pub const INPUT_BYTES_MIN: usize = 64 << 10;
+
+/// Longest wait for a connection to be accepted.
+pub const CONNECT_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// What stays as it is in a segment of a path.
+const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// The result of talking to a server.
+pub type Result<T, E = HttpError> = std::result::Result<T, E>;
+
+/// Why an exchange failed. The connection is of no use afterwards.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The URL isn't one that this client understands.
+    #[error("{url}: {reason}")]
+    Url {
+        /// The URL without its user and password.
+        url: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// Nobody answered at the address.
+    #[error("no connection to {address}: {source}")]
+    Connect {
+        /// Host and port.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+
+    /// The server closed the connection before the answer's end.
+    #[error("the server closed the connection {0}")]
+    Cut(&'static str),
+
+    /// What came isn't HTTP as this client understands it.
+    #[error("the answer is malformed: {0}")]
+    Malformed(&'static str),
+
+    /// The answer is larger than what is held in memory.
+    #[error("the answer exceeds {max} bytes", max = ANSWER_BYTES_MAX)]
+    TooLarge,
+}
+
+/// A server's address, as a URL gives it: `http://[user:password@]host[:port][/prefix]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    address: String,
+    prefix: String,
+    headers: String,
+}
+
+impl FromStr for Server {
+    type Err = HttpError;
+
+    fn from_str(url: &str) -> Result<Server> {
+        let bad = |reason| HttpError::Url { url: without_userinfo(url), reason };
+        let rest = match url.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some(("https", _)) => return Err(bad("https is not supported, only http")),
+            _ => return Err(bad("a URL begins with http://")),
+        };
+        if rest.contains(['?', '#']) {
+            return Err(bad("a server's URL has no query and no fragment"));
+        }
+        let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        let (userinfo, address) = match authority.rsplit_once('@') {
+            Some((userinfo, address)) => (Some(userinfo), address),
+            None => (None, authority),
+        };
+        if address.is_empty() || address.starts_with(':') || address.contains(|c: char| c.is_ascii_control())
+        {
+            return Err(bad("the URL names no host"));
+        }
+        let has_port = match address.rsplit_once(':') {
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
+                port.parse::<u16>().map_err(|_| bad("the port isn't a number up to 65535"))?;
+                true
+            }
+            _ => false,
+        };
+        let mut headers = format!("Host: {address}\r\n");
+        if let Some(userinfo) = userinfo {
+            let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
+            let mut plain: Vec<u8> = percent_decode_str(user).collect();
+            plain.push(b':');
+            plain.extend(percent_decode_str(password));
+            let encoded = base64::engine::general_purpose::STANDARD.encode(plain);
+            headers.push_str(&format!("Authorization: Basic {encoded}\r\n"));
+        }
+        Ok(Server {
+            address: if has_port { address.to_owned() } else { format!("{address}:80") },
+            prefix: path.trim_end_matches('/').to_owned(),
+            headers,
+        })
+    }
+}
+
+impl Server {
+    /// Host and port.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Appends a request to `out`. `target` begins with `/` and is encoded already
+    /// ([`encode_segment`]); a body is declared as JSON.
+    pub fn render(&self, method: &str, target: &str, body: Option<&[u8]>, out: &mut Vec<u8>) {
+        let head = format!("{method} {}{target} HTTP/1.1\r\n{}", self.prefix, self.headers);
+        out.extend_from_slice(head.as_bytes());
+        if let Some(body) = body {
+            let length = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+            out.extend_from_slice(length.as_bytes());
+        }
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(body.unwrap_or_default());
+    }
+}
+
+/// A database's name or a document's id as one segment of a path.
+pub fn encode_segment(text: &str) -> String {
+    utf8_percent_encode(text, PATH_SEGMENT).to_string()
+}
+
+fn without_userinfo(url: &str) -> String {
+    let scheme = url.find("://").map_or(0, |at| at + 3);
+    let host = url.rfind('@').map_or(scheme, |at| at + 1);
+    format!("{}{}", &url[..scheme], &url[host.max(scheme)..])
+}
+
+/// An answer whose body is whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer<'a> {
+    /// The status code.
+    pub status: u16,
+    /// The body, as the transfer encoding carried it.
+    pub body: &'a [u8],
+}
+
+/// A connection kept alive over exchanges.
+#[derive(Debug)]
+pub struct Connection<S = TcpStream> {
+    stream: S,
+    input: Input,
+    body: Body,
+    /// Bytes at the front of `input` that the last answer showed to the caller.
+    shown: usize,
+    whole: Vec<u8>,
+    is_closing: bool,
+}
+
+impl Connection {
+    /// Connects within [`CONNECT_WAIT_MAX`].
+    ///
+    /// # Errors
+    /// [`HttpError::Connect`].
+    pub async fn open(server: &Server) -> Result<Connection> {
+        let failed = |source| HttpError::Connect { address: server.address.clone(), source };
+        let stream = tokio::time::timeout(CONNECT_WAIT_MAX, TcpStream::connect(&server.address))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        Ok(Connection::new(stream))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    /// A connection over a stream that is open.
+    pub fn new(stream: S) -> Connection<S> {
+        Connection {
+            stream,
+            input: Input::new(),
+            body: Body::End,
+            shown: 0,
+            whole: Vec::new(),
+            is_closing: false,
+        }
+    }
+
+    /// The server closes the connection after this answer: the next request needs another one.
+    pub fn is_closing(&self) -> bool {
+        self.is_closing
+    }
+
+    /// Sends a rendered request and returns the whole answer.
+    ///
+    /// # Errors
+    /// Any [`HttpError`] but those of addresses; whether the server did the request is unknown.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer<'_>> {
+        let status = self.begin(request).await?;
+        if let Body::Fixed(length) = self.body {
+            let length = usize::try_from(length).map_err(|_| HttpError::TooLarge)?;
+            if length > ANSWER_BYTES_MAX {
+                return Err(HttpError::TooLarge);
+            }
+            self.input.reserve(length);
+            while self.input.filled().len() < length {
+                self.input.fill(&mut self.stream, "in the middle of an answer").await?;
+            }
+            self.body = Body::End;
+            self.shown = length;
+            return Ok(Answer { status, body: &self.input.filled()[..length] });
+        }
+        self.whole.clear();
+        while let Some(range) = self.advance().await? {
+            let chunk = &self.input.filled()[range];
+            if self.whole.len() + chunk.len() > ANSWER_BYTES_MAX {
+                return Err(HttpError::TooLarge);
+            }
+            self.whole.extend_from_slice(chunk);
+        }
+        Ok(Answer { status, body: &self.whole })
+    }
+
+    /// Sends a rendered request and returns the answer's status; [`Connection::chunk`] gives the
+    /// body, which must be read to its end before the next request.
+    ///
+    /// # Errors
+    /// Any [`HttpError`] but those of addresses.
+    pub async fn begin(&mut self, request: &[u8]) -> Result<u16> {
+        assert!(matches!(self.body, Body::End), "the last answer was read to its end");
+        self.input.consume(std::mem::take(&mut self.shown));
+        // A server may refuse a body and close before it has read it: its answer says why.
+        let sent = self.stream.write_all(request).await;
+        match (self.head().await, sent) {
+            (Err(_), Err(error)) => Err(error.into()),
+            (answer, sent) => {
+                self.is_closing |= sent.is_err();
+                answer
+            }
+        }
+    }
+
+    /// The next piece of the body, None at its proper end.
+    ///
+    /// # Errors
+    /// [`HttpError::Cut`] where the connection ends before the body does.
+    pub async fn chunk(&mut self) -> Result<Option<&[u8]>> {
+        let range = self.advance().await?;
+        Ok(range.map(|range| &self.input.filled()[range]))
+    }
+
+    async fn head(&mut self) -> Result<u16> {
+        loop {
+            if let Some(head) = parse_head(self.input.filled())? {
+                self.input.consume(head.bytes);
+                if head.status >= 200 {
+                    self.body = head.body;
+                    self.is_closing = head.is_closing;
+                    return Ok(head.status);
+                }
+            } else if self.input.filled().len() >= HEAD_BYTES_MAX {
+                return Err(HttpError::Malformed("its head is too long"));
+            } else {
+                self.input.fill(&mut self.stream, "before an answer").await?;
+            }
+        }
+    }
+
+    /// Where in the input the next piece of the body lies; it is consumed by the next call.
+    async fn advance(&mut self) -> Result<Option<Range<usize>>> {
+        self.input.consume(std::mem::take(&mut self.shown));
+        loop {
+            if self.input.filled().is_empty() && !matches!(self.body, Body::End) {
+                match self.input.fill(&mut self.stream, "in the middle of an answer").await {
+                    Err(HttpError::Cut(_)) if matches!(self.body, Body::UntilClose) => self.body = Body::End,
+                    other => other?,
+                }
+            }
+            let filled = self.input.filled();
+            match &mut self.body {
+                Body::End => return Ok(None),
+                Body::UntilClose => {
+                    self.shown = filled.len();
+                    return Ok(Some(0..self.shown));
+                }
+                Body::Fixed(left) => {
+                    if *left == 0 {
+                        self.body = Body::End;
+                        return Ok(None);
+                    }
+                    self.shown = usize::try_from(*left).map_or(filled.len(), |left| left.min(filled.len()));
+                    *left -= self.shown as u64;
+                    if *left == 0 {
+                        self.body = Body::End;
+                    }
+                    return Ok(Some(0..self.shown));
+                }
+                Body::Chunked(chunks) => {
+                    let (consumed, data) = chunks.decode(filled)?;
+                    if !data.is_empty() {
+                        self.shown = consumed;
+                        return Ok(Some(data));
+                    }
+                    self.input.consume(consumed);
+                    if matches!(chunks, Chunked::End) {
+                        self.body = Body::End;
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How a body ends, and how much of it is still to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Body {
+    /// It has ended, or there is none.
+    End,
+    /// This many bytes are still to come.
+    Fixed(u64),
+    Chunked(Chunked),
+    /// The server closes the connection at its end.
+    UntilClose,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Head {
+    status: u16,
+    body: Body,
+    is_closing: bool,
+    /// The head's own length, the empty line included.
+    bytes: usize,
+}
+
+/// Parses an answer's head; None where it isn't whole yet.
+fn parse_head(input: &[u8]) -> Result<Option<Head>> {
+    let Some(end) = memmem::find(input, b"\r\n\r\n") else {
+        return Ok(None);
+    };
+    let mut lines = input[..end].split(|&byte| byte == b'\n');
+    let line = lines.next().unwrap_or_default();
+    let status = match line {
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1', b' ', digits @ ..] => {
+            digits.get(..3).and_then(parse_decimal).filter(|status| (100..1000).contains(status))
+        }
+        _ => None,
+    };
+    let status = status.ok_or(HttpError::Malformed("it doesn't begin with HTTP/1.1 and a status"))? as u16;
+    let mut body = Body::UntilClose;
+    let mut is_closing = false;
+    for line in lines {
+        let Some(colon) = memchr::memchr(b':', line) else {
+            return Err(HttpError::Malformed("a header has no colon"));
+        };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            if !value.eq_ignore_ascii_case(b"chunked") {
+                return Err(HttpError::Malformed("its transfer encoding isn't chunked"));
+            }
+            body = Body::Chunked(Chunked::new());
+        } else if name.eq_ignore_ascii_case(b"content-length") && body == Body::UntilClose {
+            let length = parse_decimal(value).ok_or(HttpError::Malformed("its length isn't a number"))?;
+            body = Body::Fixed(length);
+        } else if name.eq_ignore_ascii_case(b"connection") {
+            is_closing = value.eq_ignore_ascii_case(b"close");
+        }
+    }
+    if status < 200 || status == 204 || status == 304 {
+        body = Body::End;
+    }
+    Ok(Some(Head { status, body, is_closing: is_closing || body == Body::UntilClose, bytes: end + 4 }))
+}
+
+fn parse_decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Decodes the chunked transfer encoding (RFC 9112, section 7.1), a piece at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chunked {
+    /// In the line that holds a chunk's size; `digits` tells whether any came.
+    Size {
+        size: u64,
+        digits: u8,
+        extension: bool,
+    },
+    /// In a chunk's data.
+    Data(u64),
+    /// In the line end after a chunk's data.
+    DataEnd,
+    /// In the trailer, so many bytes into a line.
+    Trailer(usize),
+    End,
+}
+
+impl Chunked {
+    fn new() -> Chunked {
+        Chunked::Size { size: 0, digits: 0, extension: false }
+    }
+
+    /// Reads up to the end of the next piece of data: how much of `input` is used up by then,
+    /// and where the data lies in it (nowhere: an empty range).
+    fn decode(&mut self, input: &[u8]) -> Result<(usize, Range<usize>)> {
+        let mut at = 0;
+        while at < input.len() {
+            if let Chunked::Data(left) = *self {
+                let length =
+                    usize::try_from(left).map_or(input.len() - at, |left| left.min(input.len() - at));
+                let left = left - length as u64;
+                *self = if left == 0 { Chunked::DataEnd } else { Chunked::Data(left) };
+                return Ok((at + length, at..at + length));
+            }
+            if matches!(self, Chunked::End) {
+                break;
+            }
+            self.step(input[at])?;
+            at += 1;
+        }
+        Ok((at, at..at))
+    }
+
+    /// Takes one byte of the framing.
+    fn step(&mut self, byte: u8) -> Result<()> {
+        *self = match (*self, byte) {
+            (Chunked::Size { digits: 0, .. }, b'\n' | b';') => {
+                return Err(HttpError::Malformed("a chunk has no size"));
+            }
+            (Chunked::Size { size: 0, .. }, b'\n') => Chunked::Trailer(0),
+            (Chunked::Size { size, .. }, b'\n') => Chunked::Data(size),
+            (state @ Chunked::Size { .. }, b'\r') => state,
+            (state @ Chunked::Size { extension: true, .. }, _) => state,
+            (Chunked::Size { size, digits, .. }, b';' | b' ' | b'\t') => {
+                Chunked::Size { size, digits, extension: true }
+            }
+            (Chunked::Size { size, digits, .. }, byte) => {
+                let digit = (byte as char).to_digit(16).filter(|_| digits < 16);
+                let digit = digit.ok_or(HttpError::Malformed("a chunk's size isn't a hexadecimal number"))?;
+                Chunked::Size { size: size << 4 | u64::from(digit), digits: digits + 1, extension: false }
+            }
+            (Chunked::DataEnd, b'\r') => Chunked::DataEnd,
+            (Chunked::DataEnd, b'\n') => Chunked::new(),
+            (Chunked::DataEnd, _) => return Err(HttpError::Malformed("a chunk is longer than its size")),
+            (Chunked::Trailer(0), b'\n') => Chunked::End,
+            (Chunked::Trailer(_), b'\n') => Chunked::Trailer(0),
+            (state @ Chunked::Trailer(_), b'\r') => state,
+            (Chunked::Trailer(length), _) if length < HEAD_BYTES_MAX => Chunked::Trailer(length + 1),
+            (Chunked::Trailer(_), _) => return Err(HttpError::Malformed("its trailer is too long")),
+            (Chunked::Data(_) | Chunked::End, _) => unreachable!("no framing to read here"),
+        };
+        Ok(())
+    }
+}
+
+/// What has come and is not used up yet.
+#[derive(Debug)]
+struct Input {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    fn new() -> Input {
+        Input { bytes: vec![0; INPUT_BYTES_MIN], start: 0, end: 0 }
+    }
+
+    fn filled(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.start += count;
+        assert!(self.start <= self.end, "consumed what has come");
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Makes room for `length` bytes from the start of what is not used up.
+    fn reserve(&mut self, length: usize) {
+        if self.bytes.len() - self.start < length {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            if self.bytes.len() < length {
+                self.bytes.resize(length, 0);
+            }
+        }
+    }
+
+    /// Reads more; `place` says where an end of the stream would cut the answer.
+    async fn fill<S: AsyncRead + Unpin>(&mut self, stream: &mut S, place: &'static str) -> Result<()> {
+        if self.end == self.bytes.len() {
+            let length = self.filled().len();
+            self.reserve(if length < self.bytes.len() { length + 1 } else { 2 * length });
+        }
+        match stream.read(&mut self.bytes[self.end..]).await? {
+            0 => Err(HttpError::Cut(place)),
+            count => {
+                self.end += count;
+                Ok(())
+            }
+        }
+    }
+}

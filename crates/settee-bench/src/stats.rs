@@ -1,0 +1,152 @@
+//! What is measured: latencies, rates, processor time.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Most latencies that one row keeps; later ones count for the rate alone.
+pub const SAMPLE_COUNT_MAX: usize = 8 << 20;
+
+/// Latencies in nanoseconds.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    nanoseconds: Vec<u64>,
+}
+
+impl Samples {
+    /// Adds one.
+    pub fn push(&mut self, latency: Duration) {
+        if self.nanoseconds.len() < SAMPLE_COUNT_MAX {
+            self.nanoseconds.push(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// Adds all of another's.
+    pub fn append(&mut self, mut other: Samples) {
+        let room = SAMPLE_COUNT_MAX - self.nanoseconds.len();
+        other.nanoseconds.truncate(room);
+        self.nanoseconds.append(&mut other.nanoseconds);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.nanoseconds.len()
+    }
+
+    /// Exact percentiles: for each of `wanted` (0 to 1) the smallest sample that so large a
+    /// share of all doesn't exceed. None where there is no sample.
+    pub fn percentiles<const N: usize>(&self, wanted: [f64; N]) -> Option<[Duration; N]> {
+        let mut sorted = self.nanoseconds.clone();
+        sorted.sort_unstable();
+        let last = sorted.len().checked_sub(1)?;
+        Some(wanted.map(|share| {
+            let rank = (share * sorted.len() as f64).ceil() as usize;
+            Duration::from_nanos(sorted[rank.saturating_sub(1).min(last)])
+        }))
+    }
+
+    /// The mean in seconds. None where there is no sample.
+    pub fn mean_seconds(&self) -> Option<f64> {
+        let sum: f64 = self.nanoseconds.iter().map(|&n| n as f64).sum();
+        (!self.nanoseconds.is_empty()).then(|| sum / 1e9 / self.nanoseconds.len() as f64)
+    }
+}
+
+/// Processor time that a process has used, user and system together, all its threads.
+///
+/// From `/proc/PID/stat` (proc(5)), in the system's clock ticks: 10 ms each on Linux, so that a
+/// row should last a second or more. None where the system has no such file or process.
+pub fn cpu_time(pid: u32) -> Option<Duration> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse_stat(stat: &str) -> Option<Duration> {
+    // The second field is the program's name in parentheses, which may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(Duration::from_secs_f64((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// Times a stretch: wall clock, this process's processor time and the server's.
+#[derive(Debug)]
+pub struct Stopwatch {
+    server: Option<u32>,
+    started: Instant,
+    client_cpu: Option<Duration>,
+    server_cpu: Option<Duration>,
+}
+
+/// What a [`Stopwatch`] read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Elapsed {
+    /// Wall clock.
+    pub wall: Duration,
+    /// This process.
+    pub client_cpu: Option<Duration>,
+    /// The server's process, where it is known.
+    pub server_cpu: Option<Duration>,
+}
+
+impl Stopwatch {
+    /// Starts.
+    pub fn start(server: Option<u32>) -> Stopwatch {
+        let client_cpu = cpu_time(std::process::id());
+        let server_cpu = server.and_then(cpu_time);
+        Stopwatch { server, started: Instant::now(), client_cpu, server_cpu }
+    }
+
+    /// What has passed since the start.
+    pub fn read(&self) -> Elapsed {
+        let since = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
+        Elapsed {
+            wall: self.started.elapsed(),
+            client_cpu: since(cpu_time(std::process::id()), self.client_cpu),
+            server_cpu: since(self.server.and_then(cpu_time), self.server_cpu),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(values: impl IntoIterator<Item = u64>) -> Samples {
+        let mut samples = Samples::default();
+        values.into_iter().for_each(|value| samples.push(Duration::from_nanos(value)));
+        samples
+    }
+
+    #[test]
+    fn percentiles_are_exact_ranks_whatever_the_order() {
+        let hundred = samples((1..=100).rev());
+        let found = hundred.percentiles([0.0, 0.5, 0.99, 1.0]).unwrap();
+        assert_eq!(found.map(|d| d.as_nanos()), [1, 50, 99, 100]);
+        let one = samples([7]);
+        assert_eq!(one.percentiles([0.5, 0.99]).unwrap().map(|d| d.as_nanos()), [7, 7]);
+        let three = samples([30, 10, 20]);
+        assert_eq!(three.percentiles([0.5, 0.99]).unwrap().map(|d| d.as_nanos()), [20, 30]);
+    }
+
+    #[test]
+    fn no_samples_give_no_percentiles_and_no_mean() {
+        assert_eq!(Samples::default().percentiles([0.5]), None);
+        assert_eq!(Samples::default().mean_seconds(), None);
+    }
+
+    #[test]
+    fn appended_samples_count_like_pushed_ones() {
+        let mut both = samples([1, 2]);
+        both.append(samples([3]));
+        assert_eq!(both.count(), 3);
+        assert_eq!(both.mean_seconds(), Some(2e-9));
+    }
+
+    #[test]
+    fn processor_time_is_found_behind_any_program_name() {
+        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0";
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        assert_eq!(parse_stat(stat), Some(Duration::from_secs_f64(200.0 / ticks)));
+        assert_eq!(parse_stat("12 (a) S 1 2"), None);
+    }
+}

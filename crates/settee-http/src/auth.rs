@@ -1,0 +1,359 @@
+//! Who asks: the administrator by name and password or by a signed cookie, or nobody.
+//!
+//! The cookie holds the name, the time it was given in hexadecimal seconds, and an HMAC-SHA256
+//! of both under a secret drawn at start: a restart ends all sessions. As in CouchDB a session
+//! ended by its client is a cookie taken back, and one that is used is renewed when a tenth of
+//! its time is over.
+//!
+//! Without an administrator every caller is one, whatever name it gives. What keeps strangers out then is that only
+//! loopback is served, and that a browser's request must name this machine as its host and
+//! come from a page of this machine, so that no web site can reach us by way of a browser.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use hmac::{Hmac, KeyInit, Mac};
+use hyper::Uri;
+use hyper::header::{self, HeaderMap};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+use crate::error::Failure;
+
+/// CouchDB's name for the session's cookie.
+const COOKIE: &str = "AuthSession";
+
+const WRONG_PASSWORD: &str = "Name or password is incorrect.";
+
+/// The server's administrator.
+#[derive(Clone)]
+pub struct Admin {
+    name: String,
+    password: String,
+}
+
+impl Admin {
+    /// Reads `NAME:PASSWORD`.
+    ///
+    /// # Errors
+    /// What is wrong with the text; the password isn't shown.
+    pub fn parse(text: &str) -> Result<Admin, &'static str> {
+        match text.split_once(':') {
+            Some((name, password)) if !name.is_empty() && !password.is_empty() => {
+                Ok(Admin { name: name.to_owned(), password: password.to_owned() })
+            }
+            _ => Err("an administrator is given as NAME:PASSWORD, neither of them empty"),
+        }
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admin").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Who a request comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// Anyone, where there is no administrator: everyone is one.
+    Party,
+    /// Nobody known.
+    Anonymous,
+    /// The administrator, by name and password.
+    Basic,
+    /// The administrator, by a cookie, which is to be renewed where it says so.
+    Cookie { renew: bool },
+}
+
+/// Checks callers.
+pub(crate) struct Auth {
+    admin: Option<Known>,
+    secret: [u8; 32],
+    timeout_s: u64,
+}
+
+/// The administrator, without the password itself.
+struct Known {
+    name: String,
+    password: [u8; 32],
+}
+
+impl Auth {
+    /// Draws a secret.
+    pub(crate) fn new(admin: Option<&Admin>, timeout_s: u64) -> Auth {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).expect("the system gives randomness");
+        let admin = admin.map(|admin| Known {
+            name: admin.name.clone(),
+            password: sign(&secret, &[b"password:", admin.password.as_bytes()]),
+        });
+        Auth { admin, secret, timeout_s }
+    }
+
+    /// The administrator's name, where there is one.
+    pub(crate) fn admin_name(&self) -> Option<&str> {
+        self.admin.as_ref().map(|admin| admin.name.as_str())
+    }
+
+    /// Finds out who sent these headers.
+    ///
+    /// # Errors
+    /// 401 for a wrong name or password, 400 for a header that can't be read; without an
+    /// administrator 403 for what doesn't come from this machine's own pages and programs.
+    pub(crate) fn caller(&self, uri: &Uri, headers: &HeaderMap) -> Result<Caller, Failure> {
+        if self.admin.is_none() {
+            return check_local(uri, headers).map(|()| Caller::Party);
+        }
+        if let Some(cookie) = cookie(headers) {
+            let caller = self.cookie_caller(cookie, now_s())?;
+            if caller != Caller::Anonymous {
+                return Ok(caller);
+            }
+        }
+        match basic_credentials(headers)? {
+            None => Ok(Caller::Anonymous),
+            Some((name, password)) => match self.is_admin(&name, &password) {
+                true => Ok(Caller::Basic),
+                false => Err(Failure::unauthorized(WRONG_PASSWORD)),
+            },
+        }
+    }
+
+    /// Whether that is the administrator's name and password. Takes the same time either way.
+    pub(crate) fn is_admin(&self, name: &str, password: &str) -> bool {
+        let Some(admin) = &self.admin else { return false };
+        let given = sign(&self.secret, &[b"password:", password.as_bytes()]);
+        let same_name = admin.name.as_bytes().ct_eq(name.as_bytes());
+        (same_name & given.ct_eq(&admin.password)).into()
+    }
+
+    /// The `Set-Cookie` that begins or renews a session of the administrator's.
+    pub(crate) fn session_cookie(&self) -> String {
+        let value = self.cookie_value(now_s());
+        format!("{COOKIE}={value}; Max-Age={}; Path=/; HttpOnly; SameSite=Lax", self.timeout_s)
+    }
+
+    /// The `Set-Cookie` that ends a session.
+    pub(crate) fn ended_cookie(&self) -> String {
+        format!("{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=Lax")
+    }
+
+    fn cookie_value(&self, given_s: u64) -> String {
+        let session = format!("{}:{given_s:X}", self.admin_name().unwrap_or_default());
+        let mut bytes = session.clone().into_bytes();
+        bytes.push(b':');
+        bytes.extend_from_slice(&sign(&self.secret, &[b"session:", session.as_bytes()]));
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    fn cookie_caller(&self, cookie: &str, now_s: u64) -> Result<Caller, Failure> {
+        let malformed = || Failure::bad_request("Malformed AuthSession cookie. Please clear your cookies.");
+        let bytes = URL_SAFE_NO_PAD.decode(cookie.trim_end_matches('=')).map_err(|_| malformed())?;
+        // The signature is raw bytes and may hold colons: it is what follows the second one.
+        let mut parts = bytes.splitn(3, |byte| *byte == b':');
+        let (Some(name), Some(time), Some(signature)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(malformed());
+        };
+        let session = &bytes[..name.len() + 1 + time.len()];
+        let expected = sign(&self.secret, &[b"session:", session]);
+        let given_s = std::str::from_utf8(time).ok().and_then(|time| u64::from_str_radix(time, 16).ok());
+        let is_good =
+            bool::from(expected.ct_eq(signature)) && self.admin_name().map(str::as_bytes) == Some(name);
+        match given_s {
+            Some(given_s) if is_good && now_s < given_s + self.timeout_s => {
+                let left_s = given_s + self.timeout_s - now_s;
+                Ok(Caller::Cookie { renew: left_s * 10 < self.timeout_s * 9 })
+            }
+            _ => Ok(Caller::Anonymous),
+        }
+    }
+}
+
+fn sign(secret: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("any length will do");
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The session's cookie among those sent.
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    sent.flat_map(|cookies| cookies.split(';'))
+        .filter_map(|cookie| cookie.trim().split_once('='))
+        .find(|(name, value)| *name == COOKIE && !value.is_empty())
+        .map(|(_, value)| value.trim_matches('"'))
+}
+
+/// Name and password of basic authentication.
+fn basic_credentials(headers: &HeaderMap) -> Result<Option<(String, String)>, Failure> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else {
+        return Ok(None);
+    };
+    let invalid = || Failure::bad_request("Authorization header is invalid");
+    let (scheme, encoded) =
+        value.to_str().ok().and_then(|value| value.split_once(' ')).ok_or_else(invalid)?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return Err(invalid());
+    }
+    let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let Some(decoded) = decoded else {
+        return Err(Failure::bad_request("Authorization header has invalid base64 value"));
+    };
+    match decoded.split_once(':') {
+        // What a browser is told to send in order to forget a password.
+        Some(("_", "_")) | None => Ok(None),
+        Some((name, password)) => Ok(Some((name.to_owned(), password.to_owned()))),
+    }
+}
+
+/// Refuses requests that a foreign web page may have made a browser send.
+fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    if let Some(host) = headers.get(header::HOST)
+        && !host.to_str().is_ok_and(is_local_host)
+    {
+        let reason = "Without an administrator only localhost is served: the Host header names another.";
+        return Err(Failure::forbidden(reason));
+    }
+    if uri.authority().is_some_and(|authority| !is_local_host(authority.as_str())) {
+        return Err(Failure::forbidden("Without an administrator only localhost is served."));
+    }
+    if let Some(origin) = headers.get(header::ORIGIN)
+        && !origin.to_str().is_ok_and(is_local_origin)
+    {
+        let reason = "Without an administrator only pages of localhost are served: the Origin is foreign.";
+        return Err(Failure::forbidden(reason));
+    }
+    Ok(())
+}
+
+fn is_local_origin(origin: &str) -> bool {
+    ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme)).is_some_and(is_local_host)
+}
+
+/// Whether a `Host` is this machine's, whatever the port.
+fn is_local_host(host: &str) -> bool {
+    ["localhost", "127.0.0.1", "[::1]"].iter().any(|local| {
+        let Some((name, port)) = host.split_at_checked(local.len()) else {
+            return false;
+        };
+        let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+        name.eq_ignore_ascii_case(local) && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(name, HeaderValue::from_str(value).unwrap());
+        }
+        map
+    }
+
+    fn auth() -> Auth {
+        Auth::new(Some(&Admin::parse("ann:se:cret").unwrap()), 600)
+    }
+
+    fn caller(auth: &Auth, pairs: &[(HeaderName, &str)]) -> Result<Caller, String> {
+        let uri = Uri::from_static("/db");
+        auth.caller(&uri, &headers(pairs)).map_err(|failure| failure.reason.into_owned())
+    }
+
+    fn basic(credentials: &str) -> String {
+        format!("Basic {}", STANDARD.encode(credentials))
+    }
+
+    #[test]
+    fn only_the_right_name_and_password_are_the_administrator() {
+        let auth = auth();
+        assert_eq!(caller(&auth, &[(header::AUTHORIZATION, &basic("ann:se:cret"))]), Ok(Caller::Basic));
+        assert_eq!(caller(&auth, &[]), Ok(Caller::Anonymous));
+        for wrong in ["ann:secret", "bob:se:cret", "ann:", ":se:cret", "ann:se:cret2"] {
+            let found = caller(&auth, &[(header::AUTHORIZATION, &basic(wrong))]);
+            assert_eq!(found, Err(WRONG_PASSWORD.to_owned()), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_unreadable_authorization_is_a_bad_request() {
+        let auth = auth();
+        for bad in ["Basic", "Bearer abc", "Basic %%%"] {
+            assert!(caller(&auth, &[(header::AUTHORIZATION, bad)]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_is_good_until_its_time_is_over_and_renewed_before() {
+        let auth = auth();
+        let cookie = auth.cookie_value(1000);
+        assert_eq!(auth.cookie_caller(&cookie, 1001).unwrap(), Caller::Cookie { renew: false });
+        assert_eq!(auth.cookie_caller(&cookie, 1100).unwrap(), Caller::Cookie { renew: true });
+        assert_eq!(auth.cookie_caller(&cookie, 1599).unwrap(), Caller::Cookie { renew: true });
+        assert_eq!(auth.cookie_caller(&cookie, 1600).unwrap(), Caller::Anonymous);
+    }
+
+    #[test]
+    fn a_cookie_changed_in_any_byte_is_nobodys() {
+        let auth = auth();
+        let bytes = URL_SAFE_NO_PAD.decode(auth.cookie_value(1000)).unwrap();
+        for at in 0..bytes.len() {
+            let mut forged = bytes.clone();
+            forged[at] ^= 1;
+            let found = auth.cookie_caller(&URL_SAFE_NO_PAD.encode(&forged), 1001);
+            assert!(matches!(found, Ok(Caller::Anonymous) | Err(_)), "byte {at}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_of_another_server_is_nobodys_and_junk_is_a_bad_request() {
+        let (one, other) = (auth(), auth());
+        assert_eq!(one.cookie_caller(&other.cookie_value(1000), 1001).unwrap(), Caller::Anonymous);
+        let junk = one.cookie_caller("junk", 1001).unwrap_err();
+        assert_eq!(junk.reason, "Malformed AuthSession cookie. Please clear your cookies.");
+    }
+
+    #[test]
+    fn the_sessions_cookie_is_found_among_others() {
+        let sent = headers(&[(header::COOKIE, "a=b; AuthSession=xyz; c=d")]);
+        assert_eq!(cookie(&sent), Some("xyz"));
+        assert_eq!(cookie(&headers(&[(header::COOKIE, "AuthSession=; XAuthSession=1")])), None);
+    }
+
+    #[test]
+    fn without_an_administrator_foreign_hosts_and_origins_are_refused() {
+        let auth = Auth::new(None, 600);
+        for host in ["localhost", "LOCALHOST:5984", "127.0.0.1:1", "[::1]:5984", "[::1]"] {
+            assert_eq!(caller(&auth, &[(header::HOST, host)]), Ok(Caller::Party), "{host}");
+        }
+        for host in ["example.org", "localhost.example.org", "127.0.0.1.nip.io:5984", "localhost:x", ""] {
+            assert!(caller(&auth, &[(header::HOST, host)]).is_err(), "{host}");
+        }
+        for origin in ["http://localhost:3000", "https://127.0.0.1"] {
+            assert_eq!(caller(&auth, &[(header::ORIGIN, origin)]), Ok(Caller::Party), "{origin}");
+        }
+        for origin in ["null", "http://example.org", "file://localhost", "http://localhost@evil.org"] {
+            assert!(caller(&auth, &[(header::ORIGIN, origin)]).is_err(), "{origin}");
+        }
+    }
+
+    #[test]
+    fn the_password_is_not_shown() {
+        assert!(!format!("{:?}", Admin::parse("ann:hidden").unwrap()).contains("hidden"));
+    }
+}

@@ -1,0 +1,149 @@
+//! A database as a whole: made, told of, deleted, given a document, made durable.
+
+use std::sync::Arc;
+
+use hyper::header::{self, HeaderName};
+use hyper::{Method, StatusCode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use settee_doc::{Database, Edit, Stage};
+
+use crate::error::Failure;
+use crate::reply::{self, Answer};
+use crate::server::Call;
+use crate::{document, json, local};
+
+/// What a part of a `Location` may hold as it is.
+const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// The address of a database, or of a document in it, as the client reaches us.
+pub(crate) fn location(call: &Call<'_>, name: &str, id: Option<&str>) -> String {
+    const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+    const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+    let host = call.header(FORWARDED_HOST).or_else(|| call.header(header::HOST)).unwrap_or("localhost");
+    let scheme = if call.header(FORWARDED_PROTO) == Some("https") { "https" } else { "http" };
+    let mut address = format!("{scheme}://{host}/{}", utf8_percent_encode(name, KEPT));
+    if let Some(id) = id {
+        address.push('/');
+        address.extend(utf8_percent_encode(id, KEPT));
+    }
+    address
+}
+
+pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
+    let query = call.query();
+    for option in ["n", "q"] {
+        if let Some(value) = query.get(option)
+            && !value.parse::<u64>().is_ok_and(|value| value > 0)
+        {
+            let reason = format!("The `{option}` value should be a positive integer.");
+            return Err(Failure::bad_request(reason));
+        }
+    }
+    match query.get("partitioned").as_deref() {
+        None | Some("false") => {}
+        Some("true") => {
+            return Err(Failure::not_implemented("Partitioned databases are not implemented yet."));
+        }
+        Some(_) => return Err(Failure::bad_request("Invalid `partitioned` parameter")),
+    }
+    call.server.databases.create(name).await?;
+    let mut response = reply::ok(StatusCode::CREATED);
+    reply::set_header(&mut response, header::LOCATION, location(call, name, None));
+    Ok(response)
+}
+
+pub(crate) async fn delete(call: &Call<'_>, name: &str) -> Answer {
+    // Most likely a script whose document id has come out empty.
+    if call.query().get("rev").is_some() {
+        return Err(Failure::bad_request(
+            "You tried to DELETE a database with a ?=rev parameter. \
+             Did you mean to DELETE a document instead?",
+        ));
+    }
+    call.server.databases.delete(name).await?;
+    Ok(reply::ok(StatusCode::OK))
+}
+
+pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    match *call.method() {
+        Method::GET | Method::HEAD => Ok(reply::json(StatusCode::OK, info(&database))),
+        Method::POST => create_document(call, &database).await,
+        _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,POST")),
+    }
+}
+
+fn info(database: &Database) -> Vec<u8> {
+    let info = database.info();
+    let mut text = Vec::with_capacity(512);
+    let mut member = |name: &str, value: &dyn Fn(&mut Vec<u8>)| {
+        text.push(if text.is_empty() { b'{' } else { b',' });
+        text.push(b'"');
+        text.extend_from_slice(name.as_bytes());
+        text.extend_from_slice(b"\":");
+        value(&mut text);
+    };
+    member("instance_start_time", &|text| start_time(database, text));
+    member("db_name", &|text| settee_doc::write_json_string(database.name(), text));
+    member("purge_seq", &|text| quoted_seq(database, settee_doc::Seq(0), text));
+    member("update_seq", &|text| quoted_seq(database, info.update_seq, text));
+    member("sizes", &|text| {
+        let sizes = format!(
+            "{{\"file\":{},\"external\":{},\"active\":{}}}",
+            info.file_bytes, info.external_bytes, info.active_bytes
+        );
+        text.extend_from_slice(sizes.as_bytes());
+    });
+    member("props", &|text| text.extend_from_slice(b"{}"));
+    member("doc_del_count", &|text| json::number(info.doc_del_count, text));
+    member("doc_count", &|text| json::number(info.doc_count, text));
+    // The format's number in CouchDB 3.5: clients show it, nobody reads our files by it.
+    member("disk_format_version", &|text| text.push(b'8'));
+    member("compact_running", &|text| text.extend_from_slice(b"false"));
+    member("cluster", &|text| text.extend_from_slice(b"{\"q\":1,\"n\":1,\"w\":1,\"r\":1}"));
+    text.extend_from_slice(b"}\n");
+    text
+}
+
+/// `instance_start_time` as CouchDB gives it, a string.
+fn start_time(database: &Database, text: &mut Vec<u8>) {
+    text.push(b'"');
+    json::number(database.created_us(), text);
+    text.push(b'"');
+}
+
+/// An update number in quotes.
+pub(crate) fn quoted_seq(database: &Database, seq: settee_doc::Seq, text: &mut Vec<u8>) {
+    text.push(b'"');
+    database.write_seq(seq, text);
+    text.push(b'"');
+}
+
+/// `POST /{db}`: a document that may have no id yet.
+async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answer {
+    let body = call.read_json_body().await?;
+    let stage = call.stage()?;
+    let mut edit = Edit::parse(&body, &call.server.document_options)?;
+    if edit.id.is_empty() {
+        edit.id = call.server.uuids.next();
+    }
+    if edit.id.starts_with("_local/") {
+        return local::put(call, database, edit, stage).await;
+    }
+    let id = edit.id.clone();
+    let revision = database.update(edit, stage).await?;
+    let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+    Ok(document::saved(call, database.name(), status, &id, revision))
+}
+
+/// Waits until all that was accepted before is persisted.
+pub(crate) async fn ensure_full_commit(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    if *call.method() != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    crate::body::check_json_type(&call.head.headers)?;
+    database.barrier().await?;
+    let mut text = b"{\"ok\":true,\"instance_start_time\":".to_vec();
+    start_time(&database, &mut text);
+    text.extend_from_slice(b"}\n");
+    Ok(reply::json(StatusCode::CREATED, text))
+}

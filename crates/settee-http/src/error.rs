@@ -1,0 +1,133 @@
+//! What a request can fail with: a status, CouchDB's name for the error, and a reason.
+//!
+//! The status and name of an engine's error derive from its kind in one exhaustive match.
+
+use std::borrow::Cow;
+
+use hyper::StatusCode;
+use settee_doc::ErrorKind;
+
+/// An error on its way to the client.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) status: StatusCode,
+    pub(crate) error: &'static str,
+    pub(crate) reason: Cow<'static, str>,
+    /// The methods that a 405 lists.
+    pub(crate) allow: Option<&'static str>,
+}
+
+impl Failure {
+    pub(crate) fn new(
+        status: StatusCode,
+        error: &'static str,
+        reason: impl Into<Cow<'static, str>>,
+    ) -> Failure {
+        Failure { status, error, reason: reason.into(), allow: None }
+    }
+
+    pub(crate) fn bad_request(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::BAD_REQUEST, "bad_request", reason)
+    }
+
+    /// CouchDB's answer to a body, or a query's value, that isn't JSON.
+    pub(crate) fn bad_json() -> Failure {
+        Failure::bad_request("invalid UTF-8 JSON")
+    }
+
+    pub(crate) fn query_parse_error(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::BAD_REQUEST, "query_parse_error", reason)
+    }
+
+    pub(crate) fn missing() -> Failure {
+        Failure::new(StatusCode::NOT_FOUND, "not_found", "missing")
+    }
+
+    pub(crate) fn unauthorized(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", reason)
+    }
+
+    pub(crate) fn forbidden(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::FORBIDDEN, "forbidden", reason)
+    }
+
+    pub(crate) fn bad_content_type(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "bad_content_type", reason)
+    }
+
+    pub(crate) fn not_implemented(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", reason)
+    }
+
+    pub(crate) fn body_too_large() -> Failure {
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the request entity is too large")
+    }
+
+    /// 405 with the methods there are, as CouchDB lists them.
+    pub(crate) fn method_not_allowed(methods: &'static str) -> Failure {
+        let reason = format!("Only {methods} allowed");
+        let mut failure = Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", reason);
+        failure.allow = Some(methods);
+        failure
+    }
+
+    /// The client has gone: nobody reads this one.
+    pub(crate) fn gone() -> Failure {
+        Failure::bad_request("the client closed the connection")
+    }
+
+    /// Appends `"error":…,"reason":…`.
+    pub(crate) fn write_members(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"\"error\":");
+        settee_doc::write_json_string(self.error, out);
+        out.extend_from_slice(b",\"reason\":");
+        settee_doc::write_json_string(&self.reason, out);
+    }
+}
+
+impl From<settee_doc::Error> for Failure {
+    fn from(error: settee_doc::Error) -> Failure {
+        let (status, name) = status_and_name(error.kind());
+        Failure::new(status, name, error.to_string())
+    }
+}
+
+/// HTTP's and CouchDB's words for a kind of error.
+fn status_and_name(kind: ErrorKind) -> (StatusCode, &'static str) {
+    match kind {
+        ErrorKind::NotFound => (StatusCode::NOT_FOUND, "not_found"),
+        ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
+        ErrorKind::BadRequest => (StatusCode::BAD_REQUEST, "bad_request"),
+        ErrorKind::IllegalDocId => (StatusCode::BAD_REQUEST, "illegal_docid"),
+        ErrorKind::IllegalDatabaseName => (StatusCode::BAD_REQUEST, "illegal_database_name"),
+        ErrorKind::DatabaseExists => (StatusCode::PRECONDITION_FAILED, "file_exists"),
+        ErrorKind::DocValidation => (StatusCode::BAD_REQUEST, "doc_validation"),
+        ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "document_too_large"),
+        // Spelled as CouchDB spells it.
+        ErrorKind::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "insufficent_storage"),
+        ErrorKind::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "service unavailable"),
+        ErrorKind::NotImplemented => (StatusCode::NOT_IMPLEMENTED, "not_implemented"),
+        ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_507_in_couchdbs_spelling() {
+        let failure = Failure::from(settee_doc::Error::new(ErrorKind::NoSpace, "full"));
+        assert_eq!(
+            (failure.status.as_u16(), failure.error, failure.reason.as_ref()),
+            (507, "insufficent_storage", "full")
+        );
+    }
+
+    #[test]
+    fn a_405_lists_the_methods_in_header_and_reason() {
+        let failure = Failure::method_not_allowed("GET,HEAD");
+        assert_eq!(failure.allow, Some("GET,HEAD"));
+        assert_eq!(failure.reason, "Only GET,HEAD allowed");
+    }
+}

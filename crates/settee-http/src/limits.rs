@@ -1,0 +1,60 @@
+//! Every limit of the server by its name.
+
+/// Limits of a server. Times are milliseconds unless the name says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections served at once; further ones wait to be accepted.
+    pub max_connections: usize,
+    /// Bytes of a request's head: its first line and headers. Past it: 431.
+    pub max_head_bytes: usize,
+    /// Headers of a request. Past it: 431.
+    pub max_headers: usize,
+    /// Bytes of a request's body. Past it: 413.
+    pub max_request_bytes: u64,
+    /// Bytes of a document's JSON text. Past it: 413.
+    pub max_document_size: usize,
+    /// Bytes of a refused body that are read and thrown away, so that the client, which may
+    /// still be sending, gets its answer. Past it the connection is closed.
+    pub max_discard_bytes: u64,
+    /// How long a connection may take to send a request's head, idle time before it included.
+    pub head_timeout_ms: u64,
+    /// How long a client may pause within a request's body. Past it: 408.
+    pub body_timeout_ms: u64,
+    /// Identifiers that `_uuids` gives at once.
+    pub max_uuids: u64,
+    /// Ids that a feed with `filter=_doc_ids` takes.
+    pub max_feed_doc_ids: usize,
+    /// Bytes from which on an answer is streamed, and the size of its chunks.
+    pub stream_chunk_bytes: usize,
+    /// Chunks of one streamed answer that wait for a slow client.
+    pub stream_chunks: usize,
+    /// The longest silence in a changes feed: the greatest `heartbeat` and `timeout`, and the
+    /// default of both.
+    pub changes_timeout_ms: u64,
+    /// Seconds for which a session's cookie is good; it is renewed as it is used.
+    pub session_timeout_s: u64,
+    /// How long a stopping server waits for the requests in flight.
+    pub stop_timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            max_connections: 4096,
+            max_head_bytes: 64 << 10,
+            max_headers: 100,
+            max_request_bytes: 256 << 20,
+            max_document_size: 8_000_000,
+            max_discard_bytes: 1 << 30,
+            head_timeout_ms: 60_000,
+            body_timeout_ms: 30_000,
+            max_uuids: 1000,
+            max_feed_doc_ids: 100_000,
+            stream_chunk_bytes: 64 << 10,
+            stream_chunks: 4,
+            changes_timeout_ms: 60_000,
+            session_timeout_s: 600,
+            stop_timeout_ms: 30_000,
+        }
+    }
+}

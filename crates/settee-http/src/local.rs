@@ -1,0 +1,77 @@
+//! `_local/…` documents: replication's checkpoints, never replicated themselves.
+
+use std::sync::Arc;
+
+use hyper::header;
+use hyper::{Method, Response, StatusCode};
+use settee_doc::{Database, Edit, Stage};
+
+use crate::database::location;
+use crate::document::one_of;
+use crate::error::Failure;
+use crate::json;
+use crate::reply::{self, Answer, Body};
+use crate::server::Call;
+
+/// `id` begins with `_local/`.
+pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
+    match *call.method() {
+        Method::GET | Method::HEAD => get(&database, id).await,
+        Method::PUT => {
+            let stage = call.stage()?;
+            let text = call.read_body().await?;
+            let mut edit = Edit::parse(&text, &call.server.document_options)?;
+            id.clone_into(&mut edit.id);
+            put(call, &database, edit, stage).await
+        }
+        Method::DELETE => {
+            let stage = call.stage()?;
+            put(call, &database, Edit::delete(id, None), stage).await
+        }
+        _ if call.method().as_str() == "COPY" => {
+            Err(Failure::not_implemented("COPY is not implemented yet."))
+        }
+        _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,POST,PUT,COPY")),
+    }
+}
+
+async fn get(database: &Database, id: &str) -> Answer {
+    let (revision, body) = database.view().local(id.strip_prefix("_local/").unwrap_or(id)).await?;
+    let mut text = Vec::with_capacity(body.len() + id.len() + 48);
+    json::object(&mut text, |text| {
+        text.extend_from_slice(b"\"_id\":");
+        settee_doc::write_json_string(id, text);
+        text.extend_from_slice(b",\"_rev\":");
+        settee_doc::write_json_string(&revision, text);
+        if !body.is_empty() {
+            text.push(b',');
+            text.extend_from_slice(&body);
+        }
+    });
+    text.push(b'\n');
+    Ok(reply::json(StatusCode::OK, text))
+}
+
+/// Writes or deletes a local document, and answers.
+pub(crate) async fn put(
+    call: &Call<'_>,
+    database: &Database,
+    mut edit: Edit,
+    stage: Stage,
+) -> Result<Response<Body>, Failure> {
+    edit.local_revision = one_of(call, edit.local_revision, |text| {
+        settee_doc::parse_local_revision(text).ok_or_else(|| Failure::bad_request("Invalid rev format"))
+    })?;
+    let (id, deleted) = (edit.id.clone(), edit.deleted);
+    let revision = database.put_local(edit, stage).await?;
+    let status = match (stage, deleted) {
+        (Stage::Accepted | Stage::Written, _) => StatusCode::ACCEPTED,
+        (Stage::Persisted, true) => StatusCode::OK,
+        (Stage::Persisted, false) => StatusCode::CREATED,
+    };
+    let mut response = reply::saved(status, &id, &revision);
+    if !deleted {
+        reply::set_header(&mut response, header::LOCATION, location(call, database.name(), Some(&id)));
+    }
+    Ok(response)
+}

@@ -1,0 +1,117 @@
+//! Answers: a body that is one buffer, or chunks from a channel, and the headers they share.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use tokio::sync::mpsc;
+
+use crate::error::Failure;
+use crate::json;
+
+/// What a handler returns.
+pub(crate) type Answer = Result<Response<Body>, Failure>;
+
+/// An answer that broke off: its connection is closed, so that the client knows.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off")]
+pub(crate) struct Aborted;
+
+/// A response's body.
+pub(crate) enum Body {
+    Full(Bytes),
+    Chunks { first: Option<Bytes>, rest: mpsc::Receiver<Result<Bytes, Aborted>> },
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Aborted;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        match &mut *self {
+            Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Body::Chunks { first, rest } => match first.take() {
+                Some(chunk) => Poll::Ready(Some(Ok(Frame::data(chunk)))),
+                None => rest.poll_recv(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data))),
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Body::Full(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Body::Chunks { .. } => SizeHint::default(),
+        }
+    }
+}
+
+const SERVER: HeaderValue = HeaderValue::from_static(concat!("Settee/", env!("CARGO_PKG_VERSION")));
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const MUST_REVALIDATE: HeaderValue = HeaderValue::from_static("must-revalidate");
+
+/// A response with the headers that all of CouchDB's have.
+pub(crate) fn with_body(status: StatusCode, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::SERVER, SERVER);
+    headers.insert(header::CONTENT_TYPE, JSON);
+    headers.insert(header::CACHE_CONTROL, MUST_REVALIDATE);
+    response
+}
+
+/// A JSON response from one buffer, its line end included.
+pub(crate) fn json(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    with_body(status, Body::Full(text.into()))
+}
+
+/// `{"ok":true}`
+pub(crate) fn ok(status: StatusCode) -> Response<Body> {
+    json(status, Bytes::from_static(b"{\"ok\":true}\n"))
+}
+
+/// A response without a body.
+pub(crate) fn empty(status: StatusCode) -> Response<Body> {
+    with_body(status, Body::Full(Bytes::new()))
+}
+
+/// `{"ok":true,"id":…,"rev":…}`
+pub(crate) fn saved(status: StatusCode, id: &str, revision: &str) -> Response<Body> {
+    let mut text = Vec::with_capacity(id.len() + revision.len() + 40);
+    text.extend_from_slice(b"{\"ok\":true,\"id\":");
+    settee_doc::write_json_string(id, &mut text);
+    text.extend_from_slice(b",\"rev\":\"");
+    text.extend_from_slice(revision.as_bytes());
+    text.extend_from_slice(b"\"}\n");
+    json(status, text)
+}
+
+/// An error's response.
+pub(crate) fn failure(failure: &Failure) -> Response<Body> {
+    let mut text = Vec::with_capacity(failure.reason.len() + 64);
+    json::object(&mut text, |text| failure.write_members(text));
+    text.push(b'\n');
+    let mut response = json(failure.status, text);
+    if let Some(methods) = failure.allow {
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
+    }
+    response
+}
+
+/// Sets a header whose value was made here; one that HTTP can't carry is left out.
+pub(crate) fn set_header(response: &mut Response<Body>, name: header::HeaderName, value: impl Into<Bytes>) {
+    if let Ok(value) = HeaderValue::from_maybe_shared(value.into()) {
+        response.headers_mut().insert(name, value);
+    }
+}

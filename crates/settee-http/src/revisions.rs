@@ -1,0 +1,78 @@
+//! Which revisions a replica lacks: `_revs_diff` and `_missing_revs`.
+
+use std::sync::Arc;
+
+use hyper::{Method, StatusCode};
+use settee_doc::{Database, Revision};
+
+use crate::document::parse_revision;
+use crate::error::Failure;
+use crate::json;
+use crate::reply::{self, Answer};
+use crate::server::Call;
+
+/// `{id: {"missing": […], "possible_ancestors": […]}}` of those that lack any.
+pub(crate) async fn diff(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    let lacking = lacking(call, &database).await?;
+    let mut text = Vec::with_capacity(lacking.len() * 96 + 3);
+    json::object(&mut text, |text| {
+        for (index, item) in lacking.iter().enumerate() {
+            if index > 0 {
+                text.push(b',');
+            }
+            settee_doc::write_json_string(&item.id, text);
+            text.extend_from_slice(b":{\"missing\":");
+            json::revisions(&item.missing, text);
+            if !item.ancestors.is_empty() {
+                text.extend_from_slice(b",\"possible_ancestors\":");
+                json::revisions(&item.ancestors, text);
+            }
+            text.push(b'}');
+        }
+    });
+    text.push(b'\n');
+    Ok(reply::json(StatusCode::OK, text))
+}
+
+/// `{"missing_revs": {id: […]}}`
+pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    let lacking = lacking(call, &database).await?;
+    let mut text = b"{\"missing_revs\":".to_vec();
+    json::object(&mut text, |text| {
+        for (index, item) in lacking.iter().enumerate() {
+            if index > 0 {
+                text.push(b',');
+            }
+            settee_doc::write_json_string(&item.id, text);
+            text.push(b':');
+            json::revisions(&item.missing, text);
+        }
+    });
+    text.extend_from_slice(b"}\n");
+    Ok(reply::json(StatusCode::OK, text))
+}
+
+/// A document that lacks revisions.
+struct Lacking {
+    id: String,
+    missing: Vec<Revision>,
+    ancestors: Vec<Revision>,
+}
+
+async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking>, Failure> {
+    if *call.method() != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    let body = call.read_json_body().await?;
+    let view = database.view();
+    let mut lacking = Vec::new();
+    for (id, list) in json::members(&body)?.0 {
+        let list = json::list(list.get()).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
+        let given = list.into_iter().map(|raw| parse_revision(raw.get())).collect::<Result<Vec<_>, _>>()?;
+        let (missing, ancestors) = view.missing(&id, &given).await?;
+        if !missing.is_empty() {
+            lacking.push(Lacking { id: id.into_owned(), missing, ancestors });
+        }
+    }
+    Ok(lacking)
+}

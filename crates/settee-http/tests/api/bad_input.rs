@@ -1,0 +1,167 @@
+//! Bad input: the status and words that CouchDB gives, the connection usable afterwards, and
+//! nothing stored.
+
+use crate::client::{Client, Server};
+
+/// The connection is in step and the database as it was.
+#[track_caller]
+fn expect_untouched(client: &mut Client) {
+    let info = client.get("/db").expect_status(200).json();
+    assert_eq!(
+        (info["doc_count"].as_u64(), info["update_seq"].as_str().unwrap().starts_with("0-")),
+        (Some(0), true)
+    );
+}
+
+#[test]
+fn a_body_that_is_no_document_is_refused() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let cases: &[(&[u8], &str, &str)] = &[
+        (b"", "bad_request", "invalid UTF-8 JSON"),
+        (b"{", "bad_request", "invalid UTF-8 JSON"),
+        (b"{\"a\":1}{", "bad_request", "invalid UTF-8 JSON"),
+        (b"{'a':1}", "bad_request", "invalid UTF-8 JSON"),
+        (b"{\"a\":\"\xff\"}", "bad_request", "invalid UTF-8 JSON"),
+        (b"\xef\xbb\xbf{}", "bad_request", "invalid UTF-8 JSON"),
+        (b"{\"a\":\"\\ud800\"}", "bad_request", "invalid UTF-8 JSON"),
+        (b"{\"a\":01}", "bad_request", "invalid UTF-8 JSON"),
+        (b"[]", "bad_request", "Document must be a JSON object"),
+        (b"\"x\"", "bad_request", "Document must be a JSON object"),
+        (b"{\"_zing\":1}", "doc_validation", "Bad special document member: _zing"),
+        (b"{\"\\u005fzing\":1}", "doc_validation", "Bad special document member: _zing"),
+        (b"{\"_rev\":\"x\"}", "bad_request", "Invalid rev format"),
+        (b"{\"_rev\":1}", "bad_request", "Invalid rev format"),
+        (b"{\"_id\":1}", "illegal_docid", "Document id must be a string"),
+        (b"{\"_id\":\"\"}", "illegal_docid", "Document id must not be empty"),
+    ];
+    for (body, error, reason) in cases {
+        let reply = client.send("PUT", "/db/a", &[], body);
+        reply.expect_error(400, error, reason);
+        expect_untouched(&mut client);
+    }
+}
+
+#[test]
+fn a_missing_body_is_told_from_an_empty_one() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("PUT", "/db/a", &[]);
+    client.read("PUT").expect_error(400, "bad_request", "Missing request body");
+    client.write_head("POST", "/db/_bulk_docs", &[("Content-Type", "application/json")]);
+    client.read("POST").expect_error(400, "bad_request", "Missing request body");
+    expect_untouched(&mut client);
+}
+
+#[test]
+fn bad_ids_are_refused() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let reserved = "Only reserved document ids may start with underscore.";
+    let cases = [
+        ("PUT", "/db/_bad", reserved),
+        ("PUT", "/db/_design%2F", "Illegal document id `_design/`"),
+        ("PUT", "/db/%ff", "Document id must be valid UTF-8"),
+    ];
+    for (method, path, reason) in cases {
+        client.send(method, path, &[], b"{}").expect_error(400, "illegal_docid", reason);
+    }
+    client.post("/db", "{\"_id\":\"_bad\"}").expect_error(400, "illegal_docid", reserved);
+    client.get("/db/_bad").expect_error(404, "not_found", "missing");
+    expect_untouched(&mut client);
+}
+
+#[test]
+fn bad_revisions_are_refused() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", "{}").expect_status(201);
+    for path in ["/db/a?rev=x", "/db/a?rev=1-x", "/db/a?rev="] {
+        client.get(path).expect_error(400, "bad_request", "Invalid rev format");
+        client.delete(path).expect_error(400, "bad_request", "Invalid rev format");
+    }
+    let reply = client.send("PUT", "/db/a", &[("If-Match", "x")], b"{}");
+    reply.expect_error(400, "bad_request", "Invalid rev format");
+    client.get("/db/a").expect_status(200);
+}
+
+#[test]
+fn a_bad_encoding_of_the_address_is_refused() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    for path in ["/%", "/db/%2", "/db/a?x=%zz"] {
+        client.get(path).expect_error(400, "bad_request", "invalid_url_encoding");
+    }
+    expect_untouched(&mut client);
+}
+
+#[test]
+fn posts_must_be_declared_as_json() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let paths = [
+        "",
+        "/_bulk_docs",
+        "/_bulk_get",
+        "/_all_docs",
+        "/_changes",
+        "/_revs_diff",
+        "/_missing_revs",
+        "/_ensure_full_commit",
+    ];
+    for path in paths {
+        for headers in [&[][..], &[("Content-Type", "text/plain")][..]] {
+            let reply = client.send("POST", &format!("/db{path}"), headers, b"{\"docs\":[{}]}");
+            reply.expect_error(415, "bad_content_type", "Content-Type must be application/json");
+        }
+    }
+    expect_untouched(&mut client);
+    // A parameter is no other type, and a PUT declares nothing.
+    let with_charset = [("Content-Type", "application/json; charset=utf-8")];
+    client.send("POST", "/db/_bulk_docs", &with_charset, b"{\"docs\":[]}").expect_status(201);
+    client.send("PUT", "/db/a", &[("Content-Type", "text/plain")], b"{}").expect_status(201);
+}
+
+#[test]
+fn encoded_bodies_are_refused_for_now() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let reply = client.send("PUT", "/db/a", &[("Content-Encoding", "gzip")], b"\x1f\x8b");
+    reply.expect_error(415, "bad_content_type", "gzip is not a supported content encoding.");
+    client.send("PUT", "/db/a", &[("Content-Encoding", "identity")], b"{}").expect_status(201);
+}
+
+#[test]
+fn attachments_are_refused_for_now() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let inline = "{\"_attachments\":{\"a.txt\":{\"data\":\"eA==\",\"content_type\":\"text/plain\"}}}";
+    assert_eq!(client.put("/db/a", inline).status, 501);
+    assert_eq!(client.put("/db/a/file.txt", "x").status, 501);
+    assert_eq!(client.get("/db/a/file.txt").status, 501);
+    let parts = [("Content-Type", "multipart/related; boundary=x")];
+    assert_eq!(client.send("PUT", "/db/a", &parts, b"--x").status, 501);
+    expect_untouched(&mut client);
+}
+
+#[test]
+fn unknown_databases_are_told_of_whatever_is_asked() {
+    let server = Server::start();
+    let mut client = server.connect();
+    for path in ["", "/a", "/_all_docs", "/_changes", "/_find", "/_local/x", "/_design/x", "/Upper"] {
+        client.get(&format!("/none{path}")).expect_error(404, "not_found", "Database does not exist.");
+    }
+    for path in ["", "/_bulk_docs", "/_find", "/_revs_diff", "/_ensure_full_commit"] {
+        let reply = client.post(&format!("/none{path}"), "{}");
+        reply.expect_error(404, "not_found", "Database does not exist.");
+    }
+    client.put("/none/a", "{}").expect_error(404, "not_found", "Database does not exist.");
+}

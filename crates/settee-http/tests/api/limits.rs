@@ -1,0 +1,137 @@
+//! Limits: what is past one is refused by name, and the answer is delivered.
+
+use crate::client::Server;
+
+#[test]
+fn a_document_past_its_limit_is_413_and_named() {
+    let server = Server::with_limits(|limits| limits.max_document_size = 1000);
+    let mut client = server.connect();
+    client.create("db");
+    let large = format!("{{\"a\":\"{}\"}}", "x".repeat(1000));
+    client.put("/db/big", &large).expect_error(413, "document_too_large", "big");
+    let bulk = format!("{{\"docs\":[{{\"_id\":\"ok\"}},{{\"_id\":\"big\",{}]}}", &large[1..]);
+    client.post("/db/_bulk_docs", &bulk).expect_error(413, "document_too_large", "big");
+    client.get("/db/ok").expect_status(404);
+    client.put("/db/fits", &format!("{{\"a\":\"{}\"}}", "x".repeat(900))).expect_status(201);
+}
+
+#[test]
+fn a_body_past_its_limit_is_413_and_the_connection_usable_afterwards() {
+    let server = Server::with_limits(|limits| limits.max_request_bytes = 10_000);
+    let mut client = server.connect();
+    client.create("db");
+    let large = "x".repeat(3_000_000);
+    for _ in 0..2 {
+        let reply = client.put("/db/a", &large);
+        reply.expect_error(413, "too_large", "the request entity is too large");
+        let reply = client.post("/db/_bulk_docs", &large);
+        reply.expect_error(413, "too_large", "the request entity is too large");
+    }
+    client.put("/db/a", "{}").expect_status(201);
+}
+
+#[test]
+fn a_chunked_body_is_read_and_limited_like_any_other() {
+    let server = Server::with_limits(|limits| limits.max_request_bytes = 10_000);
+    let mut client = server.connect();
+    client.create("db");
+    let chunked = [("Transfer-Encoding", "chunked")];
+    client.write_head("PUT", "/db/a", &chunked);
+    client.write(b"7\r\n{\"a\":1,\r\n6\r\n\"b\":2}\r\n0\r\n\r\n");
+    client.read("PUT").expect_status(201);
+    client.write_head("PUT", "/db/b", &chunked);
+    for _ in 0..20 {
+        client.write(format!("3e8\r\n{}\r\n", "x".repeat(1000)).as_bytes());
+    }
+    client.write(b"0\r\n\r\n");
+    client.read("PUT").expect_error(413, "too_large", "the request entity is too large");
+    client.get("/db/a").expect_status(200);
+}
+
+#[test]
+fn an_unread_body_does_not_cost_the_client_its_answer() {
+    let server = Server::start();
+    let mut client = server.connect();
+    // Refused before the body is looked at, which is larger than any socket's buffer.
+    let large = "x".repeat(8_000_000);
+    client.put("/none/a", &large).expect_error(404, "not_found", "Database does not exist.");
+    client.get("/").expect_status(200);
+}
+
+#[test]
+fn what_is_endless_is_cut_off() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 1000;
+        limits.max_discard_bytes = 100_000;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("PUT", "/db/a", &[("Content-Length", "1000000000000")]);
+    let piece = vec![b'x'; 100_000];
+    let cut_off = (0..10_000).any(|_| !client.try_write(&piece));
+    assert!(cut_off, "a gigabyte was taken");
+    server.connect().get("/db").expect_status(200);
+}
+
+#[test]
+fn a_client_that_waits_for_leave_to_send_gets_the_refusal_instead() {
+    let server = Server::with_limits(|limits| limits.max_request_bytes = 1000);
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("PUT", "/db/a", &[("Content-Length", "5000"), ("Expect", "100-continue")]);
+    client.read("PUT").expect_error(413, "too_large", "the request entity is too large");
+}
+
+#[test]
+fn a_client_that_is_given_leave_sends_its_body() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("PUT", "/db/a", &[("Content-Length", "2"), ("Expect", "100-continue")]);
+    assert_eq!(client.read_head().0, 100);
+    client.write(b"{}");
+    client.read("PUT").expect_status(201);
+}
+
+#[test]
+fn a_client_that_pauses_within_a_body_is_told_so() {
+    let server = Server::with_limits(|limits| limits.body_timeout_ms = 50);
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("PUT", "/db/a", &[("Content-Length", "10")]);
+    client.write(b"{");
+    client.read("PUT").expect_error(408, "timeout", "the request body paused for too long");
+    server.connect().get("/db/a").expect_status(404);
+}
+
+#[test]
+fn a_client_that_never_ends_its_head_is_cut_off() {
+    let server = Server::with_limits(|limits| limits.head_timeout_ms = 50);
+    let mut client = server.connect();
+    client.write(b"GET / HTTP/1.1\r\nHost: loc");
+    assert!(client.is_closed());
+}
+
+#[test]
+fn a_head_past_its_limit_is_431() {
+    let server = Server::with_limits(|limits| limits.max_head_bytes = 10_000);
+    let mut client = server.connect();
+    client.write_head("GET", "/", &[("X-Large", &"x".repeat(20_000))]);
+    assert_eq!(client.read_head().0, 431);
+    let mut client = server.connect();
+    let many: Vec<_> = (0..200).map(|n| format!("X-{n}")).collect();
+    let many: Vec<_> = many.iter().map(|name| (name.as_str(), "x")).collect();
+    client.write_head("GET", "/", &many);
+    assert_eq!(client.read_head().0, 431);
+}
+
+#[test]
+fn connections_past_the_limit_wait_for_their_turn() {
+    let server = Server::with_limits(|limits| limits.max_connections = 1);
+    let mut first = server.connect();
+    first.get("/").expect_status(200);
+    let mut second = server.connect();
+    second.write_head("GET", "/", &[]);
+    drop(first);
+    second.read("GET").expect_status(200);
+}

@@ -1,0 +1,60 @@
+//! Local documents.
+
+use serde_json::json;
+
+use crate::client::{Server, ids};
+
+#[test]
+fn a_local_document_is_written_read_updated_and_deleted() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.get("/db/_local/x").expect_error(404, "not_found", "missing");
+    let saved = client.put("/db/_local/x", "{\"n\":1}").expect_status(201);
+    assert_eq!(saved.json(), json!({"ok": true, "id": "_local/x", "rev": "0-1"}));
+    let read = client.get("/db/_local/x").expect_status(200);
+    assert_eq!(read.text(), "{\"_id\":\"_local/x\",\"_rev\":\"0-1\",\"n\":1}\n");
+    assert_eq!(client.head("/db/_local/x").status, 200);
+
+    let body = json!({"_id": "_local/x", "_rev": "0-1", "n": 2}).to_string();
+    assert_eq!(client.put("/db/_local/x", &body).expect_status(201).rev(), "0-2");
+    assert_eq!(client.get("/db/_local%2Fx").expect_status(200).json()["n"], 2);
+
+    let deleted = client.delete("/db/_local/x?rev=0-2").expect_status(200);
+    assert_eq!(deleted.rev(), "0-0");
+    client.get("/db/_local/x").expect_error(404, "not_found", "missing");
+    client.delete("/db/_local/x").expect_error(404, "not_found", "missing");
+}
+
+#[test]
+fn local_documents_are_in_no_listing_and_no_feed() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/_local/x", "{}").expect_status(201);
+    assert_eq!(ids(&client.get("/db/_all_docs"), "rows").len(), 0);
+    assert_eq!(ids(&client.get("/db/_changes"), "results").len(), 0);
+    assert_eq!(client.get("/db").json()["doc_count"], 0);
+}
+
+#[test]
+fn bad_local_requests_are_refused() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let invalid = "Invalid _local document id.";
+    client.get("/db/_local").expect_error(400, "bad_request", invalid);
+    client.get("/db/_local/").expect_error(400, "bad_request", invalid);
+    client.get("/db/_local%2F").expect_error(400, "bad_request", invalid);
+    let reason = "_local documents do not accept attachments.";
+    client.get("/db/_local/x/y").expect_error(400, "bad_request", reason);
+    client.put("/db/_local/x", "{\"_rev\":\"junk\"}").expect_error(400, "bad_request", "Invalid rev format");
+    client.put("/db/_local/x?rev=1-x", "{}").expect_error(400, "bad_request", "Invalid rev format");
+    client.put("/db/_local/x", "{\"_zing\":1}").expect_error(
+        400,
+        "doc_validation",
+        "Bad special document member: _zing",
+    );
+    client.put("/db/_local/x", "[]").expect_error(400, "bad_request", "Document must be a JSON object");
+    client.get("/db/_local/x").expect_status(404);
+}

@@ -1,0 +1,16 @@
+//! Goal: the server answers as CouchDB 3.5.0 does, on good input and bad.
+//! Method: start it in process on a free port over a temporary folder, speak HTTP to it over a
+//! socket by hand, and compare statuses, headers and bodies.
+
+mod all_docs;
+mod bad_input;
+mod bulk;
+mod changes;
+mod client;
+mod databases;
+mod documents;
+mod limits;
+mod local;
+mod methods;
+mod server;
+mod session;

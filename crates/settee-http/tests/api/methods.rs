@@ -1,0 +1,109 @@
+//! Methods that there aren't, and what isn't there yet.
+
+use crate::client::Server;
+
+#[test]
+fn a_method_that_is_not_there_is_405_with_those_that_are() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let cases = [
+        ("POST", "/", "GET,HEAD"),
+        ("PUT", "/_up", "GET,HEAD"),
+        ("POST", "/_all_dbs", "GET,HEAD"),
+        ("POST", "/_uuids", "GET"),
+        ("PUT", "/_session", "GET,HEAD,POST,DELETE"),
+        ("PATCH", "/db", "DELETE,GET,HEAD,POST"),
+        ("GET", "/db/_bulk_docs", "POST"),
+        ("GET", "/db/_bulk_get", "POST"),
+        ("PUT", "/db/_all_docs", "GET,HEAD,POST"),
+        ("PUT", "/db/_changes", "GET,POST,HEAD"),
+        ("GET", "/db/_revs_diff", "POST"),
+        ("GET", "/db/_missing_revs", "POST"),
+        ("GET", "/db/_ensure_full_commit", "POST"),
+        ("PATCH", "/db/doc", "DELETE,GET,HEAD,POST,PUT,COPY"),
+        ("PATCH", "/db/_local/x", "DELETE,GET,HEAD,POST,PUT,COPY"),
+        ("OPTIONS", "/", "GET,HEAD"),
+    ];
+    for (method, path, allowed) in cases {
+        let reply = client.send(method, path, &[], b"");
+        reply.expect_error(405, "method_not_allowed", &format!("Only {allowed} allowed"));
+        assert_eq!(reply.header("allow"), Some(allowed), "{method} {path}");
+    }
+}
+
+#[test]
+fn what_couchdb_has_and_we_do_not_is_501_with_a_reason() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let cases = [
+        ("GET", "/_active_tasks"),
+        ("GET", "/_membership"),
+        ("GET", "/_node/_local/_config"),
+        ("POST", "/_replicate"),
+        ("GET", "/_scheduler/jobs"),
+        ("GET", "/_db_updates"),
+        ("GET", "/_dbs_info"),
+        ("GET", "/_utils/"),
+        ("POST", "/db/_find"),
+        ("POST", "/db/_index"),
+        ("POST", "/db/_explain"),
+        ("GET", "/db/_security"),
+        ("PUT", "/db/_security"),
+        ("POST", "/db/_purge"),
+        ("POST", "/db/_compact"),
+        ("POST", "/db/_view_cleanup"),
+        ("GET", "/db/_revs_limit"),
+        ("GET", "/db/_design_docs"),
+        ("GET", "/db/_local_docs"),
+        ("GET", "/db/_shards"),
+        ("POST", "/db/_all_docs/queries"),
+        ("GET", "/db/_design/x/_view/y"),
+        ("GET", "/db/_design/x/_info"),
+        ("GET", "/db/_partition/x"),
+        ("COPY", "/db/doc"),
+        ("COPY", "/db/_local/x"),
+        ("POST", "/db/doc"),
+        ("GET", "/db/doc/attachment"),
+        ("GET", "/db/_design/x/attachment"),
+    ];
+    for (method, path) in cases {
+        let reply = client.send(method, path, &[("Content-Type", "application/json")], b"{}");
+        assert_eq!(
+            (reply.status, &reply.json()["error"]),
+            (501, &"not_implemented".into()),
+            "{method} {path}"
+        );
+        assert!(reply.json()["reason"].as_str().unwrap().contains("not implemented yet"), "{method} {path}");
+    }
+}
+
+#[test]
+fn every_get_has_a_head_without_a_body() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", "{}").expect_status(201);
+    client.put("/db/_local/l", "{}").expect_status(201);
+    let paths = [
+        "/",
+        "/_up",
+        "/_all_dbs",
+        "/_uuids",
+        "/_session",
+        "/db",
+        "/db/a",
+        "/db/_all_docs",
+        "/db/_changes",
+        "/db/_local/l",
+        "/db/a?open_revs=all",
+    ];
+    for path in paths {
+        assert_eq!(client.head(path).status, 200, "{path}");
+    }
+    for path in ["/none", "/db/none", "/db/_local/none"] {
+        assert_eq!(client.head(path).status, 404, "{path}");
+    }
+    assert_eq!(client.head("/").header("content-length"), Some(&*client.get("/").body.len().to_string()));
+}

@@ -1,0 +1,159 @@
+//! Goal: loading counts what it stored, what was there and what was refused, adds nothing twice
+//! and overwrites nothing; dumping and loading again gives the same documents.
+//! Method: whole runs on a data folder.
+
+use std::path::Path;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// Loads `text` into the database `cities` of the folder, and returns the counts.
+fn load_text(folder: &Path, text: &str, options: &[&str]) -> Counts {
+    let data = folder.join("data");
+    let fixed = ["load", "-", "--db", "cities", "--create", "--data-dir", data.to_str().unwrap()];
+    let args = Cli::parse_from(fixed.iter().chain(options)).args;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let input = text.as_bytes().to_vec();
+    runtime.block_on(async {
+        let target = Target::open(&args.target, args.options(), args.create).await.unwrap();
+        let (mut loader, mut receiver) =
+            begin(target, None, Box::new(io::Cursor::new(input)), &args).unwrap();
+        let failed = loader.store_all(&mut receiver).await;
+        let counts = Counts {
+            loaded: loader.loaded,
+            there: loader.there,
+            errors: loader.errors,
+            stopped: loader.stopped.clone(),
+        };
+        // A local target's folder is free again once it is closed.
+        loader.target.close().await.unwrap();
+        assert!(failed.is_none(), "{failed:?}");
+        counts
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    loaded: u64,
+    there: u64,
+    errors: u64,
+    stopped: Option<String>,
+}
+
+fn counts(loaded: u64, there: u64, errors: u64) -> Counts {
+    Counts { loaded, there, errors, stopped: None }
+}
+
+/// The database's documents as lines.
+fn dumped(folder: &Path, options: &[&str]) -> Vec<String> {
+    let (data, out) = (folder.join("data"), folder.join("out.jsonl"));
+    let fixed =
+        ["dump", "--db", "cities", "--data-dir", data.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: crate::dump::Args,
+    }
+    crate::dump::run(Cli::parse_from(fixed.iter().chain(options)).args).unwrap();
+    std::fs::read_to_string(out).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn loading_again_adds_nothing_and_equal_documents_stay_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{\"a\":1}\n{\"a\":1}\n{\"a\":2}\n{\"_id\":\"x\",\"b\":1}\n";
+    assert_eq!(load_text(folder.path(), text, &[]), counts(4, 0, 0));
+    assert_eq!(load_text(folder.path(), text, &[]), counts(0, 4, 0));
+    assert_eq!(load_text(folder.path(), "[{\"a\" : 1}, {\"a\":2}, {\"a\":3}]", &[]), counts(1, 2, 0));
+    assert_eq!(dumped(folder.path(), &[]).len(), 5);
+}
+
+#[test]
+fn a_load_that_was_cut_off_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: Vec<String> = (0..100).map(|number| format!("{{\"n\":{number}}}\n")).collect();
+    assert_eq!(load_text(folder.path(), &lines[..37].concat(), &["--batch", "10"]), counts(37, 0, 0));
+    assert_eq!(load_text(folder.path(), &lines.concat(), &["--batch", "10"]), counts(63, 37, 0));
+    assert_eq!(dumped(folder.path(), &[]).len(), 100);
+}
+
+#[test]
+fn other_content_under_the_same_id_is_an_error_and_overwrites_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{\"k\":\"x\",\"v\":1}\n{\"k\":\"x\",\"v\":2}\n{\"k\":\"x\",\"v\":1}\n";
+    assert_eq!(load_text(folder.path(), text, &["--id", "k"]), counts(1, 1, 1));
+    assert_eq!(load_text(folder.path(), text, &["--id", "k"]), counts(0, 2, 1));
+    assert_eq!(dumped(folder.path(), &["--no-rev"]), ["{\"_id\":\"x\",\"k\":\"x\",\"v\":1}"]);
+}
+
+#[test]
+fn a_bad_line_stops_behind_what_was_stored_or_is_passed_over() {
+    let text = "{\"a\":1}\n{\"a\":2}\n{\"a\":\n{\"a\":3}\n";
+    let folder = tempfile::tempdir().unwrap();
+    let stopped = load_text(folder.path(), text, &[]);
+    assert_eq!((stopped.loaded, stopped.errors), (2, 1));
+    assert!(stopped.stopped.as_ref().unwrap().starts_with("line 3: "), "{stopped:?}");
+    assert_eq!(load_text(folder.path(), text, &["--skip-errors"]), counts(1, 2, 1));
+}
+
+#[test]
+fn what_the_database_refuses_is_named_by_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{\"a\":1}\n{\"_id\":\"_x\"}\n{\"_nope\":1}\n{\"a\":3}\n";
+    assert_eq!(load_text(folder.path(), text, &["--skip-errors"]), counts(2, 0, 2));
+    let stopped = load_text(folder.path(), text, &[]);
+    assert!(stopped.stopped.as_ref().unwrap().starts_with("line 2: "), "{stopped:?}");
+}
+
+#[test]
+fn a_dump_loads_into_the_same_documents_and_revisions() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let text =
+        "{\"_id\":\"b\",\"x\":[1.50,\"\\u00e9\"]}\n{\"_id\":\"_design/d\",\"views\":{}}\n{\"_id\":\"a\"}\n";
+    assert_eq!(load_text(one.path(), text, &[]), counts(3, 0, 0));
+    let first = dumped(one.path(), &[]);
+    assert_eq!(load_text(other.path(), &first.join("\n"), &[]), counts(3, 0, 0));
+    assert_eq!(load_text(other.path(), &first.join("\n"), &[]), counts(0, 3, 0));
+    assert_eq!(dumped(other.path(), &[]), first);
+    let rewritten = first[1].replace("\"_rev\":\"1-", "\"_rev\":\"2-");
+    assert_eq!(load_text(other.path(), &rewritten, &[]), counts(0, 0, 1));
+    assert_eq!(dumped(other.path(), &[]), first);
+}
+
+#[test]
+fn a_document_over_the_limit_is_an_error_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "{\"a\":1}\n{\"a\":\"xxxxxxxxxxxxxxxxxxxx\"}\n{\"a\":2}\n";
+    let stopped = load_text(folder.path(), text, &["--max-document-size", "20"]);
+    assert_eq!(stopped.stopped.as_deref(), Some("line 2: the document exceeds 20 bytes"));
+    assert_eq!(load_text(folder.path(), text, &[]), counts(2, 1, 0));
+}
+
+#[test]
+fn a_missing_database_is_an_error_that_names_the_way_to_make_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let args = Cli::parse_from(["load", "/dev/null", "--db", "cities", "--data-dir", data]).args;
+    let error = run(args).unwrap_err().to_string();
+    assert!(error.contains("--create"), "{error}");
+}
+
+#[test]
+fn the_summary_has_a_stable_form() {
+    let line = summary(10, 20, 1, Duration::from_secs(2));
+    assert_eq!(line, "loaded 10 documents (20 already there, 1 errors) in 2.0 s, 15 docs/s");
+}
+
+#[test]
+fn documents_are_the_same_whatever_their_order_and_revision() {
+    assert!(is_same(b"{\"_id\":\"a\",\"_rev\":\"1-x\",\"b\":1,\"c\":2}", b"{\"c\":2,\"b\":1,\"_id\":\"a\"}"));
+    assert!(!is_same(b"{\"_id\":\"a\",\"b\":1}", b"{\"_id\":\"a\",\"b\":\"1\"}"));
+    assert!(!is_same(b"[]", b"[]"));
+}

@@ -1,0 +1,342 @@
+//! The rules of the source tree that no compiler checks.
+//!
+//! Reads every file that git tracks or would track, and reports each breach with its place:
+//! 1. A crate depends only on those below it ([`ORDER`]), and not on what it must know nothing
+//!    of ([`UNKNOWN_TO`]); `settee-sim` is for tests alone.
+//! 2. `unsafe` occurs in `settee-io` alone.
+//! 3. No file has [`LINES_MAX`] lines or more.
+//! 4. No test is ignored; no file names a path of somebody's machine.
+//! 5. Text is plain: no NUL, tab, carriage return or trailing white space, one newline last.
+//! 6. Every crate's root begins with its doc.
+//! 7. The engine's crates forbid the same ways around the environment ([`ENGINE`]).
+
+use std::path::Path;
+use std::process::Command;
+
+#[cfg(test)]
+mod tests;
+
+/// The engine and the server, the highest first: a crate depends only on those after it.
+const ORDER: [&str; 9] = [
+    "settee",
+    "settee-bench",
+    "settee-http",
+    "settee-view",
+    "settee-doc",
+    "settee-store",
+    "settee-tree",
+    "settee-log",
+    "settee-io",
+];
+
+/// The simulation: built on `settee-io` alone, and a dev-dependency of the others alone.
+const SIMULATION: &str = "settee-sim";
+
+/// This crate: depends on none of the others, and none on it.
+const TASKS: &str = "xtask";
+
+/// The crates that run under simulation. Each has a `clippy.toml`, the same text as the first's,
+/// that forbids std's and tokio's own files, clocks, tasks and randomness.
+const ENGINE: [&str; 5] = ["settee-log", "settee-tree", "settee-store", "settee-doc", "settee-view"];
+
+/// What a crate must know nothing of although the order would allow it.
+const UNKNOWN_TO: [(&str, &[&str]); 6] = [
+    ("settee-http", &["settee-store", "settee-tree", "settee-log"]),
+    ("settee-view", &["hyper", "http"]),
+    ("settee-doc", &["hyper", "http", "settee-tree", "settee-log"]),
+    ("settee-store", &["hyper", "http", "serde_json"]),
+    ("settee-tree", &["hyper", "http", "serde_json", "settee-log"]),
+    ("settee-log", &["hyper", "http", "serde_json"]),
+];
+
+/// A file is shorter than this, so that it can be read in one go.
+const LINES_MAX: usize = 1000;
+
+/// Files that tools write, or that came as they are.
+const NOT_OURS: [&str; 3] = ["Cargo.lock", "package-lock.json", "LICENSE"];
+
+/// Where a machine's own paths begin; split, so that this file isn't a breach of its own.
+const MACHINE_PATHS: [&str; 6] = [
+    concat!("/", "home/"),
+    concat!("/", "root/"),
+    concat!("/", "Users/"),
+    concat!("/", "work/"),
+    concat!("/", "workspace/"),
+    concat!("/", "builds/"),
+];
+
+/// A file of the tree: its path from the root, and what is in it.
+struct Source {
+    path: String,
+    bytes: Vec<u8>,
+}
+
+/// Checks the tree under `root`.
+///
+/// # Errors
+/// All breaches, one a line.
+pub(crate) fn run(root: &Path) -> Result<(), String> {
+    let tree = read_tree(root)?;
+    let breaches = check(&tree);
+    if !breaches.is_empty() {
+        return Err(breaches.join("\n"));
+    }
+    println!("{} files are tidy", tree.len());
+    Ok(())
+}
+
+/// The files that git tracks or, not being ignored, would track.
+fn read_tree(root: &Path) -> Result<Vec<Source>, String> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .map_err(|error| format!("cannot run git: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let paths = String::from_utf8(output.stdout).map_err(|_| "a path isn't UTF-8".to_owned())?;
+    let mut tree = Vec::new();
+    for path in paths.split_terminator('\0') {
+        match std::fs::read(root.join(path)) {
+            Ok(bytes) => tree.push(Source { path: path.to_owned(), bytes }),
+            // Tracked, but deleted in this checkout.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(format!("{path}: {error}")),
+        }
+    }
+    Ok(tree)
+}
+
+/// All breaches in `tree`.
+fn check(tree: &[Source]) -> Vec<String> {
+    let mut breaches = Vec::new();
+    for Source { path, bytes } in tree {
+        if NOT_OURS.iter().any(|name| path == name || path.ends_with(&format!("/{name}"))) {
+            continue;
+        }
+        let Ok(text) = std::str::from_utf8(bytes) else {
+            breaches.push(format!("{path}: not UTF-8"));
+            continue;
+        };
+        check_text(path, text, &mut breaches);
+        if path.ends_with(".rs") {
+            check_rust(path, text, &mut breaches);
+        } else if path.ends_with(".js") || path.ends_with(".mjs") {
+            check_node_tests(path, text, &mut breaches);
+        } else if path.starts_with("crates/") && path.ends_with("/Cargo.toml") {
+            check_manifest(path, text, &mut breaches);
+        }
+    }
+    check_engine(tree, &mut breaches);
+    breaches
+}
+
+/// Rule 7.
+fn check_engine(tree: &[Source], breaches: &mut Vec<String>) {
+    let find = |path: &str| tree.iter().find(|source| source.path == path).map(|source| &source.bytes);
+    let first = find(&format!("crates/{}/clippy.toml", ENGINE[0]));
+    for name in ENGINE {
+        let path = format!("crates/{name}/clippy.toml");
+        let exists = find(&format!("crates/{name}/Cargo.toml")).is_some();
+        if exists && (first.is_none() || find(&path) != first) {
+            breaches.push(format!("{path}: must be there, the same as {}'s", ENGINE[0]));
+        }
+    }
+}
+
+/// Rules 3 and 5, and the paths of rule 4.
+fn check_text(path: &str, text: &str, breaches: &mut Vec<String>) {
+    let line_count = text.lines().count();
+    if line_count >= LINES_MAX {
+        breaches.push(format!("{path}: {line_count} lines; fewer than {LINES_MAX} are allowed"));
+    }
+    if !text.is_empty() && (!text.ends_with('\n') || text.ends_with("\n\n")) {
+        breaches.push(format!("{path}: must end with one newline"));
+    }
+    for (index, line) in text.split('\n').enumerate() {
+        let mut breach = |what: &str| breaches.push(format!("{path}:{}: {what}", index + 1));
+        for (character, name) in [('\0', "a NUL"), ('\t', "a tab"), ('\r', "a carriage return")] {
+            if line.contains(character) {
+                breach(name);
+            }
+        }
+        if line.ends_with(' ') {
+            breach("trailing white space");
+        }
+        if MACHINE_PATHS.iter().any(|start| names_path(line, start)) {
+            breach("a path of one machine");
+        }
+    }
+}
+
+/// Whether a path in `line` begins with `start`: not in the middle of a longer path or URL.
+fn names_path(line: &str, start: &str) -> bool {
+    let inside = |before: char| before.is_alphanumeric() || "._-~}/".contains(before);
+    line.match_indices(start).any(|(at, _)| !line[..at].ends_with(inside))
+}
+
+/// Rules 2 and 6, and the ignored tests of rule 4.
+fn check_rust(path: &str, text: &str, breaches: &mut Vec<String>) {
+    let is_root = path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs");
+    if path.starts_with("crates/") && is_root && !text.starts_with("//!") {
+        breaches.push(format!("{path}:1: must begin with `//!`"));
+    }
+    let code = blank_text(text);
+    for (index, line) in code.lines().enumerate() {
+        let place = format!("{path}:{}", index + 1);
+        let mut words =
+            line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        if !path.starts_with("crates/settee-io/") && words.clone().any(|word| word == "unsafe") {
+            breaches.push(format!("{place}: `unsafe` belongs in settee-io alone"));
+        }
+        if line.trim_start().starts_with("#[") && words.any(|word| word == "ignore") {
+            breaches.push(format!("{place}: an ignored test"));
+        }
+    }
+}
+
+/// Rule 4 for node's test runner: no test that is left out, or that leaves out others.
+fn check_node_tests(path: &str, text: &str, breaches: &mut Vec<String>) {
+    let has = |line: &str, words: [&str; 3]| words.iter().any(|word| line.contains(word));
+    for (index, line) in text.lines().enumerate() {
+        let option = line.contains("test(") && has(line, ["skip:", "todo:", "only:"]);
+        if option || has(line, [".skip(", ".todo(", ".only("]) {
+            breaches.push(format!("{path}:{}: an ignored test", index + 1));
+        }
+    }
+}
+
+/// Rule 1.
+fn check_manifest(path: &str, text: &str, breaches: &mut Vec<String>) {
+    let manifest: toml::Table = match text.parse() {
+        Ok(manifest) => manifest,
+        Err(error) => return breaches.push(format!("{path}: {error}")),
+    };
+    let name = path.trim_start_matches("crates/").trim_end_matches("/Cargo.toml");
+    let declared =
+        manifest.get("package").and_then(|package| package.get("name")).and_then(|name| name.as_str());
+    if declared != Some(name) {
+        breaches.push(format!("{path}: a crate has its folder's name"));
+    }
+    if ![SIMULATION, TASKS].contains(&name) && !ORDER.contains(&name) {
+        breaches.push(format!("{path}: {name} has no place in the order of the crates"));
+    }
+    for (kind, dependency) in dependencies(&manifest) {
+        if !may_depend(name, &kind, &dependency) {
+            breaches.push(format!("{path}: {name} must not depend on {dependency} ({kind})"));
+        }
+    }
+}
+
+/// Whether the crate `name` may list `dependency` in its section `kind`.
+fn may_depend(name: &str, kind: &str, dependency: &str) -> bool {
+    let rank = |name: &str| ORDER.iter().position(|other| *other == name);
+    if UNKNOWN_TO.iter().any(|(who, what)| *who == name && what.contains(&dependency)) {
+        return false;
+    }
+    match (name, dependency) {
+        (_, TASKS) => false,
+        (TASKS, _) => rank(dependency).is_none() && dependency != SIMULATION,
+        (SIMULATION, _) => rank(dependency).is_none() || dependency == "settee-io",
+        (_, SIMULATION) => kind == "dev-dependencies",
+        _ => rank(dependency).is_none_or(|below| rank(name).is_some_and(|own| own < below)),
+    }
+}
+
+/// Each dependency in `manifest` by its true name, with the section it is listed in.
+fn dependencies(manifest: &toml::Table) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for (key, value) in manifest {
+        let Some(section) = value.as_table() else { continue };
+        if key.ends_with("dependencies") {
+            for (name, dependency) in section {
+                let renamed = dependency.get("package").and_then(|package| package.as_str());
+                found.push((key.clone(), renamed.unwrap_or(name).to_owned()));
+            }
+        } else if key == "target" {
+            found.extend(section.values().filter_map(|target| target.as_table()).flat_map(dependencies));
+        }
+    }
+    found
+}
+
+/// `text` with what stands in comments, strings and character literals made blank, line by line
+/// as it was.
+fn blank_text(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let skipped = text_length(rest, code.chars().next_back());
+        if skipped > 0 {
+            code.extend(rest[..skipped].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
+            rest = &rest[skipped..];
+        } else {
+            code.push(first);
+            rest = &rest[first.len_utf8()..];
+        }
+    }
+    code
+}
+
+/// The length in bytes of the comment or literal that `rest` begins with; 0: it is code.
+fn text_length(rest: &str, before: Option<char>) -> usize {
+    let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let raw = rest.strip_prefix('r').or_else(|| rest.strip_prefix("br")).unwrap_or("");
+    let hashes = &raw[..raw.len() - raw.trim_start_matches('#').len()];
+    if rest.starts_with("//") {
+        rest.find('\n').unwrap_or(rest.len())
+    } else if rest.starts_with("/*") {
+        block_comment_length(rest)
+    } else if !in_word && raw[hashes.len()..].starts_with('"') {
+        let start = rest.len() - raw.len() + hashes.len() + 1;
+        let end = format!("\"{hashes}");
+        rest[start..].find(&end).map_or(rest.len(), |at| start + at + end.len())
+    } else if rest.starts_with('"') {
+        quoted_length(rest, '"')
+    } else if rest.starts_with("'\\") || (rest.starts_with('\'') && rest.chars().nth(2) == Some('\'')) {
+        // A character, not a lifetime.
+        quoted_length(rest, '\'')
+    } else {
+        0
+    }
+}
+
+/// The length of the block comment that `rest` begins with; they nest.
+fn block_comment_length(rest: &str) -> usize {
+    let mut depth = 0;
+    let mut at = 0;
+    while at < rest.len() {
+        let here = &rest.as_bytes()[at..];
+        let step = match here {
+            [b'/', b'*', ..] => {
+                depth += 1;
+                2
+            }
+            [b'*', b'/', ..] => {
+                depth -= 1;
+                2
+            }
+            _ => 1,
+        };
+        at += step;
+        if depth == 0 {
+            return at;
+        }
+    }
+    rest.len()
+}
+
+/// The length of the literal between two `quote`s that `rest` begins with.
+fn quoted_length(rest: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, character) in rest.char_indices().skip(1) {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            _ if character == quote => return at + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}

@@ -1,0 +1,102 @@
+// The inside of `full-disk.test.js`: runs as root of its own mount namespace, with the folder to
+// mount on as its argument.
+
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { rmSync, statfsSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { Random, SEED } from './random.js';
+import { Server, until } from './settee.js';
+
+/** Size of the file system. */
+const DISK_BYTES = 16 << 20;
+
+/** A file that takes room until it is removed. */
+const BALLAST_BYTES = 6 << 20;
+
+/** One document's value: it takes a few hundred to fill the disk. */
+const VALUE_LENGTH = 20_000;
+
+/** Deletions that a full disk takes. */
+const DELETION_COUNT = 50;
+
+/** More documents than fit. */
+const DOCUMENTS_MAX = 2 * (DISK_BYTES / VALUE_LENGTH);
+
+const disk = process.argv[2];
+execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${DISK_BYTES}`, 'tmpfs', disk]);
+const ballast = path.join(disk, 'ballast');
+writeFileSync(ballast, Buffer.alloc(BALLAST_BYTES, 1));
+
+const random = new Random(SEED);
+const acknowledged = new Map();
+const folder = path.join(disk, 'data');
+let server = await Server.start({ folder });
+await server.expect(201, 'PUT', '/full');
+await server.expect(201, 'PUT', '/other');
+
+/** Puts one document; true where it was acknowledged, false where the disk was full. */
+async function put(id, valueLength = VALUE_LENGTH) {
+  const body = { value: random.text(valueLength) };
+  const answer = await server.request('PUT', `/full/${id}`, body);
+  if (answer.status === 507) {
+    assert.equal(answer.body.error, 'insufficent_storage');
+    assert.ok(answer.body.reason.length > 0);
+    return false;
+  }
+  assert.equal(answer.status, 201, JSON.stringify(answer.body));
+  acknowledged.set(id, { _id: id, _rev: answer.body.rev, ...body });
+  return true;
+}
+
+/** Puts documents until one is refused; returns how many were not. */
+async function fill(prefix) {
+  for (let count = 0; count < DOCUMENTS_MAX; count++) {
+    if (!(await put(`${prefix}-${count}`))) return count;
+  }
+  return assert.fail(`${DOCUMENTS_MAX} documents of ${VALUE_LENGTH} bytes on a disk of ${DISK_BYTES}`);
+}
+
+/** Checks that every acknowledged document is there, and none that was refused. */
+async function checkAll() {
+  for (const [id, document] of acknowledged) {
+    assert.deepEqual(await server.expect(200, 'GET', `/full/${id}`), document);
+  }
+  const { rows } = await server.expect(200, 'GET', '/full/_all_docs');
+  assert.deepEqual(rows.map((row) => row.id), [...acknowledged.keys()].sort());
+}
+
+const count = await fill('first');
+assert.ok(count > 0, 'not even one document fitted');
+assert.equal(await put('again'), false, 'the next one is refused too');
+await server.expect(200, 'GET', '/');
+await checkAll();
+
+// Deletions work on a full disk: the log keeps a reserve for them.
+const victims = [...acknowledged.values()].slice(0, DELETION_COUNT);
+for (const { _id, _rev } of victims) {
+  await server.expect(200, 'DELETE', `/full/${_id}?rev=${_rev}`);
+  acknowledged.delete(_id);
+}
+await server.expect(404, 'GET', `/full/${victims[0]._id}`);
+
+const free = statfsSync(disk);
+rmSync(ballast);
+await until('a write is taken again', () => put('after'));
+const more = await fill('second');
+assert.ok(more > 0, 'there was room for one document alone');
+await checkAll();
+
+// A full disk must not keep the server from stopping, or from starting again.
+await server.kill();
+server = await Server.start({ folder });
+await checkAll();
+await server.expect(404, 'GET', `/full/${victims[0]._id}`);
+await server.stop();
+server = await Server.start({ folder });
+await checkAll();
+await server.stop();
+console.log(
+  `full after ${count} documents with ${free.bfree * free.bsize} bytes free; ${more + 1} more once there ` +
+    `was room; ${acknowledged.size} acknowledged, all found; seed ${SEED}`,
+);

@@ -1,0 +1,17 @@
+// PouchDB put together from its parts, none of which needs native code.
+
+import http from 'pouchdb-adapter-http';
+import memory from 'pouchdb-adapter-memory';
+import PouchDB from 'pouchdb-core';
+import replication from 'pouchdb-replication';
+
+PouchDB.plugin(http).plugin(memory).plugin(replication);
+
+let localCount = 0;
+
+/** A new, empty database in this process. */
+export function newLocal() {
+  return new PouchDB(`local-${(localCount += 1)}`, { adapter: 'memory' });
+}
+
+export { PouchDB };

@@ -1,0 +1,157 @@
+// Starts and ends the built binary, and speaks plain HTTP to it.
+//
+// Every server has a free port and a temporary folder of its own. What a test file leaves
+// behind, servers and folders, goes when the file's process ends.
+
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import os from 'node:os';
+import path from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+/** Longest wait for something that must come about, in milliseconds; only a failure takes it. */
+export const WAIT_MS_MAX = 60_000;
+
+/** Bytes of a process's output that are kept for the message of a failure. */
+const OUTPUT_BYTES_MAX = 64 * 1024;
+
+const ROOT = path.resolve(import.meta.dirname, '../../..');
+
+const TARGET = path.resolve(ROOT, process.env.CARGO_TARGET_DIR ?? 'target');
+
+/** The binary under test. */
+export const BINARY = process.env.SETTEE_BIN ?? path.join(TARGET, 'release/settee');
+
+const children = new Set();
+const folders = new Set();
+
+process.on('exit', () => {
+  for (const child of children) child.kill('SIGKILL');
+  for (const folder of folders) rmSync(folder, { recursive: true, force: true });
+});
+
+/** A new, empty folder. */
+export function newFolder() {
+  const folder = mkdtempSync(path.join(os.tmpdir(), 'settee-test-'));
+  folders.add(folder);
+  return folder;
+}
+
+/** Starts a process without any `SETTEE_*` setting from outside, and keeps what it prints. */
+function start(command, options = {}) {
+  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('SETTEE_')));
+  const child = spawn(command[0], command.slice(1), {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    ...options,
+    env: { ...env, ...options.env },
+  });
+  const output = { child, stdout: '', stderr: '' };
+  children.add(child);
+  output.ended = new Promise((resolve) => {
+    child.once('error', (error) => resolve({ code: null, signal: null, error }));
+    child.once('close', (code, signal) => resolve({ code, signal }));
+  }).finally(() => children.delete(child));
+  return output;
+}
+
+/** Runs `settee` with `args` to its end: `{ code, signal, stdout, stderr }`. */
+export async function settee(args, options = {}) {
+  const output = start([BINARY, ...args], options);
+  for (const name of ['stdout', 'stderr']) {
+    output.child[name].setEncoding('utf8').on('data', (text) => (output[name] += text));
+  }
+  const { code, signal, error } = await output.ended;
+  if (error) throw error;
+  return { code, signal, stdout: output.stdout, stderr: output.stderr };
+}
+
+/** A running server. */
+export class Server {
+  /**
+   * Starts `settee serve` and returns once it says where it listens.
+   * `folder`: its data; `port`: 0 is any free one; `args`: more arguments; `env`: `SETTEE_*`
+   * settings.
+   */
+  static async start({ folder = newFolder(), port = 0, args = [], env = {} } = {}) {
+    const server = new Server();
+    server.folder = folder;
+    const command = [BINARY, 'serve', '--data-dir', folder, '--listen', `127.0.0.1:${port}`, ...args];
+    server.output = start(command, { env });
+    const { child } = server.output;
+    let found;
+    const listening = new Promise((resolve) => (found = resolve));
+    for (const name of ['stdout', 'stderr']) {
+      child[name].setEncoding('utf8').on('data', (text) => {
+        server.output[name] = (server.output[name] + text).slice(-OUTPUT_BYTES_MAX);
+        const address = /http:\/\/127\.0\.0\.1:\d+/.exec(server.output.stdout);
+        if (address) found(address[0]);
+      });
+    }
+    const late = sleep(WAIT_MS_MAX, undefined, { ref: false });
+    server.url = await Promise.race([listening, server.output.ended.then(() => null), late]);
+    if (!server.url) {
+      child.kill('SIGKILL');
+      const { code, error } = await server.output.ended;
+      throw new Error(`no server: ${error ?? code}\n${server.output.stdout}${server.output.stderr}`);
+    }
+    return server;
+  }
+
+  get pid() {
+    return this.output.child.pid;
+  }
+
+  /** Ends it as an administrator would; it must end well. */
+  async stop() {
+    this.output.child.kill('SIGTERM');
+    const { code, signal } = await this.output.ended;
+    assert.deepEqual({ code, signal }, { code: 0, signal: null }, this.output.stderr);
+  }
+
+  /** Ends it at once, in the middle of whatever it does. */
+  async kill() {
+    this.output.child.kill('SIGKILL');
+    await this.output.ended;
+  }
+
+  /** One request; `body` is sent as JSON. Returns `{ status, headers, body }`, the body parsed. */
+  async request(method, target, body, headers = {}) {
+    const response = await fetch(this.url + target, {
+      method,
+      headers: body === undefined ? headers : { 'content-type': 'application/json', ...headers },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+    const text = await response.text();
+    const isJson = (response.headers.get('content-type') ?? '').startsWith('application/json');
+    return {
+      status: response.status,
+      headers: response.headers,
+      body: isJson && text ? JSON.parse(text) : text,
+    };
+  }
+
+  /** The same, of which the status must be `status`; returns the body. */
+  async expect(status, method, target, body, headers) {
+    const response = await this.request(method, target, body, headers);
+    assert.equal(response.status, status, `${method} ${target}: ${JSON.stringify(response.body)}`);
+    return response.body;
+  }
+}
+
+/** Returns once `condition` holds; fails with `what` when it never does. */
+export async function until(what, condition) {
+  const steps = 1200;
+  for (let step = 0; step < steps; step++) {
+    if (await condition()) return;
+    await sleep(WAIT_MS_MAX / steps);
+  }
+  assert.fail(`never came about: ${what}`);
+}
+
+/** The next event `name` of `emitter`, or an error where it never comes. */
+export async function nextEvent(emitter, name) {
+  const [value] = await once(emitter, name, { signal: AbortSignal.timeout(WAIT_MS_MAX) });
+  return value;
+}
