@@ -11,7 +11,7 @@ mod layer;
 mod snapshot;
 mod store;
 
-pub use layer::{Layer, Location, Sums};
+pub use layer::{Cursor, Found, Layer, Location, Previous, Sums};
 pub use settee_log::{
     AppendError, Flags, LogOptions, LogStats, META_SIZE_MAX, OpenError, ReadError, Record, Recovery, Seq,
     Stage, Stopped,
