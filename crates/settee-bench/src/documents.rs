@@ -52,6 +52,8 @@ impl DocumentSize {
 pub struct Generator {
     random: Xoshiro256PlusPlus,
     pool: Vec<u8>,
+    /// The two arrays of a medium document, which are the same in each.
+    arrays: String,
 }
 
 impl Generator {
@@ -63,7 +65,7 @@ impl Generator {
         for byte in &mut pool {
             *byte = ALPHABET[usize::from(*byte & 63)];
         }
-        Generator { random, pool }
+        Generator { random, pool, arrays: arrays() }
     }
 
     /// A number below `end`.
@@ -177,14 +179,19 @@ impl Generator {
             }
             self.text(95, out);
         }
-        let (mut integers, mut floats) = (String::new(), String::new());
-        for number in 1..=1000 {
-            let comma = if number > 1 { "," } else { "" };
-            write!(integers, "{comma}{number}").expect("writing to memory");
-            write!(floats, "{comma}{number}.0").expect("writing to memory");
-        }
-        write!(out, "],\"integers\":[{integers}],\"floats\":[{floats}]").expect("writing to memory");
+        out.push(b']');
+        out.extend_from_slice(self.arrays.as_bytes());
     }
+}
+
+fn arrays() -> String {
+    let (mut integers, mut floats) = (String::new(), String::new());
+    for number in 1..=1000 {
+        let comma = if number > 1 { "," } else { "" };
+        write!(integers, "{comma}{number}").expect("writing to memory");
+        write!(floats, "{comma}{number}.0").expect("writing to memory");
+    }
+    format!(",\"integers\":[{integers}],\"floats\":[{floats}]")
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub struct Row {
     /// 99th percentile of the latency of a request in milliseconds.
     pub p99_ms: Option<f64>,
     /// This process's processor time for an operation in microseconds.
-    pub client_cpu_us: Option<f64>,
+    pub client_cpu_us: f64,
     /// The server's processor time for an operation in microseconds.
     pub server_cpu_us: Option<f64>,
     /// What CouchDB reached, recorded on another day.
@@ -65,8 +65,7 @@ impl Row {
         elapsed: &Elapsed,
         latencies: &Samples,
     ) -> Row {
-        let each =
-            |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e6 / operations.max(1) as f64);
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / operations.max(1) as f64;
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let percentiles = latencies.percentiles([0.5, 0.99]).map(|both| both.map(milliseconds));
         let seconds = elapsed.wall.as_secs_f64();
@@ -79,7 +78,7 @@ impl Row {
             p50_ms: percentiles.map(|both| both[0]),
             p99_ms: percentiles.map(|both| both[1]),
             client_cpu_us: each(elapsed.client_cpu),
-            server_cpu_us: each(elapsed.server_cpu),
+            server_cpu_us: elapsed.server_cpu.map(each),
             recorded: None,
             rate_ratio: None,
             cpu_ratio: None,
@@ -142,7 +141,7 @@ pub fn line(row: &Row, compared: bool) -> String {
         format!("{}/s", row.unit),
         latency,
         optional(row.server_cpu_us),
-        optional(row.client_cpu_us),
+        figure(row.client_cpu_us),
     );
     if compared {
         let (rate, cpu) =
@@ -189,7 +188,7 @@ mod tests {
     fn row() -> Row {
         let elapsed = Elapsed {
             wall: Duration::from_secs(2),
-            client_cpu: Some(Duration::from_millis(10)),
+            client_cpu: Duration::from_millis(10),
             server_cpu: Some(Duration::from_millis(20)),
         };
         let mut latencies = Samples::default();
@@ -201,7 +200,7 @@ mod tests {
     fn a_row_divides_by_what_was_done() {
         let row = row().against(Some(Recorded { rate: 50.0, p50_p99_ms: None, cpu_us: 100.0 }));
         assert_eq!((row.rate, row.p50_ms, row.p99_ms), (500.0, Some(1.5), Some(1.5)));
-        assert_eq!((row.client_cpu_us, row.server_cpu_us), (Some(10.0), Some(20.0)));
+        assert_eq!((row.client_cpu_us, row.server_cpu_us), (10.0, Some(20.0)));
         assert_eq!((row.rate_ratio, row.cpu_ratio), (Some(10.0), Some(5.0)));
     }
 

@@ -51,11 +51,14 @@ impl Samples {
     }
 }
 
+/// Least processor time of another process that is told: it comes in ticks of 10 ms.
+const SERVER_CPU_MIN: Duration = Duration::from_millis(50);
+
 /// Processor time that a process has used, user and system together, all its threads.
 ///
-/// From `/proc/PID/stat` (proc(5)), in the system's clock ticks: 10 ms each on Linux, so that a
-/// row should last a second or more. None where the system has no such file or process.
-pub fn cpu_time(pid: u32) -> Option<Duration> {
+/// From `/proc/PID/stat` (proc(5)), in the system's clock ticks. None where there is no such
+/// file or process.
+fn cpu_time(pid: u32) -> Option<Duration> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
@@ -68,12 +71,18 @@ fn parse_stat(stat: &str) -> Option<Duration> {
     Some(Duration::from_secs_f64((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
+/// This process's own processor time, exactly.
+fn own_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
 /// Times a stretch: wall clock, this process's processor time and the server's.
 #[derive(Debug)]
 pub struct Stopwatch {
     server: Option<u32>,
     started: Instant,
-    client_cpu: Option<Duration>,
+    client_cpu: Duration,
     server_cpu: Option<Duration>,
 }
 
@@ -83,27 +92,25 @@ pub struct Elapsed {
     /// Wall clock.
     pub wall: Duration,
     /// This process.
-    pub client_cpu: Option<Duration>,
-    /// The server's process, where it is known.
+    pub client_cpu: Duration,
+    /// The server's process, where it is known and was busy for long enough to tell.
     pub server_cpu: Option<Duration>,
 }
 
 impl Stopwatch {
     /// Starts.
     pub fn start(server: Option<u32>) -> Stopwatch {
-        let client_cpu = cpu_time(std::process::id());
         let server_cpu = server.and_then(cpu_time);
-        Stopwatch { server, started: Instant::now(), client_cpu, server_cpu }
+        Stopwatch { server, started: Instant::now(), client_cpu: own_cpu_time(), server_cpu }
     }
 
     /// What has passed since the start.
     pub fn read(&self) -> Elapsed {
-        let since = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
-        Elapsed {
-            wall: self.started.elapsed(),
-            client_cpu: since(cpu_time(std::process::id()), self.client_cpu),
-            server_cpu: since(self.server.and_then(cpu_time), self.server_cpu),
-        }
+        let wall = self.started.elapsed();
+        let client_cpu = own_cpu_time().saturating_sub(self.client_cpu);
+        let server_now = self.server.and_then(cpu_time);
+        let server_cpu = server_now.zip(self.server_cpu).map(|(now, then)| now.saturating_sub(then));
+        Elapsed { wall, client_cpu, server_cpu: server_cpu.filter(|&time| time >= SERVER_CPU_MIN) }
     }
 }
 
@@ -140,6 +147,15 @@ mod tests {
         both.append(samples([3]));
         assert_eq!(both.count(), 3);
         assert_eq!(both.mean_seconds(), Some(2e-9));
+    }
+
+    #[test]
+    fn processor_time_rises_with_work() {
+        let stopwatch = Stopwatch::start(Some(std::process::id()));
+        while stopwatch.read().server_cpu.is_none() {
+            std::hint::black_box(samples(0..1000));
+        }
+        assert!(stopwatch.read().client_cpu >= SERVER_CPU_MIN / 2);
     }
 
     #[test]

@@ -93,7 +93,6 @@ fn the_fabric_table_runs_over_http() {
             let run = fabric::run(&config, |row| rows.push(row));
             run.await.unwrap_or_else(|error| panic!("{size:?}: {error}"));
             assert_fabric_rows(&rows);
-            assert!(rows.iter().all(|row| row.server_cpu_us.is_some()));
         }
     });
 }

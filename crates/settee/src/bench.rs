@@ -71,6 +71,12 @@ struct CommonArgs {
     json: bool,
 }
 
+impl CommonArgs {
+    fn is_in_process(&self) -> bool {
+        self.url.is_none() && !self.spawn
+    }
+}
+
 #[derive(clap::Args)]
 struct FabricArgs {
     #[command(flatten)]
@@ -164,8 +170,11 @@ fn row_name(text: &str) -> Result<String, String> {
 
 pub(crate) fn run(args: Args) -> CommandResult {
     match args.table {
-        None => block_on(tokio::runtime::Builder::new_multi_thread(), run_fabric(args.fabric)),
+        None if args.fabric.common.is_in_process() => {
+            block_on(tokio::runtime::Builder::new_multi_thread(), run_fabric(args.fabric))
+        }
         // One thread for all clients: it shares the machine with the server.
+        None => block_on(tokio::runtime::Builder::new_current_thread(), run_fabric(args.fabric)),
         Some(Table::Baseline(args)) => {
             block_on(tokio::runtime::Builder::new_current_thread(), run_baseline(args))
         }
@@ -270,7 +279,7 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
 }
 
 async fn run_baseline(args: BaselineArgs) -> CommandResult {
-    if args.common.url.is_none() && !args.common.spawn {
+    if args.common.is_in_process() {
         return Err("give --url of a server, or --spawn to start one".into());
     }
     let row_time = ROW_TIME.mul_f64(args.scale).max(ROW_TIME_MIN);

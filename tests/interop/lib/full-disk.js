@@ -17,8 +17,9 @@ const BALLAST_BYTES = 6 << 20;
 /** One document's value: it takes a few hundred to fill the disk. */
 const VALUE_LENGTH = 20_000;
 
-/** Deletions that a full disk takes. */
-const DELETION_COUNT = 50;
+/** Deletions that a full disk takes one by one, and in one request. */
+const SINGLE_DELETION_COUNT = 3;
+const BULK_DELETION_COUNT = 50;
 
 /** More documents than fit. */
 const DOCUMENTS_MAX = 2 * (DISK_BYTES / VALUE_LENGTH);
@@ -73,11 +74,14 @@ await server.expect(200, 'GET', '/');
 await checkAll();
 
 // Deletions work on a full disk: the log keeps a reserve for them.
-const victims = [...acknowledged.values()].slice(0, DELETION_COUNT);
-for (const { _id, _rev } of victims) {
+const victims = [...acknowledged.values()].slice(0, SINGLE_DELETION_COUNT + BULK_DELETION_COUNT);
+for (const { _id, _rev } of victims.slice(0, SINGLE_DELETION_COUNT)) {
   await server.expect(200, 'DELETE', `/full/${_id}?rev=${_rev}`);
-  acknowledged.delete(_id);
 }
+const docs = victims.slice(SINGLE_DELETION_COUNT).map(({ _id, _rev }) => ({ _id, _rev, _deleted: true }));
+const deleted = await server.expect(201, 'POST', '/full/_bulk_docs', { docs });
+assert.ok(deleted.every((row) => row.ok), JSON.stringify(deleted));
+for (const { _id } of victims) acknowledged.delete(_id);
 await server.expect(404, 'GET', `/full/${victims[0]._id}`);
 
 const free = statfsSync(disk);
