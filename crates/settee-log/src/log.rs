@@ -439,7 +439,8 @@ impl Shared {
             Admission::NeedsSegment
         } else if room > segment.allocated {
             Admission::NeedsRoom(room)
-        } else if !state.buffer.is_empty() && state.buffer.len() + claim.size > self.options.buffer_bytes_max {
+        } else if !state.buffer.is_empty() && state.buffer.len() + claim.size > self.options.buffer_bytes_max
+        {
             Admission::NeedsBuffer
         } else {
             Admission::Ready

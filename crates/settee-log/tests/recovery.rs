@@ -26,7 +26,8 @@ fn written(sessions: u8) -> SimDisk {
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
+            let (log, _) =
+                Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
             for index in 0..3 {
                 let mut batch = Batch::new();
                 batch.push(Flags::none(), b"key", b"", &[session * 3 + index; 100]);
@@ -45,8 +46,10 @@ fn open(disk: &SimDisk) -> Result<(Vec<u8>, Recovery), OpenError> {
     let env = sim.env();
     sim.run(async {
         let mut found = Vec::new();
-        let opened =
-            Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, record| found.push(record.value[0])).await;
+        let opened = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, record| {
+            found.push(record.value[0])
+        })
+        .await;
         opened.map(|(_, recovery)| (found, recovery))
     })
     .unwrap()
@@ -54,7 +57,9 @@ fn open(disk: &SimDisk) -> Result<(Vec<u8>, Recovery), OpenError> {
 
 fn open_damaged(disk: &SimDisk, file: &str, at: u64) {
     match open(disk) {
-        Err(OpenError::Damaged { path, offset, .. }) => assert_eq!((path.as_path(), offset), (Path::new(file), at)),
+        Err(OpenError::Damaged { path, offset, .. }) => {
+            assert_eq!((path.as_path(), offset), (Path::new(file), at))
+        }
         other => panic!("damage in {file} at {at}, but {other:?}"),
     }
 }
@@ -136,7 +141,8 @@ fn r9_a_segment_of_another_place_or_log_is_refused() {
     let env = sim.env();
     sim.run(async {
         for _ in 0..2 {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
+            let (log, _) =
+                Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
             let mut batch = Batch::new();
             batch.push(Flags::none(), b"key", b"", b"value");
             log.append(&batch, Stage::Persisted).await.unwrap();
