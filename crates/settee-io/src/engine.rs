@@ -56,14 +56,15 @@ pub enum Operation {
     /// Fewer is an everyday result; 0 is the end of the file.
     Read { file: Arc<Descriptor>, offset: u64, buffer: Vec<u8> },
     /// Writes some of `buffer`, at least one byte of a buffer that isn't empty:
-    /// [`Outcome::Count`]. With `sync` all that was written to the file up to and with this
-    /// write is on stable storage afterwards (as `Sync`).
+    /// [`Outcome::Count`]. With `sync`, and where it wrote all of `buffer`, everything written
+    /// to the file up to and with this write is on stable storage afterwards (as `Sync`).
     Write { file: Arc<Descriptor>, offset: u64, buffer: Bytes, sync: bool },
     /// Puts the file's data, and the metadata needed to read it, on stable storage
     /// (fdatasync(2)): [`Outcome::Done`].
     Sync { file: Arc<Descriptor> },
     /// Reserves room for the range without changing what is read there; the file's length
-    /// grows to cover it, reading as zeros (posix_fallocate(3)): [`Outcome::Done`].
+    /// grows to cover it, reading as zeros (fallocate(2)). A file system that can't reserve only
+    /// grows the length: [`Outcome::Done`].
     Allocate { file: Arc<Descriptor>, offset: u64, length: u64 },
     /// Cuts or extends the file: [`Outcome::Done`].
     SetLength { file: Arc<Descriptor>, length: u64 },

@@ -19,7 +19,7 @@ mod threads;
 pub use engine::{
     Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request,
 };
-pub use env::{Clock, Env, Random, Sleep, Spawn, Task};
+pub use env::{Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
 pub use file::File;
 pub use system::{SystemClock, SystemRandom, TokioSpawn};

@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::format::BATCH_SIZE_MAX;
-
 /// A write or sync failed, now or earlier: nothing is accepted any more, reads go on. Reopen
 /// to learn what survived.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -18,10 +16,12 @@ pub struct Stopped {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AppendError {
     /// Refused before writing; the log stays usable.
-    #[error("batch of {size} bytes exceeds {max}", max = BATCH_SIZE_MAX)]
+    #[error("batch of {size} bytes exceeds {max}")]
     TooLarge {
         /// The batch's size in bytes.
         size: usize,
+        /// The largest, in bytes.
+        max: usize,
     },
 
     /// No room could be reserved on the disk; the log stays usable.

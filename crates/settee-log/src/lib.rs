@@ -16,5 +16,5 @@ mod writer;
 
 pub use error::{AppendError, OpenError, ReadError, Stopped};
 pub use format::{BATCH_SIZE_MAX, Batch, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record, RecordRef};
-pub use log::{Appended, Location, Log, LogOptions, LogStats, Seq, Stage};
+pub use log::{Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, Seq, Stage};
 pub use recovery::Recovery;

@@ -25,7 +25,9 @@ use settee_io::{Env, File};
 use tokio::sync::{Notify, oneshot};
 
 use crate::error::{AppendError, OpenError, ReadError, Stopped};
-use crate::format::{BATCH_SIZE_MAX, Batch, FrameHeader, Record, RecordRef, SEGMENT_HEADER_SIZE};
+use crate::format::{
+    BATCH_SIZE_MAX, Batch, FrameHeader, Record, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
+};
 use crate::recovery::{self, Recovery, Tail};
 use crate::room::RESERVE_BYTES;
 use crate::writer;
@@ -70,10 +72,16 @@ pub struct Appended {
     pub group: u64,
 }
 
+/// The most that [`LogOptions::segment_bytes_max`] may be: offsets have 32 bits.
+pub const SEGMENT_BYTES_LIMIT: u32 = 1 << 30;
+
 /// The limits of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogOptions {
-    /// Where a segment ends, in bytes; at least two of the largest batches.
+    /// Largest batch in bytes; at most [`BATCH_SIZE_MAX`].
+    pub batch_bytes_max: usize,
+    /// Where a segment ends, in bytes: at least a header and two of the largest batches, at
+    /// most [`SEGMENT_BYTES_LIMIT`].
     pub segment_bytes_max: u32,
     /// Accepted bytes that wait for the writer; an append beyond waits as well.
     pub buffer_bytes_max: usize,
@@ -83,7 +91,12 @@ pub struct LogOptions {
 
 impl Default for LogOptions {
     fn default() -> LogOptions {
-        LogOptions { segment_bytes_max: 64 << 20, buffer_bytes_max: 32 << 20, written_age_ms_max: 1_000 }
+        LogOptions {
+            batch_bytes_max: BATCH_SIZE_MAX,
+            segment_bytes_max: 64 << 20,
+            buffer_bytes_max: 32 << 20,
+            written_age_ms_max: 1_000,
+        }
     }
 }
 
@@ -169,11 +182,14 @@ pub(crate) struct State {
     pub persisted_waiters: Waiters,
     pub stopped: Option<Stopped>,
     pub closing: bool,
+    /// The next segment is being made: nothing more goes into this one.
+    pub rolling: bool,
     pub stats: LogStats,
 }
 
 pub(crate) struct OpenSegment {
     pub number: u32,
+    pub epoch: u32,
     pub file: Arc<File>,
     /// Room is reserved up to here.
     pub allocated: u32,
@@ -239,7 +255,8 @@ pub(crate) enum Admission {
 
 impl Log {
     /// Opens the log in `folder`, creating it with the first append, and hands every record of
-    /// every whole batch to `replay`, in order. What it hands over is persisted.
+    /// every whole batch to `replay`, in order. What it hands over is persisted once this
+    /// returns. Where nothing had to be cut it goes on in the last segment.
     ///
     /// # Errors
     /// Damage below what had been persisted, a missing segment, a later format, or what the
@@ -248,17 +265,23 @@ impl Log {
         env: &Env,
         folder: &Path,
         options: LogOptions,
-        replay: impl FnMut(Location, RecordRef<'_>),
+        replay: impl FnMut(Location, RecordRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        assert!(options.segment_bytes_max as usize >= SEGMENT_HEADER_SIZE + 2 * BATCH_SIZE_MAX);
+        let least = SEGMENT_HEADER_SIZE + 2 * options.batch_bytes_max;
+        assert!(options.batch_bytes_max <= BATCH_SIZE_MAX, "{options:?}");
+        assert!(
+            (least..=SEGMENT_BYTES_LIMIT as usize).contains(&(options.segment_bytes_max as usize)),
+            "{options:?}"
+        );
         let found = recovery::recover(env, folder, replay).await?;
-        let mark = Mark { seq: found.last_seq, offset: 0 };
+        let mark = Mark { seq: found.last_seq, offset: found.tail.end as u32 };
+        let begin = mark.offset.next_multiple_of(SYNC_ALIGNMENT);
         let state = State {
-            segment: None,
+            segment: found.open,
             buffer: Vec::new(),
-            buffer_offset: 0,
+            buffer_offset: begin,
             writing: None,
-            accepted: mark,
+            accepted: Mark { offset: begin, ..mark },
             written: mark,
             persisted: mark,
             persist_wanted: 0,
@@ -268,6 +291,7 @@ impl Log {
             persisted_waiters: Waiters::default(),
             stopped: None,
             closing: false,
+            rolling: false,
             stats: LogStats { file_bytes: found.file_bytes, ..LogStats::default() },
         };
         let shared = Arc::new(Shared {
@@ -281,7 +305,7 @@ impl Log {
             work: Notify::new(),
             room: tokio::sync::Mutex::new(()),
             files: ArcSwap::from_pointee(found.files),
-            written_position: AtomicU64::new(position(found.tail.segment, u32::MAX)),
+            written_position: AtomicU64::new(position(found.tail.segment, mark.offset)),
             persisted_seq: AtomicU64::new(found.last_seq),
         });
         env.spawn("log writer", writer::run(shared.clone()));
@@ -299,8 +323,9 @@ impl Log {
     /// [`AppendError::Stopped`] is for good.
     pub async fn append(&self, batch: &Batch, stage: Stage) -> Result<Appended, AppendError> {
         assert!(!batch.is_empty(), "a batch has records");
-        if batch.size() > BATCH_SIZE_MAX {
-            return Err(AppendError::TooLarge { size: batch.size() });
+        let max = self.shared.options.batch_bytes_max;
+        if batch.size() > max {
+            return Err(AppendError::TooLarge { size: batch.size(), max });
         }
         loop {
             if let Some(appended) = self.shared.try_append(batch, stage)? {
@@ -430,7 +455,7 @@ impl Shared {
         if let Some(stopped) = &state.stopped {
             return Err(stopped.clone());
         }
-        let Some(segment) = &state.segment else {
+        let Some(segment) = state.segment.as_ref().filter(|_| !state.rolling) else {
             return Ok(Admission::NeedsSegment);
         };
         let end = state.accepted.offset + claim.size as u32;
@@ -459,7 +484,7 @@ impl Shared {
         let header = FrameHeader {
             length: 0,
             segment: number,
-            epoch: self.epoch,
+            epoch: segment.epoch,
             first_seq,
             record_count: 0,
             persisted: state.persisted.offset,

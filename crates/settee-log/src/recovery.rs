@@ -6,8 +6,9 @@
 //!
 //! Invariants:
 //! 1. What is handed to `replay` is whole, in order, and persisted before `recover` returns.
-//! 2. Nothing is appended behind a cut: the log goes on in a new segment, whose header says
-//!    where the one before ends.
+//! 2. Nothing is appended behind a cut: the log then goes on in a new segment, whose header says
+//!    where the one before ends. Where nothing but zeros lies behind the last frame there is no
+//!    cut, and the log goes on in that segment.
 //! 3. An error from the system is never taken for the end of a file.
 //! 4. Files are changed only after all of them were found sound.
 
@@ -22,7 +23,7 @@ use crate::format::{
     FORMAT_VERSION, FRAME_ALIGNMENT, Frame, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
     SegmentHeader,
 };
-use crate::log::Location;
+use crate::log::{Location, OpenSegment, SEGMENT_BYTES_LIMIT};
 
 /// What opening a log found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,6 +46,9 @@ pub(crate) struct Tail {
     pub checksum: u64,
 }
 
+/// After how many bytes of a segment recovery lets other tasks run.
+const YIELD_BYTES: usize = 1 << 20;
+
 /// A log as it was found.
 #[derive(Default)]
 pub(crate) struct Recovered {
@@ -56,6 +60,8 @@ pub(crate) struct Recovered {
     pub file_bytes: u64,
     /// What lies behind the tail and was written, in bytes.
     torn_bytes: u64,
+    /// The last segment, where the log may go on in it.
+    pub open: Option<OpenSegment>,
     pub summary: Recovery,
 }
 
@@ -73,7 +79,7 @@ fn segment_number(name: &str) -> Option<u32> {
 pub(crate) async fn recover(
     env: &Env,
     folder: &Path,
-    mut replay: impl FnMut(Location, RecordRef<'_>),
+    mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
 ) -> Result<Recovered, OpenError> {
     let mut segments = Vec::new();
     for entry in folder::list(&*env.engine, folder).await? {
@@ -102,12 +108,9 @@ pub(crate) async fn recover(
         found.finish(env, last).await?;
     }
     if let Some(segment) = discarded {
-        tracing::warn!(path = %segment.path.display(), bytes = segment.length, "removed a segment never persisted");
-        folder::remove(&*env.engine, &segment.path).await?;
-        folder::sync(&*env.engine, folder).await?;
-        found.summary.cut_bytes += segment.length;
+        found.summary.cut_bytes += segment.set_aside(env, folder).await?;
     }
-    found.files = segments.into_iter().map(|segment| (segment.number, Arc::new(segment.file))).collect();
+    found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)
 }
 
@@ -117,7 +120,7 @@ impl Recovered {
         &mut self,
         segment: &Segment,
         next: Option<SegmentHeader>,
-        replay: &mut impl FnMut(Location, RecordRef<'_>),
+        replay: &mut (impl FnMut(Location, RecordRef<'_>) + Send),
     ) -> Result<(), OpenError> {
         let (header, checksum) = segment.header()?;
         let follows = (header.previous_end, header.previous_checksum) == (self.tail.end, self.tail.checksum);
@@ -132,7 +135,12 @@ impl Recovered {
             return Err(segment.damaged(segment.length, "it is shorter than it was"));
         }
         let bytes = segment.read(end).await?;
+        let mut yield_at = YIELD_BYTES;
         while let Some((start, frame)) = self.next_frame(&bytes, &header) {
+            if start > yield_at {
+                settee_io::yield_now().await;
+                yield_at = start + YIELD_BYTES;
+            }
             for (offset, record) in frame.records() {
                 let location = Location {
                     segment: header.segment,
@@ -181,11 +189,19 @@ impl Recovered {
         if self.torn_bytes > 0 {
             tracing::warn!(path = %last.path.display(), offset = self.tail.end, bytes = self.torn_bytes, "cut a torn tail");
             self.summary.cut_bytes += self.torn_bytes;
-        }
-        // What was found shares its last block with what may be cut: that block stays as it is.
-        let end = self.tail.end.next_multiple_of(u64::from(SYNC_ALIGNMENT));
-        if end < last.length {
-            last.file.set_length(end).await?;
+            // What was found shares its last block with what is cut: that block stays as it is.
+            let end = self.tail.end.next_multiple_of(u64::from(SYNC_ALIGNMENT));
+            if end < last.length {
+                last.file.set_length(end).await?;
+            }
+        } else {
+            self.open = Some(OpenSegment {
+                number: last.number,
+                epoch: self.epoch,
+                file: last.file.clone(),
+                allocated: last.length as u32,
+                checksum: self.tail.checksum,
+            });
         }
         last.file.sync().await?;
         folder::sync(&*env.engine, last.path.parent().expect("a segment lies in a folder")).await?;
@@ -203,7 +219,7 @@ fn torn_bytes(behind: &[u8]) -> u64 {
 struct Segment {
     number: u32,
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     length: u64,
     header: Result<(SegmentHeader, u64), HeaderError>,
 }
@@ -211,8 +227,11 @@ struct Segment {
 impl Segment {
     async fn open(env: &Env, folder: &Path, number: u32) -> Result<Segment, OpenError> {
         let path = segment_path(folder, number);
-        let file = File::open(&env.engine, &path, OpenMode::Write).await?;
+        let file = Arc::new(File::open(&env.engine, &path, OpenMode::Write).await?);
         let length = file.length().await?;
+        if length > u64::from(SEGMENT_BYTES_LIMIT) {
+            return Err(OpenError::Damaged { path, offset: 0, what: "it is larger than any segment" });
+        }
         let header = SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?);
         Ok(Segment { number, path, file, length, header })
     }
@@ -236,6 +255,21 @@ impl Segment {
                 Err(OpenError::NewerFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
             }
         }
+    }
+
+    /// Takes it out of the log: renamed where something had been written to it, in case somebody
+    /// wants to look. Returns how many bytes that was.
+    async fn set_aside(&self, env: &Env, folder: &Path) -> Result<u64, OpenError> {
+        let written = torn_bytes(&self.read(self.length).await?);
+        if written > 0 {
+            let aside = self.path.with_extension("torn");
+            tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
+            folder::rename(&*env.engine, &self.path, &aside).await?;
+        } else {
+            folder::remove(&*env.engine, &self.path).await?;
+        }
+        folder::sync(&*env.engine, folder).await?;
+        Ok(written)
     }
 
     /// Whether it may come after the segment `before`, as their headers tell.
@@ -265,7 +299,11 @@ impl Segment {
             let Some(frame) = Frame::decode(&bytes[at..]) else {
                 continue;
             };
-            if frame.header.segment == self.number && u64::from(frame.header.persisted) > cut {
+            let persisted = u64::from(frame.header.persisted);
+            let epoch = self.header.map_or(frame.header.epoch, |(header, _)| header.epoch);
+            let belongs = (frame.header.segment, frame.header.epoch) == (self.number, epoch);
+            // One that tells of more than stands before it was not written by a log.
+            if belongs && persisted <= at as u64 && persisted > cut {
                 return Err(self.damaged(cut, "a frame is damaged below what had been persisted"));
             }
         }

@@ -23,32 +23,54 @@ pub(crate) const RESERVE_BYTES: u32 = 32 << 10;
 /// The most that is reserved ahead at once, in bytes.
 const ROOM_AHEAD_BYTES_MAX: u32 = 4 << 20;
 
+/// Why there is no room.
+enum RoomError {
+    /// The disk has none; everything is as it was.
+    Refused(settee_io::Error),
+    /// Something else failed: the log stops.
+    Failed(settee_io::Error),
+    /// The log had stopped.
+    Stopped(Stopped),
+}
+
+impl From<settee_io::Error> for RoomError {
+    fn from(error: settee_io::Error) -> RoomError {
+        if error.is_no_space() { RoomError::Refused(error) } else { RoomError::Failed(error) }
+    }
+}
+
 impl Shared {
     /// Makes what a batch needs. Another append may come first: so look again.
     pub(crate) async fn make_room(&self, claim: Claim) -> Result<(), AppendError> {
         let _room = self.room.lock().await;
         let (admission, accepted) = {
-            let state = self.lock();
-            (self.admit(&state, claim)?, state.accepted)
+            let mut state = self.lock();
+            let admission = self.admit(&state, claim)?;
+            // From here to the end of the roll nothing more goes into the old segment: what the
+            // new one's header says of it must stay true.
+            state.rolling = matches!(admission, Admission::NeedsSegment);
+            (admission, state.accepted)
         };
         let made = match admission {
             Admission::Ready => Ok(()),
-            Admission::NeedsBuffer => Ok(self.wait(accepted.seq, Stage::Written).await?),
+            Admission::NeedsBuffer => return Ok(self.wait(accepted.seq, Stage::Written).await?),
             Admission::NeedsRoom(end) => self.reserve(end).await,
             Admission::NeedsSegment => self.roll(claim).await,
         };
-        made.map_err(|error| {
-            if error.is_no_space() {
-                return AppendError::NoSpace { size: claim.size, source: Arc::new(error) };
+        self.lock().rolling = false;
+        made.map_err(|error| match error {
+            RoomError::Refused(source) => AppendError::NoSpace { size: claim.size, source: Arc::new(source) },
+            RoomError::Stopped(stopped) => AppendError::Stopped(stopped),
+            RoomError::Failed(source) => {
+                // The folder or the segment is in a state that nobody can tell.
+                self.stop(source.clone());
+                AppendError::Stopped(Stopped { source: Arc::new(source) })
             }
-            // The folder or the segment is in a state that nobody can tell.
-            self.stop(error.clone());
-            AppendError::Stopped(Stopped { source: Arc::new(error) })
         })
     }
 
     /// Reserves up to `end` in the open segment, and ahead where the disk has it.
-    async fn reserve(&self, end: u32) -> settee_io::Result<()> {
+    async fn reserve(&self, end: u32) -> Result<(), RoomError> {
         let (file, allocated) = {
             let state = self.lock();
             let segment = state.segment.as_ref().expect("it is the room's holder who changes segments");
@@ -68,10 +90,8 @@ impl Shared {
     }
 
     /// Begins the next segment, once all of this one is persisted.
-    async fn roll(&self, claim: Claim) -> settee_io::Result<()> {
-        if let Err(stopped) = self.flush().await {
-            return Err((*stopped.source).clone());
-        }
+    async fn roll(&self, claim: Claim) -> Result<(), RoomError> {
+        self.flush().await.map_err(RoomError::Stopped)?;
         let (header, first) = {
             let state = self.lock();
             let tail = self.tail(&state);
@@ -95,11 +115,11 @@ impl Shared {
         let allocated = needed.max(FIRST_ROOM_BYTES).min(self.options.segment_bytes_max);
         if let Err(error) = file.allocate(0, u64::from(allocated)).await {
             drop(file);
-            folder::remove(&**engine, &path).await?;
-            return Err(error);
+            folder::remove(&**engine, &path).await.map_err(RoomError::Failed)?;
+            return Err(error.into());
         }
         // The name is durable before anything in the segment is promised.
-        folder::sync(&**engine, &self.folder).await?;
+        folder::sync(&**engine, &self.folder).await.map_err(RoomError::Failed)?;
         self.begin(header, Arc::new(file), allocated);
         Ok(())
     }
@@ -117,7 +137,8 @@ impl Shared {
         state.accepted.offset = bytes.len() as u32;
         state.written.offset = 0;
         state.persisted.offset = 0;
-        state.segment = Some(OpenSegment { number: header.segment, file, allocated, checksum });
+        state.segment =
+            Some(OpenSegment { number: header.segment, epoch: header.epoch, file, allocated, checksum });
         state.stats.file_bytes += bytes.len() as u64;
         self.written_position.store(position(header.segment, 0), Ordering::Release);
     }

@@ -79,7 +79,9 @@ impl Shared {
             let (offset, end) = (state.buffer_offset, state.accepted);
             state.writing = Some((offset, bytes.clone()));
             state.group += 1;
-            let sync = state.persist_wanted > state.persisted.seq;
+            let is_old =
+                state.unsynced_since.is_some_and(|since| self.env.clock.now() >= since + self.age_max());
+            let sync = is_old || state.persist_wanted > state.persisted.seq;
             let (segment, file) = (segment.number, segment.file.clone());
             state.begin_group(sync);
             return Step::Write { segment, file, offset, bytes, end, sync };
@@ -89,10 +91,13 @@ impl Shared {
             state.begin_group(true);
             return Step::Sync { file, end };
         }
-        Step::Wait(state.unsynced_since.map(|since| {
-            let age_max = Duration::from_millis(self.options.written_age_ms_max);
-            (since + age_max).saturating_sub(self.env.clock.now())
-        }))
+        Step::Wait(
+            state.unsynced_since.map(|since| (since + self.age_max()).saturating_sub(self.env.clock.now())),
+        )
+    }
+
+    fn age_max(&self) -> Duration {
+        Duration::from_millis(self.options.written_age_ms_max)
     }
 
     fn wrote(&self, segment: u32, end: Mark, length: usize, synced: bool) {

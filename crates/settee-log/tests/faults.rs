@@ -122,23 +122,43 @@ fn what_is_only_written_is_synced_before_it_is_old() {
 
 #[test]
 fn a_failed_write_or_sync_stops_the_log_and_reads_go_on() {
-    for (kind, nth) in [(OperationKind::Write, 2), (OperationKind::Write, 5)] {
+    let options =
+        LogOptions { batch_bytes_max: 16 << 10, segment_bytes_max: 40 << 10, ..LogOptions::default() };
+    let faults = [
+        (OperationKind::Write, 2),
+        (OperationKind::Write, 5),
+        (OperationKind::Sync, 0),
+        (OperationKind::SyncFolder, 3),
+        (OperationKind::Allocate, 1),
+    ];
+    for (kind, nth) in faults {
         let disk = SimDisk::new(5).fail(kind, nth, Fault::Io);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         let acknowledged = sim
             .run(async {
-                let (log, _) = open(&env).await.unwrap();
+                let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
                 let first = log.append(&batch(b"first"), Stage::Persisted).await.unwrap();
                 log.flush().await.unwrap();
                 let mut acknowledged = 1;
                 let stopped = loop {
-                    match put(&log, &[acknowledged; 500]).await {
+                    // Now and then a write by itself, and the sync that comes later.
+                    let apart = log.append(&batch(b"apart"), Stage::Written).await;
+                    let apart = match apart {
+                        Ok(appended) => log.wait(appended.last_seq, Stage::Written).await.err(),
+                        Err(error) => panic!("{kind} {nth}: {error}"),
+                    };
+                    if apart.is_none() && acknowledged % 4 == 0 {
+                        if let Err(stopped) = log.flush().await {
+                            break stopped.into();
+                        }
+                    }
+                    match put(&log, &[acknowledged; 2_000]).await {
                         Ok(()) => acknowledged += 1,
                         Err(error) => break error,
                     }
                 };
-                assert!(matches!(stopped, AppendError::Stopped(_)), "{stopped}");
+                assert!(matches!(stopped, AppendError::Stopped(_)), "{kind} {nth}: {stopped}");
                 assert!(matches!(put(&log, b"more").await, Err(AppendError::Stopped(_))));
                 assert!(log.health().is_err());
                 assert_eq!(&log.read(first.locations[0]).await.unwrap().value()[..], b"first");
@@ -213,4 +233,83 @@ fn batches_fill_segments_and_all_are_found_again() {
     assert_eq!(segments, 3);
     let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
     assert_eq!(found.iter().map(|value| value[0]).collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_append_never_goes_into_a_segment_that_is_being_left() {
+    let options =
+        LogOptions { batch_bytes_max: 16 << 10, segment_bytes_max: 40 << 10, ..LogOptions::default() };
+    for seed in seeds(100) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let acknowledged = sim
+            .run(async {
+                let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+                let mut acknowledged = 0;
+                for index in 0..12 {
+                    if index % 3 == 2 {
+                        // Too much for what is left of the segment; given up while the next begins.
+                        let large = batch(&[2; 15 << 10]);
+                        let append = std::pin::pin!(log.append(&large, Stage::Persisted));
+                        let leave = env.clock.sleep(Duration::from_micros(seed * 37));
+                        futures_util::future::select(append, leave).await;
+                    }
+                    put(&log, &[1; 9_000]).await.unwrap();
+                    put(&log, b"small").await.unwrap();
+                    acknowledged += 2;
+                }
+                acknowledged
+            })
+            .unwrap();
+        let sim = Sim::with_disk(&disk.after_power_loss());
+        let env = sim.env();
+        let mut found = 0;
+        let opened = sim.run(async {
+            Log::open(&env, Path::new(FOLDER), options, |_, record| {
+                found += usize::from(record.value[0] != 2)
+            })
+            .await
+        });
+        opened.unwrap().unwrap_or_else(|error| panic!("seed={seed}: {error}"));
+        assert_eq!(found, acknowledged, "seed={seed}");
+    }
+}
+
+#[test]
+fn what_is_only_written_is_synced_before_it_is_old_under_load_too() {
+    let disk = SimDisk::new(1).delays_us(2_000..=2_000);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = open(&env).await.unwrap();
+        let mut appended = std::collections::VecDeque::new();
+        for _ in 0..5_000 {
+            let seq = log.append(&batch(b"x"), Stage::Accepted).await.unwrap().last_seq;
+            appended.push_back((seq, env.clock.now()));
+            while appended.front().is_some_and(|(seq, _)| *seq <= log.persisted()) {
+                appended.pop_front();
+            }
+            if let Some((_, since)) = appended.front() {
+                assert!(env.clock.now() - *since < Duration::from_millis(1_100));
+            }
+            env.clock.sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_failed_sync_of_the_folder_is_no_full_disk() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = open(&env).await.unwrap();
+        // The first two are of the folders above; the third is of the segment's name.
+        let _fails = disk.clone().fail(OperationKind::SyncFolder, 2, Fault::NoSpace);
+        assert!(matches!(put(&log, b"x").await, Err(AppendError::Stopped(_))));
+        assert!(log.health().is_err());
+    })
+    .unwrap();
 }

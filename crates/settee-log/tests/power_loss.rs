@@ -4,12 +4,21 @@
 //! again, cut the power again, reopen again.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Mutex;
+use std::time::Duration;
 
+use futures_util::future::{Either, select};
+use settee_io::Env;
 use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 
 const FOLDER: &str = "/data/log";
+
+/// Small segments, so that a run goes through several.
+fn options() -> LogOptions {
+    LogOptions { batch_bytes_max: 32 << 10, segment_bytes_max: 80 << 10, ..LogOptions::default() }
+}
 
 /// What a run submitted, batch by batch, and how many of the batches it was told are persisted.
 #[derive(Default)]
@@ -37,7 +46,7 @@ fn append_batches(disk: &SimDisk, seed: u64, count: usize, run: &Mutex<Run>) -> 
     let env = sim.env();
     sim.run(async {
         let mut found = Vec::new();
-        let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, record| {
+        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, record| {
             found.push(record.value.to_vec());
         })
         .await
@@ -49,6 +58,11 @@ fn append_batches(disk: &SimDisk, seed: u64, count: usize, run: &Mutex<Run>) -> 
                 batch.push(Flags::LISTED, &index.to_be_bytes(), b"meta", value);
             }
             let stage = [Stage::Accepted, Stage::Written, Stage::Persisted][(seed as usize + index) % 3];
+            if (seed + index as u64).is_multiple_of(5) {
+                // Somebody appends and goes away before it is told: all of it counts, or nothing.
+                let gone = values_of_one_who_goes(&log, &env, seed, index).await;
+                run.lock().unwrap().submitted.extend(gone);
+            }
             run.lock().unwrap().submitted.push(values);
             let appended = log.append(&batch, stage).await.unwrap();
             log.wait(appended.last_seq, stage).await.unwrap();
@@ -62,6 +76,19 @@ fn append_batches(disk: &SimDisk, seed: u64, count: usize, run: &Mutex<Run>) -> 
         run.acknowledged_count = run.submitted.len();
         found
     })
+}
+
+/// An append whose future is dropped after a time. Returns its values where it was accepted.
+async fn values_of_one_who_goes(log: &Log, env: &Env, seed: u64, index: usize) -> Option<Vec<Vec<u8>>> {
+    let value = vec![0xCC; 20_000];
+    let mut batch = Batch::new();
+    batch.push(Flags::none(), b"gone", b"", &value);
+    let append = pin!(log.append(&batch, Stage::Persisted));
+    let leave = env.clock.sleep(Duration::from_micros(seed * 97 % 3_000 + index as u64));
+    match select(append, leave).await {
+        Either::Left((appended, _)) => appended.is_ok().then(|| vec![value]),
+        Either::Right(_) => None,
+    }
 }
 
 fn recover(disk: &SimDisk, case: &str) -> Vec<Vec<u8>> {

@@ -18,25 +18,35 @@ const FRAME_1: usize = 512;
 const FRAME_2: usize = 4096;
 const FRAME_3: usize = 8192;
 
-/// A disk with a log that was opened `sessions` times, each of which appended three batches of
-/// one record, every one synced: so each session wrote one segment.
-fn written(sessions: u8) -> SimDisk {
-    let disk = SimDisk::new(1);
-    for session in 0..sessions {
-        let sim = Sim::with_disk(&disk);
-        let env = sim.env();
-        sim.run(async {
-            let (log, _) =
-                Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
-            for index in 0..3 {
-                let mut batch = Batch::new();
-                batch.push(Flags::none(), b"key", b"", &[session * 3 + index; 100]);
-                log.append(&batch, Stage::Persisted).await.unwrap();
-                log.flush().await.unwrap();
-            }
-        })
-        .unwrap();
-    }
+/// Segments that three batches fill.
+fn options() -> LogOptions {
+    LogOptions { batch_bytes_max: 4096, segment_bytes_max: 12 << 10, ..LogOptions::default() }
+}
+
+async fn append(log: &Log, value: u8) {
+    let mut batch = Batch::new();
+    batch.push(Flags::none(), b"key", b"", &[value; 100]);
+    log.append(&batch, Stage::Persisted).await.unwrap();
+    log.flush().await.unwrap();
+}
+
+/// A disk with a log of `count` segments, each with three batches of one record, every one
+/// synced.
+fn written(count: u8) -> SimDisk {
+    written_with_seed(count, 1)
+}
+
+fn written_with_seed(count: u8, seed: u64) -> SimDisk {
+    let disk = SimDisk::new(seed);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+        for value in 0..count * 3 {
+            append(&log, value).await;
+        }
+    })
+    .unwrap();
     disk
 }
 
@@ -46,10 +56,8 @@ fn open(disk: &SimDisk) -> Result<(Vec<u8>, Recovery), OpenError> {
     let env = sim.env();
     sim.run(async {
         let mut found = Vec::new();
-        let opened = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, record| {
-            found.push(record.value[0])
-        })
-        .await;
+        let opened =
+            Log::open(&env, Path::new(FOLDER), options(), |_, record| found.push(record.value[0])).await;
         opened.map(|(_, recovery)| (found, recovery))
     })
     .unwrap()
@@ -119,6 +127,8 @@ fn r7_a_last_segment_without_a_header_is_removed() {
         let (found, recovery) = open(&disk).unwrap();
         assert_eq!((found.len(), recovery.cut_bytes), (6, remains as u64));
         assert_eq!(disk.read_file(THIRD), None);
+        let aside = disk.read_file(Path::new(THIRD).with_extension("torn"));
+        assert_eq!(aside.is_some(), remains > 0);
     }
 }
 
@@ -136,20 +146,7 @@ fn r9_a_segment_of_another_place_or_log_is_refused() {
     let disk = written(3);
     disk.write_file(SECOND, disk.read_file(THIRD).unwrap());
     open_damaged(&disk, SECOND, 0);
-    let other = SimDisk::new(2);
-    let sim = Sim::with_disk(&other);
-    let env = sim.env();
-    sim.run(async {
-        for _ in 0..2 {
-            let (log, _) =
-                Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
-            let mut batch = Batch::new();
-            batch.push(Flags::none(), b"key", b"", b"value");
-            log.append(&batch, Stage::Persisted).await.unwrap();
-            log.flush().await.unwrap();
-        }
-    })
-    .unwrap();
+    let other = written_with_seed(2, 2);
     let disk = written(2);
     disk.write_file(SECOND, other.read_file(SECOND).unwrap());
     open_damaged(&disk, SECOND, 0);
@@ -189,17 +186,34 @@ fn r13_the_log_goes_on_behind_a_cut_in_a_new_segment() {
     let disk = written(1);
     disk.damage_file(FIRST, |bytes| bytes[FRAME_3 + 90..].fill(0));
     let before = disk.read_file(FIRST).unwrap();
-    let sim = Sim::with_disk(&disk);
+    append_once_more(&disk, 9);
+    let after = disk.read_file(FIRST).unwrap();
+    assert_eq!(after, before[..after.len()]);
+    assert!(disk.read_file(SECOND).is_some());
+    assert_eq!(open(&disk).unwrap().0, [0, 1, 9]);
+}
+
+#[test]
+fn r14_without_a_cut_the_log_goes_on_in_its_last_segment() {
+    let disk = SimDisk::new(1);
+    for value in 0..3 {
+        append_once_more(&disk, value);
+    }
+    assert_eq!(disk.read_file(SECOND), None);
+    assert_eq!(open(&disk).unwrap().0, [0, 1, 2]);
+    // What was persisted before the log was opened again is known to be.
+    flip(&disk, FIRST, FRAME_1 + 60);
+    open_damaged(&disk, FIRST, FRAME_1 as u64);
+}
+
+/// Opens the log, appends, and closes it.
+fn append_once_more(disk: &SimDisk, value: u8) {
+    let sim = Sim::with_disk(disk);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = Log::open(&env, Path::new(FOLDER), LogOptions::default(), |_, _| {}).await.unwrap();
-        let mut batch = Batch::new();
-        batch.push(Flags::none(), b"key", b"", &[9; 100]);
-        log.append(&batch, Stage::Persisted).await.unwrap();
+        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+        append(&log, value).await;
         log.close().await.unwrap();
     })
     .unwrap();
-    let after = disk.read_file(FIRST).unwrap();
-    assert_eq!(after, before[..after.len()]);
-    assert_eq!(open(&disk).unwrap().0, [0, 1, 9]);
 }
