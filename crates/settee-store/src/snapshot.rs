@@ -83,7 +83,7 @@ impl Snapshot {
 
     /// The listed entries after `after`, in the order of their updates or backwards.
     pub fn scan_listed(&self, after: Seq, descending: bool) -> Scan {
-        let start = (after.0 + 1).to_be_bytes();
+        let start = after.0.saturating_add(1).to_be_bytes();
         let cursor =
             Cursor::range(&self.indexes.by_seq, Bound::Included(&start), Bound::Unbounded, descending);
         Scan { cursor, key_at: SEQ_SIZE }
@@ -96,7 +96,7 @@ impl Snapshot {
 
     /// The sums over the listed entries after `after`, without visiting them.
     pub fn sums_listed(&self, after: Seq) -> Sums {
-        let start = (after.0 + 1).to_be_bytes();
+        let start = after.0.saturating_add(1).to_be_bytes();
         self.indexes.by_seq.sums_in((Bound::Included(&start), Bound::Unbounded))
     }
 

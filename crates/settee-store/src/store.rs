@@ -145,8 +145,18 @@ impl Store {
     /// The log stopped before.
     pub async fn wait(&self, seq: Seq, stage: Stage) -> Result<(), Stopped> {
         self.log.wait(seq, stage).await?;
-        self.publish();
+        if stage == Stage::Persisted {
+            self.shown(seq).await;
+        }
         Ok(())
+    }
+
+    /// Returns once snapshots show `seq`, which is persisted. It is shown already, or another
+    /// commit of its group is entering the index and shows both in a moment.
+    async fn shown(&self, seq: Seq) {
+        self.publish();
+        let mut visible = self.visible.subscribe();
+        visible.wait_for(|shown| *shown >= seq.0).await.expect("the store outlives its borrower");
     }
 
     /// A barrier: returns once everything accepted before the call is persisted.
@@ -154,9 +164,9 @@ impl Store {
     /// # Errors
     /// The log stopped before.
     pub async fn flush(&self) -> Result<(), Stopped> {
-        self.log.flush().await?;
-        self.publish();
-        Ok(())
+        // Whoever is committing now is waited for: what it appended counts as accepted before.
+        let accepted = self.accepted.lock().await.last_seq;
+        self.wait(Seq(accepted), Stage::Persisted).await
     }
 
     /// Returns once a snapshot shows a record later than `seq`.
@@ -166,16 +176,18 @@ impl Store {
     pub async fn changed_after(&self, seq: Seq) -> Result<(), Stopped> {
         let mut visible = self.visible.subscribe();
         loop {
+            // In this order: what is persisted later is left to the wait below.
+            let persisted = self.log.persisted();
             self.publish();
             if *visible.borrow_and_update() > seq.0 {
                 return Ok(());
             }
-            if self.log.persisted() > seq {
+            if persisted > seq {
                 // Its writer is about to enter it into the index, and publishes it then.
                 let changed = visible.changed().await;
                 changed.expect("the store outlives its borrower");
             } else {
-                self.log.wait(Seq(seq.0 + 1), Stage::Persisted).await?;
+                self.log.wait(Seq(seq.0.saturating_add(1)), Stage::Persisted).await?;
             }
         }
     }
@@ -211,18 +223,21 @@ impl Store {
         }
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let count = pending.partition_point(|(_, indexes)| indexes.last_seq <= persisted);
-        let Some((_, newest)) = pending.drain(..count).next_back() else {
+        let shown: Vec<_> = pending.drain(..count).collect();
+        let Some((_, newest)) = shown.last() else {
             return;
         };
         // Under the lock, so that an older state never replaces a newer one.
         let seq = newest.last_seq;
-        self.published.store(Arc::new(newest));
+        let previous = self.published.swap(Arc::new(newest.clone()));
         drop(pending);
         self.visible.send_if_modified(|visible| {
             let later = seq > *visible;
             *visible = seq.max(*visible);
             later
         });
+        // Large indexes take a while to drop: without the lock.
+        drop((shown, previous));
     }
 
     /// Enters a batch that was appended into the writer's index, and queues the result.

@@ -6,14 +6,21 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use settee_io::Env;
+use settee_io::{Env, ThreadOptions};
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions};
 
 const OPTIONS: StoreOptions = StoreOptions {
-    log: LogOptions { segment_bytes_max: 64 << 20, buffer_bytes_max: 32 << 20, written_age_ms_max: 1_000 },
+    // Small segments, so that a run goes through several.
+    log: LogOptions {
+        batch_bytes_max: 16 << 10,
+        segment_bytes_max: 40 << 10,
+        buffer_bytes_max: 32 << 20,
+        written_age_ms_max: 1_000,
+    },
     measure: |key, meta, _| [1, meta.len() as u64, u64::from(key[0])],
 };
 
@@ -174,4 +181,61 @@ fn no_snapshot_ever_shows_what_a_power_loss_undoes() {
         shown_count += shown;
     }
     assert!(shown_count > 0);
+}
+
+/// On real threads, since the simulation runs one task at a time: a small commit and a large one
+/// share groups, and each must find what it waited for.
+#[test]
+fn who_has_waited_finds_the_commit_in_the_next_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
+    runtime.block_on(async {
+        let options = StoreOptions { log: LogOptions::default(), ..OPTIONS };
+        let store = Arc::new(Store::open(&env, &folder.path().join("store"), options).await.unwrap().0);
+        let mut tasks = Vec::new();
+        for (task, size) in [1_u32, 1_000].into_iter().enumerate() {
+            let store = store.clone();
+            tasks.push(tokio::spawn(async move {
+                for round in 0..200_u32 {
+                    let mut batch = Batch::new();
+                    for index in 0..size {
+                        batch.put(
+                            format!("{task}{}", index.wrapping_mul(2_654_435_761) ^ round).as_bytes(),
+                            b"",
+                            b"x",
+                            true,
+                        );
+                    }
+                    let seq = store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
+                    store.wait(seq, Stage::Persisted).await.unwrap();
+                    assert!(store.snapshot().seq() >= seq);
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+/// On real threads: followers that come about when a sync completes are woken all the same.
+#[test]
+fn a_follower_is_woken_whenever_it_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
+    let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
+    runtime.block_on(async {
+        let log = LogOptions { written_age_ms_max: 0, ..LogOptions::default() };
+        let options = StoreOptions { log, ..OPTIONS };
+        let store = Arc::new(Store::open(&env, &folder.path().join("store"), options).await.unwrap().0);
+        for _ in 0..500 {
+            let mut batch = Batch::new();
+            batch.put(b"key", b"", b"", true);
+            let seq = store.writer().await.commit(&batch, Stage::Accepted).await.unwrap();
+            let follower = store.clone();
+            tokio::spawn(async move { follower.changed_after(Seq(seq.0 - 1)).await.unwrap() }).await.unwrap();
+            assert!(store.snapshot().seq() >= seq);
+        }
+    });
 }
