@@ -27,7 +27,7 @@ pub struct Info {
     pub file_bytes: u64,
     /// Bytes of the records that live.
     pub active_bytes: u64,
-    /// Bytes of the records that live, as their writers gave them.
+    /// The same: bodies are not compressed.
     pub external_bytes: u64,
 }
 

@@ -1,11 +1,14 @@
 //! The server's databases: a catalogue from names to folders, itself a store.
 //!
 //! Creating or deleting a database is one commit in the catalogue. A database's folder appears
-//! with its first write; one that the catalogue doesn't name is removed at open.
+//! with its first write. A deletion leaves a mark with the folder's number, which goes when the
+//! folder has gone.
 //!
 //! Invariants:
 //! 1. A database exists if and only if the catalogue's persisted state names it.
-//! 2. The number of a folder is not used again before the folder of that number is gone.
+//! 2. A folder is removed only where a mark says that its database was deleted: what the
+//!    catalogue merely doesn't name, since it is damaged or old, stays.
+//! 3. The number of a folder is not used again while that folder, or its mark, is there.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -43,6 +46,8 @@ struct Inner {
 #[derive(Default)]
 struct Slots {
     by_name: BTreeMap<String, Arc<Slot>>,
+    /// Numbers of folders whose databases were deleted.
+    deleted: Vec<u64>,
     next_folder: u64,
     closed: bool,
 }
@@ -53,6 +58,15 @@ struct Slot {
     folder_number: u64,
     incarnation: [u8; 16],
     database: OnceCell<Arc<Database>>,
+}
+
+/// Keys of the marks of deleted databases begin with this; no name does.
+const DELETED_MARK: u8 = 0;
+
+fn deleted_key(folder_number: u64) -> [u8; 9] {
+    let mut key = [DELETED_MARK; 9];
+    key[1..].copy_from_slice(&folder_number.to_be_bytes());
+    key
 }
 
 const SLOT_META_SIZE: usize = 32;
@@ -99,7 +113,7 @@ impl Databases {
         let slots = Slots::read(&catalogue)?;
         let inner =
             Inner { env, folder: folder.to_path_buf(), catalogue, slots: Mutex::new(slots), _lock: lock };
-        inner.remove_strangers().await?;
+        inner.tidy_folders().await?;
         Ok(Arc::new(Databases { inner: Arc::new(inner) }))
     }
 
@@ -131,7 +145,13 @@ impl Databases {
     /// `NotFound`; `Internal` where it can't be opened.
     pub async fn get(&self, name: &str) -> Result<Arc<Database>> {
         let slot = self.inner.lock().by_name.get(name).cloned().ok_or_else(Error::no_database)?;
-        self.inner.open_slot(name, &slot).await
+        if let Some(database) = slot.database.get() {
+            return Ok(database.clone());
+        }
+        // Opening goes on though its caller leaves: or one that always leaves early would never
+        // see it open.
+        let name = name.to_owned();
+        self.detached(async move |inner| inner.open_slot(&name, &slot).await).await
     }
 
     /// All names, sorted by their bytes.
@@ -182,14 +202,26 @@ impl Slots {
         let mut slots = Slots { next_folder: 1, ..Slots::default() };
         let mut scan = catalogue.snapshot().scan(Bound::Unbounded, Bound::Unbounded, false);
         while let Some(entry) = scan.next() {
+            if let Some((&DELETED_MARK, number)) = entry.key.split_first() {
+                let number = number.try_into().map_err(|_| Error::damaged("a mark in the catalogue"))?;
+                slots.deleted.push(u64::from_be_bytes(number));
+                continue;
+            }
             let name = std::str::from_utf8(entry.key).ok();
             let (Some(name), Some(slot)) = (name, Slot::decode(entry.meta)) else {
                 return Err(Error::damaged("an entry of the catalogue"));
             };
-            slots.next_folder = slots.next_folder.max(slot.folder_number + 1);
+            slots.reserve(slot.folder_number);
             slots.by_name.insert(name.to_owned(), Arc::new(slot));
         }
         Ok(slots)
+    }
+}
+
+impl Slots {
+    /// Keeps a number from being given to a new folder.
+    fn reserve(&mut self, folder_number: u64) {
+        self.next_folder = self.next_folder.max(folder_number.saturating_add(1));
     }
 }
 
@@ -257,52 +289,75 @@ impl Inner {
         self.open_slot(name, &slot).await
     }
 
-    async fn delete(&self, name: &str) -> Result<()> {
+    async fn delete(self: &Arc<Inner>, name: &str) -> Result<()> {
         let mut writer = self.catalogue.writer().await;
-        if writer.get(name.as_bytes()).is_none() {
-            return Err(Error::no_database());
-        }
+        let slot = self.lock().by_name.get(name).cloned().ok_or_else(Error::no_database)?;
         let mut batch = Batch::new();
         batch.delete(name.as_bytes());
+        batch.put(&deleted_key(slot.folder_number), b"", b"", false);
         batch.use_reserve();
         let seq = writer.commit(&batch, Stage::Persisted).await?;
-        self.catalogue.wait(seq, Stage::Persisted).await?;
-        let slot = self.lock().by_name.remove(name);
+        if let Err(stopped) = self.catalogue.wait(seq, Stage::Persisted).await {
+            // Whether it was deleted shows when the databases are opened again: until then
+            // nothing more may be promised in it.
+            if let Some(database) = slot.database.get() {
+                // Its log may have stopped too, which comes to the same.
+                let _ = database.close().await;
+            }
+            return Err(stopped.into());
+        }
+        self.lock().by_name.remove(name);
         drop(writer);
-        let slot = slot.expect("what the catalogue names has a slot");
         if let Some(database) = slot.database.get() {
             database.close_deleted().await;
         }
-        let path = self.database_folder(slot.folder_number);
-        let engine = self.env.engine.clone();
+        let inner = self.clone();
         self.env.spawn("remove database", async move {
             // What stays behind is removed when the databases are opened again.
-            if let Err(error) = folder::remove_with_files(&*engine, &path).await {
-                tracing::warn!(%error, "could not remove a deleted database's files");
+            if let Err(error) = inner.remove_folder(slot.folder_number).await {
+                tracing::warn!(%error, folder = slot.folder_number, "could not remove a deleted database's files");
             }
         });
         Ok(())
     }
 
-    /// Removes the folders of databases that the catalogue no longer names, or never did.
-    async fn remove_strangers(&self) -> Result<()> {
+    /// Removes the folder of a deleted database, and then its mark.
+    async fn remove_folder(&self, number: u64) -> Result<()> {
+        let engine = &*self.env.engine;
+        folder::remove_with_files(engine, &self.database_folder(number)).await?;
         let root = self.folder.join(DATABASES_FOLDER);
+        match folder::sync(engine, &root).await {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        let mut batch = Batch::new();
+        batch.delete(&deleted_key(number));
+        batch.use_reserve();
+        // Nobody waits for it: where it is lost, the next opening finds nothing to remove.
+        self.catalogue.writer().await.commit(&batch, Stage::Accepted).await?;
+        Ok(())
+    }
+
+    /// Removes the folders of deleted databases that are still there, and keeps the numbers of
+    /// all others from being used again.
+    async fn tidy_folders(&self) -> Result<()> {
+        let deleted = std::mem::take(&mut self.lock().deleted);
+        for number in deleted {
+            self.lock().reserve(number);
+            self.remove_folder(number).await?;
+        }
         let known: Vec<u64> = self.lock().by_name.values().map(|slot| slot.folder_number).collect();
-        let mut removed = false;
-        for entry in folder::list(&*self.env.engine, &root).await? {
+        for entry in folder::list(&*self.env.engine, &self.folder.join(DATABASES_FOLDER)).await? {
             let Ok(number) = entry.name.parse::<u64>() else {
                 continue;
             };
-            if known.contains(&number) || !entry.is_folder {
-                let mut slots = self.lock();
-                slots.next_folder = slots.next_folder.max(number + 1);
-            } else {
-                folder::remove_with_files(&*self.env.engine, &root.join(&entry.name)).await?;
-                removed = true;
+            self.lock().reserve(number);
+            if !known.contains(&number) {
+                tracing::warn!(
+                    folder = entry.name,
+                    "the catalogue names no database in this folder: left as it is"
+                );
             }
-        }
-        if removed {
-            folder::sync(&*self.env.engine, &root).await?;
         }
         Ok(())
     }

@@ -14,7 +14,8 @@ pub const ID_SIZE_MAX: usize = 8_000;
 /// Limits on documents.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Largest body in bytes: its text as it is stored.
+    /// Largest body in bytes: its text as it is stored. At most
+    /// [`DOCUMENT_BYTES_LIMIT`](crate::DOCUMENT_BYTES_LIMIT).
     pub document_bytes_max: usize,
 }
 
@@ -53,6 +54,7 @@ impl Edit {
     /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `NotImplemented`
     /// for attachments.
     pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
+        let body_bytes_max = options.document_bytes_max.min(crate::DOCUMENT_BYTES_LIMIT);
         let mut edit = Edit::delete("", None);
         edit.deleted = false;
         let mut body = Vec::with_capacity(json.len());
@@ -70,7 +72,7 @@ impl Edit {
             body.push(b':');
             json::write_compact(value, &mut body)?;
         }
-        if body.len() > options.document_bytes_max {
+        if body.len() > body_bytes_max {
             return Err(Error::new(ErrorKind::TooLarge, edit.id));
         }
         edit.digest = *blake3::hash(&body).as_bytes();

@@ -71,7 +71,8 @@ pub enum ErrorKind {
     DocValidation,
     /// The document is too large.
     TooLarge,
-    /// The disk is full: nothing was stored; writes go on once there is room.
+    /// The disk is full: of several edits, those before the refused one may have been stored;
+    /// writes go on once there is room.
     NoSpace,
     /// A write or sync failed: the database takes no writes until it is opened again.
     Stopped,
@@ -83,18 +84,24 @@ pub enum ErrorKind {
 
 impl From<Stopped> for Error {
     fn from(stopped: Stopped) -> Error {
-        Error::new(ErrorKind::Stopped, stopped.to_string())
+        // Where it stopped is for the log; the reason goes to clients.
+        let reason = match stopped.source.operation() {
+            Some(operation) => {
+                format!("{operation} failed: the database takes no writes until it is opened again")
+            }
+            None => "the database is closed".into(),
+        };
+        Error::new(ErrorKind::Stopped, reason)
     }
 }
 
 impl From<AppendError> for Error {
     fn from(error: AppendError) -> Error {
-        let kind = match &error {
-            AppendError::TooLarge { .. } => ErrorKind::TooLarge,
-            AppendError::NoSpace { .. } => ErrorKind::NoSpace,
-            AppendError::Stopped(_) => ErrorKind::Stopped,
-        };
-        Error::new(kind, error.to_string())
+        match error {
+            AppendError::TooLarge { .. } => Error::new(ErrorKind::TooLarge, error.to_string()),
+            AppendError::NoSpace { .. } => Error::new(ErrorKind::NoSpace, "No space left on the disk."),
+            AppendError::Stopped(stopped) => stopped.into(),
+        }
     }
 }
 

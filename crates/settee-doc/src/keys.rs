@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `d` id | the winning leaf | its body |
 //! | `c` id-size id generation hash | another leaf | its body |
-//! | `p` id-size id generation hash | | the hashes of that revision's ancestors |
+//! | `p` id-size id generation hash | how many | the hashes of that revision's ancestors |
 //! | `l` id | the local document's revision number | its body |
 //!
 //! A leaf's meta carries its path back to the last generation that divides by
@@ -151,6 +151,15 @@ pub(crate) fn encode_leaf_meta(
 /// The hashes that lie one after another in `bytes`.
 pub(crate) fn hashes(bytes: &[u8]) -> Vec<Hash> {
     bytes.as_chunks::<HASH_SIZE>().0.to_vec()
+}
+
+/// A chunk's meta: how many hashes it holds.
+pub(crate) fn encode_chunk_meta(count: usize) -> [u8; 1] {
+    [u8::try_from(count).expect("a chunk is small")]
+}
+
+pub(crate) fn decode_chunk_meta(meta: &[u8]) -> usize {
+    meta.first().copied().map_or(0, usize::from)
 }
 
 pub(crate) fn encode_local_meta(number: u64) -> [u8; 8] {

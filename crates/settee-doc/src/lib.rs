@@ -28,4 +28,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use json::{NESTING_MAX, write_json_string};
 pub use revision::{Hash, Revision, parse_hash, write_hash};
 pub use settee_store::{LogStats, Seq, Stage};
+pub use update::DOCUMENT_BYTES_LIMIT;
 pub use view::{BodyRef, Leaf, Range, Row, Rows, Summary, View};

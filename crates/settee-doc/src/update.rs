@@ -12,18 +12,23 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use settee_store::{Batch, Seq, Snapshot, Stage, Writer};
+use settee_store::{BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot, Stage, Writer};
 
 use crate::edit::{Edit, check_document_id};
 use crate::keys::{
-    chunk_boundary, conflict_key, document_key, encode_leaf_meta, encode_local_meta, local_key, path_key,
+    PATH_CHUNK_COUNT, chunk_boundary, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta,
+    encode_leaf_meta, encode_local_meta, local_key, path_key,
 };
 use crate::revision::Revision;
 use crate::tree::{Body, Leaf, leaves, merge};
 use crate::{Error, Result};
 
-/// A batch is committed once it holds this many bytes.
+/// Edits that come together are committed together up to this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
+
+/// The most that [`crate::Options::document_bytes_max`] may be: a batch holds two documents of
+/// that size, which is what it takes when a leaf loses to another.
+pub const DOCUMENT_BYTES_LIMIT: usize = BATCH_SIZE_MAX / 2 - 4 * KEY_SIZE_MAX;
 
 /// In front of a stored body: its bytes follow as they are.
 pub(crate) const ENCODING_PLAIN: u8 = 0;
@@ -50,13 +55,15 @@ impl<'a> Updater<'a> {
     /// An interactive edit: it replaces a leaf, or makes a new document.
     pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
-        Ok(self.try_update(edit).await)
+        let decided = self.decide_update(edit).await;
+        self.add(edit, decided).await
     }
 
     /// A replicated edit: its path is merged into the tree.
     pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
-        Ok(self.try_replicate(edit).await)
+        let decided = self.decide_replicated(edit).await;
+        self.add(edit, decided).await
     }
 
     /// A local document: written as it comes, with the number after the one it names. Returns
@@ -67,16 +74,18 @@ impl<'a> Updater<'a> {
         if edit.revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
         }
+        let mut batch = Batch::new();
+        let mut number = 0;
         if edit.deleted {
             if self.writer.get(&key).is_none() {
                 return Ok(Err(Error::missing()));
             }
-            self.batch.delete(&key);
-            return Ok(Ok(0));
+            batch.delete(&key);
+        } else {
+            number = edit.local_revision.unwrap_or(0).saturating_add(1);
+            batch.put(&key, &encode_local_meta(number), &encode_body(edit.body()), false);
         }
-        let number = edit.local_revision.unwrap_or(0).saturating_add(1);
-        self.batch.put(&key, &encode_local_meta(number), &encode_body(edit.body()), false);
-        Ok(Ok(number))
+        self.add(edit, Ok((number, batch))).await
     }
 
     /// Commits what is left. Returns the last `Seq` accepted so far, by whomever: whoever is
@@ -86,13 +95,28 @@ impl<'a> Updater<'a> {
         Ok(self.writer.last_seq())
     }
 
+    /// Lets an edit see those of its own request.
     async fn prepare(&mut self, edit: &Edit) -> Result<()> {
-        if self.batch.size() >= BATCH_BYTES || self.touched.contains(&edit.id) {
+        if self.touched.contains(&edit.id) { self.commit().await } else { Ok(()) }
+    }
+
+    /// Adds an edit's records to those that wait to be committed.
+    async fn add<T>(&mut self, edit: &Edit, decided: Result<(T, Batch)>) -> Outcome<T> {
+        let (outcome, records) = match decided {
+            Ok(decided) => decided,
+            Err(error) => return Ok(Err(error)),
+        };
+        if self.batch.size() + records.size() > BATCH_BYTES {
             self.commit().await?;
         }
+        self.deletes_alone &= edit.deleted && edit.body().is_empty();
         self.touched.insert(edit.id.clone());
-        self.deletes_alone &= edit.deleted;
-        Ok(())
+        if self.batch.is_empty() {
+            self.batch = records;
+        } else {
+            self.batch.extend(&records);
+        }
+        Ok(Ok(outcome))
     }
 
     async fn commit(&mut self) -> Result<()> {
@@ -108,7 +132,7 @@ impl<'a> Updater<'a> {
         Ok(())
     }
 
-    async fn try_update(&mut self, edit: &Edit) -> Result<Revision> {
+    async fn decide_update(&self, edit: &Edit) -> Result<(Revision, Batch)> {
         check_edit(edit)?;
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id)?;
@@ -127,11 +151,10 @@ impl<'a> Updater<'a> {
         let replaced = parent.map(|leaf| leaf.revision);
         let mut new: Vec<Leaf> = old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
         new.push(new_leaf(edit, revision, path));
-        self.store(&latest, &edit.id, &old, new).await?;
-        Ok(revision)
+        Ok((revision, rewrite(&latest, &edit.id, &old, &new).await?))
     }
 
-    async fn try_replicate(&mut self, edit: &Edit) -> Result<Revision> {
+    async fn decide_replicated(&self, edit: &Edit) -> Result<(Revision, Batch)> {
         check_edit(edit)?;
         let revision = edit.revision.ok_or_else(|| {
             Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
@@ -145,64 +168,55 @@ impl<'a> Updater<'a> {
         for known in &mut new {
             known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
         }
-        if merge(&mut new, leaf) {
-            self.store(&latest, &edit.id, &old, new).await?;
-        }
-        Ok(revision)
+        let records = match merge(&mut new, leaf) {
+            true => rewrite(&latest, &edit.id, &old, &new).await?,
+            false => Batch::new(),
+        };
+        Ok((revision, records))
     }
+}
 
-    /// Adds the records to the batch that turn the tree `old` into `new`.
-    async fn store(&mut self, latest: &Snapshot, id: &str, old: &[Leaf], new: Vec<Leaf>) -> Result<()> {
-        let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");
-        let has_conflicts = new.len() > 1;
-        // Bodies first: a read that fails leaves the batch as it was.
-        let mut bodies = Vec::with_capacity(new.len());
-        for leaf in &new {
-            let wins = leaf.rank() == winner;
-            bodies.push(match &leaf.body {
-                Body::New(body) => Some(encode_body(body).into()),
-                Body::Stored(_) if !wins && !leaf.stored_as_winner => None,
-                Body::Stored(location) => Some(latest.read(*location).await?.value()),
-            });
-        }
-        for (leaf, body) in new.iter().zip(bodies) {
-            let wins = leaf.rank() == winner;
-            if let Some(body) = body {
-                self.put_leaf(id, leaf, &body, wins, has_conflicts);
-            }
-            if matches!(leaf.body, Body::New(_)) {
-                self.put_chunks(latest, id, leaf);
-            }
-            if wins && !leaf.stored_as_winner && matches!(leaf.body, Body::Stored(_)) {
-                self.batch.delete(&conflict_key(id, leaf.revision));
-            }
-        }
-        for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
-            if new.iter().all(|kept| kept.revision != leaf.revision) {
-                self.batch.delete(&conflict_key(id, leaf.revision));
-            }
-        }
-        Ok(())
-    }
-
-    fn put_leaf(&mut self, id: &str, leaf: &Leaf, body: &Bytes, wins: bool, has_conflicts: bool) {
+/// The records that turn a document's tree from `old` into `new`.
+async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Result<Batch> {
+    let mut batch = Batch::new();
+    let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");
+    let has_conflicts = new.len() > 1;
+    for leaf in new {
+        let wins = leaf.rank() == winner;
+        let body = match &leaf.body {
+            Body::New(body) => encode_body(body).into(),
+            // It stays where it is.
+            Body::Stored(_) if !wins && !leaf.stored_as_winner => continue,
+            Body::Stored(location) => latest.read(*location).await?.value(),
+        };
         let generation = leaf.revision.generation;
         let meta = encode_leaf_meta(generation, &leaf.path, leaf.deleted, wins && has_conflicts);
-        if wins {
-            self.batch.put(&document_key(id), &meta, body, true);
-        } else {
-            self.batch.put(&conflict_key(id, leaf.revision), &meta, body, false);
+        match wins {
+            true => batch.put(&document_key(id), &meta, &body, true),
+            false => batch.put(&conflict_key(id, leaf.revision), &meta, &body, false),
+        }
+        if matches!(leaf.body, Body::New(_)) {
+            put_chunks(&mut batch, latest, id, leaf);
+        } else if wins && !leaf.stored_as_winner {
+            batch.delete(&conflict_key(id, leaf.revision));
         }
     }
+    for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
+        if new.iter().all(|kept| kept.revision != leaf.revision) {
+            batch.delete(&conflict_key(id, leaf.revision));
+        }
+    }
+    Ok(batch)
+}
 
-    /// The chunks of a new leaf's path that aren't stored yet; behind one that is, all are.
-    fn put_chunks(&mut self, latest: &Snapshot, id: &str, leaf: &Leaf) {
-        for (leads_to, ancestors) in leaf.chunks() {
-            let key = path_key(id, leads_to);
-            if latest.get(&key).is_some() {
-                break;
-            }
-            self.batch.put(&key, &[], ancestors.as_flattened(), false);
+/// The chunks of a new leaf's path that aren't stored, or reach less far back there: a replica
+/// may know more of the path than the one before it.
+fn put_chunks(batch: &mut Batch, latest: &Snapshot, id: &str, leaf: &Leaf) {
+    for (leads_to, ancestors) in leaf.chunks() {
+        let key = path_key(id, leads_to);
+        let stored_count = latest.get(&key).map_or(0, |chunk| decode_chunk_meta(chunk.meta));
+        if stored_count < ancestors.len() {
+            batch.put(&key, &encode_chunk_meta(ancestors.len()), ancestors.as_flattened(), false);
         }
     }
 }
@@ -237,7 +251,8 @@ fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> u32 {
         let Some(hash) = leaf.ancestor(boundary) else {
             return oldest;
         };
-        if latest.get(&path_key(id, Revision { generation: boundary, hash })).is_some() {
+        let chunk = latest.get(&path_key(id, Revision { generation: boundary, hash }));
+        if chunk.is_some_and(|chunk| decode_chunk_meta(chunk.meta) == PATH_CHUNK_COUNT as usize) {
             return generation;
         }
         boundary = chunk_boundary(boundary);

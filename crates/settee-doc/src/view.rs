@@ -221,11 +221,11 @@ impl View {
     pub fn offset(&self, range: &Range) -> u64 {
         let (start, end) = bounds(range);
         let before = if range.descending {
-            self.snapshot.sums(after(&end), Bound::Unbounded)
+            self.snapshot.sums(opposite(&end), Bound::Unbounded)
         } else {
-            self.snapshot.sums(Bound::Unbounded, before(&start))
+            self.snapshot.sums(Bound::Unbounded, opposite(&start))
         };
-        (before[SUM_DOCUMENTS] + range.skip).min(self.doc_count())
+        before[SUM_DOCUMENTS].saturating_add(range.skip).min(self.doc_count())
     }
 
     /// The documents that changed after `since`, deleted ones too, each at its last change:
@@ -272,18 +272,13 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
-/// What ends where a range with this lower bound begins.
-fn before(lower: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    match as_slice(lower) {
+/// The bound of what lies on the other side of this one.
+fn opposite(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    match as_slice(bound) {
         Bound::Included(key) => Bound::Excluded(key),
         Bound::Excluded(key) => Bound::Included(key),
         Bound::Unbounded => unreachable!("ranges of documents are bounded"),
     }
-}
-
-/// What begins where a range with this upper bound ends.
-fn after(upper: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    before(upper)
 }
 
 /// A scan over documents, which holds its view.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use settee_doc::{Database, Databases, Edit, ErrorKind, Options, Range, Revision, Seq, Stage, View};
-use settee_sim::{Sim, seeds};
+use settee_sim::{Sim, SimDisk, seeds};
 
 fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
     let mut edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
@@ -350,4 +350,137 @@ fn random_edits_make_the_tree_that_the_model_makes() {
             }
         });
     }
+}
+
+/// A replicated edit with its whole path: hashes of the generations from `start` down to `end`.
+fn replica(id: &str, start: u32, end: u32, hash: impl Fn(u32) -> [u8; 16], text: &str) -> Edit {
+    let mut edit = edit(id, Some(Revision { generation: start, hash: hash(start) }), text);
+    edit.history = (end..=start).rev().map(hash).collect();
+    edit
+}
+
+#[test]
+fn a_replica_that_knows_more_of_the_path_lengthens_it() {
+    with_database(9, async |db| {
+        let hash = |generation: u32| [generation as u8; 16];
+        db.replicate_all(vec![replica("a", 20, 15, hash, "{}")], Stage::Persisted).await.unwrap();
+        db.replicate_all(vec![replica("a", 21, 1, hash, "{}")], Stage::Persisted).await.unwrap();
+        let view = db.view();
+        let leaf = view.leaves("a").unwrap()[0].revision;
+        assert_eq!(view.history("a", leaf).await.unwrap().len(), 21);
+        let old = Revision { generation: 10, hash: hash(10) };
+        assert_eq!(view.missing("a", &[old]).await.unwrap().0, []);
+        // So an ancestor that comes late is no conflict.
+        db.replicate_all(vec![replica("a", 10, 10, hash, "{}")], Stage::Persisted).await.unwrap();
+        assert_eq!(db.view().leaves("a").unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn large_documents_that_conflict_fit_a_batch() {
+    with_database(10, async |db| {
+        let text = |size: usize| format!(r#"{{"b":"{}"}}"#, "x".repeat(size));
+        let options = Options::default();
+        let large = options.document_bytes_max - 6;
+        db.replicate_all(vec![replica("a", 1, 1, |_| [1; 16], &text(large))], Stage::Persisted)
+            .await
+            .unwrap();
+        let mut edits: Vec<_> =
+            (0..3).map(|index| replica(&format!("s{index}"), 1, 1, |_| [1; 16], &text(300_000))).collect();
+        edits.push(replica("a", 1, 1, |_| [2; 16], &text(large)));
+        let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        assert_eq!(db.view().leaves("a").unwrap().len(), 2);
+    });
+}
+
+#[test]
+fn positions_and_skips_at_the_end_of_their_range_are_no_trouble() {
+    with_database(11, async |db| {
+        put(&db, "a", None, "{}").await.unwrap();
+        let last = db.seq_text(Seq(0)).replacen('0', &u64::MAX.to_string(), 1);
+        let since = db.parse_since(&last).unwrap();
+        assert_eq!(db.view().pending(since), 0);
+        assert_eq!(changes(&db.view(), since), []);
+        let range = Range { start: Some("b".into()), skip: u64::MAX, ..Range::default() };
+        assert_eq!(db.view().offset(&range), 1);
+        assert_eq!(ids(&db.view(), &range), [""; 0]);
+    });
+}
+
+/// A world with one database of a few documents, closed.
+fn closed_database(seed: u64) -> SimDisk {
+    let disk = SimDisk::new(seed);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+        let db = databases.create("db").await.unwrap();
+        for index in 0..9 {
+            put(&db, &format!("d{index}"), None, "{}").await.unwrap();
+        }
+        databases.close().await.unwrap();
+    })
+    .unwrap();
+    disk
+}
+
+#[test]
+fn a_damaged_catalogue_costs_no_database_its_files() {
+    for at in [20, 560] {
+        let disk = closed_database(1);
+        disk.damage_file("/data/catalogue/0000000001.log", |bytes| bytes[at] ^= 1);
+        let before = disk.read_file("/data/databases/0000000001/0000000001.log").unwrap();
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            if let Ok(databases) = Databases::open(env, Path::new("/data")).await {
+                // And a new one gets a folder of its own.
+                let db = databases.create("other").await.unwrap();
+                put(&db, "a", None, "{}").await.unwrap();
+            }
+        })
+        .unwrap();
+        assert_eq!(disk.read_file("/data/databases/0000000001/0000000001.log").unwrap(), before);
+    }
+}
+
+#[test]
+fn a_full_disk_lets_databases_be_deleted_after_a_restart_too() {
+    let disk = closed_database(2);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+        let used: usize =
+            disk.paths().iter().filter_map(|path| disk.read_file(path)).map(|bytes| bytes.len()).sum();
+        let _full = disk.clone().capacity(Some(used as u64));
+        databases.delete("db").await.unwrap();
+        assert!(databases.names().is_empty());
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_database_gets_open_though_its_callers_leave_early() {
+    let disk = closed_database(3).delays_us(10_000..=10_000);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env.clone(), Path::new("/data")).await.unwrap();
+        for _ in 0..20 {
+            let mut get = std::pin::pin!(databases.get("db"));
+            let mut leave = env.clock.sleep(std::time::Duration::from_millis(45));
+            let opened = std::future::poll_fn(|context| match get.as_mut().poll(context) {
+                std::task::Poll::Ready(opened) => std::task::Poll::Ready(Some(opened.unwrap())),
+                std::task::Poll::Pending => leave.as_mut().poll(context).map(|()| None),
+            });
+            if let Some(db) = opened.await {
+                assert_eq!(db.view().doc_count(), 9);
+                return;
+            }
+        }
+        panic!("20 callers of 45 ms each, and it is not open");
+    })
+    .unwrap();
 }

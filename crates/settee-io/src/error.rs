@@ -56,6 +56,14 @@ impl Error {
         }
     }
 
+    /// What was tried, where the system failed it.
+    pub fn operation(&self) -> Option<OperationKind> {
+        match self {
+            Error::Io { operation, .. } => Some(*operation),
+            Error::Closed { .. } | Error::PastEnd { .. } => None,
+        }
+    }
+
     /// The disk, or what the user may have of it, is full.
     pub fn is_no_space(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))

@@ -387,6 +387,13 @@ impl Batch {
         self.ends.push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
     }
 
+    /// Adds another batch's records behind these.
+    pub fn extend(&mut self, other: &Batch) {
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(&other.bytes);
+        self.ends.extend(other.ends.iter().map(|end| start + end));
+    }
+
     /// Lets the batch into the room that is kept back for what frees space: so deletions work
     /// on a full disk.
     pub fn use_reserve(&mut self) {

@@ -13,7 +13,7 @@ mod store;
 
 pub use layer::{Cursor, Found, Layer, Location, Previous, Sums};
 pub use settee_log::{
-    AppendError, Flags, LogOptions, LogStats, META_SIZE_MAX, OpenError, ReadError, Record, Recovery, Seq,
+    AppendError, BATCH_SIZE_MAX, Flags, LogOptions, LogStats, META_SIZE_MAX, OpenError, ReadError, Record, Recovery, Seq,
     Stage, Stopped,
 };
 pub use snapshot::{Entry, Scan, Snapshot};

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use settee_io::Env;
 use settee_log::{
-    AppendError, Appended, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage, Stopped,
+    AppendError, Appended, BATCH_SIZE_MAX, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage, Stopped,
 };
 use tokio::sync::watch;
 
@@ -28,7 +28,7 @@ use crate::snapshot::{Entry, Indexes, Snapshot, seq_key};
 pub const KEY_SIZE_MAX: usize = 8 << 10;
 
 /// Largest value in bytes: a batch that holds it, with its key and meta, fits the log.
-pub const VALUE_SIZE_MAX: usize = settee_log::BATCH_SIZE_MAX - 2 * KEY_SIZE_MAX;
+pub const VALUE_SIZE_MAX: usize = BATCH_SIZE_MAX - 2 * KEY_SIZE_MAX;
 
 /// How a store is opened.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +65,11 @@ impl Batch {
     pub fn delete(&mut self, key: &[u8]) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         self.records.push(Flags::TOMBSTONE, key, &[], &[]);
+    }
+
+    /// Adds another batch's records behind these.
+    pub fn extend(&mut self, other: &Batch) {
+        self.records.extend(&other.records);
     }
 
     /// Lets the batch into the room that is kept back for what frees space: so deletions work
