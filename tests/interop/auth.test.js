@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import nano from 'nano';
-import { Server } from './lib/settee.js';
+import { killAll, Server } from './lib/settee.js';
 
 let server;
 
@@ -18,6 +18,7 @@ before(async () => {
 });
 
 after(() => server?.stop());
+after(killAll);
 
 const unauthorized = (promise, reason) =>
   assert.rejects(promise, (thrown) => {

@@ -8,7 +8,7 @@ import path from 'node:path';
 import { after, before, test } from 'node:test';
 import nano from 'nano';
 import { CITIES_FILE, cities } from './lib/cities.js';
-import { newFolder, Server, settee } from './lib/settee.js';
+import { killAll, newFolder, Server, settee } from './lib/settee.js';
 
 /** Rows a page when all documents are read back. */
 const PAGE_ROWS = 20_000;
@@ -30,6 +30,7 @@ before(async () => {
 });
 
 after(() => server?.stop());
+after(killAll);
 
 test('every city is there once, as the file has it', async () => {
   assert.equal((await db.info()).doc_count, rows.length);

@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import { cityDocuments } from './lib/cities.js';
 import { newLocal, PouchDB } from './lib/pouch.js';
-import { nextEvent, Server, until } from './lib/settee.js';
+import { killAll, nextEvent, Server, until } from './lib/settee.js';
 
 const CITY_COUNT = 3000;
 
@@ -19,6 +19,7 @@ before(async () => {
 });
 
 after(() => server?.stop());
+after(killAll);
 
 /** A new, empty database on the server; `options` are PouchDB's. */
 async function newRemote(options = {}) {

@@ -2,8 +2,10 @@
 // Method: a second server on the folder of a running one.
 
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
-import { Server, settee } from './lib/settee.js';
+import { after, test } from 'node:test';
+import { killAll, Server, settee } from './lib/settee.js';
+
+after(killAll);
 
 test('a second process on the same folder is refused and names it, and the first goes on', async () => {
   const first = await Server.start();

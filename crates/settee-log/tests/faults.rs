@@ -255,8 +255,9 @@ fn an_append_never_goes_into_a_segment_that_is_being_left() {
                         let leave = env.clock.sleep(Duration::from_micros(seed * 37));
                         futures_util::future::select(append, leave).await;
                     }
-                    put(&log, &[1; 9_000]).await.unwrap();
+                    // Small enough for the old segment, had it not been left.
                     put(&log, b"small").await.unwrap();
+                    put(&log, &[1; 9_000]).await.unwrap();
                     acknowledged += 2;
                 }
                 acknowledged

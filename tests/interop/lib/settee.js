@@ -27,8 +27,16 @@ export const BINARY = process.env.SETTEE_BIN ?? path.join(TARGET, 'release/sette
 const children = new Set();
 const folders = new Set();
 
-process.on('exit', () => {
+/**
+ * Ends what is still running. Every test file that starts servers within tests calls it last:
+ * one left behind by a failed test would keep the file's process from ending.
+ */
+export function killAll() {
   for (const child of children) child.kill('SIGKILL');
+}
+
+process.on('exit', () => {
+  killAll();
   for (const folder of folders) rmSync(folder, { recursive: true, force: true });
 });
 

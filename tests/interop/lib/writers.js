@@ -177,6 +177,8 @@ const agrees = (state, found) =>
   (state.rev === undefined || state.rev === found.rev) &&
   JSON.stringify(state.body) === JSON.stringify(found.body);
 
+const brief = ({ rev, body }) => `${rev ?? 'a revision'} ${JSON.stringify(body)?.slice(0, 40)}`;
+
 /**
  * Compares what `writer` was promised with what the server has, and takes what is found as what
  * it knows from now on. Returns what was lost: one text for each document.
@@ -189,7 +191,7 @@ export async function lostBy(writer, server) {
     const found = all ? all.get(id) : await writer.find(server, id);
     const states = writer.documents.get(id);
     if (!states.some((state) => agrees(state, found))) {
-      lost.push(`${id}: one of ${JSON.stringify(states)} was promised, found ${JSON.stringify(found)}`.slice(0, 500));
+      lost.push(`${id}: promised ${states.map(brief).join(' or ')}, found ${brief(found)}`);
     }
     writer.documents.set(id, [found]);
   }
