@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Range, Revision, Row, View};
 
+use crate::body::Share;
 use crate::document::write_doc_member;
 use crate::error::Failure;
 use crate::json;
@@ -105,11 +106,12 @@ impl Args {
 
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
     let mut args = Args::default();
+    let mut share = Share::default();
     match *call.method() {
         Method::GET | Method::HEAD => {}
         Method::POST => {
             let body = call.read_json_body().await?;
-            for (name, value) in json::members(&body)?.0 {
+            for (name, value) in json::members(&body.text)?.0 {
                 match name.as_ref() {
                     "keys" => args.set_keys(value.get(), "`keys` body member must be an array.")?,
                     name if name.ends_with("key") => args.set(name, value.get())?,
@@ -120,6 +122,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
                     }
                 }
             }
+            share = body.share;
         }
         _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
     }
@@ -140,7 +143,11 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     let view = database.view();
     match args.keys.take() {
         Some(keys) => {
-            stream::respond(&call.server.limits, move |out| named(database, view, args, keys, out)).await
+            stream::respond(&call.server.limits, async move |out| {
+                let _for_the_keys = share;
+                named(database, view, args, keys, out).await
+            })
+            .await
         }
         None => stream::respond(&call.server.limits, move |out| ranged(database, view, args, out)).await,
     }

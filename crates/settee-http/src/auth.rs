@@ -9,7 +9,7 @@
 //! loopback is served, and that a browser's request must name this machine as its host and
 //! come from a page of this machine, so that no web site can reach us by way of a browser.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -136,13 +136,13 @@ impl Auth {
 
     /// The `Set-Cookie` that begins or renews a session of the administrator's.
     pub(crate) fn session_cookie(&self) -> String {
-        let value = self.cookie_value(now_s());
-        format!("{COOKIE}={value}; Max-Age={}; Path=/; HttpOnly; SameSite=Lax", self.timeout_s)
+        let now_s = now_s();
+        set_cookie(&self.cookie_value(now_s), now_s + self.timeout_s, self.timeout_s)
     }
 
     /// The `Set-Cookie` that ends a session.
     pub(crate) fn ended_cookie(&self) -> String {
-        format!("{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=Lax")
+        set_cookie("", 0, 0)
     }
 
     fn cookie_value(&self, given_s: u64) -> String {
@@ -174,6 +174,16 @@ impl Auth {
             _ => Ok(Caller::Anonymous),
         }
     }
+}
+
+/// A `Set-Cookie` with CouchDB's attributes in its order, and one more: browsers are told what
+/// most of them assume, that pages of other sites don't send it along.
+fn set_cookie(value: &str, expires_s: u64, age_s: u64) -> String {
+    let mut expires = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(expires_s));
+    // Cookies came before HTTP's dates: CouchDB writes `Tue, 13-Dec-2022 …`.
+    expires.replace_range(7..8, "-");
+    expires.replace_range(11..12, "-");
+    format!("{COOKIE}={value}; Version=1; Expires={expires}; Max-Age={age_s}; Path=/; HttpOnly; SameSite=Lax")
 }
 
 fn sign(secret: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
@@ -326,6 +336,17 @@ mod tests {
         assert_eq!(one.cookie_caller(&other.cookie_value(1000), 1001).unwrap(), Caller::Anonymous);
         let junk = one.cookie_caller("junk", 1001).unwrap_err();
         assert_eq!(junk.reason, "Malformed AuthSession cookie. Please clear your cookies.");
+    }
+
+    #[test]
+    fn a_cookie_is_set_with_couchdbs_attributes_in_its_order() {
+        let set = set_cookie("xyz", 1_670_939_659, 600);
+        let attributes = "Version=1; Expires=Tue, 13-Dec-2022 13:54:19 GMT; Max-Age=600; Path=/; HttpOnly";
+        assert_eq!(set, format!("AuthSession=xyz; {attributes}; SameSite=Lax"));
+        let ended = auth().ended_cookie();
+        assert!(
+            ended.starts_with("AuthSession=; ") && ended.contains("Expires=Thu, 01-Jan-1970 00:00:00 GMT")
+        );
     }
 
     #[test]

@@ -1,15 +1,125 @@
-//! Reading request bodies within their limits.
+//! Reading request bodies within their limits, and parsing what is large without holding up
+//! others.
+//!
+//! All bodies share one room. One whose length is declared takes its share whole before it is
+//! read; any other takes what it needs as it grows, and never waits: so nobody waits who holds a
+//! share already, and no two requests can wait for each other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderMap};
 
+use settee_doc::Edit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use crate::Limits;
 use crate::error::Failure;
+
+/// Bytes of a body that needs no share of the room, so that small writes don't wait for large
+/// ones: there are never more of them than connections.
+const SMALL_BODY_BYTES: u64 = 16 << 10;
+
+/// The unit of shares.
+const UNIT_BYTES: u64 = 1 << 10;
+
+/// Bytes of a text that is parsed in its request's own task; a longer one gets a thread that
+/// may block, so that it holds up no other task.
+const PARSE_INLINE_BYTES: usize = 1 << 20;
+
+/// The memory for request bodies.
+pub(crate) struct Room {
+    units: Arc<Semaphore>,
+    patience: Duration,
+}
+
+/// A part of the room; none for a small body. Given back when it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+
+/// A body with its share of the room, which is kept as long as what was made of the text.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) text: Bytes,
+    pub(crate) share: Share,
+}
+
+impl Room {
+    /// A room that holds one of the largest bodies at least.
+    pub(crate) fn new(limits: &Limits) -> Room {
+        let bytes = limits.request_bytes_in_flight_max.max(limits.max_request_bytes);
+        let units = usize::try_from(units(bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Room {
+            units: Arc::new(Semaphore::new(units)),
+            patience: Duration::from_millis(limits.body_timeout_ms),
+        }
+    }
+
+    /// Takes the whole share of a body of that size, and waits for it in turn.
+    ///
+    /// # Errors
+    /// 503 where it isn't free in time.
+    async fn take(&self, bytes: u64) -> Result<Share, Failure> {
+        if bytes <= SMALL_BODY_BYTES {
+            return Ok(Share::default());
+        }
+        let taken = self.units.clone().acquire_many_owned(units(bytes));
+        match tokio::time::timeout(self.patience, taken).await {
+            Ok(Ok(permit)) => Ok(Share(Some(permit))),
+            Ok(Err(_)) | Err(_) => Err(Failure::no_room()),
+        }
+    }
+
+    /// Widens a share to a body of that size. Never waits.
+    ///
+    /// # Errors
+    /// 503 where the room is used up.
+    fn widen(&self, share: &mut Share, bytes: u64) -> Result<(), Failure> {
+        let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = units(bytes).saturating_sub(u32::try_from(held).unwrap_or(u32::MAX));
+        if bytes <= SMALL_BODY_BYTES || more == 0 {
+            return Ok(());
+        }
+        let taken = self.units.clone().try_acquire_many_owned(more).map_err(|_| Failure::no_room())?;
+        match &mut share.0 {
+            Some(permit) => permit.merge(taken),
+            none => *none = Some(taken),
+        }
+        Ok(())
+    }
+}
+
+/// Units that hold so many bytes.
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
+}
+
+/// What `parse` makes of a text.
+///
+/// # Errors
+/// Those of `parse`; 500 where it panics.
+pub(crate) async fn parse<T: Send + 'static>(
+    text: &Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    if text.len() <= PARSE_INLINE_BYTES {
+        return parse(text);
+    }
+    let text = text.clone();
+    let parsed = tokio::task::spawn_blocking(move || parse(&text)).await;
+    parsed.unwrap_or_else(|error| {
+        Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string()))
+    })
+}
+
+/// The edit that a document's text asks for.
+pub(crate) async fn parse_edit(text: &Bytes, options: settee_doc::Options) -> Result<Edit, Failure> {
+    parse(text, move |text| Ok(Edit::parse(text, &options)?)).await
+}
 
 /// Requires a body to be declared as JSON, as CouchDB's POST handlers do.
 pub(crate) fn check_json_type(headers: &HeaderMap) -> Result<(), Failure> {
@@ -24,12 +134,13 @@ pub(crate) fn check_json_type(headers: &HeaderMap) -> Result<(), Failure> {
 ///
 /// # Errors
 /// 400 without a body, 408 when the client pauses too long, 413 past the limit, 415 for an
-/// encoding. The rest of the body stays unread then: see [`discard`].
+/// encoding, 503 without room. The rest of the body stays unread then: see [`discard`].
 pub(crate) async fn read(
     body: &mut Incoming,
     headers: &HeaderMap,
     limits: &Limits,
-) -> Result<Bytes, Failure> {
+    room: &Room,
+) -> Result<Held, Failure> {
     if let Some(encoding) = headers.get(header::CONTENT_ENCODING) {
         let encoding = encoding.to_str().unwrap_or("");
         if !encoding.eq_ignore_ascii_case("identity") {
@@ -44,25 +155,29 @@ pub(crate) async fn read(
     if declared.is_some_and(|bytes| bytes > limits.max_request_bytes) {
         return Err(Failure::body_too_large());
     }
-    let Some(first) = next_frame(body, limits).await? else {
-        return Ok(Bytes::new());
+    let mut share = match declared {
+        Some(bytes) => room.take(bytes).await?,
+        None => Share::default(),
     };
-    if body.is_end_stream() && first.len() as u64 <= limits.max_request_bytes {
-        return Ok(first);
-    }
-    // Space grows with what has come, not with what a header promises.
-    let mut whole = BytesMut::with_capacity(first.len() * 2);
-    whole.extend_from_slice(&first);
+    let mut whole = Vec::new();
     while let Some(frame) = next_frame(body, limits).await? {
-        if (whole.len() + frame.len()) as u64 > limits.max_request_bytes {
+        let bytes = (whole.len() + frame.len()) as u64;
+        if bytes > limits.max_request_bytes {
             return Err(Failure::body_too_large());
+        }
+        if whole.is_empty() && body.is_end_stream() {
+            room.widen(&mut share, bytes)?;
+            return Ok(Held { text: frame, share });
+        }
+        if bytes > whole.capacity() as u64 {
+            // Space grows with what has come, not with what a header promises.
+            let capacity = (2 * bytes).min(declared.unwrap_or(limits.max_request_bytes));
+            room.widen(&mut share, capacity)?;
+            whole.reserve_exact(usize::try_from(capacity).unwrap_or(usize::MAX) - whole.len());
         }
         whole.extend_from_slice(&frame);
     }
-    if whole.len() as u64 > limits.max_request_bytes {
-        return Err(Failure::body_too_large());
-    }
-    Ok(whole.freeze())
+    Ok(Held { text: whole.into(), share })
 }
 
 /// Reads and drops what is left of a body, so that a client that is still sending reads its
@@ -100,5 +215,73 @@ async fn next_frame(body: &mut Incoming, limits: &Limits) -> Result<Option<Bytes
                 return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// A room for 100 units.
+    fn room() -> Room {
+        Room::new(&Limits {
+            request_bytes_in_flight_max: 100 * UNIT_BYTES,
+            max_request_bytes: 100 * UNIT_BYTES,
+            ..Limits::default()
+        })
+    }
+
+    fn status<T>(result: Result<T, Failure>) -> Option<u16> {
+        result.err().map(|failure| failure.status.as_u16())
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_fit_waits_for_its_whole_share_and_small_ones_do_not() {
+        let room = room();
+        let first = room.take(60 * UNIT_BYTES).await.unwrap();
+        let mut second = Box::pin(room.take(60 * UNIT_BYTES));
+        assert!(second.as_mut().now_or_never().is_none(), "it got what isn't there");
+        assert!(room.take(SMALL_BODY_BYTES).now_or_never().is_some());
+        drop(first);
+        assert!(second.now_or_never().is_some(), "what was given back is free");
+    }
+
+    #[tokio::test]
+    async fn a_body_of_unknown_length_grows_into_what_is_free_and_is_refused_beyond() {
+        let room = room();
+        let mut share = Share::default();
+        for size in [1, 16, 17, 60, 60, 90] {
+            room.widen(&mut share, size * UNIT_BYTES).unwrap();
+        }
+        let mut other = Share::default();
+        room.widen(&mut other, 10 * UNIT_BYTES).unwrap();
+        assert_eq!(status(room.widen(&mut other, 17 * UNIT_BYTES)), Some(503));
+        drop(share);
+        room.widen(&mut other, 100 * UNIT_BYTES).unwrap();
+        drop(other);
+        assert_eq!(room.units.available_permits(), 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_finds_no_room_in_time_is_refused_and_can_be_tried_again() {
+        let room = room();
+        let all = room.take(100 * UNIT_BYTES).await.unwrap();
+        let refused = room.take(20 * UNIT_BYTES).await.unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.header), (503, Some((header::RETRY_AFTER, "1"))));
+        drop(all);
+        assert!(room.take(100 * UNIT_BYTES).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn others_have_their_turn_while_a_large_text_is_parsed() {
+        let text = Bytes::from(vec![b' '; PARSE_INLINE_BYTES + 1]);
+        let (send, receive) = mpsc::channel();
+        let waits = move |_: &[u8]| Ok(receive.recv_timeout(Duration::from_secs(60)).is_ok());
+        let (others_ran, _) = tokio::join!(parse(&text, waits), async { send.send(()) });
+        assert!(others_ran.unwrap());
     }
 }

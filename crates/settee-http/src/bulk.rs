@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use settee_doc::{Database, Edit, Revision, Stage, View};
 
+use crate::body::{self, Held};
 use crate::document::{self, Found, Shape};
 use crate::error::Failure;
 use crate::json;
 use crate::reply::{self, Answer};
-use crate::server::{Call, Server};
+use crate::server::Call;
 use crate::stream::{self, Out};
 
 /// The bodies of both requests. Members that aren't known are skipped.
@@ -29,18 +31,14 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let body = call.read_json_body().await?;
+    let Held { text, share: _for_the_edits } = call.read_json_body().await?;
     let stage = call.stage()?;
-    let request: Request<'_> = json::parse_object(&body, "`docs` parameter must be an array.")?;
-    let docs =
-        request.docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
-    let new_edits = match request.new_edits.map(RawValue::get) {
-        None | Some("true") => true,
-        Some("false") => false,
-        Some(_) => return Err(Failure::bad_request("`new_edits` parameter must be a boolean.")),
-    };
-    let edits = parse_edits(call.server, &docs, new_edits)?;
-    drop(docs);
+    let options = call.server.document_options;
+    let (mut edits, new_edits) = body::parse(&text, move |text| parse_edits(text, &options)).await?;
+    drop(text);
+    for edit in edits.iter_mut().filter(|edit| edit.id.is_empty()) {
+        edit.id = call.server.uuids.next();
+    }
 
     let named: Vec<(String, Option<Revision>)> =
         edits.iter().map(|edit| (edit.id.clone(), edit.revision)).collect();
@@ -49,10 +47,8 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
         true => database.update_all(edits, stage).await?,
         false => database.replicate_all(edits, stage).await?,
     };
-    let mut local_results = Vec::with_capacity(locals.len());
-    for edit in locals {
-        local_results.push(database.put_local(edit, stage).await);
-    }
+    // At the same time, so that they share a sync.
+    let local_results = join_all(locals.into_iter().map(|edit| database.put_local(edit, stage))).await;
     let (mut results, mut local_results) = (results.into_iter(), local_results.into_iter());
     let mut rows = Vec::with_capacity(named.len() * 96 + 4);
     let mut text = Vec::new();
@@ -96,19 +92,25 @@ fn write_saved(id: &str, revision: &[u8], rows: &mut Vec<u8>) {
     rows.extend_from_slice(b"\"}");
 }
 
-fn parse_edits(server: &Server, docs: &[&RawValue], new_edits: bool) -> Result<Vec<Edit>, Failure> {
+/// The documents of `_bulk_docs`, and whether they are edits of this database's own.
+fn parse_edits(text: &[u8], options: &settee_doc::Options) -> Result<(Vec<Edit>, bool), Failure> {
+    let request: Request<'_> = json::parse_object(text, "`docs` parameter must be an array.")?;
+    let docs =
+        request.docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
+    let new_edits = match request.new_edits.map(RawValue::get) {
+        None | Some("true") => true,
+        Some("false") => false,
+        Some(_) => return Err(Failure::bad_request("`new_edits` parameter must be a boolean.")),
+    };
     let mut edits = Vec::with_capacity(docs.len());
     for doc in docs {
-        let mut edit = Edit::parse(doc.get().as_bytes(), &server.document_options)?;
+        let edit = Edit::parse(doc.get().as_bytes(), options)?;
         if !new_edits && !is_local(&edit) {
             document::check_replicated(&edit)?;
         }
-        if edit.id.is_empty() {
-            edit.id = server.uuids.next();
-        }
         edits.push(edit);
     }
-    Ok(edits)
+    Ok((edits, new_edits))
 }
 
 /// `{"id":…,"rev":…,"error":…,"reason":…}`
@@ -139,20 +141,25 @@ pub(crate) async fn get(call: &mut Call<'_>, database: Arc<Database>) -> Answer 
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let body = call.read_json_body().await?;
+    let Held { text, share } = call.read_json_body().await?;
     for name in ["open_revs", "new_edits", "w", "rev", "atts_since"] {
         if call.query().get(name).is_some() {
             return Err(Failure::bad_request(format!("\"{name}\" query parameter is not acceptable")));
         }
     }
     const NO_LIST: &str = "Missing JSON list of 'docs'.";
-    let request: Request<'_> = json::parse_object(&body, NO_LIST)?;
-    let docs = request.docs.ok_or_else(|| Failure::bad_request(NO_LIST))?;
-    let wanted: Vec<Wanted> = docs.into_iter().map(|doc| parse_wanted(doc.get())).collect();
+    let parse = |text: &[u8]| {
+        let request: Request<'_> = json::parse_object(text, NO_LIST)?;
+        let docs = request.docs.ok_or_else(|| Failure::bad_request(NO_LIST))?;
+        Ok(docs.into_iter().map(|doc| parse_wanted(doc.get())).collect::<Vec<_>>())
+    };
+    let wanted = body::parse(&text, parse).await?;
+    drop(text);
     let shape = Shape::from_query(call.query());
     let latest = call.query().is_true("latest");
     let view = database.view();
-    stream::respond(&call.server.limits, move |mut out| async move {
+    stream::respond(&call.server.limits, async move |mut out| {
+        let _for_the_list = share;
         out.buffer.extend_from_slice(b"{\"results\":[");
         for (index, item) in wanted.iter().enumerate() {
             if index > 0 {

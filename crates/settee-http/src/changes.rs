@@ -158,7 +158,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         }
         _ => return Err(Failure::method_not_allowed("GET,POST,HEAD")),
     };
-    let members = body.as_deref().map(json::members).transpose()?;
+    let members = body.as_ref().map(|body| json::members(&body.text)).transpose()?;
     let args = Args::parse(call)?;
     let filter = parse_filter(call, &args, members.as_ref(), &call.server.limits)?;
     let since = match args.since.as_deref() {
@@ -170,8 +170,16 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         reply::empty(StatusCode::OK)
     } else {
         let feed = Feed::new(database, args, filter, since, call.server.stopping.clone());
-        stream::respond(&call.server.limits, move |out| feed.run(out)).await?
+        let share = body.map(|body| body.share);
+        stream::respond(&call.server.limits, async move |out| {
+            let _for_the_filter = share;
+            feed.run(out).await
+        })
+        .await?
     };
+    if matches!(kind, Kind::Continuous | Kind::EventSource) {
+        response.extensions_mut().insert(reply::Endless);
+    }
     if kind == Kind::EventSource {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hyper::header::{self, HeaderName};
 use hyper::{Method, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use settee_doc::{Database, Edit, Stage};
+use settee_doc::{Database, Stage};
 
 use crate::error::Failure;
 use crate::reply::{self, Answer};
 use crate::server::Call;
-use crate::{document, json, local};
+use crate::{body, document, json, local};
 
 /// What a part of a `Location` may hold as it is.
 const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -122,7 +122,7 @@ pub(crate) fn quoted_seq(database: &Database, seq: settee_doc::Seq, text: &mut V
 async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answer {
     let body = call.read_json_body().await?;
     let stage = call.stage()?;
-    let mut edit = Edit::parse(&body, &call.server.document_options)?;
+    let mut edit = body::parse_edit(&body.text, call.server.document_options).await?;
     if edit.id.is_empty() {
         edit.id = call.server.uuids.next();
     }
@@ -140,7 +140,7 @@ pub(crate) async fn ensure_full_commit(call: &mut Call<'_>, database: Arc<Databa
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    crate::body::check_json_type(&call.head.headers)?;
+    body::check_json_type(&call.head.headers)?;
     database.barrier().await?;
     let mut text = b"{\"ok\":true,\"instance_start_time\":".to_vec();
     start_time(&database, &mut text);

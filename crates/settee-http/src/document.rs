@@ -1,5 +1,6 @@
 //! One document: read, written, deleted.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,10 +10,10 @@ use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Revision, Stage, V
 
 use crate::database::{location, quoted_seq};
 use crate::error::Failure;
-use crate::json;
 use crate::query::Query;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
+use crate::{body, json};
 
 /// Bytes of a document's answer beside id and body: `_id`, `_rev`, quotes, the line end.
 const ENVELOPE_BYTES: usize = 80;
@@ -279,16 +280,15 @@ pub(crate) async fn revisions_of(
         }
     };
     let mut found: Vec<Found> = Vec::with_capacity(wanted.len());
+    let mut given = HashSet::new();
     for revision in wanted {
+        // A tree may have many leaves, and they are looked for in the index: others get their turn.
+        tokio::task::consume_budget().await;
         match view.revision(id, *revision, latest).await {
             Ok(documents) if documents.is_empty() => found.push(Found::Missing(*revision)),
             Ok(documents) => {
-                for document in documents {
-                    let same = |item: &Found| matches!(item, Found::Document(other) if other.revision == document.revision);
-                    if !found.iter().any(same) {
-                        found.push(Found::Document(document));
-                    }
-                }
+                let fresh = documents.into_iter().filter(|document| given.insert(document.revision));
+                found.extend(fresh.map(Found::Document));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => found.push(Found::Missing(*revision)),
             Err(error) => return Err(error.into()),
@@ -359,7 +359,8 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     let replicated = call.query().get("new_edits").is_some_and(|value| value == "false");
     let stage = call.stage()?;
     let body = call.read_body().await?;
-    let mut edit = Edit::parse(&body, &call.server.document_options).map_err(|error| named(error, id))?;
+    let parsed = body::parse_edit(&body.text, call.server.document_options).await;
+    let mut edit = parsed.map_err(|error| named(error, id))?;
     id.clone_into(&mut edit.id);
     edit.revision = one_of(call, edit.revision, revision_text)?;
     let deleted = edit.deleted;
@@ -395,10 +396,8 @@ pub(crate) fn saved(
 }
 
 /// CouchDB names the document that is too large; its id may be known from the path alone.
-fn named(error: settee_doc::Error, id: &str) -> Failure {
-    let is_too_large = error.kind() == ErrorKind::TooLarge;
-    let mut failure = Failure::from(error);
-    if is_too_large {
+fn named(mut failure: Failure, id: &str) -> Failure {
+    if failure.status == StatusCode::PAYLOAD_TOO_LARGE {
         failure.reason = id.to_owned().into();
     }
     failure

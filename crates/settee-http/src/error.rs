@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use hyper::StatusCode;
+use hyper::header::{self, HeaderName};
 use settee_doc::ErrorKind;
 
 /// An error on its way to the client.
@@ -13,8 +14,8 @@ pub(crate) struct Failure {
     pub(crate) status: StatusCode,
     pub(crate) error: &'static str,
     pub(crate) reason: Cow<'static, str>,
-    /// The methods that a 405 lists.
-    pub(crate) allow: Option<&'static str>,
+    /// A header that belongs to it: the methods that a 405 lists, when to try a 503 again.
+    pub(crate) header: Option<(HeaderName, &'static str)>,
 }
 
 impl Failure {
@@ -23,7 +24,7 @@ impl Failure {
         error: &'static str,
         reason: impl Into<Cow<'static, str>>,
     ) -> Failure {
-        Failure { status, error, reason: reason.into(), allow: None }
+        Failure { status, error, reason: reason.into(), header: None }
     }
 
     pub(crate) fn bad_request(reason: impl Into<Cow<'static, str>>) -> Failure {
@@ -63,11 +64,19 @@ impl Failure {
         Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the request entity is too large")
     }
 
+    /// 503: the memory for request bodies is in use.
+    pub(crate) fn no_room() -> Failure {
+        let reason = "The server holds as many request bodies as it may.";
+        let mut failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service unavailable", reason);
+        failure.header = Some((header::RETRY_AFTER, "1"));
+        failure
+    }
+
     /// 405 with the methods there are, as CouchDB lists them.
     pub(crate) fn method_not_allowed(methods: &'static str) -> Failure {
         let reason = format!("Only {methods} allowed");
         let mut failure = Failure::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", reason);
-        failure.allow = Some(methods);
+        failure.header = Some((header::ALLOW, methods));
         failure
     }
 
@@ -127,7 +136,7 @@ mod tests {
     #[test]
     fn a_405_lists_the_methods_in_header_and_reason() {
         let failure = Failure::method_not_allowed("GET,HEAD");
-        assert_eq!(failure.allow, Some("GET,HEAD"));
+        assert_eq!(failure.header, Some((header::ALLOW, "GET,HEAD")));
         assert_eq!(failure.reason, "Only GET,HEAD allowed");
     }
 }

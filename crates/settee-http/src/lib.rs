@@ -30,6 +30,7 @@ mod root;
 mod router;
 mod server;
 mod session;
+mod socket;
 mod stream;
 
 pub use auth::Admin;

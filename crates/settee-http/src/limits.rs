@@ -11,6 +11,10 @@ pub struct Limits {
     pub max_headers: usize,
     /// Bytes of a request's body. Past it: 413.
     pub max_request_bytes: u64,
+    /// Bytes of all requests' bodies together that are held at once, from 16 KiB each: smaller
+    /// ones don't count. Past it a request waits for its turn, `body_timeout_ms` at most, or is
+    /// refused at once where its length isn't declared: 503. At least `max_request_bytes`.
+    pub request_bytes_in_flight_max: u64,
     /// Bytes of a document's JSON text. Past it: 413.
     pub max_document_size: usize,
     /// Bytes of a refused body that are read and thrown away, so that the client, which may
@@ -28,6 +32,9 @@ pub struct Limits {
     pub stream_chunk_bytes: usize,
     /// Chunks of one streamed answer that wait for a slow client.
     pub stream_chunks: usize,
+    /// How long a client may take nothing of an answer that it is being sent. Past it the
+    /// connection is closed. Feeds without an end are left alone.
+    pub send_timeout_ms: u64,
     /// The longest silence in a changes feed: the greatest `heartbeat` and `timeout`, and the
     /// default of both.
     pub changes_timeout_ms: u64,
@@ -44,6 +51,7 @@ impl Default for Limits {
             max_head_bytes: 64 << 10,
             max_headers: 100,
             max_request_bytes: 256 << 20,
+            request_bytes_in_flight_max: 1 << 30,
             max_document_size: 8_000_000,
             max_discard_bytes: 1 << 30,
             head_timeout_ms: 60_000,
@@ -52,6 +60,7 @@ impl Default for Limits {
             max_feed_doc_ids: 100_000,
             stream_chunk_bytes: 64 << 10,
             stream_chunks: 4,
+            send_timeout_ms: 60_000,
             changes_timeout_ms: 60_000,
             session_timeout_s: 600,
             stop_timeout_ms: 30_000,

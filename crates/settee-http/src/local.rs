@@ -9,9 +9,9 @@ use settee_doc::{Database, Edit, Stage};
 use crate::database::location;
 use crate::document::one_of;
 use crate::error::Failure;
-use crate::json;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
+use crate::{body, json};
 
 /// `id` begins with `_local/`.
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
@@ -19,8 +19,8 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &st
         Method::GET | Method::HEAD => get(&database, id).await,
         Method::PUT => {
             let stage = call.stage()?;
-            let text = call.read_body().await?;
-            let mut edit = Edit::parse(&text, &call.server.document_options)?;
+            let body = call.read_body().await?;
+            let mut edit = body::parse_edit(&body.text, call.server.document_options).await?;
             id.clone_into(&mut edit.id);
             put(call, &database, edit, stage).await
         }

@@ -1,7 +1,7 @@
 //! Answers: a body that is one buffer, or chunks from a channel, and the headers they share.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -23,8 +23,18 @@ pub(crate) struct Aborted;
 /// A response's body.
 pub(crate) enum Body {
     Full(Bytes),
-    Chunks { first: Option<Bytes>, rest: mpsc::Receiver<Result<Bytes, Aborted>> },
+    Chunks { first: Option<Part>, rest: mpsc::Receiver<Part> },
 }
+
+/// What a streamed answer is sent as. One whose sender goes without `End` has broken off.
+pub(crate) enum Part {
+    Chunk(Bytes),
+    End,
+}
+
+/// Marks an answer that has no end of its own, whose client may take its time with what it got.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Endless;
 
 impl HttpBody for Body {
     type Data = Bytes;
@@ -37,10 +47,20 @@ impl HttpBody for Body {
         match &mut *self {
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Body::Chunks { first, rest } => match first.take() {
-                Some(chunk) => Poll::Ready(Some(Ok(Frame::data(chunk)))),
-                None => rest.poll_recv(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data))),
-            },
+            Body::Chunks { first, rest } => {
+                let part = match first.take() {
+                    Some(part) => Some(part),
+                    None => ready!(rest.poll_recv(context)),
+                };
+                Poll::Ready(match part {
+                    Some(Part::Chunk(chunk)) => Some(Ok(Frame::data(chunk))),
+                    Some(Part::End) => {
+                        *self = Body::Full(Bytes::new());
+                        None
+                    }
+                    None => Some(Err(Aborted)),
+                })
+            }
         }
     }
 
@@ -103,8 +123,8 @@ pub(crate) fn failure(failure: &Failure) -> Response<Body> {
     json::object(&mut text, |text| failure.write_members(text));
     text.push(b'\n');
     let mut response = json(failure.status, text);
-    if let Some(methods) = failure.allow {
-        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
+    if let Some((name, value)) = &failure.header {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
 }

@@ -10,6 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -26,10 +27,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::auth::{Admin, Auth, Caller};
+use crate::body::{Held, Room};
 use crate::error::Failure;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::root::{self, Uuids};
+use crate::socket::Socket;
 use crate::{Limits, body, router};
 
 /// How long accepting pauses after it failed, most likely for want of descriptors.
@@ -149,14 +152,20 @@ async fn serve_connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSem
     // Answers are whole buffers: waiting for more to send would only delay them.
     stream.set_nodelay(true).ok();
     let limits = &server.limits;
-    let service = service_fn(|request| answer(&server, request));
+    let patient = AtomicBool::new(false);
+    let socket = Socket::new(stream, Duration::from_millis(limits.send_timeout_ms), &patient);
+    let service = service_fn(async |request| {
+        let response = answer(&server, request).await;
+        patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
+        Ok::<_, Infallible>(response)
+    });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.head_timeout_ms))
         .max_buf_size(limits.max_head_bytes.max(8192))
         .max_headers(limits.max_headers);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
     let mut stopping = server.stopping.clone();
     let served = tokio::select! {
         served = connection.as_mut() => served,
@@ -179,6 +188,7 @@ pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
 pub(crate) struct Server {
     pub(crate) databases: Arc<Databases>,
     pub(crate) limits: Limits,
+    pub(crate) room: Room,
     pub(crate) document_options: settee_doc::Options,
     pub(crate) auth: Auth,
     pub(crate) uuids: Uuids,
@@ -195,6 +205,7 @@ impl Server {
             databases,
             document_options: settee_doc::Options { document_bytes_max: limits.max_document_size },
             auth: Auth::new(options.admin.as_ref(), limits.session_timeout_s),
+            room: Room::new(&limits),
             limits,
             uuids,
             welcome: root::welcome_text(&uuid),
@@ -235,12 +246,12 @@ impl<'a> Call<'a> {
     }
 
     /// The whole body.
-    pub(crate) async fn read_body(&mut self) -> Result<Bytes, Failure> {
-        body::read(self.body, &self.head.headers, &self.server.limits).await
+    pub(crate) async fn read_body(&mut self) -> Result<Held, Failure> {
+        body::read(self.body, &self.head.headers, &self.server.limits, &self.server.room).await
     }
 
     /// The whole body, which must be declared as JSON.
-    pub(crate) async fn read_json_body(&mut self) -> Result<Bytes, Failure> {
+    pub(crate) async fn read_json_body(&mut self) -> Result<Held, Failure> {
         body::check_json_type(&self.head.headers)?;
         self.read_body().await
     }
@@ -260,7 +271,7 @@ impl<'a> Call<'a> {
     }
 }
 
-async fn answer(server: &Server, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+async fn answer(server: &Server, request: Request<Incoming>) -> Response<Body> {
     let (head, mut body) = request.into_parts();
     let started = tracing::enabled!(tracing::Level::DEBUG).then(Instant::now);
     let response = match handle(server, &head, &mut body).await {
@@ -279,7 +290,7 @@ async fn answer(server: &Server, request: Request<Incoming>) -> Result<Response<
             "request"
         );
     }
-    Ok(response)
+    response
 }
 
 async fn handle(server: &Server, head: &Parts, body: &mut Incoming) -> reply::Answer {

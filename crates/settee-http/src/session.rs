@@ -58,10 +58,10 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
         _ => {}
     };
     if declared.starts_with("application/x-www-form-urlencoded") {
-        let form = std::str::from_utf8(&body).map_err(|_| Failure::bad_json())?;
+        let form = std::str::from_utf8(&body.text).map_err(|_| Failure::bad_json())?;
         Query(form).pairs().for_each(|(key, value)| take(&key, value.into_owned()));
     } else if declared.starts_with("application/json") {
-        for (key, value) in json::members(&body)?.0 {
+        for (key, value) in json::members(&body.text)?.0 {
             take(&key, json::string(value.get()).unwrap_or_default().into_owned());
         }
     }

@@ -3,6 +3,9 @@
 //! A producer starts in the request's own task. If it ends within its first chunk, its answer
 //! is one full body, and its error an ordinary one. Otherwise it goes on in a task of its own,
 //! `stream_chunks` ahead of the client at most; it ends when the client goes away.
+//!
+//! Invariant: an answer ends well only where its producer said so. However else the producer
+//! goes, the connection is broken off, so that no part of an answer looks like the whole.
 
 use std::future::Future;
 
@@ -12,14 +15,14 @@ use tokio::sync::mpsc;
 
 use crate::Limits;
 use crate::error::Failure;
-use crate::reply::{self, Aborted, Answer, Body};
+use crate::reply::{self, Answer, Body, Part};
 
 /// Where a producer writes.
 pub(crate) struct Out {
     /// What has not been sent yet.
     pub(crate) buffer: Vec<u8>,
     chunk_bytes: usize,
-    sender: mpsc::Sender<Result<Bytes, Aborted>>,
+    sender: mpsc::Sender<Part>,
 }
 
 impl Out {
@@ -41,7 +44,13 @@ impl Out {
         }
         let next = Vec::with_capacity(self.buffer.len().min(2 * self.chunk_bytes));
         let chunk = Bytes::from(std::mem::replace(&mut self.buffer, next));
-        self.sender.send(Ok(chunk)).await.map_err(|_| Failure::gone())
+        self.sender.send(Part::Chunk(chunk)).await.map_err(|_| Failure::gone())
+    }
+
+    /// Sends the rest, and that this was all.
+    async fn end(mut self) -> Result<(), Failure> {
+        self.flush().await?;
+        self.sender.send(Part::End).await.map_err(|_| Failure::gone())
     }
 
     /// Completes when the client has gone.
@@ -58,7 +67,7 @@ where
     F: Future<Output = Result<Out, Failure>> + Send + 'static,
 {
     let (sender, mut chunks) = mpsc::channel(limits.stream_chunks.max(1));
-    let breaker = sender.clone();
+    let client = sender.clone();
     let out = Out { buffer: Vec::with_capacity(1024), chunk_bytes: limits.stream_chunk_bytes, sender };
     let mut producer = Box::pin(produce(out));
     let first = tokio::select! {
@@ -68,24 +77,22 @@ where
     };
     tokio::spawn(async move {
         let ended = match producer.await {
-            Ok(mut out) => out.flush().await,
+            Ok(out) => out.end().await,
             Err(failure) => Err(failure),
         };
-        // To a client that has gone this goes nowhere.
         if let Err(failure) = ended
-            && breaker.send(Err(Aborted)).await.is_ok()
+            && !client.is_closed()
         {
             tracing::warn!(error = failure.error, reason = %failure.reason, "an answer broke off");
         }
     });
-    let first = first.transpose().ok().flatten();
     Ok(reply::with_body(StatusCode::OK, Body::Chunks { first, rest: chunks }))
 }
 
 /// The answer of a producer that ended before its first chunk was taken.
-fn whole(out: Out, chunks: &mut mpsc::Receiver<Result<Bytes, Aborted>>) -> Response<Body> {
+fn whole(out: Out, chunks: &mut mpsc::Receiver<Part>) -> Response<Body> {
     let mut text = Vec::new();
-    while let Ok(Ok(chunk)) = chunks.try_recv() {
+    while let Ok(Part::Chunk(chunk)) = chunks.try_recv() {
         text.extend_from_slice(&chunk);
     }
     if text.is_empty() {
@@ -145,6 +152,19 @@ mod tests {
             Err(Failure::missing())
         });
         assert!(late.await.unwrap().into_body().collect().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn an_answer_whose_producer_panics_breaks_off() {
+        let answer = respond(&LIMITS, |mut out| async move {
+            for _ in 0..10 {
+                out.buffer.extend_from_slice(b"abcdef");
+                out.flush_full().await?;
+            }
+            panic!("a producer's mistake");
+        });
+        let body = answer.await.unwrap().into_body();
+        assert!(body.collect().await.is_err(), "a part of an answer passed for the whole");
     }
 
     #[tokio::test]

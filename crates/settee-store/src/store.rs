@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use settee_io::Env;
 use settee_log::{
-    AppendError, Appended, BATCH_SIZE_MAX, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage, Stopped,
+    AppendError, Appended, BATCH_SIZE_MAX, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage,
+    Stopped,
 };
 use tokio::sync::watch;
 

@@ -46,7 +46,7 @@ enum Table {
 /// What both tables understand.
 #[derive(clap::Args)]
 struct CommonArgs {
-    /// Server that speaks CouchDB's API: http://[user:password@]host:port
+    /// Server that speaks CouchDB's API: `http://[user:password@]host:port`
     #[arg(long, value_name = "URL")]
     url: Option<Server>,
 

@@ -93,6 +93,8 @@ limit_settings! {
     max_headers: usize, "SETTEE_MAX_HEADERS";
     /// Bytes of a request's body
     max_request_bytes: u64, "SETTEE_MAX_REQUEST_BYTES";
+    /// Bytes of all requests' bodies that are held at once; at least max-request-bytes
+    request_bytes_in_flight_max: u64, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
     /// Bytes of a document
     max_document_size: usize, "SETTEE_MAX_DOCUMENT_SIZE";
     /// Bytes of a refused body that are read before the connection is closed
@@ -109,6 +111,8 @@ limit_settings! {
     stream_chunk_bytes: usize, "SETTEE_STREAM_CHUNK_BYTES";
     /// Chunks of a streamed answer that wait for a slow client
     stream_chunks: usize, "SETTEE_STREAM_CHUNKS";
+    /// Milliseconds for which a client may take nothing of an answer
+    send_timeout_ms: u64, "SETTEE_SEND_TIMEOUT_MS";
     /// Milliseconds of the longest silence in a changes feed
     changes_timeout_ms: u64, "SETTEE_CHANGES_TIMEOUT_MS";
     /// Seconds for which a session's cookie is good
@@ -160,9 +164,26 @@ impl Config {
             listen: given.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:5984".to_owned()),
             admin,
             log_format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
-            limits: given.limits.resolve(file.limits)?,
+            limits: check_limits(given.limits.resolve(file.limits)?)?,
         })
     }
+}
+
+/// What limits must be beside each other and beside the engine's.
+fn check_limits(limits: Limits) -> Result<Limits, String> {
+    let (document, most) = (limits.max_document_size, settee_doc::DOCUMENT_BYTES_LIMIT);
+    if document > most {
+        return Err(format!(
+            "the limit `max_document_size` is {document}: at most {most} bytes can be stored"
+        ));
+    }
+    let (all, one) = (limits.request_bytes_in_flight_max, limits.max_request_bytes);
+    if all < one {
+        return Err(format!(
+            "the limit `request_bytes_in_flight_max` is {all}: it must hold `max_request_bytes`, {one}"
+        ));
+    }
+    Ok(limits)
 }
 
 /// Reads the settings of a file. Of an error the message alone is kept: what TOML would show
@@ -251,6 +272,24 @@ mod tests {
         let given = flags(&["--admin-file", path.to_str().unwrap()]);
         let config = resolve(given, "admin = \"bob:x\"").unwrap();
         assert_eq!(config.admin.unwrap().name(), "ann");
+    }
+
+    #[test]
+    fn a_document_size_that_can_not_be_stored_is_refused_with_the_largest() {
+        let most = settee_doc::DOCUMENT_BYTES_LIMIT;
+        let fits = resolve(flags(&["--max-document-size", &most.to_string()]), "").unwrap();
+        assert_eq!(fits.limits.max_document_size, most);
+        let file = format!("[limits]\nmax_document_size = {}", most + 1);
+        let error = resolve(Settings::default(), &file).unwrap_err();
+        assert!(error.contains("max_document_size") && error.contains(&most.to_string()), "{error}");
+    }
+
+    #[test]
+    fn all_bodies_may_take_at_least_what_one_may() {
+        let error = resolve(flags(&["--max-request-bytes", "2000000000"]), "").unwrap_err();
+        assert!(error.contains("request_bytes_in_flight_max") && error.contains("2000000000"), "{error}");
+        let both = ["--max-request-bytes", "2000000000", "--request-bytes-in-flight-max", "2000000000"];
+        assert_eq!(resolve(flags(&both), "").unwrap().limits.max_request_bytes, 2_000_000_000);
     }
 
     #[test]

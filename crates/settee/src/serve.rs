@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use settee_doc::Databases;
 use settee_http::{ServerOptions, check_listener};
 use settee_io::{Env, ThreadOptions};
@@ -46,6 +47,7 @@ fn start_log(format: LogFormat) -> CommandResult {
 }
 
 async fn serve(config: Config) -> CommandResult {
+    raise_descriptor_limit();
     let shutdown = Shutdown::new()?;
     let listener = TcpListener::bind(&config.listen)
         .await
@@ -73,6 +75,22 @@ async fn serve(config: Config) -> CommandResult {
     databases.close().await?;
     tracing::info!("stopped");
     Ok(served?)
+}
+
+/// Takes as many descriptors as the system lets us: connections and segments need one each, and
+/// what shells set by default is meant for programs that use select(2).
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
+    let shown = |count: Option<u64>| count.map_or("unlimited".to_owned(), |count| count.to_string());
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => {
+            tracing::info!(before = shown(limit.current), now = shown(limit.maximum), "descriptors");
+        }
+        Err(error) => {
+            tracing::warn!(%error, limit = shown(limit.current), "the limit on descriptors stays");
+        }
+    }
 }
 
 /// The identity kept with the data; a server that has none draws it.

@@ -193,3 +193,26 @@ fn a_bench_without_room_on_the_disk_says_how_much_it_needs() {
     let error = fails(&["bench", "--docs", "1000000000000", "--doc-size", "large", "--data-dir", data], "");
     assert!(error.contains("MB free and has"), "{error}");
 }
+
+#[test]
+fn a_server_takes_as_many_descriptors_as_it_may() {
+    let data = tempfile::tempdir().unwrap();
+    let script = "ulimit -Sn 64 && exec \"$0\" serve --listen 127.0.0.1:0 --data-dir \"$1\"";
+    let child = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_settee")])
+        .arg(data.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut server = Server { child, url: String::new(), data };
+    let mut line = String::new();
+    BufReader::new(server.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("Settee"), "{line}");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.child.id())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let mut counts = files.split_whitespace();
+    let (soft, hard) = (counts.next(), counts.next());
+    assert_eq!(soft, hard);
+    assert_ne!(soft, Some("64"));
+}

@@ -168,3 +168,20 @@ fn revs_diff_names_what_a_replica_lacks() {
         "Request body must be a JSON object",
     );
 }
+
+#[test]
+fn local_documents_of_a_bulk_share_syncs_and_keep_their_order() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let mut docs: Vec<Value> = (0..100).map(|n| json!({"_id": format!("_local/{n}")})).collect();
+    docs.push(json!({"_id": "_local/7", "_rev": "0-1", "last": true}));
+    let database = server.run(server.databases.get("db")).unwrap();
+    let before = database.log_stats().sync_count;
+    let reply = client.post("/db/_bulk_docs", &json!({ "docs": docs }).to_string()).expect_status(201);
+    let syncs = database.log_stats().sync_count - before;
+    assert!((1..50).contains(&syncs), "{syncs} syncs for 101 local documents");
+    let rows = reply.json();
+    assert_eq!((&rows[7]["rev"], &rows[100]["rev"]), (&json!("0-1"), &json!("0-2")));
+    assert_eq!(client.get("/db/_local/7").json()["last"], true);
+}

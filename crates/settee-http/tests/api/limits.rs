@@ -135,3 +135,59 @@ fn connections_past_the_limit_wait_for_their_turn() {
     drop(first);
     second.read("GET").expect_status(200);
 }
+
+#[test]
+fn bodies_share_their_room_and_what_has_none_can_be_tried_again() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 100_000;
+        limits.request_bytes_in_flight_max = 100_000;
+    });
+    let mut first = server.connect();
+    first.create("db");
+    let document = format!("{{\"a\":\"{}\"}}", "x".repeat(60_000));
+    let length = document.len().to_string();
+    first.write_head("PUT", "/db/first", &[("Content-Length", &length), ("Expect", "100-continue")]);
+    // It has its share: it is told to send.
+    assert_eq!(first.read_head().0, 100);
+
+    let mut unknown = server.connect();
+    let chunk = format!("{:x}\r\n{document}\r\n0\r\n\r\n", document.len());
+    unknown.write_head("PUT", "/db/unknown", &[("Transfer-Encoding", "chunked")]);
+    unknown.write(chunk.as_bytes());
+    let refused = unknown.read("PUT");
+    let reason = "The server holds as many request bodies as it may.";
+    refused.expect_error(503, "service unavailable", reason);
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    unknown.put("/db/small", "{}").expect_status(201);
+    // Of a declared length, and so it waits.
+    let mut second = server.connect();
+    second.write_head("PUT", "/db/second", &[("Content-Length", &length)]);
+    second.write(document.as_bytes());
+
+    first.write(document.as_bytes());
+    first.read("PUT").expect_status(201);
+    second.read("PUT").expect_status(201);
+    unknown.write_head("PUT", "/db/unknown", &[("Transfer-Encoding", "chunked")]);
+    unknown.write(chunk.as_bytes());
+    unknown.read("PUT").expect_status(201);
+}
+
+#[test]
+fn a_client_that_stops_reading_its_answer_is_cut_off() {
+    let server = Server::with_limits(|limits| {
+        limits.max_connections = 1;
+        limits.send_timeout_ms = 50;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    let document = format!("{{\"a\":\"{}\"}}", "x".repeat(7_000_000));
+    for id in 0..6 {
+        client.put(&format!("/db/{id}"), &document).expect_status(201);
+    }
+    // More than the sockets' buffers take.
+    client.write_head("GET", "/db/_all_docs?include_docs=true", &[]);
+    assert_eq!(client.read_head().0, 200);
+    // Served once the first connection is over, though its client still holds it.
+    server.connect().get("/db").expect_status(200);
+    drop(client);
+}

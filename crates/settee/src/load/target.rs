@@ -29,7 +29,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     data_dir: Option<PathBuf>,
 
-    /// Server that speaks CouchDB's API: http://[user:password@]host:port
+    /// Server that speaks CouchDB's API: `http://[user:password@]host:port`
     #[arg(long, value_name = "URL")]
     url: Option<String>,
 }
