@@ -3,6 +3,7 @@
 //! - [`fabric`] is CouchDB's own table, in this process or against any CouchDB URL.
 //! - [`baseline`] repeats over HTTP what was recorded of CouchDB 3.5.0, with the limits of the
 //!   machine in the same run.
+//! - [`sync`] measures each way of making a write durable.
 //! - [`http`] and [`couch`] are the client, which loading and dumping share.
 //!
 //! Every run has a fixed seed, random values, a stated durability and a small form that the
@@ -20,5 +21,6 @@ pub mod process;
 pub mod report;
 pub mod space;
 pub mod stats;
+pub mod sync;
 
 pub use error::{Error, Result};

@@ -148,10 +148,11 @@ fn a_failed_write_or_sync_stops_the_log_and_reads_go_on() {
                         Ok(appended) => log.wait(appended.last_seq, Stage::Written).await.err(),
                         Err(error) => panic!("{kind} {nth}: {error}"),
                     };
-                    if apart.is_none() && acknowledged % 4 == 0 {
-                        if let Err(stopped) = log.flush().await {
-                            break stopped.into();
-                        }
+                    if apart.is_none()
+                        && acknowledged % 4 == 0
+                        && let Err(stopped) = log.flush().await
+                    {
+                        break stopped.into();
                     }
                     match put(&log, &[acknowledged; 2_000]).await {
                         Ok(()) => acknowledged += 1,

@@ -3,6 +3,8 @@
 //! Method: in the simulation, seeded commits and deletions against a `BTreeMap`, with snapshots
 //! kept over later writes, reopened now and then; and the power cut while batches are accepted.
 
+#![expect(clippy::disallowed_methods, reason = "two tests are about real threads")]
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;

@@ -12,6 +12,7 @@ use settee_bench::http::Server;
 use settee_bench::process::ServerProcess;
 use settee_bench::report::{self, Row};
 use settee_bench::space::{self, Folder};
+use settee_bench::sync;
 use settee_bench::{Result, limits};
 use settee_doc::Stage;
 
@@ -37,6 +38,9 @@ pub(crate) struct Args {
 enum Table {
     /// Repeat over HTTP what was recorded of CouchDB 3.5.0, beside the machine's limits
     Baseline(BaselineArgs),
+
+    /// Measure what each way of syncing costs on each kind of file
+    Sync(SyncArgs),
 
     /// Serve one document from memory: the floor of any HTTP server
     #[command(hide = true)]
@@ -126,6 +130,17 @@ enum Size {
     Large,
 }
 
+#[derive(clap::Args)]
+struct SyncArgs {
+    /// Where the files are made: choose a disk [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// Durable writes of each row
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    count: usize,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Durability {
     Accepted,
@@ -178,6 +193,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
         Some(Table::Baseline(args)) => {
             block_on(tokio::runtime::Builder::new_current_thread(), run_baseline(args))
         }
+        Some(Table::Sync(args)) => run_sync(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }
 }
@@ -275,6 +291,18 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
     );
     let printer = Printer::new(&args.common, &title, false);
     fabric::run(&config, |row| printer.row(&row)).await?;
+    Ok(())
+}
+
+fn run_sync(args: &SyncArgs) -> CommandResult {
+    let folder = args.data_dir.clone().unwrap_or_else(std::env::temp_dir);
+    println!(
+        "{} durable writes of {} random bytes each, one at a time, under {}",
+        args.count,
+        sync::BLOCK_BYTES,
+        folder.display()
+    );
+    print!("{}", sync::table(&sync::measure(&folder, args.count)?));
     Ok(())
 }
 
