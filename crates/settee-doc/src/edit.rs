@@ -11,6 +11,15 @@ use crate::{Error, ErrorKind, Result};
 /// Longest document id in bytes.
 pub const ID_SIZE_MAX: usize = 8_000;
 
+/// Members that CouchDB's replicator writes into its documents: kept like ordinary ones.
+const REPLICATOR_MEMBERS: [&str; 5] = [
+    "_replication_id",
+    "_replication_state",
+    "_replication_state_time",
+    "_replication_state_reason",
+    "_replication_stats",
+];
+
 /// Limits on documents.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -60,7 +69,7 @@ impl Edit {
         let mut body = Vec::with_capacity(json.len());
         let mut reserved = Reserved::default();
         for (name, value) in json::members(json)?.0 {
-            if name.starts_with('_') {
+            if name.starts_with('_') && !REPLICATOR_MEMBERS.contains(&name.as_ref()) {
                 reserved.once(&name)?;
                 edit.take_reserved(&name, value)?;
                 continue;

@@ -63,7 +63,7 @@ impl Default for Limits {
             send_timeout_ms: 60_000,
             changes_timeout_ms: 60_000,
             session_timeout_s: 600,
-            stop_timeout_ms: 30_000,
+            stop_timeout_ms: 8_000,
         }
     }
 }

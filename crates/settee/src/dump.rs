@@ -54,9 +54,19 @@ async fn dump(args: Args) -> CommandResult {
             write_documents(&target, &mut sink).await?;
             sink.finish()?.1
         }
+        Some(path) if is_special(path) => {
+            // A device or a pipe is written to, never replaced.
+            let file = File::options().write(true).open(path).map_err(|error| named(path, error))?;
+            let mut sink = Sink::new(file, args.no_rev);
+            write_documents(&target, &mut sink).await?;
+            sink.finish()?.1
+        }
         Some(path) => {
+            // What a link leads to is replaced, not the link.
+            let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
             let temporary = Temporary::new(path)?;
-            let mut sink = Sink::new(File::create(&temporary.path)?, args.no_rev);
+            let file = File::create(&temporary.path).map_err(|error| named(path, error))?;
+            let mut sink = Sink::new(file, args.no_rev);
             write_documents(&target, &mut sink).await?;
             let (file, count) = sink.finish()?;
             file.sync_all()?;
@@ -66,6 +76,15 @@ async fn dump(args: Args) -> CommandResult {
     };
     eprintln!("dumped {count} documents");
     Ok(())
+}
+
+/// Whether something is there that is no ordinary file.
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file())
+}
+
+fn named(path: &Path, error: io::Error) -> Error {
+    format!("{}: {error}", path.display()).into()
 }
 
 /// A file that is removed unless it gets its name.

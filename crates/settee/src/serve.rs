@@ -85,7 +85,7 @@ fn raise_descriptor_limit() {
     let shown = |count: Option<u64>| count.map_or("unlimited".to_owned(), |count| count.to_string());
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => {
-            tracing::info!(before = shown(limit.current), now = shown(limit.maximum), "descriptors");
+            tracing::debug!(before = shown(limit.current), now = shown(limit.maximum), "descriptors");
         }
         Err(error) => {
             tracing::warn!(%error, limit = shown(limit.current), "the limit on descriptors stays");

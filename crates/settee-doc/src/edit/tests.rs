@@ -49,6 +49,7 @@ fn reserved_members_are_read_whatever_their_spelling() {
     assert_eq!((edit.revision.unwrap().generation, edit.history.len()), (7, 2));
     let read = parse(r#"{"_conflicts":[],"_revs_info":[],"_local_seq":1,"_deleted_conflicts":[]}"#).unwrap();
     assert!(read.body().is_empty());
+    assert_eq!(body(r#"{"_replication_state":"completed"}"#), r#""_replication_state":"completed""#);
     assert_eq!(parse(r#"{"_rev":"0-12"}"#).unwrap().local_revision, Some(12));
 }
 

@@ -77,3 +77,14 @@ fn a_dump_that_fails_leaves_no_file() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "whole");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
+
+#[test]
+fn devices_and_folders_are_never_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(is_special(Path::new("/dev/null")));
+    assert!(is_special(folder.path()));
+    assert!(!is_special(&folder.path().join("new")));
+    let file = folder.path().join("old");
+    fs::write(&file, "x").unwrap();
+    assert!(!is_special(&file));
+}
