@@ -194,15 +194,15 @@ impl Completion {
     }
 }
 
-/// Runs operations on files. Two kinds exist: on the operating system ([`crate::ThreadEngine`]),
-/// and in a simulation (`settee-sim`).
+/// Runs operations on files: on the operating system ([`crate::ThreadEngine`],
+/// [`crate::UringEngine`]), or in a simulation (`settee-sim`).
 pub trait Engine: Send + Sync + 'static {
     /// Its name, as logs and metrics show it.
     fn name(&self) -> &'static str;
 
-    /// Starts the operation and returns at once, or runs it in place where too much is queued; the completion is called exactly once, from
-    /// any thread, perhaps before this returns. Operations submitted together may run in any
-    /// order.
+    /// Starts the operation and returns at once, or runs it in place where too much is queued;
+    /// the completion is called exactly once, from any thread, perhaps before this returns.
+    /// Operations submitted together may run in any order.
     fn submit(&self, request: Request);
 
     /// Runs the operation in the caller's thread and returns when it is done. An operation that

@@ -14,9 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, Bytes};
+use tokio::sync::oneshot;
 
-use crate::engine::{Completion, Descriptor, Engine, OpenMode, Operation, Outcome, Request};
+use crate::engine::{Completion, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request};
 use crate::{Error, Result};
+
+/// Most bytes that one request reads. A longer read is made of several, so that its memory is
+/// bounded by what the file holds and not by what was asked for.
+const READ_SIZE_MAX: usize = 64 << 20;
 
 /// An open file. Offsets and lengths are in bytes.
 pub struct File {
@@ -57,34 +62,46 @@ impl File {
     /// [`Error::Closed`], or what the system says.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
         self.check_open()?;
-        let mut buffer = vec![0; length];
-        let mut filled = match self.engine.read_cached(&self.descriptor, offset, &mut buffer) {
-            Some(Ok(count)) => count,
-            Some(Err(_)) | None => 0,
-        };
-        // A short read, of the cache too, may be the end of the file: only a read of nothing is.
-        while filled < length {
-            let rest = if filled == 0 { std::mem::take(&mut buffer) } else { vec![0; length - filled] };
-            let read = Operation::Read {
-                file: self.descriptor.clone(),
-                offset: offset + filled as u64,
-                buffer: rest,
-            };
-            let Outcome::Read { buffer: rest, count } = self.submit(read).await? else {
-                unreachable!("read gives a buffer");
-            };
-            if filled == 0 {
-                buffer = rest;
-            } else {
-                buffer[filled..filled + count].copy_from_slice(&rest[..count]);
-            }
-            filled += count;
-            if count == 0 {
-                break;
-            }
+        self.begin_read(offset, length).finish(self).await
+    }
+
+    /// As [`File::read_at`] for each offset and length, in their order; all of them are
+    /// submitted before the first is waited for.
+    ///
+    /// # Errors
+    /// As [`File::read_at`], with the first that failed.
+    pub async fn read_many_at(&self, ranges: &[(u64, usize)]) -> Result<Vec<Vec<u8>>> {
+        self.check_open()?;
+        let begun: Vec<Reading> =
+            ranges.iter().map(|&(offset, length)| self.begin_read(offset, length)).collect();
+        let mut found = Vec::with_capacity(begun.len());
+        for reading in begun {
+            found.push(reading.finish(self).await?);
         }
-        buffer.truncate(filled);
-        Ok(buffer)
+        Ok(found)
+    }
+
+    /// Reads what is cached, and submits what isn't.
+    fn begin_read(&self, offset: u64, length: usize) -> Reading {
+        let mut buffer = vec![0; length.min(READ_SIZE_MAX)];
+        let mut filled = 0;
+        if length > 0
+            && let Some(Ok(count)) = self.engine.read_cached(&self.descriptor, offset, &mut buffer)
+        {
+            filled = count;
+        }
+        let mut reading = Reading { offset, length, found: Vec::new(), pending: None };
+        if filled == 0 && length > 0 {
+            reading.pending = Some(self.submit_read(offset, buffer));
+        } else {
+            buffer.truncate(filled);
+            reading.found = buffer;
+        }
+        reading
+    }
+
+    fn submit_read(&self, offset: u64, buffer: Vec<u8>) -> Pending {
+        begin(&*self.engine, Operation::Read { file: self.descriptor.clone(), offset, buffer })
     }
 
     /// Reads exactly `length` bytes at `offset`.
@@ -118,6 +135,9 @@ impl File {
 
     async fn write(&self, mut offset: u64, mut buffer: Bytes, sync: bool) -> Result<()> {
         self.check_open()?;
+        if sync && buffer.is_empty() {
+            return self.sync().await;
+        }
         while !buffer.is_empty() {
             let file = self.descriptor.clone();
             let write = Operation::Write { file, offset, buffer: buffer.clone(), sync };
@@ -127,7 +147,7 @@ impl File {
             let count = usize::try_from(count).expect("no more than was given");
             if count == 0 {
                 let source = io::Error::from(io::ErrorKind::WriteZero);
-                return Err(Error::io(crate::OperationKind::Write, &self.path, source));
+                return Err(Error::io(OperationKind::Write, &self.path, source));
             }
             buffer.advance(count);
             offset += count as u64;
@@ -209,11 +229,60 @@ impl std::fmt::Debug for File {
     }
 }
 
-/// Submits an operation and waits for it.
-pub(crate) async fn submit(engine: &dyn Engine, path: &Path, operation: Operation) -> Result<Outcome> {
+/// A read on its way: what has been found, and what is asked for beyond it.
+struct Reading {
+    offset: u64,
+    length: usize,
+    found: Vec<u8>,
+    pending: Option<Pending>,
+}
+
+impl Reading {
+    /// A short read, of the cache too, may be the end of the file: only a read of nothing is.
+    async fn finish(mut self, file: &File) -> Result<Vec<u8>> {
+        while self.found.len() < self.length {
+            let pending = self.pending.take().unwrap_or_else(|| {
+                let rest = (self.length - self.found.len()).min(READ_SIZE_MAX);
+                file.submit_read(self.offset + self.found.len() as u64, vec![0; rest])
+            });
+            let Outcome::Read { mut buffer, count } = pending.result(&file.path).await? else {
+                unreachable!("read gives a buffer");
+            };
+            if count == 0 {
+                break;
+            }
+            buffer.truncate(count);
+            if self.found.is_empty() {
+                self.found = buffer;
+            } else {
+                self.found.extend_from_slice(&buffer);
+            }
+        }
+        Ok(self.found)
+    }
+}
+
+/// A submitted operation, whose result is on its way.
+struct Pending {
+    kind: OperationKind,
+    done: oneshot::Receiver<io::Result<Outcome>>,
+}
+
+impl Pending {
+    async fn result(self, path: &Path) -> Result<Outcome> {
+        let result = self.done.await.unwrap_or_else(|_| Err(io::Error::other("the engine has stopped")));
+        result.map_err(|source| Error::io(self.kind, path, source))
+    }
+}
+
+fn begin(engine: &dyn Engine, operation: Operation) -> Pending {
     let kind = operation.kind();
     let (completion, done) = Completion::new();
     engine.submit(Request { operation, completion });
-    let result = done.await.unwrap_or_else(|_| Err(io::Error::other("the engine has stopped")));
-    result.map_err(|source| Error::io(kind, path, source))
+    Pending { kind, done }
+}
+
+/// Submits an operation and waits for it.
+pub(crate) async fn submit(engine: &dyn Engine, path: &Path, operation: Operation) -> Result<Outcome> {
+    begin(engine, operation).result(path).await
 }

@@ -5,7 +5,8 @@
 //!
 //! - [`Engine`] runs [`Operation`]s: plain data, so that an engine can batch, reorder and count.
 //! - [`File`] is a shared, positional handle; reading needs no lock.
-//! - [`ThreadEngine`] is the engine on `std`'s positional I/O and a bounded pool of threads.
+//! - [`ThreadEngine`] is the engine on `std`'s positional I/O and a bounded pool of threads,
+//!   [`UringEngine`] the one on io_uring; [`EngineOptions`] chooses between them.
 //! - [`Env::system`] is the machine we run on.
 
 mod engine;
@@ -15,6 +16,8 @@ mod file;
 pub mod folder;
 mod system;
 mod threads;
+#[allow(unsafe_code, reason = "the kernel uses buffers that belong to the table of what is in flight")]
+mod uring;
 
 pub use engine::{
     Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request,
@@ -22,5 +25,9 @@ pub use engine::{
 pub use env::{Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
 pub use file::File;
-pub use system::{SystemClock, SystemRandom, TokioSpawn};
+pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
 pub use threads::{ThreadEngine, ThreadOptions};
+pub use uring::{RingUse, UringEngine, UringOptions};
+
+#[cfg(test)]
+mod tests;

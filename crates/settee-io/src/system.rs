@@ -1,18 +1,103 @@
 //! The environment of the machine we run on: tokio's tasks and timers, the system's randomness.
 
+use std::fmt;
+use std::io;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::runtime::Handle;
 
-use crate::{Clock, Env, Random, Sleep, Spawn, Task, ThreadEngine, ThreadOptions};
+use crate::{Clock, Engine, Env, Random, Sleep, Spawn, Task};
+use crate::{ThreadEngine, ThreadOptions, UringEngine, UringOptions};
+
+/// Which engine runs the operations on files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EngineKind {
+    /// io_uring where the machine has it, else threads.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads.
+    Threads,
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EngineKind::Auto => "auto",
+            EngineKind::Uring => "io_uring",
+            EngineKind::Threads => "threads",
+        })
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<EngineKind, String> {
+        [EngineKind::Auto, EngineKind::Uring, EngineKind::Threads]
+            .into_iter()
+            .find(|kind| kind.to_string() == name)
+            .ok_or_else(|| format!("{name:?} is no engine: auto, io_uring or threads"))
+    }
+}
+
+/// Which engine, with what limits.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EngineOptions {
+    /// Which engine.
+    pub kind: EngineKind,
+    /// The threads, which each engine has.
+    pub threads: ThreadOptions,
+    /// The ring, where there is one.
+    pub uring: UringOptions,
+}
+
+impl EngineOptions {
+    /// Starts the engine and logs which it is, and why where io_uring was wanted in vain.
+    /// [`Engine::name`] tells it later.
+    ///
+    /// # Errors
+    /// With [`EngineKind::Uring`], why there is no ring; nothing is left running.
+    pub fn start(&self) -> io::Result<Arc<dyn Engine>> {
+        self.start_with(UringEngine::new)
+    }
+
+    /// As [`EngineOptions::start`], with the ring from `start_ring`.
+    pub(crate) fn start_with(
+        &self,
+        start_ring: impl FnOnce(UringOptions, Arc<ThreadEngine>) -> io::Result<UringEngine>,
+    ) -> io::Result<Arc<dyn Engine>> {
+        let threads = Arc::new(ThreadEngine::new(self.threads));
+        let engine: Arc<dyn Engine> = match self.kind {
+            EngineKind::Threads => threads,
+            EngineKind::Uring => Arc::new(start_ring(self.uring, threads)?),
+            EngineKind::Auto => match start_ring(self.uring, threads.clone()) {
+                Ok(engine) => Arc::new(engine),
+                Err(reason) => {
+                    tracing::info!(%reason, "no io_uring here: files go through threads");
+                    threads
+                }
+            },
+        };
+        tracing::info!(engine = engine.name(), wanted = %self.kind, "the engine for files has started");
+        Ok(engine)
+    }
+}
 
 impl Env {
     /// The machine's environment: files through a [`ThreadEngine`], tasks and timers on the
     /// tokio runtime that `handle` names, which needs its time driver.
     pub fn system(handle: Handle, options: ThreadOptions) -> Env {
+        Env::with_engine(handle, Arc::new(ThreadEngine::new(options)))
+    }
+
+    /// As [`Env::system`], with files through `engine`, which [`EngineOptions::start`] gives.
+    pub fn with_engine(handle: Handle, engine: Arc<dyn Engine>) -> Env {
         Env {
-            engine: Arc::new(ThreadEngine::new(options)),
+            engine,
             clock: Arc::new(SystemClock { origin: Instant::now() }),
             spawn: Arc::new(TokioSpawn(handle)),
             random: Arc::new(SystemRandom),

@@ -98,6 +98,8 @@ impl Engine for ThreadEngine {
     }
 
     fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+        // To preadv2(2) an offset of -1 is the descriptor's own position; read(2) refuses it.
+        i64::try_from(offset).ok()?;
         let mut buffers = [IoSliceMut::new(buffer)];
         match rustix::io::preadv2(system(file), &mut buffers, offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => Some(Ok(count)),
@@ -159,7 +161,7 @@ impl Queue {
     }
 }
 
-fn system(file: &Descriptor) -> &fs::File {
+pub(crate) fn system(file: &Descriptor) -> &fs::File {
     match file {
         Descriptor::System(file) => file,
         Descriptor::Simulated(_) => panic!("a simulated file belongs to the simulation's engine"),
@@ -250,6 +252,3 @@ fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> io::Result<
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use settee_http::{Admin, Limits};
+use settee_io::EngineKind;
 
 /// Largest configuration or administrator's file in bytes.
 const FILE_SIZE_MAX: u64 = 1 << 20;
@@ -36,9 +37,38 @@ pub(crate) struct Settings {
     #[arg(long, env = "SETTEE_LOG_FORMAT", value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 
+    /// What runs the operations on files [default: threads]
+    #[arg(long, env = "SETTEE_IO_ENGINE", value_name = "ENGINE")]
+    io_engine: Option<IoEngine>,
+
     #[command(flatten)]
     #[serde(default)]
     limits: LimitSettings,
+}
+
+/// What runs the operations on files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+pub(crate) enum IoEngine {
+    /// io_uring where the machine has it, else threads.
+    #[serde(rename = "auto")]
+    Auto,
+    /// io_uring, or an error at start.
+    #[serde(rename = "io_uring")]
+    #[value(name = "io_uring")]
+    Uring,
+    /// A pool of threads.
+    #[serde(rename = "threads")]
+    Threads,
+}
+
+impl From<IoEngine> for EngineKind {
+    fn from(engine: IoEngine) -> EngineKind {
+        match engine {
+            IoEngine::Auto => EngineKind::Auto,
+            IoEngine::Uring => EngineKind::Uring,
+            IoEngine::Threads => EngineKind::Threads,
+        }
+    }
 }
 
 /// How the log is written.
@@ -128,6 +158,7 @@ pub(crate) struct Config {
     pub(crate) listen: String,
     pub(crate) admin: Option<Admin>,
     pub(crate) log_format: LogFormat,
+    pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
 }
 
@@ -164,6 +195,7 @@ impl Config {
             listen: given.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:5984".to_owned()),
             admin,
             log_format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
+            io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Threads).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
         })
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use settee_doc::Databases;
 use settee_http::{ServerOptions, check_listener};
-use settee_io::{Env, ThreadOptions};
+use settee_io::{EngineOptions, Env};
 use tokio::net::TcpListener;
 use tokio::runtime::{self, Handle};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -56,7 +56,10 @@ async fn serve(config: Config) -> CommandResult {
     check_listener(&listener, &options)?;
     let address = listener.local_addr()?;
 
-    let env = Env::system(Handle::current(), ThreadOptions::default());
+    let engine = EngineOptions { kind: config.io_engine, ..EngineOptions::default() }
+        .start()
+        .map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
+    let env = Env::with_engine(Handle::current(), engine);
     let databases = Databases::open(env, &config.data_dir).await?;
     match server_uuid(&config.data_dir) {
         Ok(uuid) => options.uuid = uuid,

@@ -1,0 +1,164 @@
+//! Goal: the ring's own promises: results the kernel seldom gives, full queues, an orderly end.
+//! Method: completions made up and handed to `settle`; rings of two entries; engines dropped
+//! with everything in flight.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
+
+use super::*;
+use crate::ThreadOptions;
+use crate::tests::is_refusal;
+
+type Done = oneshot::Receiver<io::Result<Outcome>>;
+
+/// An engine that does all it can in its ring, or none where the kernel refuses.
+fn engine(entry_count: u32, queue_count_max: usize) -> Option<UringEngine> {
+    let threads = Arc::new(ThreadEngine::new(ThreadOptions::default()));
+    let options = UringOptions { entry_count, queue_count_max, ring_use: RingUse::All };
+    match UringEngine::new(options, threads) {
+        Ok(engine) => Some(engine),
+        Err(error) if is_refusal(&error) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn temporary() -> (Arc<Descriptor>, fs::File) {
+    let file = tempfile::tempfile().unwrap();
+    (Arc::new(Descriptor::System(file.try_clone().unwrap())), file)
+}
+
+fn submit(engine: &UringEngine, operation: Operation) -> Done {
+    let (completion, done) = Completion::new();
+    engine.submit(Request { operation, completion });
+    done
+}
+
+#[test]
+fn the_end_of_the_engine_waits_for_all_that_was_submitted() {
+    for (entry_count, queue_count_max) in [(2, 0), (2, 1), (4, 1_000), (512, 1_000)] {
+        let Some(engine) = engine(entry_count, queue_count_max) else { return };
+        let (file, std) = temporary();
+        let dones: Vec<Done> = (0..500u64)
+            .map(|at| {
+                let (file, buffer) = (file.clone(), Bytes::from(vec![at as u8; 100]));
+                submit(&engine, Operation::Write { file, offset: at * 100, buffer, sync: at % 50 == 0 })
+            })
+            .collect();
+        drop(engine);
+        for mut done in dones {
+            assert!(matches!(done.try_recv(), Ok(Ok(Outcome::Count(100)))), "{entry_count} entries");
+        }
+        assert_eq!(Arc::strong_count(&file), 1, "a flight has kept its descriptor");
+        let mut found = vec![0; 50_000];
+        std.read_exact_at(&mut found, 0).unwrap();
+        let expected: Vec<u8> = (0..500u64).flat_map(|at| [at as u8; 100]).collect();
+        assert!(found == expected, "{entry_count} entries");
+    }
+}
+
+#[test]
+fn a_ring_of_a_size_the_kernel_would_not_take_is_refused() {
+    for entry_count in [0, 1, 3, 2 * ENTRY_COUNT_MAX] {
+        let threads = Arc::new(ThreadEngine::new(ThreadOptions::default()));
+        let options = UringOptions { entry_count, ..UringOptions::default() };
+        let refused = UringEngine::new(options, threads).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+    }
+}
+
+/// A ring without its thread.
+fn ring() -> Option<Ring> {
+    let engine = engine(2, 1)?;
+    let inbox = Inbox {
+        state: Mutex::default(),
+        wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+        count_max: 1,
+    };
+    Some(Ring::new(2, Arc::new(inbox), engine.threads.clone()).unwrap())
+}
+
+/// The operation in flight, as far as the ring knows; the kernel was never told.
+fn pretend(ring: &mut Ring, operation: Operation) -> (usize, Done) {
+    let (completion, done) = Completion::new();
+    let place = ring.free.pop().unwrap();
+    ring.flights[place] = Some(Flight { operation, completion, written: false });
+    (place, done)
+}
+
+fn write(file: &Arc<Descriptor>, sync: bool) -> Operation {
+    Operation::Write { file: file.clone(), offset: 0, buffer: Bytes::from_static(b"settee"), sync }
+}
+
+#[test]
+fn a_request_that_the_kernel_gave_up_is_done_by_a_thread() {
+    for errno in [Errno::INTR, Errno::AGAIN, Errno::CANCELED] {
+        let Some(mut ring) = ring() else { return };
+        let (file, std) = temporary();
+        let (place, done) = pretend(&mut ring, write(&file, true));
+        ring.settle(place, -errno.raw_os_error());
+        assert!(matches!(done.blocking_recv(), Ok(Ok(Outcome::Count(6)))), "{errno}");
+        let mut found = [0; 6];
+        std.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(&found, b"settee", "{errno}");
+        assert!(ring.is_idle(), "{errno}");
+    }
+}
+
+#[test]
+fn a_whole_write_is_synced_before_it_is_told_and_a_short_or_failed_one_is_not() {
+    let Some(mut ring) = ring() else { return };
+    let (file, _) = temporary();
+
+    let (place, mut done) = pretend(&mut ring, write(&file, true));
+    ring.settle(place, 5);
+    assert!(matches!(done.try_recv(), Ok(Ok(Outcome::Count(5)))));
+    assert!(ring.is_idle());
+
+    let (place, mut done) = pretend(&mut ring, write(&file, true));
+    ring.settle(place, -Errno::NOSPC.raw_os_error());
+    let told = done.try_recv().unwrap().unwrap_err();
+    assert_eq!(told.kind(), io::ErrorKind::StorageFull, "{told}");
+    assert!(ring.is_idle());
+
+    let (place, mut done) = pretend(&mut ring, write(&file, true));
+    ring.settle(place, 6);
+    assert!(matches!(done.try_recv(), Err(TryRecvError::Empty)), "told before its sync");
+    ring.ring.submit_and_wait(1).unwrap();
+    ring.reap();
+    assert!(matches!(done.try_recv(), Ok(Ok(Outcome::Count(6)))));
+    assert!(ring.is_idle());
+}
+
+#[test]
+fn a_failed_sync_is_told_and_not_tried_again() {
+    let Some(mut ring) = ring() else { return };
+    let (file, _) = temporary();
+    let (place, mut done) = pretend(&mut ring, write(&file, true));
+    ring.flights[place].as_mut().unwrap().written = true;
+    ring.settle(place, -Errno::IO.raw_os_error());
+    let told = done.try_recv().unwrap().unwrap_err();
+    assert_eq!(told.raw_os_error(), Some(Errno::IO.raw_os_error()), "{told}");
+    assert!(ring.is_idle());
+}
+
+#[test]
+fn a_ring_that_fails_tells_who_waits_and_keeps_what_the_kernel_may_use() {
+    let Some(mut ring) = ring() else { return };
+    let (file, _) = temporary();
+    let (_, mut in_flight) = pretend(&mut ring, write(&file, false));
+    let (completion, waiting) = Completion::new();
+    let operation = Operation::Length { file: file.clone() };
+    ring.inbox.push(Request { operation, completion }).unwrap();
+    let inbox = ring.inbox.clone();
+    drop(ring);
+    assert!(in_flight.try_recv().unwrap().is_err());
+    assert!(matches!(waiting.blocking_recv(), Ok(Ok(Outcome::Count(0)))));
+    assert_eq!(Arc::strong_count(&file), 2, "the flight's descriptor was let go");
+    let (completion, _done) = Completion::new();
+    let later = Request { operation: Operation::Length { file }, completion };
+    assert!(inbox.push(later).is_err(), "taken by a ring that is gone");
+}
