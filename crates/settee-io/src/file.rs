@@ -61,8 +61,13 @@ impl File {
     /// # Errors
     /// [`Error::Closed`], or what the system says.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
+        self.read_until(offset, length, length).await
+    }
+
+    /// As [`File::read_at`], but also done once the first `wanted` bytes are read.
+    pub(crate) async fn read_until(&self, offset: u64, length: usize, wanted: usize) -> Result<Vec<u8>> {
         self.check_open()?;
-        self.begin_read(offset, length).finish(self).await
+        self.begin_read(offset, length).finish(self, wanted).await
     }
 
     /// As [`File::read_at`] for each offset and length, in their order; all of them are
@@ -76,7 +81,8 @@ impl File {
             ranges.iter().map(|&(offset, length)| self.begin_read(offset, length)).collect();
         let mut found = Vec::with_capacity(begun.len());
         for reading in begun {
-            found.push(reading.finish(self).await?);
+            let wanted = reading.length;
+            found.push(reading.finish(self, wanted).await?);
         }
         Ok(found)
     }
@@ -211,7 +217,7 @@ impl File {
         self.closed.store(true, Ordering::Release);
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed { path: self.path.clone() });
         }
@@ -239,8 +245,9 @@ struct Reading {
 
 impl Reading {
     /// A short read, of the cache too, may be the end of the file: only a read of nothing is.
-    async fn finish(mut self, file: &File) -> Result<Vec<u8>> {
-        while self.found.len() < self.length {
+    /// It is done once the first `wanted` bytes are read.
+    async fn finish(mut self, file: &File, wanted: usize) -> Result<Vec<u8>> {
+        while self.found.len() < wanted {
             let pending = self.pending.take().unwrap_or_else(|| {
                 let rest = (self.length - self.found.len()).min(READ_SIZE_MAX);
                 file.submit_read(self.offset + self.found.len() as u64, vec![0; rest])

@@ -5,26 +5,35 @@
 //!
 //! - [`Engine`] runs [`Operation`]s: plain data, so that an engine can batch, reorder and count.
 //! - [`File`] is a shared, positional handle; reading needs no lock.
+//! - [`File::read_many`] and [`ReadStream`] read many small values by few device reads, as
+//!   [`plan`] merges them.
+//! - [`AlignedBuffer`] is memory as direct I/O wants it.
 //! - [`ThreadEngine`] is the engine on `std`'s positional I/O and a bounded pool of threads,
 //!   [`UringEngine`] the one on io_uring; [`EngineOptions`] chooses between them.
 //! - [`Env::system`] is the machine we run on.
 
+mod aligned;
+mod bulk;
 mod engine;
 mod env;
 mod error;
 mod file;
 pub mod folder;
+mod planner;
 mod system;
 mod threads;
 #[allow(unsafe_code, reason = "the kernel uses buffers that belong to the table of what is in flight")]
 mod uring;
 
+pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment};
+pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream};
 pub use engine::{
     Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request,
 };
 pub use env::{Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
 pub use file::File;
+pub use planner::{DeviceRead, Merge, OFFSET_MAX, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
 pub use threads::{ThreadEngine, ThreadOptions};
 pub use uring::{RingUse, UringEngine, UringOptions};

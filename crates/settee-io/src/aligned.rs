@@ -1,0 +1,249 @@
+//! Buffers that direct I/O takes: their address and capacity are multiples of an alignment that
+//! is known only at run time (from `statx(2)`).
+//!
+//! An [`AlignedBuffer`] owns a vector that is up to an alignment larger than its capacity, and
+//! shows only the part that begins at an aligned address. The vector never grows, so that part
+//! never moves, also when the buffer does.
+//!
+//! Invariants:
+//! 1. Address and capacity are multiples of the alignment from creation to drop.
+//! 2. `len() <= capacity()`, and every byte of the capacity is initialised.
+//!
+//! It costs up to `alignment - 1` bytes of address space for each buffer, and the zeroing of
+//! fresh memory, which for large buffers the system's allocator leaves to the first touch of
+//! each page. In exchange there is no `unsafe` here: an aligned allocation of exactly the
+//! capacity would need it twice, to allocate and to free.
+
+use std::fmt;
+use std::ops::Deref;
+
+use bytes::Bytes;
+
+/// The largest alignment in bytes. The block sizes of devices and file systems are far below.
+pub const ALIGNMENT_MAX: usize = 1 << 20;
+
+/// A power of two between 1 and [`ALIGNMENT_MAX`], in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Alignment(usize);
+
+/// What was given for an alignment is not a power of two, or is too large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an alignment of {0} bytes is not a power of two up to {max}", max = ALIGNMENT_MAX)]
+pub struct InvalidAlignment(pub usize);
+
+impl Alignment {
+    /// An alignment of `bytes`.
+    ///
+    /// # Errors
+    /// [`InvalidAlignment`] unless `bytes` is a power of two up to [`ALIGNMENT_MAX`].
+    pub const fn new(bytes: usize) -> Result<Alignment, InvalidAlignment> {
+        if bytes.is_power_of_two() && bytes <= ALIGNMENT_MAX {
+            Ok(Alignment(bytes))
+        } else {
+            Err(InvalidAlignment(bytes))
+        }
+    }
+
+    /// The alignment in bytes.
+    pub const fn bytes(self) -> usize {
+        self.0
+    }
+
+    /// The largest multiple that is no larger than `offset`.
+    pub const fn down(self, offset: u64) -> u64 {
+        offset & !(self.0 as u64 - 1)
+    }
+
+    /// The smallest multiple that is no smaller than `offset`.
+    ///
+    /// # Panics
+    /// Where 64 bits don't hold it.
+    pub const fn up(self, offset: u64) -> u64 {
+        offset.checked_next_multiple_of(self.0 as u64).expect("offsets end long before")
+    }
+}
+
+/// An owned buffer of fixed capacity whose address and capacity are multiples of an
+/// [`Alignment`]. Dereferences to the bytes it holds, `len()` of them;
+/// becomes [`Bytes`] without a copy.
+pub struct AlignedBuffer {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+    capacity: usize,
+    alignment: Alignment,
+}
+
+impl AlignedBuffer {
+    /// An empty buffer for `capacity` bytes, rounded up to a multiple of `alignment`.
+    ///
+    /// # Panics
+    /// Where no allocation can be as large.
+    pub fn new(capacity: usize, alignment: Alignment) -> AlignedBuffer {
+        let capacity = capacity.checked_next_multiple_of(alignment.0).expect("capacity overflow");
+        let size = capacity.checked_add(alignment.0 - 1).expect("capacity overflow");
+        let memory = vec![0; size];
+        let start = memory.as_ptr().addr().wrapping_neg() & (alignment.0 - 1);
+        AlignedBuffer { memory, start, length: 0, capacity, alignment }
+    }
+
+    /// How many bytes there is room for, those it holds included.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// What address and capacity are multiples of.
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// All of the capacity, to be filled in place; [`AlignedBuffer::set_len`] says how far it
+    /// was. What lies past the length is zeros or older content.
+    pub fn whole_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.capacity]
+    }
+
+    /// Sets how many bytes it holds, from the front.
+    ///
+    /// # Panics
+    /// Where that is more than the capacity.
+    pub fn set_len(&mut self, length: usize) {
+        assert!(length <= self.capacity, "{length} bytes in a buffer of {}", self.capacity);
+        self.length = length;
+    }
+
+    /// Appends as many of `bytes` as there is room for, and returns how many.
+    pub fn append(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.capacity - self.length);
+        let end = self.start + self.length;
+        self.memory[end..end + count].copy_from_slice(&bytes[..count]);
+        self.length += count;
+        count
+    }
+}
+
+impl Deref for AlignedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.start..self.start + self.length]
+    }
+}
+
+impl AsRef<[u8]> for AlignedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<AlignedBuffer> for Bytes {
+    fn from(buffer: AlignedBuffer) -> Bytes {
+        Bytes::from_owner(buffer)
+    }
+}
+
+impl fmt::Debug for AlignedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AlignedBuffer")
+            .field("length", &self.length)
+            .field("capacity", &self.capacity)
+            .field("alignment", &self.alignment.0)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: whatever is done with a buffer, it stays aligned and holds what was put in.
+    //! Method: random steps on a buffer and on a vector of bounded length.
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Append(Vec<u8>),
+        Fill(u8, prop::sample::Index),
+        Clear,
+        Move,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..3_000).prop_map(Step::Append),
+            (any::<u8>(), any::<prop::sample::Index>()).prop_map(|(byte, at)| Step::Fill(byte, at)),
+            Just(Step::Clear),
+            Just(Step::Move),
+        ]
+    }
+
+    fn assert_aligned(buffer: &AlignedBuffer, capacity: usize) {
+        let alignment = buffer.alignment().bytes();
+        assert_eq!(buffer.as_ptr().addr() % alignment, 0, "{buffer:?}");
+        assert_eq!(buffer.capacity(), capacity.next_multiple_of(alignment));
+        assert!(buffer.len() <= buffer.capacity(), "{buffer:?}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_buffer_stays_aligned_and_holds_what_was_put_in(
+            shift in 0..17u32,
+            capacity in 0..20_000usize,
+            steps in prop::collection::vec(step(), 0..20),
+        ) {
+            let mut buffer = AlignedBuffer::new(capacity, Alignment::new(1 << shift).unwrap());
+            let mut model = Vec::new();
+            assert_aligned(&buffer, capacity);
+            for step in steps {
+                match step {
+                    Step::Append(bytes) => {
+                        let room = buffer.capacity() - model.len();
+                        let taken = buffer.append(&bytes);
+                        prop_assert_eq!(taken, bytes.len().min(room));
+                        model.extend_from_slice(&bytes[..taken]);
+                    }
+                    Step::Fill(byte, at) => {
+                        let length = at.index(buffer.capacity() + 1);
+                        prop_assert_eq!(buffer.whole_mut().len(), buffer.capacity());
+                        buffer.whole_mut()[..length].fill(byte);
+                        buffer.set_len(length);
+                        model = vec![byte; length];
+                    }
+                    Step::Clear => {
+                        buffer.set_len(0);
+                        model.clear();
+                    }
+                    Step::Move => buffer = *std::hint::black_box(Box::new(buffer)),
+                }
+                assert_aligned(&buffer, capacity);
+                prop_assert_eq!(&buffer[..], &model[..]);
+            }
+            let address = buffer.as_ptr();
+            let bytes = Bytes::from(buffer);
+            prop_assert_eq!(bytes.as_ptr(), address, "it was copied");
+            prop_assert_eq!(&bytes[..], &model[..]);
+        }
+    }
+
+    #[test]
+    fn an_alignment_is_a_power_of_two_up_to_the_maximum() {
+        for bytes in [0, 3, 513, ALIGNMENT_MAX + 1, ALIGNMENT_MAX * 2, usize::MAX] {
+            assert_eq!(Alignment::new(bytes), Err(InvalidAlignment(bytes)));
+        }
+        for bytes in [1, 512, 4096, ALIGNMENT_MAX] {
+            assert_eq!(Alignment::new(bytes).unwrap().bytes(), bytes);
+        }
+        let alignment = Alignment::new(512).unwrap();
+        assert_eq!((alignment.down(1_023), alignment.up(1_023)), (512, 1_024));
+        assert_eq!((alignment.down(1_024), alignment.up(1_024)), (1_024, 1_024));
+    }
+
+    #[test]
+    #[should_panic(expected = "513 bytes in a buffer of 512")]
+    fn a_length_past_the_capacity_is_refused() {
+        AlignedBuffer::new(512, Alignment::new(512).unwrap()).set_len(513);
+    }
+}
