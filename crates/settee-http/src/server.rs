@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,7 +32,7 @@ use crate::error::Failure;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::root::{self, Uuids};
-use crate::socket::Socket;
+use crate::socket::{Phase, Socket};
 use crate::{Limits, body, router};
 
 /// How long accepting pauses after it failed, most likely for want of descriptors.
@@ -152,11 +152,14 @@ async fn serve_connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSem
     // Answers are whole buffers: waiting for more to send would only delay them.
     stream.set_nodelay(true).ok();
     let limits = &server.limits;
-    let patient = AtomicBool::new(false);
-    let socket = Socket::new(stream, Duration::from_millis(limits.send_timeout_ms), &patient);
-    let service = service_fn(async |request| {
+    let phase = Phase::default();
+    let socket = Socket::new(stream, Duration::from_millis(limits.send_timeout_ms), &phase);
+    let service = service_fn(async |request: Request<Incoming>| {
+        let has_body = !request.body().is_end_stream();
         let response = answer(&server, request).await;
-        patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
+        phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
+        // Of a body some may still come: what follows it is left as it is.
+        phase.expects_request.store(!has_body, Ordering::Relaxed);
         Ok::<_, Infallible>(response)
     });
     let mut builder = http1::Builder::new();

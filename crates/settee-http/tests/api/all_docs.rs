@@ -175,3 +175,16 @@ fn an_answer_of_many_chunks_arrives_whole() {
     assert_eq!(client.head("/db/_all_docs").status, 200);
     client.get("/db/0001").expect_status(200);
 }
+
+#[test]
+fn quotes_in_a_query_may_stand_as_people_type_them() {
+    let server = Server::start();
+    let mut client = server.connect();
+    five(&mut client);
+    // Of a connection's requests those are meant that follow one without a body.
+    let mut client = server.connect();
+    for _ in 0..2 {
+        let reply = client.get("/db/_all_docs?startkey=\"b\"&endkey=\"d\"");
+        assert_eq!(ids(&reply.expect_status(200), "rows"), ["b", "d"]);
+    }
+}
