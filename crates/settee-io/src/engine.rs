@@ -176,21 +176,61 @@ pub struct Request {
     pub completion: Completion,
 }
 
-/// Tells the one who waits for a request how it ended. Dropping it unused tells them that the
+/// Tells whoever waits for a request how it ended. Dropping it unused tells them that the
 /// engine has gone.
-#[derive(Debug)]
-pub struct Completion(oneshot::Sender<io::Result<Outcome>>);
+pub struct Completion(Option<Tell>);
+
+/// Whom a completion tells.
+enum Tell {
+    /// A task.
+    Task(oneshot::Sender<io::Result<Outcome>>),
+    /// A function, called in the thread where the request ended.
+    Call(Box<dyn FnOnce(io::Result<Outcome>) + Send>),
+}
 
 impl Completion {
     /// A completion, and where its result arrives.
     pub fn new() -> (Completion, oneshot::Receiver<io::Result<Outcome>>) {
         let (sender, receiver) = oneshot::channel();
-        (Completion(sender), receiver)
+        (Completion(Some(Tell::Task(sender))), receiver)
+    }
+
+    /// A completion that calls `done` with the result, in whichever thread the request ends:
+    /// that of the caller of [`Engine::submit`], before it returns, is one of them. `done` must
+    /// be short, and must not wait: the engine's thread does nothing else meanwhile. It may
+    /// submit.
+    pub fn call(done: impl FnOnce(io::Result<Outcome>) + Send + 'static) -> Completion {
+        Completion(Some(Tell::Call(Box::new(done))))
     }
 
     /// Tells the result. Whoever waited may have gone: then the result is dropped.
-    pub fn complete(self, result: io::Result<Outcome>) {
-        let _ = self.0.send(result);
+    pub fn complete(mut self, result: io::Result<Outcome>) {
+        self.tell(result);
+    }
+
+    /// Drops it without a call: for the simulated loss of power, which nobody lives to be told of.
+    pub fn abandon(mut self) {
+        self.0 = None;
+    }
+
+    fn tell(&mut self, result: io::Result<Outcome>) {
+        match self.0.take() {
+            Some(Tell::Task(sender)) => drop(sender.send(result)),
+            Some(Tell::Call(done)) => done(result),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        self.tell(Err(io::Error::other("the engine has stopped")));
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Completion")
     }
 }
 

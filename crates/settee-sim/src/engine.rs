@@ -34,12 +34,12 @@ impl Engine for SimEngine {
 
     fn submit(&self, request: Request) {
         let mut state = self.0.state();
+        let Request { operation, completion } = request;
         if state.power_lost {
-            return;
+            return completion.abandon();
         }
         let due_ns = state.now_ns + state.draw_delay_ns();
         let covered = state.files.seq();
-        let Request { operation, completion } = request;
         state.schedule(due_ns, Event::Operation { operation, completion, covered });
     }
 

@@ -189,8 +189,9 @@ impl Machine {
                 Event::Operation { operation, completion, covered } => {
                     let result = state.perform(self, operation, covered);
                     drop(state);
-                    if let Some(result) = result {
-                        completion.complete(result);
+                    match result {
+                        Some(result) => completion.complete(result),
+                        None => completion.abandon(),
                     }
                 }
             }
@@ -250,10 +251,11 @@ impl State {
     /// nobody is told.
     pub(crate) fn end_flight(&mut self) {
         for event in std::mem::take(&mut self.events).into_values() {
-            if let Event::Operation { operation, covered, .. } = event
-                && self.loss_random.coin()
-            {
-                let _ = self.execute(operation, covered);
+            if let Event::Operation { operation, completion, covered } = event {
+                completion.abandon();
+                if self.loss_random.coin() {
+                    let _ = self.execute(operation, covered);
+                }
             }
         }
     }
