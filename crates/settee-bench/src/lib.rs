@@ -4,6 +4,8 @@
 //! - [`baseline`] repeats over HTTP what was recorded of CouchDB 3.5.0, with the limits of the
 //!   machine in the same run.
 //! - [`sync`] measures each way of making a write durable.
+//! - [`io`] measures reads and flushes of files, [`reads`] reads as databases ask for them.
+//! - [`log`] measures the log against memcpy, `fio`, raw syncs, and other engines' logs.
 //! - [`http`] and [`couch`] are the client, which loading and dumping share.
 //!
 //! Every run has a fixed seed, random values, a stated durability and a small form that the
@@ -16,8 +18,11 @@ mod drive;
 mod error;
 pub mod fabric;
 pub mod http;
+pub mod io;
 pub mod limits;
+pub mod log;
 pub mod process;
+pub mod reads;
 pub mod report;
 pub mod space;
 pub mod stats;

@@ -32,6 +32,11 @@ impl Samples {
         self.nanoseconds.len()
     }
 
+    /// How many of them took at least `time`.
+    pub fn count_of_at_least(&self, time: Duration) -> usize {
+        self.nanoseconds.iter().filter(|&&taken| u128::from(taken) >= time.as_nanos()).count()
+    }
+
     /// Exact percentiles: for each of `wanted` (0 to 1) the smallest sample that so large a
     /// share of all doesn't exceed. None where there is no sample.
     pub fn percentiles<const N: usize>(&self, wanted: [f64; N]) -> Option<[Duration; N]> {

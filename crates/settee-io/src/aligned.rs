@@ -17,13 +17,13 @@
 use std::fmt;
 use std::ops::Deref;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 /// The largest alignment in bytes. The block sizes of devices and file systems are far below.
 pub const ALIGNMENT_MAX: usize = 1 << 20;
 
 /// A power of two between 1 and [`ALIGNMENT_MAX`], in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(usize);
 
 /// What was given for an alignment is not a power of two, or is too large.
@@ -32,6 +32,9 @@ pub struct Alignment(usize);
 pub struct InvalidAlignment(pub usize);
 
 impl Alignment {
+    /// None: that of a byte.
+    pub const ONE: Alignment = Alignment(1);
+
     /// An alignment of `bytes`.
     ///
     /// # Errors
@@ -60,6 +63,11 @@ impl Alignment {
     /// Where 64 bits don't hold it.
     pub const fn up(self, offset: u64) -> u64 {
         offset.checked_next_multiple_of(self.0 as u64).expect("offsets end long before")
+    }
+
+    /// Whether `offset` is a multiple.
+    pub const fn divides(self, offset: u64) -> bool {
+        self.down(offset) == offset
     }
 }
 
@@ -138,7 +146,12 @@ impl AsRef<[u8]> for AlignedBuffer {
 
 impl From<AlignedBuffer> for Bytes {
     fn from(buffer: AlignedBuffer) -> Bytes {
-        Bytes::from_owner(buffer)
+        let AlignedBuffer { mut memory, start, length, .. } = buffer;
+        memory.truncate(start + length);
+        // Without an allocation where the vector is full, as that of a whole buffered read is.
+        let mut bytes = Bytes::from(memory);
+        bytes.advance(start);
+        bytes
     }
 }
 

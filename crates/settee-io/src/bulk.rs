@@ -66,7 +66,8 @@ impl File {
     /// Reads many values by few device reads, all submitted before the first is waited for.
     /// The results are in the order of `reads`, as slices of shared buffers. The buffers take
     /// what `reads` ask for together, rounded out by the policy: a caller with a long list takes
-    /// [`File::read_stream`]. Dropping the future abandons the reads.
+    /// [`File::read_stream`]. In direct mode each chunk of the alignment is read once, whatever
+    /// the policy. Dropping the future abandons the reads.
     ///
     /// # Errors
     /// For each value by itself: [`Error::PastEnd`] where the file ends before the value does,
@@ -173,7 +174,7 @@ struct Fetch<'a> {
 }
 
 enum FetchState<'a> {
-    InFlight(Pin<Box<dyn Future<Output = Result<Vec<u8>>> + Send + 'a>>),
+    InFlight(Pin<Box<dyn Future<Output = Result<Bytes>> + Send + 'a>>),
     Done(Result<Bytes>),
 }
 
@@ -183,7 +184,7 @@ impl<'a> Fetch<'a> {
         let mut reading = Box::pin(file.read_until(read.offset, read.length, read.wanted));
         // The first poll submits it.
         let state = match poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await {
-            Poll::Ready(result) => FetchState::Done(result.map(Bytes::from)),
+            Poll::Ready(result) => FetchState::Done(result),
             Poll::Pending => FetchState::InFlight(reading),
         };
         Fetch { read, state }
@@ -191,7 +192,7 @@ impl<'a> Fetch<'a> {
 
     async fn finish(&mut self) {
         if let FetchState::InFlight(reading) = &mut self.state {
-            self.state = FetchState::Done(reading.await.map(Bytes::from));
+            self.state = FetchState::Done(reading.await);
         }
     }
 
@@ -240,7 +241,7 @@ impl<'a, T, I: Iterator<Item = ReadAt<T>>> ReadStream<'a, T, I> {
             reads: reads.fuse(),
             ahead,
             value_count_max,
-            planner: Planner::new(policy),
+            planner: Planner::new(policy.for_mode(file.direct())),
             pulled: None,
             last_offset: 0,
             waiting: None,

@@ -14,12 +14,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
+use crate::{AlignedBuffer, Alignment};
+
 /// An open file as its engine knows it. Requests share it, so it is dropped, and with it the
 /// system's descriptor, only after the last operation in flight has finished.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are what the variants' docs name")]
 pub enum Descriptor {
-    /// A file of the operating system.
+    /// A file of the operating system, through its page cache.
     System(std::fs::File),
+    /// The same file past the page cache (O_DIRECT). It keeps the descriptor that it was made
+    /// from, and with it the file's lock.
+    Direct { file: std::fs::File, of: Arc<Descriptor> },
     /// A file of a simulation.
     Simulated(Box<dyn Any + Send + Sync>),
 }
@@ -52,9 +58,13 @@ pub struct Entry {
 pub enum Operation {
     /// Opens a file: [`Outcome::Opened`].
     Open { path: PathBuf, mode: OpenMode },
-    /// Reads up to `buffer.len()` bytes into the front of `buffer`: [`Outcome::Read`].
+    /// Opens the file of `file` a second time, past the page cache, with the same rights:
+    /// [`Outcome::OpenedDirect`], or an error of kind `Unsupported` that says why the file can't
+    /// be had so. Reads and writes through it must be aligned in offset, length and memory.
+    OpenDirect { file: Arc<Descriptor> },
+    /// Reads up to `buffer.capacity()` bytes into the front of `buffer`: [`Outcome::Read`].
     /// Fewer is an everyday result; 0 is the end of the file.
-    Read { file: Arc<Descriptor>, offset: u64, buffer: Vec<u8> },
+    Read { file: Arc<Descriptor>, offset: u64, buffer: AlignedBuffer },
     /// Writes some of `buffer`, at least one byte of a buffer that isn't empty:
     /// [`Outcome::Count`]. With `sync`, and where it wrote all of `buffer`, everything written
     /// to the file up to and with this write is on stable storage afterwards (as `Sync`).
@@ -70,6 +80,8 @@ pub enum Operation {
     SetLength { file: Arc<Descriptor>, length: u64 },
     /// The file's length: [`Outcome::Count`].
     Length { file: Arc<Descriptor> },
+    /// How many names the file has (stat(2)): [`Outcome::Count`].
+    LinkCount { file: Arc<Descriptor> },
     /// Takes the file's exclusive advisory lock, or fails with `WouldBlock` (flock(2)):
     /// [`Outcome::Done`]. It ends with the descriptor.
     Lock { file: Arc<Descriptor> },
@@ -93,12 +105,14 @@ pub enum Operation {
 #[allow(missing_docs, reason = "each is the kind of the operation of that name")]
 pub enum OperationKind {
     Open,
+    OpenDirect,
     Read,
     Write,
     Sync,
     Allocate,
     SetLength,
     Length,
+    LinkCount,
     Lock,
     CreateFolder,
     List,
@@ -112,12 +126,14 @@ impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             OperationKind::Open => "open",
+            OperationKind::OpenDirect => "open for direct I/O",
             OperationKind::Read => "read",
             OperationKind::Write => "write",
             OperationKind::Sync => "sync",
             OperationKind::Allocate => "allocate",
             OperationKind::SetLength => "set length",
             OperationKind::Length => "length",
+            OperationKind::LinkCount => "link count",
             OperationKind::Lock => "lock",
             OperationKind::CreateFolder => "create folder",
             OperationKind::List => "list folder",
@@ -134,12 +150,14 @@ impl Operation {
     pub fn kind(&self) -> OperationKind {
         match self {
             Operation::Open { .. } => OperationKind::Open,
+            Operation::OpenDirect { .. } => OperationKind::OpenDirect,
             Operation::Read { .. } => OperationKind::Read,
             Operation::Write { .. } => OperationKind::Write,
             Operation::Sync { .. } => OperationKind::Sync,
             Operation::Allocate { .. } => OperationKind::Allocate,
             Operation::SetLength { .. } => OperationKind::SetLength,
             Operation::Length { .. } => OperationKind::Length,
+            Operation::LinkCount { .. } => OperationKind::LinkCount,
             Operation::Lock { .. } => OperationKind::Lock,
             Operation::CreateFolder { .. } => OperationKind::CreateFolder,
             Operation::List { .. } => OperationKind::List,
@@ -159,9 +177,11 @@ pub enum Outcome {
     Done,
     /// The file is open.
     Opened(Descriptor),
-    /// The first `count` bytes of `buffer` were read.
-    Read { buffer: Vec<u8>, count: usize },
-    /// Bytes written, or the file's length.
+    /// The file is open for direct I/O, which wants this alignment.
+    OpenedDirect { descriptor: Descriptor, alignment: Alignment },
+    /// What was read: as much as `buffer` holds.
+    Read { buffer: AlignedBuffer },
+    /// Bytes written, the file's length, or how many names it has.
     Count(u64),
     /// The folder's entries.
     Entries(Vec<Entry>),
@@ -250,7 +270,7 @@ pub trait Engine: Send + Sync + 'static {
     fn run(&self, operation: Operation) -> io::Result<Outcome>;
 
     /// Reads into `buffer` without waiting for the medium: `None` where the bytes aren't in
-    /// memory, or the engine can't tell. Otherwise as `Read`.
+    /// memory, or the engine can't tell. Otherwise as `Read`, giving the count.
     fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
         let _ = (file, offset, buffer);
         None

@@ -1,4 +1,4 @@
-//! The environment: files, clock, tasks and randomness, handed in from above.
+//! The environment: files, clock, tasks, randomness and memory for buffers, handed in from above.
 //!
 //! Nothing in the engine's crates reaches for the system's own, which `clippy.toml` checks; so
 //! a simulation that replaces these four replaces everything.
@@ -8,7 +8,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Engine;
+use tokio::sync::Semaphore;
+
+use crate::{BufferPool, Engine};
 
 /// A task to run to its end.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -51,6 +53,11 @@ pub struct Env {
     pub spawn: Arc<dyn Spawn>,
     /// Randomness.
     pub random: Arc<dyn Random>,
+    /// Memory for what is accepted and not yet written, bounded for all who have this
+    /// environment together.
+    pub buffers: Arc<BufferPool>,
+    /// Whoever works in the background, with much memory or for long, takes a permit first.
+    pub background: Arc<Semaphore>,
 }
 
 impl Env {

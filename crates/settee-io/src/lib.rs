@@ -8,6 +8,8 @@
 //! - [`File::read_many`] and [`ReadStream`] read many small values by few device reads, as
 //!   [`plan`] merges them.
 //! - [`AlignedBuffer`] is memory as direct I/O wants it.
+//! - [`TailBuffer`] is the end of an append-only log, read while it grows; a [`BufferPool`]
+//!   bounds the memory of all who have one.
 //! - [`ThreadEngine`] is the engine on `std`'s positional I/O and a bounded pool of threads,
 //!   [`UringEngine`] the one on io_uring; [`EngineOptions`] chooses between them.
 //! - [`Env::system`] is the machine we run on.
@@ -20,10 +22,16 @@ mod error;
 mod file;
 pub mod folder;
 mod planner;
+mod pool;
+mod read;
 mod system;
+#[allow(unsafe_code, reason = "one writes a buffer behind the part that others read")]
+mod tail;
 mod threads;
+mod timer;
 #[allow(unsafe_code, reason = "the kernel uses buffers that belong to the table of what is in flight")]
 mod uring;
+mod write;
 
 pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment};
 pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream};
@@ -32,9 +40,11 @@ pub use engine::{
 };
 pub use env::{Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
-pub use file::File;
+pub use file::{DirectMode, File};
 pub use planner::{DeviceRead, Merge, OFFSET_MAX, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
+pub use pool::{BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation};
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
+pub use tail::{TAIL_ALIGNMENT, TailBuffer, TailReader};
 pub use threads::{ThreadEngine, ThreadOptions};
 pub use uring::{RingUse, UringEngine, UringOptions};
 

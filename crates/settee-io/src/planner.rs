@@ -90,6 +90,16 @@ impl ReadPolicy {
         ReadPolicy { merge: Merge::Chunked(alignment), read_size_max: READ_SIZE_MAX }
     }
 
+    /// The policy for a handle in direct mode of this alignment: its chunks are no smaller.
+    pub(crate) fn for_mode(self, direct: Option<Alignment>) -> ReadPolicy {
+        let merge = match (self.merge, direct) {
+            (merge, None) => merge,
+            (Merge::AdjacentOnly, Some(alignment)) => Merge::Chunked(alignment),
+            (Merge::Chunked(chunk), Some(alignment)) => Merge::Chunked(chunk.max(alignment)),
+        };
+        ReadPolicy { merge, ..self }
+    }
+
     fn size_max(self) -> u64 {
         let max = self.read_size_max as u64;
         match self.merge {

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
+use crate::timer::ShortTimer;
+use crate::{BufferPool, PoolOptions};
 use crate::{Clock, Engine, Env, Random, Sleep, Spawn, Task};
 use crate::{ThreadEngine, ThreadOptions, UringEngine, UringOptions};
 
@@ -98,17 +101,34 @@ impl Env {
     pub fn with_engine(handle: Handle, engine: Arc<dyn Engine>) -> Env {
         Env {
             engine,
-            clock: Arc::new(SystemClock { origin: Instant::now() }),
+            clock: Arc::new(SystemClock::new()),
             spawn: Arc::new(TokioSpawn(handle)),
             random: Arc::new(SystemRandom),
+            buffers: BufferPool::new(PoolOptions::default()),
+            background: Arc::new(Semaphore::new(1)),
         }
     }
 }
 
-/// The system's clocks, and tokio's timers: a sleep must be polled on a tokio runtime.
-#[derive(Debug)]
+/// The system's clocks. Sleeps shorter than 2 ms are served by a thread of the clock's own, to
+/// some tens of microseconds; longer ones, and what is too much for it, by tokio's timers, to a
+/// millisecond: they must be begun and polled on a tokio runtime. The thread starts with the
+/// first short sleep and ends with the clock.
 pub struct SystemClock {
     origin: Instant,
+    timer: ShortTimer,
+}
+
+impl SystemClock {
+    pub(crate) fn new() -> SystemClock {
+        SystemClock { origin: Instant::now(), timer: ShortTimer::default() }
+    }
+}
+
+impl fmt::Debug for SystemClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SystemClock").field("origin", &self.origin).finish_non_exhaustive()
+    }
 }
 
 impl Clock for SystemClock {
@@ -122,7 +142,10 @@ impl Clock for SystemClock {
     }
 
     fn sleep(&self, duration: Duration) -> Sleep {
-        Box::pin(tokio::time::sleep(duration))
+        match self.timer.sleep(duration) {
+            Some(sleep) => Box::pin(sleep),
+            None => Box::pin(tokio::time::sleep(duration)),
+        }
     }
 }
 

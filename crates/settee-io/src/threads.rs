@@ -10,15 +10,20 @@
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io::{self, IoSliceMut};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::Alignment;
 use crate::engine::{Descriptor, Engine, Entry, OpenMode, Operation, Outcome, Request};
+
+/// The alignment for direct I/O, in bytes, where the kernel doesn't tell it.
+const UNKNOWN_ALIGNMENT: u32 = 4096;
 
 /// The limits of a [`ThreadEngine`].
 #[derive(Debug, Clone, Copy)]
@@ -163,7 +168,7 @@ impl Queue {
 
 pub(crate) fn system(file: &Descriptor) -> &fs::File {
     match file {
-        Descriptor::System(file) => file,
+        Descriptor::System(file) | Descriptor::Direct { file, .. } => file,
         Descriptor::Simulated(_) => panic!("a simulated file belongs to the simulation's engine"),
     }
 }
@@ -174,9 +179,11 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         Operation::Open { path, mode } => {
             open(&path, mode).map(|file| Outcome::Opened(Descriptor::System(file)))
         }
+        Operation::OpenDirect { file } => open_direct(file),
         Operation::Read { file, offset, mut buffer } => {
-            let count = uninterrupted(|| system(&file).read_at(&mut buffer, offset))?;
-            Ok(Outcome::Read { buffer, count })
+            let count = uninterrupted(|| system(&file).read_at(buffer.whole_mut(), offset))?;
+            buffer.set_len(count);
+            Ok(Outcome::Read { buffer })
         }
         Operation::Write { file, offset, buffer, sync } => {
             let file = system(&file);
@@ -196,7 +203,7 @@ fn run(operation: Operation) -> io::Result<Outcome> {
             match uninterrupted(allocate) {
                 // A file system that can't reserve still gives the length; room shows at the write.
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                    file.set_len(file.metadata()?.len().max(offset + length))?;
+                    file.set_len(file.metadata()?.len().max(offset.saturating_add(length)))?;
                 }
                 result => result?,
             }
@@ -207,6 +214,7 @@ fn run(operation: Operation) -> io::Result<Outcome> {
             Ok(Outcome::Done)
         }
         Operation::Length { file } => Ok(Outcome::Count(system(&file).metadata()?.len())),
+        Operation::LinkCount { file } => Ok(Outcome::Count(system(&file).metadata()?.nlink())),
         Operation::Lock { file } => {
             system(&file).try_lock().map_err(io::Error::from)?;
             Ok(Outcome::Done)
@@ -230,6 +238,46 @@ fn open(path: &Path, mode: OpenMode) -> io::Result<fs::File> {
         OpenMode::Create => options.write(true).create(true).truncate(false),
     };
     options.open(path)
+}
+
+/// The file of `file` past the page cache. It is opened through the descriptor and not by its
+/// path, which may have another file by now: names are changed while files are open.
+fn open_direct(of: Arc<Descriptor>) -> io::Result<Outcome> {
+    let file = system(&of);
+    let alignment = direct_alignment(file)?;
+    let access = rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = rustix::io::retry_on_intr(|| {
+        rustix::fs::open(&*path, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())
+    });
+    let file = opened.map_err(|error| match error {
+        Errno::INVAL | Errno::OPNOTSUPP => unsupported("the file system refuses direct I/O"),
+        Errno::NOENT => unsupported("there is no /proc to open the file for direct I/O through"),
+        error => error.into(),
+    })?;
+    Ok(Outcome::OpenedDirect { descriptor: Descriptor::Direct { file: file.into(), of }, alignment })
+}
+
+/// What direct I/O on this file wants, in memory and in the file.
+fn direct_alignment(file: &fs::File) -> io::Result<Alignment> {
+    let wanted = StatxFlags::DIOALIGN;
+    let (memory, offset) = match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted) {
+        Ok(found) if found.stx_mask & wanted.bits() != 0 => {
+            (found.stx_dio_mem_align, found.stx_dio_offset_align)
+        }
+        // A kernel before 6.1: no file system wants more than a page, and who refuses says so
+        // when the file is opened.
+        Ok(_) | Err(Errno::NOSYS) => (UNKNOWN_ALIGNMENT, UNKNOWN_ALIGNMENT),
+        Err(error) => return Err(error.into()),
+    };
+    if memory == 0 || offset == 0 {
+        return Err(unsupported("the file system has no direct I/O for this file"));
+    }
+    Alignment::new(memory.max(offset) as usize).map_err(|invalid| unsupported(&invalid.to_string()))
+}
+
+fn unsupported(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
 fn list(path: &Path) -> io::Result<Vec<Entry>> {

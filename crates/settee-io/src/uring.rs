@@ -56,10 +56,10 @@ const WAKE: u64 = u64::MAX;
 /// Which operations go through the ring; the others go to the threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
-    /// Reads.
+    /// Direct reads, and direct writes without a sync.
+    Direct,
+    /// These, and buffered reads.
     Reads,
-    /// Reads, and writes without a sync.
-    ReadsAndWrites,
     /// Reads, writes and syncs.
     All,
 }
@@ -130,16 +130,19 @@ impl UringEngine {
 
     /// Whether the operation is one for the ring.
     fn is_for_ring(&self, operation: &Operation) -> bool {
-        // An offset of -1 would mean the descriptor's own position to the ring, not an error.
-        match operation {
-            Operation::Read { offset, .. } => i64::try_from(*offset).is_ok(),
-            Operation::Write { offset, sync, .. } => {
-                let wanted = if *sync { RingUse::All } else { RingUse::ReadsAndWrites };
-                self.ring_use >= wanted && i64::try_from(*offset).is_ok()
+        let is_direct = |file: &Descriptor| matches!(file, Descriptor::Direct { .. });
+        let (wanted, offset) = match operation {
+            Operation::Read { file, offset, .. } if is_direct(file) => (RingUse::Direct, *offset),
+            Operation::Read { offset, .. } => (RingUse::Reads, *offset),
+            Operation::Write { file, offset, sync: false, .. } if is_direct(file) => {
+                (RingUse::Direct, *offset)
             }
-            Operation::Sync { .. } => self.ring_use >= RingUse::All,
-            _ => false,
-        }
+            Operation::Write { offset, .. } => (RingUse::All, *offset),
+            Operation::Sync { .. } => (RingUse::All, 0),
+            _ => return false,
+        };
+        // An offset of -1 would mean the descriptor's own position to the ring, not an error.
+        self.ring_use >= wanted && i64::try_from(offset).is_ok()
     }
 }
 
@@ -362,9 +365,10 @@ impl Ring {
                 return self.threads.submit(Request { operation, completion });
             }
             (Err(error), _) => Err(error.into()),
-            (Ok(count), Operation::Read { buffer, .. }) => {
-                assert!(count <= buffer.len(), "the kernel read more than was asked for");
-                Ok(Outcome::Read { buffer, count })
+            (Ok(count), Operation::Read { mut buffer, .. }) => {
+                // Panics where the kernel read more than was asked for.
+                buffer.set_len(count);
+                Ok(Outcome::Read { buffer })
             }
             (Ok(_), Operation::Write { buffer, .. }) if written => Ok(Outcome::Count(buffer.len() as u64)),
             (Ok(count), Operation::Write { .. }) => Ok(Outcome::Count(count as u64)),
@@ -402,7 +406,8 @@ fn entry(flight: &mut Flight) -> squeue::Entry {
     let fd = |file: &Descriptor| types::Fd(system(file).as_raw_fd());
     match &mut flight.operation {
         Operation::Read { file, offset, buffer } => {
-            opcode::Read::new(fd(file), buffer.as_mut_ptr(), size(buffer.len())).offset(*offset).build()
+            let memory = buffer.whole_mut();
+            opcode::Read::new(fd(file), memory.as_mut_ptr(), size(memory.len())).offset(*offset).build()
         }
         Operation::Write { file, offset, buffer, .. } if !flight.written => {
             opcode::Write::new(fd(file), buffer.as_ptr(), size(buffer.len())).offset(*offset).build()

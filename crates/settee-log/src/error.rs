@@ -85,14 +85,14 @@ pub enum OpenError {
         path: PathBuf,
     },
 
-    /// The file was written by a later version.
-    #[error("{} has format {found}; this version reads up to {known}", path.display())]
-    NewerFormat {
+    /// The file was written by another version.
+    #[error("{} has format {found}; this version reads {known}", path.display())]
+    OtherFormat {
         /// The segment's file.
         path: PathBuf,
         /// The version it was written in.
         found: u32,
-        /// The newest version that can be read.
+        /// The version that can be read.
         known: u32,
     },
 

@@ -1,13 +1,14 @@
 //! The bytes of a segment: its header, frames, and the records in them.
 //!
-//! A segment is a header and then frames, each a batch of records. A frame's checksum covers
-//! its header and its records' checksums, and a record's checksum covers the record: each byte
-//! is hashed once, a record read by its position can be checked alone, and a frame is whole
-//! only with all of its records.
+//! A segment is a header and then frames, each a batch of commits, or one extent. A frame's
+//! checksum covers its header and its records' checksums, and a record's checksum covers the
+//! record: each byte is hashed once, a record read by its position can be checked alone, and a
+//! frame is whole only with all of its records. A record is hashed where the batch is made; its
+//! `Seq`, which is known only when it gets its place, is added to the hash.
 //!
 //! Invariants:
-//! 1. A frame lies in one segment. It begins where the one before it ends, or, after a sync, at
-//!    the next multiple of [`SYNC_ALIGNMENT`].
+//! 1. A frame lies in one segment. It begins where the one before it ends, or at the next
+//!    multiple of [`SYNC_ALIGNMENT`].
 //! 2. A frame names its segment and epoch and carries the checksum of what stands before it,
 //!    so that bytes of another time or place never pass as its successor.
 //! 3. A frame says how much of its segment was persisted when it was appended: damage below
@@ -18,9 +19,9 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::log::Seq;
+use crate::log::{Location, Seq};
 
 /// Largest batch in bytes as it stands in the log. A batch never spans segments; it holds the
 /// largest document.
@@ -31,6 +32,12 @@ pub const KEY_SIZE_MAX: usize = 16 << 10;
 
 /// Largest meta in bytes.
 pub const META_SIZE_MAX: usize = 512;
+
+/// Largest extent in bytes.
+pub const EXTENT_SIZE_MAX: usize = 1 << 20;
+
+/// Most extents that one record refers to.
+pub const EXTENT_COUNT_MAX: usize = 64 << 10;
 
 /// Bytes before a segment's first frame: a sector, so that what follows is aligned.
 pub(crate) const SEGMENT_HEADER_SIZE: usize = 512;
@@ -45,12 +52,20 @@ pub(crate) const SYNC_ALIGNMENT: u32 = 4096;
 
 pub(crate) const FRAME_HEADER_SIZE: usize = 48;
 pub(crate) const RECORD_HEADER_SIZE: usize = 28;
-pub(crate) const FORMAT_VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"SETTEELG";
-const SEGMENT_HEADER_USED: usize = 72;
+const SEGMENT_HEADER_USED: usize = 80;
+/// The header's flag of a file that held another segment before.
+const REUSED: u32 = 1;
 const FRAME_MAGIC: u16 = 0x5EF7;
-const KIND_BATCH: u8 = 1;
+/// Bytes of one reference to an extent.
+const LOCATION_SIZE: usize = 12;
+/// What a `Seq` is multiplied by before it is added to a record's hash: odd, so that no two
+/// give the same.
+const SEQ_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+/// A value up to this size is copied into its batch; of a larger one the batch holds a share.
+const VALUE_COPY_MAX: usize = 1024;
 
 /// What a record is, besides a value under a key. The log keeps it; the layer above gives it
 /// its meaning.
@@ -62,11 +77,24 @@ impl Flags {
     pub const TOMBSTONE: Flags = Flags(1);
     /// The record shows in the feed of changes.
     pub const LISTED: Flags = Flags(2);
-    const KNOWN: u32 = 3;
+    /// The value is a list of extents: see [`Batch::push_extents`].
+    pub const EXTENTS: Flags = Flags(4);
+    const EXTENT: Flags = Flags(8);
+    const KNOWN: u32 = 15;
 
     /// No flag.
     pub const fn none() -> Flags {
         Flags(0)
+    }
+
+    /// The flags as they stand in a record.
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The flags that `bits` are; `None` where there are others among them.
+    pub(crate) fn from_bits(bits: u8) -> Option<Flags> {
+        (u32::from(bits) & !Flags::KNOWN == 0).then_some(Flags(bits))
     }
 
     /// These flags and `other`'s.
@@ -89,6 +117,10 @@ pub(crate) struct SegmentHeader {
     pub epoch: u32,
     /// The log's own random name.
     pub log_id: [u8; 16],
+    /// The file held another segment before: what lies behind the last frame may be of that.
+    pub is_reused: bool,
+    /// The oldest segment that the log still needed when this one began.
+    pub oldest: u32,
     /// The `Seq` of the first record to come.
     pub first_seq: u64,
     /// Where the frames of the segment before this one end; 0 in the first.
@@ -102,8 +134,8 @@ pub(crate) struct SegmentHeader {
 pub(crate) enum HeaderError {
     /// Not a header, or a torn one.
     Invalid,
-    /// A whole header of a later version.
-    Newer(u32),
+    /// A whole header of another version.
+    Version(u32),
 }
 
 impl SegmentHeader {
@@ -114,44 +146,65 @@ impl SegmentHeader {
         bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.segment.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.oldest.to_le_bytes());
         bytes[24..40].copy_from_slice(&self.log_id);
         bytes[40..48].copy_from_slice(&self.first_seq.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.previous_end.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.previous_checksum.to_le_bytes());
-        let checksum = xxh3_64(&bytes[..64]);
-        bytes[64..SEGMENT_HEADER_USED].copy_from_slice(&checksum.to_le_bytes());
+        bytes[64..68].copy_from_slice(&if self.is_reused { REUSED } else { 0 }.to_le_bytes());
+        let checksum = xxh3_64(&bytes[..72]);
+        bytes[72..SEGMENT_HEADER_USED].copy_from_slice(&checksum.to_le_bytes());
         (bytes, checksum)
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<(SegmentHeader, u64), HeaderError> {
         let bytes = bytes.get(..SEGMENT_HEADER_SIZE).ok_or(HeaderError::Invalid)?;
-        let checksum = u64_at(bytes, 64);
-        if bytes[..8] != SEGMENT_MAGIC || checksum != xxh3_64(&bytes[..64]) {
+        let checksum = u64_at(bytes, 72);
+        // Of another version only the magic and the version's place are known.
+        if bytes[..8] == SEGMENT_MAGIC && u32_at(bytes, 8) == 1 && u64_at(bytes, 64) == xxh3_64(&bytes[..64])
+        {
+            return Err(HeaderError::Version(1));
+        }
+        if bytes[..8] != SEGMENT_MAGIC || checksum != xxh3_64(&bytes[..72]) {
             return Err(HeaderError::Invalid);
         }
         let version = u32_at(bytes, 8);
-        if version > FORMAT_VERSION {
-            return Err(HeaderError::Newer(version));
+        if version != FORMAT_VERSION {
+            return Err(HeaderError::Version(version));
         }
         let header = SegmentHeader {
             segment: u32_at(bytes, 12),
             epoch: u32_at(bytes, 16),
+            oldest: u32_at(bytes, 20),
             log_id: bytes[24..40].try_into().expect("16 bytes"),
             first_seq: u64_at(bytes, 40),
             previous_end: u64_at(bytes, 48),
             previous_checksum: u64_at(bytes, 56),
+            is_reused: u32_at(bytes, 64) & REUSED != 0,
         };
         Ok((header, checksum))
     }
 }
 
-/// A frame's header, less what follows from its place.
+/// What a frame holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum FrameKind {
+    /// Commits: one record for each `Seq`, atomic.
+    Batch = 1,
+    /// One record without a `Seq`, dead until a commit refers to it.
+    Extent = 2,
+}
+
+/// A frame's header, less what its records say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
+    pub kind: FrameKind,
     /// Bytes of records after the header, without the padding.
     pub length: u32,
     pub segment: u32,
     pub epoch: u32,
+    /// The `Seq` of the first commit here, or of the next to come.
     pub first_seq: u64,
     pub record_count: u32,
     /// Up to where the segment was persisted when this frame was appended.
@@ -166,14 +219,22 @@ impl FrameHeader {
         frame_size(self.length as usize)
     }
 
-    /// The header's bytes; `records` gives the frame's records, whole.
+    /// The `Seq` of the first record after this frame.
+    pub(crate) fn next_seq(&self) -> u64 {
+        match self.kind {
+            FrameKind::Batch => self.first_seq + u64::from(self.record_count),
+            FrameKind::Extent => self.first_seq,
+        }
+    }
+
+    /// The header's bytes, with the checksum over them and the records' own.
     pub(crate) fn encode(
         &self,
         record_checksums: impl Iterator<Item = u64>,
     ) -> ([u8; FRAME_HEADER_SIZE], u64) {
         let mut bytes = [0; FRAME_HEADER_SIZE];
         bytes[..2].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
-        bytes[2] = KIND_BATCH;
+        bytes[2] = self.kind as u8;
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.segment.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.epoch.to_le_bytes());
@@ -188,12 +249,20 @@ impl FrameHeader {
 }
 
 fn frame_checksum(header: &[u8], record_checksums: impl Iterator<Item = u64>) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(header);
-    for checksum in record_checksums {
-        hash.update(&checksum.to_le_bytes());
-    }
-    hash.digest()
+    // In one piece, since most batches are small and the streaming hash has a large state.
+    let mut hashed = Vec::with_capacity(header.len() + record_checksums.size_hint().0 * 8);
+    hashed.extend_from_slice(header);
+    record_checksums.for_each(|checksum| hashed.extend_from_slice(&checksum.to_le_bytes()));
+    xxh3_64(&hashed)
+}
+
+/// The hash of a record but for its `Seq`: of its head from the sizes on, and of its value.
+fn record_hash(head: &[u8], value: &[u8]) -> u64 {
+    xxh3_64(head) ^ xxh3_64(value).rotate_left(32)
+}
+
+fn record_checksum(hash: u64, seq: u64) -> u64 {
+    hash.wrapping_add(seq.wrapping_mul(SEQ_FACTOR))
 }
 
 /// Bytes that a frame with `length` bytes of records takes.
@@ -213,10 +282,16 @@ impl<'a> Frame<'a> {
     /// The whole, undamaged frame at the front of `bytes`, wherever it belongs.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Frame<'a>> {
         let head = bytes.get(..FRAME_HEADER_SIZE)?;
-        if u16::from_le_bytes([head[0], head[1]]) != FRAME_MAGIC || head[2] != KIND_BATCH || head[3] != 0 {
+        if u16::from_le_bytes([head[0], head[1]]) != FRAME_MAGIC || head[3] != 0 {
             return None;
         }
+        let kind = match head[2] {
+            1 => FrameKind::Batch,
+            2 => FrameKind::Extent,
+            _ => return None,
+        };
         let header = FrameHeader {
+            kind,
             length: u32_at(head, 4),
             segment: u32_at(head, 8),
             epoch: u32_at(head, 12),
@@ -230,7 +305,11 @@ impl<'a> Frame<'a> {
         let mut checksums =
             Vec::with_capacity((header.record_count as usize).min(records.len() / RECORD_HEADER_SIZE));
         for (index, (_, record)) in frame.records().enumerate() {
-            if record.seq != Seq(header.first_seq.checked_add(index as u64)?) {
+            let expected = match kind {
+                FrameKind::Batch => header.first_seq.checked_add(index as u64)?,
+                FrameKind::Extent => 0,
+            };
+            if record.seq != Seq(expected) || record.flags.has(Flags::EXTENT) != (kind == FrameKind::Extent) {
                 return None;
             }
             checksums.push(record.checksum);
@@ -276,6 +355,11 @@ impl<'a> RecordRef<'a> {
         RECORD_HEADER_SIZE + self.key.len() + self.meta.len() + self.value.len()
     }
 
+    /// The checksum that stands in it.
+    pub(crate) fn checksum(&self) -> u64 {
+        self.checksum
+    }
+
     /// The undamaged record at the front of `bytes`, or what is wrong with it.
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<RecordRef<'a>, &'static str> {
         let head = bytes.get(..RECORD_HEADER_SIZE).ok_or("it ends within a record's header")?;
@@ -288,7 +372,8 @@ impl<'a> RecordRef<'a> {
         let end = meta_end + u32_at(head, 16) as usize;
         let bytes = bytes.get(..end).ok_or("it ends within a record")?;
         let checksum = u64_at(head, 0);
-        if checksum != xxh3_64(&bytes[8..]) {
+        let hash = record_hash(&bytes[16..meta_end], &bytes[meta_end..]);
+        if checksum != record_checksum(hash, u64_at(head, 8)) {
             return Err("its checksum doesn't match");
         }
         Ok(RecordRef {
@@ -350,15 +435,51 @@ impl Record {
     pub fn value(&self) -> Bytes {
         self.bytes.slice(self.value.clone())
     }
+
+    /// Where the value's extents lie, in order; `None` where the value stands here itself.
+    pub fn extents(&self) -> Option<Vec<Location>> {
+        let list = &self.bytes[self.value.clone()];
+        let location = |bytes: &[u8]| Location {
+            segment: u32_at(bytes, 0),
+            offset: u32_at(bytes, 4),
+            length: u32_at(bytes, 8),
+        };
+        self.flags.has(Flags::EXTENTS).then(|| list.chunks_exact(LOCATION_SIZE).map(location).collect())
+    }
+
+    pub(crate) fn is_extent(&self) -> bool {
+        self.flags.has(Flags::EXTENT)
+    }
 }
 
 /// Records to append together: all of them survive, or none.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
-    /// The records as they will stand in the log, but for their `Seq` and checksum.
+    /// One behind another: the records as they will stand in the log, but for the first 16 bytes
+    /// of each (checksum and `Seq`), and without the values in `parts`.
     bytes: Vec<u8>,
-    ends: Vec<u32>,
+    parts: Vec<Part>,
+    /// Bytes of all records.
+    size: usize,
     pub(crate) may_use_reserve: bool,
+}
+
+/// One record of a batch.
+#[derive(Debug, Clone)]
+struct Part {
+    /// Where it ends in the batch's bytes.
+    end: usize,
+    hash: u64,
+    /// Its value, where that isn't among the batch's bytes.
+    value: Option<Bytes>,
+}
+
+/// A frame on its way into the log, piece by piece.
+pub(crate) enum Piece<'a> {
+    /// To be copied.
+    Copy(&'a [u8]),
+    /// A value that may be shared instead.
+    Share(&'a Bytes),
 }
 
 impl Batch {
@@ -367,15 +488,54 @@ impl Batch {
         Batch::default()
     }
 
-    /// Adds a record.
+    /// Adds a record, with a copy of its value.
     ///
     /// # Panics
     /// Where the key or the meta is over its limit: checking that is the caller's business.
     pub fn push(&mut self, flags: Flags, key: &[u8], meta: &[u8], value: &[u8]) {
+        self.push_record(flags, key, meta, value, None);
+    }
+
+    /// As [`Batch::push`], but a large value is shared and not copied.
+    ///
+    /// # Panics
+    /// As [`Batch::push`].
+    pub fn push_bytes(&mut self, flags: Flags, key: &[u8], meta: &[u8], value: Bytes) {
+        if value.len() <= VALUE_COPY_MAX {
+            self.push_record(flags, key, meta, &value, None);
+        } else {
+            self.push_record(flags, key, meta, &[], Some(value));
+        }
+    }
+
+    /// Adds a record whose value is what the extents hold, one behind another. They are as
+    /// durable as the record, since they were appended before it.
+    ///
+    /// # Panics
+    /// As [`Batch::push`], and where there are more than [`EXTENT_COUNT_MAX`] extents.
+    pub fn push_extents(&mut self, flags: Flags, key: &[u8], meta: &[u8], extents: &[Location]) {
+        assert!(extents.len() <= EXTENT_COUNT_MAX, "{} extents", extents.len());
+        let mut list = Vec::with_capacity(extents.len() * LOCATION_SIZE);
+        for number in extents.iter().flat_map(|at| [at.segment, at.offset, at.length]) {
+            list.extend_from_slice(&number.to_le_bytes());
+        }
+        self.push_bytes(flags.with(Flags::EXTENTS), key, meta, list.into());
+    }
+
+    /// A batch that is one extent.
+    pub(crate) fn extent(value: Bytes) -> Batch {
+        let mut batch = Batch::new();
+        batch.push_bytes(Flags::EXTENT, &[], &[], value);
+        batch
+    }
+
+    fn push_record(&mut self, flags: Flags, key: &[u8], meta: &[u8], copied: &[u8], shared: Option<Bytes>) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         assert!(meta.len() <= META_SIZE_MAX, "meta of {} bytes", meta.len());
+        let value = shared.as_deref().unwrap_or(copied);
         let value_size = u32::try_from(value.len()).expect("a value fits a batch");
-        self.bytes.reserve(RECORD_HEADER_SIZE + key.len() + meta.len() + value.len());
+        let start = self.bytes.len();
+        self.bytes.reserve(RECORD_HEADER_SIZE + key.len() + meta.len() + copied.len());
         self.bytes.extend_from_slice(&[0; 16]);
         self.bytes.extend_from_slice(&value_size.to_le_bytes());
         self.bytes.extend_from_slice(&(meta.len() as u16).to_le_bytes());
@@ -383,15 +543,18 @@ impl Batch {
         self.bytes.extend_from_slice(&u32::from(flags.0).to_le_bytes());
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(meta);
-        self.bytes.extend_from_slice(value);
-        self.ends.push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
+        let hash = record_hash(&self.bytes[start + 16..], value);
+        self.size += self.bytes.len() - start + value.len();
+        self.bytes.extend_from_slice(copied);
+        self.parts.push(Part { end: self.bytes.len(), hash, value: shared });
     }
 
     /// Adds another batch's records behind these.
     pub fn extend(&mut self, other: &Batch) {
-        let start = self.bytes.len() as u32;
+        let start = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
-        self.ends.extend(other.ends.iter().map(|end| start + end));
+        self.parts.extend(other.parts.iter().map(|part| Part { end: start + part.end, ..part.clone() }));
+        self.size += other.size;
     }
 
     /// Lets the batch into the room that is kept back for what frees space: so deletions work
@@ -402,19 +565,17 @@ impl Batch {
 
     /// How many records it has.
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.parts.len()
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.parts.is_empty()
     }
 
     /// Its records' flags, keys and metas, in order.
     pub fn records(&self) -> impl Iterator<Item = (Flags, &[u8], &[u8])> {
-        self.ranges().map(|range| {
-            let at = |offset: u32| (offset as usize) - FRAME_HEADER_SIZE;
-            let record = &self.bytes[at(range.start)..at(range.end)];
+        self.heads().map(|(record, _)| {
             let key_end = RECORD_HEADER_SIZE + u16_at(record, 22) as usize;
             let meta_end = key_end + u16_at(record, 20) as usize;
             (Flags(record[24]), &record[RECORD_HEADER_SIZE..key_end], &record[key_end..meta_end])
@@ -423,39 +584,57 @@ impl Batch {
 
     /// Bytes that it takes in the log.
     pub fn size(&self) -> usize {
-        frame_size(self.bytes.len())
+        frame_size(self.size)
+    }
+
+    /// Bytes of the values that are shared and at least as large.
+    pub(crate) fn shared_bytes(&self, size_min: usize) -> usize {
+        let sizes = self.parts.iter().filter_map(|part| part.value.as_ref()).map(Bytes::len);
+        sizes.filter(|size| *size >= size_min).sum()
+    }
+
+    /// Each record's bytes in the batch, and the rest of it.
+    fn heads(&self) -> impl Iterator<Item = (&[u8], &Part)> {
+        let mut start = 0;
+        self.parts
+            .iter()
+            .map(move |part| (&self.bytes[std::mem::replace(&mut start, part.end)..part.end], part))
     }
 
     /// Where each record lies, in bytes from the frame's first byte.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u32>> {
         let mut start = FRAME_HEADER_SIZE as u32;
-        self.ends.iter().map(move |end| {
-            let range = start..FRAME_HEADER_SIZE as u32 + end;
+        self.heads().map(move |(head, part)| {
+            let size = head.len() + part.value.as_ref().map_or(0, Bytes::len);
+            let range = start..start + size as u32;
             start = range.end;
             range
         })
     }
 
-    /// Appends the frame to `out` and returns its checksum. `header` is complete but for what
-    /// the batch itself says.
-    pub(crate) fn write_frame(&self, mut header: FrameHeader, out: &mut Vec<u8>) -> u64 {
-        header.length = self.bytes.len() as u32;
+    /// Hands out the frame, [`Batch::size`] bytes, and returns its checksum. `header` is complete
+    /// but for what the batch itself says.
+    pub(crate) fn write_frame(&self, mut header: FrameHeader, mut put: impl FnMut(Piece<'_>)) -> u64 {
+        header.length = self.size as u32;
         header.record_count = self.len() as u32;
-        let start = out.len();
-        out.extend_from_slice(&[0; FRAME_HEADER_SIZE]);
-        out.extend_from_slice(&self.bytes);
-        out.resize(start + self.size(), 0);
-        let frame = &mut out[start..];
-        let mut checksums = Vec::with_capacity(self.len());
-        for (index, range) in self.ranges().enumerate() {
-            let record = &mut frame[range.start as usize..range.end as usize];
-            record[8..16].copy_from_slice(&(header.first_seq + index as u64).to_le_bytes());
-            let checksum = xxh3_64(&record[8..]);
-            record[..8].copy_from_slice(&checksum.to_le_bytes());
-            checksums.push(checksum);
+        let seq_at = |index: usize| match header.kind {
+            FrameKind::Batch => header.first_seq + index as u64,
+            FrameKind::Extent => 0,
+        };
+        let checksum_at = |index: usize| record_checksum(self.parts[index].hash, seq_at(index));
+        let (bytes, checksum) = header.encode((0..self.len()).map(checksum_at));
+        put(Piece::Copy(&bytes));
+        for (index, (head, part)) in self.heads().enumerate() {
+            let mut place = [0; 16];
+            place[..8].copy_from_slice(&checksum_at(index).to_le_bytes());
+            place[8..].copy_from_slice(&seq_at(index).to_le_bytes());
+            put(Piece::Copy(&place));
+            put(Piece::Copy(&head[16..]));
+            if let Some(value) = &part.value {
+                put(Piece::Share(value));
+            }
         }
-        let (bytes, checksum) = header.encode(checksums.into_iter());
-        frame[..FRAME_HEADER_SIZE].copy_from_slice(&bytes);
+        put(Piece::Copy(&[0; FRAME_ALIGNMENT][..self.size() - FRAME_HEADER_SIZE - self.size]));
         checksum
     }
 }

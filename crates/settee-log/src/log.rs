@@ -1,36 +1,36 @@
 //! The log: appending, waiting and reading.
 //!
-//! Owns the accepted bytes that are not yet in the system's hands, and the marks that say how
-//! far everything has got. `append` copies a batch behind the others under one mutex; the
-//! writer task (`writer.rs`) takes what has come, writes and syncs it, and moves the marks;
-//! room on the disk is reserved before bytes are accepted (`room.rs`).
+//! `append` takes one mutex to give a batch its place and to copy it behind the others, and
+//! returns at once. What has to be written and synced, and when, `state.rs` decides; whoever
+//! changes the state carries it out (`drive.rs`). Readers see accepted bytes and files through a
+//! view that is replaced whole (`view.rs`). Room on the disk is reserved before bytes are
+//! accepted (`room.rs`).
 //!
 //! Invariants:
-//! 1. `persisted <= written <= accepted`; none moves backwards.
-//! 2. Recovery yields a prefix of the accepted batches, each whole, and never less than what
+//! 1. Recovery yields a prefix of the accepted batches, each whole, and never less than what
 //!    was persisted.
-//! 3. After a failed write or sync no append succeeds, and no mark moves.
-//! 4. No lock is held across an await, but for `room`, which readers don't take.
-//! 5. A segment's first byte is accepted only when all of the segment before is persisted.
+//! 2. After a failed write or sync no append succeeds, and no mark moves.
+//! 3. No lock is held across an await, but for `room`, which readers don't take.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use settee_io::{Env, File};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
+use crate::directory::{Directory, DirectoryError};
 use crate::error::{AppendError, OpenError, ReadError, Stopped};
 use crate::format::{
-    BATCH_SIZE_MAX, Batch, FrameHeader, Record, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
+    BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FrameKind, Record, RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
 };
+use crate::planted::Planted;
 use crate::recovery::{self, Recovery, Tail};
-use crate::room::RESERVE_BYTES;
-use crate::writer;
+use crate::room::Room;
+use crate::state::{Claim, Lack, Mark, Placed, Position, State};
+use crate::view::View;
 
 /// A record's place in the order of the log: 1, 2, … 0 stands before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -67,8 +67,7 @@ pub struct Appended {
     pub last_seq: Seq,
     /// Where each record lies.
     pub locations: Vec<Location>,
-    /// Batches with the same number are handed to the system in one write, and so become
-    /// persisted together.
+    /// Batches with the same number become persisted by the same sync.
     pub group: u64,
 }
 
@@ -80,39 +79,109 @@ pub const SEGMENT_BYTES_LIMIT: u32 = 1 << 30;
 pub struct LogOptions {
     /// Largest batch in bytes; at most [`BATCH_SIZE_MAX`].
     pub batch_bytes_max: usize,
-    /// Where a segment ends, in bytes: at least a header and two of the largest batches, at
+    /// A segment takes about a sixteenth of the log's live bytes: at least this many bytes (but no
+    /// more than the maximum), and the batch for which it was begun,
+    pub segment_bytes_min: u32,
+    /// and at most this many; at least a header, two of the largest batches and a reserve, at
     /// most [`SEGMENT_BYTES_LIMIT`].
     pub segment_bytes_max: u32,
-    /// Accepted bytes that wait for the writer; an append beyond waits as well.
+    /// The first buffer after a pause, in bytes. Buffers come from the environment's pool.
+    pub buffer_bytes_min: usize,
+    /// The largest buffer in bytes, but for batches that are larger. It is what one write takes.
     pub buffer_bytes_max: usize,
+    /// Writes in flight at once.
+    pub writes_in_flight_max: usize,
+    /// A value of at least this many bytes is written from where it is, without a copy. Not in
+    /// direct mode, where memory must be aligned.
+    pub bypass_bytes_min: usize,
+    /// Whether writes are aligned for direct I/O, and the segments' files opened for it.
+    pub direct: bool,
+    /// The longest that a group waits, in microseconds, for those who have just committed and
+    /// may come again; it is half of a measured sync at most. A lone committer never waits.
+    pub group_delay_us_max: u64,
+    /// A group of this many bytes waits no longer.
+    pub group_bytes_max: usize,
+    /// A group of this many batches waits no longer.
+    pub group_writes_max: usize,
+    /// What is accepted is written within this time, though nobody waits for it.
+    pub accepted_age_ms_max: u64,
     /// What is written is synced within this time, though nobody waits for it.
     pub written_age_ms_max: u64,
+    /// A segment that was forgotten is kept for the next one where it takes at most this many
+    /// hundredths of the log.
+    pub spare_percent_max: u64,
+    /// What is to go wrong, for tests of the tests.
+    #[cfg(feature = "planted-faults")]
+    pub planted: Option<Planted>,
 }
 
 impl Default for LogOptions {
     fn default() -> LogOptions {
-        LogOptions {
-            batch_bytes_max: BATCH_SIZE_MAX,
-            segment_bytes_max: 64 << 20,
-            buffer_bytes_max: 32 << 20,
-            written_age_ms_max: 1_000,
-        }
+        LogOptions::DEFAULT
     }
 }
 
-/// What a log has done since it was opened.
+impl LogOptions {
+    /// The defaults.
+    pub const DEFAULT: LogOptions = LogOptions {
+        batch_bytes_max: BATCH_SIZE_MAX,
+        segment_bytes_min: 128 << 10,
+        segment_bytes_max: 64 << 20,
+        buffer_bytes_min: 64 << 10,
+        buffer_bytes_max: 1 << 20,
+        writes_in_flight_max: 2,
+        bypass_bytes_min: 256 << 10,
+        direct: false,
+        group_delay_us_max: 500,
+        group_bytes_max: 4 << 20,
+        group_writes_max: 4096,
+        accepted_age_ms_max: 50,
+        written_age_ms_max: 1_000,
+        spare_percent_max: 5,
+        #[cfg(feature = "planted-faults")]
+        planted: None,
+    };
+
+    fn check(&self, env: &Env) {
+        let segment_bytes_least = SEGMENT_HEADER_SIZE + 2 * self.batch_bytes_max;
+        let segment_bytes_max = self.segment_bytes_max as usize;
+        assert!(self.batch_bytes_max <= BATCH_SIZE_MAX, "{self:?}");
+        assert!(segment_bytes_max >= segment_bytes_least, "{self:?}");
+        assert!(self.segment_bytes_max <= SEGMENT_BYTES_LIMIT, "{self:?}");
+        assert!(self.buffer_bytes_min <= self.buffer_bytes_max, "{self:?}");
+        assert!(self.writes_in_flight_max > 0, "{self:?}");
+        let buffer_bytes_most = (self.batch_bytes_max + SEGMENT_HEADER_SIZE).max(self.buffer_bytes_max);
+        let pool_bytes_max = env.buffers.stats().bytes_max;
+        assert!(
+            buffer_bytes_most.next_power_of_two() <= pool_bytes_max,
+            "a pool of {pool_bytes_max}: {self:?}"
+        );
+    }
+}
+
+/// What a log has done since it was opened, and where it stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogStats {
     /// Batches accepted.
     pub batch_count: u64,
+    /// Extents accepted.
+    pub extent_count: u64,
     /// Writes handed to the system.
     pub write_count: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Syncs of segments.
+    /// Syncs of segments that carried a group.
     pub sync_count: u64,
+    /// What a sync takes, in microseconds: a running average.
+    pub sync_us: u64,
     /// Bytes that the segments' frames take, the oldest included.
     pub file_bytes: u64,
+    /// Of these, what was left empty so that no synced block is written again.
+    pub padding_bytes: u64,
+    /// Bytes accepted and not yet written: what is in memory now.
+    pub memory_bytes: u64,
+    /// Bytes written and not yet persisted, of the open segment.
+    pub unsynced_bytes: u64,
 }
 
 /// A segmented append-only log in a folder of its own. Used from many tasks at once.
@@ -132,125 +201,17 @@ pub(crate) struct Shared {
     pub epoch: u32,
     /// Where the log ended when it was opened.
     pub recovered: Tail,
-    pub state: Mutex<State>,
-    /// Wakes the writer task.
-    pub work: Notify,
+    state: Mutex<State>,
     /// Taken by who makes room: one at a time.
-    pub room: tokio::sync::Mutex<()>,
-    /// The segments' files.
-    pub files: ArcSwap<BTreeMap<u32, Arc<File>>>,
-    /// The end of what is written, as [`position`] puts it: readers of anything below need no
-    /// lock. Mirrors `State::written`.
+    pub room: tokio::sync::Mutex<Room>,
+    /// Taken by who seals a segment.
+    pub sealing: tokio::sync::Mutex<()>,
+    /// Replaced only under the state's lock.
+    pub view: ArcSwap<View>,
+    /// The end of what is written, in bits: readers of anything below need not look into memory.
     pub written_position: AtomicU64,
     /// Mirrors the `Seq` of `State::persisted`.
     pub persisted_seq: AtomicU64,
-}
-
-/// A segment and an offset in one number that grows along the log.
-pub(crate) fn position(segment: u32, offset: u32) -> u64 {
-    u64::from(segment) << 32 | u64::from(offset)
-}
-
-/// How far the log has got in one respect.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub seq: u64,
-    /// In the segment that is open.
-    pub offset: u32,
-}
-
-pub(crate) struct State {
-    /// The segment that takes appends; none between opening and the first append.
-    pub segment: Option<OpenSegment>,
-    /// Accepted, and not yet taken by the writer.
-    pub buffer: Vec<u8>,
-    /// Where `buffer` begins in the segment.
-    pub buffer_offset: u32,
-    /// Being written: its offset and bytes.
-    pub writing: Option<(u32, Bytes)>,
-    /// Its offset is where the next frame begins; the other marks' are where frames end.
-    pub accepted: Mark,
-    pub written: Mark,
-    pub persisted: Mark,
-    /// Someone wants all up to this `Seq` persisted.
-    pub persist_wanted: u64,
-    /// Since when something written has waited for a sync (the environment's clock).
-    pub unsynced_since: Option<Duration>,
-    /// The number of the group that the next batch joins.
-    pub group: u64,
-    pub written_waiters: Waiters,
-    pub persisted_waiters: Waiters,
-    pub stopped: Option<Stopped>,
-    pub closing: bool,
-    /// The next segment is being made: nothing more goes into this one.
-    pub rolling: bool,
-    pub stats: LogStats,
-}
-
-pub(crate) struct OpenSegment {
-    pub number: u32,
-    pub epoch: u32,
-    pub file: Arc<File>,
-    /// Room is reserved up to here.
-    pub allocated: u32,
-    /// The checksum that the next frame carries on.
-    pub checksum: u64,
-}
-
-/// Those who wait for a `Seq` to reach a stage.
-#[derive(Default)]
-pub(crate) struct Waiters {
-    waiting: Vec<(u64, oneshot::Sender<()>)>,
-    prune_at: usize,
-}
-
-impl Waiters {
-    fn add(&mut self, seq: u64) -> oneshot::Receiver<()> {
-        // Those who gave up are dropped now and then, at a cost shared by those who come.
-        if self.waiting.len() >= self.prune_at {
-            self.waiting.retain(|(_, waiter)| !waiter.is_closed());
-            self.prune_at = self.waiting.len() * 2 + 64;
-        }
-        let (sender, receiver) = oneshot::channel();
-        self.waiting.push((seq, sender));
-        receiver
-    }
-
-    /// Takes out those who wait for `seq` or less, to be woken without the lock.
-    pub(crate) fn take_up_to(&mut self, seq: u64) -> Vec<oneshot::Sender<()>> {
-        self.waiting.extract_if(.., |(wanted, _)| *wanted <= seq).map(|(_, waiter)| waiter).collect()
-    }
-
-    /// Lets all go: their receivers learn that nothing will come.
-    pub(crate) fn clear(&mut self) {
-        self.waiting.clear();
-    }
-}
-
-/// What a batch needs of the disk.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Claim {
-    /// Its bytes.
-    pub size: usize,
-    /// Bytes that must stay free behind it.
-    pub reserve: u32,
-}
-
-impl Claim {
-    fn of(batch: &Batch) -> Claim {
-        Claim { size: batch.size(), reserve: if batch.may_use_reserve { 0 } else { RESERVE_BYTES } }
-    }
-}
-
-/// Whether a batch may be accepted now.
-pub(crate) enum Admission {
-    Ready,
-    /// A new segment is needed, since there is none or this one is full.
-    NeedsSegment,
-    /// Room must be reserved up to this offset.
-    NeedsRoom(u32),
-    /// Too much waits for the writer.
-    NeedsBuffer,
 }
 
 impl Log {
@@ -259,41 +220,30 @@ impl Log {
     /// returns. Where nothing had to be cut it goes on in the last segment.
     ///
     /// # Errors
-    /// Damage below what had been persisted, a missing segment, a later format, or what the
+    /// Damage below what had been persisted, a missing segment, another format, or what the
     /// system says. Files are changed only after everything was found sound: a torn tail is cut.
+    ///
+    /// # Panics
+    /// Where the options contradict each other, or the largest batch doesn't fit the pool.
     pub async fn open(
         env: &Env,
         folder: &Path,
         options: LogOptions,
         replay: impl FnMut(Location, RecordRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        let least = SEGMENT_HEADER_SIZE + 2 * options.batch_bytes_max;
-        assert!(options.batch_bytes_max <= BATCH_SIZE_MAX, "{options:?}");
-        assert!(
-            (least..=SEGMENT_BYTES_LIMIT as usize).contains(&(options.segment_bytes_max as usize)),
-            "{options:?}"
-        );
-        let found = recovery::recover(env, folder, replay).await?;
-        let mark = Mark { seq: found.last_seq, offset: found.tail.end as u32 };
-        let begin = mark.offset.next_multiple_of(SYNC_ALIGNMENT);
-        let state = State {
-            segment: found.open,
-            buffer: Vec::new(),
-            buffer_offset: begin,
-            writing: None,
-            accepted: Mark { offset: begin, ..mark },
-            written: mark,
-            persisted: mark,
-            persist_wanted: 0,
-            unsynced_since: None,
-            group: 0,
-            written_waiters: Waiters::default(),
-            persisted_waiters: Waiters::default(),
-            stopped: None,
-            closing: false,
-            rolling: false,
-            stats: LogStats { file_bytes: found.file_bytes, ..LogStats::default() },
-        };
+        options.check(env);
+        let found = recovery::recover(env, folder, &options, replay).await?;
+        if options.direct {
+            for file in found.files.values() {
+                file.set_direct(true).await?;
+            }
+        }
+        let end = Mark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
+        let mut open = found.open;
+        if let Some(segment) = &mut open {
+            segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes));
+        }
+        let state = State::new(options, env.buffers.clone(), end, open, found.segments);
         let shared = Arc::new(Shared {
             env: env.clone(),
             folder: folder.to_path_buf(),
@@ -301,20 +251,19 @@ impl Log {
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
             epoch: found.epoch + 1,
             recovered: found.tail,
+            view: ArcSwap::from_pointee(View::new(Arc::new(found.files), &state)),
+            written_position: AtomicU64::new(end.at.bits()),
+            persisted_seq: AtomicU64::new(end.seq),
             state: Mutex::new(state),
-            work: Notify::new(),
-            room: tokio::sync::Mutex::new(()),
-            files: ArcSwap::from_pointee(found.files),
-            written_position: AtomicU64::new(position(found.tail.segment, mark.offset)),
-            persisted_seq: AtomicU64::new(found.last_seq),
+            room: tokio::sync::Mutex::default(),
+            sealing: tokio::sync::Mutex::default(),
         });
-        env.spawn("log writer", writer::run(shared.clone()));
         Ok((Log { shared }, found.summary))
     }
 
-    /// Accepts a batch: it gets its place in the order, which never changes, and the writer is
-    /// told to bring it as far as `stage`. Returns at once, unless room must be made first: a
-    /// new segment, more of this one reserved, or the writer has fallen behind.
+    /// Accepts a batch: it gets its place in the order, which never changes, and is brought as
+    /// far as `stage`, which [`Log::wait`] waits for. Returns at once, unless room must be made
+    /// first: a new segment, more of this one reserved, or a buffer, where the pool has none.
     ///
     /// Dropping the future before it returns leaves the batch out, whole.
     ///
@@ -322,28 +271,81 @@ impl Log {
     /// [`AppendError::TooLarge`] and [`AppendError::NoSpace`] leave the log as it was;
     /// [`AppendError::Stopped`] is for good.
     pub async fn append(&self, batch: &Batch, stage: Stage) -> Result<Appended, AppendError> {
+        let placed = self.place(batch, FrameKind::Batch, stage).await?;
+        Ok(appended(batch, &placed))
+    }
+
+    /// Accepts an extent: bytes without a `Seq`, up to [`EXTENT_SIZE_MAX`] of them, to which a
+    /// batch that is appended later refers ([`Batch::push_extents`]). It is persisted with that
+    /// batch at the latest; until then recovery may lose it.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    pub async fn append_extent(&self, value: Bytes) -> Result<Location, AppendError> {
+        if value.len() > EXTENT_SIZE_MAX {
+            return Err(AppendError::TooLarge { size: value.len(), max: EXTENT_SIZE_MAX });
+        }
+        let extent = Batch::extent(value);
+        let placed = self.place(&extent, FrameKind::Extent, Stage::Accepted).await?;
+        Ok(locations(&extent, &placed)[0])
+    }
+
+    /// Appends a batch and returns once it is persisted, in the caller's thread: where nobody
+    /// else is at work, it writes and syncs by itself, without a hand-over. For users without an
+    /// executor; what must be made first (a segment, room, a buffer) is still left to tasks.
+    ///
+    /// # Errors
+    /// As [`Log::append`]. After [`AppendError::Stopped`] it is unknown whether the batch
+    /// survives.
+    ///
+    /// # Panics
+    /// In a task of an executor, which it would hold up.
+    pub fn append_blocking(&self, batch: &Batch) -> Result<Appended, AppendError> {
+        self.check(batch)?;
+        let mut buffer = None;
+        let placed = loop {
+            let placed = self.shared.try_place(batch, FrameKind::Batch, Stage::Persisted, &mut buffer)?;
+            match placed {
+                Ok(placed) => break placed,
+                Err(lack) => {
+                    let (done, made) = oneshot::channel();
+                    let (shared, claim) = (self.shared.clone(), Claim::of(batch));
+                    self.shared.env.spawn("log room", async move {
+                        let _ = done.send(shared.make(lack, claim).await);
+                    });
+                    buffer = made.blocking_recv().unwrap_or_else(|_| Err(self.shared.closed().into()))?;
+                }
+            }
+        };
+        let appended = appended(batch, &placed);
+        self.shared.wait_blocking(Mark { seq: appended.last_seq.0, at: Position::default() })?;
+        Ok(appended)
+    }
+
+    fn check(&self, batch: &Batch) -> Result<(), AppendError> {
         assert!(!batch.is_empty(), "a batch has records");
         let max = self.shared.options.batch_bytes_max;
-        if batch.size() > max {
-            return Err(AppendError::TooLarge { size: batch.size(), max });
-        }
-        loop {
-            if let Some(appended) = self.shared.try_append(batch, stage)? {
-                return Ok(appended);
-            }
-            self.make_room(Claim::of(batch)).await?;
+        match batch.size() > max {
+            true => Err(AppendError::TooLarge { size: batch.size(), max }),
+            false => Ok(()),
         }
     }
 
-    /// Makes room in a task of its own: a segment half made would be in the way for good, were
-    /// the caller's future dropped there.
-    async fn make_room(&self, claim: Claim) -> Result<(), AppendError> {
-        let (done, made) = oneshot::channel();
-        let shared = self.shared.clone();
-        self.shared.env.spawn("log room", async move {
-            let _ = done.send(shared.make_room(claim).await);
-        });
-        made.await.unwrap_or_else(|_| Err(self.shared.closed().into()))
+    async fn place(&self, batch: &Batch, kind: FrameKind, stage: Stage) -> Result<Placed, AppendError> {
+        self.check(batch)?;
+        let mut buffer = None;
+        loop {
+            match self.shared.try_place(batch, kind, stage, &mut buffer)? {
+                Ok(placed) => {
+                    self.shared.drive();
+                    return Ok(placed);
+                }
+                Err(lack) => {
+                    self.shared.drive();
+                    buffer = self.shared.make(lack, Claim::of(batch)).await?;
+                }
+            }
+        }
     }
 
     /// Returns once `seq`, which need not exist yet, has got as far as `stage`.
@@ -351,7 +353,7 @@ impl Log {
     /// # Errors
     /// The log stopped before.
     pub async fn wait(&self, seq: Seq, stage: Stage) -> Result<(), Stopped> {
-        self.shared.wait(seq.0, stage).await
+        self.shared.wait(Mark { seq: seq.0, at: Position::default() }, stage).await
     }
 
     /// A barrier: returns once everything accepted before the call is persisted.
@@ -362,56 +364,121 @@ impl Log {
         self.shared.flush().await
     }
 
+    /// Says that no record before `seq` is needed any more, since what it said stands elsewhere.
+    /// Segments that hold such records alone go some time after the next one has begun, and are
+    /// not replayed then; until that they may still be read, and replayed.
+    pub fn forget_before(&self, seq: Seq) {
+        let left = &mut self.shared.lock().left;
+        left.forget_before = left.forget_before.max(seq.0);
+    }
+
+    /// The segments' numbers, oldest first. All but the last were left; they are sealed, one after
+    /// another, while the log goes on.
+    pub fn segments(&self) -> Vec<u32> {
+        self.shared.view.load().files.keys().copied().collect()
+    }
+
+    /// The directory of a segment that was sealed.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Absent`] where it isn't sealed, or not yet; else as [`Directory::open`].
+    pub async fn directory(&self, segment: u32) -> Result<Directory, DirectoryError> {
+        let path = || recovery::segment_path(&self.shared.folder, segment);
+        let file = self.shared.view.load().files.get(&segment).cloned();
+        let file = file.ok_or_else(|| DirectoryError::Absent { path: path() })?;
+        let epoch = match SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?) {
+            Ok((header, _)) => header.epoch,
+            Err(_) => return Err(DirectoryError::Absent { path: path() }),
+        };
+        Directory::open(file, segment, epoch).await
+    }
+
     /// The last `Seq` that is persisted.
     pub fn persisted(&self) -> Seq {
         Seq(self.shared.persisted_seq.load(Ordering::Acquire))
     }
 
     /// Reads the record at `location`: from memory where it isn't written yet, otherwise by one
-    /// positional read, with no lock taken. Its checksum is verified.
+    /// positional read. Takes no lock, and waits for no write, no sync and no buffer. The
+    /// record's checksum is verified.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
+        let record = self.read_record(location).await?;
+        match record.is_extent() {
+            true => Err(self.damaged(location, "it is an extent and no record")),
+            false => Ok(record),
+        }
+    }
+
+    /// Reads the extent at `location`, as [`Log::read`] does a record.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn read_extent(&self, location: Location) -> Result<Bytes, ReadError> {
+        let record = self.read_record(location).await?;
+        match record.is_extent() {
+            true => Ok(record.value()),
+            false => Err(self.damaged(location, "it is a record and no extent")),
+        }
+    }
+
+    async fn read_record(&self, location: Location) -> Result<Record, ReadError> {
+        if self.shared.options.is_planted(Planted::ReaderWaits) {
+            drop(self.shared.env.buffers.take(1).await);
+        }
         let Location { segment, offset, length } = location;
-        let damaged = |what| ReadError::Damaged {
-            path: recovery::segment_path(&self.shared.folder, segment),
-            offset,
-            what,
-        };
-        let end = offset.checked_add(length).ok_or_else(|| damaged("it ends past the largest segment"))?;
+        let end = offset.checked_add(length);
+        let end = end.ok_or_else(|| self.damaged(location, "it ends past the largest segment"))?;
+        let (start, end) = (Position::new(segment, offset), Position::new(segment, end));
+        let written = Position::from_bits(self.shared.written_position.load(Ordering::Acquire));
         let mut bytes = None;
-        if position(segment, end) > self.shared.written_position.load(Ordering::Acquire) {
-            bytes = self.shared.read_memory(segment, offset..end);
+        if end > written {
+            bytes = self.shared.view.load().copy(start, end);
         }
         let bytes = match bytes {
             Some(bytes) => bytes,
             None => {
-                let file = self.shared.files.load().get(&segment).cloned();
-                let file = file.ok_or(ReadError::NoSegment { segment })?;
-                file.read_exact_at(u64::from(offset), length as usize).await?.into()
+                let file = self.shared.view.load().files.get(&segment).cloned();
+                let file: Arc<File> = file.ok_or(ReadError::NoSegment { segment })?;
+                file.read_exact_at(u64::from(offset), length as usize).await?
             }
         };
-        Record::decode(bytes).map_err(damaged)
+        Record::decode(bytes).map_err(|what| self.damaged(location, what))
+    }
+
+    fn damaged(&self, location: Location, what: &'static str) -> ReadError {
+        let path = recovery::segment_path(&self.shared.folder, location.segment);
+        ReadError::Damaged { path, offset: location.offset, what }
     }
 
     /// Whether it still takes appends; otherwise why not.
+    ///
+    /// # Errors
+    /// Why it stopped.
     pub fn health(&self) -> Result<(), Stopped> {
         self.shared.lock().stopped.clone().map_or(Ok(()), Err)
     }
 
-    /// Counters since it was opened.
+    /// Counters since it was opened, and where it stands.
     pub fn stats(&self) -> LogStats {
-        self.shared.lock().stats
+        let state = self.shared.lock();
+        let is_open = state.written.at.segment() == state.persisted.at.segment();
+        let unsynced = if is_open { state.written.at.since(state.persisted.at) } else { 0 };
+        LogStats { memory_bytes: state.memory_bytes() as u64, unsynced_bytes: unsynced as u64, ..state.stats }
     }
 
-    /// Persists everything accepted and ends the writer; later appends are refused.
+    /// Persists everything accepted and ends the log; later appends are refused. Returns when
+    /// nothing is under way any more: then the folder may be opened again.
     ///
     /// # Errors
     /// The log stopped before.
     pub async fn close(&self) -> Result<(), Stopped> {
         let flushed = self.flush().await;
         self.shared.end();
+        drop(self.shared.room.lock().await);
+        drop(self.shared.sealing.lock().await);
         flushed
     }
 }
@@ -428,136 +495,56 @@ impl std::fmt::Debug for Log {
     }
 }
 
+fn appended(batch: &Batch, placed: &Placed) -> Appended {
+    let last_seq = placed.first_seq + batch.len() as u64 - 1;
+    let (first_seq, group) = (Seq(placed.first_seq), placed.group);
+    Appended { first_seq, last_seq: Seq(last_seq), locations: locations(batch, placed), group }
+}
+
+fn locations(batch: &Batch, placed: &Placed) -> Vec<Location> {
+    let locate = |range: std::ops::Range<u32>| Location {
+        segment: placed.at.segment(),
+        offset: placed.at.offset() + range.start,
+        length: range.end - range.start,
+    };
+    batch.ranges().map(locate).collect()
+}
+
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a caller learns once the log, or the executor under it, has ended.
-    fn closed(&self) -> Stopped {
-        let source = settee_io::Error::Closed { path: self.folder.as_path().into() };
-        Stopped { source: Arc::new(source) }
+    /// Shows readers the chunks that there are, where these have changed.
+    pub(crate) fn publish(&self, state: &mut State) {
+        if std::mem::take(&mut state.view_is_old) {
+            let files = self.view.load().files.clone();
+            self.view.store(Arc::new(View::new(files, state)));
+        }
     }
 
-    /// Ends the log: the writer stops, whoever waits is told.
-    fn end(&self) {
+    /// Accepts a frame where nothing has to be made first.
+    fn try_place(
+        self: &Arc<Self>,
+        batch: &Batch,
+        kind: FrameKind,
+        stage: Stage,
+        buffer: &mut Option<settee_io::TailBuffer>,
+    ) -> Result<Result<Placed, Lack>, Stopped> {
         let mut state = self.lock();
-        state.closing = true;
-        state.stopped.get_or_insert_with(|| self.closed());
-        state.written_waiters.clear();
-        state.persisted_waiters.clear();
-        drop(state);
-        self.work.notify_one();
-    }
-
-    /// Whether a batch may be accepted now, and if not, what it needs.
-    pub(crate) fn admit(&self, state: &State, claim: Claim) -> Result<Admission, Stopped> {
         if let Some(stopped) = &state.stopped {
             return Err(stopped.clone());
         }
-        let Some(segment) = state.segment.as_ref().filter(|_| !state.rolling) else {
-            return Ok(Admission::NeedsSegment);
-        };
-        let end = state.accepted.offset + claim.size as u32;
-        let room = (end + claim.reserve).min(self.options.segment_bytes_max);
-        Ok(if end > self.options.segment_bytes_max {
-            Admission::NeedsSegment
-        } else if room > segment.allocated {
-            Admission::NeedsRoom(room)
-        } else if !state.buffer.is_empty() && state.buffer.len() + claim.size > self.options.buffer_bytes_max
-        {
-            Admission::NeedsBuffer
-        } else {
-            Admission::Ready
-        })
-    }
-
-    /// Accepts the batch where nothing has to be made first.
-    fn try_append(&self, batch: &Batch, stage: Stage) -> Result<Option<Appended>, Stopped> {
-        let mut guard = self.lock();
-        let Admission::Ready = self.admit(&guard, Claim::of(batch))? else {
-            return Ok(None);
-        };
-        let state = &mut *guard;
-        let segment = state.segment.as_mut().expect("admitted into a segment");
-        let (number, offset, first_seq) = (segment.number, state.accepted.offset, state.accepted.seq + 1);
-        let header = FrameHeader {
-            length: 0,
-            segment: number,
-            epoch: segment.epoch,
-            first_seq,
-            record_count: 0,
-            persisted: state.persisted.offset,
-            previous: segment.checksum,
-        };
-        segment.checksum = batch.write_frame(header, &mut state.buffer);
-        let last_seq = state.accepted.seq + batch.len() as u64;
-        state.accepted = Mark { seq: last_seq, offset: offset + batch.size() as u32 };
-        state.stats.batch_count += 1;
-        state.stats.file_bytes += batch.size() as u64;
-        if stage == Stage::Persisted {
-            state.persist_wanted = last_seq;
-        }
-        let group = state.group;
-        drop(guard);
-        self.work.notify_one();
-        let locate = |range: std::ops::Range<u32>| Location {
-            segment: number,
-            offset: offset + range.start,
-            length: range.end - range.start,
-        };
-        let locations = batch.ranges().map(locate).collect();
-        Ok(Some(Appended { first_seq: Seq(first_seq), last_seq: Seq(last_seq), locations, group }))
-    }
-
-    pub(crate) async fn wait(&self, seq: u64, stage: Stage) -> Result<(), Stopped> {
-        let arrived = {
-            let mut guard = self.lock();
-            let state = &mut *guard;
-            let (mark, waiters) = match stage {
-                Stage::Accepted => return state.stopped.clone().map_or(Ok(()), Err),
-                Stage::Written => (state.written, &mut state.written_waiters),
-                Stage::Persisted => (state.persisted, &mut state.persisted_waiters),
-            };
-            if mark.seq >= seq {
-                return Ok(());
+        let placed = state.accept(batch, kind, buffer);
+        self.publish(&mut state);
+        if placed.is_ok() {
+            match stage {
+                Stage::Accepted => state.start_age(|| self.env.clock.now()),
+                Stage::Written => state.want_written(),
+                Stage::Persisted => state.want_persisted(),
             }
-            if let Some(stopped) = &state.stopped {
-                return Err(stopped.clone());
-            }
-            let arrived = waiters.add(seq);
-            let wanted = seq.min(state.accepted.seq);
-            if stage == Stage::Persisted && wanted > state.persist_wanted.max(state.persisted.seq) {
-                state.persist_wanted = wanted;
-                self.work.notify_one();
-            }
-            arrived
-        };
-        match arrived.await {
-            Ok(()) => Ok(()),
-            Err(_) => Err(self.lock().stopped.clone().expect("waiters are let go only when the log stops")),
+            self.do_chores(&mut state);
         }
-    }
-
-    pub(crate) async fn flush(&self) -> Result<(), Stopped> {
-        let seq = self.lock().accepted.seq;
-        self.wait(seq, Stage::Persisted).await
-    }
-
-    /// The bytes of a range that is accepted and not yet written.
-    fn read_memory(&self, segment: u32, range: std::ops::Range<u32>) -> Option<Bytes> {
-        let state = self.lock();
-        if state.segment.as_ref()?.number != segment {
-            return None;
-        }
-        let within = |start: u32| {
-            Some(range.start.checked_sub(start)? as usize..range.end.checked_sub(start)? as usize)
-        };
-        if range.start >= state.buffer_offset {
-            return state.buffer.get(within(state.buffer_offset)?).map(Bytes::copy_from_slice);
-        }
-        let (start, bytes) = state.writing.as_ref()?;
-        let range = within(*start)?;
-        (range.end <= bytes.len()).then(|| bytes.slice(range))
+        Ok(placed)
     }
 }

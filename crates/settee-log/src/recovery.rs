@@ -20,10 +20,13 @@ use settee_io::{Env, File, OpenMode, folder};
 
 use crate::error::OpenError;
 use crate::format::{
-    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
-    SegmentHeader,
+    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameKind, HeaderError, RecordRef, SEGMENT_HEADER_SIZE,
+    SYNC_ALIGNMENT, SegmentHeader,
 };
-use crate::log::{Location, OpenSegment, SEGMENT_BYTES_LIMIT};
+use crate::log::{Location, LogOptions, SEGMENT_BYTES_LIMIT};
+use crate::planted::Planted;
+use crate::room::OpenSegment;
+use crate::seal::Known;
 
 /// What opening a log found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,14 +55,20 @@ const YIELD_BYTES: usize = 1 << 20;
 /// A log as it was found.
 #[derive(Default)]
 pub(crate) struct Recovered {
+    options: LogOptions,
     pub files: BTreeMap<u32, Arc<File>>,
     pub tail: Tail,
     pub last_seq: u64,
     pub epoch: u32,
     pub log_id: Option<[u8; 16]>,
     pub file_bytes: u64,
+    /// The oldest segment that is needed.
+    pub oldest: u32,
+    pub segments: BTreeMap<u32, Known>,
     /// What lies behind the tail and was written, in bytes.
     torn_bytes: u64,
+    /// Nothing but zeros lies behind the tail.
+    ends_clean: bool,
     /// The last segment, where the log may go on in it.
     pub open: Option<OpenSegment>,
     pub summary: Recovery,
@@ -79,6 +88,7 @@ fn segment_number(name: &str) -> Option<u32> {
 pub(crate) async fn recover(
     env: &Env,
     folder: &Path,
+    options: &LogOptions,
     mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
 ) -> Result<Recovered, OpenError> {
     let mut segments = Vec::new();
@@ -87,16 +97,23 @@ pub(crate) async fn recover(
             segments.push(Segment::open(env, folder, number).await?);
         }
     }
-    for (segment, expected) in segments.iter().zip(1..) {
-        if segment.number != expected {
-            return Err(OpenError::Missing { path: segment_path(folder, expected) });
-        }
-    }
-    let mut found = Recovered::default();
     let discarded = match segments.last() {
         Some(last) if last.is_torn_from_the_start().await? => segments.pop(),
         _ => None,
     };
+    let mut found = Recovered { options: *options, oldest: 1, ..Recovered::default() };
+    if let Some(Segment { header: Ok((header, _)), .. }) = segments.last() {
+        found.oldest = header.oldest;
+    }
+    // Left over where a crash came between the header that says so and their removal.
+    let forgotten: Vec<Segment> = segments.extract_if(.., |segment| segment.number < found.oldest).collect();
+    for (number, expected) in
+        segments.iter().chain(&discarded).map(|segment| segment.number).zip(found.oldest..)
+    {
+        if number != expected {
+            return Err(OpenError::Missing { path: segment_path(folder, expected) });
+        }
+    }
     for pair in segments.windows(2) {
         pair[1].check_follows(&pair[0])?;
     }
@@ -109,6 +126,9 @@ pub(crate) async fn recover(
     }
     if let Some(segment) = discarded {
         found.summary.cut_bytes += segment.set_aside(env, folder).await?;
+    }
+    for segment in forgotten {
+        folder::remove(&*env.engine, &segment.path).await?;
     }
     found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)
@@ -123,6 +143,12 @@ impl Recovered {
         replay: &mut (impl FnMut(Location, RecordRef<'_>) + Send),
     ) -> Result<(), OpenError> {
         let (header, checksum) = segment.header()?;
+        if header.segment == self.oldest && self.oldest > 1 {
+            // What came before is not needed any more: only this header tells of it.
+            let (end, checksum) = (header.previous_end, header.previous_checksum);
+            self.tail = Tail { segment: header.segment - 1, end, checksum };
+            self.last_seq = header.first_seq - 1;
+        }
         let follows = (header.previous_end, header.previous_checksum) == (self.tail.end, self.tail.checksum);
         if !(follows && header.first_seq == self.last_seq + 1) {
             return Err(segment.damaged(0, "it doesn't follow the segment before it"));
@@ -134,14 +160,19 @@ impl Recovered {
         if end > segment.length {
             return Err(segment.damaged(segment.length, "it is shorter than it was"));
         }
-        let bytes = segment.read(end).await?;
+        let bytes = match segment.read(end).await {
+            Err(_) if self.options.is_planted(Planted::ErrorAsEnd) => vec![0; end as usize].into(),
+            read => read?,
+        };
         let mut yield_at = YIELD_BYTES;
-        while let Some((start, frame)) = self.next_frame(&bytes, &header) {
+        while let Some((start, frame)) = next_frame(&bytes, &header, &self.tail, self.last_seq)
+            .or_else(|| self.recycled_frame(&bytes))
+        {
             if start > yield_at {
                 settee_io::yield_now().await;
                 yield_at = start + YIELD_BYTES;
             }
-            for (offset, record) in frame.records() {
+            for (offset, record) in frame.records().filter(|_| frame.header.kind == FrameKind::Batch) {
                 let location = Location {
                     segment: header.segment,
                     offset: (start + offset) as u32,
@@ -151,44 +182,47 @@ impl Recovered {
             }
             self.tail.end = (start + frame.header.frame_size()) as u64;
             self.tail.checksum = frame.checksum;
-            self.last_seq += u64::from(frame.header.record_count);
-            self.summary.record_count += u64::from(frame.header.record_count);
+            self.summary.record_count += frame.header.next_seq() - frame.header.first_seq;
+            self.last_seq = frame.header.next_seq() - 1;
         }
         if next.is_some() && self.tail.end != end {
             return Err(segment.damaged(self.tail.end, "a frame is damaged, and others follow it"));
         }
         if next.is_none() {
             segment.check_cut(&bytes, self.tail.end)?;
-            self.torn_bytes = torn_bytes(&bytes[self.tail.end as usize..]);
+            let behind = &bytes[self.tail.end as usize..];
+            self.ends_clean = torn_bytes(behind) == 0;
+            // What the file held before isn't torn: only what was written for this segment is.
+            let is_torn = !header.is_reused || segment.has_frames(behind);
+            self.torn_bytes = if is_torn { torn_bytes(behind) } else { 0 };
         }
         self.summary.segment_count += 1;
         self.file_bytes += self.tail.end;
+        let known = Known { first_seq: header.first_seq, bytes: self.tail.end };
+        self.segments.insert(header.segment, known);
         Ok(())
     }
 
-    /// The frame that follows where the log ends so far, and where it begins: right there, or
-    /// where a sync came between, at the next boundary.
-    fn next_frame<'a>(&self, bytes: &'a [u8], segment: &SegmentHeader) -> Option<(usize, Frame<'a>)> {
-        let end = self.tail.end as usize;
-        let next = |start: usize| {
-            let frame = Frame::decode(bytes.get(start..)?)?;
-            let header = &frame.header;
-            let belongs = header.segment == segment.segment
-                && header.epoch == segment.epoch
-                && header.first_seq == self.last_seq + 1
-                && header.previous == self.tail.checksum;
-            // A frame whose padding is missing is torn as well.
-            (belongs && start + header.frame_size() <= bytes.len()).then_some((start, frame))
-        };
-        next(end).or_else(|| next(end.next_multiple_of(SYNC_ALIGNMENT as usize)))
+    /// [`Planted::RecycledFrame`].
+    fn recycled_frame<'a>(&self, bytes: &'a [u8]) -> Option<(usize, Frame<'a>)> {
+        if !self.options.is_planted(Planted::RecycledFrame) {
+            return None;
+        }
+        let start = (self.tail.end as usize).next_multiple_of(SYNC_ALIGNMENT as usize);
+        Some((start, Frame::decode(bytes.get(start..)?)?))
     }
 
     /// Cuts what lies behind the last whole frame, and puts what was found on stable storage:
     /// it may have been read from the page cache, left there by a process that was killed.
     async fn finish(&mut self, env: &Env, last: &Segment) -> Result<(), OpenError> {
+        if self.options.is_planted(Planted::AppendBehindCut) {
+            self.tail.end += std::mem::take(&mut self.torn_bytes);
+        }
         if self.torn_bytes > 0 {
             tracing::warn!(path = %last.path.display(), offset = self.tail.end, bytes = self.torn_bytes, "cut a torn tail");
             self.summary.cut_bytes += self.torn_bytes;
+        }
+        if !self.ends_clean {
             // What was found shares its last block with what is cut: that block stays as it is.
             let end = self.tail.end.next_multiple_of(u64::from(SYNC_ALIGNMENT));
             if end < last.length {
@@ -199,14 +233,38 @@ impl Recovered {
                 number: last.number,
                 epoch: self.epoch,
                 file: last.file.clone(),
+                bytes_max: last.length as u32,
                 allocated: last.length as u32,
                 checksum: self.tail.checksum,
+                header: None,
             });
         }
         last.file.sync().await?;
         folder::sync(&*env.engine, last.path.parent().expect("a segment lies in a folder")).await?;
         Ok(())
     }
+}
+
+/// The frame that follows in a segment whose frames so far end at `tail` with the record
+/// `last_seq`, and where it begins: right there, or at the next boundary.
+pub(crate) fn next_frame<'a>(
+    bytes: &'a [u8],
+    segment: &SegmentHeader,
+    tail: &Tail,
+    last_seq: u64,
+) -> Option<(usize, Frame<'a>)> {
+    let end = tail.end as usize;
+    let next = |start: usize| {
+        let frame = Frame::decode(bytes.get(start..)?)?;
+        let header = &frame.header;
+        let belongs = header.segment == segment.segment
+            && header.epoch == segment.epoch
+            && header.first_seq == last_seq + 1
+            && header.previous == tail.checksum;
+        // A frame whose padding is missing is torn as well.
+        (belongs && start + header.frame_size() <= bytes.len()).then_some((start, frame))
+    };
+    next(end).or_else(|| next(end.next_multiple_of(SYNC_ALIGNMENT as usize)))
 }
 
 /// How much of what lies behind the last frame was ever written: room reserved and not used
@@ -237,7 +295,7 @@ impl Segment {
     }
 
     /// Its first `end` bytes.
-    async fn read(&self, end: u64) -> Result<Vec<u8>, OpenError> {
+    async fn read(&self, end: u64) -> Result<bytes::Bytes, OpenError> {
         Ok(self.file.read_exact_at(0, end as usize).await?)
     }
 
@@ -251,8 +309,8 @@ impl Segment {
             Ok((header, checksum)) if header.segment == self.number => Ok((header, checksum)),
             Ok(_) => Err(self.damaged(0, "it is another segment, renamed")),
             Err(HeaderError::Invalid) => Err(self.damaged(0, "its header is damaged")),
-            Err(HeaderError::Newer(found)) => {
-                Err(OpenError::NewerFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
+            Err(HeaderError::Version(found)) => {
+                Err(OpenError::OtherFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
             }
         }
     }
@@ -260,7 +318,11 @@ impl Segment {
     /// Takes it out of the log: renamed where something had been written to it, in case somebody
     /// wants to look. Returns how many bytes that was.
     async fn set_aside(&self, env: &Env, folder: &Path) -> Result<u64, OpenError> {
-        let written = torn_bytes(&self.read(self.length).await?);
+        let bytes = self.read(self.length).await?;
+        // A file that was to be used again: its header is zeros, and behind it is what it held.
+        let is_unused =
+            bytes.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0) && !self.has_frames(&bytes);
+        let written = if is_unused { 0 } else { torn_bytes(&bytes) };
         if written > 0 {
             let aside = self.path.with_extension("torn");
             tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
@@ -270,6 +332,12 @@ impl Segment {
         }
         folder::sync(&*env.engine, folder).await?;
         Ok(written)
+    }
+
+    /// Whether there are frames that were written for this segment.
+    fn has_frames(&self, bytes: &[u8]) -> bool {
+        let mut places = (0..bytes.len()).step_by(FRAME_ALIGNMENT);
+        places.any(|at| Frame::decode(&bytes[at..]).is_some_and(|frame| frame.header.segment == self.number))
     }
 
     /// Whether it may come after the segment `before`, as their headers tell.

@@ -1,30 +1,108 @@
-//! Room for appends: segments, and space reserved on the disk before bytes are accepted.
+//! Room for appends: segments, space reserved on the disk before bytes are accepted, buffers.
 //!
 //! A full disk shows here, as a refusal, and not in a write that has been promised: nothing is
 //! latched, and appends go on by themselves once there is room.
+//!
+//! What will be needed soon is made ahead, by a task beside the appends: more of the open
+//! segment, and the next one. Where commits wait for syncs of small groups, what is made ahead is
+//! also filled with zeros: a sync of bytes written over zeros that are on the medium changes no
+//! metadata, and takes about two thirds of one into reserved space (`settee bench sync`). Bulk
+//! streams don't pay for zeros.
 
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use settee_io::{File, OpenMode, folder};
+use bytes::Bytes;
+use settee_io::{File, OpenMode, TailBuffer, folder};
 
 use crate::error::{AppendError, Stopped};
 use crate::format::{SEGMENT_HEADER_SIZE, SegmentHeader};
-use crate::log::{Admission, Claim, OpenSegment, Shared, Stage, position};
-use crate::recovery::{Tail, segment_path};
+use crate::log::{LogOptions, Shared};
+use crate::recovery::segment_path;
+use crate::seal::Known;
+use crate::state::{Claim, Lack, State};
+use crate::view::View;
 
 /// What a segment reserves first, in bytes: small databases stay small.
 const FIRST_ROOM_BYTES: u32 = 64 << 10;
 
-/// Room in the open segment, in bytes, that is kept for batches which free space: they find it
-/// on a full disk.
+/// Room at the end of the open segment, in bytes, that is kept for batches which free space: they
+/// find it on a full disk. Of a small segment it is a quarter.
 pub(crate) const RESERVE_BYTES: u32 = 32 << 10;
 
 /// The most that is reserved ahead at once, in bytes.
 const ROOM_AHEAD_BYTES_MAX: u32 = 4 << 20;
 
+/// The most that is filled with zeros at once, in bytes.
+const FILL_BYTES_MAX: u32 = 1 << 20;
+
+/// Room is filled where groups are smaller than this on average: otherwise the zeros cost more
+/// than the syncs gain.
+const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
+
+/// One write of zeros, in bytes.
+const ZEROS: &[u8] = &[0; 256 << 10];
+
+/// A log takes about sixteen segments.
+const SEGMENT_COUNT_AIM: u64 = 16;
+
+/// A segment is made ahead only in a log of this many bytes: for it, a spare is at most a
+/// twentieth.
+const SPARE_LOG_BYTES_MIN: u64 = 20 * FIRST_ROOM_BYTES as u64;
+
+/// The segment that takes appends.
+pub(crate) struct OpenSegment {
+    pub number: u32,
+    pub epoch: u32,
+    pub file: Arc<File>,
+    /// Where it is full.
+    pub bytes_max: u32,
+    /// Room is reserved up to here.
+    pub allocated: u32,
+    /// The checksum that the next frame carries on.
+    pub checksum: u64,
+    /// Its header, until that has been accepted with the first frame.
+    pub header: Option<[u8; SEGMENT_HEADER_SIZE]>,
+}
+
+/// How much of a segment is kept for batches that free space.
+pub(crate) fn reserve_of(bytes_max: u32) -> u32 {
+    RESERVE_BYTES.min(bytes_max / 4)
+}
+
+/// Where a segment is full that is to be full at `bytes_max`, but holds a frame that ends at `end`.
+pub(crate) fn fitting(bytes_max: u32, end: u32) -> u32 {
+    if end + reserve_of(bytes_max) <= bytes_max { bytes_max } else { end + RESERVE_BYTES }
+}
+
+/// What whoever makes room has made ahead.
+#[derive(Default)]
+pub(crate) struct Room {
+    pub next: Option<Spare>,
+}
+
+/// A segment's file that isn't in use yet.
+pub(crate) struct Spare {
+    pub number: u32,
+    pub file: Arc<File>,
+    pub allocated: u32,
+    /// It held another segment before.
+    pub is_reused: bool,
+}
+
+/// What is made ahead, by one task at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chore {
+    /// More room in the open segment.
+    Reserve,
+    /// The next segment.
+    Prepare,
+    /// Fewer of the old ones.
+    Forget,
+}
+
 /// Why there is no room.
-enum RoomError {
+pub(crate) enum RoomError {
     /// The disk has none; everything is as it was.
     Refused(settee_io::Error),
     /// Something else failed: the log stops.
@@ -39,23 +117,82 @@ impl From<settee_io::Error> for RoomError {
     }
 }
 
+impl LogOptions {
+    /// How large a segment gets in a log of so many bytes.
+    pub(crate) fn segment_bytes(&self, log_bytes: u64) -> u32 {
+        let most = self.segment_bytes_max;
+        let aim = u32::try_from(log_bytes / SEGMENT_COUNT_AIM).unwrap_or(most);
+        aim.clamp(self.segment_bytes_min.min(most), most)
+    }
+}
+
+impl State {
+    /// What is to be made ahead now.
+    fn chore(&self) -> Option<Chore> {
+        let segment = self.segment.as_ref()?;
+        if self.has_forgotten() {
+            return Some(Chore::Forget);
+        }
+        let used = self.next.offset();
+        let left = segment.allocated.saturating_sub(used);
+        if segment.allocated < segment.bytes_max {
+            return (left < ahead(segment.allocated) / 2 + reserve_of(segment.bytes_max))
+                .then_some(Chore::Reserve);
+        }
+        let is_half_full = used > segment.bytes_max / 2;
+        let pays = self.stats.file_bytes >= SPARE_LOG_BYTES_MIN && self.spare_number <= segment.number;
+        (is_half_full && pays).then_some(Chore::Prepare)
+    }
+
+    /// Whether room made ahead is to be filled with zeros.
+    fn fill_pays(&self) -> bool {
+        self.stats.sync_count > 0 && self.group_bytes < FILL_GROUP_BYTES_MAX
+    }
+}
+
+/// How much is reserved ahead in a segment that has reserved so much.
+fn ahead(allocated: u32) -> u32 {
+    (allocated / 2).min(ROOM_AHEAD_BYTES_MAX)
+}
+
 impl Shared {
-    /// Makes what a batch needs. Another append may come first: so look again.
-    pub(crate) async fn make_room(&self, claim: Claim) -> Result<(), AppendError> {
-        let _room = self.room.lock().await;
-        let (admission, accepted) = {
+    /// Makes what a batch lacks. Another append may take it first: so look again.
+    pub(crate) async fn make(
+        self: &Arc<Self>,
+        lack: Lack,
+        claim: Claim,
+    ) -> Result<Option<TailBuffer>, AppendError> {
+        if let Lack::Buffer(capacity) = lack {
+            return Ok(Some(self.env.buffers.take(capacity).await));
+        }
+        // In a task of its own: a segment half made would be in the way for good, were the
+        // caller's future dropped there.
+        let (done, made) = tokio::sync::oneshot::channel();
+        let shared = self.clone();
+        self.env.spawn("log room", async move {
+            let _ = done.send(shared.make_room(claim).await);
+        });
+        made.await.unwrap_or_else(|_| Err(self.closed().into()))?;
+        Ok(None)
+    }
+
+    async fn make_room(self: Arc<Self>, claim: Claim) -> Result<(), AppendError> {
+        let mut room = self.room.lock().await;
+        let lack = {
             let mut state = self.lock();
-            let admission = self.admit(&state, claim)?;
+            if let Some(stopped) = &state.stopped {
+                return Err(stopped.clone().into());
+            }
+            let lack = state.check_room(claim).err();
             // From here to the end of the roll nothing more goes into the old segment: what the
             // new one's header says of it must stay true.
-            state.rolling = matches!(admission, Admission::NeedsSegment);
-            (admission, state.accepted)
+            state.rolling = matches!(lack, Some(Lack::Segment));
+            lack
         };
-        let made = match admission {
-            Admission::Ready => Ok(()),
-            Admission::NeedsBuffer => return Ok(self.wait(accepted.seq, Stage::Written).await?),
-            Admission::NeedsRoom(end) => self.reserve(end).await,
-            Admission::NeedsSegment => self.roll(claim).await,
+        let made = match lack {
+            None | Some(Lack::Buffer(_)) => Ok(()),
+            Some(Lack::Room(end)) => self.reserve(end).await,
+            Some(Lack::Segment) => self.roll(claim, &mut room).await,
         };
         self.lock().rolling = false;
         made.map_err(|error| match error {
@@ -71,13 +208,8 @@ impl Shared {
 
     /// Reserves up to `end` in the open segment, and ahead where the disk has it.
     async fn reserve(&self, end: u32) -> Result<(), RoomError> {
-        let (file, allocated) = {
-            let state = self.lock();
-            let segment = state.segment.as_ref().expect("it is the room's holder who changes segments");
-            (segment.file.clone(), segment.allocated)
-        };
-        let ahead = (allocated / 2).min(ROOM_AHEAD_BYTES_MAX);
-        let most = (end + ahead).min(self.options.segment_bytes_max);
+        let (file, allocated, bytes_max) = self.open_segment();
+        let most = (end + ahead(allocated)).min(bytes_max);
         let mut reserved = most;
         let mut result = file.allocate(u64::from(allocated), u64::from(most - allocated)).await;
         if most > end && result.as_ref().is_err_and(settee_io::Error::is_no_space) {
@@ -85,73 +217,200 @@ impl Shared {
             result = file.allocate(u64::from(allocated), u64::from(end - allocated)).await;
         }
         result?;
-        self.lock().segment.as_mut().expect("as above").allocated = reserved;
+        let mut state = self.lock();
+        state.segment.as_mut().expect("it is the room's holder who changes segments").allocated = reserved;
+        state.chore_refused = false;
         Ok(())
     }
 
-    /// Begins the next segment, once all of this one is persisted.
-    async fn roll(&self, claim: Claim) -> Result<(), RoomError> {
-        self.flush().await.map_err(RoomError::Stopped)?;
-        let (header, first) = {
+    /// The open segment's file, how much of it is reserved, and where it is full.
+    fn open_segment(&self) -> (Arc<File>, u32, u32) {
+        let state = self.lock();
+        let segment = state.segment.as_ref().expect("it is the room's holder who changes segments");
+        (segment.file.clone(), segment.allocated, segment.bytes_max)
+    }
+
+    /// Begins the next segment. What is in the one before is still on its way.
+    async fn roll(self: &Arc<Self>, claim: Claim, room: &mut Room) -> Result<(), RoomError> {
+        loop {
+            let barrier = self.lock().wait_for_barrier();
+            let Some(left) = barrier else { break };
+            self.drive();
+            if left.await.is_err() {
+                return Err(RoomError::Stopped(self.lock().stopped.clone().unwrap_or_else(|| self.closed())));
+            }
+        }
+        let (number, bytes_max) = {
             let state = self.lock();
-            let tail = self.tail(&state);
-            let header = SegmentHeader {
-                segment: tail.segment + 1,
-                epoch: self.epoch,
-                log_id: self.log_id,
-                first_seq: state.accepted.seq + 1,
-                previous_end: tail.end,
-                previous_checksum: tail.checksum,
-            };
-            (header, tail.segment == 0)
+            let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
+            (last + 1, self.options.segment_bytes(state.stats.file_bytes))
         };
-        let path = segment_path(&self.folder, header.segment);
+        let bytes_max = fitting(bytes_max, (SEGMENT_HEADER_SIZE + claim.size) as u32);
+        let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + reserve_of(bytes_max);
+        let spare = match room.next.take_if(|spare| spare.number == number) {
+            Some(spare) => spare,
+            None => self.create(number, needed.max(FIRST_ROOM_BYTES).min(bytes_max)).await?,
+        };
+        self.begin_segment(spare, bytes_max);
+        self.drive();
+        Ok(())
+    }
+
+    /// Creates a segment's file with `allocated` bytes of room; its name is durable before
+    /// anything in it is promised.
+    async fn create(&self, number: u32, allocated: u32) -> Result<Spare, RoomError> {
+        let path = segment_path(&self.folder, number);
         let engine = &self.env.engine;
-        if first {
+        if number == 1 {
             folder::create(&**engine, &self.folder).await?;
         }
-        let file = File::open(engine, &path, OpenMode::CreateNew).await?;
-        let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + claim.reserve;
-        let allocated = needed.max(FIRST_ROOM_BYTES).min(self.options.segment_bytes_max);
+        let file = self.open_file(&path, OpenMode::CreateNew).await?;
         if let Err(error) = file.allocate(0, u64::from(allocated)).await {
             drop(file);
             folder::remove(&**engine, &path).await.map_err(RoomError::Failed)?;
             return Err(error.into());
         }
-        // The name is durable before anything in the segment is promised.
         folder::sync(&**engine, &self.folder).await.map_err(RoomError::Failed)?;
-        self.begin(header, Arc::new(file), allocated);
+        Ok(Spare { number, file: Arc::new(file), allocated, is_reused: false })
+    }
+
+    /// Opens a segment's file as the options have it.
+    pub(crate) async fn open_file(&self, path: &Path, mode: OpenMode) -> Result<File, settee_io::Error> {
+        let file = File::open(&self.env.engine, path, mode).await?;
+        if self.options.direct {
+            file.set_direct(true).await?;
+        }
+        Ok(file)
+    }
+
+    /// The open segment's number.
+    pub(crate) fn open_number(&self) -> u32 {
+        self.lock().segment.as_ref().map_or(self.recovered.segment, |segment| segment.number)
+    }
+
+    /// Takes the new segment into use. Its header is accepted with the first frame.
+    fn begin_segment(&self, spare: Spare, bytes_max: u32) {
+        let Spare { number, file, allocated, is_reused } = spare;
+        let mut state = self.lock();
+        let (previous_end, previous_checksum) = match &state.segment {
+            Some(segment) => (u64::from(state.accepted.at.offset()), segment.checksum),
+            None => (self.recovered.end, self.recovered.checksum),
+        };
+        let header = SegmentHeader {
+            segment: number,
+            epoch: self.epoch,
+            log_id: self.log_id,
+            is_reused,
+            oldest: state.oldest_needed(),
+            first_seq: state.accepted.seq + 1,
+            previous_end,
+            previous_checksum,
+        };
+        state.left.needed = header.oldest;
+        if let Some(number) = state.segment.as_ref().map(|segment| segment.number)
+            && let Some(known) = state.segments.get_mut(&number)
+        {
+            known.bytes = previous_end;
+        }
+        state.segments.insert(number, Known { first_seq: header.first_seq, bytes: 0 });
+        let (header, checksum) = header.encode();
+        let mut files = (*self.view.load().files).clone();
+        files.insert(number, file.clone());
+        let epoch = self.epoch;
+        state.begin_segment(OpenSegment {
+            number,
+            epoch,
+            file,
+            bytes_max,
+            allocated,
+            checksum,
+            header: Some(header),
+        });
+        state.view_is_old = false;
+        self.view.store(Arc::new(View::new(Arc::new(files), &state)));
+    }
+
+    /// Starts making ahead what will soon be needed.
+    pub(crate) fn do_chores(self: &Arc<Self>, state: &mut State) {
+        self.start_sealing(state);
+        if state.rolling || state.has_chore || state.chore_refused {
+            return;
+        }
+        let Some(chore) = state.chore() else { return };
+        state.has_chore = true;
+        let shared = self.clone();
+        self.env.spawn("log chore", async move {
+            let mut room = shared.room.lock().await;
+            if shared.is_stopped() {
+                return;
+            }
+            let done = match chore {
+                Chore::Reserve => shared.reserve_ahead().await,
+                Chore::Prepare => shared.prepare(&mut room).await,
+                Chore::Forget => shared.forget(&mut room).await,
+            };
+            let mut refused = false;
+            match done {
+                Ok(()) | Err(RoomError::Stopped(_)) => {}
+                // Who needs the room will ask for it.
+                Err(RoomError::Refused(_)) => refused = true,
+                Err(RoomError::Failed(error)) => shared.stop(error),
+            }
+            let mut state = shared.lock();
+            (state.has_chore, state.chore_refused) = (false, refused);
+        });
+    }
+
+    /// Reserves more of the open segment, filled with zeros where that pays.
+    async fn reserve_ahead(&self) -> Result<(), RoomError> {
+        let (file, allocated, bytes_max) = self.open_segment();
+        let fill = self.lock().fill_pays();
+        let count = if fill { ahead(allocated).min(FILL_BYTES_MAX) } else { ahead(allocated) };
+        let end = (allocated + count.max(FIRST_ROOM_BYTES)).min(bytes_max);
+        if end == allocated {
+            return Ok(());
+        }
+        file.allocate(u64::from(allocated), u64::from(end - allocated)).await?;
+        if fill {
+            fill_with_zeros(&file, allocated, end).await?;
+        }
+        let mut state = self.lock();
+        if let Some(segment) = state.segment.as_mut() {
+            segment.allocated = segment.allocated.max(end);
+        }
         Ok(())
     }
 
-    /// Takes the new segment into use. Its header goes to the file with the first batch.
-    fn begin(&self, header: SegmentHeader, file: Arc<File>, allocated: u32) {
-        let mut files = (**self.files.load()).clone();
-        files.insert(header.segment, file.clone());
-        self.files.store(Arc::new(files));
-        let (bytes, checksum) = header.encode();
-        let mut state = self.lock();
-        assert!(state.buffer.is_empty() && state.writing.is_none(), "all of the last segment is persisted");
-        state.buffer.extend_from_slice(&bytes);
-        state.buffer_offset = 0;
-        state.accepted.offset = bytes.len() as u32;
-        state.written.offset = 0;
-        state.persisted.offset = 0;
-        state.segment =
-            Some(OpenSegment { number: header.segment, epoch: header.epoch, file, allocated, checksum });
-        state.stats.file_bytes += bytes.len() as u64;
-        self.written_position.store(position(header.segment, 0), Ordering::Release);
-    }
-
-    /// Where the log ends, once all of it is written.
-    fn tail(&self, state: &crate::log::State) -> Tail {
-        match &state.segment {
-            Some(segment) => Tail {
-                segment: segment.number,
-                end: u64::from(state.written.offset),
-                checksum: segment.checksum,
-            },
-            None => self.recovered,
+    /// Makes the next segment's file.
+    async fn prepare(&self, room: &mut Room) -> Result<(), RoomError> {
+        let (number, fill) = {
+            let state = self.lock();
+            let Some(segment) = &state.segment else {
+                return Ok(());
+            };
+            (segment.number + 1, state.fill_pays())
+        };
+        if room.next.as_ref().is_some_and(|spare| spare.number == number) {
+            return Ok(());
         }
+        let most = self.options.segment_bytes_max;
+        let spare = self.create(number, FIRST_ROOM_BYTES.min(most)).await?;
+        if fill {
+            fill_with_zeros(&spare.file, 0, spare.allocated).await?;
+        }
+        room.next = Some(spare);
+        self.lock().spare_number = number;
+        Ok(())
     }
+}
+
+/// Writes zeros over reserved room, and puts them on the medium.
+async fn fill_with_zeros(file: &File, from: u32, to: u32) -> Result<(), settee_io::Error> {
+    let mut at = from;
+    while at < to {
+        let count = ZEROS.len().min((to - at) as usize);
+        file.write_at(u64::from(at), Bytes::from_static(&ZEROS[..count])).await?;
+        at += count as u32;
+    }
+    file.sync().await
 }

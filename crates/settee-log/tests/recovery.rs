@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use settee_io::OperationKind;
-use settee_log::{Batch, Flags, Log, LogOptions, OpenError, Recovery, Stage};
-use settee_sim::{Fault, Sim, SimDisk};
+use settee_log::{Batch, Flags, Log, LogOptions, OpenError, Recovery, Seq, Stage};
+use settee_sim::{Fault, Sim, SimDisk, seeds};
 
 const FOLDER: &str = "/data/log";
 const FIRST: &str = "/data/log/0000000001.log";
@@ -216,4 +216,124 @@ fn append_once_more(disk: &SimDisk, value: u8) {
         log.close().await.unwrap();
     })
     .unwrap();
+}
+
+/// Segments of one size, four of them at most kept.
+async fn fill(env: &settee_io::Env, options: LogOptions, first: u64, count: u64, window: u64) -> Log {
+    let (log, _) = Log::open(env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+    for number in first..first + count {
+        let mut batch = Batch::new();
+        batch.push(Flags::LISTED, &number.to_be_bytes(), b"meta", &[number as u8; 100]);
+        let seq = log.append(&batch, Stage::Persisted).await.unwrap().last_seq;
+        assert_eq!(seq, Seq(number), "a Seq of the log's own");
+        log.wait(seq, Stage::Persisted).await.unwrap();
+        log.forget_before(Seq(number.saturating_sub(window)));
+    }
+    log
+}
+
+#[test]
+fn r15_what_is_forgotten_goes_and_the_rest_is_found() {
+    for (seed, spare_percent_max) in seeds(20).zip([0, 100].into_iter().cycle()) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let options = LogOptions { spare_percent_max, ..options() };
+        sim.run(async {
+            let log = fill(&env, options, 1, 60, 7).await;
+            assert!(log.segments().len() <= 8, "seed={seed}: {:?}", log.segments());
+            assert!(log.segments()[0] > 10, "seed={seed}: {:?}", log.segments());
+            log.close().await.unwrap();
+        })
+        .unwrap();
+        let mut found = Vec::new();
+        sim.run(async {
+            let opened = Log::open(&env, Path::new(FOLDER), options, |_, record| found.push(record.seq.0));
+            let (_, recovery) = opened.await.unwrap();
+            assert_eq!(recovery.cut_bytes, 0, "seed={seed}: {recovery:?}");
+        })
+        .unwrap();
+        assert!(found[0] <= 53 && found[0] > 20, "seed={seed}: {found:?}");
+        assert_eq!(found, (found[0]..=60).collect::<Vec<_>>(), "seed={seed}");
+    }
+}
+
+#[test]
+fn what_is_needed_survives_power_loss_while_the_rest_is_forgotten() {
+    let mut reused = 0;
+    for seed in seeds(20) {
+        let options = LogOptions { spare_percent_max: 100, ..options() };
+        let whole = SimDisk::new(seed);
+        let sim = Sim::with_disk(&whole);
+        sim.run(fill(&sim.env(), options, 1, 25, 4)).unwrap();
+        reused += whole.count_of(OperationKind::Rename);
+        for crash_at in (0..whole.operation_count()).step_by(3) {
+            let disk = SimDisk::new(seed).crash_at_operation(crash_at);
+            let sim = Sim::with_disk(&disk);
+            let env = sim.env();
+            let acknowledged = std::sync::atomic::AtomicU64::new(0);
+            sim.run(async {
+                let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+                for number in 1..=25_u64 {
+                    let mut batch = Batch::new();
+                    batch.push(Flags::none(), b"key", b"", &[number as u8; 100]);
+                    log.append(&batch, Stage::Persisted).await.unwrap();
+                    log.flush().await.unwrap();
+                    acknowledged.store(number, std::sync::atomic::Ordering::Relaxed);
+                    log.forget_before(Seq(number.saturating_sub(4)));
+                }
+            });
+            let acknowledged = acknowledged.into_inner();
+            let disk = disk.after_power_loss();
+            let sim = Sim::with_disk(&disk);
+            let env = sim.env();
+            let mut found = Vec::new();
+            sim.run(async {
+                let case = format!("seed={seed} crash_at={crash_at}");
+                let replay = |_, record: settee_log::RecordRef<'_>| found.push(record.seq.0);
+                let opened = Log::open(&env, Path::new(FOLDER), options, replay).await;
+                opened.unwrap_or_else(|error| panic!("{case}: {error}"));
+                let first = found.first().copied().unwrap_or(1);
+                assert!(first <= acknowledged.saturating_sub(4).max(1), "{case}: forgot {first} too early");
+                let last = found.last().copied().unwrap_or(0);
+                assert!(last >= acknowledged, "{case}: lost {last} to {acknowledged}");
+                assert_eq!(found, (first..=last).collect::<Vec<_>>(), "{case}");
+            })
+            .unwrap();
+        }
+    }
+    assert!(reused > 20, "files were used again {reused} times");
+}
+
+#[test]
+fn segments_that_were_left_are_sealed_with_their_directories() {
+    for seed in seeds(20) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let log = fill(&env, options(), 1, 20, 1_000).await;
+            env.clock.sleep(std::time::Duration::from_secs(1)).await;
+            let segments = log.segments();
+            let mut seen = 0;
+            for number in &segments[..segments.len() - 2] {
+                let directory = log.directory(*number).await.unwrap();
+                let mut scan = directory.scan_seq(Seq(0));
+                while let Some((entry, _)) = scan.next().await.unwrap() {
+                    seen += 1;
+                    assert_eq!(entry.seq, Seq(seen), "seed={seed}");
+                    let record = log.read(entry.location).await.unwrap();
+                    assert_eq!((record.key(), record.meta()), (&seen.to_be_bytes()[..], &b"meta"[..]));
+                    assert_eq!(entry.key, record.key());
+                    let entry = directory.get(&seen.to_be_bytes()).await.unwrap().expect("its key is there");
+                    assert_eq!(entry.seq, Seq(seen), "seed={seed}");
+                }
+            }
+            assert!(seen >= 12, "seed={seed}: {seen} in directories of {segments:?}");
+            log.close().await.unwrap();
+        })
+        .unwrap();
+        // Opening doesn't mind the footers, and a second opening finds the same.
+        assert_eq!(open(&disk).unwrap().0.len(), 20);
+    }
 }

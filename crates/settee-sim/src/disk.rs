@@ -39,7 +39,8 @@ impl SimDisk {
             short_writes: 0.05,
             delay_us: 10..=2_000,
             stalls: 0.0,
-            stall_us: 50_000..=1_000_000,
+            stall_us: 50_000..=5_000_000,
+            stalled: |_| true,
             capacity: None,
             powersafe_overwrite: false,
             ignore_syncs: false,
@@ -97,9 +98,20 @@ impl SimDisk {
         self.plan(|plan| plan.delay_us = range)
     }
 
-    /// An operation takes 50 ms to 1 s longer with this probability (0).
+    /// An operation stalls with this probability (0): it takes 50 ms to 5 s longer, unless
+    /// [`SimDisk::stalls_us`] says otherwise.
     pub fn stalls(self, probability: f64) -> SimDisk {
         self.plan(|plan| plan.stalls = probability)
+    }
+
+    /// A stall takes this many microseconds (50,000 to 5,000,000).
+    pub fn stalls_us(self, range: RangeInclusive<u64>) -> SimDisk {
+        self.plan(|plan| plan.stall_us = range)
+    }
+
+    /// Only operations of these kinds stall (all do).
+    pub fn stalls_only(self, stalled: fn(OperationKind) -> bool) -> SimDisk {
+        self.plan(|plan| plan.stalled = stalled)
     }
 
     /// Files, by their lengths, may take this many bytes in all: growing beyond fails with

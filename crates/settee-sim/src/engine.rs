@@ -6,8 +6,9 @@
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-use settee_io::{Descriptor, Engine, OpenMode, Operation, Outcome, Request};
+use settee_io::{Alignment, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request};
 
+use crate::content::SECTOR_SIZE;
 use crate::disk::Fault;
 use crate::files::{File, write_within};
 use crate::machine::{Event, Machine, State};
@@ -19,8 +20,26 @@ struct Handle {
     machine: Arc<()>,
     node: NodeId,
     is_writable: bool,
+    /// Requests must be aligned, as with O_DIRECT.
+    is_direct: bool,
     /// Whoever has the lock is known by this; it goes with the descriptor.
     lock_token: Arc<()>,
+}
+
+impl Handle {
+    /// # Panics
+    /// Where a direct request isn't aligned: a file system would refuse it, or worse.
+    fn check_aligned(&self, offset: u64, length: usize, memory: *const u8) {
+        if self.is_direct {
+            let all = [offset, length as u64, memory.addr() as u64];
+            assert!(all.iter().all(|at| alignment().divides(*at)), "direct, not aligned: {offset}+{length}");
+        }
+    }
+}
+
+/// What direct I/O wants: the disk's sectors.
+fn alignment() -> Alignment {
+    Alignment::new(SECTOR_SIZE as usize).expect("a power of two")
 }
 
 /// Runs operations on a simulated machine.
@@ -38,7 +57,7 @@ impl Engine for SimEngine {
         if state.power_lost {
             return completion.abandon();
         }
-        let due_ns = state.now_ns + state.draw_delay_ns();
+        let due_ns = state.now_ns + state.draw_delay_ns(operation.kind());
         let covered = state.files.seq();
         state.schedule(due_ns, Event::Operation { operation, completion, covered });
     }
@@ -47,7 +66,7 @@ impl Engine for SimEngine {
         let mut state = self.0.state();
         let covered = state.files.seq();
         if !state.power_lost {
-            state.now_ns += state.draw_delay_ns();
+            state.now_ns += state.draw_delay_ns(operation.kind());
         }
         state
             .perform(&self.0, operation, covered)
@@ -71,8 +90,8 @@ fn is_sync(operation: &Operation) -> bool {
 }
 
 impl State {
-    fn draw_delay_ns(&mut self) -> u64 {
-        let stall_us = if self.random.chance(self.plan.stalls) {
+    fn draw_delay_ns(&mut self, kind: OperationKind) -> u64 {
+        let stall_us = if self.random.chance(self.plan.stalls) && (self.plan.stalled)(kind) {
             self.random.within(self.plan.stall_us.clone())
         } else {
             0
@@ -131,15 +150,27 @@ impl State {
             Operation::Open { path, mode } => {
                 let node = self.files.open(&path, mode)?;
                 let is_writable = mode != OpenMode::Read;
-                let handle =
-                    Handle { machine: self.identity.clone(), node, is_writable, lock_token: Arc::default() };
+                let (machine, lock_token) = (self.identity.clone(), Arc::default());
+                let handle = Handle { machine, node, is_writable, is_direct: false, lock_token };
                 Ok(Outcome::Opened(Descriptor::Simulated(Box::new(handle))))
             }
+            Operation::OpenDirect { file } => {
+                let Handle { machine, node, is_writable, lock_token, .. } = self.file(&file)?.0;
+                let (machine, lock_token) = (machine.clone(), lock_token.clone());
+                let handle =
+                    Handle { machine, node: *node, is_writable: *is_writable, is_direct: true, lock_token };
+                let descriptor = Descriptor::Simulated(Box::new(handle));
+                Ok(Outcome::OpenedDirect { descriptor, alignment: alignment() })
+            }
             Operation::Read { file, offset, mut buffer } => {
-                let count = self.read(&file, offset, &mut buffer)?;
-                Ok(Outcome::Read { buffer, count })
+                let memory = buffer.whole_mut();
+                self.file(&file)?.0.check_aligned(offset, memory.len(), memory.as_ptr());
+                let count = self.read(&file, offset, memory)?;
+                buffer.set_len(count);
+                Ok(Outcome::Read { buffer })
             }
             Operation::Write { file, offset, buffer, sync } => {
+                self.file(&file)?.0.check_aligned(offset, buffer.len(), buffer.as_ptr());
                 self.write(&file, offset, buffer, sync, covered)
             }
             Operation::Sync { file } => {
@@ -152,6 +183,8 @@ impl State {
             }
             Operation::SetLength { file, length } => self.set_length(&file, |_| length),
             Operation::Length { file } => Ok(Outcome::Count(self.file(&file)?.1.content.length())),
+            // There are no hard links here.
+            Operation::LinkCount { file } => self.file(&file).map(|_| Outcome::Count(1)),
             Operation::Lock { file } => {
                 let (handle, file) = self.file(&file)?;
                 file.lock(&handle.lock_token).map(|()| Outcome::Done)
@@ -196,8 +229,14 @@ impl State {
     }
 
     fn read(&mut self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let available = self.file(file)?.1.content.available(offset, buffer.len());
-        let count = self.shorten(available, self.plan.short_reads);
+        let (handle, content) = self.file(file)?;
+        let is_direct = handle.is_direct;
+        let available = content.content.available(offset, buffer.len());
+        let mut count = self.shorten(available, self.plan.short_reads);
+        if is_direct && count < available {
+            // Whole sectors, at least one, which is there.
+            count = alignment().down(count as u64).max(SECTOR_SIZE).min(available as u64) as usize;
+        }
         let bytes = self.file(file)?.1.content.bytes();
         if count > 0 {
             buffer[..count].copy_from_slice(&bytes[offset as usize..offset as usize + count]);
@@ -284,8 +323,9 @@ impl State {
         let node = |file: &Descriptor| handle(file).node;
         match operation {
             Operation::Open { path, mode } => format!("open {} {mode:?}", path.display()),
+            Operation::OpenDirect { file } => format!("open {} for direct I/O", node(file)),
             Operation::Read { file, offset, buffer } => {
-                format!("read {} at {offset}+{}", node(file), buffer.len())
+                format!("read {} at {offset}+{}", node(file), buffer.capacity())
             }
             Operation::Write { file, offset, buffer, sync } => {
                 let sync = if *sync { " and sync" } else { "" };
@@ -297,6 +337,7 @@ impl State {
             }
             Operation::SetLength { file, length } => format!("set length {} to {length}", node(file)),
             Operation::Length { file } => format!("length {}", node(file)),
+            Operation::LinkCount { file } => format!("link count {}", node(file)),
             Operation::Lock { file } => format!("lock {}", node(file)),
             Operation::Rename { from, to } => format!("rename {} to {}", from.display(), to.display()),
             Operation::CreateFolder { path }
@@ -311,7 +352,7 @@ impl State {
 fn handle(descriptor: &Descriptor) -> &Handle {
     match descriptor {
         Descriptor::Simulated(handle) => handle.downcast_ref().expect("a descriptor of this simulation"),
-        Descriptor::System(_) => panic!("a file of the system belongs to the system's engine"),
+        Descriptor::System(_) | Descriptor::Direct { .. } => panic!("a file of the system belongs to the system's engine"),
     }
 }
 

@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use settee_io::{Clock, Env, Random, Sleep, Spawn, Task};
+use settee_io::{BufferPool, Clock, Env, PoolOptions, Random, Sleep, Spawn, Task};
+use tokio::sync::Semaphore;
 
 use crate::disk::SimDisk;
 use crate::engine::SimEngine;
@@ -73,6 +74,8 @@ impl Sim {
             clock: Arc::new(SimClock(machine.clone())),
             spawn: Arc::new(SimSpawn(self.tasks.clone())),
             random: Arc::new(SimRandom(machine.clone())),
+            buffers: BufferPool::new(PoolOptions::default()),
+            background: Arc::new(Semaphore::new(1)),
         }
     }
 

@@ -53,6 +53,7 @@ pub(crate) struct Plan {
     pub(crate) delay_us: RangeInclusive<u64>,
     pub(crate) stalls: f64,
     pub(crate) stall_us: RangeInclusive<u64>,
+    pub(crate) stalled: fn(OperationKind) -> bool,
     pub(crate) capacity: Option<u64>,
     pub(crate) powersafe_overwrite: bool,
     pub(crate) ignore_syncs: bool,
@@ -262,8 +263,8 @@ impl State {
 
     pub(crate) fn trace(&mut self, machine: &Machine, what: &str, result: Option<&io::Result<Outcome>>) {
         let result = match result {
-            Some(Ok(Outcome::Read { count, .. })) => format!("read {count}"),
-            Some(Ok(Outcome::Opened(_))) => "opened".into(),
+            Some(Ok(Outcome::Read { buffer })) => format!("read {}", buffer.len()),
+            Some(Ok(Outcome::Opened(_) | Outcome::OpenedDirect { .. })) => "opened".into(),
             Some(result) => format!("{result:?}"),
             None => "power lost".into(),
         };

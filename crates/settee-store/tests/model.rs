@@ -17,12 +17,7 @@ use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions}
 
 const OPTIONS: StoreOptions = StoreOptions {
     // Small segments, so that a run goes through several.
-    log: LogOptions {
-        batch_bytes_max: 16 << 10,
-        segment_bytes_max: 40 << 10,
-        buffer_bytes_max: 32 << 20,
-        written_age_ms_max: 1_000,
-    },
+    log: LogOptions { batch_bytes_max: 16 << 10, segment_bytes_max: 40 << 10, ..LogOptions::DEFAULT },
     measure: |key, meta, _| [1, meta.len() as u64, u64::from(key[0])],
 };
 

@@ -18,6 +18,9 @@ use settee_doc::Stage;
 
 use crate::CommandResult;
 
+mod files;
+mod log;
+
 /// How long a row of the baseline lasts at full scale.
 const ROW_TIME: Duration = Duration::from_secs(5);
 
@@ -41,6 +44,19 @@ enum Table {
 
     /// Measure what each way of syncing costs on each kind of file
     Sync(SyncArgs),
+
+    /// Measure random reads and flushes of files against fio and pread
+    Io(files::IoArgs),
+
+    /// Measure many small cold reads, and cached reads beside a writer
+    Reads(files::ReadsArgs),
+
+    /// Measure the log against memcpy, fio, raw syncs, and other engines' logs
+    Log(log::Args),
+
+    /// Hold up a task by a stream under a memory limit: a part of `bench log`
+    #[command(hide = true)]
+    LogHoldUp(log::HoldUpArgs),
 
     /// Serve one document from memory: the floor of any HTTP server
     #[command(hide = true)]
@@ -194,6 +210,14 @@ pub(crate) fn run(args: Args) -> CommandResult {
             block_on(tokio::runtime::Builder::new_current_thread(), run_baseline(args))
         }
         Some(Table::Sync(args)) => run_sync(&args),
+        Some(Table::Io(args)) => block_on(tokio::runtime::Builder::new_multi_thread(), files::run_io(args)),
+        Some(Table::Reads(args)) => {
+            block_on(tokio::runtime::Builder::new_multi_thread(), files::run_reads(args))
+        }
+        Some(Table::Log(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), log::run(args))
+        }
+        Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }
 }

@@ -41,17 +41,19 @@ impl MemoryEngine {
             Operation::Open { .. } => Ok(Outcome::Opened(Descriptor::Simulated(Box::new(())))),
             Operation::Length { .. } => Ok(Outcome::Count(self.content.len() as u64)),
             Operation::Read { offset, mut buffer, .. } => {
-                let end = offset + buffer.len() as u64;
+                let memory = buffer.whole_mut();
+                let end = offset + memory.len() as u64;
                 if offset < self.bad.end && self.bad.start < end {
                     return Err(io::Error::other("a bad sector"));
                 }
                 let rest = self.content.get(offset as usize..).unwrap_or_default();
-                let mut count = rest.len().min(buffer.len());
+                let mut count = rest.len().min(memory.len());
                 if self.reads_short && count > 1 {
                     count = 1 + (offset as usize * 31 + count) % count;
                 }
-                buffer[..count].copy_from_slice(&rest[..count]);
-                Ok(Outcome::Read { buffer, count })
+                memory[..count].copy_from_slice(&rest[..count]);
+                buffer.set_len(count);
+                Ok(Outcome::Read { buffer })
             }
             other => panic!("no {} here", other.kind()),
         }
@@ -85,13 +87,13 @@ impl Engine for MemoryEngine {
         let Operation::Read { offset, buffer, .. } = &request.operation else {
             return request.completion.complete(self.answer(request.operation));
         };
-        state.reads.push((*offset, buffer.len()));
+        state.reads.push((*offset, buffer.capacity()));
         if !self.holds {
             return request.completion.complete(self.answer(request.operation));
         }
         state.held.push(request);
         let size = |request: &Request| match &request.operation {
-            Operation::Read { buffer, .. } => buffer.len(),
+            Operation::Read { buffer, .. } => buffer.capacity(),
             _ => 0,
         };
         state.held_count_most = state.held_count_most.max(state.held.len());

@@ -7,6 +7,7 @@ use super::*;
 
 fn header() -> FrameHeader {
     FrameHeader {
+        kind: FrameKind::Batch,
         length: 0,
         segment: 3,
         epoch: 2,
@@ -24,6 +25,14 @@ fn batch() -> Batch {
     batch
 }
 
+/// The batch's frame behind `bytes`.
+fn write(batch: &Batch, header: FrameHeader, bytes: &mut Vec<u8>) -> u64 {
+    batch.write_frame(header, |piece| match piece {
+        Piece::Copy(copied) => bytes.extend_from_slice(copied),
+        Piece::Share(value) => bytes.extend_from_slice(value),
+    })
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -31,13 +40,13 @@ fn hex(bytes: &[u8]) -> String {
 #[test]
 fn a_frame_has_its_golden_bytes() {
     let mut bytes = Vec::new();
-    batch().write_frame(header(), &mut bytes);
+    write(&batch(), header(), &mut bytes);
     let golden = [
         "f75e 01 00 48000000 03000000 02000000 0700000000000000", // magic, kind, length, segment, epoch, first
-        "02000000 00020000 6300000000000000 d5c20668adf510c2",    // count, persisted, previous, checksum
-        "822eca333c116086 0700000000000000 05000000 0400 0300 02000000", // checksum, seq, sizes, flags
+        "02000000 00020000 6300000000000000 77695d2fb4bbb184",    // count, persisted, previous, checksum
+        "223ba15eba92a6bd 0700000000000000 05000000 0400 0300 02000000", // checksum, seq, sizes, flags
         "6b6579 6d657461 76616c7565",
-        "8f4b42adec9667d9 0800000000000000 00000000 0000 0400 01000000 676f6e65",
+        "3b1a81f6a19f0579 0800000000000000 00000000 0000 0400 01000000 676f6e65",
     ];
     assert_eq!(hex(&bytes), golden.concat().replace(' ', ""));
 }
@@ -47,16 +56,19 @@ fn a_segment_header_has_its_golden_bytes() {
     let header = SegmentHeader {
         segment: 3,
         epoch: 2,
+        oldest: 1,
         log_id: *b"0123456789abcdef",
+        is_reused: true,
         first_seq: 7,
         previous_end: 4096,
         previous_checksum: 99,
     };
     let (bytes, checksum) = header.encode();
     let golden = [
-        "5345545445454c47 01000000 03000000 02000000 00000000", // magic, version, segment, epoch
+        "5345545445454c47 02000000 03000000 02000000 01000000", // magic, version, segment, epoch, oldest
         "30313233343536373839616263646566 0700000000000000",    // log, first seq
-        "0010000000000000 6300000000000000 5cee09cc38139079",   // previous end and checksum, checksum
+        "0010000000000000 6300000000000000",                    // previous end and checksum
+        "01000000 00000000 e0612592e3cfd365",                   // flags, checksum
     ];
     assert_eq!(hex(&bytes[..SEGMENT_HEADER_USED]), golden.concat().replace(' ', ""));
     assert!(bytes[SEGMENT_HEADER_USED..].iter().all(|byte| *byte == 0));
@@ -64,11 +76,13 @@ fn a_segment_header_has_its_golden_bytes() {
 }
 
 #[test]
-fn a_later_format_is_told_from_damage() {
+fn another_format_is_told_from_damage() {
     let header = SegmentHeader {
         segment: 1,
         epoch: 1,
+        oldest: 1,
         log_id: [0; 16],
+        is_reused: false,
         first_seq: 1,
         previous_end: 0,
         previous_checksum: 0,
@@ -76,15 +90,19 @@ fn a_later_format_is_told_from_damage() {
     let (mut bytes, _) = header.encode();
     bytes[8..12].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
     assert_eq!(SegmentHeader::decode(&bytes), Err(HeaderError::Invalid));
+    let checksum = xxh3_64(&bytes[..72]);
+    bytes[72..80].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(SegmentHeader::decode(&bytes), Err(HeaderError::Version(FORMAT_VERSION + 1)));
+    bytes[8..12].copy_from_slice(&1u32.to_le_bytes());
     let checksum = xxh3_64(&bytes[..64]);
     bytes[64..72].copy_from_slice(&checksum.to_le_bytes());
-    assert_eq!(SegmentHeader::decode(&bytes), Err(HeaderError::Newer(FORMAT_VERSION + 1)));
+    assert_eq!(SegmentHeader::decode(&bytes), Err(HeaderError::Version(1)));
 }
 
 #[test]
 fn no_flipped_bit_and_no_cut_passes_as_a_frame() {
     let mut bytes = Vec::new();
-    batch().write_frame(header(), &mut bytes);
+    write(&batch(), header(), &mut bytes);
     let covered = FRAME_HEADER_SIZE + Frame::decode(&bytes).unwrap().header.length as usize;
     for bit in 0..covered * 8 {
         let mut flipped = bytes.clone();
@@ -96,6 +114,32 @@ fn no_flipped_bit_and_no_cut_passes_as_a_frame() {
     }
 }
 
+#[test]
+fn an_extent_has_no_seq_and_is_found_by_the_record_that_refers_to_it() {
+    let mut bytes = Vec::new();
+    let value = Bytes::from(vec![7; 5_000]);
+    let header = FrameHeader { kind: FrameKind::Extent, ..header() };
+    write(&Batch::extent(value.clone()), header, &mut bytes);
+    let frame = Frame::decode(&bytes).unwrap();
+    let (offset, record) = frame.records().next().unwrap();
+    assert_eq!((record.seq, record.value), (Seq(0), &value[..]));
+    assert_eq!((frame.header.next_seq(), offset), (7, FRAME_HEADER_SIZE));
+    // The same bytes as a batch are no frame: an extent never counts as a commit.
+    bytes[2] = FrameKind::Batch as u8;
+    assert!(Frame::decode(&bytes).is_none());
+
+    let places =
+        [Location { segment: 1, offset: 512, length: 5_028 }, Location { segment: 2, offset: 8, length: 9 }];
+    let mut batch = Batch::new();
+    batch.push_extents(Flags::LISTED, b"key", b"", &places);
+    let mut bytes = Vec::new();
+    write(&batch, self::header(), &mut bytes);
+    let range = batch.ranges().next().unwrap();
+    let record = Record::decode(Bytes::from(bytes).slice(range.start as usize..range.end as usize)).unwrap();
+    assert_eq!(record.extents().unwrap(), places);
+    assert!(record.flags().has(Flags::LISTED));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -103,16 +147,20 @@ proptest! {
     fn records_survive_their_bytes(
         records in prop::collection::vec(
             (any::<bool>(), prop::collection::vec(any::<u8>(), 0..50), prop::collection::vec(any::<u8>(), 0..50),
-             prop::collection::vec(any::<u8>(), 0..300)),
+             prop::collection::vec(any::<u8>(), 0..2_000)),
             1..20,
         ),
     ) {
         let mut batch = Batch::new();
         for (listed, key, meta, value) in &records {
-            batch.push(if *listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
+            let flags = if *listed { Flags::LISTED } else { Flags::none() };
+            match key.len() % 2 {
+                0 => batch.push(flags, key, meta, value),
+                _ => batch.push_bytes(flags, key, meta, value.clone().into()),
+            }
         }
         let mut bytes = vec![0xAA; 16];
-        let checksum = batch.write_frame(header(), &mut bytes);
+        let checksum = write(&batch, header(), &mut bytes);
         prop_assert_eq!(bytes.len() - 16, batch.size());
         let frame = Frame::decode(&bytes[16..]).unwrap();
         prop_assert_eq!(frame.checksum, checksum);

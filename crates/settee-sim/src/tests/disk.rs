@@ -149,6 +149,33 @@ fn a_folder_sync_covers_only_changes_complete_before_it_was_submitted() {
 }
 
 #[test]
+fn direct_mode_reads_and_keeps_what_buffered_mode_does() {
+    for seed in seeds(100) {
+        let disk = SimDisk::new(seed).short_reads(0.5).short_writes(0.5);
+        run(&disk, |env| async move {
+            let file = create_durable(&env, PATH, vec![1; 10 * SECTOR + 7]).await;
+            assert!(file.set_direct(true).await.unwrap() != settee_io::DirectMode::Buffered);
+            let (aligned, other) = (sectors(2, 2), Bytes::from(vec![3; 100]));
+            let begin = SECTOR as u64;
+            let (first, second) =
+                join(file.write_at(begin, aligned), file.write_and_sync_at(5 * begin + 9, other)).await;
+            first.and(second).unwrap();
+            let mut expected = vec![1; 10 * SECTOR + 7];
+            expected[SECTOR..3 * SECTOR].fill(2);
+            expected[5 * SECTOR + 9..5 * SECTOR + 109].fill(3);
+            assert_eq!(file.read_at(3, 1 << 20).await.unwrap(), expected[3..], "seed={seed}");
+            file.set_direct(false).await.unwrap();
+            assert_eq!(file.read_at(0, 1 << 20).await.unwrap(), expected, "seed={seed}");
+            file.sync().await.unwrap();
+        })
+        .unwrap();
+        let found = disk.after_power_loss().read_file(PATH).unwrap();
+        assert_eq!(found[SECTOR..3 * SECTOR], [2; 2 * SECTOR], "seed={seed}");
+        assert_eq!(found[5 * SECTOR + 9..5 * SECTOR + 109], [3; 100], "seed={seed}");
+    }
+}
+
+#[test]
 fn what_overlapping_writes_leave_survives_a_later_sync() {
     for seed in seeds(100) {
         let disk = SimDisk::new(seed);
@@ -158,7 +185,7 @@ fn what_overlapping_writes_leave_survives_a_later_sync() {
             let (sync, write) = join(file.write_and_sync_at(0, own), file.write_at(0, other)).await;
             sync.and(write).unwrap();
             file.sync().await.unwrap();
-            file.read_exact_at(0, SECTOR).await.unwrap()
+            file.read_exact_at(0, SECTOR).await.unwrap().to_vec()
         });
         assert_eq!(disk.after_power_loss().read_file(PATH), seen, "seed={seed}");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use settee_io::{Descriptor, Engine, Operation, OperationKind, Outcome};
+use settee_io::{AlignedBuffer, Alignment, Descriptor, Engine, Operation, OperationKind, Outcome};
 
 use super::*;
 use crate::{Fault, seeds};
@@ -40,11 +40,12 @@ fn a_short_read_makes_progress() {
     for seed in seeds(20) {
         run(&SimDisk::new(seed).short_reads(1.0), |env| async move {
             let file = create_durable(&env, PATH, vec![1; 1000]).await;
-            let read = Operation::Read { file: open_raw(&*env.engine), offset: 100, buffer: vec![0; 2000] };
-            let Ok(Outcome::Read { count, .. }) = env.engine.run(read) else {
+            let buffer = AlignedBuffer::new(2000, Alignment::ONE);
+            let read = Operation::Read { file: open_raw(&*env.engine), offset: 100, buffer };
+            let Ok(Outcome::Read { buffer }) = env.engine.run(read) else {
                 panic!("seed={seed}");
             };
-            assert!((1..900).contains(&count), "seed={seed}");
+            assert!((1..900).contains(&buffer.len()), "seed={seed}");
             assert_eq!(file.read_at(100, 2000).await.unwrap(), vec![1; 900], "seed={seed}");
         })
         .unwrap();
@@ -201,15 +202,20 @@ fn ignored_syncs_succeed_and_lose_data() {
 }
 
 #[test]
-fn stalls_take_their_time() {
-    let took = |stalls: f64| {
-        run(&SimDisk::new(1).stalls(stalls), |env| async move {
+fn stalls_take_their_time_and_only_where_they_are_meant() {
+    let took = |plan: fn(SimDisk) -> SimDisk, seed: u64| {
+        run(&plan(SimDisk::new(seed)), |env| async move {
             let start = env.clock.now();
             drop(create(&env, PATH).await);
-            env.clock.now() - start
+            (env.clock.now() - start).as_millis()
         })
         .unwrap()
     };
-    assert!(took(0.0).as_millis() < 3);
-    assert!(took(1.0).as_millis() >= 50);
+    assert!(took(|disk| disk, 1) < 3);
+    let stalls: Vec<u128> = seeds(100).map(|seed| took(|disk| disk.stalls(1.0), seed)).collect();
+    assert!(stalls.iter().all(|ms| (50..=5_002).contains(ms)), "{stalls:?}");
+    assert!(stalls.iter().any(|ms| *ms > 4_000), "{stalls:?}");
+    assert!(stalls.iter().any(|ms| *ms < 1_000), "{stalls:?}");
+    assert!((70..=73).contains(&took(|disk| disk.stalls(1.0).stalls_us(70_000..=70_000), 1)));
+    assert!(took(|disk| disk.stalls(1.0).stalls_only(|kind| kind == OperationKind::Write), 1) < 3);
 }

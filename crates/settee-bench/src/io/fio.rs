@@ -1,0 +1,144 @@
+//! The peer: `fio`, where it is installed.
+//!
+//! It runs on the same file in the same round, as a process of its own, with io_uring and past
+//! the page cache. What it reports is taken as it is; where it fails, there is no figure.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::row::{Latency, Window};
+
+/// Most characters of its error output that are shown.
+const MESSAGE_LENGTH_MAX: usize = 200;
+
+/// A `fio` that can be run.
+#[derive(Debug, Clone)]
+pub(crate) struct Fio {
+    /// As it names its version.
+    pub(crate) version: String,
+}
+
+impl Fio {
+    /// The one on the path; none where there is none.
+    pub(crate) fn find() -> Option<Fio> {
+        let output = Command::new("fio").arg("--version").stderr(Stdio::null()).output().ok()?;
+        let version = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        (output.status.success() && !version.is_empty()).then_some(Fio { version })
+    }
+
+    /// Reads random 4 KiB blocks of the first `bytes` of `file`, `depth` outstanding.
+    ///
+    /// # Errors
+    /// Why there is no figure, in its words.
+    pub(crate) fn random_reads(
+        &self,
+        file: &Path,
+        bytes: u64,
+        depth: usize,
+        duration: Duration,
+    ) -> Result<Window, String> {
+        let arguments = [
+            "--readonly".to_owned(),
+            "--rw=randread".to_owned(),
+            "--bs=4k".to_owned(),
+            format!("--iodepth={depth}"),
+            "--time_based".to_owned(),
+            format!("--runtime={}ms", duration.as_millis().max(1)),
+        ];
+        self.run(file, bytes, &arguments, "read")
+    }
+
+    /// Writes `bytes` to `file` in order, 1 MiB at a time, `depth` outstanding, and syncs it once.
+    ///
+    /// # Errors
+    /// Why there is no figure, in its words.
+    pub(crate) fn sequential_writes(&self, file: &Path, bytes: u64, depth: usize) -> Result<Window, String> {
+        let arguments = [
+            "--rw=write".to_owned(),
+            "--bs=1m".to_owned(),
+            format!("--iodepth={depth}"),
+            "--fallocate=none".to_owned(),
+            "--end_fsync=1".to_owned(),
+        ];
+        let mut window = self.run(file, bytes, &arguments, "write")?;
+        window.weight = bytes as f64 / 1e6 / window.operations.max(1) as f64;
+        Ok(window)
+    }
+
+    fn run(&self, file: &Path, bytes: u64, arguments: &[String], kind: &str) -> Result<Window, String> {
+        // A colon separates names.
+        let name = file.to_str().ok_or("the file's name is not UTF-8")?.replace(':', "\\:");
+        let output = Command::new("fio")
+            .args(["--name=peer", "--ioengine=io_uring", "--direct=1", "--output-format=json"])
+            .args(["--allow_file_create=0", &format!("--size={bytes}"), &format!("--filename={name}")])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("fio: {error}"))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said: String = said.trim().chars().take(MESSAGE_LENGTH_MAX).collect();
+            return Err(format!("fio: {}: {said}", output.status));
+        }
+        parse(&output.stdout, kind).ok_or_else(|| "fio: its report isn't as expected".to_owned())
+    }
+}
+
+/// The window of the only job in fio's report.
+fn parse(report: &[u8], kind: &str) -> Option<Window> {
+    // Warnings may come before the report itself.
+    let start = report.iter().position(|&byte| byte == b'{')?;
+    let report: Value = serde_json::from_slice(&report[start..]).ok()?;
+    let job = report["jobs"].get(0)?;
+    if job["error"].as_i64()? != 0 {
+        return None;
+    }
+    let side = &job[kind];
+    let wall_ms = side["runtime"].as_f64()?;
+    let busy = (job["usr_cpu"].as_f64()? + job["sys_cpu"].as_f64()?) / 100.0;
+    let completion = &side["clat_ns"];
+    let nanoseconds = |value: &Value| Some(Duration::from_nanos(value.as_f64()? as u64));
+    let percentile = |name: &str| nanoseconds(&completion["percentile"][name]);
+    let latency = percentile("50.000000").zip(percentile("99.000000")).zip(nanoseconds(&completion["max"]));
+    let operations = side["total_ios"].as_u64()?;
+    (operations > 0 && wall_ms > 0.0).then(|| Window {
+        operations,
+        weight: 1.0,
+        wall: Duration::from_secs_f64(wall_ms / 1e3),
+        cpu: job["job_runtime"].as_f64().map(|ms| Duration::from_secs_f64(ms / 1e3 * busy)),
+        switches: job["ctx"].as_u64(),
+        latency: latency.map(|((p50, p99), longest)| Latency { p50, p99, longest }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_behind_warnings() {
+        let report = r#"fio: a warning
+            {"jobs": [{"error": 0, "job_runtime": 2000, "usr_cpu": 10.0, "sys_cpu": 15.0, "ctx": 500,
+              "read": {"total_ios": 1000, "runtime": 2000,
+                "clat_ns": {"max": 9000, "percentile": {"50.000000": 4000, "99.000000": 8000}}}}]}"#;
+        let window = parse(report.as_bytes(), "read").unwrap();
+        assert_eq!((window.operations, window.rate(), window.switches), (1000, 500.0, Some(500)));
+        assert_eq!(window.cpu, Some(Duration::from_millis(500)));
+        assert_eq!(window.latency.unwrap().longest, Duration::from_micros(9));
+    }
+
+    #[test]
+    fn a_report_of_a_failed_or_empty_job_gives_no_figure() {
+        for report in [
+            r#"{"jobs": [{"error": 5, "usr_cpu": 0, "sys_cpu": 0, "read": {"total_ios": 9, "runtime": 9}}]}"#,
+            r#"{"jobs": [{"error": 0, "usr_cpu": 0, "sys_cpu": 0, "read": {"total_ios": 0, "runtime": 9}}]}"#,
+            r#"{"jobs": []}"#,
+            "no report",
+        ] {
+            assert!(parse(report.as_bytes(), "read").is_none(), "{report}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Flushing large buffers: how large, how many in flight, by which engine, buffered or direct.
+//!
+//! Every cell writes the same random bytes in order into the same file, whose blocks are reserved
+//! and unwritten each time (as the log's are), and syncs it once at the end: the time is that of
+//! all of it. `fio` writes as many bytes to the same file, past the page cache, in the same round.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rustix::fs::{Advice, FallocateFlags};
+use settee_io::{AlignedBuffer, Alignment, Engine, EngineKind, File, OpenMode, RingUse};
+
+use super::random::{ended, run_blocking};
+use super::row::{Latency, Row, Series, Window, switch_count};
+use super::{Config, failed, set_direct, start_engine};
+use crate::stats::{Samples, Stopwatch};
+use crate::{Error, Result};
+
+/// Bytes of each write.
+pub const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+
+/// Writes in flight at once.
+pub const IN_FLIGHT_COUNTS: [usize; 3] = [1, 2, 4];
+
+/// Writes that `fio` has in flight, of 1 MiB each.
+const FIO_DEPTH: usize = 4;
+
+/// After how many cells `fio` has its turn again.
+const CELLS_BETWEEN: usize = 12;
+
+/// Random bytes that are written again and again: more than a processor's caches hold.
+const SOURCE_BYTES: usize = 64 << 20;
+
+/// What the source is aligned to: as much as any device wants.
+const SOURCE_ALIGNMENT: usize = 4096;
+
+const MIB: u64 = 1 << 20;
+const MB_OF_MIB: f64 = 1.048_576;
+
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    size: usize,
+    in_flight: usize,
+    engine: EngineKind,
+    is_direct: bool,
+}
+
+impl Cell {
+    fn all() -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for is_direct in [false, true] {
+            for engine in [EngineKind::Threads, EngineKind::Uring] {
+                for size in SIZES {
+                    let of = |in_flight| Cell { size, in_flight, engine, is_direct };
+                    cells.extend(IN_FLIGHT_COUNTS.map(of));
+                }
+            }
+        }
+        cells
+    }
+
+    fn name(self) -> String {
+        let mode = if self.is_direct { "direct" } else { "buffered" };
+        format!("flush: {mode}, {}, {} KiB, {} in flight", self.engine, self.size >> 10, self.in_flight)
+    }
+}
+
+/// Measures every cell and hands out its row; the last row says which is the best.
+pub(super) async fn measure(config: &Config, folder: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+    let path = folder.join("flush");
+    let bytes = config.flush_bytes;
+    let source = run_blocking(|| Ok(source())).await?;
+    // On the ring's side everything goes through the ring.
+    let engines = [
+        (EngineKind::Threads, start_engine(EngineKind::Threads, None)),
+        (EngineKind::Uring, start_engine(EngineKind::Uring, Some(RingUse::All))),
+    ];
+    let mut cells: Vec<(Cell, Result<Series, String>)> =
+        Cell::all().into_iter().map(|cell| (cell, Ok(Series::default()))).collect();
+    let mut peers: Vec<Result<Series, String>> = Vec::new();
+    for round in 0..config.flush_rounds {
+        for (group, cells) in cells.chunks_mut(CELLS_BETWEEN).enumerate() {
+            if round == 0 {
+                peers.push(config.fio.as_ref().map(|_| Series::default()).ok_or_else(|| "no fio".to_owned()));
+            }
+            fio_turn(config, &path, &mut peers[group]).await?;
+            for (cell, series) in cells {
+                let Ok(windows) = &mut *series else { continue };
+                let engine = &engines.iter().find(|(kind, _)| *kind == cell.engine).expect("one of two").1;
+                prepare_in_thread(&path, bytes).await?;
+                let window = match engine {
+                    Ok(engine) => write(engine, &path, *cell, bytes, &source).await?,
+                    Err(reason) => Err(reason.clone()),
+                };
+                match window {
+                    Ok(window) => windows.0.push(window),
+                    Err(reason) => *series = Err(reason),
+                }
+            }
+        }
+    }
+    hand_out(&cells, &peers, each);
+    Ok(())
+}
+
+fn hand_out(
+    cells: &[(Cell, Result<Series, String>)],
+    peers: &[Result<Series, String>],
+    each: &mut impl FnMut(Row),
+) {
+    let name = format!("flush: fio, direct, 1024 KiB, {FIO_DEPTH} in flight");
+    let windows = peers.iter().flatten().flat_map(|series| series.0.clone());
+    let all_fio = Series(windows.collect());
+    each(match peers.iter().find_map(|peer| peer.as_ref().err()) {
+        Some(reason) => Row::missing(name, "MB/s", reason),
+        None => Row::new(name, "MB/s", &all_fio),
+    });
+    let mut best: Option<(f64, Row)> = None;
+    for (index, (cell, series)) in cells.iter().enumerate() {
+        let peer = peers.get(index / CELLS_BETWEEN).and_then(|peer| peer.as_ref().ok());
+        let row = match series {
+            Ok(series) => Row::new(cell.name(), "MB/s", series).against("fio", series, peer),
+            Err(reason) => Row::missing(cell.name(), "MB/s", reason),
+        };
+        each(row.clone());
+        // By the ratio, where there is one: the machine may have been slower in between.
+        let score = row.ratio.or(row.rate);
+        if let Some(score) = score
+            && best.as_ref().is_none_or(|(highest, _)| score > *highest)
+        {
+            best = Some((score, row));
+        }
+    }
+    if let Some((_, mut row)) = best {
+        row.workload = row.workload.replacen("flush:", "flush, the best:", 1);
+        each(row);
+    }
+}
+
+async fn fio_turn(config: &Config, path: &Path, peer: &mut Result<Series, String>) -> Result<()> {
+    let (Some(fio), Ok(series)) = (config.fio.clone(), &mut *peer) else { return Ok(()) };
+    let bytes = config.flush_bytes;
+    prepare_in_thread(path, bytes).await?;
+    let path = path.to_owned();
+    match run_blocking(move || Ok(fio.sequential_writes(&path, bytes, FIO_DEPTH))).await? {
+        Ok(window) => series.0.push(window),
+        Err(reason) => *peer = Err(reason),
+    }
+    Ok(())
+}
+
+async fn write(
+    engine: &Arc<dyn Engine>,
+    path: &Path,
+    cell: Cell,
+    bytes: u64,
+    source: &Bytes,
+) -> Result<Result<Window, String>> {
+    let file = File::open(engine, path, OpenMode::Write).await.map_err(failed)?;
+    if cell.is_direct
+        && let Err(reason) = set_direct(&file).await?
+    {
+        return Ok(Err(reason));
+    }
+    let source = source.clone();
+    // A task like any other, on the runtime's own threads.
+    let written = tokio::task::spawn(async move { write_all(&file, cell, bytes, &source).await });
+    written.await.map_err(ended)?.map(Ok)
+}
+
+async fn write_all(file: &File, cell: Cell, bytes: u64, source: &Bytes) -> Result<Window> {
+    let (switches, stopwatch) = (switch_count(), Stopwatch::start(None));
+    let write = |index: u64| {
+        let offset = index * cell.size as u64;
+        let start = (offset % source.len() as u64) as usize;
+        let bytes = source.slice(start..start + cell.size);
+        async move {
+            let start = Instant::now();
+            file.write_at(offset, bytes).await.map_err(failed)?;
+            Ok::<Duration, Error>(start.elapsed())
+        }
+    };
+    let mut rest = 0..bytes / cell.size as u64;
+    let mut in_flight: FuturesUnordered<_> = rest.by_ref().take(cell.in_flight).map(write).collect();
+    let mut samples = Samples::default();
+    while let Some(written) = in_flight.next().await {
+        samples.push(written?);
+        in_flight.extend(rest.next().map(write));
+    }
+    file.sync().await.map_err(failed)?;
+    let mut window = Window::new(bytes / MIB, stopwatch.read());
+    window.weight = MB_OF_MIB;
+    window.switches = switch_count().zip(switches).map(|(now, then)| now.saturating_sub(then));
+    window.latency = Latency::of(&samples);
+    Ok(window)
+}
+
+/// Random bytes that direct writes take as they are.
+fn source() -> Bytes {
+    let alignment = Alignment::new(SOURCE_ALIGNMENT).expect("a power of two");
+    let mut buffer = AlignedBuffer::new(SOURCE_BYTES, alignment);
+    StdRng::seed_from_u64(11).fill_bytes(buffer.whole_mut());
+    buffer.set_len(SOURCE_BYTES);
+    buffer.into()
+}
+
+async fn prepare_in_thread(path: &Path, bytes: u64) -> Result<()> {
+    let path = path.to_owned();
+    run_blocking(move || prepare(&path, bytes).map_err(|error| Error::file(&path, error))).await
+}
+
+/// Makes all of the file's blocks reserved and unwritten, and leaves nothing of it in memory.
+fn prepare(path: &Path, bytes: u64) -> std::io::Result<()> {
+    let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    // Keeps the blocks and takes their content; not every file system can.
+    if rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, 0, bytes).is_err() {
+        file.set_len(0)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    }
+    file.sync_all()?;
+    Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+}

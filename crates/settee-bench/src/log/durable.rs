@@ -1,0 +1,191 @@
+//! Durable appends of 1 KiB by one writer, against write(2) and fdatasync(2) in a loop.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use settee_log::{Batch, Flags, Log, LogOptions, Stage};
+
+use super::peers::{self, ENGINES};
+use super::row::{Aim, Better, Row, figure};
+use super::{Bench, ROUND_COUNT, Subject, median, random_bytes, refused};
+use crate::stats::Samples;
+use crate::{Error, Result};
+
+/// Bytes of each value.
+pub(super) const VALUE_BYTES: usize = 1 << 10;
+
+/// Durable writes of each kind in a round.
+const BURST_COUNT: usize = 200;
+
+/// Values that the writers take in turn.
+pub(super) const SOURCE_BYTES: usize = 1 << 20;
+
+/// Where each raw write begins: at a multiple of this, as the log's synced groups do.
+const RAW_STRIDE: u64 = 4096;
+
+pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+    let count = bench.config.scaled(BURST_COUNT, 8);
+    let values = random_bytes(SOURCE_BYTES);
+    let mut raw_file = RawFile::create(bench.path(), ((ROUND_COUNT + 1) * count) as u64 * RAW_STRIDE)?;
+    let subject = bench.open(&bench.default_env(), LogOptions::default())?;
+    let (mut raw, mut blocking, mut task) = (Samples::default(), Samples::default(), Samples::default());
+    let mut peers = ENGINES.map(|engine| (engine, Vec::new(), String::new()));
+    for round in 0..=ROUND_COUNT {
+        let by_raw = raw_file.burst(&values[..VALUE_BYTES], count)?;
+        let by_caller = burst_blocking(&subject.log, &values, count)?;
+        let by_task = burst_in_task(bench, &subject, &values, count)?;
+        // The first round lets the log prepare its segments, and is left out.
+        if round == 0 {
+            continue;
+        }
+        raw.append(by_raw.whole);
+        blocking.append(by_caller);
+        task.append(by_task);
+        for (engine, medians, setup) in &mut peers {
+            let Some(program) = &bench.config.peers else { continue };
+            let run = peers::run(program, engine, "durable", bench.path(), count)?;
+            medians.extend(run.p50_us);
+            *setup = run.setup;
+        }
+    }
+    bench.remove(subject)?;
+    let [raw, blocking, task] = [raw, blocking, task].map(|samples| Latency::of(&samples));
+    let row = |how: &str, latency: &Latency| {
+        let row =
+            Row::new(format!("durable append of 1 KiB, 1 writer, {how}"), "persisted", "µs", latency.p50);
+        row.note(latency.text())
+    };
+    let name = "write, fdatasync";
+    each(
+        row("blocking", &blocking)
+            .against(Better::Lower, name, raw.p50)
+            .aim(Aim::RatioAtLeast(0.9))
+            .note(format!("raw, into a file of zeros that was synced: {}", raw.text())),
+    );
+    each(row("through a task", &task).against(Better::Lower, name, raw.p50).aim(Aim::RatioAtLeast(0.7)));
+    let mut beside = row("blocking", &blocking).note("no aim");
+    let measured: Vec<_> = peers.iter().filter(|(_, medians, _)| !medians.is_empty()).collect();
+    let best = measured.iter().map(|(engine, medians, _)| (engine, median(medians)));
+    if let Some((engine, best)) = best.min_by(|one, other| one.1.total_cmp(&other.1)) {
+        beside = beside.against(Better::Lower, *engine, best);
+    }
+    for (_, medians, setup) in measured {
+        beside = beside.note(format!("p50 {} µs: {setup}", figure(median(medians))));
+    }
+    each(beside);
+    Ok(())
+}
+
+/// Percentiles in microseconds.
+struct Latency {
+    p50: f64,
+    p99: f64,
+    count: usize,
+}
+
+impl Latency {
+    fn of(samples: &Samples) -> Latency {
+        let [p50, p99] = samples.percentiles([0.5, 0.99]).expect("a round is measured").map(micros);
+        Latency { p50, p99, count: samples.count() }
+    }
+
+    fn text(&self) -> String {
+        format!("p50 {} µs, p99 {} µs of {}", figure(self.p50), figure(self.p99), self.count)
+    }
+}
+
+/// A microsecond's worth.
+pub(super) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// A batch of one value of [`VALUE_BYTES`], the `index`th of `values` in turn.
+pub(super) fn batch(values: &Bytes, index: usize) -> Batch {
+    let start = index * VALUE_BYTES % values.len();
+    let mut batch = Batch::new();
+    let value = values.slice(start..start + VALUE_BYTES);
+    batch.push_bytes(Flags::none(), &(index as u64).to_be_bytes(), &[], value);
+    batch
+}
+
+fn burst_blocking(log: &Log, values: &Bytes, count: usize) -> Result<Samples> {
+    let mut samples = Samples::default();
+    for index in 0..count {
+        let start = Instant::now();
+        log.append_blocking(&batch(values, index)).map_err(refused)?;
+        samples.push(start.elapsed());
+    }
+    Ok(samples)
+}
+
+fn burst_in_task(bench: &Bench, subject: &Subject, values: &Bytes, count: usize) -> Result<Samples> {
+    let (log, values) = (subject.log.clone(), values.clone());
+    bench.in_task(async move {
+        let mut samples = Samples::default();
+        for index in 0..count {
+            let start = Instant::now();
+            let appended = log.append(&batch(&values, index), Stage::Persisted).await.map_err(refused)?;
+            log.wait(appended.last_seq, Stage::Persisted).await.map_err(refused)?;
+            samples.push(start.elapsed());
+        }
+        Ok(samples)
+    })
+}
+
+/// A file of zeros, synced, that is written to and synced in a loop: what the machine gives.
+pub(super) struct RawFile {
+    file: File,
+    offset: u64,
+    bytes: u64,
+}
+
+/// What a burst took.
+#[derive(Default)]
+pub(super) struct Burst {
+    /// Writes with their syncs.
+    pub whole: Samples,
+    /// The syncs alone.
+    pub sync: Samples,
+}
+
+impl RawFile {
+    /// Makes it in `folder`, of at least `bytes`; its name is gone at once.
+    pub(super) fn create(folder: &Path, bytes: u64) -> Result<RawFile> {
+        let path = folder.join("raw");
+        let make = || -> io::Result<File> {
+            let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+            std::fs::remove_file(&path)?;
+            let zeros = vec![0; 1 << 20];
+            for offset in (0..bytes).step_by(zeros.len()) {
+                file.write_all_at(&zeros, offset)?;
+            }
+            file.sync_all()?;
+            Ok(file)
+        };
+        let file = make().map_err(|error| Error::file(&path, error))?;
+        Ok(RawFile { file, offset: 0, bytes: bytes.next_multiple_of(1 << 20) })
+    }
+
+    /// Writes `value` `count` times, one behind another, each synced before the next; from the
+    /// front again where the file ends.
+    pub(super) fn burst(&mut self, value: &[u8], count: usize) -> Result<Burst> {
+        let mut burst = Burst::default();
+        for _ in 0..count {
+            if self.offset + value.len() as u64 > self.bytes {
+                self.offset = 0;
+            }
+            let start = Instant::now();
+            let written = self.file.write_all_at(value, self.offset).map(|()| Instant::now());
+            let synced = written.and_then(|at| self.file.sync_data().map(|()| at));
+            let written_at = synced.map_err(|error| Error::wrong("raw writes", error.to_string()))?;
+            burst.whole.push(start.elapsed());
+            burst.sync.push(written_at.elapsed());
+            self.offset += (value.len() as u64).next_multiple_of(RAW_STRIDE);
+        }
+        Ok(burst)
+    }
+}

@@ -1,0 +1,332 @@
+//! A stream under a memory limit, where the page cache must write back: how long it holds up a
+//! task that shares its thread, and how fast it is.
+//!
+//! It runs in a process of its own, since the limit is a control group's (cgroups(7), version 2
+//! or 1). There one executor thread runs a task that wants to wake every millisecond, beside each
+//! of the phases in turn: nothing, the log, a writer that calls write(2) on that thread. A
+//! hold-up is how late the task wakes.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use settee_io::{EngineKind, Env};
+use settee_log::{Batch, Flags, LogOptions, Stage};
+use tokio::runtime::Runtime;
+
+use super::row::{Aim, Better, Row, figure};
+use super::stream::{fio_rate, rate};
+use super::{
+    Bench, median, open, peers, random_bytes, refused, remove_folder, rounds_text, start_engine,
+    stream_options,
+};
+use crate::stats::Samples;
+use crate::{Error, Result};
+
+/// The limit.
+const LIMIT_BYTES: u64 = 256 << 20;
+
+/// Rounds, each in a process of its own.
+const ROUND_COUNT: usize = 3;
+
+/// Bytes of each value and values of a batch; after each the writer lets other tasks run.
+const VALUE_BYTES: usize = 8 << 10;
+const BATCH_COUNT: usize = 16;
+
+/// Bytes of random values that are written again and again: they count against the limit.
+const SOURCE_BYTES: usize = 16 << 20;
+
+/// How often the other task wants to wake.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How often, and how far apart, it is tried to remove a control group whose last process is
+/// just ending.
+const REMOVE_COUNT_MAX: usize = 50;
+const REMOVE_EVERY: Duration = Duration::from_millis(20);
+
+/// What one phase did.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Phase {
+    /// Which: [`IDLE`], [`LOG`], [`LOG_DIRECT`] or [`STD`].
+    pub name: String,
+    /// MB/s, until all was on stable storage; 0 of the idle one.
+    pub rate: f64,
+    /// The longest hold-up, and the 99th percentile, in milliseconds.
+    pub longest_ms: f64,
+    /// See there.
+    pub p99_ms: f64,
+}
+
+/// The names of the phases.
+const IDLE: &str = "idle";
+const LOG: &str = "log";
+const LOG_DIRECT: &str = "log, direct";
+const STD: &str = "std";
+
+/// Runs every phase once with `bytes` each, in this process and thread, which first joins the
+/// control group in the folder `group`, if any.
+///
+/// # Errors
+/// [`Error::File`] and [`Error::Wrong`].
+pub fn hold_up(
+    folder: &Path,
+    bytes: usize,
+    engine: EngineKind,
+    group: Option<&Path>,
+    mut each: impl FnMut(Phase),
+) -> Result<()> {
+    if let Some(group) = group {
+        let path = group.join("cgroup.procs");
+        fs::write(&path, std::process::id().to_string()).map_err(|error| Error::file(&path, error))?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refused)?;
+    let engine = start_engine(engine)?;
+    let env = Env::with_engine(runtime.handle().clone(), engine);
+    let values = random_bytes(SOURCE_BYTES.min(bytes));
+    let mut told = |name: &str, taken: Duration, bytes: usize, ticks: &Samples| {
+        let percentiles = ticks.percentiles([0.99, 1.0]).unwrap_or_default();
+        let [p99_ms, longest_ms] = percentiles.map(|time| time.as_secs_f64() * 1e3);
+        each(Phase { name: name.to_owned(), rate: rate(bytes, taken), longest_ms, p99_ms });
+    };
+    let mut longest = Duration::ZERO;
+    for (name, direct) in [(LOG, false), (LOG_DIRECT, true)] {
+        let path = folder.join("hold-up-log");
+        let (taken, ticks) =
+            beside_ticks(&runtime, write_log(&env, &path, stream_options(direct), values.clone(), bytes))?;
+        remove_folder(&path)?;
+        longest = longest.max(taken);
+        told(name, taken, bytes, &ticks);
+    }
+    // As long as the log took: a longer stretch would find a longer hold-up.
+    let (taken, ticks) = beside_ticks(&runtime, async {
+        tokio::time::sleep(longest).await;
+        Ok(())
+    })?;
+    told(IDLE, taken, 0, &ticks);
+    let path = folder.join("hold-up-std");
+    let (taken, ticks) = beside_ticks(&runtime, write_std(&path, values, bytes))?;
+    fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
+    told(STD, taken, bytes, &ticks);
+    Ok(())
+}
+
+/// Runs `work` beside the task that ticks: how long it took, and how late each tick came.
+fn beside_ticks(runtime: &Runtime, work: impl Future<Output = Result<()>>) -> Result<(Duration, Samples)> {
+    let over = Rc::new(std::cell::Cell::new(false));
+    let local = tokio::task::LocalSet::new();
+    local.block_on(runtime, async {
+        let ticker = tokio::task::spawn_local(tick(over.clone()));
+        let start = Instant::now();
+        work.await?;
+        let taken = start.elapsed();
+        over.set(true);
+        let ticks = ticker.await.map_err(refused)?;
+        Ok((taken, ticks))
+    })
+}
+
+async fn tick(over: Rc<std::cell::Cell<bool>>) -> Samples {
+    let mut late = Samples::default();
+    while !over.get() {
+        let due = tokio::time::Instant::now() + TICK;
+        tokio::time::sleep_until(due).await;
+        late.push(due.elapsed());
+    }
+    late
+}
+
+async fn write_log(env: &Env, folder: &Path, options: LogOptions, values: Bytes, bytes: usize) -> Result<()> {
+    let log = open(env, folder, options).await?;
+    for start in (0..bytes).step_by(VALUE_BYTES * BATCH_COUNT) {
+        let mut batch = Batch::new();
+        for index in 0..BATCH_COUNT {
+            let start = (start + index * VALUE_BYTES) % values.len();
+            let value = values.slice(start..(start + VALUE_BYTES).min(values.len()));
+            batch.push_bytes(Flags::none(), &(start as u64).to_be_bytes(), &[], value);
+        }
+        log.append(&batch, Stage::Accepted).await.map_err(refused)?;
+        tokio::task::yield_now().await;
+    }
+    log.close().await.map_err(refused)
+}
+
+async fn write_std(path: &Path, values: Bytes, bytes: usize) -> Result<()> {
+    let failed = |error| Error::file(path, error);
+    let mut file = fs::File::create_new(path).map_err(failed)?;
+    for start in (0..bytes).step_by(VALUE_BYTES * BATCH_COUNT) {
+        let start = start % values.len();
+        let end = (start + VALUE_BYTES * BATCH_COUNT).min(values.len());
+        file.write_all(&values[start..end]).map_err(failed)?;
+        tokio::task::yield_now().await;
+    }
+    file.sync_data().map_err(failed)
+}
+
+pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+    let bytes = bench.config.scaled(2 << 30, 8 << 20).next_multiple_of(1 << 20);
+    let group = Group::make();
+    let (mut rounds, mut disk) = (Vec::new(), Vec::new());
+    for _ in 0..ROUND_COUNT {
+        let mut command = Command::new(&bench.config.program);
+        command.args(["bench", "log-hold-up"]).arg(bench.path());
+        command.args([bytes.to_string(), bench.config.engine.to_string()]);
+        if let Ok(group) = &group {
+            command.arg(&group.folder);
+        }
+        let told = peers::output(&mut command).and_then(|text| parse(&text));
+        rounds.push(told.map_err(|said| Error::wrong("a stream under a memory limit", said))?);
+        disk.push(fio_rate(bench, bytes as u64)?);
+    }
+    let disk: Result<Vec<f64>, String> = disk.into_iter().collect();
+    let limit = match &group {
+        Ok(group) => Ok(format!("limit of {} MiB by {}", LIMIT_BYTES >> 20, group.kind)),
+        Err(reason) => Err(reason.clone()),
+    };
+    report(bytes, &rounds, &disk, &limit).into_iter().for_each(each);
+    Ok(())
+}
+
+fn parse(text: &str) -> Result<Vec<Phase>, String> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).map_err(|error| format!("{error} in {line:?}")))
+        .collect()
+}
+
+/// The rows; `limit` says what limited the memory, or why nothing did.
+fn report(
+    bytes: usize,
+    rounds: &[Vec<Phase>],
+    disk: &Result<Vec<f64>, String>,
+    limit: &Result<String, String>,
+) -> Vec<Row> {
+    let figures = |name: &str, of: fn(&Phase) -> f64| -> Vec<f64> {
+        rounds.iter().flatten().filter(|phase| phase.name == name).map(of).collect()
+    };
+    let longest = |name: &str| figures(name, |phase| phase.longest_ms);
+    let most = |name: &str| longest(name).into_iter().fold(0.0, f64::max);
+    let said = limit.clone().unwrap_or_else(|reason| format!("NO LIMIT, and so no aim: {reason}"));
+    let aimed = |row: Row, aim: Aim| if limit.is_ok() { row.aim(aim) } else { row };
+    let name = |what: &str| format!("append {} MiB under a memory limit, {what}", bytes >> 20);
+    let mut rows = Vec::new();
+    for (phase, mode) in [(LOG, "buffered"), (LOG_DIRECT, "direct")] {
+        let row = Row::new(name(&format!("hold-up, {mode}")), "persisted", "ms", most(phase))
+            .against(Better::Multiple, "idle", most(IDLE))
+            .note(format!(
+                "longest of all rounds ({}) against idle ({}) and a std writer on the thread ({}); {said}",
+                rounds_text(&longest(phase)),
+                rounds_text(&longest(IDLE)),
+                rounds_text(&longest(STD))
+            ))
+            .note(format!("p99 of hold-ups: {}", rounds_text(&figures(phase, |phase| phase.p99_ms))));
+        rows.push(aimed(row, Aim::ExcessAtMost(5.0)));
+        let rates = figures(phase, |phase| phase.rate);
+        let row = Row::new(name(mode), "persisted", "MB/s", median(&rates)).note(format!(
+            "one executor thread; timed: until all is persisted; rounds: {}; a std writer: {}",
+            rounds_text(&rates),
+            figure(median(&figures(STD, |phase| phase.rate)))
+        ));
+        let row = aimed(row, Aim::RatioAtLeast(0.9));
+        rows.push(match disk {
+            Ok(disk) => row
+                .against(Better::Higher, "fio, direct, 4 × 1 MiB", median(disk))
+                .note(format!("fio has no limit; rounds: {}", rounds_text(disk))),
+            Err(reason) => row.note(format!("no rate of fio: {reason}")),
+        });
+    }
+    rows
+}
+
+/// A control group with the limit; gone with the value.
+struct Group {
+    folder: PathBuf,
+    kind: &'static str,
+}
+
+impl Group {
+    /// Makes one, or says why that can't be.
+    fn make() -> Result<Group, String> {
+        let name = format!("settee-bench-{}", std::process::id());
+        let root = Path::new("/sys/fs/cgroup");
+        let is_second = root.join("cgroup.controllers").exists();
+        let (folder, file, kind) = match is_second {
+            true => (root.join(name), "memory.max", "cgroup v2"),
+            false => (root.join("memory").join(name), "memory.limit_in_bytes", "cgroup v1"),
+        };
+        let failed = |error: std::io::Error| format!("{kind}: {}: {error}", folder.display());
+        fs::create_dir(&folder).map_err(failed)?;
+        let group = Group { folder: folder.clone(), kind };
+        // A file of that name exists where the group has a memory controller: it isn't created.
+        let limited = fs::OpenOptions::new()
+            .write(true)
+            .open(folder.join(file))
+            .and_then(|mut file| file.write_all(LIMIT_BYTES.to_string().as_bytes()));
+        limited.map_err(failed)?;
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its last process may not be all gone yet.
+        for _ in 0..REMOVE_COUNT_MAX {
+            if fs::remove_dir(&self.folder).is_ok() {
+                return;
+            }
+            std::thread::sleep(REMOVE_EVERY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(idle_ms: f64, log_ms: f64) -> Vec<Phase> {
+        let phase =
+            |name: &str, rate, longest_ms| Phase { name: name.to_owned(), rate, longest_ms, p99_ms: 1.0 };
+        vec![
+            phase(LOG, 950.0, log_ms),
+            phase(LOG_DIRECT, 800.0, 1.0),
+            phase(IDLE, 0.0, idle_ms),
+            phase(STD, 500.0, 90.0),
+        ]
+    }
+
+    #[test]
+    fn the_longest_hold_up_of_all_rounds_counts_and_the_median_rate() {
+        let limit = Ok("a limit".to_owned());
+        let rows = report(2 << 30, &[round(1.0, 2.0), round(1.5, 6.6)], &Ok(vec![1000.0]), &limit);
+        let judged: Vec<_> = rows.iter().map(|row| (row.ours, row.met)).collect();
+        let expected = [(6.6, Some(false)), (950.0, Some(true)), (1.0, Some(true)), (800.0, Some(false))];
+        assert_eq!(judged, expected);
+    }
+
+    #[test]
+    fn without_a_limit_or_fio_nothing_is_judged_and_the_rows_say_why() {
+        let rows =
+            report(2 << 30, &[round(1.0, 2.0)], &Err("none".to_owned()), &Err("not allowed".to_owned()));
+        assert!(rows.iter().all(|row| row.met.is_none()), "{rows:?}");
+        let text: String = rows.iter().map(Row::lines).collect();
+        assert!(
+            text.contains("NO LIMIT, and so no aim: not allowed") && text.contains("no rate of fio: none")
+        );
+    }
+
+    #[test]
+    fn every_phase_runs_and_what_it_tells_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut told = String::new();
+        let each = |phase: Phase| told += &(serde_json::to_string(&phase).unwrap() + "\n");
+        hold_up(folder.path(), 4 << 20, EngineKind::Auto, None, each).unwrap();
+        let phases = parse(&told).unwrap();
+        let names: Vec<&str> = phases.iter().map(|phase| &*phase.name).collect();
+        assert_eq!(names, [LOG, LOG_DIRECT, IDLE, STD]);
+        assert!(phases.iter().all(|phase| (phase.rate > 0.0) == (phase.name != IDLE)), "{phases:?}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,262 @@
+//! Blocks of entries: how a directory's entries are packed, and found again.
+//!
+//! A block is the count of its entries (2 bytes), the entries, and zeros up to a multiple of
+//! [`BLOCK_ALIGNMENT`]: what a lookup reads is one page. An entry that needs more than a page
+//! gets a block of more pages, and what fits behind it goes in as well.
+//!
+//! Decoding believes nothing: each number is checked before it is used, and nothing is
+//! allocated by a number that was read.
+
+use std::ops::Range;
+
+use crate::format::{Flags, KEY_SIZE_MAX, META_SIZE_MAX};
+
+/// Blocks begin at, and take, multiples of this many bytes.
+pub(super) const BLOCK_ALIGNMENT: usize = 4096;
+
+/// Largest block in bytes: one that begins with the longest key and the largest meta.
+pub(super) const BLOCK_SIZE_MAX: usize = 5 * BLOCK_ALIGNMENT;
+const _: () = assert!(COUNT_SIZE + FIXED_SIZE_MAX + KEY_SIZE_MAX + META_SIZE_MAX <= BLOCK_SIZE_MAX);
+
+/// Bytes of the count that a block begins with.
+pub(super) const COUNT_SIZE: usize = 2;
+
+/// Most bytes that an entry takes beside its key and meta.
+pub(super) const FIXED_SIZE_MAX: usize = 1 + 10 + 5 + 5 + 2 + 3 + 3 + 8;
+
+/// What an entry of either kind begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    pub flags: Flags,
+    /// How far its `Seq` is from the directory's first.
+    pub seq_delta: u64,
+    pub offset: u32,
+    pub length: u32,
+    pub meta_size: usize,
+}
+
+impl Head {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(self.flags.bits());
+        put_varint(out, self.seq_delta);
+        put_varint(out, u64::from(self.offset));
+        put_varint(out, u64::from(self.length));
+        put_varint(out, self.meta_size as u64);
+    }
+
+    fn take(cursor: &mut Cursor<'_>) -> Option<Head> {
+        Some(Head {
+            flags: Flags::from_bits(cursor.take(1)?[0])?,
+            seq_delta: cursor.varint()?,
+            offset: u32::try_from(cursor.varint()?).ok()?,
+            length: u32::try_from(cursor.varint()?).ok()?,
+            meta_size: cursor.size(META_SIZE_MAX)?,
+        })
+    }
+}
+
+/// An entry by `Seq`: whole, so that it can be read from its first byte alone. The ranges are
+/// in the bytes that it was decoded from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SeqEntry {
+    pub head: Head,
+    pub checksum: u64,
+    pub key: Range<usize>,
+    pub meta: Range<usize>,
+}
+
+impl SeqEntry {
+    pub(super) fn put(head: &Head, checksum: u64, key: &[u8], meta: &[u8], out: &mut Vec<u8>) {
+        head.put(out);
+        put_varint(out, key.len() as u64);
+        out.extend_from_slice(&checksum.to_le_bytes());
+        out.extend_from_slice(key);
+        out.extend_from_slice(meta);
+    }
+
+    /// The entry at `at`; it ends where its meta does.
+    pub(super) fn decode(bytes: &[u8], at: usize) -> Option<SeqEntry> {
+        let mut cursor = Cursor { bytes, at };
+        let head = Head::take(&mut cursor)?;
+        let key_size = cursor.size(KEY_SIZE_MAX)?;
+        let checksum = cursor.u64()?;
+        let key = cursor.range(key_size)?;
+        let meta = cursor.range(head.meta_size)?;
+        Some(SeqEntry { head, checksum, key, meta })
+    }
+}
+
+/// An entry by key: of its key only what differs from the key before it in the block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct KeyEntry {
+    pub head: Head,
+    pub meta: Range<usize>,
+}
+
+impl KeyEntry {
+    /// Appends the entry with the key and meta at these places of `out` itself.
+    pub(super) fn put(
+        head: &Head,
+        shared: usize,
+        key: &Range<usize>,
+        meta: &Range<usize>,
+        out: &mut Vec<u8>,
+    ) {
+        head.put(out);
+        put_varint(out, shared as u64);
+        put_varint(out, (key.len() - shared) as u64);
+        out.extend_from_within(key.start + shared..key.end);
+        out.extend_from_within(meta.clone());
+    }
+
+    /// The entry at `at`, which makes `key`, the one before it, its own.
+    pub(super) fn decode(bytes: &[u8], at: usize, key: &mut Vec<u8>) -> Option<KeyEntry> {
+        let mut cursor = Cursor { bytes, at };
+        let head = Head::take(&mut cursor)?;
+        let shared = cursor.size(key.len())?;
+        let rest_size = cursor.size(KEY_SIZE_MAX - shared)?;
+        let rest = cursor.take(rest_size)?;
+        let meta = cursor.range(head.meta_size)?;
+        key.truncate(shared);
+        key.extend_from_slice(rest);
+        Some(KeyEntry { head, meta })
+    }
+}
+
+/// A block that is being filled, at the end of a buffer.
+#[derive(Debug)]
+pub(super) struct BlockWriter {
+    start: usize,
+    count: u16,
+    size_max: usize,
+}
+
+impl BlockWriter {
+    pub(super) fn begin(out: &mut Vec<u8>) -> BlockWriter {
+        let start = out.len();
+        out.extend_from_slice(&[0; COUNT_SIZE]);
+        BlockWriter { start, count: 0, size_max: BLOCK_ALIGNMENT }
+    }
+
+    /// Takes what was appended to `out` since the last time as an entry, where it fits. The
+    /// first one always does.
+    pub(super) fn accept(&mut self, out: &[u8]) -> bool {
+        let size = out.len() - self.start;
+        if self.count == 0 {
+            self.size_max = size.next_multiple_of(BLOCK_ALIGNMENT);
+            assert!(self.size_max <= BLOCK_SIZE_MAX, "an entry of {size} bytes");
+        }
+        let fits = size <= self.size_max;
+        self.count += u16::from(fits);
+        fits
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Fills up the block, and appends to `index` what all block indexes begin with: the
+    /// block's size in pages and its checksum.
+    pub(super) fn end(self, out: &mut Vec<u8>, checksum: impl Fn(&[u8]) -> u64, index: &mut Vec<u8>) {
+        out[self.start..self.start + COUNT_SIZE].copy_from_slice(&self.count.to_le_bytes());
+        out.resize(self.start + self.size_max, 0);
+        put_varint(index, (self.size_max / BLOCK_ALIGNMENT) as u64);
+        index.extend_from_slice(&checksum(&out[self.start..]).to_le_bytes());
+    }
+}
+
+/// Where a block lies in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block {
+    pub start: u64,
+    pub size: usize,
+    pub checksum: u64,
+}
+
+/// The blocks of the section at `section`, as their index says, each with what `first` takes
+/// from the index about its first entry. They fill the section, and so there are no more of
+/// them than it has pages.
+pub(super) fn decode_index<T>(
+    cursor: &mut Cursor<'_>,
+    section: Range<u64>,
+    mut first: impl FnMut(&mut Cursor<'_>) -> Option<T>,
+) -> Option<(Vec<Block>, Vec<T>)> {
+    let (mut blocks, mut firsts) = (Vec::new(), Vec::new());
+    let mut start = section.start;
+    while start < section.end {
+        let size = cursor.size(BLOCK_SIZE_MAX / BLOCK_ALIGNMENT)? * BLOCK_ALIGNMENT;
+        let end = start + size as u64;
+        if size == 0 || end > section.end {
+            return None;
+        }
+        blocks.push(Block { start, size, checksum: cursor.u64()? });
+        firsts.push(first(cursor)?);
+        start = end;
+    }
+    cursor.is_at_end().then_some((blocks, firsts))
+}
+
+/// Seven bits a byte, the lowest first; all bytes but the last have the top bit.
+pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Reads numbers and bytes from the front of a slice. `None`: it isn't as long, or a number is
+/// out of bounds.
+pub(super) struct Cursor<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Cursor<'a> {
+        Cursor { bytes, at: 0 }
+    }
+
+    pub(super) fn range(&mut self, size: usize) -> Option<Range<usize>> {
+        let end = self.at.checked_add(size).filter(|end| *end <= self.bytes.len())?;
+        Some(std::mem::replace(&mut self.at, end)..end)
+    }
+
+    pub(super) fn take(&mut self, size: usize) -> Option<&'a [u8]> {
+        let range = self.range(size)?;
+        Some(&self.bytes[range])
+    }
+
+    pub(super) fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().expect("4 bytes")))
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes")))
+    }
+
+    pub(super) fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            let bits = u64::from(byte & 0x7F);
+            if bits << shift >> shift != bits {
+                return None;
+            }
+            value |= bits << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    /// A number of bytes, up to `max`.
+    pub(super) fn size(&mut self, max: usize) -> Option<usize> {
+        usize::try_from(self.varint()?).ok().filter(|size| *size <= max)
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+}

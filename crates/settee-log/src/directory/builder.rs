@@ -1,0 +1,349 @@
+//! Making a footer.
+//!
+//! Entries by `Seq` are packed into their blocks as they come. The order by key is made at the
+//! end: runs of positions are sorted, merged, and the entries copied in that order. That takes
+//! time, and so [`DirectoryBuilder::finish`] lets other tasks run in between.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
+use std::ops::Range;
+
+use settee_io::yield_now;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::block::{BLOCK_ALIGNMENT, BlockWriter, FIXED_SIZE_MAX, Head, KeyEntry, SeqEntry, put_varint};
+use super::trailer::{SectionSizes, TRAILER_SIZE, Trailer};
+use super::{EntryRef, filter};
+use crate::format::{Flags, KEY_SIZE_MAX, META_SIZE_MAX};
+
+/// Positions that are sorted at a time: their entries lie together in memory, and other tasks
+/// run in between.
+const RUN_COUNT: usize = 1024;
+
+/// After how many entries other tasks get their turn.
+const YIELD_COUNT: usize = 1024;
+
+/// Makes the footer of a segment from its commits.
+///
+/// Takes per record: its key, its meta and about 25 bytes; while [`DirectoryBuilder::finish`]
+/// runs twice that, and 12 bytes. Growing buffers may take up to twice as much for a moment.
+///
+/// # Example
+/// ```
+/// use settee_log::{DirectoryBuilder, EntryRef, Flags, Location, Seq, footer_start};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let mut builder = DirectoryBuilder::new(1, 1);
+/// let location = Location { segment: 1, offset: 560, length: 37 };
+/// builder.push(EntryRef { seq: Seq(1), flags: Flags::LISTED, key: b"key", meta: b"", location }, 99);
+/// let footer = builder.finish(600, 98).await;
+/// assert_eq!(footer_start(600), 4096);
+/// assert_eq!(footer.len() % 4096, 0);
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct DirectoryBuilder {
+    /// Complete but for what is known at the end.
+    trailer: Trailer,
+    /// The footer as far as it is made: blocks by `Seq`.
+    out: Vec<u8>,
+    block: Option<BlockWriter>,
+    /// The `Seq` of the open block's first entry, from the directory's first.
+    block_first: u64,
+    seq_index: Vec<u8>,
+    /// Where each entry begins in `out`, in the order of `Seq`.
+    positions: Vec<u32>,
+    /// Bytes of entries, without blocks.
+    entry_bytes: usize,
+}
+
+impl DirectoryBuilder {
+    /// An empty directory for a segment.
+    pub fn new(segment: u32, epoch: u32) -> DirectoryBuilder {
+        DirectoryBuilder {
+            trailer: Trailer { segment, epoch, ..Trailer::default() },
+            out: Vec::new(),
+            block: None,
+            block_first: 0,
+            seq_index: Vec::new(),
+            positions: Vec::new(),
+            entry_bytes: 0,
+        }
+    }
+
+    /// Adds a commit's record, with the checksum that stands in it. Cheap: the key and the meta
+    /// are copied, and each full block of 4 KiB is hashed.
+    ///
+    /// # Panics
+    /// Where the `Seq` isn't greater than the one before, the record lies in another segment,
+    /// or the key or the meta is over its limit.
+    pub fn push(&mut self, entry: EntryRef<'_>, checksum: u64) {
+        assert!(entry.location.segment == self.trailer.segment, "a record of another segment");
+        assert!(entry.key.len() <= KEY_SIZE_MAX, "key of {} bytes", entry.key.len());
+        assert!(entry.meta.len() <= META_SIZE_MAX, "meta of {} bytes", entry.meta.len());
+        if self.positions.is_empty() {
+            self.trailer.first_seq = entry.seq;
+        } else {
+            assert!(entry.seq > self.trailer.last_seq, "{:?} out of order", entry.seq);
+        }
+        self.trailer.last_seq = entry.seq;
+        self.trailer.record_count += 1;
+        self.trailer.tombstone_count += u64::from(entry.flags.has(Flags::TOMBSTONE));
+        self.trailer.listed_count += u64::from(entry.flags.has(Flags::LISTED));
+        self.trailer.record_bytes += u64::from(entry.location.length);
+        let head = Head {
+            flags: entry.flags,
+            seq_delta: entry.seq.0 - self.trailer.first_seq.0,
+            offset: entry.location.offset,
+            length: entry.location.length,
+            meta_size: entry.meta.len(),
+        };
+        if !self.put(&head, checksum, entry.key, entry.meta) {
+            self.end_block();
+            assert!(self.put(&head, checksum, entry.key, entry.meta), "an empty block takes any entry");
+        }
+    }
+
+    /// Puts the entry into the open block, or a new one, where it fits.
+    fn put(&mut self, head: &Head, checksum: u64, key: &[u8], meta: &[u8]) -> bool {
+        let block = self.block.get_or_insert_with(|| BlockWriter::begin(&mut self.out));
+        if block.is_empty() {
+            self.block_first = head.seq_delta;
+        }
+        let start = self.out.len();
+        SeqEntry::put(head, checksum, key, meta, &mut self.out);
+        if !block.accept(&self.out) {
+            self.out.truncate(start);
+            return false;
+        }
+        self.entry_bytes += self.out.len() - start;
+        self.positions.push(u32::try_from(start).expect("entries take no more than a segment"));
+        true
+    }
+
+    fn end_block(&mut self) {
+        if let Some(block) = self.block.take() {
+            block.end(&mut self.out, xxh3_64, &mut self.seq_index);
+            put_varint(&mut self.seq_index, self.block_first);
+        }
+    }
+
+    /// Records so far.
+    pub fn record_count(&self) -> u64 {
+        self.trailer.record_count
+    }
+
+    /// Bytes of memory that it holds.
+    pub fn memory_bytes(&self) -> usize {
+        self.out.capacity() + self.seq_index.capacity() + self.positions.capacity() * size_of::<u32>()
+    }
+
+    /// The most bytes that the footer takes if it is finished now: for reserving room.
+    pub fn footer_size_max(&self) -> u64 {
+        // An entry by key is shorter than the same by `Seq`. Of two blocks that follow each
+        // other, the entries fill more than one; a separator is never longer than a key.
+        let seq_blocks = self.out.len().next_multiple_of(BLOCK_ALIGNMENT);
+        let key_blocks = (2 * self.entry_bytes).next_multiple_of(BLOCK_ALIGNMENT) + BLOCK_ALIGNMENT;
+        let block_count = (seq_blocks + key_blocks) / BLOCK_ALIGNMENT;
+        let indexes = block_count * FIXED_SIZE_MAX + self.entry_bytes + 2 * (KEY_SIZE_MAX + FIXED_SIZE_MAX);
+        let filter = filter::size(self.positions.len());
+        let rest = (indexes + filter + TRAILER_SIZE).next_multiple_of(BLOCK_ALIGNMENT);
+        (seq_blocks + key_blocks + rest) as u64
+    }
+
+    /// The footer's bytes, for the place [`super::footer_start`] names: a multiple of 4096, with
+    /// which the file must end. `frames_end` is where the segment's last frame ends, and
+    /// `frames_checksum` that frame's checksum. Other tasks run in between; dropping the future
+    /// drops the builder.
+    pub async fn finish(mut self, frames_end: u64, frames_checksum: u64) -> Vec<u8> {
+        self.end_block();
+        let order = self.order().await;
+        let DirectoryBuilder { mut trailer, mut out, seq_index, positions, .. } = self;
+        drop(positions);
+        let seq_blocks = out.len();
+        let mut keys = KeySection::new(seq_blocks);
+        for (index, position) in order.iter().enumerate() {
+            if index % YIELD_COUNT == 0 {
+                yield_now().await;
+            }
+            keys.push(&mut out, *position as usize);
+        }
+        keys.end_block(&mut out);
+        trailer.frames_end = frames_end;
+        trailer.frames_checksum = frames_checksum;
+        trailer.key_count = keys.hashes.len() as u64;
+        let index_start = out.len();
+        let filter_size = filter::size(keys.hashes.len());
+        out.extend_from_slice(&seq_index);
+        keys.put_index(&mut out);
+        let filter_start = out.len();
+        trailer.sizes = SectionSizes {
+            seq_blocks: seq_blocks as u64,
+            key_blocks: (index_start - seq_blocks) as u64,
+            seq_index: seq_index.len() as u64,
+            key_index: (filter_start - index_start - seq_index.len()) as u64,
+            filter: filter_size as u64,
+        };
+        let end = (filter_start + filter_size + TRAILER_SIZE).next_multiple_of(BLOCK_ALIGNMENT);
+        out.resize(end - TRAILER_SIZE, 0);
+        for hashes in keys.hashes.chunks(YIELD_COUNT) {
+            yield_now().await;
+            let filter = &mut out[filter_start..filter_start + filter_size];
+            hashes.iter().for_each(|hash| filter::insert(filter, *hash));
+        }
+        trailer.index_checksum = xxh3_64(&out[index_start..]);
+        out.extend_from_slice(&trailer.encode());
+        out
+    }
+
+    /// The entries' positions in the order of keys, and of one key the newest first.
+    async fn order(&mut self) -> Vec<u32> {
+        let out = &self.out;
+        let mut sorted = Vec::with_capacity(RUN_COUNT);
+        for run in self.positions.chunks_mut(RUN_COUNT) {
+            sorted.extend(run.iter().map(|position| Candidate::new(out, *position, &[])));
+            sorted.sort_unstable_by(|a, b| b.cmp(a));
+            run.iter_mut().zip(sorted.drain(..)).for_each(|(to, first)| *to = first.position);
+            yield_now().await;
+        }
+        let runs = self.positions.chunks(RUN_COUNT);
+        let mut heap: BinaryHeap<Candidate<'_>> =
+            runs.map(|run| Candidate::new(out, run[0], &run[1..])).collect();
+        let mut order = Vec::with_capacity(self.positions.len());
+        while let Some(mut first) = heap.peek_mut() {
+            order.push(first.position);
+            match first.rest {
+                [] => drop(PeekMut::pop(first)),
+                [next, rest @ ..] => *first = Candidate::new(out, *next, rest),
+            }
+            if order.len() % YIELD_COUNT == 0 {
+                yield_now().await;
+            }
+        }
+        order
+    }
+}
+
+/// The first of what is left of a run. The greatest is the one that comes first.
+struct Candidate<'a> {
+    key: &'a [u8],
+    position: u32,
+    rest: &'a [u32],
+}
+
+impl<'a> Candidate<'a> {
+    fn new(out: &'a [u8], position: u32, rest: &'a [u32]) -> Candidate<'a> {
+        let key = &out[entry_at(out, position as usize).key];
+        Candidate { key, position, rest }
+    }
+}
+
+impl Ord for Candidate<'_> {
+    /// A greater position is a greater `Seq`.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.key.cmp(self.key).then(self.position.cmp(&other.position))
+    }
+}
+
+impl PartialOrd for Candidate<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Eq for Candidate<'_> {}
+
+impl PartialEq for Candidate<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+/// The section by key, as it grows behind the one by `Seq`.
+struct KeySection {
+    block: Option<BlockWriter>,
+    /// The index's part about the open block: its separator, and before it twice that size,
+    /// and one where the key goes on from the block before.
+    block_first: Vec<u8>,
+    blocks: Vec<u8>,
+    /// Of each different key.
+    hashes: Vec<u64>,
+    /// The smallest key, and the last one so far: among the entries by `Seq`.
+    smallest: Range<usize>,
+    last: Range<usize>,
+}
+
+impl KeySection {
+    fn new(start: usize) -> KeySection {
+        KeySection {
+            block: None,
+            block_first: Vec::new(),
+            blocks: Vec::new(),
+            hashes: Vec::new(),
+            smallest: start..start,
+            last: start..start,
+        }
+    }
+
+    /// Adds the entry at `position`, whose key is no smaller than the last one.
+    fn push(&mut self, out: &mut Vec<u8>, position: usize) {
+        let entry = entry_at(out, position);
+        let (key, last) = (&out[entry.key.clone()], &out[self.last.clone()]);
+        let is_first = self.hashes.is_empty();
+        let is_new = is_first || key != last;
+        let shared = key.iter().zip(last).take_while(|(a, b)| a == b).count();
+        if is_new {
+            self.hashes.push(xxh3_64(key));
+        }
+        if self.block.is_none() || !self.put(out, &entry, shared) {
+            self.end_block(out);
+            // The shortest that is greater than the last key, so that the index stays small.
+            let separator = match (is_first, is_new) {
+                (true, _) => 0,
+                (false, true) => shared + 1,
+                (false, false) => entry.key.len(),
+            };
+            self.block_first.clear();
+            put_varint(&mut self.block_first, separator as u64 * 2 + u64::from(!is_new));
+            self.block_first.extend_from_slice(&out[entry.key.start..entry.key.start + separator]);
+            self.block = Some(BlockWriter::begin(out));
+            assert!(self.put(out, &entry, 0), "an empty block takes any entry");
+        }
+        if is_first {
+            self.smallest = entry.key.clone();
+        }
+        self.last = entry.key;
+    }
+
+    fn put(&mut self, out: &mut Vec<u8>, entry: &SeqEntry, shared: usize) -> bool {
+        let start = out.len();
+        KeyEntry::put(&entry.head, shared, &entry.key, &entry.meta, out);
+        let fits = self.block.as_mut().is_some_and(|block| block.accept(out));
+        if !fits {
+            out.truncate(start);
+        }
+        fits
+    }
+
+    fn end_block(&mut self, out: &mut Vec<u8>) {
+        if let Some(block) = self.block.take() {
+            block.end(out, xxh3_64, &mut self.blocks);
+            self.blocks.extend_from_slice(&self.block_first);
+        }
+    }
+
+    fn put_index(&self, out: &mut Vec<u8>) {
+        for key in [&self.smallest, &self.last] {
+            put_varint(out, key.len() as u64);
+            out.extend_from_within(key.clone());
+        }
+        out.extend_from_slice(&self.blocks);
+    }
+}
+
+/// The entry that was put at `position`.
+fn entry_at(out: &[u8], position: usize) -> SeqEntry {
+    SeqEntry::decode(out, position).expect("an entry was put here")
+}

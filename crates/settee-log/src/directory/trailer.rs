@@ -1,0 +1,203 @@
+//! A footer's trailer: the file's last bytes, from which all else is found.
+
+use settee_io::File;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::block::{BLOCK_ALIGNMENT, Cursor};
+use super::filter::LINE_SIZE;
+use super::{DirectoryError, damaged};
+use crate::log::Seq;
+
+/// Bytes of a trailer.
+pub const TRAILER_SIZE: usize = 152;
+
+pub(super) const FOOTER_VERSION: u32 = 1;
+const MAGIC: [u8; 8] = *b"SETTEEFT";
+const CHECKSUM_AT: usize = TRAILER_SIZE - 8;
+
+/// Where the footer of a segment begins whose frames end at `frames_end`.
+pub const fn footer_start(frames_end: u64) -> u64 {
+    frames_end.next_multiple_of(BLOCK_ALIGNMENT as u64)
+}
+
+/// What a footer says of its segment, and where its sections lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Trailer {
+    /// The segment's number.
+    pub segment: u32,
+    /// The segment's epoch.
+    pub epoch: u32,
+    /// Where the last frame ends, in bytes from the segment's first.
+    pub frames_end: u64,
+    /// The checksum of the last frame, or of the segment's header: what comes next carries it on.
+    pub frames_checksum: u64,
+    /// The `Seq` of the first commit here; 0 where there is none.
+    pub first_seq: Seq,
+    /// The `Seq` of the last commit here; 0 where there is none.
+    pub last_seq: Seq,
+    /// Commits, each with an entry.
+    pub record_count: u64,
+    /// Those of them that are tombstones.
+    pub tombstone_count: u64,
+    /// Those of them that are listed in the feed of changes.
+    pub listed_count: u64,
+    /// Different keys.
+    pub key_count: u64,
+    /// Bytes of the commits' records.
+    pub record_bytes: u64,
+    pub(super) sizes: SectionSizes,
+    /// The checksum of all between the blocks and the trailer.
+    pub(super) index_checksum: u64,
+}
+
+/// Bytes of each section, in their order in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct SectionSizes {
+    pub seq_blocks: u64,
+    pub key_blocks: u64,
+    pub seq_index: u64,
+    pub key_index: u64,
+    pub filter: u64,
+}
+
+/// Why bytes are no trailer of this file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TrailerError {
+    Absent,
+    Invalid(&'static str),
+    Newer(u32),
+}
+
+impl Trailer {
+    /// Reads and checks the trailer of a sealed segment, which the file must end with, and that
+    /// it belongs to the segment with this number and epoch. Dropping the future abandons the
+    /// read.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Absent`] where the file doesn't end with a footer; otherwise what
+    /// [`DirectoryError`] names.
+    pub async fn read(file: &File, segment: u32, epoch: u32) -> Result<Trailer, DirectoryError> {
+        let length = file.length().await?;
+        let path = || file.path().to_path_buf();
+        let Some(start) = length.checked_sub(TRAILER_SIZE as u64) else {
+            return Err(DirectoryError::Absent { path: path() });
+        };
+        let bytes = file.read_exact_at(start, TRAILER_SIZE).await?;
+        let trailer = Trailer::decode(&bytes, length).map_err(|error| match error {
+            TrailerError::Absent => DirectoryError::Absent { path: path() },
+            TrailerError::Invalid(what) => damaged(file, start, what),
+            TrailerError::Newer(found) => {
+                DirectoryError::NewerFormat { path: path(), found, known: FOOTER_VERSION }
+            }
+        })?;
+        if (trailer.segment, trailer.epoch) != (segment, epoch) {
+            return Err(damaged(file, start, "its footer belongs to another segment"));
+        }
+        Ok(trailer)
+    }
+
+    /// Where the section of blocks by `Seq` begins: the footer's first byte.
+    pub(super) fn seq_blocks_start(&self) -> u64 {
+        footer_start(self.frames_end)
+    }
+
+    pub(super) fn key_blocks_start(&self) -> u64 {
+        self.seq_blocks_start() + self.sizes.seq_blocks
+    }
+
+    /// Where the block indexes begin: from here to the trailer all is loaded at once.
+    pub(super) fn index_start(&self) -> u64 {
+        self.key_blocks_start() + self.sizes.key_blocks
+    }
+
+    pub(super) fn encode(&self) -> [u8; TRAILER_SIZE] {
+        let mut out = Vec::with_capacity(TRAILER_SIZE);
+        out.extend_from_slice(&MAGIC);
+        for number in [FOOTER_VERSION, self.segment, self.epoch, 0] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        let sizes = &self.sizes;
+        let numbers = [
+            self.frames_end,
+            self.frames_checksum,
+            self.first_seq.0,
+            self.last_seq.0,
+            self.record_count,
+            self.tombstone_count,
+            self.listed_count,
+            self.key_count,
+            self.record_bytes,
+            sizes.seq_blocks,
+            sizes.key_blocks,
+            sizes.seq_index,
+            sizes.key_index,
+            sizes.filter,
+            self.index_checksum,
+        ];
+        for number in numbers {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        let checksum = xxh3_64(&out);
+        out.extend_from_slice(&checksum.to_le_bytes());
+        out.try_into().expect("a trailer has its size")
+    }
+
+    /// The trailer that `bytes` are, of a file with `file_length` bytes.
+    fn decode(bytes: &[u8], file_length: u64) -> Result<Trailer, TrailerError> {
+        const SHORT: TrailerError = TrailerError::Invalid("its trailer is cut short");
+        let mut cursor = Cursor::new(bytes.get(..TRAILER_SIZE).ok_or(SHORT)?);
+        if cursor.take(8) != Some(&MAGIC) {
+            return Err(TrailerError::Absent);
+        }
+        let mut stated = Cursor { bytes, at: CHECKSUM_AT };
+        if stated.u64() != Some(xxh3_64(&bytes[..CHECKSUM_AT])) {
+            return Err(TrailerError::Invalid("its trailer's checksum doesn't match"));
+        }
+        let version = cursor.u32().ok_or(SHORT)?;
+        if version > FOOTER_VERSION {
+            return Err(TrailerError::Newer(version));
+        }
+        let (segment, epoch) = (cursor.u32().ok_or(SHORT)?, cursor.u32().ok_or(SHORT)?);
+        let zero = cursor.u32().ok_or(SHORT)?;
+        let mut next = || cursor.u64().ok_or(SHORT);
+        let trailer = Trailer {
+            segment,
+            epoch,
+            frames_end: next()?,
+            frames_checksum: next()?,
+            first_seq: Seq(next()?),
+            last_seq: Seq(next()?),
+            record_count: next()?,
+            tombstone_count: next()?,
+            listed_count: next()?,
+            key_count: next()?,
+            record_bytes: next()?,
+            sizes: SectionSizes {
+                seq_blocks: next()?,
+                key_blocks: next()?,
+                seq_index: next()?,
+                key_index: next()?,
+                filter: next()?,
+            },
+            index_checksum: next()?,
+        };
+        if version == 0 || zero != 0 || !trailer.fits(file_length) {
+            return Err(TrailerError::Invalid("its trailer doesn't fit the file"));
+        }
+        Ok(trailer)
+    }
+
+    /// Whether the sections lie one behind another up to the end of the file. What is read by
+    /// them is then never larger than the file.
+    fn fits(&self, file_length: u64) -> bool {
+        let SectionSizes { seq_blocks, key_blocks, seq_index, key_index, filter } = self.sizes;
+        let alignment = BLOCK_ALIGNMENT as u64;
+        let start = self.frames_end.checked_next_multiple_of(alignment);
+        let sections = [seq_blocks, key_blocks, seq_index, key_index, filter, TRAILER_SIZE as u64];
+        let end = sections.iter().try_fold(start.unwrap_or(u64::MAX), |end, size| end.checked_add(*size));
+        end.and_then(|end| end.checked_next_multiple_of(alignment)) == Some(file_length)
+            && seq_blocks.is_multiple_of(alignment)
+            && key_blocks.is_multiple_of(alignment)
+            && filter.is_multiple_of(LINE_SIZE as u64)
+    }
+}

@@ -1,0 +1,225 @@
+//! What becomes of segments that were left: they are sealed, and forgotten.
+//!
+//! Sealing reads a segment back, checks it, and writes its directory behind its last frame, so
+//! that its records can be found without reading its frames (`directory.rs`). The room that was
+//! reserved and not used goes back to the file system. Nothing depends on a seal: a segment
+//! whose sealing failed, or was cut short by a crash, is whole without one.
+//!
+//! Forgetting is for a log whose user has what it said elsewhere (a checkpoint). The next segment's
+//! header names the oldest segment that is still needed; once that header is on the medium, the
+//! older files go. One may be used again as the next segment's file: its room is there, and
+//! syncing what is written over old bytes changes no metadata.
+//!
+//! Invariants:
+//! 1. A segment is sealed only when the next one's first group is persisted: so the last segment
+//!    that recovery finds ends in frames.
+//! 2. A file goes only when a persisted header says that it isn't needed.
+//! 3. A file is used again only when nobody else has it: no reader (nobody shares the handle), no
+//!    backup (no other link). Its header is zeros, on the medium, before it gets its new name;
+//!    its old frames name another segment, so they never pass as the new one's.
+//!
+//! Limits: one segment is sealed at a time in each environment ([`settee_io::Env::background`]);
+//! it takes the segment's bytes and its directory's in memory.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use settee_io::{File, OpenMode, folder};
+
+use crate::directory::{Directory, DirectoryBuilder, DirectoryError, EntryRef, footer_start};
+use crate::format::{FrameKind, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
+use crate::log::{Location, Shared};
+use crate::recovery::{Tail, next_frame, segment_path};
+use crate::room::{Room, RoomError, Spare};
+use crate::state::State;
+use crate::view::View;
+
+/// What the log knows of a segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Known {
+    pub first_seq: u64,
+    /// What its frames take.
+    pub bytes: u64,
+}
+
+/// The segments that were left, as far as something is to be done about them.
+pub(crate) struct Left {
+    /// All below are sealed, or can't be.
+    pub seal_next: u32,
+    pub is_sealing: bool,
+    /// All below are gone.
+    pub oldest: u32,
+    /// The newest segment's header says that all below this are not needed.
+    pub needed: u32,
+    /// Records before this aren't needed.
+    pub forget_before: u64,
+}
+
+impl State {
+    /// The segment to seal next.
+    fn to_seal(&self) -> Option<u32> {
+        let open = self.segment.as_ref()?.number;
+        let next = self.left.seal_next;
+        (next < open && self.persisted.at.segment() == open && !self.left.is_sealing).then_some(next)
+    }
+
+    /// Whether there are files to remove.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        let open = self.segment.as_ref().map(|segment| segment.number);
+        self.left.oldest < self.left.needed && open == Some(self.persisted.at.segment())
+    }
+
+    /// The oldest segment that has a record which is still needed.
+    pub(crate) fn oldest_needed(&self) -> u32 {
+        let is_needed = |known: &Known| known.first_seq <= self.left.forget_before;
+        let newest_first = self.segments.iter().rev();
+        newest_first
+            .filter(|(_, known)| is_needed(known))
+            .map(|(number, _)| *number)
+            .next()
+            .unwrap_or(self.left.oldest)
+            .max(self.left.oldest)
+    }
+}
+
+impl Shared {
+    /// Starts sealing a segment, where there is one to seal.
+    pub(crate) fn start_sealing(self: &Arc<Self>, state: &mut State) {
+        let Some(number) = state.to_seal() else { return };
+        state.left.is_sealing = true;
+        let shared = self.clone();
+        self.env.spawn("log seal", async move {
+            let _turn = shared.env.background.acquire().await;
+            let _sealing = shared.sealing.lock().await;
+            if shared.is_stopped() {
+                return;
+            }
+            if let Err(error) = shared.seal(number).await {
+                tracing::warn!(%error, number, folder = %shared.folder.display(), "a segment stays without a directory");
+            }
+            let mut state = shared.lock();
+            state.left.is_sealing = false;
+            state.left.seal_next = state.left.seal_next.max(number + 1);
+            shared.start_sealing(&mut state);
+        });
+    }
+
+    /// Writes a segment's directory, unless it has one, or is gone.
+    async fn seal(&self, number: u32) -> Result<(), DirectoryError> {
+        let files = self.view.load().files.clone();
+        let (Some(file), Some(next)) = (files.get(&number), files.get(&(number + 1))) else { return Ok(()) };
+        let (Some((header, checksum)), Some((following, _))) = (header(file).await?, header(next).await?)
+        else {
+            return Ok(());
+        };
+        if Directory::open(file.clone(), number, header.epoch).await.is_ok() {
+            return Ok(());
+        }
+        let end = following.previous_end;
+        let bytes = file.read_exact_at(0, end as usize).await?;
+        let (builder, tail) = directory_of(&bytes, &header, checksum).await;
+        if (tail.end, tail.checksum) != (end, following.previous_checksum) {
+            let (path, what) = (segment_path(&self.folder, number), "a frame is damaged");
+            return Err(DirectoryError::Damaged { path, offset: tail.end, what });
+        }
+        let footer = builder.finish(end, tail.checksum).await;
+        let start = footer_start(end);
+        let length = start + footer.len() as u64;
+        file.allocate(start, footer.len() as u64).await?;
+        file.write_at(start, footer.into()).await?;
+        // The trailer is the file's end: what was reserved behind it goes.
+        file.set_length(length).await?;
+        Ok(file.sync().await?)
+    }
+
+    /// Removes the files that aren't needed, or keeps one for the next segment.
+    pub(crate) async fn forget(&self, room: &mut Room) -> Result<(), RoomError> {
+        let (gone, spare_bytes_max) = {
+            let mut state = self.lock();
+            let needed = state.left.needed;
+            let kept = state.segments.split_off(&needed);
+            let gone = std::mem::replace(&mut state.segments, kept);
+            state.left.oldest = needed;
+            let gone_bytes = gone.values().map(|known| known.bytes).sum();
+            state.stats.file_bytes = state.stats.file_bytes.saturating_sub(gone_bytes);
+            let spare_bytes_max = state.stats.file_bytes * self.options.spare_percent_max / 100;
+            (gone, spare_bytes_max)
+        };
+        for number in gone.into_keys() {
+            let file = self.take_out(number);
+            if room.next.is_none() && self.keep(room, file, spare_bytes_max).await? {
+                self.lock().spare_number = room.next.as_ref().map_or(0, |spare| spare.number);
+            } else {
+                folder::remove(&*self.env.engine, &segment_path(&self.folder, number)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a segment's file from readers; those who have it already keep it.
+    fn take_out(&self, number: u32) -> Option<Arc<File>> {
+        let state = self.lock();
+        let mut files = (*self.view.load().files).clone();
+        let file = files.remove(&number);
+        self.view.store(Arc::new(View::new(Arc::new(files), &state)));
+        file
+    }
+
+    /// Makes the file the next segment's, where that is worth it and nobody else has it.
+    async fn keep(
+        &self,
+        room: &mut Room,
+        file: Option<Arc<File>>,
+        bytes_max: u64,
+    ) -> Result<bool, RoomError> {
+        let Some(mut file) = file else { return Ok(false) };
+        let length = file.length().await?;
+        if length > bytes_max || Arc::get_mut(&mut file).is_none() || file.link_count().await? != 1 {
+            return Ok(false);
+        }
+        let (from, number) = (file.path().to_path_buf(), self.open_number() + 1);
+        let to = segment_path(&self.folder, number);
+        file.write_and_sync_at(0, Bytes::from_static(&[0; SYNC_ALIGNMENT as usize])).await?;
+        folder::rename(&*self.env.engine, &from, &to).await.map_err(RoomError::Failed)?;
+        folder::sync(&*self.env.engine, &self.folder).await.map_err(RoomError::Failed)?;
+        let file = self.open_file(&to, OpenMode::Write).await?;
+        room.next = Some(Spare { number, file: Arc::new(file), allocated: length as u32, is_reused: true });
+        Ok(true)
+    }
+}
+
+/// A segment's header and its checksum, where it is whole.
+async fn header(file: &File) -> Result<Option<(SegmentHeader, u64)>, settee_io::Error> {
+    let bytes = file.read_at(0, SEGMENT_HEADER_SIZE).await?;
+    Ok(SegmentHeader::decode(&bytes).ok())
+}
+
+/// The directory of the frames in `bytes`, and where they end.
+async fn directory_of(bytes: &[u8], header: &SegmentHeader, checksum: u64) -> (DirectoryBuilder, Tail) {
+    let mut builder = DirectoryBuilder::new(header.segment, header.epoch);
+    let end = SEGMENT_HEADER_SIZE as u64;
+    let mut tail = Tail { segment: header.segment, end, checksum };
+    let mut last_seq = header.first_seq - 1;
+    let mut turn = 0;
+    while let Some((start, frame)) = next_frame(bytes, header, &tail, last_seq) {
+        if frame.header.kind == FrameKind::Batch {
+            for (offset, record) in frame.records() {
+                let location = Location {
+                    segment: header.segment,
+                    offset: (start + offset) as u32,
+                    length: record.size() as u32,
+                };
+                let (seq, flags, key, meta) = (record.seq, record.flags, record.key, record.meta);
+                builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
+            }
+        }
+        last_seq = frame.header.next_seq() - 1;
+        tail.end = (start + frame.header.frame_size()) as u64;
+        tail.checksum = frame.checksum;
+        if start >> 20 != turn {
+            turn = start >> 20;
+            settee_io::yield_now().await;
+        }
+    }
+    (builder, tail)
+}

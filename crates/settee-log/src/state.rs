@@ -1,0 +1,785 @@
+//! The log's state: what has been accepted, where its bytes are, and how far it has got.
+//!
+//! All of it lies under one mutex. Nothing here waits or does I/O: a frame is accepted into the
+//! open buffer ([`State::accept`]), [`State::next_action`] says which write or sync is to begin,
+//! and [`State::wrote`] and [`State::synced`] take in how it ended. So the rules of the group
+//! commit stand in one place, whoever carries the actions out.
+//!
+//! Accepted bytes lie in chunks, one behind another: parts of buffers, and large values that
+//! were not copied. A chunk goes when it is written, so memory is held by what is under way.
+//!
+//! A *group* is what one sync makes durable. It is cut where somebody waits for it, all before
+//! the cut is written (several writes in flight at once), and then the file is synced; what
+//! comes meanwhile is the next group. Full buffers are written as they fill, also during a sync.
+//!
+//! Invariants:
+//! 1. `persisted <= written <= accepted`; none moves backwards; each is the end of an unbroken
+//!    prefix.
+//! 2. A sync begins when all of its group is written: it covers nothing that was in flight.
+//! 3. What a sync has covered is never written again: behind a cut the next frame begins at a
+//!    multiple of [`SYNC_ALIGNMENT`].
+//! 4. Nothing of a segment is written before all of the segment before is persisted.
+//! 5. After a failure no action begins and no mark moves.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use settee_io::{BufferPool, File, Reservation, TailBuffer, TailReader};
+use tokio::sync::oneshot;
+
+use crate::error::Stopped;
+use crate::format::{Batch, FrameHeader, FrameKind, Piece, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
+use crate::log::{LogOptions, LogStats};
+use crate::planted::Planted;
+use crate::room::{OpenSegment, fitting, reserve_of};
+use crate::seal::{Known, Left};
+
+/// How much a new measurement of a sync counts: one part in this many.
+const SYNC_TIME_WEIGHT: u32 = 8;
+
+/// A segment and an offset in it, in the order of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Position(u64);
+
+impl Position {
+    pub(crate) const END: Position = Position(u64::MAX);
+
+    pub(crate) fn new(segment: u32, offset: u32) -> Position {
+        Position(u64::from(segment) << 32 | u64::from(offset))
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Position {
+        Position(bits)
+    }
+
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn segment(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub(crate) fn offset(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// `count` bytes further on in the same segment.
+    pub(crate) fn plus(self, count: usize) -> Position {
+        Position(self.0 + count as u64)
+    }
+
+    /// Bytes from `start`, in the same segment.
+    pub(crate) fn since(self, start: Position) -> usize {
+        (self.0 - start.0) as usize
+    }
+}
+
+/// How far the log has got in one respect: the last `Seq`, and the end of its bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub seq: u64,
+    pub at: Position,
+}
+
+impl Mark {
+    /// Whether all that `wanted` means lies before this.
+    pub(crate) fn reaches(self, wanted: Mark) -> bool {
+        self.seq >= wanted.seq && self.at >= wanted.at
+    }
+}
+
+/// Where accepted bytes are.
+#[derive(Clone)]
+pub(crate) enum Memory {
+    /// In a buffer, from this index on.
+    Buffer(TailReader, usize),
+    /// In a value that wasn't copied; its bytes count against the pool.
+    Value(Bytes, #[expect(dead_code, reason = "held, not used")] Arc<Reservation>),
+}
+
+impl Memory {
+    /// A copy of the bytes from `from` to `to`, counted from the chunk's first; `None` where they
+    /// aren't all there yet.
+    pub(crate) fn copy(&self, from: usize, to: usize) -> Option<Bytes> {
+        match self {
+            Memory::Buffer(reader, base) => reader.copy(base + from..base + to),
+            Memory::Value(value, _) => Some(value.slice(from..to)),
+        }
+    }
+
+    fn share(&self, from: usize, to: usize) -> Bytes {
+        match self {
+            Memory::Buffer(reader, base) => {
+                reader.slice(base + from..base + to).expect("what is accepted is published")
+            }
+            Memory::Value(value, _) => value.slice(from..to),
+        }
+    }
+}
+
+/// Accepted bytes that lie together in memory and in a segment.
+pub(crate) struct Chunk {
+    pub start: Position,
+    pub end: Position,
+    /// The last record that is whole at its end.
+    seq: u64,
+    file: Arc<File>,
+    pub memory: Memory,
+}
+
+/// A write that was submitted.
+struct Flight {
+    id: u64,
+    end: Mark,
+    done: bool,
+}
+
+/// A group that was cut.
+struct Cut {
+    end: Mark,
+    /// Where what comes behind it begins.
+    resume: Position,
+    file: Arc<File>,
+    committer_count: usize,
+    /// Since when its sync is under way.
+    syncing_since: Option<Duration>,
+}
+
+/// The group that is forming, and what is known of those who commit.
+#[derive(Default)]
+struct Group {
+    number: u64,
+    /// Those who wait for it.
+    committer_count: usize,
+    batch_count: usize,
+    bytes: usize,
+    /// How many committers there will be when all who have just been told have come back.
+    expected_count: usize,
+    /// When the last sync ended.
+    synced_at: Duration,
+}
+
+/// The segment that was left last, until all of it is persisted.
+struct Barrier {
+    end: Mark,
+    file: Arc<File>,
+}
+
+/// What is to begin.
+pub(crate) enum Action {
+    /// Write the bytes at the offset, and sync the file where `sync` says so.
+    Write { id: u64, file: Arc<File>, offset: u64, bytes: Bytes, sync: bool },
+    /// Sync the file.
+    Sync { file: Arc<File> },
+}
+
+/// What a batch lacks to be accepted.
+#[derive(Debug)]
+pub(crate) enum Lack {
+    /// A new segment, since there is none or this one is full.
+    Segment,
+    /// Room reserved up to this offset.
+    Room(u32),
+    /// A buffer of this many bytes.
+    Buffer(usize),
+}
+
+/// What a batch needs of the disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Claim {
+    /// Its bytes.
+    pub size: usize,
+    /// Whether it may have the room that is kept for what frees space.
+    pub may_use_reserve: bool,
+}
+
+impl Claim {
+    pub(crate) fn of(batch: &Batch) -> Claim {
+        Claim { size: batch.size(), may_use_reserve: batch.may_use_reserve }
+    }
+}
+
+/// A frame's place.
+pub(crate) struct Placed {
+    pub at: Position,
+    pub first_seq: u64,
+    pub group: u64,
+}
+
+/// Those who wait for a mark to reach a place.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    waiting: Vec<(Mark, oneshot::Sender<()>)>,
+    prune_at: usize,
+}
+
+impl Waiters {
+    pub(crate) fn add(&mut self, wanted: Mark) -> oneshot::Receiver<()> {
+        // Those who gave up are dropped now and then, at a cost shared by those who come.
+        if self.waiting.len() >= self.prune_at {
+            self.waiting.retain(|(_, waiter)| !waiter.is_closed());
+            self.prune_at = self.waiting.len() * 2 + 64;
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.push((wanted, sender));
+        receiver
+    }
+
+    /// Takes out those whose time has come, to be woken without the lock.
+    fn take_reached(&mut self, mark: Mark) -> Vec<oneshot::Sender<()>> {
+        self.waiting.extract_if(.., |(wanted, _)| mark.reaches(*wanted)).map(|(_, waiter)| waiter).collect()
+    }
+
+    /// Lets all go: their receivers learn that nothing will come.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}
+
+pub(crate) struct State {
+    pub options: LogOptions,
+    pub pool: Arc<BufferPool>,
+    /// The segment that takes appends; none between opening and the first append.
+    pub segment: Option<OpenSegment>,
+    /// The end of the last frame.
+    pub accepted: Mark,
+    pub written: Mark,
+    pub persisted: Mark,
+    /// Where the next frame begins.
+    pub next: Position,
+    /// Accepted, and not yet written; the last one grows while there is an open buffer.
+    pub chunks: VecDeque<Chunk>,
+    open: Option<TailBuffer>,
+    /// The size of the next buffer in bytes: it grows while buffers fill up, and shrinks when
+    /// there is a pause.
+    buffer_bytes: usize,
+    /// The chunks aren't those that readers have been shown.
+    pub view_is_old: bool,
+    /// Up to here writes have been submitted.
+    submitted: Position,
+    flights: VecDeque<Flight>,
+    flight_count: u64,
+    group: Group,
+    cut: Option<Cut>,
+    barrier: Option<Barrier>,
+    /// Somebody wants all up to here written; persisted.
+    pub write_wanted: Mark,
+    pub persist_wanted: Mark,
+    /// Since when something accepted has waited for its write, something written for a sync.
+    accepted_since: Option<Duration>,
+    written_since: Option<Duration>,
+    /// What a sync takes.
+    sync_time: Duration,
+    /// A running average of a group's bytes.
+    pub group_bytes: usize,
+    pub written_waiters: Waiters,
+    pub persisted_waiters: Waiters,
+    pub stopped: Option<Stopped>,
+    /// The next segment is being made: nothing more goes into this one.
+    pub rolling: bool,
+    /// Something is being made ahead; the last time there was no room for it; and the number of
+    /// the segment that was.
+    pub has_chore: bool,
+    pub chore_refused: bool,
+    pub spare_number: u32,
+    /// All segments, by number.
+    pub segments: BTreeMap<u32, Known>,
+    pub left: Left,
+    /// Somebody carries out actions.
+    pub driving: bool,
+    /// The next time that somebody will look, if nothing happens before.
+    pub timer: Option<Duration>,
+    pub stats: LogStats,
+}
+
+impl State {
+    /// The state of a log that ends at `end`, all of it persisted.
+    pub(crate) fn new(
+        options: LogOptions,
+        pool: Arc<BufferPool>,
+        end: Mark,
+        segment: Option<OpenSegment>,
+        segments: BTreeMap<u32, Known>,
+    ) -> State {
+        let oldest = segments.first_key_value().map_or(1, |(number, _)| *number);
+        let file_bytes = segments.values().map(|known| known.bytes).sum();
+        let next = Position::new(end.at.segment(), end.at.offset().next_multiple_of(SYNC_ALIGNMENT));
+        State {
+            options,
+            pool,
+            segment,
+            accepted: end,
+            written: end,
+            persisted: end,
+            next,
+            chunks: VecDeque::new(),
+            open: None,
+            buffer_bytes: options.buffer_bytes_min,
+            view_is_old: false,
+            submitted: next,
+            flights: VecDeque::new(),
+            flight_count: 0,
+            group: Group::default(),
+            cut: None,
+            barrier: None,
+            write_wanted: end,
+            persist_wanted: end,
+            accepted_since: None,
+            written_since: None,
+            sync_time: Duration::ZERO,
+            group_bytes: 0,
+            written_waiters: Waiters::default(),
+            persisted_waiters: Waiters::default(),
+            stopped: None,
+            rolling: false,
+            has_chore: false,
+            chore_refused: false,
+            spare_number: 0,
+            left: Left { seal_next: oldest, is_sealing: false, oldest, needed: oldest, forget_before: 0 },
+            segments,
+            driving: false,
+            timer: None,
+            stats: LogStats { file_bytes, ..LogStats::default() },
+        }
+    }
+
+    /// Accepts a frame, or says what it lacks; then nothing has changed, but that a buffer which
+    /// it doesn't fit is closed, to be written. `buffer` is one that the caller has waited for.
+    pub(crate) fn accept(
+        &mut self,
+        batch: &Batch,
+        kind: FrameKind,
+        buffer: &mut Option<TailBuffer>,
+    ) -> Result<Placed, Lack> {
+        self.check_room(Claim::of(batch))?;
+        let header = self.segment.as_ref().expect("checked").header;
+        let header_size = header.map_or(0, |header| header.len());
+        let shared_bytes = self.bytes_to_share(batch);
+        let room = (shared_bytes > 0).then(|| self.pool.try_reserve(shared_bytes)).flatten().map(Arc::new);
+        let copied = header_size + batch.size() - if room.is_some() { shared_bytes } else { 0 };
+        self.provide_buffer(copied, buffer)?;
+        if self.options.direct {
+            // The buffer before may have been padded.
+            self.check_room(Claim::of(batch))?;
+        }
+        if let Some(header) = header {
+            self.put(Piece::Copy(&header), None);
+            self.segment.as_mut().expect("checked").header = None;
+            self.stats.file_bytes += header.len() as u64;
+        }
+        let (at, first_seq) = (self.next, self.accepted.seq + 1);
+        let segment = self.segment.as_ref().expect("checked");
+        let persisted =
+            if self.persisted.at.segment() == segment.number { self.persisted.at.offset() } else { 0 };
+        let frame = FrameHeader {
+            kind,
+            length: 0,
+            segment: segment.number,
+            epoch: segment.epoch,
+            first_seq,
+            record_count: 0,
+            persisted,
+            previous: segment.checksum,
+        };
+        let checksum = batch.write_frame(frame, |piece| self.put(piece, room.as_ref()));
+        self.segment.as_mut().expect("checked").checksum = checksum;
+        let seq = match kind {
+            FrameKind::Batch => self.accepted.seq + batch.len() as u64,
+            FrameKind::Extent => self.accepted.seq,
+        };
+        self.accepted = Mark { seq, at: self.next };
+        self.open.as_mut().expect("provided").publish();
+        let last = self.chunks.back_mut().expect("provided");
+        (last.end, last.seq) = (self.next, seq);
+        self.stats.batch_count += u64::from(kind == FrameKind::Batch);
+        self.stats.extent_count += u64::from(kind == FrameKind::Extent);
+        self.stats.file_bytes += batch.size() as u64;
+        self.group.batch_count += 1;
+        self.group.bytes += batch.size();
+        Ok(Placed { at, first_seq, group: self.group.number })
+    }
+
+    /// Whether the open segment takes the batch.
+    pub(crate) fn check_room(&mut self, claim: Claim) -> Result<(), Lack> {
+        let rolling = self.rolling;
+        let next = self.next.offset();
+        let Some(segment) = self.segment.as_mut().filter(|_| !rolling) else {
+            return Err(Lack::Segment);
+        };
+        let is_fresh = segment.header.is_some();
+        let end = next + if is_fresh { SEGMENT_HEADER_SIZE as u32 } else { 0 } + claim.size as u32;
+        if is_fresh {
+            segment.bytes_max = fitting(segment.bytes_max, end);
+        }
+        let reserve = if claim.may_use_reserve { 0 } else { reserve_of(segment.bytes_max) };
+        if end + reserve > segment.bytes_max {
+            return Err(Lack::Segment);
+        }
+        if end + reserve > segment.allocated {
+            return Err(Lack::Room(end + reserve));
+        }
+        Ok(())
+    }
+
+    /// Bytes of values that are large enough to be written from where they are. In direct mode
+    /// they aren't aligned.
+    fn bytes_to_share(&self, batch: &Batch) -> usize {
+        match self.options.direct {
+            true => 0,
+            false => batch.shared_bytes(self.options.bypass_bytes_min),
+        }
+    }
+
+    /// Sees that the open buffer takes `count` bytes.
+    fn provide_buffer(&mut self, count: usize, given: &mut Option<TailBuffer>) -> Result<(), Lack> {
+        if self.open.as_ref().is_some_and(|open| open.capacity() - open.len() >= count) {
+            return Ok(());
+        }
+        if self.open.is_some() {
+            self.buffer_bytes = (self.buffer_bytes * 2).min(self.options.buffer_bytes_max);
+            self.close_buffer();
+        }
+        let capacity = count.max(self.buffer_bytes);
+        let given = given.take().filter(|buffer| buffer.capacity() >= count);
+        let buffer = given.or_else(|| self.pool.try_take(capacity)).ok_or(Lack::Buffer(capacity))?;
+        let memory = Memory::Buffer(buffer.reader(), 0);
+        self.push_chunk(memory, 0);
+        self.open = Some(buffer);
+        Ok(())
+    }
+
+    /// Adds a chunk that begins where the next byte goes.
+    fn push_chunk(&mut self, memory: Memory, length: usize) {
+        let file = self.segment.as_ref().expect("there is a segment").file.clone();
+        let (start, end) = (self.next, self.next.plus(length));
+        self.chunks.push_back(Chunk { start, end, seq: self.accepted.seq, file, memory });
+        self.next = end;
+        self.view_is_old = true;
+    }
+
+    /// Takes a piece of a frame.
+    fn put(&mut self, piece: Piece<'_>, room: Option<&Arc<Reservation>>) {
+        let bytes = match (piece, room) {
+            (Piece::Share(value), Some(room)) if value.len() >= self.options.bypass_bytes_min => {
+                return self.share(value, room);
+            }
+            (Piece::Share(value), _) => value,
+            (Piece::Copy(bytes), _) => bytes,
+        };
+        self.open.as_mut().expect("a buffer was provided").extend(bytes);
+        self.next = self.next.plus(bytes.len());
+    }
+
+    /// Puts a value between what the open buffer has so far and what comes.
+    fn share(&mut self, value: &Bytes, room: &Arc<Reservation>) {
+        let open = self.open.as_mut().expect("a buffer was provided");
+        open.publish();
+        let (reader, length) = (open.reader(), open.len());
+        self.chunks.back_mut().expect("the open buffer's").end = self.next;
+        self.push_chunk(Memory::Value(value.clone(), room.clone()), value.len());
+        self.push_chunk(Memory::Buffer(reader, length), 0);
+    }
+
+    /// Ends the open buffer: it is written as soon as may be.
+    fn close_buffer(&mut self) {
+        if self.options.direct {
+            self.pad();
+        }
+        self.open = None;
+    }
+
+    /// Goes on to the next multiple of [`SYNC_ALIGNMENT`].
+    fn pad(&mut self) {
+        let begin = self.next.offset().next_multiple_of(SYNC_ALIGNMENT);
+        let count = (begin - self.next.offset()) as usize;
+        self.next = self.next.plus(count);
+        self.stats.padding_bytes += count as u64;
+        self.stats.file_bytes += count as u64;
+        match &mut self.open {
+            Some(open) if open.capacity() - open.len() >= count => {
+                open.pad(count);
+                open.publish();
+                self.chunks.back_mut().expect("the open buffer's").end = self.next;
+            }
+            _ => self.open = None,
+        }
+    }
+
+    /// Somebody waits for all that is accepted to be written, or persisted.
+    pub(crate) fn want_written(&mut self) {
+        self.write_wanted = self.accepted;
+    }
+
+    pub(crate) fn want_persisted(&mut self) {
+        self.persist_wanted = self.accepted;
+        self.group.committer_count += 1;
+    }
+
+    /// What was accepted begins to age.
+    pub(crate) fn start_age(&mut self, now: impl FnOnce() -> Duration) {
+        if self.accepted_since.is_none() {
+            self.accepted_since = Some(now());
+        }
+    }
+
+    /// What is to begin now; it counts as begun. Call until there is nothing.
+    pub(crate) fn next_action(&mut self, now: Duration) -> Option<Action> {
+        if self.stopped.is_some() {
+            return None;
+        }
+        if self.is_old(self.written_since, self.options.written_age_ms_max, now) {
+            self.persist_wanted = self.accepted;
+            self.written_since = None;
+        }
+        if self.cut.is_none() && self.group_is_due(now) {
+            self.cut_group();
+        }
+        if let Some(cut) = &mut self.cut
+            && cut.syncing_since.is_none()
+            && self.written.reaches(cut.end)
+        {
+            cut.syncing_since = Some(now);
+            return Some(Action::Sync { file: cut.file.clone() });
+        }
+        self.next_write(now)
+    }
+
+    /// When to call [`State::next_action`] again, if nothing happens before.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        if self.stopped.is_some() {
+            return None;
+        }
+        let age = |since: Option<Duration>, max_ms| Some(since? + Duration::from_millis(max_ms));
+        let accepted = age(self.accepted_since, self.options.accepted_age_ms_max);
+        let written = age(self.written_since, self.options.written_age_ms_max);
+        let group = (self.cut.is_none() && self.group_is_wanted()).then(|| self.group_deadline());
+        [accepted, written, group].into_iter().flatten().min()
+    }
+
+    fn is_old(&self, since: Option<Duration>, max_ms: u64, now: Duration) -> bool {
+        since.is_some_and(|since| now >= since + Duration::from_millis(max_ms))
+    }
+
+    fn group_is_wanted(&self) -> bool {
+        !self.persisted.reaches(self.persist_wanted)
+    }
+
+    /// Until when a group that is wanted waits for more: for those who were told of the last one
+    /// and will soon be back. Two committers are the least that can gain by it.
+    fn group_deadline(&self) -> Duration {
+        let max = Duration::from_micros(self.options.group_delay_us_max);
+        self.group.synced_at + (self.sync_time / 2).min(max)
+    }
+
+    fn group_is_due(&self, now: Duration) -> bool {
+        let group = &self.group;
+        self.barrier.is_some()
+            || self.group_is_wanted()
+                && (group.committer_count >= group.expected_count
+                    || group.bytes >= self.options.group_bytes_max
+                    || group.batch_count >= self.options.group_writes_max
+                    || now >= self.group_deadline())
+    }
+
+    /// Ends the group that is forming.
+    fn cut_group(&mut self) {
+        let (end, resume, file) = match &self.barrier {
+            Some(barrier) => (barrier.end, barrier.end.at, barrier.file.clone()),
+            None => {
+                let end = self.accepted;
+                self.pad();
+                let at = if self.options.direct { self.next } else { end.at };
+                let file = self.segment.as_ref().expect("something was accepted").file.clone();
+                (Mark { at, ..end }, self.next, file)
+            }
+        };
+        let group = &mut self.group;
+        self.group_bytes = (self.group_bytes * 3 + group.bytes) / 4;
+        let committer_count = std::mem::take(&mut group.committer_count);
+        (group.batch_count, group.bytes) = (0, 0);
+        group.number += 1;
+        self.cut = Some(Cut { end, resume, file, committer_count, syncing_since: None });
+    }
+
+    fn next_write(&mut self, now: Duration) -> Option<Action> {
+        if self.flights.len() >= self.options.writes_in_flight_max {
+            return None;
+        }
+        let index = self.chunks.iter().position(|chunk| chunk.end > self.submitted)?;
+        let start = self.chunks[index].start.max(self.submitted);
+        if self.barrier.as_ref().is_some_and(|barrier| start >= barrier.end.at) {
+            return None;
+        }
+        let is_open = self.open.is_some() && index + 1 == self.chunks.len();
+        let cut = self.cut.as_ref().filter(|cut| cut.end.at > start).map(|cut| (cut.end, cut.resume));
+        let chunk_end = Mark { seq: self.chunks[index].seq, at: self.chunks[index].end };
+        let (end, resume) = match cut {
+            Some((end, resume)) if end.at <= chunk_end.at => (end, resume),
+            Some(_) => (chunk_end, chunk_end.at),
+            None if !is_open => (chunk_end, chunk_end.at),
+            None if self.open_chunk_is_due(now) => {
+                if self.options.direct {
+                    self.pad();
+                }
+                (Mark { at: self.next, ..self.accepted }, self.next)
+            }
+            None => return None,
+        };
+        let chunk = &self.chunks[index];
+        let bytes = chunk.memory.share(start.since(chunk.start), end.at.since(chunk.start));
+        let file = chunk.file.clone();
+        // Alone in flight, and the last of its group: it takes the sync along.
+        let sync = match &mut self.cut {
+            Some(cut) if cut.end == end && self.flights.is_empty() => {
+                cut.syncing_since = Some(now);
+                true
+            }
+            _ => false,
+        };
+        self.submitted = resume;
+        if self.submitted >= self.next {
+            self.accepted_since = None;
+        }
+        self.flight_count += 1;
+        self.flights.push_back(Flight { id: self.flight_count, end, done: false });
+        Some(Action::Write { id: self.flight_count, file, offset: u64::from(start.offset()), bytes, sync })
+    }
+
+    /// Whether the open buffer is to be written though it isn't full. One such write at a time:
+    /// what comes meanwhile goes with the next.
+    fn open_chunk_is_due(&self, now: Duration) -> bool {
+        let wanted = self.write_wanted.at > self.submitted
+            || self.is_old(self.accepted_since, self.options.accepted_age_ms_max, now);
+        wanted && self.flights.is_empty()
+    }
+
+    /// A write has ended well. Returns who is to be told.
+    pub(crate) fn wrote(&mut self, id: u64, size: usize, now: Duration) -> Vec<oneshot::Sender<()>> {
+        if self.stopped.is_some() {
+            return Vec::new();
+        }
+        self.stats.write_count += 1;
+        self.stats.written_bytes += size as u64;
+        let flight = self.flights.iter_mut().find(|flight| flight.id == id);
+        flight.expect("it was in flight").done = true;
+        if self.options.is_planted(Planted::MarkPastHole) {
+            self.pass_holes(id);
+        }
+        while let Some(flight) = self.flights.pop_front_if(|flight| flight.done) {
+            self.written = flight.end;
+        }
+        if self.written_since.is_none() {
+            self.written_since = Some(now);
+        }
+        self.let_go();
+        let mut woken = self.written_waiters.take_reached(self.written);
+        if self.options.is_planted(Planted::EarlyAcknowledgement) {
+            woken.append(&mut self.persisted_waiters.take_reached(self.written));
+        }
+        woken
+    }
+
+    /// [`Planted::MarkPastHole`].
+    fn pass_holes(&mut self, id: u64) {
+        let index = self.flights.iter().position(|flight| flight.id == id).expect("it was in flight");
+        let ended = self.flights.remove(index).expect("it is there");
+        self.written = ended.end;
+        for flight in self.flights.iter_mut().filter(|flight| ended.end.reaches(flight.end)) {
+            flight.end = ended.end;
+        }
+    }
+
+    /// Drops the chunks that are written.
+    fn let_go(&mut self) {
+        if self.flights.is_empty() && self.submitted >= self.next {
+            // A pause: whoever comes next takes a small buffer.
+            self.view_is_old |= !self.chunks.is_empty();
+            self.chunks.clear();
+            self.open = None;
+            self.buffer_bytes = self.options.buffer_bytes_min;
+        }
+        let open_count = usize::from(self.open.is_some());
+        while self.chunks.len() > open_count && self.chunks[0].end <= self.written.at {
+            self.chunks.pop_front();
+            self.view_is_old = true;
+        }
+    }
+
+    /// The group's sync has ended well. Returns who is to be told.
+    pub(crate) fn synced(&mut self, now: Duration) -> Vec<oneshot::Sender<()>> {
+        if self.stopped.is_some() {
+            return Vec::new();
+        }
+        let cut = self.cut.take().expect("it was being synced");
+        let taken = now.saturating_sub(cut.syncing_since.expect("it was being synced"));
+        self.sync_time = match self.sync_time {
+            Duration::ZERO => taken,
+            known => (known * (SYNC_TIME_WEIGHT - 1) + taken) / SYNC_TIME_WEIGHT,
+        };
+        self.persisted = cut.end;
+        if self.written.at == self.persisted.at {
+            self.written_since = None;
+        } else {
+            self.written_since = Some(now);
+        }
+        self.barrier.take_if(|barrier| cut.end.reaches(barrier.end));
+        self.group.synced_at = now;
+        self.group.expected_count = cut.committer_count + self.group.committer_count;
+        self.stats.sync_count += 1;
+        self.stats.sync_us = self.sync_time.as_micros() as u64;
+        self.persisted_waiters.take_reached(self.persisted)
+    }
+
+    /// [`Planted::SyncRetried`].
+    pub(crate) fn retry_sync(&mut self) {
+        self.cut.as_mut().expect("it was being synced").syncing_since = None;
+    }
+
+    /// Leaves the open segment for `segment`, which takes what comes next. All of the one before
+    /// is brought to stable storage first.
+    pub(crate) fn begin_segment(&mut self, segment: OpenSegment) {
+        assert!(!self.has_barrier(), "one segment is left at a time");
+        if let Some(left) = &self.segment {
+            let file = left.file.clone();
+            if self.open.is_some() {
+                self.close_buffer();
+            }
+            // In direct mode the last write ends behind the padding.
+            let at = if self.options.direct { self.next } else { self.accepted.at };
+            let end = Mark { at: at.max(self.persisted.at), ..self.accepted };
+            self.barrier = (!self.persisted.reaches(end)).then_some(Barrier { end, file });
+        }
+        self.group.number += 1;
+        self.chore_refused = false;
+        self.next = Position::new(segment.number, 0);
+        self.segment = Some(segment);
+    }
+
+    /// Whether the segment that was left is still on its way to stable storage.
+    fn has_barrier(&self) -> bool {
+        self.barrier.is_some()
+    }
+
+    /// Arrives when the segment that was left is persisted; `None` where it is.
+    pub(crate) fn wait_for_barrier(&mut self) -> Option<oneshot::Receiver<()>> {
+        let end = self.barrier.as_ref()?.end;
+        Some(self.persisted_waiters.add(end))
+    }
+
+    /// Bytes that are accepted and not yet written.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.end.since(chunk.start)).sum()
+    }
+
+    /// Lets go of all that was accepted: the log has ended.
+    pub(crate) fn clear(&mut self) {
+        self.written_waiters.clear();
+        self.persisted_waiters.clear();
+        self.chunks.clear();
+        self.open = None;
+        self.view_is_old = true;
+    }
+}

@@ -1,0 +1,112 @@
+//! `settee bench log`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use settee_bench::log::{self, Config, Part};
+use settee_bench::space::{self, Folder};
+use settee_io::EngineKind;
+
+use crate::CommandResult;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Where the files are made: choose a disk [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// The binary of the `peers` crate, to compare with fjall and RocksDB
+    #[arg(long, value_name = "PATH")]
+    peers: Option<PathBuf>,
+
+    /// What does the log's I/O: auto, io_uring or threads
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    io_engine: EngineKind,
+
+    /// Multiplies bytes, counts and seconds
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = super::scale)]
+    scale: f64,
+
+    /// Parts of the table, separated by commas [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    parts: Vec<LogPart>,
+
+    /// Print JSON lines in place of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LogPart {
+    Memory,
+    Disk,
+    Batches,
+    Durable,
+    Writers,
+    Limit,
+}
+
+impl From<LogPart> for Part {
+    fn from(part: LogPart) -> Part {
+        match part {
+            LogPart::Memory => Part::Memory,
+            LogPart::Disk => Part::Disk,
+            LogPart::Batches => Part::Batches,
+            LogPart::Durable => Part::Durable,
+            LogPart::Writers => Part::Writers,
+            LogPart::Limit => Part::Limit,
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub(super) struct HoldUpArgs {
+    /// Where the files are made
+    folder: PathBuf,
+
+    /// Bytes that each writer streams
+    bytes: usize,
+
+    /// What does the log's I/O
+    engine: EngineKind,
+
+    /// Folder of the control group to join
+    group: Option<PathBuf>,
+}
+
+pub(super) async fn run(args: Args) -> CommandResult {
+    // The folder is ours, so that it goes also where the measurement is interrupted.
+    let folder = Folder::new(args.data_dir.as_deref())?;
+    let config = Config {
+        folder: folder.path().to_owned(),
+        peers: args.peers,
+        program: std::env::current_exe()?,
+        engine: args.io_engine,
+        scale: args.scale,
+        parts: match args.parts.is_empty() {
+            true => Part::ALL.to_vec(),
+            false => args.parts.into_iter().map(Part::from).collect(),
+        },
+    };
+    if space::is_in_memory(&config.folder) {
+        eprintln!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
+    }
+    if !args.json {
+        println!("{}\n{}", config.title()?, log::heading());
+    }
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let print = |row: log::Row| match args.json {
+            true => println!("{}", row.json()),
+            false => print!("{}", row.lines()),
+        };
+        // Nobody listens any more where the command was interrupted.
+        let _ = done.send(log::run(&config, print));
+    });
+    Ok(result.await.map_err(|_| "the measurement broke off")??)
+}
+
+pub(super) fn run_hold_up(args: &HoldUpArgs) -> CommandResult {
+    let each = |phase| println!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
+    Ok(log::hold_up(&args.folder, args.bytes, args.engine, args.group.as_deref(), each)?)
+}

@@ -1,0 +1,221 @@
+//! The engines that `settee bench log` is compared with: one workload on one of them, in a
+//! process of its own, told as one line of JSON.
+//!
+//! It is no part of the workspace, so that nobody builds RocksDB who doesn't measure. What
+//! counts as the engine's best: no compression, no compaction, no flush of the memtable during
+//! the run; a memtable itself neither can do without, and its cost is in the figures.
+//!
+//! ```text
+//! cd peers && cargo build --release
+//! settee bench log --peers peers/target/release/settee-peers
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+mod fjall_log;
+mod rocksdb_log;
+
+/// Bytes of each value of the batches, and values in a batch.
+const BATCH_VALUE_BYTES: usize = 100;
+const BATCH_COUNT: usize = 16;
+
+/// Bytes of each value that is appended durably.
+const DURABLE_VALUE_BYTES: usize = 1024;
+
+/// Memory that no run fills, in bytes: a memtable of this size is never flushed during one.
+const MEMTABLE_BYTES: usize = 1 << 30;
+
+/// Most MiB and most appends of a run, so that [`MEMTABLE_BYTES`] holds them.
+const MIB_MAX: usize = 256;
+const COUNT_MAX: usize = 200_000;
+
+const USAGE: &str = "usage: settee-peers fjall|rocksdb batches-written|batches-buffered|durable FOLDER AMOUNT
+
+  batches-written   AMOUNT MiB of 100 B values in batches of 16, each batch in the system's hands
+  batches-buffered  the same, collected in the engine's memory and in the system's hands at the end
+  durable           AMOUNT appends of 1 KiB, each on stable storage before the next
+  FOLDER            must not exist; it is left there";
+
+/// Anything that ends a run.
+type Failure = Box<dyn std::error::Error>;
+
+/// How far a write has got when it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    /// In the engine's memory; [`Engine::finish`] hands it to the system.
+    Buffered,
+    /// In the system's hands.
+    Written,
+    /// On stable storage.
+    Persisted,
+}
+
+/// An engine with an empty database, open.
+trait Engine {
+    /// Writes the pairs as one atomic batch; the keys are the numbers from `first`.
+    fn write(&self, first: u64, values: &[&[u8]]) -> Result<(), Failure>;
+
+    /// Hands all that was written to the system.
+    fn finish(&self) -> Result<(), Failure>;
+
+    /// How it is set up, in words.
+    fn setup(&self) -> String;
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let [engine, workload, folder, amount] = arguments[..] else {
+        eprintln!("{USAGE}");
+        return ExitCode::FAILURE;
+    };
+    match amount
+        .parse()
+        .map_err(Failure::from)
+        .and_then(|amount| run(engine, workload, folder.into(), amount))
+    {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("settee-peers: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(name: &str, workload: &str, folder: PathBuf, amount: usize) -> Result<serde_json::Value, Failure> {
+    if folder.exists() {
+        return Err(format!("{} is there already", folder.display()).into());
+    }
+    let (durability, max) = match workload {
+        "batches-written" => (Durability::Written, MIB_MAX),
+        "batches-buffered" => (Durability::Buffered, MIB_MAX),
+        "durable" => (Durability::Persisted, COUNT_MAX),
+        _ => return Err(USAGE.into()),
+    };
+    if !(1..=max).contains(&amount) {
+        return Err(format!("an amount of {amount} is not from 1 to {max}").into());
+    }
+    let engine = open(name, &folder, durability)?;
+    let result = match durability {
+        Durability::Persisted => durable(&*engine, amount)?,
+        Durability::Buffered | Durability::Written => batches(&*engine, amount << 20)?,
+    };
+    Ok(serde_json::json!({
+        "engine": name,
+        "workload": workload,
+        "operations": result.operations,
+        "bytes": result.bytes,
+        "seconds": result.seconds,
+        "p50_us": result.percentile_us(0.5),
+        "p99_us": result.percentile_us(0.99),
+        "setup": engine.setup(),
+    }))
+}
+
+fn open(name: &str, folder: &Path, durability: Durability) -> Result<Box<dyn Engine>, Failure> {
+    match name {
+        "fjall" => Ok(Box::new(fjall_log::Fjall::open(folder, durability)?)),
+        "rocksdb" => Ok(Box::new(rocksdb_log::RocksDb::open(folder, durability)?)),
+        _ => Err(USAGE.into()),
+    }
+}
+
+/// What a run took.
+struct Measured {
+    operations: u64,
+    bytes: u64,
+    seconds: f64,
+    /// In ascending order, where single operations were timed.
+    latencies: Vec<Duration>,
+}
+
+impl Measured {
+    fn percentile_us(&self, share: f64) -> Option<f64> {
+        let rank = (share * self.latencies.len() as f64).ceil() as usize;
+        self.latencies.get(rank.saturating_sub(1)).map(|latency| latency.as_secs_f64() * 1e6)
+    }
+}
+
+/// Values made before the clock starts; the log's own measurement makes the same.
+fn random_bytes(bytes: usize) -> Vec<u8> {
+    let mut values = vec![0; bytes];
+    StdRng::seed_from_u64(1).fill_bytes(&mut values);
+    values
+}
+
+fn batches(engine: &dyn Engine, bytes: usize) -> Result<Measured, Failure> {
+    let values = random_bytes(bytes);
+    let (values, _) = values.as_chunks::<BATCH_VALUE_BYTES>();
+    let mut batch: Vec<&[u8]> = Vec::with_capacity(BATCH_COUNT);
+    let start = Instant::now();
+    for (index, chunk) in values.chunks(BATCH_COUNT).enumerate() {
+        batch.clear();
+        batch.extend(chunk.iter().map(|value| value.as_slice()));
+        engine.write((index * BATCH_COUNT) as u64, &batch)?;
+    }
+    engine.finish()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let operations = values.len() as u64;
+    Ok(Measured { operations, bytes: operations * BATCH_VALUE_BYTES as u64, seconds, latencies: Vec::new() })
+}
+
+fn durable(engine: &dyn Engine, count: usize) -> Result<Measured, Failure> {
+    let values = random_bytes(count * DURABLE_VALUE_BYTES);
+    let (values, _) = values.as_chunks::<DURABLE_VALUE_BYTES>();
+    let mut latencies = Vec::with_capacity(count);
+    let start = Instant::now();
+    for (index, value) in values.iter().enumerate() {
+        let before = Instant::now();
+        engine.write(index as u64, &[value])?;
+        latencies.push(before.elapsed());
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    latencies.sort_unstable();
+    let bytes = (count * DURABLE_VALUE_BYTES) as u64;
+    Ok(Measured { operations: count as u64, bytes, seconds, latencies })
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: each engine runs each workload and tells what it did.
+    //! Method: the smallest amounts, in a folder that goes afterwards.
+
+    use super::*;
+
+    #[test]
+    fn every_engine_runs_every_workload() {
+        for engine in ["fjall", "rocksdb"] {
+            for (workload, operations) in
+                [("batches-written", 10485), ("batches-buffered", 10485), ("durable", 1)]
+            {
+                let name = format!("settee-peers-{}-{engine}-{workload}", std::process::id());
+                let folder = std::env::temp_dir().join(name);
+                let told = run(engine, workload, folder.clone(), 1).unwrap();
+                std::fs::remove_dir_all(folder).unwrap();
+                assert_eq!(told["operations"], operations, "{told}");
+                assert!(told["seconds"].as_f64().unwrap() > 0.0, "{told}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused() {
+        let folder = std::env::temp_dir().join(format!("settee-peers-{}-none", std::process::id()));
+        for (engine, workload, amount) in [
+            ("fjall", "other", 1),
+            ("other", "durable", 1),
+            ("fjall", "durable", 0),
+            ("fjall", "durable", COUNT_MAX + 1),
+        ] {
+            assert!(run(engine, workload, folder.clone(), amount).is_err(), "{engine} {workload} {amount}");
+        }
+        assert!(run("fjall", "durable", std::env::temp_dir(), 1).is_err(), "a folder that is there");
+    }
+}
