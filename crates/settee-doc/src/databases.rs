@@ -15,6 +15,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, folder};
 use settee_store::{Batch, LogOptions, Stage, Store, StoreOptions};
 use tokio::sync::{OnceCell, oneshot};
@@ -280,7 +281,7 @@ impl Inner {
             database: OnceCell::new(),
         });
         let mut batch = Batch::new();
-        batch.put(name.as_bytes(), &slot.encode(), b"", false);
+        batch.put(name.as_bytes(), &slot.encode(), Bytes::new(), false);
         let seq = writer.commit(&batch, Stage::Persisted).await?;
         // Held until it is told: a deletion that follows must find the slot.
         self.catalogue.wait(seq, Stage::Persisted).await?;
@@ -294,7 +295,7 @@ impl Inner {
         let slot = self.lock().by_name.get(name).cloned().ok_or_else(Error::no_database)?;
         let mut batch = Batch::new();
         batch.delete(name.as_bytes());
-        batch.put(&deleted_key(slot.folder_number), b"", b"", false);
+        batch.put(&deleted_key(slot.folder_number), b"", Bytes::new(), false);
         batch.use_reserve();
         let seq = writer.commit(&batch, Stage::Persisted).await?;
         if let Err(stopped) = self.catalogue.wait(seq, Stage::Persisted).await {

@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::json::{self, write_json_string};
 use crate::revision::{Hash, Revision, parse_hash};
+use crate::update::ENCODING_PLAIN;
 use crate::{Error, ErrorKind, Result};
 
 /// Longest document id in bytes.
@@ -48,8 +49,9 @@ pub struct Edit {
     pub history: Vec<Hash>,
     /// Whether it deletes the document.
     pub deleted: bool,
-    /// The members that aren't reserved, as text without white space and without the braces.
-    body: Bytes,
+    /// The members that aren't reserved, as they are stored: the encoding, then their text without
+    /// white space and without the braces.
+    stored: Bytes,
     digest: [u8; 32],
 }
 
@@ -66,7 +68,8 @@ impl Edit {
         let body_bytes_max = options.document_bytes_max.min(crate::DOCUMENT_BYTES_LIMIT);
         let mut edit = Edit::delete("", None);
         edit.deleted = false;
-        let mut body = Vec::with_capacity(json.len());
+        let mut stored = Vec::with_capacity(1 + json.len());
+        stored.push(ENCODING_PLAIN);
         let mut reserved = Reserved::default();
         for (name, value) in json::members(json)?.0 {
             if name.starts_with('_') && !REPLICATOR_MEMBERS.contains(&name.as_ref()) {
@@ -74,18 +77,19 @@ impl Edit {
                 edit.take_reserved(&name, value)?;
                 continue;
             }
-            if !body.is_empty() {
-                body.push(b',');
+            if stored.len() > 1 {
+                stored.push(b',');
             }
-            write_json_string(&name, &mut body);
-            body.push(b':');
-            json::write_compact(value, &mut body)?;
+            write_json_string(&name, &mut stored);
+            stored.push(b':');
+            json::write_compact(value, &mut stored)?;
         }
+        let body = &stored[1..];
         if body.len() > body_bytes_max {
             return Err(Error::new(ErrorKind::TooLarge, edit.id));
         }
-        edit.digest = *blake3::hash(&body).as_bytes();
-        edit.body = body.into();
+        edit.digest = *blake3::hash(body).as_bytes();
+        edit.stored = stored.into();
         Ok(edit)
     }
 
@@ -98,14 +102,19 @@ impl Edit {
             local_revision: None,
             history: Vec::new(),
             deleted: true,
-            body: Bytes::new(),
+            stored: Bytes::from_static(&[ENCODING_PLAIN]),
             digest,
         }
     }
 
     /// The body's text: members without white space and without the braces.
-    pub fn body(&self) -> &Bytes {
-        &self.body
+    pub fn body(&self) -> Bytes {
+        self.stored.slice(1..)
+    }
+
+    /// The body as it is stored.
+    pub(crate) fn stored(&self) -> &Bytes {
+        &self.stored
     }
 
     pub(crate) fn digest(&self) -> &[u8; 32] {

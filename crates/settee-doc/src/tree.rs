@@ -24,7 +24,7 @@ use crate::{Error, Result};
 pub(crate) enum Body {
     /// In the log.
     Stored(Location),
-    /// On its way in.
+    /// On its way in, as it is stored.
     New(Bytes),
 }
 

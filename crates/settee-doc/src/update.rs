@@ -83,7 +83,7 @@ impl<'a> Updater<'a> {
             batch.delete(&key);
         } else {
             number = edit.local_revision.unwrap_or(0).saturating_add(1);
-            batch.put(&key, &encode_local_meta(number), &encode_body(edit.body()), false);
+            batch.put(&key, &encode_local_meta(number), edit.stored().clone(), false);
         }
         self.add(edit, Ok((number, batch))).await
     }
@@ -184,7 +184,7 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Res
     for leaf in new {
         let wins = leaf.rank() == winner;
         let body = match &leaf.body {
-            Body::New(body) => encode_body(body).into(),
+            Body::New(body) => body.clone(),
             // It stays where it is.
             Body::Stored(_) if !wins && !leaf.stored_as_winner => continue,
             Body::Stored(location) => latest.read(*location).await?.value(),
@@ -192,8 +192,8 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Res
         let generation = leaf.revision.generation;
         let meta = encode_leaf_meta(generation, &leaf.path, leaf.deleted, wins && has_conflicts);
         match wins {
-            true => batch.put(&document_key(id), &meta, &body, true),
-            false => batch.put(&conflict_key(id, leaf.revision), &meta, &body, false),
+            true => batch.put(&document_key(id), &meta, body, true),
+            false => batch.put(&conflict_key(id, leaf.revision), &meta, body, false),
         }
         if matches!(leaf.body, Body::New(_)) {
             put_chunks(&mut batch, latest, id, leaf);
@@ -216,7 +216,8 @@ fn put_chunks(batch: &mut Batch, latest: &Snapshot, id: &str, leaf: &Leaf) {
         let key = path_key(id, leads_to);
         let stored_count = latest.get(&key).map_or(0, |chunk| decode_chunk_meta(chunk.meta));
         if stored_count < ancestors.len() {
-            batch.put(&key, &encode_chunk_meta(ancestors.len()), ancestors.as_flattened(), false);
+            let hashes = Bytes::copy_from_slice(ancestors.as_flattened());
+            batch.put(&key, &encode_chunk_meta(ancestors.len()), hashes, false);
         }
     }
 }
@@ -235,7 +236,7 @@ fn new_leaf(edit: &Edit, revision: Revision, path: Vec<crate::Hash>) -> Leaf {
         revision,
         deleted: edit.deleted,
         path,
-        body: Body::New(edit.body().clone()),
+        body: Body::New(edit.stored().clone()),
         stored_as_winner: false,
     }
 }
@@ -259,11 +260,4 @@ fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> u32 {
     }
     // It goes back to the first revision, or to the first chunk.
     if oldest == 1 { generation } else { oldest }
-}
-
-fn encode_body(body: &Bytes) -> Vec<u8> {
-    let mut value = Vec::with_capacity(1 + body.len());
-    value.push(ENCODING_PLAIN);
-    value.extend_from_slice(body);
-    value
 }

@@ -86,7 +86,7 @@ fn next_write(
     let Some(alignment) = direct else {
         return Operation::Write { file: shared.descriptor.clone(), offset, buffer: buffer.clone(), sync };
     };
-    let part = if buffer.as_ptr().addr() % alignment.bytes() == 0 {
+    let part = if buffer.as_ptr().addr().is_multiple_of(alignment.bytes()) {
         buffer.clone()
     } else {
         let size = buffer.len().min(COPY_SIZE_MAX.max(alignment.bytes()));

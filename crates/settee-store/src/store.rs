@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use settee_io::Env;
 use settee_log::{
     AppendError, Appended, BATCH_SIZE_MAX, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage,
@@ -52,14 +53,15 @@ impl Batch {
         Batch::default()
     }
 
-    /// Puts a value under a key. A listed one shows in [`Snapshot::scan_listed`].
+    /// Puts a value under a key. A large value is shared until it is copied into the log's buffer.
+    /// A listed one shows in [`Snapshot::scan_listed`].
     ///
     /// # Panics
     /// Where the key, the meta or the value is over its limit: that is the caller's to check.
-    pub fn put(&mut self, key: &[u8], meta: &[u8], value: &[u8], listed: bool) {
+    pub fn put(&mut self, key: &[u8], meta: &[u8], value: Bytes, listed: bool) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         assert!(value.len() <= VALUE_SIZE_MAX, "value of {} bytes", value.len());
-        self.records.push(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
+        self.records.push_bytes(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
     }
 
     /// Removes a key and its value.

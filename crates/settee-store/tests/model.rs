@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use settee_io::{Env, ThreadOptions};
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions};
@@ -94,7 +95,7 @@ async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: St
             let (meta_size, value_size) = (random.below(30), random.below(600));
             let (meta, value, listed) =
                 (random.bytes(meta_size), random.bytes(value_size), random.below(2) == 0);
-            batch.put(&key, &meta, &value, listed);
+            batch.put(&key, &meta, value.clone().into(), listed);
             changes.push((key, Some((meta, value, listed))));
         }
     }
@@ -200,7 +201,7 @@ fn who_has_waited_finds_the_commit_in_the_next_snapshot() {
                         batch.put(
                             format!("{task}{}", index.wrapping_mul(2_654_435_761) ^ round).as_bytes(),
                             b"",
-                            b"x",
+                            Bytes::from_static(b"x"),
                             true,
                         );
                     }
@@ -228,7 +229,7 @@ fn a_follower_is_woken_whenever_it_comes() {
         let store = Arc::new(Store::open(&env, &folder.path().join("store"), options).await.unwrap().0);
         for _ in 0..500 {
             let mut batch = Batch::new();
-            batch.put(b"key", b"", b"", true);
+            batch.put(b"key", b"", Bytes::new(), true);
             let seq = store.writer().await.commit(&batch, Stage::Accepted).await.unwrap();
             let follower = store.clone();
             tokio::spawn(async move { follower.changed_after(Seq(seq.0 - 1)).await.unwrap() }).await.unwrap();

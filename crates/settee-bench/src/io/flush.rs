@@ -40,6 +40,9 @@ const SOURCE_BYTES: usize = 64 << 20;
 /// What the source is aligned to: as much as any device wants.
 const SOURCE_ALIGNMENT: usize = 4096;
 
+/// What share of the best rate comes near it.
+const NEAR: f64 = 0.9;
+
 const MIB: u64 = 1 << 20;
 const MB_OF_MIB: f64 = 1.048_576;
 
@@ -71,7 +74,8 @@ impl Cell {
     }
 }
 
-/// Measures every cell and hands out its row; the last row says which is the best.
+/// Measures every cell and hands out its row; the last rows say which is the best of
+/// each mode.
 pub(super) async fn measure(config: &Config, folder: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
     let path = folder.join("flush");
     let bytes = config.flush_bytes;
@@ -121,7 +125,7 @@ fn hand_out(
         Some(reason) => Row::missing(name, "MB/s", reason),
         None => Row::new(name, "MB/s", &all_fio),
     });
-    let mut best: Option<(f64, Row)> = None;
+    let mut rows = Vec::new();
     for (index, (cell, series)) in cells.iter().enumerate() {
         let peer = peers.get(index / CELLS_BETWEEN).and_then(|peer| peer.as_ref().ok());
         let row = match series {
@@ -129,18 +133,36 @@ fn hand_out(
             Err(reason) => Row::missing(cell.name(), "MB/s", reason),
         };
         each(row.clone());
-        // By the ratio, where there is one: the machine may have been slower in between.
-        let score = row.ratio.or(row.rate);
-        if let Some(score) = score
-            && best.as_ref().is_none_or(|(highest, _)| score > *highest)
-        {
-            best = Some((score, row));
+        rows.push(row);
+    }
+    for (title, mode) in [("buffered", "buffered,"), ("direct", "direct,")] {
+        let of_mode = rows.iter().filter(|row| row.workload.contains(mode) && row.rate.is_some());
+        let best = of_mode.max_by(|one, other| f64::total_cmp(&rate(one), &rate(other)));
+        if let Some(mut row) = best.cloned() {
+            row.workload = row.workload.replacen("flush:", &format!("flush, the best {title}:"), 1);
+            row.note = Some(near_best(&rows, mode, &row));
+            each(row);
         }
     }
-    if let Some((_, mut row)) = best {
-        row.workload = row.workload.replacen("flush:", "flush, the best:", 1);
-        each(row);
-    }
+}
+
+fn rate(row: &Row) -> f64 {
+    row.rate.unwrap_or(0.0)
+}
+
+/// The cells of a mode that come near its best, and the cheapest among them, in words.
+fn near_best(rows: &[Row], mode: &str, best: &Row) -> String {
+    let near = |row: &&Row| row.workload.contains(mode) && rate(row) >= rate(best) * NEAR;
+    let count = rows.iter().filter(near).count();
+    let cheapest = rows.iter().filter(near).min_by(|one, other| {
+        f64::total_cmp(&one.cpu_us.unwrap_or(f64::MAX), &other.cpu_us.unwrap_or(f64::MAX))
+    });
+    let cheapest = cheapest.unwrap_or(best);
+    format!(
+        "{count} cell(s) reach {NEAR} of it; of these the least processor time: {} with {:.0} µs a MiB",
+        cheapest.workload.trim_start_matches("flush: "),
+        cheapest.cpu_us.unwrap_or_default(),
+    )
 }
 
 async fn fio_turn(config: &Config, path: &Path, peer: &mut Result<Series, String>) -> Result<()> {

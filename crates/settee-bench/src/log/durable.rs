@@ -11,15 +11,24 @@ use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 
 use super::peers::{self, ENGINES};
 use super::row::{Aim, Better, Row, figure};
-use super::{Bench, ROUND_COUNT, Subject, median, random_bytes, refused};
+use super::{Bench, Subject, median, random_bytes, refused};
 use crate::stats::Samples;
 use crate::{Error, Result};
 
 /// Bytes of each value.
 pub(super) const VALUE_BYTES: usize = 1 << 10;
 
+/// Short rounds, and many, so that a noisy moment meets all kinds alike.
+const ROUND_COUNT: usize = 20;
+
+/// Rounds in which the peers run, each a process.
+const PEER_ROUND_COUNT: usize = 5;
+
 /// Durable writes of each kind in a round.
-const BURST_COUNT: usize = 200;
+const BURST_COUNT: usize = 50;
+
+/// A pause before each kind's turn: nobody pays for what the one before left to be done.
+const SETTLE_TIME: Duration = Duration::from_millis(20);
 
 /// Values that the writers take in turn.
 pub(super) const SOURCE_BYTES: usize = 1 << 20;
@@ -28,26 +37,32 @@ pub(super) const SOURCE_BYTES: usize = 1 << 20;
 const RAW_STRIDE: u64 = 4096;
 
 pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
-    let count = bench.config.scaled(BURST_COUNT, 8);
+    let count = bench.config.scaled(BURST_COUNT, 2);
     let values = random_bytes(SOURCE_BYTES);
     let mut raw_file = RawFile::create(bench.path(), ((ROUND_COUNT + 1) * count) as u64 * RAW_STRIDE)?;
     let subject = bench.open(&bench.default_env(), LogOptions::default())?;
     let (mut raw, mut blocking, mut task) = (Samples::default(), Samples::default(), Samples::default());
     let mut peers = ENGINES.map(|engine| (engine, Vec::new(), String::new()));
     for round in 0..=ROUND_COUNT {
-        let by_raw = raw_file.burst(&values[..VALUE_BYTES], count)?;
-        let by_caller = burst_blocking(&subject.log, &values, count)?;
-        let by_task = burst_in_task(bench, &subject, &values, count)?;
         // The first round lets the log prepare its segments, and is left out.
-        if round == 0 {
-            continue;
+        let counts = round > 0;
+        for turn in 0..3 {
+            std::thread::sleep(SETTLE_TIME);
+            let (samples, burst) = match (round + turn) % 3 {
+                0 => (&mut raw, raw_file.burst(&values[..VALUE_BYTES], count)?.whole),
+                1 => (&mut blocking, burst_blocking(&subject.log, &values, count)?),
+                _ => (&mut task, burst_in_task(bench, &subject, &values, count)?),
+            };
+            if counts {
+                samples.append(burst);
+            }
         }
-        raw.append(by_raw.whole);
-        blocking.append(by_caller);
-        task.append(by_task);
+        let Some(program) = bench.config.peers.as_ref().filter(|_| round < PEER_ROUND_COUNT) else {
+            continue;
+        };
         for (engine, medians, setup) in &mut peers {
-            let Some(program) = &bench.config.peers else { continue };
-            let run = peers::run(program, engine, "durable", bench.path(), count)?;
+            let run =
+                peers::run(program, engine, "durable", bench.path(), count * ROUND_COUNT / PEER_ROUND_COUNT)?;
             medians.extend(run.p50_us);
             *setup = run.setup;
         }

@@ -303,13 +303,14 @@ async fn run_pinned<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (tell, told) = tokio::sync::oneshot::channel();
-    thread::spawn(move || {
+    let pinned = move || {
         let mut set = CpuSet::new();
         set.set(core);
         let pinned = sched_setaffinity(None, &set).map_err(failed);
         // Whoever asked may have gone.
         let _ = tell.send(pinned.and_then(|()| work()));
-    });
+    };
+    thread::Builder::new().name(format!("bench-core-{core}")).spawn(pinned).map_err(failed)?;
     told.await.map_err(failed)?
 }
 

@@ -5,8 +5,15 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p settee-io --release --lib races`
 //!
-//! It bites: with `Relaxed` in `publish`, in `Shared::read` or in `published` a test here fails,
-//! and so does one where `extend` writes a byte too early or `serve` wakes nobody.
+//! It bites: with `Relaxed` in `publish`, in `Shared::read` or in `published` a test here fails;
+//! and so where a byte is written too early or published too early, where memory goes back with
+//! the buffer rather than with its last reader, and where `serve` wakes nobody.
+//!
+//! ThreadSanitizer sees the same, on threads: `RUSTFLAGS="-Zsanitizer=thread
+//! -Cunsafe-allow-abi-mismatch=sanitizer" cargo +nightly test --target x86_64-unknown-linux-gnu
+//! -p settee-io --lib readers_on_other -- --test-threads=1`. Without a standard library built
+//! for it, it takes std's mutexes and channels for races: what counts is that it names no frame
+//! of this module, which it does with one `Relaxed`.
 
 use std::sync::atomic::Ordering;
 
