@@ -97,6 +97,14 @@ impl Env {
         Env::with_engine(handle, Arc::new(ThreadEngine::new(options)))
     }
 
+    /// As [`Env::system`], on the runtime that runs the caller.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn current(options: ThreadOptions) -> Env {
+        Env::system(Handle::current(), options)
+    }
+
     /// As [`Env::system`], with files through `engine`, which [`EngineOptions::start`] gives.
     pub fn with_engine(handle: Handle, engine: Arc<dyn Engine>) -> Env {
         Env {

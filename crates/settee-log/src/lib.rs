@@ -6,6 +6,13 @@
 //! Whoever waits at the same time shares one sync.
 //!
 //! Bytes: `docs/format.md`. Crash cases: `docs/recovery.md`.
+//!
+//! # A log in 20 lines
+//! `cargo run -p settee-log --example log`
+#![doc = concat!("```\n", include_str!("../examples/log.rs"), "```\n")]
+//! # A write-ahead log for a database of one's own
+//! `cargo run -p settee-log --example wal`
+#![doc = concat!("```\n", include_str!("../examples/wal.rs"), "```\n")]
 
 mod directory;
 mod error;

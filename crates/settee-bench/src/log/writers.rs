@@ -92,19 +92,19 @@ impl Measured {
 fn rate_row(count: usize, measured: &Measured, before: Option<(usize, f64)>) -> Row {
     let commits = measured.latencies.count().max(1) as f64;
     let mut row = Row::new(
-        format!("durable appends of 1 KiB, {count} writers"),
+        format!("durable appends of 1 KiB, {}", writers(count)),
         "persisted",
         "commits/s",
         measured.rate(),
     )
     .note(format!(
-        "{} syncs a commit; {} µs of processor time a commit; {:.0} % of all processors busy",
-        figure(measured.sync_count as f64 / commits),
+        "{:.4} syncs a commit; {} µs of processor time a commit; {:.0} % of all processors busy",
+        measured.sync_count as f64 / commits,
         figure(micros(measured.elapsed.client_cpu) / commits),
         measured.busy() * 100.0
     ));
     let Some((fewer, rate)) = before else { return row.note("no aim: the first of the series") };
-    row = row.against(Better::Higher, format!("{fewer} writers"), rate);
+    row = row.against(Better::Higher, writers(fewer), rate);
     match measured.busy() >= BUSY_SHARE {
         true => row.note("the processors are the limit: it need not grow"),
         false => row.aim(Aim::RatioAtLeast(1.0)),
@@ -114,7 +114,7 @@ fn rate_row(count: usize, measured: &Measured, before: Option<(usize, f64)>) -> 
 fn latency_row(count: usize, measured: &Measured, sync_us: f64, group_bytes: usize) -> Row {
     let [p50, p99] = measured.latencies.percentiles([0.5, 0.99]).unwrap_or_default().map(micros);
     let cpu_us = micros(measured.elapsed.client_cpu) / measured.sync_count.max(1) as f64;
-    Row::new(format!("the same, p99 of {count} writers"), "persisted", "µs", p99)
+    Row::new(format!("the same, p99 of {}", writers(count)), "persisted", "µs", p99)
         .against(Better::Multiple, "sync + group's CPU", sync_us + cpu_us)
         .aim(Aim::RatioAtMost(3.0))
         .note(format!(
@@ -124,6 +124,10 @@ fn latency_row(count: usize, measured: &Measured, sync_us: f64, group_bytes: usi
             figure(sync_us),
             figure(cpu_us)
         ))
+}
+
+fn writers(count: usize) -> String {
+    format!("{count} writer{}", if count == 1 { "" } else { "s" })
 }
 
 fn measure(bench: &Bench, values: &Bytes, count: usize) -> Result<Measured> {
