@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -37,6 +38,9 @@ pub use row::{Against, Aim, Row, heading};
 
 /// Rounds of a row, unless it says otherwise.
 const ROUND_COUNT: usize = 5;
+
+/// A pause before each part: a disk goes on with what it was given before, removed files too.
+const PART_PAUSE: Duration = Duration::from_secs(3);
 
 /// A part of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +125,7 @@ pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     space::check(&config.folder, needed)?;
     let bench = Bench::start(config.clone())?;
     for part in Part::ALL.into_iter().filter(|part| config.parts.contains(part)) {
+        std::thread::sleep(PART_PAUSE.mul_f64(config.scale));
         match part {
             Part::Memory => stream::memory(&bench, &mut each)?,
             Part::Disk => stream::disk(&bench, &mut each)?,

@@ -47,8 +47,9 @@ impl Database {
         name: &str,
         created_us: u64,
         incarnation: &[u8; 16],
+        log: LogOptions,
     ) -> Result<Database> {
-        let options = StoreOptions { log: LogOptions::default(), measure: keys::measure };
+        let options = StoreOptions { log, measure: keys::measure };
         let (store, recovery) = Store::open(env, folder, options).await?;
         tracing::debug!(database = name, ?recovery, "opened");
         let sequence = Sequence::new(incarnation);

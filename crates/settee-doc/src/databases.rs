@@ -17,10 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, folder};
-use settee_store::{Batch, LogOptions, Stage, Store, StoreOptions};
+use settee_store::{Batch, LogOptions, LogStats, Stage, Store, StoreOptions};
 use tokio::sync::{OnceCell, oneshot};
 
 use crate::database::Database;
+use crate::stats::{Stats, add_counters};
 use crate::{Error, ErrorKind, Result};
 
 /// Longest database name in bytes, as CouchDB has it for what becomes a file's name.
@@ -30,6 +31,14 @@ const CATALOGUE_FOLDER: &str = "catalogue";
 const DATABASES_FOLDER: &str = "databases";
 const LOCK_FILE: &str = "lock";
 
+/// How databases are opened.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DatabasesOptions {
+    /// The limits of each database's log. The catalogue's has them too, but is never in direct
+    /// mode: its few small commits would each take a block.
+    pub log: LogOptions,
+}
+
 /// The databases in a folder. Used from many tasks at once.
 pub struct Databases {
     inner: Arc<Inner>,
@@ -38,6 +47,7 @@ pub struct Databases {
 struct Inner {
     env: Env,
     folder: PathBuf,
+    options: DatabasesOptions,
     catalogue: Store,
     slots: Mutex<Slots>,
     /// Held as long as the folder is ours.
@@ -51,6 +61,9 @@ struct Slots {
     deleted: Vec<u64>,
     next_folder: u64,
     closed: bool,
+    /// Deleted databases that are being closed, and what those did that were.
+    leaving: Vec<Arc<Database>>,
+    ended: LogStats,
 }
 
 /// A database in the catalogue, opened when it is first asked for.
@@ -93,13 +106,24 @@ impl Slot {
 }
 
 impl Databases {
+    /// As [`Databases::open_with`], with the default options.
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn open(env: Env, folder: &Path) -> Result<Arc<Databases>> {
+        Databases::open_with(env, folder, DatabasesOptions::default()).await
+    }
+
     /// Opens the databases in `folder`, which is created where it doesn't exist, and takes its
     /// lock. Each database is opened when it is first asked for.
     ///
     /// # Errors
     /// `Internal`: another process has the folder, which is named; damage; or what the system
     /// says.
-    pub async fn open(env: Env, folder: &Path) -> Result<Arc<Databases>> {
+    ///
+    /// # Panics
+    /// Where [`LogOptions::check`] refuses the log's limits.
+    pub async fn open_with(env: Env, folder: &Path, options: DatabasesOptions) -> Result<Arc<Databases>> {
         folder::create(&*env.engine, folder).await?;
         let lock = File::open(&env.engine, &folder.join(LOCK_FILE), OpenMode::Create).await?;
         if let Err(error) = lock.lock().await {
@@ -109,11 +133,11 @@ impl Databases {
             }
             return Err(error.into());
         }
-        let options = StoreOptions { log: LogOptions::default(), measure: |_, _, _| Default::default() };
-        let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), options).await?;
-        let slots = Slots::read(&catalogue)?;
-        let inner =
-            Inner { env, folder: folder.to_path_buf(), catalogue, slots: Mutex::new(slots), _lock: lock };
+        let log = LogOptions { direct: false, ..options.log };
+        let of_catalogue = StoreOptions { log, measure: |_, _, _| Default::default() };
+        let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), of_catalogue).await?;
+        let slots = Mutex::new(Slots::read(&catalogue)?);
+        let inner = Inner { env, folder: folder.to_path_buf(), options, catalogue, slots, _lock: lock };
         inner.tidy_folders().await?;
         Ok(Arc::new(Databases { inner: Arc::new(inner) }))
     }
@@ -167,6 +191,12 @@ impl Databases {
     pub fn health(&self) -> Result<()> {
         self.inner.catalogue.health()?;
         self.inner.open_databases().iter().try_for_each(|database| database.health())
+    }
+
+    /// What all of them have done since they were opened here, and where they stand. Takes each
+    /// open database's mutex for a moment.
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
     }
 
     /// Persists everything accepted and closes all databases; later writes get `Stopped`.
@@ -224,6 +254,16 @@ impl Slots {
     fn reserve(&mut self, folder_number: u64) {
         self.next_folder = self.next_folder.max(folder_number.saturating_add(1));
     }
+
+    fn open(&self) -> Vec<Arc<Database>> {
+        self.by_name.values().filter_map(|slot| slot.database.get().cloned()).collect()
+    }
+
+    /// Keeps the counters of a deleted database that was closed.
+    fn end(&mut self, database: &Arc<Database>) {
+        self.leaving.retain(|leaving| !Arc::ptr_eq(leaving, database));
+        add_counters(&mut self.ended, &database.log_stats());
+    }
 }
 
 impl Inner {
@@ -232,7 +272,23 @@ impl Inner {
     }
 
     fn open_databases(&self) -> Vec<Arc<Database>> {
-        self.lock().by_name.values().filter_map(|slot| slot.database.get().cloned()).collect()
+        self.lock().open()
+    }
+
+    fn stats(&self) -> Stats {
+        // All at one moment: a database that goes is in one of the three, and in one alone.
+        let (database_count, open, leaving, mut ended) = {
+            let slots = self.lock();
+            (slots.by_name.len(), slots.open(), slots.leaving.clone(), slots.ended)
+        };
+        for database in leaving {
+            add_counters(&mut ended, &database.log_stats());
+        }
+        let of_catalogue = (self.catalogue.stats(), self.catalogue.health().is_err());
+        let of_databases = open.iter().map(|database| (database.log_stats(), database.health().is_err()));
+        let logs = std::iter::once(of_catalogue).chain(of_databases);
+        let stats = Stats::new(self.env.engine.name(), self.env.buffers.stats(), ended, logs);
+        Stats { database_count, open_count: open.len(), ..stats }
     }
 
     fn database_folder(&self, number: u64) -> PathBuf {
@@ -242,8 +298,9 @@ impl Inner {
     async fn open_slot(&self, name: &str, slot: &Slot) -> Result<Arc<Database>> {
         let open = async || {
             let folder = self.database_folder(slot.folder_number);
-            let database =
-                Database::open(&self.env, &folder, name, slot.created_us, &slot.incarnation).await?;
+            let (created_us, incarnation) = (slot.created_us, &slot.incarnation);
+            let log = self.options.log;
+            let database = Database::open(&self.env, &folder, name, created_us, incarnation, log).await?;
             Ok::<_, Error>(Arc::new(database))
         };
         let database = slot.database.get_or_try_init(open).await?.clone();
@@ -307,10 +364,15 @@ impl Inner {
             }
             return Err(stopped.into());
         }
-        self.lock().by_name.remove(name);
+        {
+            let mut slots = self.lock();
+            slots.by_name.remove(name);
+            slots.leaving.extend(slot.database.get().cloned());
+        }
         drop(writer);
         if let Some(database) = slot.database.get() {
             database.close_deleted().await;
+            self.lock().end(database);
         }
         let inner = self.clone();
         self.env.spawn("remove database", async move {

@@ -9,8 +9,11 @@
 //! - a read, or a write that the kernel starts without blocking: two, as with [`ThreadEngine`]:
 //!   to the ring's thread and back to the task. Of many requests, many share each wake-up.
 //! - what the kernel can't start without blocking (every sync; buffered writes on ext4) it gives
-//!   to a worker of its own: four. A write with its sync is two such operations: six. So these
-//!   go to the threads by default ([`RingUse`]).
+//!   to a worker of its own: four. A write with its sync is two such operations: six.
+//!
+//! So the ring serves direct reads and direct writes, which the kernel starts without blocking,
+//! and the threads all else: what the page cache is asked for, and every sync ([`RingUse`]). A
+//! direct write with its sync goes to the threads too: one hand-over there and one back.
 //!
 //! Callers don't submit in place, although it would save a hand-over: the kernel completes a
 //! request in the context of the thread that submitted it, which would interrupt the runtime's
@@ -78,7 +81,7 @@ pub struct UringOptions {
 
 impl Default for UringOptions {
     fn default() -> UringOptions {
-        UringOptions { entry_count: 512, queue_count_max: 1024, ring_use: RingUse::Reads }
+        UringOptions { entry_count: 512, queue_count_max: 1024, ring_use: RingUse::Direct }
     }
 }
 

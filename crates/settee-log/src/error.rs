@@ -3,6 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// A limit that contradicts another one, or the format: see [`crate::LogOptions::check`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` is {value}: {rule}")]
+pub struct InvalidLimit {
+    /// The limit's name, as its options have it.
+    pub name: &'static str,
+    /// What it was set to.
+    pub value: u64,
+    /// What it must be, in words.
+    pub rule: String,
+}
+
 /// A write or sync failed, now or earlier: nothing is accepted any more, reads go on. Reopen
 /// to learn what survived.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -30,7 +30,7 @@ pub use directory::{
     Directory, DirectoryBuilder, DirectoryError, Entry, EntryRef, KeyScan, SeqScan, TRAILER_SIZE, Trailer,
     footer_start,
 };
-pub use error::{AppendError, OpenError, ReadError, Stopped};
+pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 pub use format::{
     BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record, RecordRef,
 };

@@ -13,16 +13,16 @@
 //! 3. No lock is held across an await, but for `room`, which readers don't take.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use settee_io::{Env, File};
+use settee_io::{BufferPool, Env, File};
 use tokio::sync::oneshot;
 
 use crate::directory::{Directory, DirectoryError};
-use crate::error::{AppendError, OpenError, ReadError, Stopped};
+use crate::error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 use crate::format::{
     BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FrameKind, Record, RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
 };
@@ -142,20 +142,39 @@ impl LogOptions {
         planted: None,
     };
 
-    fn check(&self, env: &Env) {
-        let segment_bytes_least = SEGMENT_HEADER_SIZE + 2 * self.batch_bytes_max;
-        let segment_bytes_max = self.segment_bytes_max as usize;
-        assert!(self.batch_bytes_max <= BATCH_SIZE_MAX, "{self:?}");
-        assert!(segment_bytes_max >= segment_bytes_least, "{self:?}");
-        assert!(self.segment_bytes_max <= SEGMENT_BYTES_LIMIT, "{self:?}");
-        assert!(self.buffer_bytes_min <= self.buffer_bytes_max, "{self:?}");
-        assert!(self.writes_in_flight_max > 0, "{self:?}");
-        let buffer_bytes_most = (self.batch_bytes_max + SEGMENT_HEADER_SIZE).max(self.buffer_bytes_max);
-        let pool_bytes_max = env.buffers.stats().bytes_max;
-        assert!(
-            buffer_bytes_most.next_power_of_two() <= pool_bytes_max,
-            "a pool of {pool_bytes_max}: {self:?}"
-        );
+    /// Whether a log can be opened with these limits where the environment's pool of buffers holds
+    /// `buffer_pool_bytes_max` bytes.
+    ///
+    /// # Errors
+    /// The first limit found that contradicts another, or what the format allows.
+    pub fn check(&self, buffer_pool_bytes_max: usize) -> Result<(), InvalidLimit> {
+        let require = |holds: bool, name, value: usize, rule: &dyn Fn() -> String| match holds {
+            true => Ok(()),
+            false => Err(InvalidLimit { name, value: value as u64, rule: rule() }),
+        };
+        let at_least = |least: usize, of: &str| format!("it must be at least {least}, {of}");
+        let at_most = |most: usize, of: &str| format!("it must be at most {most}, {of}");
+        let batch = self.batch_bytes_max;
+        require(batch <= BATCH_SIZE_MAX, "batch_bytes_max", batch, &|| {
+            at_most(BATCH_SIZE_MAX, "the largest batch of the format")
+        })?;
+        let (segment, least) = (self.segment_bytes_max as usize, SEGMENT_HEADER_SIZE + 2 * batch);
+        require(segment >= least, "segment_bytes_max", segment, &|| {
+            at_least(least, "a header and two of the largest batches")
+        })?;
+        require(self.segment_bytes_max <= SEGMENT_BYTES_LIMIT, "segment_bytes_max", segment, &|| {
+            at_most(SEGMENT_BYTES_LIMIT as usize, "the largest segment of the format")
+        })?;
+        let (first, largest) = (self.buffer_bytes_min, self.buffer_bytes_max);
+        require(first <= largest, "buffer_bytes_min", first, &|| at_most(largest, "`buffer_bytes_max`"))?;
+        let in_flight = self.writes_in_flight_max;
+        require(in_flight >= 1, "writes_in_flight_max", in_flight, &|| at_least(1, "or nothing is written"))?;
+        let spare = usize::try_from(self.spare_percent_max).unwrap_or(usize::MAX);
+        require(spare <= 100, "spare_percent_max", spare, &|| at_most(100, "the whole log"))?;
+        let buffer = BufferPool::buffer_size(largest.max(batch + SEGMENT_HEADER_SIZE)).unwrap_or(usize::MAX);
+        require(buffer <= buffer_pool_bytes_max, "buffer_pool_bytes_max", buffer_pool_bytes_max, &|| {
+            at_least(buffer, "the largest buffer: `buffer_bytes_max`, or what the largest batch takes")
+        })
     }
 }
 
@@ -196,6 +215,8 @@ pub(crate) struct Shared {
     pub env: Env,
     pub folder: PathBuf,
     pub options: LogOptions,
+    /// Whether segments' files are opened for direct I/O.
+    pub direct: AtomicBool,
     pub log_id: [u8; 16],
     /// Grows with every opening; segments made now carry it.
     pub epoch: u32,
@@ -224,14 +245,15 @@ impl Log {
     /// system says. Files are changed only after everything was found sound: a torn tail is cut.
     ///
     /// # Panics
-    /// Where the options contradict each other, or the largest batch doesn't fit the pool.
+    /// Where [`LogOptions::check`] refuses the options.
     pub async fn open(
         env: &Env,
         folder: &Path,
         options: LogOptions,
         replay: impl FnMut(Location, RecordRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        options.check(env);
+        let checked = options.check(env.buffers.stats().bytes_max);
+        assert!(checked.is_ok(), "{checked:?}");
         let found = recovery::recover(env, folder, &options, replay).await?;
         if options.direct {
             for file in found.files.values() {
@@ -248,6 +270,7 @@ impl Log {
             env: env.clone(),
             folder: folder.to_path_buf(),
             options,
+            direct: AtomicBool::new(options.direct),
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
             epoch: found.epoch + 1,
             recovered: found.tail,
@@ -391,6 +414,23 @@ impl Log {
             Err(_) => return Err(DirectoryError::Absent { path: path() }),
         };
         Directory::open(file, segment, epoch).await
+    }
+
+    /// Reads and writes with direct I/O from here on, or no longer; at any time, whatever is under
+    /// way. Segments on a file system that refuses stay as they are.
+    ///
+    /// # Errors
+    /// What the system says; some segments may have changed.
+    pub async fn set_direct(&self, direct: bool) -> Result<(), settee_io::Error> {
+        // No segment comes or goes meanwhile.
+        let _room = self.shared.room.lock().await;
+        let files = self.shared.view.load().files.clone();
+        for file in files.values() {
+            file.set_direct(direct).await?;
+        }
+        self.shared.direct.store(direct, Ordering::Relaxed);
+        self.shared.lock().set_direct(direct);
+        Ok(())
     }
 
     /// The last `Seq` that is persisted.

@@ -52,6 +52,10 @@ pub(crate) struct Tail {
 /// After how many bytes of a segment recovery lets other tasks run.
 const YIELD_BYTES: usize = 1 << 20;
 
+/// How many segments a crash can leave without a header: the one that was begun last, and the
+/// one that was made ahead of it.
+const TORN_SEGMENT_COUNT_MAX: usize = 2;
+
 /// A log as it was found.
 #[derive(Default)]
 pub(crate) struct Recovered {
@@ -97,10 +101,18 @@ pub(crate) async fn recover(
             segments.push(Segment::open(env, folder, number).await?);
         }
     }
-    let discarded = match segments.last() {
-        Some(last) if last.is_torn_from_the_start().await? => segments.pop(),
-        _ => None,
-    };
+    let mut discarded: Vec<Segment> = Vec::new();
+    while discarded.len() < TORN_SEGMENT_COUNT_MAX
+        && let Some(last) = segments.last()
+        && last.is_torn_from_the_start().await?
+    {
+        // Where frames were written all of the segment before had been persisted.
+        let is_begun = last.has_frames(&last.read(last.length).await?);
+        discarded.extend(segments.pop());
+        if is_begun {
+            break;
+        }
+    }
     let mut found = Recovered { options: *options, oldest: 1, ..Recovered::default() };
     if let Some(Segment { header: Ok((header, _)), .. }) = segments.last() {
         found.oldest = header.oldest;
@@ -108,7 +120,7 @@ pub(crate) async fn recover(
     // Left over where a crash came between the header that says so and their removal.
     let forgotten: Vec<Segment> = segments.extract_if(.., |segment| segment.number < found.oldest).collect();
     for (number, expected) in
-        segments.iter().chain(&discarded).map(|segment| segment.number).zip(found.oldest..)
+        segments.iter().chain(discarded.iter().rev()).map(|segment| segment.number).zip(found.oldest..)
     {
         if number != expected {
             return Err(OpenError::Missing { path: segment_path(folder, expected) });
@@ -124,7 +136,7 @@ pub(crate) async fn recover(
     if let Some(last) = segments.last() {
         found.finish(env, last).await?;
     }
-    if let Some(segment) = discarded {
+    for segment in discarded {
         found.summary.cut_bytes += segment.set_aside(env, folder).await?;
     }
     for segment in forgotten {

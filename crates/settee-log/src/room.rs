@@ -11,6 +11,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use settee_io::{File, OpenMode, TailBuffer, folder};
@@ -277,7 +278,7 @@ impl Shared {
     /// Opens a segment's file as the options have it.
     pub(crate) async fn open_file(&self, path: &Path, mode: OpenMode) -> Result<File, settee_io::Error> {
         let file = File::open(&self.env.engine, path, mode).await?;
-        if self.options.direct {
+        if self.direct.load(Ordering::Relaxed) {
             file.set_direct(true).await?;
         }
         Ok(file)

@@ -126,6 +126,9 @@ pub(crate) struct Chunk {
     pub end: Position,
     /// The last record that is whole at its end.
     seq: u64,
+    /// Where the last frame ends of which it has a part: readers find a frame whole in memory, or
+    /// whole in the file.
+    frame_end: Position,
     file: Arc<File>,
     pub memory: Memory,
 }
@@ -392,8 +395,14 @@ impl State {
         };
         self.accepted = Mark { seq, at: self.next };
         self.open.as_mut().expect("provided").publish();
-        let last = self.chunks.back_mut().expect("provided");
-        (last.end, last.seq) = (self.next, seq);
+        self.chunks.back_mut().expect("provided").end = self.next;
+        // Behind a shared value that ends the frame the last chunk is empty.
+        for chunk in self.chunks.iter_mut().rev().take_while(|chunk| chunk.end == self.next) {
+            chunk.seq = seq;
+        }
+        for chunk in self.chunks.iter_mut().rev().take_while(|chunk| chunk.end > at) {
+            chunk.frame_end = self.next;
+        }
         self.stats.batch_count += u64::from(kind == FrameKind::Batch);
         self.stats.extent_count += u64::from(kind == FrameKind::Extent);
         self.stats.file_bytes += batch.size() as u64;
@@ -455,7 +464,8 @@ impl State {
     fn push_chunk(&mut self, memory: Memory, length: usize) {
         let file = self.segment.as_ref().expect("there is a segment").file.clone();
         let (start, end) = (self.next, self.next.plus(length));
-        self.chunks.push_back(Chunk { start, end, seq: self.accepted.seq, file, memory });
+        let (seq, frame_end) = (self.accepted.seq, end);
+        self.chunks.push_back(Chunk { start, end, seq, frame_end, file, memory });
         self.next = end;
         self.view_is_old = true;
     }
@@ -508,6 +518,26 @@ impl State {
         }
     }
 
+    /// Where the last write of what is accepted will end: in direct mode behind the padding,
+    /// where that is still to be written.
+    fn data_end(&self) -> Position {
+        let resume = self.cut.as_ref().map_or(self.submitted, |cut| cut.resume.max(self.submitted));
+        match self.chunks.back() {
+            Some(last) if self.options.direct && last.end > resume => last.end.max(self.accepted.at),
+            _ => self.accepted.at,
+        }
+    }
+
+    /// From here on buffers begin and end at multiples of [`SYNC_ALIGNMENT`], or need not.
+    pub(crate) fn set_direct(&mut self, direct: bool) {
+        if direct && !self.options.direct {
+            // What began anywhere is written as it is; the file takes such a write buffered.
+            self.open = None;
+            self.pad();
+        }
+        self.options.direct = direct;
+    }
+
     /// Somebody waits for all that is accepted to be written, or persisted.
     pub(crate) fn want_written(&mut self) {
         self.write_wanted = self.accepted;
@@ -534,6 +564,10 @@ impl State {
             self.persist_wanted = self.accepted;
             self.written_since = None;
         }
+        if self.is_old(self.accepted_since, self.options.accepted_age_ms_max, now) {
+            self.want_written();
+            self.accepted_since = None;
+        }
         if self.cut.is_none() && self.group_is_due(now) {
             self.cut_group();
         }
@@ -553,7 +587,9 @@ impl State {
             return None;
         }
         let age = |since: Option<Duration>, max_ms| Some(since? + Duration::from_millis(max_ms));
-        let accepted = age(self.accepted_since, self.options.accepted_age_ms_max);
+        // What waits for a write or a sync to end is looked at when that ends.
+        let is_idle = self.flights.is_empty() && self.barrier.is_none();
+        let accepted = age(self.accepted_since.filter(|_| is_idle), self.options.accepted_age_ms_max);
         let written = age(self.written_since, self.options.written_age_ms_max);
         let group = (self.cut.is_none() && self.group_is_wanted()).then(|| self.group_deadline());
         [accepted, written, group].into_iter().flatten().min()
@@ -591,11 +627,15 @@ impl State {
             None => {
                 let end = self.accepted;
                 self.pad();
-                let at = if self.options.direct { self.next } else { end.at };
+                let at = self.data_end();
                 let file = self.segment.as_ref().expect("something was accepted").file.clone();
                 (Mark { at, ..end }, self.next, file)
             }
         };
+        if self.submitted == end.at {
+            // All of it is on its way: the padding, in a block that a sync will have covered, isn't.
+            self.submitted = resume;
+        }
         let group = &mut self.group;
         self.group_bytes = (self.group_bytes * 3 + group.bytes) / 4;
         let committer_count = std::mem::take(&mut group.committer_count);
@@ -620,11 +660,11 @@ impl State {
             Some((end, resume)) if end.at <= chunk_end.at => (end, resume),
             Some(_) => (chunk_end, chunk_end.at),
             None if !is_open => (chunk_end, chunk_end.at),
-            None if self.open_chunk_is_due(now) => {
+            None if self.open_chunk_is_due() => {
                 if self.options.direct {
                     self.pad();
                 }
-                (Mark { at: self.next, ..self.accepted }, self.next)
+                (Mark { at: self.chunks[index].end, ..self.accepted }, self.next)
             }
             None => return None,
         };
@@ -640,7 +680,7 @@ impl State {
             _ => false,
         };
         self.submitted = resume;
-        if self.submitted >= self.next {
+        if self.all_is_submitted() {
             self.accepted_since = None;
         }
         self.flight_count += 1;
@@ -650,10 +690,8 @@ impl State {
 
     /// Whether the open buffer is to be written though it isn't full. One such write at a time:
     /// what comes meanwhile goes with the next.
-    fn open_chunk_is_due(&self, now: Duration) -> bool {
-        let wanted = self.write_wanted.at > self.submitted
-            || self.is_old(self.accepted_since, self.options.accepted_age_ms_max, now);
-        wanted && self.flights.is_empty()
+    fn open_chunk_is_due(&self) -> bool {
+        self.write_wanted.at > self.submitted && self.flights.is_empty()
     }
 
     /// A write has ended well. Returns who is to be told.
@@ -692,9 +730,13 @@ impl State {
         }
     }
 
+    fn all_is_submitted(&self) -> bool {
+        self.chunks.back().is_none_or(|last| last.end <= self.submitted)
+    }
+
     /// Drops the chunks that are written.
     fn let_go(&mut self) {
-        if self.flights.is_empty() && self.submitted >= self.next {
+        if self.flights.is_empty() && self.all_is_submitted() {
             // A pause: whoever comes next takes a small buffer.
             self.view_is_old |= !self.chunks.is_empty();
             self.chunks.clear();
@@ -702,7 +744,8 @@ impl State {
             self.buffer_bytes = self.options.buffer_bytes_min;
         }
         let open_count = usize::from(self.open.is_some());
-        while self.chunks.len() > open_count && self.chunks[0].end <= self.written.at {
+        let is_written = |chunk: &Chunk| chunk.end <= self.written.at && chunk.frame_end <= self.written.at;
+        while self.chunks.len() > open_count && is_written(&self.chunks[0]) {
             self.chunks.pop_front();
             self.view_is_old = true;
         }
@@ -747,10 +790,9 @@ impl State {
             if self.open.is_some() {
                 self.close_buffer();
             }
-            // In direct mode the last write ends behind the padding.
-            let at = if self.options.direct { self.next } else { self.accepted.at };
-            let end = Mark { at: at.max(self.persisted.at), ..self.accepted };
-            self.barrier = (!self.persisted.reaches(end)).then_some(Barrier { end, file });
+            let end = Mark { at: self.data_end().max(self.persisted.at), ..self.accepted };
+            // Padding alone is nothing to wait for: none is written where a log was opened again.
+            self.barrier = (!self.persisted.reaches(self.accepted)).then_some(Barrier { end, file });
         }
         self.group.number += 1;
         self.chore_refused = false;

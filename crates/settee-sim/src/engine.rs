@@ -352,7 +352,9 @@ impl State {
 fn handle(descriptor: &Descriptor) -> &Handle {
     match descriptor {
         Descriptor::Simulated(handle) => handle.downcast_ref().expect("a descriptor of this simulation"),
-        Descriptor::System(_) | Descriptor::Direct { .. } => panic!("a file of the system belongs to the system's engine"),
+        Descriptor::System(_) | Descriptor::Direct { .. } => {
+            panic!("a file of the system belongs to the system's engine")
+        }
     }
 }
 

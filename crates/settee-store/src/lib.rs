@@ -13,8 +13,8 @@ mod store;
 
 pub use layer::{Cursor, Found, Layer, Location, Previous, Sums};
 pub use settee_log::{
-    AppendError, BATCH_SIZE_MAX, Flags, LogOptions, LogStats, META_SIZE_MAX, OpenError, ReadError, Record,
-    Recovery, Seq, Stage, Stopped,
+    AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError,
+    ReadError, Record, Recovery, Seq, Stage, Stopped,
 };
 pub use snapshot::{Entry, Scan, Snapshot};
 pub use store::{Batch, KEY_SIZE_MAX, Store, StoreOptions, VALUE_SIZE_MAX, Writer};

@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     #[arg(long, env = "SETTEE_LOG_FORMAT", value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 
-    /// What runs the operations on files [default: threads]
+    /// What runs the operations on files [default: auto]
     #[arg(long, env = "SETTEE_IO_ENGINE", value_name = "ENGINE")]
     io_engine: Option<IoEngine>,
 
@@ -195,7 +195,7 @@ impl Config {
             listen: given.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:5984".to_owned()),
             admin,
             log_format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
-            io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Threads).into(),
+            io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
         })
     }

@@ -29,6 +29,8 @@ struct Recorder {
     /// Kind, direct or not, offset and length of what was submitted or run.
     seen: Mutex<Vec<(OperationKind, bool, u64, usize)>>,
     held: Mutex<Vec<Request>>,
+    /// Which writes were with their sync.
+    syncs: Mutex<Vec<bool>>,
     /// Lets go what comes from now on.
     lets_go: AtomicBool,
 }
@@ -42,6 +44,7 @@ impl Recorder {
             behaviour,
             seen: Mutex::default(),
             held: Mutex::default(),
+            syncs: Mutex::default(),
             lets_go: AtomicBool::default(),
         })
     }
@@ -51,7 +54,10 @@ impl Recorder {
         let kind = operation.kind();
         let (file, offset, length) = match operation {
             Operation::Read { file, offset, buffer } => (file, *offset, buffer.capacity()),
-            Operation::Write { file, offset, buffer, .. } => (file, *offset, buffer.len()),
+            Operation::Write { file, offset, buffer, sync } => {
+                self.syncs.lock().unwrap().push(*sync);
+                (file, *offset, buffer.len())
+            }
             Operation::OpenDirect { .. } if self.behaviour == Behaviour::RefusesToOpen => {
                 return Err(io::Error::new(io::ErrorKind::Unsupported, "not on this disk"));
             }
@@ -167,6 +173,18 @@ async fn what_is_aligned_goes_past_the_page_cache_and_the_rest_through_it() {
     file.write_at(at, aligned(1, unit)).await.unwrap();
     file.read_at(0, unit).await.unwrap();
     assert_eq!(recorder.take_seen(), [(Write, false, at, unit), (Read, false, 0, unit)]);
+}
+
+#[tokio::test]
+async fn a_write_that_is_copied_in_parts_is_synced_with_its_last_one() {
+    const SIZE: usize = (2 << 20) + 4096;
+    let recorder = Recorder::new(Behaviour::Works);
+    let Some((_folder, file, _)) = direct_file(&recorder, 0).await else { return };
+    let bytes = aligned(1, SIZE + 1).slice(1..);
+    file.write_and_sync_at(0, bytes.clone()).await.unwrap();
+    assert_eq!(*recorder.syncs.lock().unwrap(), [false, false, true]);
+    assert!(recorder.take_seen().iter().all(|(_, direct, ..)| *direct));
+    assert!(file.read_at(0, SIZE).await.unwrap() == bytes);
 }
 
 #[tokio::test]
@@ -295,6 +313,7 @@ async fn thousands_of_writes_that_wait_for_each_other_leave_the_stack_flat() {
         behaviour: Behaviour::HoldsWrites,
         seen: Mutex::default(),
         held: Mutex::default(),
+        syncs: Mutex::default(),
         lets_go: AtomicBool::default(),
     });
     let Some((_folder, file, unit)) = direct_file(&recorder, 0).await else { return };
