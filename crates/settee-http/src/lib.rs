@@ -23,6 +23,7 @@ mod error;
 mod json;
 mod limits;
 mod local;
+mod metrics;
 mod query;
 mod reply;
 mod revisions;

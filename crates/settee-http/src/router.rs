@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::query::Segments;
 use crate::reply::Answer;
 use crate::server::Call;
-use crate::{all_docs, bulk, changes, database, document, local, revisions, root, session};
+use crate::{all_docs, bulk, changes, database, document, local, metrics, revisions, root, session};
 
 /// What CouchDB has beside databases and isn't here yet.
 const SERVER_NOT_YET: &[&str] = &[
@@ -23,7 +23,6 @@ const SERVER_NOT_YET: &[&str] = &[
     "_db_updates",
     "_dbs_info",
     "_membership",
-    "_node",
     "_nouveau_analyze",
     "_reload_query_servers",
     "_replicate",
@@ -73,6 +72,7 @@ pub(crate) async fn route(call: &mut Call<'_>) -> Answer {
     match first.as_ref() {
         "_all_dbs" if path.at_end() => root::all_dbs(call),
         "_uuids" if path.at_end() => root::uuids(call),
+        "_node" => route_node(call, path),
         "favicon.ico" => Err(Failure::missing()),
         name if SERVER_NOT_YET.contains(&name) => Err(not_yet(name)),
         name if path.at_end() && *call.method() == Method::PUT => database::create(call, name).await,
@@ -93,6 +93,21 @@ fn refusal(call: &Call<'_>, first: &str, path: &Segments<'_>) -> Failure {
     } else {
         "You are not authorized to access this db."
     })
+}
+
+/// `_node/NAME/…`: of the machines of a cluster there is this one, `_local`.
+fn route_node(call: &Call<'_>, mut path: Segments<'_>) -> Answer {
+    let (Some(node), Some(what)) = (path.next()?, path.next()?) else {
+        return Err(not_yet("_node"));
+    };
+    match what.as_ref() {
+        _ if node != "_local" => {
+            let reason = format!("no such node: {node}");
+            Err(Failure::new(hyper::StatusCode::NOT_FOUND, "not_found", reason))
+        }
+        "_prometheus" if path.at_end() => metrics::scrape(call),
+        what => Err(not_yet(&format!("_node/_local/{what}"))),
+    }
 }
 
 async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: Segments<'_>) -> Answer {

@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 use crate::auth::{Admin, Auth, Caller};
 use crate::body::{Held, Room};
 use crate::error::Failure;
+use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::root::{self, Uuids};
@@ -149,6 +150,7 @@ async fn accept(
 
 async fn serve_connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphorePermit) {
     let _slot = slot;
+    let _open = server.metrics.count_connection();
     // Answers are whole buffers: waiting for more to send would only delay them.
     stream.set_nodelay(true).ok();
     let limits = &server.limits;
@@ -196,6 +198,7 @@ pub(crate) struct Server {
     pub(crate) auth: Auth,
     pub(crate) uuids: Uuids,
     pub(crate) welcome: Bytes,
+    pub(crate) metrics: Metrics,
     pub(crate) stopping: watch::Receiver<bool>,
 }
 
@@ -205,6 +208,7 @@ impl Server {
         let uuids = Uuids::new();
         let uuid = if options.uuid.is_empty() { uuids.next() } else { options.uuid };
         Server {
+            metrics: Metrics::new(databases.clone(), &limits),
             databases,
             document_options: settee_doc::Options { document_bytes_max: limits.max_document_size },
             auth: Auth::new(options.admin.as_ref(), limits.session_timeout_s),
@@ -281,6 +285,7 @@ async fn answer(server: &Server, request: Request<Incoming>) -> Response<Body> {
         Ok(response) => response,
         Err(failure) => failed(&failure, &head),
     };
+    server.metrics.count_request(&head.method, response.status());
     if !body.is_end_stream() {
         body::discard(&mut body, &head.headers, &server.limits).await;
     }

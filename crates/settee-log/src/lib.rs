@@ -15,9 +15,9 @@
 #![doc = concat!("```\n", include_str!("../examples/wal.rs"), "```\n")]
 
 mod directory;
+mod drive;
 mod error;
 mod format;
-mod drive;
 mod log;
 mod planted;
 mod recovery;
@@ -32,7 +32,8 @@ pub use directory::{
 };
 pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 pub use format::{
-    BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record, RecordRef,
+    BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record,
+    RecordRef,
 };
 pub use log::{Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, Seq, Stage};
 #[cfg(feature = "planted-faults")]

@@ -177,8 +177,8 @@ impl Recovered {
             read => read?,
         };
         let mut yield_at = YIELD_BYTES;
-        while let Some((start, frame)) = next_frame(&bytes, &header, &self.tail, self.last_seq)
-            .or_else(|| self.recycled_frame(&bytes))
+        while let Some((start, frame)) =
+            next_frame(&bytes, &header, &self.tail, self.last_seq).or_else(|| self.recycled_frame(&bytes))
         {
             if start > yield_at {
                 settee_io::yield_now().await;

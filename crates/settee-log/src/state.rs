@@ -143,6 +143,8 @@ struct Flight {
 /// A group that was cut.
 struct Cut {
     end: Mark,
+    /// Where its last frame ends: in direct mode the group ends behind padding.
+    frames_end: Position,
     /// Where what comes behind it begins.
     resume: Position,
     file: Arc<File>,
@@ -168,6 +170,7 @@ struct Group {
 /// The segment that was left last, until all of it is persisted.
 struct Barrier {
     end: Mark,
+    frames_end: Position,
     file: Arc<File>,
 }
 
@@ -251,6 +254,8 @@ pub(crate) struct State {
     pub accepted: Mark,
     pub written: Mark,
     pub persisted: Mark,
+    /// The end of the last frame that is persisted.
+    persisted_frames_end: Position,
     /// Where the next frame begins.
     pub next: Position,
     /// Accepted, and not yet written; the last one grows while there is an open buffer.
@@ -317,6 +322,7 @@ impl State {
             accepted: end,
             written: end,
             persisted: end,
+            persisted_frames_end: end.at,
             next,
             chunks: VecDeque::new(),
             open: None,
@@ -375,8 +381,8 @@ impl State {
         }
         let (at, first_seq) = (self.next, self.accepted.seq + 1);
         let segment = self.segment.as_ref().expect("checked");
-        let persisted =
-            if self.persisted.at.segment() == segment.number { self.persisted.at.offset() } else { 0 };
+        let persisted = self.persisted_frames_end;
+        let persisted = if persisted.segment() == segment.number { persisted.offset() } else { 0 };
         let frame = FrameHeader {
             kind,
             length: 0,
@@ -622,14 +628,14 @@ impl State {
 
     /// Ends the group that is forming.
     fn cut_group(&mut self) {
-        let (end, resume, file) = match &self.barrier {
-            Some(barrier) => (barrier.end, barrier.end.at, barrier.file.clone()),
+        let (end, frames_end, resume, file) = match &self.barrier {
+            Some(barrier) => (barrier.end, barrier.frames_end, barrier.end.at, barrier.file.clone()),
             None => {
                 let end = self.accepted;
                 self.pad();
                 let at = self.data_end();
                 let file = self.segment.as_ref().expect("something was accepted").file.clone();
-                (Mark { at, ..end }, self.next, file)
+                (Mark { at, ..end }, end.at, self.next, file)
             }
         };
         if self.submitted == end.at {
@@ -641,7 +647,7 @@ impl State {
         let committer_count = std::mem::take(&mut group.committer_count);
         (group.batch_count, group.bytes) = (0, 0);
         group.number += 1;
-        self.cut = Some(Cut { end, resume, file, committer_count, syncing_since: None });
+        self.cut = Some(Cut { end, frames_end, resume, file, committer_count, syncing_since: None });
     }
 
     fn next_write(&mut self, now: Duration) -> Option<Action> {
@@ -763,6 +769,7 @@ impl State {
             known => (known * (SYNC_TIME_WEIGHT - 1) + taken) / SYNC_TIME_WEIGHT,
         };
         self.persisted = cut.end;
+        self.persisted_frames_end = cut.frames_end;
         if self.written.at == self.persisted.at {
             self.written_since = None;
         } else {
@@ -792,7 +799,11 @@ impl State {
             }
             let end = Mark { at: self.data_end().max(self.persisted.at), ..self.accepted };
             // Padding alone is nothing to wait for: none is written where a log was opened again.
-            self.barrier = (!self.persisted.reaches(self.accepted)).then_some(Barrier { end, file });
+            self.barrier = (!self.persisted.reaches(self.accepted)).then_some(Barrier {
+                end,
+                frames_end: self.accepted.at,
+                file,
+            });
         }
         self.group.number += 1;
         self.chore_refused = false;

@@ -218,7 +218,8 @@ fn batches_fill_segments_and_all_are_found_again() {
     let disk = SimDisk::new(11);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
-    let options = LogOptions { segment_bytes_min: 33 << 20, segment_bytes_max: 33 << 20, ..LogOptions::default() };
+    let options =
+        LogOptions { segment_bytes_min: 33 << 20, segment_bytes_max: 33 << 20, ..LogOptions::default() };
     sim.run(async {
         let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
         for index in 0..12_u8 {

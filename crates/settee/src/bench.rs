@@ -214,9 +214,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
         Some(Table::Reads(args)) => {
             block_on(tokio::runtime::Builder::new_multi_thread(), files::run_reads(args))
         }
-        Some(Table::Log(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), log::run(args))
-        }
+        Some(Table::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
         Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }

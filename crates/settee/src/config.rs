@@ -7,11 +7,18 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use settee_doc::LogOptions;
 use settee_http::{Admin, Limits};
-use settee_io::EngineKind;
+use settee_io::{EngineKind, EngineOptions, PoolOptions, ThreadOptions, UringOptions};
 
 /// Largest configuration or administrator's file in bytes.
 const FILE_SIZE_MAX: u64 = 1 << 20;
+
+/// Most threads of either kind for operations on files.
+const IO_THREADS_MAX: usize = 1024;
+
+/// Most entries of the ring, as the engine takes them.
+const IO_RING_ENTRIES_MAX: u32 = 4096;
 
 /// The settings of a server; what isn't given is None.
 #[derive(clap::Args, Deserialize, Default)]
@@ -41,9 +48,22 @@ pub(crate) struct Settings {
     #[arg(long, env = "SETTEE_IO_ENGINE", value_name = "ENGINE")]
     io_engine: Option<IoEngine>,
 
+    /// Whether the databases' files go past the page cache (O_DIRECT), where their file system
+    /// lets them [default: false]
+    #[arg(long, env = "SETTEE_DIRECT_IO", value_name = "BOOL")]
+    direct_io: Option<bool>,
+
     #[command(flatten)]
     #[serde(default)]
     limits: LimitSettings,
+
+    #[command(flatten)]
+    #[serde(default)]
+    log: LogSettings,
+
+    #[command(flatten)]
+    #[serde(default)]
+    io: IoSettings,
 }
 
 /// What runs the operations on files.
@@ -81,30 +101,33 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Describes the limits to flags, variables and the file alike.
+/// Describes a group of limits to flags, variables and the file alike: each limit's name, the
+/// least that it may be, and the variable.
 macro_rules! limit_settings {
-    ($($(#[doc = $doc:literal])* $name:ident: $type:ty, $variable:literal;)*) => {
-        /// The limits, as `settee_http::Limits` has them; what isn't given is None.
+    ($settings:ident, $limits:ident, $heading:literal;
+     $($(#[doc = $doc:literal])* $name:ident: $type:ty, $least:literal, $variable:literal;)*) => {
+        #[doc = concat!("The limits of [`", stringify!($limits), "`]; what isn't given is None.")]
         #[derive(clap::Args, Deserialize, Default)]
         #[serde(deny_unknown_fields)]
-        #[command(next_help_heading = "Limits")]
-        struct LimitSettings {
+        #[command(next_help_heading = $heading)]
+        struct $settings {
             $(
                 $(#[doc = $doc])*
-                #[arg(long, env = $variable, value_name = "N")]
+                #[arg(
+                    long, env = $variable, value_name = "N",
+                    help = with_default(concat!($($doc),*), $limits::default().$name)
+                )]
                 $name: Option<$type>,
             )*
         }
 
-        impl LimitSettings {
-            /// The limits of the first source that has each, checked.
-            fn resolve(self, file: LimitSettings) -> Result<Limits, String> {
-                let mut limits = Limits::default();
+        impl $settings {
+            /// The limits of the first source that has each, checked one by one.
+            fn resolve(self, file: $settings) -> Result<$limits, String> {
+                let mut limits = $limits::default();
                 $(
                     if let Some(value) = self.$name.or(file.$name) {
-                        if value == 0 {
-                            return Err(format!("the limit `{}` must be at least 1", stringify!($name)));
-                        }
+                        at_least(stringify!($name), value, $least)?;
                         limits.$name = value;
                     }
                 )*
@@ -115,40 +138,140 @@ macro_rules! limit_settings {
 }
 
 limit_settings! {
+    LimitSettings, Limits, "Limits";
     /// Connections served at once
-    max_connections: usize, "SETTEE_MAX_CONNECTIONS";
+    max_connections: usize, 1, "SETTEE_MAX_CONNECTIONS";
     /// Bytes of a request's head
-    max_head_bytes: usize, "SETTEE_MAX_HEAD_BYTES";
+    max_head_bytes: usize, 1, "SETTEE_MAX_HEAD_BYTES";
     /// Headers of a request
-    max_headers: usize, "SETTEE_MAX_HEADERS";
+    max_headers: usize, 1, "SETTEE_MAX_HEADERS";
     /// Bytes of a request's body
-    max_request_bytes: u64, "SETTEE_MAX_REQUEST_BYTES";
+    max_request_bytes: u64, 1, "SETTEE_MAX_REQUEST_BYTES";
     /// Bytes of all requests' bodies that are held at once; at least max-request-bytes
-    request_bytes_in_flight_max: u64, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
+    request_bytes_in_flight_max: u64, 1, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
     /// Bytes of a document
-    max_document_size: usize, "SETTEE_MAX_DOCUMENT_SIZE";
+    max_document_size: usize, 1, "SETTEE_MAX_DOCUMENT_SIZE";
     /// Bytes of a refused body that are read before the connection is closed
-    max_discard_bytes: u64, "SETTEE_MAX_DISCARD_BYTES";
+    max_discard_bytes: u64, 1, "SETTEE_MAX_DISCARD_BYTES";
     /// Milliseconds to send a request's head, idle time before it included
-    head_timeout_ms: u64, "SETTEE_HEAD_TIMEOUT_MS";
+    head_timeout_ms: u64, 1, "SETTEE_HEAD_TIMEOUT_MS";
     /// Milliseconds for which a client may pause within a body
-    body_timeout_ms: u64, "SETTEE_BODY_TIMEOUT_MS";
+    body_timeout_ms: u64, 1, "SETTEE_BODY_TIMEOUT_MS";
     /// Identifiers that _uuids gives at once
-    max_uuids: u64, "SETTEE_MAX_UUIDS";
+    max_uuids: u64, 1, "SETTEE_MAX_UUIDS";
     /// Ids that a feed filtered by _doc_ids takes
-    max_feed_doc_ids: usize, "SETTEE_MAX_FEED_DOC_IDS";
+    max_feed_doc_ids: usize, 1, "SETTEE_MAX_FEED_DOC_IDS";
     /// Bytes of a chunk of a streamed answer
-    stream_chunk_bytes: usize, "SETTEE_STREAM_CHUNK_BYTES";
+    stream_chunk_bytes: usize, 1, "SETTEE_STREAM_CHUNK_BYTES";
     /// Chunks of a streamed answer that wait for a slow client
-    stream_chunks: usize, "SETTEE_STREAM_CHUNKS";
+    stream_chunks: usize, 1, "SETTEE_STREAM_CHUNKS";
     /// Milliseconds for which a client may take nothing of an answer
-    send_timeout_ms: u64, "SETTEE_SEND_TIMEOUT_MS";
+    send_timeout_ms: u64, 1, "SETTEE_SEND_TIMEOUT_MS";
     /// Milliseconds of the longest silence in a changes feed
-    changes_timeout_ms: u64, "SETTEE_CHANGES_TIMEOUT_MS";
+    changes_timeout_ms: u64, 1, "SETTEE_CHANGES_TIMEOUT_MS";
     /// Seconds for which a session's cookie is good
-    session_timeout_s: u64, "SETTEE_SESSION_TIMEOUT_S";
+    session_timeout_s: u64, 1, "SETTEE_SESSION_TIMEOUT_S";
     /// Milliseconds that a stopping server waits for the requests in flight
-    stop_timeout_ms: u64, "SETTEE_STOP_TIMEOUT_MS";
+    stop_timeout_ms: u64, 1, "SETTEE_STOP_TIMEOUT_MS";
+}
+
+limit_settings! {
+    LogSettings, LogOptions, "Databases' logs";
+    /// Microseconds that a sync waits at most for those who may come again; a lone writer never waits
+    group_delay_us_max: u64, 0, "SETTEE_GROUP_DELAY_US_MAX";
+    /// Bytes with which a group of writes waits no longer for its sync
+    group_bytes_max: usize, 1, "SETTEE_GROUP_BYTES_MAX";
+    /// Writes with which a group waits no longer for its sync
+    group_writes_max: usize, 1, "SETTEE_GROUP_WRITES_MAX";
+    /// Milliseconds within which what is accepted is written, though nobody waits for it
+    accepted_age_ms_max: u64, 0, "SETTEE_ACCEPTED_AGE_MS_MAX";
+    /// Milliseconds within which what is written is synced, though nobody waits for it
+    written_age_ms_max: u64, 0, "SETTEE_WRITTEN_AGE_MS_MAX";
+    /// Bytes of a small database's files
+    segment_bytes_min: u32, 1, "SETTEE_SEGMENT_BYTES_MIN";
+    /// Bytes of a large database's files
+    segment_bytes_max: u32, 1, "SETTEE_SEGMENT_BYTES_MAX";
+    /// Bytes of a database's first buffer after a pause
+    buffer_bytes_min: usize, 1, "SETTEE_BUFFER_BYTES_MIN";
+    /// Bytes of a busy database's buffers, each of which is a write
+    buffer_bytes_max: usize, 1, "SETTEE_BUFFER_BYTES_MAX";
+    /// Writes that a database has under way at once
+    writes_in_flight_max: usize, 1, "SETTEE_WRITES_IN_FLIGHT_MAX";
+    /// Bytes from which on a document is written from where it is, without a copy
+    bypass_bytes_min: usize, 1, "SETTEE_BYPASS_BYTES_MIN";
+    /// Hundredths of a database's files that may be kept as spares
+    spare_percent_max: u64, 0, "SETTEE_SPARE_PERCENT_MAX";
+}
+
+limit_settings! {
+    IoSettings, IoLimits, "Files and memory";
+    /// Bytes of all databases' buffers together
+    buffer_pool_bytes_max: usize, 1, "SETTEE_BUFFER_POOL_BYTES_MAX";
+    /// Threads for operations on files, but for syncs
+    io_threads: usize, 1, "SETTEE_IO_THREADS";
+    /// Threads for syncs, and so how many are under way at once
+    io_sync_threads: usize, 1, "SETTEE_IO_SYNC_THREADS";
+    /// Operations that wait in each of the engine's queues; past it their callers run them
+    io_queue_max: usize, 1, "SETTEE_IO_QUEUE_MAX";
+    /// Entries of the ring, where io_uring is used: a power of two
+    io_ring_entries: u32, 2, "SETTEE_IO_RING_ENTRIES";
+}
+
+fn at_least<T: PartialOrd + std::fmt::Display>(name: &str, value: T, least: T) -> Result<(), String> {
+    match value < least {
+        true => Err(format!("the limit `{name}` must be at least {least}")),
+        false => Ok(()),
+    }
+}
+
+/// A setting's help, with what holds where it isn't given.
+fn with_default(help: &str, default: impl std::fmt::Display) -> String {
+    format!("{} [default: {default}]", help.trim_start())
+}
+
+/// The limits of what runs operations on files, and of the memory that writes wait in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IoLimits {
+    buffer_pool_bytes_max: usize,
+    io_threads: usize,
+    io_sync_threads: usize,
+    io_queue_max: usize,
+    io_ring_entries: u32,
+}
+
+impl Default for IoLimits {
+    fn default() -> IoLimits {
+        let threads = ThreadOptions::default();
+        IoLimits {
+            buffer_pool_bytes_max: PoolOptions::default().bytes_max,
+            io_threads: threads.thread_count,
+            io_sync_threads: threads.sync_thread_count,
+            io_queue_max: threads.queue_count_max,
+            io_ring_entries: UringOptions::default().entry_count,
+        }
+    }
+}
+
+impl IoLimits {
+    /// How the engine is to run.
+    pub(crate) fn engine(&self, kind: EngineKind) -> EngineOptions {
+        let threads = ThreadOptions {
+            thread_count: self.io_threads,
+            sync_thread_count: self.io_sync_threads,
+            queue_count_max: self.io_queue_max,
+        };
+        let uring = UringOptions {
+            entry_count: self.io_ring_entries,
+            queue_count_max: self.io_queue_max,
+            ..UringOptions::default()
+        };
+        EngineOptions { kind, threads, uring }
+    }
+
+    /// How large the pool of buffers may grow.
+    pub(crate) fn pool(&self) -> PoolOptions {
+        PoolOptions { bytes_max: self.buffer_pool_bytes_max }
+    }
 }
 
 /// The configuration, every setting decided.
@@ -160,6 +283,8 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
+    pub(crate) log: LogOptions,
+    pub(crate) io: IoLimits,
 }
 
 impl Config {
@@ -190,6 +315,9 @@ impl Config {
             }
             (None, None) => None,
         };
+        let io = check_io(given.io.resolve(file.io)?)?;
+        let log = given.log.resolve(file.log)?;
+        let log = LogOptions { direct: given.direct_io.or(file.direct_io).unwrap_or(log.direct), ..log };
         Ok(Config {
             data_dir: given.data_dir.or(file.data_dir).unwrap_or_else(|| "./settee-data".into()),
             listen: given.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:5984".to_owned()),
@@ -197,6 +325,8 @@ impl Config {
             log_format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
+            log: check_log(log, io.buffer_pool_bytes_max)?,
+            io,
         })
     }
 }
@@ -216,6 +346,34 @@ fn check_limits(limits: Limits) -> Result<Limits, String> {
         ));
     }
     Ok(limits)
+}
+
+/// What the log's limits must be beside each other and beside the pool's.
+fn check_log(log: LogOptions, buffer_pool_bytes_max: usize) -> Result<LogOptions, String> {
+    log.check(buffer_pool_bytes_max).map_err(|error| format!("the limit {error}"))?;
+    let (least, most) = (log.segment_bytes_min, log.segment_bytes_max);
+    match least > most {
+        true => Err(format!(
+            "the limit `segment_bytes_min` is {least}: it must be at most {most}, `segment_bytes_max`"
+        )),
+        false => Ok(log),
+    }
+}
+
+/// What the engine takes.
+fn check_io(io: IoLimits) -> Result<IoLimits, String> {
+    for (name, count) in [("io_threads", io.io_threads), ("io_sync_threads", io.io_sync_threads)] {
+        if count > IO_THREADS_MAX {
+            return Err(format!("the limit `{name}` is {count}: it must be at most {IO_THREADS_MAX}"));
+        }
+    }
+    let entries = io.io_ring_entries;
+    if !entries.is_power_of_two() || entries > IO_RING_ENTRIES_MAX {
+        return Err(format!(
+            "the limit `io_ring_entries` is {entries}: it must be a power of two, at most {IO_RING_ENTRIES_MAX}"
+        ));
+    }
+    Ok(io)
 }
 
 /// Reads the settings of a file. Of an error the message alone is kept: what TOML would show
@@ -322,6 +480,70 @@ mod tests {
         assert!(error.contains("request_bytes_in_flight_max") && error.contains("2000000000"), "{error}");
         let both = ["--max-request-bytes", "2000000000", "--request-bytes-in-flight-max", "2000000000"];
         assert_eq!(resolve(flags(&both), "").unwrap().limits.max_request_bytes, 2_000_000_000);
+    }
+
+    #[test]
+    fn the_logs_and_the_engines_limits_come_from_their_tables_and_flags() {
+        let file = "direct_io = true\n[log]\ngroup_delay_us_max = 7\nwrites_in_flight_max = 4\n\
+                    [io]\nio_threads = 3\nbuffer_pool_bytes_max = 134217728";
+        let config = resolve(flags(&["--group-delay-us-max", "0", "--io-ring-entries", "64"]), file).unwrap();
+        assert!(config.log.direct);
+        assert_eq!((config.log.group_delay_us_max, config.log.writes_in_flight_max), (0, 4));
+        assert_eq!(config.io.pool().bytes_max, 128 << 20);
+        let engine = config.io.engine(EngineKind::Auto);
+        assert_eq!((engine.threads.thread_count, engine.uring.entry_count), (3, 64));
+        assert_eq!(engine.threads.sync_thread_count, ThreadOptions::default().sync_thread_count);
+        let buffered = resolve(flags(&["--direct-io", "false"]), file).unwrap();
+        assert!(!buffered.log.direct);
+        assert!(!Config::resolve(Settings::default(), None).unwrap().log.direct);
+    }
+
+    #[test]
+    fn a_contradiction_among_the_logs_limits_names_the_setting() {
+        let cases: &[(&str, &[&str])] = &[
+            ("segment_bytes_max", &["--segment-bytes-max", "1000000"]),
+            ("segment_bytes_max", &["--segment-bytes-max", "4294967295"]),
+            ("segment_bytes_min", &["--segment-bytes-min", "100000000"]),
+            ("buffer_bytes_min", &["--buffer-bytes-min", "2000000"]),
+            ("buffer_pool_bytes_max", &["--buffer-pool-bytes-max", "1000000"]),
+            ("buffer_pool_bytes_max", &["--buffer-bytes-max", "18446744073709551615"]),
+            ("writes_in_flight_max", &["--writes-in-flight-max", "0"]),
+            ("spare_percent_max", &["--spare-percent-max", "101"]),
+            ("io_threads", &["--io-threads", "1000000000"]),
+            ("io_sync_threads", &["--io-sync-threads", "0"]),
+            ("io_ring_entries", &["--io-ring-entries", "100"]),
+            ("io_ring_entries", &["--io-ring-entries", "8192"]),
+        ];
+        for (name, given) in cases {
+            let error = resolve(flags(given), "").unwrap_err();
+            assert!(error.contains(&format!("`{name}`")), "{given:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn zero_is_taken_where_it_means_something() {
+        let given = ["--group-delay-us-max", "0", "--accepted-age-ms-max", "0", "--written-age-ms-max", "0"];
+        let config = resolve(flags(&given), "[log]\nspare_percent_max = 0").unwrap();
+        let LogOptions { group_delay_us_max, accepted_age_ms_max, spare_percent_max, .. } = config.log;
+        assert_eq!((group_delay_us_max, accepted_age_ms_max, spare_percent_max), (0, 0, 0));
+        assert_eq!(config.log.written_age_ms_max, 0);
+    }
+
+    #[test]
+    fn the_help_shows_every_limit_with_its_default() {
+        use clap::CommandFactory;
+        let help = Line::command().render_long_help().to_string();
+        for (flag, default) in [
+            ("--group-delay-us-max", LogOptions::DEFAULT.group_delay_us_max.to_string()),
+            ("--buffer-pool-bytes-max", PoolOptions::default().bytes_max.to_string()),
+            ("--io-sync-threads", ThreadOptions::default().sync_thread_count.to_string()),
+            ("--max-connections", Limits::default().max_connections.to_string()),
+        ] {
+            let (_, after) = help.split_once(&format!("{flag} <N>")).unwrap_or_else(|| panic!("{help}"));
+            let shown = after.split_once("[default: ").unwrap().1.split_once(']').unwrap().0;
+            assert_eq!(shown, default, "{flag}");
+        }
+        assert!(help.contains("Databases' logs:") && help.contains("Files and memory:"), "{help}");
     }
 
     #[test]

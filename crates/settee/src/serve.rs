@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use settee_doc::Databases;
+use settee_doc::{Databases, DatabasesOptions};
 use settee_http::{ServerOptions, check_listener};
-use settee_io::{EngineOptions, Env};
+use settee_io::{BufferPool, Env};
 use tokio::net::TcpListener;
 use tokio::runtime::{self, Handle};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -56,11 +56,12 @@ async fn serve(config: Config) -> CommandResult {
     check_listener(&listener, &options)?;
     let address = listener.local_addr()?;
 
-    let engine = EngineOptions { kind: config.io_engine, ..EngineOptions::default() }
-        .start()
-        .map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
-    let env = Env::with_engine(Handle::current(), engine);
-    let databases = Databases::open(env, &config.data_dir).await?;
+    let engine = config.io.engine(config.io_engine).start();
+    let engine = engine.map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
+    let buffers = BufferPool::new(config.io.pool());
+    let env = Env { buffers, ..Env::with_engine(Handle::current(), engine) };
+    let databases_options = DatabasesOptions { log: config.log };
+    let databases = Databases::open_with(env, &config.data_dir, databases_options).await?;
     match server_uuid(&config.data_dir) {
         Ok(uuid) => options.uuid = uuid,
         Err(error) => {

@@ -2,7 +2,7 @@
 //!
 //! Reads every file that git tracks or would track, and reports each breach with its place:
 //! 1. A crate depends only on those below it ([`ORDER`]), and not on what it must know nothing
-//!    of ([`UNKNOWN_TO`]); `settee-sim` is for tests alone.
+//!    of ([`UNKNOWN_TO`]); `settee-sim` is for tests alone, and so is the feature [`PLANTED`].
 //! 2. `unsafe` occurs in `settee-io` alone.
 //! 3. No file has [`LINES_MAX`] lines or more.
 //! 4. No test is ignored; no file names a path of somebody's machine.
@@ -48,6 +48,9 @@ const UNKNOWN_TO: [(&str, &[&str]); 6] = [
     ("settee-tree", &["hyper", "http", "serde_json", "settee-log"]),
     ("settee-log", &["hyper", "http", "serde_json"]),
 ];
+
+/// The feature that adds faults for tests to plant.
+const PLANTED: &str = "planted-faults";
 
 /// A file is shorter than this, so that it can be read in one go.
 const LINES_MAX: usize = 1000;
@@ -227,6 +230,11 @@ fn check_manifest(path: &str, text: &str, breaches: &mut Vec<String>) {
             breaches.push(format!("{path}: {name} must not depend on {dependency} ({kind})"));
         }
     }
+    let own_tests = format!("{name} = {{ path = \".\", features = [\"{PLANTED}\"] }}");
+    let plants = |line: &str| line.contains(PLANTED) && !line.starts_with(&format!("{PLANTED} ="));
+    if text.lines().any(|line| plants(line) && line != own_tests) {
+        breaches.push(format!("{path}: `{PLANTED}` is for a crate's own tests alone"));
+    }
 }
 
 /// Whether the crate `name` may list `dependency` in its section `kind`.
@@ -240,6 +248,7 @@ fn may_depend(name: &str, kind: &str, dependency: &str) -> bool {
         (TASKS, _) => rank(dependency).is_none() && dependency != SIMULATION,
         (SIMULATION, _) => rank(dependency).is_none() || dependency == "settee-io",
         (_, SIMULATION) => kind == "dev-dependencies",
+        _ if name == dependency => kind == "dev-dependencies",
         _ => rank(dependency).is_none_or(|below| rank(name).is_some_and(|own| own < below)),
     }
 }

@@ -29,7 +29,8 @@ fn a_crate_depends_on_those_below_it() {
             let unknown = UNKNOWN_TO.iter().any(|(who, what)| who == name && what.contains(&ORDER[other]));
             for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
                 let found = manifest_breaches(name, &format!("[{kind}]\n{dependency}"));
-                assert_eq!(found.is_empty(), place < other && !unknown, "{name} -> {dependency}: {found:?}");
+                let below = place < other || place == other && kind == "dev-dependencies";
+                assert_eq!(found.is_empty(), below && !unknown, "{name} -> {dependency}: {found:?}");
             }
         }
     }
@@ -61,6 +62,18 @@ fn the_simulation_is_for_tests_alone_and_knows_files_alone() {
     assert_eq!(manifest_breaches("settee-log", "[dependencies]\nsettee-sim.workspace = true").len(), 1);
     assert_eq!(manifest_breaches("settee-sim", "[dependencies]\nsettee-io.workspace = true"), [""; 0]);
     assert_eq!(manifest_breaches("settee-sim", "[dependencies]\nsettee-log.workspace = true").len(), 1);
+}
+
+#[test]
+fn faults_are_planted_by_a_crates_own_tests_alone() {
+    let own = "settee-log = { path = \".\", features = [\"planted-faults\"] }";
+    assert_eq!(manifest_breaches("settee-log", &format!("[dev-dependencies]\n{own}")), [""; 0]);
+    assert_eq!(manifest_breaches("settee-log", "[features]\nplanted-faults = []"), [""; 0]);
+    assert_eq!(manifest_breaches("settee-log", "[features]\ndefault = [\"planted-faults\"]").len(), 1);
+    let others = "settee-log = { path = \"../settee-log\", features = [\"planted-faults\"] }";
+    for kind in ["dependencies", "dev-dependencies"] {
+        assert_eq!(manifest_breaches("settee-store", &format!("[{kind}]\n{others}")).len(), 1, "{kind}");
+    }
 }
 
 #[test]

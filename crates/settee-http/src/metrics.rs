@@ -1,0 +1,202 @@
+//! Metrics for Prometheus, where CouchDB has them: `GET /_node/_local/_prometheus`.
+//!
+//! What happens on a request's path is counted there, in one atomic; what the engine knows
+//! (`settee_doc::Stats`) is asked for when somebody scrapes. The text is OpenMetrics', of which
+//! only what the older format has too is used, so that it is sent as either, as it is asked for.
+//!
+//! Invariants:
+//! 1. No label's values come from a client: a server with many databases has as many series as
+//!    one with none.
+//! 2. A series is there from the start, at 0.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, StatusCode};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::Registry;
+use settee_doc::{Databases, Stats};
+
+use crate::Limits;
+use crate::error::Failure;
+use crate::reply::{self, Answer};
+use crate::server::Call;
+
+/// The methods that are told apart; all others are `other`.
+const METHODS: [&str; 8] = ["GET", "HEAD", "PUT", "POST", "DELETE", "COPY", "OPTIONS", "other"];
+
+/// The classes of status that an answer has.
+const CODES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
+
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+
+/// The name and value of each label of a series.
+type Labels = [(&'static str, &'static str); 2];
+
+/// What a server counts, and how it is told.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: [[Counter; CODES.len()]; METHODS.len()],
+    accepted: Counter,
+    connections: Gauge<i64, AtomicI64>,
+}
+
+impl Metrics {
+    /// The metrics of a server that starts now.
+    pub(crate) fn new(databases: Arc<Databases>, limits: &Limits) -> Metrics {
+        let family = Family::<Labels, Counter>::default();
+        let counter = |method, code| family.get_or_create_owned(&[("method", method), ("code", code)]);
+        let requests = METHODS.map(|method| CODES.map(|code| counter(method, code)));
+        let (accepted, connections) = (Counter::default(), Gauge::default());
+
+        let mut registry = Registry::default();
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let start_time = ConstGauge::new(started.as_secs_f64());
+        registry.register("process_start_time_seconds", "When the server started, since 1970", start_time);
+        let ours = registry.sub_registry_with_prefix("settee");
+        ours.register("httpd_requests", "Requests answered, by method and class of status", family);
+        ours.register("httpd_connections_accepted", "Connections accepted", accepted.clone());
+        ours.register("httpd_connections", "Connections open", connections.clone());
+        let limit = ConstGauge::new(limits.max_connections as u64);
+        ours.register("httpd_connections_max", "Connections served at once at most", limit);
+        ours.register_collector(Box::new(EngineMetrics { databases, started: Instant::now() }));
+        Metrics { registry, requests, accepted, connections }
+    }
+
+    /// Counts an answer.
+    pub(crate) fn count_request(&self, method: &Method, status: StatusCode) {
+        let others = METHODS.len() - 1;
+        let method = METHODS[..others].iter().position(|name| *name == method.as_str()).unwrap_or(others);
+        let code = usize::from(status.as_u16() / 100).clamp(2, 5) - 2;
+        self.requests[method][code].inc();
+    }
+
+    /// Counts a connection, which is open until what this returns is dropped.
+    pub(crate) fn count_connection(&self) -> OpenConnection<'_> {
+        self.accepted.inc();
+        self.connections.inc();
+        OpenConnection(&self.connections)
+    }
+
+    fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// A connection that is counted as open.
+pub(crate) struct OpenConnection<'a>(&'a Gauge<i64, AtomicI64>);
+
+impl Drop for OpenConnection<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// `GET /_node/_local/_prometheus`.
+pub(crate) fn scrape(call: &Call<'_>) -> Answer {
+    if !call.is_get() {
+        return Err(Failure::method_not_allowed("GET"));
+    }
+    let text = call.server.metrics.text().map_err(|_| {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", "a metric can't be shown")
+    })?;
+    let accepted = call.header(header::ACCEPT).unwrap_or_default();
+    let content_type = match accepted.contains("application/openmetrics-text") {
+        true => OPEN_METRICS,
+        false => PLAIN_TEXT,
+    };
+    let mut response = reply::json(StatusCode::OK, text);
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    Ok(response)
+}
+
+/// Asks the engine when somebody scrapes.
+struct EngineMetrics {
+    databases: Arc<Databases>,
+    started: Instant,
+}
+
+impl fmt::Debug for EngineMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineMetrics")
+    }
+}
+
+impl Collector for EngineMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Stats { engine, buffers, database_count, open_count, stopped_count, log, sync_us_max } =
+            self.databases.stats();
+        let out = &mut encoder;
+        let version = env!("CARGO_PKG_VERSION");
+        info(out, "build_info", "The server's version", ("version", version))?;
+        info(out, "io_engine_info", "What runs the operations on files", ("engine", engine))?;
+        let uptime = self.started.elapsed().as_secs();
+        gauge(out, "uptime_seconds", "Seconds since the server started", uptime)?;
+
+        gauge(out, "databases", "Databases that exist", database_count as u64)?;
+        gauge(out, "open_databases", "Databases that are open", open_count as u64)?;
+        let help = "Logs, the catalogue's included, that a failed write or sync has stopped";
+        gauge(out, "stopped_logs", help, stopped_count as u64)?;
+
+        gauge(out, "buffer_pool_bytes_max", "The limit of the memory for writes", buffers.bytes_max as u64)?;
+        gauge(out, "buffer_pool_leased_bytes", "Bytes of it in use", buffers.leased_bytes as u64)?;
+        gauge(out, "buffer_pool_kept_bytes", "Bytes of it kept for the next use", buffers.kept_bytes as u64)?;
+        gauge(out, "buffer_pool_waiting", "How many wait for bytes of it", buffers.waiting_count as u64)?;
+
+        counter(out, "log_batches", "Batches accepted by all logs", log.batch_count)?;
+        counter(out, "log_extents", "Extents accepted by all logs", log.extent_count)?;
+        counter(out, "log_writes", "Writes handed to the system", log.write_count)?;
+        counter(out, "log_written_bytes", "Bytes written", log.written_bytes)?;
+        counter(out, "log_syncs", "Syncs that carried a group of batches", log.sync_count)?;
+        let help = "What a sync takes: each open log's running average, of these the mean";
+        gauge(out, "log_sync_seconds_mean", help, seconds(log.sync_us))?;
+        let help = "What a sync takes: each open log's running average, of these the longest";
+        gauge(out, "log_sync_seconds_max", help, seconds(sync_us_max))?;
+        gauge(out, "log_file_bytes", "Bytes that the open logs' frames take", log.file_bytes)?;
+        let help = "Of these, bytes left empty so that no synced block is written again";
+        gauge(out, "log_padding_bytes", help, log.padding_bytes)?;
+        gauge(out, "log_memory_bytes", "Bytes accepted and not yet written", log.memory_bytes)?;
+        gauge(out, "log_unsynced_bytes", "Bytes written and not yet persisted", log.unsynced_bytes)
+    }
+}
+
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+fn counter(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let counter = ConstCounter::new(value);
+    counter.encode(out.encode_descriptor(name, help, None, counter.metric_type())?)
+}
+
+fn gauge<N>(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result
+where
+    ConstGauge<N>: EncodeMetric,
+{
+    let gauge = ConstGauge::new(value);
+    gauge.encode(out.encode_descriptor(name, help, None, gauge.metric_type())?)
+}
+
+/// A gauge that is always 1: the older format knows no other kind of information.
+fn info(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: (&'static str, &'static str),
+) -> fmt::Result {
+    let one = ConstGauge::new(1_u64);
+    let mut metric = out.encode_descriptor(name, help, None, one.metric_type())?;
+    let labels = [label];
+    one.encode(metric.encode_family(&labels)?)
+}
