@@ -66,15 +66,17 @@ impl TailBuffer {
         self.length == 0
     }
 
-    /// Appends `bytes`. Nobody sees them before [`TailBuffer::publish`].
+    /// Appends `bytes`, and hands out the copy, which may still be changed. Nobody sees it before
+    /// [`TailBuffer::publish`].
     ///
     /// # Panics
     /// Where there is no room for all of them; nothing is appended then.
-    pub fn extend(&mut self, bytes: &[u8]) {
+    pub fn extend(&mut self, bytes: &[u8]) -> &mut [u8] {
         let range = self.grow(bytes.len());
-        // SAFETY: invariant 2: `&mut self` makes this the only writer. Invariant 3: the range
-        // begins at `length`, so that it is not published and no reference covers it.
-        unsafe { self.shared.memory().write(range, bytes) };
+        // SAFETY: invariant 2: `&mut self` makes this the only writer, for as long as the copy is
+        // borrowed. Invariant 3: the range begins at `length`, so that it is not published and no
+        // reference covers it.
+        unsafe { self.shared.memory().write(range, bytes) }
     }
 
     /// Appends `count` zeros, as [`TailBuffer::extend`] does bytes.
@@ -230,17 +232,22 @@ impl Memory {
         self.layout.size()
     }
 
-    /// Copies `bytes` into `range`, which is as long.
+    /// Copies `bytes` into `range`, which is as long, and returns the copy.
     ///
     /// # Safety
-    /// `range` is within the capacity, and nobody else reads or writes it meanwhile, or holds
-    /// a reference into it.
-    unsafe fn write(&self, range: Range<usize>, bytes: &[u8]) {
+    /// `range` is within the capacity, and nobody else reads or writes it, or holds a reference
+    /// into it, while what is returned lives.
+    #[expect(clippy::mut_from_ref, reason = "the memory is reached by raw pointers; see Safety")]
+    unsafe fn write(&self, range: Range<usize>, bytes: &[u8]) -> &mut [u8] {
         debug_assert!(range.len() == bytes.len() && range.end <= self.capacity());
         self.shadow.write(range.clone());
         // SAFETY: the range is inside the allocation and ours, as the caller promises, and
         // `bytes`, being a reference, can't overlap it.
-        unsafe { self.start.add(range.start).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            let start = self.start.add(range.start).as_ptr();
+            start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            std::slice::from_raw_parts_mut(start, bytes.len())
+        }
     }
 
     /// Fills `range` with zeros.

@@ -31,9 +31,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use settee_io::{File, yield_now};
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::format::{Flags, KEY_SIZE_MAX};
+use crate::format::{Flags, KEY_SIZE_MAX, xxh3_64};
 use crate::log::{Location, Seq};
 use block::{Block, COUNT_SIZE, Cursor, Head, KeyEntry, SeqEntry, decode_index};
 

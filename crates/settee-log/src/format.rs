@@ -19,7 +19,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::log::{Location, Seq};
 
@@ -64,6 +64,10 @@ const LOCATION_SIZE: usize = 12;
 /// What a `Seq` is multiplied by before it is added to a record's hash: odd, so that no two
 /// give the same.
 const SEQ_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Bytes in front of a record that are known only when it gets its place: checksum and `Seq`.
+const PLACE_SIZE: usize = 16;
+/// What a batch's first record reserves, in bytes, so that few small ones need no second time.
+const FIRST_CAPACITY: usize = 512;
 /// A value up to this size is copied into its batch; of a larger one the batch holds a share.
 const VALUE_COPY_MAX: usize = 1024;
 
@@ -246,6 +250,11 @@ impl FrameHeader {
         bytes[40..48].copy_from_slice(&checksum.to_le_bytes());
         (bytes, checksum)
     }
+}
+
+/// XXH3 with 64 bits, seed 0: against accidents, not attackers.
+pub(crate) fn xxh3_64(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
 }
 
 fn frame_checksum(header: &[u8], record_checksums: impl Iterator<Item = u64>) -> u64 {
@@ -455,8 +464,8 @@ impl Record {
 /// Records to append together: all of them survive, or none.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
-    /// One behind another: the records as they will stand in the log, but for the first 16 bytes
-    /// of each (checksum and `Seq`), and without the values in `parts`.
+    /// One behind another: the records as they will stand in the log, but for the first
+    /// [`PLACE_SIZE`] bytes of each, and without the values in `parts`.
     bytes: Vec<u8>,
     parts: Vec<Part>,
     /// Bytes of all records.
@@ -474,12 +483,13 @@ struct Part {
     value: Option<Bytes>,
 }
 
-/// A frame on its way into the log, piece by piece.
-pub(crate) enum Piece<'a> {
-    /// To be copied.
-    Copy(&'a [u8]),
-    /// A value that may be shared instead.
-    Share(&'a Bytes),
+/// Takes a frame on its way into the log, piece by piece.
+pub(crate) trait FrameSink {
+    /// Copies the bytes, and hands out the copy, to be completed at once.
+    fn copy(&mut self, bytes: &[u8]) -> &mut [u8];
+
+    /// Copies the value, or shares it.
+    fn share(&mut self, value: &Bytes);
 }
 
 impl Batch {
@@ -535,15 +545,16 @@ impl Batch {
         let value = shared.as_deref().unwrap_or(copied);
         let value_size = u32::try_from(value.len()).expect("a value fits a batch");
         let start = self.bytes.len();
-        self.bytes.reserve(RECORD_HEADER_SIZE + key.len() + meta.len() + copied.len());
-        self.bytes.extend_from_slice(&[0; 16]);
+        let size = RECORD_HEADER_SIZE + key.len() + meta.len() + copied.len();
+        self.bytes.reserve(if start == 0 { size.max(FIRST_CAPACITY) } else { size });
+        self.bytes.extend_from_slice(&[0; PLACE_SIZE]);
         self.bytes.extend_from_slice(&value_size.to_le_bytes());
         self.bytes.extend_from_slice(&(meta.len() as u16).to_le_bytes());
         self.bytes.extend_from_slice(&(key.len() as u16).to_le_bytes());
         self.bytes.extend_from_slice(&u32::from(flags.0).to_le_bytes());
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(meta);
-        let hash = record_hash(&self.bytes[start + 16..], value);
+        let hash = record_hash(&self.bytes[start + PLACE_SIZE..], value);
         self.size += self.bytes.len() - start + value.len();
         self.bytes.extend_from_slice(copied);
         self.parts.push(Part { end: self.bytes.len(), hash, value: shared });
@@ -614,7 +625,7 @@ impl Batch {
 
     /// Hands out the frame, [`Batch::size`] bytes, and returns its checksum. `header` is complete
     /// but for what the batch itself says.
-    pub(crate) fn write_frame(&self, mut header: FrameHeader, mut put: impl FnMut(Piece<'_>)) -> u64 {
+    pub(crate) fn write_frame(&self, mut header: FrameHeader, sink: &mut impl FrameSink) -> u64 {
         header.length = self.size as u32;
         header.record_count = self.len() as u32;
         let seq_at = |index: usize| match header.kind {
@@ -623,18 +634,27 @@ impl Batch {
         };
         let checksum_at = |index: usize| record_checksum(self.parts[index].hash, seq_at(index));
         let (bytes, checksum) = header.encode((0..self.len()).map(checksum_at));
-        put(Piece::Copy(&bytes));
-        for (index, (head, part)) in self.heads().enumerate() {
-            let mut place = [0; 16];
-            place[..8].copy_from_slice(&checksum_at(index).to_le_bytes());
-            place[8..].copy_from_slice(&seq_at(index).to_le_bytes());
-            put(Piece::Copy(&place));
-            put(Piece::Copy(&head[16..]));
-            if let Some(value) = &part.value {
-                put(Piece::Share(value));
+        sink.copy(&bytes);
+        // All up to a value that stands elsewhere lies together, and is copied at once.
+        let (mut start, mut first) = (0, 0);
+        for (last, part) in self.parts.iter().enumerate() {
+            if part.value.is_none() && last + 1 < self.len() {
+                continue;
             }
+            let run = sink.copy(&self.bytes[start..part.end]);
+            let mut at = 0;
+            for index in first..=last {
+                let place = &mut run[at..at + PLACE_SIZE];
+                place[..8].copy_from_slice(&checksum_at(index).to_le_bytes());
+                place[8..].copy_from_slice(&seq_at(index).to_le_bytes());
+                at = self.parts[index].end - start;
+            }
+            if let Some(value) = &part.value {
+                sink.share(value);
+            }
+            (start, first) = (part.end, last + 1);
         }
-        put(Piece::Copy(&[0; FRAME_ALIGNMENT][..self.size() - FRAME_HEADER_SIZE - self.size]));
+        sink.copy(&[0; FRAME_ALIGNMENT][..self.size() - FRAME_HEADER_SIZE - self.size]);
         checksum
     }
 }

@@ -129,7 +129,7 @@ impl LogOptions {
         segment_bytes_max: 64 << 20,
         buffer_bytes_min: 64 << 10,
         buffer_bytes_max: 1 << 20,
-        writes_in_flight_max: 2,
+        writes_in_flight_max: 4,
         bypass_bytes_min: 256 << 10,
         direct: false,
         group_delay_us_max: 500,
@@ -263,7 +263,7 @@ impl Log {
         let end = Mark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
         let mut open = found.open;
         if let Some(segment) = &mut open {
-            segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes));
+            segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes, 0));
         }
         let state = State::new(options, env.buffers.clone(), end, open, found.segments);
         let shared = Arc::new(Shared {
@@ -390,6 +390,9 @@ impl Log {
     /// Says that no record before `seq` is needed any more, since what it said stands elsewhere.
     /// Segments that hold such records alone go some time after the next one has begun, and are
     /// not replayed then; until that they may still be read, and replayed.
+    ///
+    /// Extents go with the records that stand before them: who needs a record that refers to
+    /// extents forgets nothing from the last record on that was appended before these.
     pub fn forget_before(&self, seq: Seq) {
         let left = &mut self.shared.lock().left;
         left.forget_before = left.forget_before.max(seq.0);

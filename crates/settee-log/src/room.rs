@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use settee_io::{File, OpenMode, TailBuffer, folder};
+use settee_io::{File, OpenMode, OperationKind, TailBuffer, folder};
 
 use crate::error::{AppendError, Stopped};
 use crate::format::{SEGMENT_HEADER_SIZE, SegmentHeader};
@@ -31,9 +31,6 @@ const FIRST_ROOM_BYTES: u32 = 64 << 10;
 /// find it on a full disk. Of a small segment it is a quarter.
 pub(crate) const RESERVE_BYTES: u32 = 32 << 10;
 
-/// The most that is reserved ahead at once, in bytes.
-const ROOM_AHEAD_BYTES_MAX: u32 = 4 << 20;
-
 /// The most that is filled with zeros at once, in bytes.
 const FILL_BYTES_MAX: u32 = 1 << 20;
 
@@ -44,8 +41,11 @@ const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
 /// One write of zeros, in bytes.
 const ZEROS: &[u8] = &[0; 256 << 10];
 
-/// A log takes about sixteen segments.
+/// A log takes about sixteen segments,
 const SEGMENT_COUNT_AIM: u64 = 16;
+
+/// and at least this many where a stream makes them larger.
+const SEGMENT_COUNT_MIN: u64 = 4;
 
 /// A segment is made ahead only in a log of this many bytes: for it, a spare is at most a
 /// twentieth.
@@ -114,15 +114,20 @@ pub(crate) enum RoomError {
 
 impl From<settee_io::Error> for RoomError {
     fn from(error: settee_io::Error) -> RoomError {
-        if error.is_no_space() { RoomError::Refused(error) } else { RoomError::Failed(error) }
+        // A failed sync may have dropped what others wrote before: it is never just a full disk.
+        let is_sync = matches!(error.operation(), Some(OperationKind::Sync | OperationKind::SyncFolder));
+        if error.is_no_space() && !is_sync { RoomError::Refused(error) } else { RoomError::Failed(error) }
     }
 }
 
 impl LogOptions {
-    /// How large a segment gets in a log of so many bytes.
-    pub(crate) fn segment_bytes(&self, log_bytes: u64) -> u32 {
+    /// How large a segment gets in a log of so many bytes, of which the last `under_way` aren't
+    /// persisted yet: twice these, if may be. A segment isn't written before the one before is
+    /// persisted, so a stream that fills small ones would wait for a sync behind each.
+    pub(crate) fn segment_bytes(&self, log_bytes: u64, under_way: u64) -> u32 {
         let most = self.segment_bytes_max;
-        let aim = u32::try_from(log_bytes / SEGMENT_COUNT_AIM).unwrap_or(most);
+        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * under_way).min(log_bytes / SEGMENT_COUNT_MIN));
+        let aim = u32::try_from(aim).unwrap_or(most);
         aim.clamp(self.segment_bytes_min.min(most), most)
     }
 }
@@ -145,15 +150,17 @@ impl State {
         (is_half_full && pays).then_some(Chore::Prepare)
     }
 
-    /// Whether room made ahead is to be filled with zeros.
+    /// Whether room made ahead is to be filled with zeros: the groups are small, and so is the one
+    /// that is forming, which for a stream that nobody waits for never ends.
     fn fill_pays(&self) -> bool {
-        self.stats.sync_count > 0 && self.group_bytes < FILL_GROUP_BYTES_MAX
+        self.stats.sync_count > 0 && self.group_bytes.max(self.forming_bytes()) < FILL_GROUP_BYTES_MAX
     }
 }
 
-/// How much is reserved ahead in a segment that has reserved so much.
+/// How much is reserved ahead in a segment that has reserved so much: few steps, since each waits
+/// for the writes to the file that are under way, and they for it.
 fn ahead(allocated: u32) -> u32 {
-    (allocated / 2).min(ROOM_AHEAD_BYTES_MAX)
+    allocated / 2
 }
 
 impl Shared {
@@ -233,6 +240,7 @@ impl Shared {
 
     /// Begins the next segment. What is in the one before is still on its way.
     async fn roll(self: &Arc<Self>, claim: Claim, room: &mut Room) -> Result<(), RoomError> {
+        let under_way = self.lock().unpersisted_bytes();
         loop {
             let barrier = self.lock().wait_for_barrier();
             let Some(left) = barrier else { break };
@@ -244,7 +252,7 @@ impl Shared {
         let (number, bytes_max) = {
             let state = self.lock();
             let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
-            (last + 1, self.options.segment_bytes(state.stats.file_bytes))
+            (last + 1, self.options.segment_bytes(state.stats.file_bytes, under_way))
         };
         let bytes_max = fitting(bytes_max, (SEGMENT_HEADER_SIZE + claim.size) as u32);
         let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + reserve_of(bytes_max);
@@ -384,18 +392,21 @@ impl Shared {
 
     /// Makes the next segment's file.
     async fn prepare(&self, room: &mut Room) -> Result<(), RoomError> {
-        let (number, fill) = {
+        let (number, fill, file_bytes) = {
             let state = self.lock();
             let Some(segment) = &state.segment else {
                 return Ok(());
             };
-            (segment.number + 1, state.fill_pays())
+            (segment.number + 1, state.fill_pays(), state.stats.file_bytes)
         };
         if room.next.as_ref().is_some_and(|spare| spare.number == number) {
             return Ok(());
         }
-        let most = self.options.segment_bytes_max;
-        let spare = self.create(number, FIRST_ROOM_BYTES.min(most)).await?;
+        // A stream reserves what it may before anything is written: neither waits for the other.
+        let most = self.options.segment_bytes(file_bytes, 0);
+        let spare_bytes = if fill { 0 } else { file_bytes * self.options.spare_percent_max / 100 };
+        let allocated = u32::try_from(spare_bytes).unwrap_or(most).clamp(FIRST_ROOM_BYTES.min(most), most);
+        let spare = self.create(number, allocated).await?;
         if fill {
             fill_with_zeros(&spare.file, 0, spare.allocated).await?;
         }

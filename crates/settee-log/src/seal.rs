@@ -19,9 +19,12 @@
 //!    its old frames name another segment, so they never pass as the new one's.
 //!
 //! Limits: one segment is sealed at a time in each environment ([`settee_io::Env::background`]);
-//! it takes the segment's bytes and its directory's in memory.
+//! it takes the segment's bytes and its directory's in memory. A stream that fills one segment
+//! after another needs the disk and the processor itself: sealing waits for a pause, as long as
+//! no more than [`SEAL_BACKLOG_MAX`] segments wait.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use settee_io::{File, OpenMode, folder};
@@ -33,6 +36,12 @@ use crate::recovery::{Tail, next_frame, segment_path};
 use crate::room::{Room, RoomError, Spare};
 use crate::state::State;
 use crate::view::View;
+
+/// Segments are sealed once no other was left for so long,
+const SEAL_PAUSE: Duration = Duration::from_millis(200);
+
+/// or when more than this many wait for it: a log takes about as many.
+const SEAL_BACKLOG_MAX: u32 = 16;
 
 /// What the log knows of a segment.
 #[derive(Debug, Clone, Copy)]
@@ -82,25 +91,43 @@ impl State {
     }
 }
 
+/// Seals a segment, and returns the next one to seal.
+async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
+    let shared = log.upgrade()?;
+    let _turn = shared.env.background.acquire().await;
+    let _sealing = shared.sealing.lock().await;
+    if shared.is_stopped() {
+        return None;
+    }
+    if let Err(error) = shared.seal(number).await {
+        tracing::warn!(%error, number, folder = %shared.folder.display(), "a segment stays without a directory");
+    }
+    let mut state = shared.lock();
+    state.left.is_sealing = false;
+    state.left.seal_next = state.left.seal_next.max(number + 1);
+    let next = state.to_seal();
+    state.left.is_sealing = next.is_some();
+    next
+}
+
 impl Shared {
-    /// Starts sealing a segment, where there is one to seal.
+    /// Starts sealing segments, where there are any to seal.
     pub(crate) fn start_sealing(self: &Arc<Self>, state: &mut State) {
-        let Some(number) = state.to_seal() else { return };
+        let Some(mut number) = state.to_seal() else { return };
         state.left.is_sealing = true;
-        let shared = self.clone();
+        let (log, clock) = (Arc::downgrade(self), self.env.clock.clone());
         self.env.spawn("log seal", async move {
-            let _turn = shared.env.background.acquire().await;
-            let _sealing = shared.sealing.lock().await;
-            if shared.is_stopped() {
-                return;
+            // The open segment when the last pause began; nobody is kept waiting for one.
+            let mut seen = 0;
+            while let Some(open) = log.upgrade().map(|shared| shared.open_number()) {
+                if open != seen && open - number <= SEAL_BACKLOG_MAX {
+                    seen = open;
+                    clock.sleep(SEAL_PAUSE).await;
+                    continue;
+                }
+                let Some(next) = seal_one(&log, number).await else { return };
+                number = next;
             }
-            if let Err(error) = shared.seal(number).await {
-                tracing::warn!(%error, number, folder = %shared.folder.display(), "a segment stays without a directory");
-            }
-            let mut state = shared.lock();
-            state.left.is_sealing = false;
-            state.left.seal_next = state.left.seal_next.max(number + 1);
-            shared.start_sealing(&mut state);
         });
     }
 
@@ -136,6 +163,10 @@ impl Shared {
     pub(crate) async fn forget(&self, room: &mut Room) -> Result<(), RoomError> {
         let (gone, spare_bytes_max) = {
             let mut state = self.lock();
+            if !state.has_forgotten() {
+                // The next segment has begun meanwhile, and its header isn't on the medium.
+                return Ok(());
+            }
             let needed = state.left.needed;
             let kept = state.segments.split_off(&needed);
             let gone = std::mem::replace(&mut state.segments, kept);

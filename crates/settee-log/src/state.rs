@@ -30,7 +30,7 @@ use settee_io::{BufferPool, File, Reservation, TailBuffer, TailReader};
 use tokio::sync::oneshot;
 
 use crate::error::Stopped;
-use crate::format::{Batch, FrameHeader, FrameKind, Piece, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
+use crate::format::{Batch, FrameHeader, FrameKind, FrameSink, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
 use crate::log::{LogOptions, LogStats};
 use crate::planted::Planted;
 use crate::room::{OpenSegment, fitting, reserve_of};
@@ -245,6 +245,27 @@ impl Waiters {
     }
 }
 
+/// Takes a frame into the open buffer, which has room for it.
+struct Sink<'a> {
+    state: &'a mut State,
+    /// What large values count as that are not copied; `None` where all are.
+    room: Option<Arc<Reservation>>,
+}
+
+impl FrameSink for Sink<'_> {
+    fn copy(&mut self, bytes: &[u8]) -> &mut [u8] {
+        self.state.next = self.state.next.plus(bytes.len());
+        self.state.open.as_mut().expect("a buffer was provided").extend(bytes)
+    }
+
+    fn share(&mut self, value: &Bytes) {
+        match &self.room {
+            Some(room) if value.len() >= self.state.options.bypass_bytes_min => self.state.share(value, room),
+            _ => drop(self.copy(value)),
+        }
+    }
+}
+
 pub(crate) struct State {
     pub options: LogOptions,
     pub pool: Arc<BufferPool>,
@@ -375,7 +396,7 @@ impl State {
             self.check_room(Claim::of(batch))?;
         }
         if let Some(header) = header {
-            self.put(Piece::Copy(&header), None);
+            Sink { state: self, room: None }.copy(&header);
             self.segment.as_mut().expect("checked").header = None;
             self.stats.file_bytes += header.len() as u64;
         }
@@ -393,7 +414,7 @@ impl State {
             persisted,
             previous: segment.checksum,
         };
-        let checksum = batch.write_frame(frame, |piece| self.put(piece, room.as_ref()));
+        let checksum = batch.write_frame(frame, &mut Sink { state: self, room });
         self.segment.as_mut().expect("checked").checksum = checksum;
         let seq = match kind {
             FrameKind::Batch => self.accepted.seq + batch.len() as u64,
@@ -474,19 +495,6 @@ impl State {
         self.chunks.push_back(Chunk { start, end, seq, frame_end, file, memory });
         self.next = end;
         self.view_is_old = true;
-    }
-
-    /// Takes a piece of a frame.
-    fn put(&mut self, piece: Piece<'_>, room: Option<&Arc<Reservation>>) {
-        let bytes = match (piece, room) {
-            (Piece::Share(value), Some(room)) if value.len() >= self.options.bypass_bytes_min => {
-                return self.share(value, room);
-            }
-            (Piece::Share(value), _) => value,
-            (Piece::Copy(bytes), _) => bytes,
-        };
-        self.open.as_mut().expect("a buffer was provided").extend(bytes);
-        self.next = self.next.plus(bytes.len());
     }
 
     /// Puts a value between what the open buffer has so far and what comes.
@@ -820,6 +828,18 @@ impl State {
     pub(crate) fn wait_for_barrier(&mut self) -> Option<oneshot::Receiver<()>> {
         let end = self.barrier.as_ref()?.end;
         Some(self.persisted_waiters.add(end))
+    }
+
+    /// Bytes of the group that is forming.
+    pub(crate) fn forming_bytes(&self) -> usize {
+        self.group.bytes
+    }
+
+    /// Bytes of the open segment that are accepted and not yet persisted.
+    pub(crate) fn unpersisted_bytes(&self) -> u64 {
+        let segment = self.next.segment();
+        let from = if self.persisted.at.segment() == segment { self.persisted.at.offset() } else { 0 };
+        u64::from(self.next.offset().saturating_sub(from))
     }
 
     /// Bytes that are accepted and not yet written.

@@ -232,7 +232,8 @@ fn batches_fill_segments_and_all_are_found_again() {
     .unwrap();
     let segments =
         disk.paths().iter().filter(|path| path.extension().is_some_and(|end| end == "log")).count();
-    assert_eq!(segments, 3);
+    // The next one may have been made already.
+    assert!((3..=4).contains(&segments), "{segments}");
     let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
     assert_eq!(found.iter().map(|value| value[0]).collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
 }
@@ -303,16 +304,70 @@ fn what_is_only_written_is_synced_before_it_is_old_under_load_too() {
 }
 
 #[test]
-fn a_failed_sync_of_the_folder_is_no_full_disk() {
-    let disk = SimDisk::new(1);
-    let sim = Sim::with_disk(&disk);
-    let env = sim.env();
-    sim.run(async {
-        let (log, _) = open(&env).await.unwrap();
-        // The first two are of the folders above; the third is of the segment's name.
-        let _fails = disk.clone().fail(OperationKind::SyncFolder, 2, Fault::NoSpace);
-        assert!(matches!(put(&log, b"x").await, Err(AppendError::Stopped(_))));
-        assert!(log.health().is_err());
-    })
-    .unwrap();
+fn a_failed_sync_of_a_folder_is_no_full_disk() {
+    // The first two are of the folders above; the third is of the segment's name.
+    for nth in 0..3 {
+        let disk = SimDisk::new(1).fail(OperationKind::SyncFolder, nth, Fault::NoSpace);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let (log, _) = open(&env).await.unwrap();
+            assert!(matches!(put(&log, b"x").await, Err(AppendError::Stopped(_))), "{nth}");
+            assert!(log.health().is_err(), "{nth}");
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_failed_sync_of_zeros_is_no_full_disk() {
+    for nth in 0..3 {
+        // The commits' own syncs go with their writes; what is left are those of room made ahead.
+        let disk = SimDisk::new(1).fail(OperationKind::Sync, nth, Fault::NoSpace);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let options = LogOptions { segment_bytes_min: 64 << 20, ..LogOptions::default() };
+        sim.run(async {
+            let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+            let mut count = 0;
+            while disk.count_of(OperationKind::Sync) <= nth && put(&log, &[1; 2_000]).await.is_ok() {
+                count += 1;
+                assert!(count < 1_000, "no zeros were synced");
+            }
+            env.clock.sleep(Duration::from_secs(1)).await;
+            assert!(log.health().is_err(), "{nth}");
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn folders_of_a_process_that_was_killed_are_made_durable_by_the_next() {
+    for killed_at in (0..12_000).step_by(100) {
+        let disk = SimDisk::new(1);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let kill = env.clock.sleep(Duration::from_micros(killed_at));
+            let life = std::pin::pin!(async {
+                let (log, _) = open(&env).await.unwrap();
+                let _ = put(&log, b"first").await;
+            });
+            futures_util::future::select(life, kill).await;
+        })
+        .unwrap();
+        drop(sim);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let (log, _) = open(&env).await.unwrap();
+            put(&log, b"second").await.unwrap();
+        })
+        .unwrap();
+        let disk = disk.after_power_loss();
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
+        assert_eq!(found.last().map(Vec::as_slice), Some(&b"second"[..]), "killed after {killed_at} us");
+    }
 }

@@ -10,12 +10,11 @@ use std::collections::binary_heap::PeekMut;
 use std::ops::Range;
 
 use settee_io::yield_now;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::block::{BLOCK_ALIGNMENT, BlockWriter, FIXED_SIZE_MAX, Head, KeyEntry, SeqEntry, put_varint};
 use super::trailer::{SectionSizes, TRAILER_SIZE, Trailer};
 use super::{EntryRef, filter};
-use crate::format::{Flags, KEY_SIZE_MAX, META_SIZE_MAX};
+use crate::format::{Flags, KEY_SIZE_MAX, META_SIZE_MAX, xxh3_64};
 
 /// Positions that are sorted at a time: their entries lie together in memory, and other tasks
 /// run in between.

@@ -1,11 +1,11 @@
 //! A footer's trailer: the file's last bytes, from which all else is found.
 
 use settee_io::File;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::block::{BLOCK_ALIGNMENT, Cursor};
 use super::filter::LINE_SIZE;
 use super::{DirectoryError, damaged};
+use crate::format::xxh3_64;
 use crate::log::Seq;
 
 /// Bytes of a trailer.

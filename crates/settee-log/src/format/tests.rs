@@ -27,10 +27,21 @@ fn batch() -> Batch {
 
 /// The batch's frame behind `bytes`.
 fn write(batch: &Batch, header: FrameHeader, bytes: &mut Vec<u8>) -> u64 {
-    batch.write_frame(header, |piece| match piece {
-        Piece::Copy(copied) => bytes.extend_from_slice(copied),
-        Piece::Share(value) => bytes.extend_from_slice(value),
-    })
+    batch.write_frame(header, &mut Sink(bytes))
+}
+
+struct Sink<'a>(&'a mut Vec<u8>);
+
+impl FrameSink for Sink<'_> {
+    fn copy(&mut self, bytes: &[u8]) -> &mut [u8] {
+        let start = self.0.len();
+        self.0.extend_from_slice(bytes);
+        &mut self.0[start..]
+    }
+
+    fn share(&mut self, value: &Bytes) {
+        self.copy(value);
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
