@@ -1,15 +1,17 @@
 //! Metrics for Prometheus, where CouchDB has them: `GET /_node/_local/_prometheus`.
 //!
 //! What happens on a request's path is counted there, in one atomic; what the engine knows
-//! (`settee_doc::Stats`) is asked for when somebody scrapes. The text is OpenMetrics', of which
-//! only what the older format has too is used, so that it is sent as either, as it is asked for.
+//! (`settee_doc::Stats`) is asked for when somebody scrapes. The text is OpenMetrics' where it is
+//! asked for, else Prometheus' older one (0.0.4), which differs in how a counter is declared: of
+//! the new format only what the older has too is used.
 //!
 //! Invariants:
 //! 1. No label's values come from a client: a server with many databases has as many series as
 //!    one with none.
 //! 2. A series is there from the start, at 0.
 
-use std::fmt;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -112,13 +114,36 @@ pub(crate) fn scrape(call: &Call<'_>) -> Answer {
         Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", "a metric can't be shown")
     })?;
     let accepted = call.header(header::ACCEPT).unwrap_or_default();
-    let content_type = match accepted.contains("application/openmetrics-text") {
-        true => OPEN_METRICS,
-        false => PLAIN_TEXT,
+    let (text, content_type) = match accepted.contains("application/openmetrics-text") {
+        true => (text, OPEN_METRICS),
+        false => (in_older_format(&text), PLAIN_TEXT),
     };
     let mut response = reply::json(StatusCode::OK, text);
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     Ok(response)
+}
+
+/// OpenMetrics' text in the format before it: there a counter is declared under its samples' name,
+/// which ends in `_total`, or else its samples have no type; and no mark ends the text.
+///
+/// Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
+fn in_older_format(text: &str) -> String {
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let counters: BTreeSet<&str> = types.filter_map(|family| family.strip_suffix(" counter")).collect();
+    let mut older = String::with_capacity(text.len() + counters.len() * 16);
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(name) => {
+                writeln!(older, "# {what} {name}_total {rest}").expect("a String takes all");
+            }
+            _ => {
+                older.push_str(line);
+                older.push('\n');
+            }
+        }
+    }
+    older
 }
 
 /// Asks the engine when somebody scrapes.

@@ -4,6 +4,7 @@
 //! default that says something counts, setting by setting. An unknown key in the file is an
 //! error that names it.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -121,6 +122,16 @@ macro_rules! limit_settings {
             )*
         }
 
+        impl Describe for $limits {
+            fn describe(&self, out: &mut String) {
+                $(
+                    let separator = if out.is_empty() { "" } else { " " };
+                    write!(out, "{separator}{}={}", stringify!($name), self.$name)
+                        .expect("a String takes all");
+                )*
+            }
+        }
+
         impl $settings {
             /// The limits of the first source that has each, checked one by one.
             fn resolve(self, file: $settings) -> Result<$limits, String> {
@@ -215,6 +226,12 @@ limit_settings! {
     io_queue_max: usize, 1, "SETTEE_IO_QUEUE_MAX";
     /// Entries of the ring, where io_uring is used: a power of two
     io_ring_entries: u32, 2, "SETTEE_IO_RING_ENTRIES";
+}
+
+/// Limits that can be shown.
+trait Describe {
+    /// Appends `name=value` of each.
+    fn describe(&self, out: &mut String);
 }
 
 fn at_least<T: PartialOrd + std::fmt::Display>(name: &str, value: T, least: T) -> Result<(), String> {
@@ -328,6 +345,15 @@ impl Config {
             log: check_log(log, io.buffer_pool_bytes_max)?,
             io,
         })
+    }
+
+    /// Every limit in force, as `name=value`.
+    pub(crate) fn limits_text(&self) -> String {
+        let mut text = String::new();
+        self.limits.describe(&mut text);
+        self.log.describe(&mut text);
+        self.io.describe(&mut text);
+        text
     }
 }
 
@@ -544,6 +570,75 @@ mod tests {
             assert_eq!(shown, default, "{flag}");
         }
         assert!(help.contains("Databases' logs:") && help.contains("Files and memory:"), "{help}");
+    }
+
+    /// The example file with every setting in force: what is commented out there begins right
+    /// behind its `#`, and prose doesn't.
+    fn example_in_force() -> String {
+        let example = include_str!("../../../docs/settee.toml");
+        let setting = |line: &'static str| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with([' ', '#']) => setting,
+            _ => line,
+        };
+        example.lines().map(setting).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn the_example_file_holds_every_setting_at_its_default() {
+        use clap::CommandFactory;
+        let text = example_in_force();
+        let table: toml::Table = toml::from_str(&text).unwrap();
+        let names = |(name, value): (&String, &toml::Value)| match value {
+            toml::Value::Table(table) => table.keys().cloned().collect(),
+            _ => vec![name.clone()],
+        };
+        let shown: Vec<String> = table.iter().flat_map(names).collect();
+        for argument in Line::command().get_arguments().map(|argument| argument.get_id().as_str()) {
+            // Of these two only one may be given.
+            let of_admin = argument == "admin" || argument == "help";
+            assert!(of_admin || shown.iter().any(|name| name == argument), "{argument} is not there");
+        }
+        let settings = parse_file(&text).unwrap();
+        assert!(settings.admin_file.is_some(), "how to set an administrator");
+        let given = Settings { admin_file: None, ..settings };
+        let (example, default) =
+            (Config::resolve(given, None).unwrap(), Config::resolve(Settings::default(), None).unwrap());
+        for (shown, default) in example.limits_text().split(' ').zip(default.limits_text().split(' ')) {
+            assert_eq!(shown, default, "docs/settee.toml");
+        }
+        assert_eq!(format!("{example:?}"), format!("{default:?}"));
+    }
+
+    #[test]
+    fn the_example_file_as_it_is_changes_nothing() {
+        let example = resolve(Settings::default(), include_str!("../../../docs/settee.toml")).unwrap();
+        let default = Config::resolve(Settings::default(), None).unwrap();
+        assert_eq!(format!("{example:?}"), format!("{default:?}"));
+    }
+
+    #[test]
+    fn every_setting_has_a_flag_and_a_variable_of_its_name() {
+        use clap::CommandFactory;
+        let command = Line::command();
+        for argument in command.get_arguments().filter(|argument| argument.get_id() != "help") {
+            let expected = format!("SETTEE_{}", argument.get_id().as_str().to_uppercase());
+            assert_eq!(argument.get_env().and_then(|name| name.to_str()), Some(expected.as_str()));
+            let flag = argument.get_id().as_str().replace('_', "-");
+            assert_eq!(argument.get_long(), Some(flag.as_str()));
+        }
+    }
+
+    #[test]
+    fn all_limits_in_force_are_told() {
+        let config = resolve(flags(&["--max-uuids", "7"]), "[log]\ngroup_writes_max = 9").unwrap();
+        let text = config.limits_text();
+        let limits: Vec<(&str, u64)> = text
+            .split(' ')
+            .map(|limit| limit.split_once('=').unwrap())
+            .map(|(name, value)| (name, value.parse().unwrap()))
+            .collect();
+        assert!(limits.contains(&("max_uuids", 7)) && limits.contains(&("group_writes_max", 9)), "{text}");
+        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 12 + 5, "{text}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Serve databases over HTTP
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     /// Load JSON documents into a database
     Load(load::Args),
     /// Write a database's documents as JSON lines
@@ -31,7 +31,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Load(args) => load::run(args),
         Command::Dump(args) => dump::run(args),
         Command::Bench(args) => bench::run(args),

@@ -52,16 +52,20 @@ async fn serve(config: Config) -> CommandResult {
     let listener = TcpListener::bind(&config.listen)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
+    let limits = config.limits_text();
     let mut options = ServerOptions { admin: config.admin, uuid: String::new(), limits: config.limits };
     check_listener(&listener, &options)?;
     let address = listener.local_addr()?;
 
     let engine = config.io.engine(config.io_engine).start();
     let engine = engine.map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
+    tracing::info!(engine = engine.name(), direct_io = config.log.direct, %limits, "settings in force");
     let buffers = BufferPool::new(config.io.pool());
     let env = Env { buffers, ..Env::with_engine(Handle::current(), engine) };
     let databases_options = DatabasesOptions { log: config.log };
-    let databases = Databases::open_with(env, &config.data_dir, databases_options).await?;
+    let databases = Databases::open_with(env, &config.data_dir, databases_options)
+        .await
+        .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
     match server_uuid(&config.data_dir) {
         Ok(uuid) => options.uuid = uuid,
         Err(error) => {

@@ -3,7 +3,7 @@
 
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { rmSync, statfsSync, writeFileSync } from 'node:fs';
+import { rmSync, statfsSync, truncateSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { Random, SEED } from './random.js';
 import { Server, until } from './settee.js';
@@ -20,6 +20,10 @@ const VALUE_LENGTH = 20_000;
 /** Deletions that a full disk takes one by one, and in one request. */
 const SINGLE_DELETION_COUNT = 3;
 const BULK_DELETION_COUNT = 50;
+
+/** Documents in a bulk, and the room it is given: it takes twice that. */
+const BULK_COUNT = 200;
+const BULK_ROOM_BYTES = 2 << 20;
 
 /** More documents than fit. */
 const DOCUMENTS_MAX = 2 * (DISK_BYTES / VALUE_LENGTH);
@@ -84,9 +88,34 @@ assert.ok(deleted.every((row) => row.ok), JSON.stringify(deleted));
 for (const { _id } of victims) acknowledged.delete(_id);
 await server.expect(404, 'GET', `/full/${victims[0]._id}`);
 
+// A bulk that fills the disk is refused as a whole. Of its documents those at its front are there,
+// each whole; none was acknowledged.
+truncateSync(ballast, BALLAST_BYTES - BULK_ROOM_BYTES);
+const bulk = { docs: [] };
+for (let number = 100; number < 100 + BULK_COUNT; number++) {
+  bulk.docs.push({ _id: `bulk-${number}`, value: random.text(VALUE_LENGTH) });
+}
+const refused = await server.expect(507, 'POST', '/full/_bulk_docs', bulk);
+assert.equal(refused.error, 'insufficent_storage');
+const query = '/full/_all_docs?include_docs=true&startkey="bulk-"&endkey="bulk-z"';
+const stored = (await server.expect(200, 'GET', query)).rows.map((row) => row.doc);
+assert.ok(stored.length > 0, 'not full in the middle of the bulk');
+assert.ok(stored.length < BULK_COUNT, 'all were stored, and yet refused');
+assert.deepEqual(stored.map(({ _id, value }) => ({ _id, value })), bulk.docs.slice(0, stored.length));
+for (const document of stored) acknowledged.set(document._id, document);
+await server.expect(200, 'GET', '/_up');
+await checkAll();
+
 const free = statfsSync(disk);
 rmSync(ballast);
 await until('a write is taken again', () => put('after'));
+// The same again: what is there is a conflict, the rest is taken.
+const results = await server.expect(201, 'POST', '/full/_bulk_docs', bulk);
+for (const [index, { id, rev, error }] of results.entries()) {
+  assert.equal(error, index < stored.length ? 'conflict' : undefined, JSON.stringify(results[index]));
+  if (rev) acknowledged.set(id, { _rev: rev, ...bulk.docs[index] });
+}
+await checkAll();
 const more = await fill('second');
 assert.ok(more > 0, 'there was room for one document alone');
 await checkAll();
@@ -101,6 +130,6 @@ server = await Server.start({ folder });
 await checkAll();
 await server.stop();
 console.log(
-  `full after ${count} documents with ${free.bfree * free.bsize} bytes free; ${more + 1} more once there ` +
-    `was room; ${acknowledged.size} acknowledged, all found; seed ${SEED}`,
+  `full after ${count} documents with ${free.bfree * free.bsize} bytes free; a bulk of ${BULK_COUNT} refused, ` +
+    `${stored.length} of it there; ${more + 1} more once there was room; ${acknowledged.size} acknowledged, all found; seed ${SEED}`,
 );

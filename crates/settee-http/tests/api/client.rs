@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use settee_doc::Databases;
 use settee_http::{Admin, Limits, ServeError, ServerOptions};
-use settee_io::{Env, ThreadOptions};
+use settee_io::{Engine, Env, ThreadEngine, ThreadOptions};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -26,6 +26,8 @@ pub(crate) struct Server {
     runtime: Runtime,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<Result<(), ServeError>>>,
+    /// Whether a log is expected to have stopped when the databases are closed.
+    pub(crate) logs_stopped: bool,
     _folder: Option<TempDir>,
 }
 
@@ -56,9 +58,14 @@ impl Server {
     }
 
     pub(crate) fn start_in(folder: &Path, options: ServerOptions) -> Server {
+        Server::start_on(Arc::new(ThreadEngine::new(ThreadOptions::default())), folder, options)
+    }
+
+    /// One whose files go through `engine`.
+    pub(crate) fn start_on(engine: Arc<dyn Engine>, folder: &Path, options: ServerOptions) -> Server {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
+        let env = Env::with_engine(runtime.handle().clone(), engine);
         let databases = runtime.block_on(Databases::open(env, folder)).unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -66,7 +73,8 @@ impl Server {
         let shutdown = async move { stopped.await.unwrap_or(()) };
         let served = settee_http::serve(listener, databases.clone(), options, shutdown);
         let served = Some(runtime.spawn(served));
-        Server { address, databases, runtime, stop: Some(stop), served, _folder: None }
+        let stop = Some(stop);
+        Server { address, databases, runtime, stop, served, logs_stopped: false, _folder: None }
     }
 
     /// A new connection.
@@ -88,7 +96,11 @@ impl Server {
     pub(crate) fn finish_stop(&mut self) -> Result<(), ServeError> {
         let served = self.served.take().expect("it has not ended yet");
         let result = self.runtime.block_on(served).unwrap();
-        self.runtime.block_on(self.databases.close()).unwrap();
+        let closed = self.runtime.block_on(self.databases.close());
+        // A second panic would hide the first.
+        if !std::thread::panicking() {
+            assert_eq!(closed.is_err(), self.logs_stopped, "{closed:?}");
+        }
         result
     }
 }

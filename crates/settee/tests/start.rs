@@ -1,0 +1,203 @@
+//! Goal: a server that can't start says why, ends with exit code 1 and changes nothing; one that
+//! starts says with what.
+//! Method: the built binary, on folders, files and data that it can't use.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A user other than root.
+const NOBODY: u32 = 65534;
+
+fn serve_with(program: &Path, data: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data).args(arguments);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("SETTEE_")) {
+            command.env_remove(name);
+        }
+    }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn serve(data: &Path, arguments: &[&str]) -> Command {
+    serve_with(Path::new(env!("CARGO_BIN_EXE_settee")), data, arguments)
+}
+
+/// The last line on stderr of a server that doesn't start.
+fn refusal(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(output.stdout.is_empty(), "it says that it serves: {}", String::from_utf8_lossy(&output.stdout));
+    assert!(!text.contains("panicked"), "{text}");
+    text.lines().last().unwrap_or_default().to_owned()
+}
+
+/// A running server, whose first words have been read.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("Settee"), "{line}");
+        Running(child)
+    }
+
+    /// Kills it and returns what it wrote to stderr.
+    fn end(mut self) -> String {
+        self.0.kill().unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut self.0.stderr.take().unwrap(), &mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn name(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_file_in_the_place_of_the_data_folder_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "not mine").unwrap();
+    for data in [file.clone(), file.join("below")] {
+        let error = refusal(serve(&data, &[]));
+        assert!(error.contains(name(&data)) && error.contains("Not a directory"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "not mine");
+}
+
+#[test]
+fn a_data_folder_on_a_file_system_that_takes_none_is_named() {
+    let error = refusal(serve(Path::new("/proc/settee-data"), &[]));
+    assert!(error.contains("cannot open the data in /proc/settee-data"), "{error}");
+}
+
+#[test]
+fn a_data_folder_without_permission_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    open(folder.path(), 0o755);
+    // A copy, since the build's own folder may be one that others can't enter.
+    let program = folder.path().join("settee");
+    std::fs::copy(env!("CARGO_BIN_EXE_settee"), &program).unwrap();
+    let data = folder.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    open(&data, 0o500);
+    for data in [data.clone(), data.join("below")] {
+        let mut command = serve_with(&program, &data, &[]);
+        // Root may everywhere.
+        if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(folder.path()).unwrap()) == 0 {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let error = refusal(command);
+        assert!(error.contains(name(&data)) && error.contains("Permission denied"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
+    open(&data, 0o700);
+}
+
+#[test]
+fn a_data_folder_that_is_in_use_is_named() {
+    let data = tempfile::tempdir().unwrap();
+    let first = Running::start(serve(data.path(), &[]));
+    let error = refusal(serve(data.path(), &[]));
+    assert!(error.contains(name(data.path())) && error.contains("in use by another process"), "{error}");
+    first.end();
+    Running::start(serve(data.path(), &[])).end();
+}
+
+#[test]
+fn a_damaged_catalogue_is_named_and_left_as_it_is() {
+    let data = tempfile::tempdir().unwrap();
+    Running::start(serve(data.path(), &[])).end();
+    let segment = data.path().join("catalogue/0000000001.log");
+    // A whole header of a format to come: the magic, 99, and its checksum.
+    let mut header = [0; 512];
+    header[..8].copy_from_slice(b"SETTEELG");
+    header[8] = 99;
+    header[12] = 1;
+    header[72..80].copy_from_slice(&CHECKSUM_OF_99.to_le_bytes());
+    std::fs::create_dir_all(segment.parent().unwrap()).unwrap();
+    std::fs::write(&segment, header).unwrap();
+    let before = files(data.path());
+    let error = refusal(serve(data.path(), &[]));
+    let words = "has format 99; this version reads";
+    assert!(error.contains(name(&segment)) && error.contains(words), "{error}");
+    assert!(files(data.path()) == before, "changed a damaged catalogue");
+
+    std::fs::remove_file(&segment).unwrap();
+    std::fs::create_dir(&segment).unwrap();
+    let error = refusal(serve(data.path(), &[]));
+    assert!(error.contains(name(&segment)), "{error}");
+}
+
+/// XXH3-64 of that header's first 72 bytes.
+const CHECKSUM_OF_99: u64 = 0x250b_a85d_9680_58c9;
+
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(files(&entry.path())),
+            false => drop(found.insert(entry.path(), std::fs::read(entry.path()).unwrap())),
+        }
+    }
+    found
+}
+
+#[test]
+fn a_damaged_identity_is_named() {
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("server-uuid"), "no identity").unwrap();
+    let error = refusal(serve(data.path(), &[]));
+    assert!(error.contains("server-uuid is damaged"), "{error}");
+}
+
+#[test]
+fn a_bad_setting_is_named_before_anything_is_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let file = folder.path().join("settee.toml");
+    std::fs::write(&file, "[log]\nsegment_bytes_max = 5\n").unwrap();
+    let error = refusal(serve(&data, &["--config", name(&file)]));
+    assert!(error.contains("`segment_bytes_max` is 5"), "{error}");
+    let error = refusal(serve(&data, &["--config", name(&folder.path().join("none"))]));
+    assert!(error.contains("none: No such file"), "{error}");
+    assert!(!data.exists());
+}
+
+#[test]
+fn the_log_says_at_start_what_is_in_force() {
+    let data = tempfile::tempdir().unwrap();
+    let arguments =
+        ["--io-engine", "threads", "--direct-io", "true", "--log-format", "json", "--max-uuids", "7"];
+    let text = Running::start(serve(data.path(), &arguments)).end();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let fields = lines
+        .iter()
+        .map(|line| &line["fields"])
+        .find(|fields| fields["message"] == "settings in force")
+        .unwrap_or_else(|| panic!("{text}"));
+    assert_eq!((fields["engine"].as_str(), fields["direct_io"].as_bool()), (Some("threads"), Some(true)));
+    let limits = fields["limits"].as_str().unwrap();
+    for limit in ["max_uuids=7", "group_delay_us_max=500", "buffer_pool_bytes_max=67108864"] {
+        assert!(limits.split(' ').any(|shown| shown == limit), "{limit}: {limits}");
+    }
+}
