@@ -17,7 +17,18 @@ pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
     while let Some(folder) = at.filter(|folder| !folder.as_os_str().is_empty()) {
         folders.push(folder);
         match submit(engine, folder, Operation::CreateFolder { path: folder.to_path_buf() }).await {
-            Ok(_) => break,
+            Ok(_) => {
+                // The one that it was created in may have come from such a process, too. Where it
+                // isn't ours to read it was there before.
+                let above = parent_of(folder);
+                if above.parent().is_some() {
+                    match sync(engine, parent_of(above)).await {
+                        Err(error) if error.io_kind() == Some(std::io::ErrorKind::PermissionDenied) => {}
+                        synced => synced?,
+                    }
+                }
+                break;
+            }
             Err(error) if error.io_kind() == Some(std::io::ErrorKind::AlreadyExists) => break,
             Err(error) if error.is_not_found() => at = folder.parent(),
             Err(error) => return Err(error),

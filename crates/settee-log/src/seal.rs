@@ -153,9 +153,15 @@ impl Shared {
         let start = footer_start(end);
         let length = start + footer.len() as u64;
         file.allocate(start, footer.len() as u64).await?;
-        file.write_at(start, footer.into()).await?;
-        // The trailer is the file's end: what was reserved behind it goes.
+        // The trailer goes last: where it is whole, so are the blocks.
+        let blocks = Bytes::from(footer);
+        let trailer_start = length - u64::from(SYNC_ALIGNMENT);
+        let trailer = blocks.slice((trailer_start - start) as usize..);
+        file.write_at(start, blocks.slice(..(trailer_start - start) as usize)).await?;
+        // It is the file's end: what was reserved behind it goes.
         file.set_length(length).await?;
+        file.sync().await?;
+        file.write_at(trailer_start, trailer).await?;
         Ok(file.sync().await?)
     }
 

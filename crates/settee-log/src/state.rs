@@ -20,6 +20,8 @@
 //!    multiple of [`SYNC_ALIGNMENT`].
 //! 4. Nothing of a segment is written before all of the segment before is persisted.
 //! 5. After a failure no action begins and no mark moves.
+//! 6. A chunk goes only when every frame that it has a part of is written: a reader finds a frame
+//!    whole in memory, or whole in the file.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -343,8 +343,10 @@ fn a_failed_sync_of_zeros_is_no_full_disk() {
 
 #[test]
 fn folders_of_a_process_that_was_killed_are_made_durable_by_the_next() {
-    for killed_at in (0..12_000).step_by(100) {
-        let disk = SimDisk::new(1);
+    for (seed, killed_at) in
+        seeds(40).flat_map(|seed| (0..8_000).step_by(250).map(move |killed_at| (seed, killed_at)))
+    {
+        let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
@@ -368,6 +370,7 @@ fn folders_of_a_process_that_was_killed_are_made_durable_by_the_next() {
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
-        assert_eq!(found.last().map(Vec::as_slice), Some(&b"second"[..]), "killed after {killed_at} us");
+        let last = found.last().map(Vec::as_slice);
+        assert_eq!(last, Some(&b"second"[..]), "seed={seed} killed_at={killed_at}");
     }
 }

@@ -118,7 +118,8 @@ impl Content {
 
     pub(crate) fn write(&mut self, seq: u64, offset: u64, bytes: Bytes) {
         let end = offset + bytes.len() as u64;
-        self.change(seq, offset, bytes, end, false);
+        // A copy: once the write has ended its memory is the program's again.
+        self.change(seq, offset, Bytes::copy_from_slice(&bytes), end, false);
     }
 
     /// Extends the file to `length` with zeros, or cuts it there.

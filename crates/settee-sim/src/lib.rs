@@ -15,7 +15,9 @@
 //!   garbage; each length is one of those it had; each change of a name happened whole or not
 //!   at all.
 //!
-//! `SETTEE_SIM_TRACE=1` prints every operation; `SETTEE_SEED` makes [`seeds`] give that one.
+//! `SETTEE_SIM_TRACE=1` prints every operation; `SETTEE_SEED` makes [`seeds`] give that one. What
+//! runs on it with the most power losses is `settee-log`'s test `power_loss`: see "Trying it" in
+//! `docs/recovery.md`, and `cargo xtask crashes`.
 //!
 //! A log of whole lines, tried with a power loss at each of its syncs:
 //!

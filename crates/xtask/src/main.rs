@@ -1,17 +1,21 @@
 //! The project's own commands: `cargo xtask test` is what must pass before anything lands.
 //!
 //! `test` runs named steps in order, each a process group with a time limit (`steps`); `tidy`
-//! is the first of them and holds the rules no compiler checks (`tidy`).
+//! is the first of them and holds the rules no compiler checks (`tidy`). `crashes` tries as many
+//! power losses as one has time for (`crashes`).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+mod crashes;
 mod steps;
 mod tidy;
 
 const USAGE: &str = "\
 usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at the first that fails
        cargo xtask tidy                        check the rules of the source tree
+       cargo xtask crashes [--count N] [--seed S]
+                                               try N power losses (1,000,000), from seed S (0) on
 steps: tidy, fmt, clippy, doc, test, build, bench, npm, interop";
 
 fn main() -> ExitCode {
@@ -20,6 +24,7 @@ fn main() -> ExitCode {
     let result = match arguments[..] {
         ["tidy"] => root().and_then(|root| tidy::run(&root)),
         ["test"] => root().and_then(|root| steps::run(&root, None)),
+        ["crashes", ref options @ ..] => root().and_then(|root| crashes::run(&root, options)),
         ["test", "--only", names] => root().and_then(|root| steps::run(&root, Some(names))),
         _ => Err(USAGE.to_owned()),
     };

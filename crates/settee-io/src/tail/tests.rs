@@ -116,7 +116,9 @@ fn what_has_no_room_is_refused_whole() {
         let pad = std::panic::AssertUnwindSafe(|| buffer.pad(room.saturating_add(by)));
         assert!(std::panic::catch_unwind(pad).is_err());
         let bytes = vec![7; room + 1];
-        let extend = std::panic::AssertUnwindSafe(|| buffer.extend(&bytes));
+        let extend = std::panic::AssertUnwindSafe(|| {
+            buffer.extend(&bytes);
+        });
         assert!(std::panic::catch_unwind(extend).is_err());
         assert_eq!(buffer.len(), 9);
         buffer.extend(&bytes[1..]);
