@@ -23,7 +23,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::engine::{Completion, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request};
-use crate::read::Reading;
+use crate::read::{Reading, read_in_place};
 use crate::write::{Gate, Writing, write_blocking};
 use crate::{Alignment, Error, OFFSET_MAX, Result};
 
@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) path: Arc<Path>,
     pub(crate) descriptor: Arc<Descriptor>,
+    /// What [`Engine::reads_in_place`] said.
+    pub(crate) reads_in_place: bool,
     /// Set by the first who gets it, and kept: another mode leaves requests in flight on it.
     direct: OnceLock<Direct>,
     is_direct: AtomicBool,
@@ -74,6 +76,7 @@ impl File {
             engine: engine.clone(),
             path: path.into(),
             descriptor: Arc::new(descriptor),
+            reads_in_place: engine.reads_in_place(),
             direct: OnceLock::new(),
             is_direct: AtomicBool::new(false),
             gate: Gate::default(),
@@ -135,13 +138,15 @@ impl File {
     /// As [`File::read_at`], but also done once the first `wanted` bytes are read.
     pub(crate) async fn read_until(&self, offset: u64, length: usize, wanted: usize) -> Result<Bytes> {
         self.check_open()?;
-        let mut reading = Reading::new(offset, length, wanted);
+        let first = read_in_place(&self.shared, offset, length);
+        if first.len() >= wanted {
+            return Ok(first);
+        }
+        let mut reading = Reading::behind(first, offset, length, wanted);
         while !reading.is_done() {
-            if let Some((part, operation)) = reading.next(&self.shared) {
-                let result = begin(&*self.shared.engine, operation).await;
-                let result = result.unwrap_or_else(|_| Err(stopped()));
-                reading.settle(&self.shared, part, result)?;
-            }
+            let (part, operation) = reading.next(&self.shared);
+            let result = begin(&*self.shared.engine, operation).await;
+            reading.settle(&self.shared, part, result.unwrap_or_else(|_| Err(stopped())))?;
         }
         Ok(reading.into_bytes())
     }
@@ -150,13 +155,18 @@ impl File {
     ///
     /// # Errors
     /// As [`File::read_at`].
+    #[inline]
     pub fn read_at_blocking(&self, offset: u64, length: usize) -> Result<Bytes> {
         self.check_open()?;
-        let mut reading = Reading::new(offset, length, length);
+        let first = read_in_place(&self.shared, offset, length);
+        if first.len() >= length { Ok(first) } else { self.read_behind_blocking(first, offset, length) }
+    }
+
+    fn read_behind_blocking(&self, first: Bytes, offset: u64, length: usize) -> Result<Bytes> {
+        let mut reading = Reading::behind(first, offset, length, length);
         while !reading.is_done() {
-            if let Some((part, operation)) = reading.next(&self.shared) {
-                reading.settle(&self.shared, part, self.shared.engine.run(operation))?;
-            }
+            let (part, operation) = reading.next(&self.shared);
+            reading.settle(&self.shared, part, self.shared.engine.run(operation))?;
         }
         Ok(reading.into_bytes())
     }

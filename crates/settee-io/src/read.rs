@@ -11,8 +11,9 @@ use std::io;
 
 use bytes::{Buf, Bytes};
 
-use crate::engine::{Operation, OperationKind, Outcome};
+use crate::engine::{Descriptor, Operation, OperationKind, Outcome};
 use crate::file::Shared;
+use crate::threads::read_cached;
 use crate::{AlignedBuffer, Alignment, Error, OFFSET_MAX, Result};
 
 /// Most bytes that one request reads. A longer read is made of several, so that its memory is
@@ -24,9 +25,9 @@ pub(crate) struct Reading {
     offset: u64,
     length: usize,
     wanted: usize,
-    /// What the first request found.
+    /// What was found first, in place or by a request.
     first: Bytes,
-    /// What all found together, where there were several.
+    /// What was found together, where there was more.
     joined: Vec<u8>,
     at_end: bool,
     /// Direct requests got nowhere.
@@ -42,10 +43,25 @@ pub(crate) struct Part {
     direct: Option<Alignment>,
 }
 
+/// Reads of the range what the page cache has, in place; nothing in direct mode. What comes up
+/// short, and an error, say nothing of what the medium has.
+#[inline(always)]
+pub(crate) fn read_in_place(shared: &Shared, offset: u64, length: usize) -> Bytes {
+    if length == 0 || shared.direct().is_some() {
+        return Bytes::new();
+    }
+    let mut buffer = AlignedBuffer::new(length.min(REQUEST_SIZE_MAX), Alignment::ONE);
+    let found = match &*shared.descriptor {
+        Descriptor::System(file) => shared.reads_in_place && read_cached(file, offset, &mut buffer),
+        other => matches!(shared.engine.read_cached(other, offset, &mut buffer), Some(Ok(()))),
+    };
+    if found { buffer.into() } else { Bytes::new() }
+}
+
 impl Reading {
-    pub(crate) fn new(offset: u64, length: usize, wanted: usize) -> Reading {
-        let (first, joined) = Default::default();
-        Reading { offset, length, wanted, first, joined, at_end: false, buffered: false }
+    /// A reading that goes on behind `first`.
+    pub(crate) fn behind(first: Bytes, offset: u64, length: usize, wanted: usize) -> Reading {
+        Reading { offset, length, wanted, first, joined: Vec::new(), at_end: false, buffered: false }
     }
 
     fn found(&self) -> &[u8] {
@@ -61,8 +77,8 @@ impl Reading {
         if self.joined.is_empty() { self.first } else { self.joined.into() }
     }
 
-    /// The next request. What the page cache has is read in place, and gives none.
-    pub(crate) fn next(&mut self, shared: &Shared) -> Option<(Part, Operation)> {
+    /// The next request.
+    pub(crate) fn next(&mut self, shared: &Shared) -> (Part, Operation) {
         let offset = self.offset.saturating_add(self.found().len() as u64);
         let length = (self.length - self.found().len()).min(REQUEST_SIZE_MAX);
         let direct = shared.direct().filter(|_| !self.buffered);
@@ -73,20 +89,11 @@ impl Reading {
             let head = (offset - start) as usize;
             let buffer = AlignedBuffer::new(head + length, alignment);
             let operation = Operation::Read { file: shared.direct_descriptor(), offset: start, buffer };
-            return Some((Part { head, length, direct }, operation));
+            return (Part { head, length, direct }, operation);
         }
         let part = Part { head: 0, length, direct: None };
-        let mut buffer = AlignedBuffer::new(length, Alignment::ONE);
-        // A short read of the cache, and an error, say nothing of what the medium has.
-        if self.found().is_empty()
-            && let Some(Ok(count @ 1..)) =
-                shared.engine.read_cached(&shared.descriptor, offset, buffer.whole_mut())
-        {
-            buffer.set_len(count);
-            self.take(part, buffer);
-            return None;
-        }
-        Some((part, Operation::Read { file: shared.descriptor.clone(), offset, buffer }))
+        let buffer = AlignedBuffer::new(length, Alignment::ONE);
+        (part, Operation::Read { file: shared.descriptor.clone(), offset, buffer })
     }
 
     /// Takes what the request found.

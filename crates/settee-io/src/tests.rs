@@ -18,34 +18,33 @@ use rand::{RngExt, SeedableRng};
 
 use crate::{
     AlignedBuffer, Alignment, Completion, Descriptor, DirectMode, Engine, EngineKind, EngineOptions, Error,
-    File, OpenMode, Operation, Outcome, ReadAt, ReadPolicy, Request, Result, RingUse, ThreadOptions,
-    UringEngine, UringOptions,
+    File, Merge, OpenMode, Operation, Outcome, ReadAhead, ReadAt, ReadPolicy, Request, Result, RingUse,
+    ThreadOptions, UringEngine, UringOptions,
 };
 
 mod direct;
 
 /// The engines of this machine: with the smallest limits, so that every queue is full at once,
-/// and with their defaults.
+/// and with their defaults; each way to use a ring.
 fn engines() -> Vec<(String, Arc<dyn Engine>)> {
-    let uring = UringOptions::default();
     let mut engines = small_engines();
-    for uring in [uring, UringOptions { ring_use: RingUse::All, ..uring }] {
-        engines.extend(start("large", ThreadOptions::default(), uring));
-    }
+    engines.extend(start("large", ThreadOptions::default(), UringOptions::default()));
     engines
 }
 
 fn small_engines() -> Vec<(String, Arc<dyn Engine>)> {
     let threads = ThreadOptions { thread_count: 1, sync_thread_count: 1, queue_count_max: 1 };
-    start("small", threads, UringOptions { entry_count: 2, queue_count_max: 1, ring_use: RingUse::All })
+    start("small", threads, UringOptions { entry_count: 2, queue_count_max: 1, ..UringOptions::default() })
 }
 
-/// Each kind of engine; the ring is among them unless the kernel refuses it.
+/// Each engine, and the ring in each of its uses; the ring is among them unless the kernel
+/// refuses it.
 fn start(size: &str, threads: ThreadOptions, uring: UringOptions) -> Vec<(String, Arc<dyn Engine>)> {
+    use EngineKind::{Threads, Uring};
     let mut engines = Vec::new();
-    for kind in [EngineKind::Threads, EngineKind::Uring] {
-        match (EngineOptions { kind, threads, uring }).start() {
-            Ok(engine) => engines.push((format!("{size} {kind}, {:?}", uring.ring_use), engine)),
+    for (kind, ring_use) in [(Threads, RingUse::All), (Uring, RingUse::Direct), (Uring, RingUse::All)] {
+        match (EngineOptions { kind, threads, uring: UringOptions { ring_use, ..uring } }).start() {
+            Ok(engine) => engines.push((format!("{size} {kind}, {ring_use:?}"), engine)),
             Err(error) if is_refusal(&error) => eprintln!("not tested here: {kind}: {error}"),
             Err(error) => panic!("{kind}: {error}"),
         }
@@ -61,12 +60,17 @@ pub(crate) fn is_refusal(error: &io::Error) -> bool {
 #[derive(Debug, Clone)]
 enum Step {
     Read(u64, usize),
-    ReadMany(Vec<(u64, usize)>),
+    ReadMany(Vec<(u64, usize)>, ReadPolicy),
+    /// The same, sorted, as a stream of so many device reads at once.
+    ReadStream(Vec<(u64, usize)>, ReadPolicy, usize),
     ReadExact(u64, usize),
     Write(u64, Memory, bool),
+    /// A write where the file ends.
+    Append(Memory),
     SetLength(u64),
     Allocate(u64, u64),
     Sync,
+    LinkCount,
     Close,
     Reopen(OpenMode),
     SetDirect(bool),
@@ -87,11 +91,16 @@ fn step() -> impl Strategy<Value = Step> {
     let modes = vec![OpenMode::Read, OpenMode::Write, OpenMode::Create, OpenMode::CreateNew];
     prop_oneof![
         4 => range().prop_map(|(offset, length)| Step::Read(offset, length)),
-        2 => prop::collection::vec(range(), 0..6).prop_map(Step::ReadMany),
+        2 => (prop::collection::vec(range(), 0..6), policy()).prop_map(|(at, how)| Step::ReadMany(at, how)),
+        1 => (prop::collection::vec(range(), 0..6), policy(), 0..4usize).prop_map(|(mut at, how, count)| {
+            at.sort_unstable();
+            Step::ReadStream(at, how, count)
+        }),
         1 => range().prop_map(|(offset, length)| Step::ReadExact(offset, length)),
         4 => (0..40_000u64, prop::collection::vec(any::<u8>(), 0..9_000), prop::bool::weighted(0.2))
             .prop_map(|(offset, bytes, sync)| Step::Write(offset, Memory::Any(bytes), sync)),
         4 => aligned_write(),
+        2 => prop::collection::vec(any::<u8>(), 0..3_000).prop_map(|bytes| Step::Append(Memory::Any(bytes))),
         1 => (offset().prop_filter("no file of a terabyte", |offset| *offset != 1 << 40), any::<bool>())
             .prop_map(|(offset, sync)| Step::Write(offset, Memory::Any(vec![7; 10]), sync)),
         2 => (0..50_000u64).prop_map(Step::SetLength),
@@ -101,9 +110,17 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (huge_length(), 1..9_000u64).prop_map(|(offset, length)| Step::Allocate(offset, length)),
         3 => any::<bool>().prop_map(Step::SetDirect),
         1 => Just(Step::Sync),
+        1 => Just(Step::LinkCount),
         1 => Just(Step::Close),
         2 => prop::sample::select(modes).prop_map(Step::Reopen),
     ]
+}
+
+fn policy() -> impl Strategy<Value = ReadPolicy> {
+    let chunked = |bytes| Merge::Chunked(Alignment::new(bytes).unwrap());
+    let merges = vec![Merge::AdjacentOnly, chunked(512), chunked(4096)];
+    (prop::sample::select(merges), 1..20_000usize)
+        .prop_map(|(merge, read_size_max)| ReadPolicy { merge, read_size_max })
 }
 
 /// The bytes of a write, as they lie in memory.
@@ -207,8 +224,9 @@ impl Pair {
 
     async fn run(&mut self, step: Step) -> std::result::Result<(), TestCaseError> {
         if self.closed && !matches!(step, Step::Close | Step::Reopen(_)) {
-            let result = self.try_ours(step).await;
-            prop_assert!(matches!(result, Err(Error::Closed { .. })), "{:?}", result);
+            for result in [self.try_ours(step).await, self.ours.length().await.map(drop)] {
+                prop_assert!(matches!(result, Err(Error::Closed { .. })), "{:?}", result);
+            }
             return Ok(());
         }
         match step {
@@ -220,18 +238,20 @@ impl Pair {
                 let found = ours(found);
                 prop_assert_eq!(found, theirs(read_std(&self.theirs, offset, length).map(Bytes::from)));
             }
-            Step::ReadMany(ranges) => {
+            Step::ReadMany(ranges, policy) => {
                 let reads: Vec<_> = ranges.iter().map(|&(at, length)| ReadAt::new(at, length)).collect();
-                let found = self.ours.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
-                for (found, (offset, length)) in found.into_iter().zip(ranges) {
-                    // Nothing is read past where a file can end: that it ends before is said instead.
-                    let expected = read_std(&self.theirs, offset, length).unwrap_or_default();
-                    if expected.len() < length {
-                        prop_assert!(matches!(found, Err(Error::PastEnd { .. })), "{:?}", found);
-                        continue;
-                    }
-                    prop_assert_eq!(ours(found), Ok(Bytes::from(expected)));
+                let found = self.ours.read_many(&reads, policy).await;
+                self.check_values(&ranges, found)?;
+            }
+            Step::ReadStream(ranges, policy, count_max) => {
+                let reads = ranges.iter().map(|&(at, length)| ReadAt::new(at, length));
+                let ahead = ReadAhead { count_max, size_max: 10_000 };
+                let mut stream = self.ours.read_stream(reads, policy, ahead);
+                let mut found = Vec::new();
+                while let Some(((), value)) = stream.next().await {
+                    found.push(value);
                 }
+                self.check_values(&ranges, found)?;
             }
             Step::ReadExact(offset, length) => {
                 let found = ours(self.ours.read_exact_at(offset, length).await);
@@ -245,6 +265,12 @@ impl Pair {
                 let expected = theirs(self.theirs.write_all_at(&Bytes::from(memory.clone()), offset));
                 prop_assert_eq!(ours(self.try_ours(step).await), expected);
             }
+            Step::Append(ref memory) => {
+                let end = self.theirs.metadata().unwrap().len();
+                let expected = theirs(self.theirs.write_all_at(&Bytes::from(memory.clone()), end));
+                prop_assert_eq!(ours(self.try_ours(step).await), expected);
+            }
+            Step::LinkCount => prop_assert_eq!(self.ours.link_count().await.unwrap(), 1),
             Step::SetLength(length) => {
                 let expected = theirs(self.theirs.set_len(length));
                 prop_assert_eq!(ours(self.try_ours(step).await), expected);
@@ -274,6 +300,32 @@ impl Pair {
         Ok(())
     }
 
+    /// Values that were read together, against reads of each.
+    fn check_values(
+        &self,
+        ranges: &[(u64, usize)],
+        found: Vec<Result<Bytes>>,
+    ) -> std::result::Result<(), TestCaseError> {
+        prop_assert_eq!(found.len(), ranges.len());
+        for (found, &(offset, length)) in found.into_iter().zip(ranges) {
+            // Nothing is read past where a file can end: that it ends before is said instead.
+            let expected = read_std(&self.theirs, offset, length).unwrap_or_default();
+            if expected.len() < length {
+                prop_assert!(matches!(found, Err(Error::PastEnd { .. })), "{:?}", found);
+                continue;
+            }
+            prop_assert_eq!(ours(found), Ok(Bytes::from(expected)));
+        }
+        Ok(())
+    }
+
+    /// The two files, read by others.
+    fn check_files(&self) -> std::result::Result<(), TestCaseError> {
+        let read = |name| fs::read(self.folder.path().join(name)).unwrap();
+        prop_assert!(read("ours") == read("theirs"), "the files differ");
+        Ok(())
+    }
+
     async fn reopen(&mut self, mode: OpenMode) -> std::result::Result<(), TestCaseError> {
         let opened = File::open(&self.engine, &self.folder.path().join("ours"), mode).await;
         let expected = open_std(&self.folder.path().join("theirs"), mode);
@@ -290,10 +342,20 @@ impl Pair {
     async fn try_ours(&self, step: Step) -> Result<()> {
         match step {
             Step::Read(offset, length) => self.ours.read_at(offset, length).await.map(drop),
-            Step::ReadMany(ranges) => {
+            Step::ReadMany(ranges, policy) => {
                 let reads = [ReadAt::new(0, ranges.len())];
-                self.ours.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await.remove(0).map(drop)
+                self.ours.read_many(&reads, policy).await.remove(0).map(drop)
             }
+            Step::ReadStream(ranges, policy, _) => {
+                let reads = [ReadAt::new(0, 1 + ranges.len())];
+                let mut stream = self.ours.read_stream(reads, policy, ReadAhead::default());
+                stream.next().await.expect("one value").1.map(drop)
+            }
+            Step::Append(bytes) => {
+                let end = self.ours.length().await?;
+                self.ours.write_at(end, bytes.into()).await
+            }
+            Step::LinkCount => self.ours.link_count().await.map(drop),
             Step::ReadExact(offset, length) => self.ours.read_exact_at(offset, length).await.map(drop),
             Step::Write(offset, bytes, true) if self.blocking => {
                 self.ours.write_and_sync_at_blocking(offset, bytes.into())
@@ -335,7 +397,7 @@ proptest! {
                     for step in steps.clone() {
                         pair.run(step).await?;
                     }
-                    Ok::<(), TestCaseError>(())
+                    pair.check_files()
                 })?;
             }
         }
@@ -587,4 +649,28 @@ fn an_engines_kind_is_read_as_it_is_shown() {
         assert_eq!(kind.to_string().parse(), Ok(kind));
     }
     assert!("uring".parse::<EngineKind>().unwrap_err().contains("io_uring"));
+}
+
+#[tokio::test]
+async fn every_sync_reaches_the_system_whose_error_is_told() {
+    for (name, engine) in engines() {
+        // It takes every write, and has nothing to sync: fdatasync(2) fails with EINVAL.
+        let file = File::open(&engine, Path::new("/dev/null"), OpenMode::Write).await.unwrap();
+        let bytes = || Bytes::from_static(b"settee");
+        file.write_at(0, bytes()).await.unwrap();
+        file.write_at_blocking(0, bytes()).unwrap();
+        file.write_at(0, Bytes::new()).await.unwrap();
+        file.write_at_blocking(0, Bytes::new()).unwrap();
+        for (how, synced) in [
+            ("a sync", file.sync().await),
+            ("a blocking sync", file.sync_blocking()),
+            ("a write", file.write_and_sync_at(0, bytes()).await),
+            ("a blocking write", file.write_and_sync_at_blocking(0, bytes())),
+            ("an empty write", file.write_and_sync_at(0, Bytes::new()).await),
+            ("an empty blocking write", file.write_and_sync_at_blocking(0, Bytes::new())),
+        ] {
+            let error = synced.expect_err(how);
+            assert_eq!(error.io_kind(), Some(io::ErrorKind::InvalidInput), "{name}, {how}: {error}");
+        }
+    }
 }

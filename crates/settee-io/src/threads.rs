@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io::{self, IoSliceMut};
+use std::mem::{self, MaybeUninit};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -19,8 +20,8 @@ use std::thread;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::Alignment;
 use crate::engine::{Descriptor, Engine, Entry, OpenMode, Operation, Outcome, Request};
+use crate::{AlignedBuffer, Alignment};
 
 /// The alignment for direct I/O, in bytes, where the kernel doesn't tell it.
 const UNKNOWN_ALIGNMENT: u32 = 4096;
@@ -102,16 +103,8 @@ impl Engine for ThreadEngine {
         run(operation)
     }
 
-    fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
-        // To preadv2(2) an offset of -1 is the descriptor's own position; read(2) refuses it.
-        i64::try_from(offset).ok()?;
-        let mut buffers = [IoSliceMut::new(buffer)];
-        match rustix::io::preadv2(system(file), &mut buffers, offset, ReadWriteFlags::NOWAIT) {
-            Ok(count) => Some(Ok(count)),
-            // Not in memory, not supported by the file system, or interrupted: ask the pool.
-            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => None,
-            Err(error) => Some(Err(error.into())),
-        }
+    fn reads_in_place(&self) -> bool {
+        true
     }
 }
 
@@ -181,8 +174,9 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         }
         Operation::OpenDirect { file } => open_direct(file),
         Operation::Read { file, offset, mut buffer } => {
-            let count = uninterrupted(|| system(&file).read_at(buffer.whole_mut(), offset))?;
-            buffer.set_len(count);
+            rustix::io::retry_on_intr(|| {
+                buffer.fill(|memory| rustix::io::pread(system(&file), memory, offset).map(|(read, _)| read))
+            })?;
             Ok(Outcome::Read { buffer })
         }
         Operation::Write { file, offset, buffer, sync } => {
@@ -226,6 +220,41 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         Operation::RemoveFolder { path } => fs::remove_dir(path).map(|()| Outcome::Done),
         Operation::Rename { from, to } => fs::rename(from, to).map(|()| Outcome::Done),
     }
+}
+
+/// Fills `buffer` with what the page cache has of the range; `false` where that is nothing, the
+/// file system doesn't support it, or something else went wrong: the pool will see.
+#[inline(always)]
+pub(crate) fn read_cached(file: &fs::File, offset: u64, buffer: &mut AlignedBuffer) -> bool {
+    // To preadv2(2) an offset of -1 is the descriptor's own position; read(2) refuses it.
+    i64::try_from(offset).is_ok() && buffer.fill(|memory| read_nowait(file, memory, offset)).is_ok()
+}
+
+/// Reads what the page cache has of the range into `memory`, and gives what it read; `AGAIN`
+/// where that is nothing (preadv2(2), `RWF_NOWAIT`).
+#[inline(always)]
+fn read_nowait<'a>(
+    file: &fs::File,
+    memory: &'a mut [MaybeUninit<u8>],
+    offset: u64,
+) -> Result<&'a mut [u8], Errno> {
+    let buffer = IoVector { start: memory.as_mut_ptr().cast(), length: memory.len() };
+    // SAFETY: `IoSliceMut` is documented to have the ABI of an iovec. It names `memory`, ours to
+    // write to for as long as it lives, which is the call below. That the memory may not be
+    // initialised is no matter: the call doesn't look at it, and hands it to the kernel, which
+    // only writes.
+    let buffer = unsafe { mem::transmute::<IoVector, IoSliceMut<'_>>(buffer) };
+    let count = rustix::io::preadv2(file, &mut [buffer], offset, ReadWriteFlags::NOWAIT)?;
+    let read = &mut memory[..count];
+    // SAFETY: the kernel has written the first `count` bytes.
+    Ok(unsafe { read.assume_init_mut() })
+}
+
+/// An iovec(3type).
+#[repr(C)]
+struct IoVector {
+    start: *mut u8,
+    length: usize,
 }
 
 fn open(path: &Path, mode: OpenMode) -> io::Result<fs::File> {

@@ -166,8 +166,8 @@ impl Engine for UringEngine {
         self.threads.run(operation)
     }
 
-    fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
-        self.threads.read_cached(file, offset, buffer)
+    fn reads_in_place(&self) -> bool {
+        true
     }
 }
 
@@ -321,8 +321,9 @@ impl Ring {
         let entry = entry(flight).user_data(place as u64);
         // SAFETY: the entry's buffer and descriptor belong to the flight, which stays in the
         // table, untouched, until `settle` has the kernel's completion; a table that ends
-        // earlier leaks its flights (`Ring::drop`). Moving the flight would not move the buffer,
-        // which is on the heap.
+        // earlier leaks its flights (`Ring::drop`). Moving the flight does not move the memory,
+        // which its buffer only points to; `Bytes` that are written have no unique owner meanwhile
+        // who could change them.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("an entry for every place");
     }
@@ -369,8 +370,9 @@ impl Ring {
             }
             (Err(error), _) => Err(error.into()),
             (Ok(count), Operation::Read { mut buffer, .. }) => {
-                // Panics where the kernel read more than was asked for.
-                buffer.set_len(count);
+                // SAFETY: the kernel has completed a read of `count` bytes into the front of the
+                // memory that `entry` took from this buffer, which nobody has touched since.
+                unsafe { buffer.assume_filled(count) };
                 Ok(Outcome::Read { buffer })
             }
             (Ok(_), Operation::Write { buffer, .. }) if written => Ok(Outcome::Count(buffer.len() as u64)),
@@ -409,8 +411,9 @@ fn entry(flight: &mut Flight) -> squeue::Entry {
     let fd = |file: &Descriptor| types::Fd(system(file).as_raw_fd());
     match &mut flight.operation {
         Operation::Read { file, offset, buffer } => {
-            let memory = buffer.whole_mut();
-            opcode::Read::new(fd(file), memory.as_mut_ptr(), size(memory.len())).offset(*offset).build()
+            let memory = buffer.unfilled();
+            let start = memory.as_mut_ptr().cast();
+            opcode::Read::new(fd(file), start, size(memory.len())).offset(*offset).build()
         }
         Operation::Write { file, offset, buffer, .. } if !flight.written => {
             opcode::Write::new(fd(file), buffer.as_ptr(), size(buffer.len())).offset(*offset).build()

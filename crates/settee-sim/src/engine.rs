@@ -6,7 +6,9 @@
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-use settee_io::{Alignment, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request};
+use settee_io::{
+    AlignedBuffer, Alignment, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request,
+};
 
 use crate::content::SECTOR_SIZE;
 use crate::disk::Fault;
@@ -73,12 +75,18 @@ impl Engine for SimEngine {
             .unwrap_or_else(|| Err(io::Error::other("the power is lost")))
     }
 
-    fn read_cached(&self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+    fn read_cached(
+        &self,
+        file: &Descriptor,
+        offset: u64,
+        buffer: &mut AlignedBuffer,
+    ) -> Option<io::Result<()>> {
         let mut state = self.0.state();
         if state.power_lost || !state.random.coin() {
             return None;
         }
-        Some(state.read(file, offset, buffer))
+        let result = state.read(file, offset, buffer.whole_mut());
+        Some(result.map(|count| buffer.set_len(count)))
     }
 }
 
@@ -232,11 +240,7 @@ impl State {
         let (handle, content) = self.file(file)?;
         let is_direct = handle.is_direct;
         let available = content.content.available(offset, buffer.len());
-        let mut count = self.shorten(available, self.plan.short_reads);
-        if is_direct && count < available {
-            // Whole sectors, at least one, which is there.
-            count = alignment().down(count as u64).max(SECTOR_SIZE).min(available as u64) as usize;
-        }
+        let count = self.shorten(available, self.plan.short_reads, is_direct);
         let bytes = self.file(file)?.1.content.bytes();
         if count > 0 {
             buffer[..count].copy_from_slice(&bytes[offset as usize..offset as usize + count]);
@@ -256,7 +260,8 @@ impl State {
         if length == 0 {
             return Ok(Outcome::Count(0));
         }
-        let part = buffer.slice(..self.shorten(length, self.plan.short_writes));
+        let is_direct = self.file(file)?.0.is_direct;
+        let part = buffer.slice(..self.shorten(length, self.plan.short_writes, is_direct));
         let room = self.room();
         let seq = self.files.next_seq();
         let count = write_within(&mut self.writable(file)?.content, seq, offset, part, room)?;
@@ -302,8 +307,17 @@ impl State {
         self.plan.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.files.used_bytes()))
     }
 
-    fn shorten(&mut self, count: usize, probability: f64) -> usize {
-        if count > 1 && self.random.chance(probability) { 1 + self.random.index(count - 1) } else { count }
+    /// How much of `count` bytes is done at once: past the page cache whole sectors, as far as
+    /// there are any.
+    fn shorten(&mut self, count: usize, probability: f64, is_direct: bool) -> usize {
+        if count <= 1 || !self.random.chance(probability) {
+            return count;
+        }
+        let short = 1 + self.random.index(count - 1);
+        match is_direct {
+            true => alignment().down(short as u64).max(SECTOR_SIZE).min(count as u64) as usize,
+            false => short,
+        }
     }
 
     fn file<'a>(&'a mut self, descriptor: &'a Descriptor) -> io::Result<(&'a Handle, &'a mut File)> {

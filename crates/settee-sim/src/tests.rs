@@ -2,6 +2,7 @@
 //! Method: small programs under many seeds; what must hold holds under each, what may happen
 //! happens under some.
 
+mod direct;
 mod disk;
 mod executor;
 mod faults;

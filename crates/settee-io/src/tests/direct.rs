@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::engine::OperationKind;
-use crate::{EngineKind, Merge, plan};
+use crate::{EngineKind, plan};
 
 /// What a test engine does with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
