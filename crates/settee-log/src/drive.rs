@@ -9,11 +9,16 @@
 //! 1. Whoever may have made an action possible calls [`Shared::drive`] afterwards, without the
 //!    lock.
 //! 2. One thread at a time submits: what ends meanwhile, also in that thread, is seen by its next
-//!    look. So engines that run a request in place don't lead to recursion without end.
+//!    look. So engines that run a request in place don't lead to recursion without end. Beside it
+//!    one that waits in its own thread may take actions, and carries them out itself.
+//! 3. An operation counts as under way from when it was taken from the state to when its end was
+//!    taken in, also after the log has stopped.
 
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
+use futures_util::future::select;
 use tokio::sync::oneshot;
 
 use crate::error::Stopped;
@@ -85,10 +90,13 @@ impl Shared {
             if write.is_none() && self.options.is_planted(Planted::SyncRetried) {
                 return self.lock().retry_sync();
             }
-            return self.stop(error);
+            self.stop(error);
+            self.lock().operation_count -= 1;
+            return self.ended.notify_waiters();
         }
         let now = self.env.clock.now();
         let mut state = self.lock();
+        state.operation_count -= 1;
         let mut woken = Vec::new();
         if let Some((id, size)) = write {
             woken = state.wrote(id, size, now);
@@ -100,25 +108,39 @@ impl Shared {
             self.persisted_seq.store(state.persisted.seq, Ordering::Release);
         }
         self.publish(&mut state);
+        let is_last = state.stopped.is_some() && state.operation_count == 0;
         drop(state);
+        if is_last {
+            self.ended.notify_waiters();
+        }
         for waiter in woken {
             // Whoever waited may have gone.
             let _ = waiter.send(());
         }
     }
 
-    /// Looks again when something has grown old, or a group has waited long enough.
+    /// Looks again when something has grown old, or a group has waited long enough. A log has one
+    /// timer, or none.
     fn set_timer(self: &Arc<Self>, state: &mut State) {
         let Some(deadline) = state.deadline() else { return };
         if state.timer.is_some_and(|timer| timer <= deadline) {
             return;
         }
-        state.timer = Some(deadline);
-        let (shared, clock) = (Arc::downgrade(self), self.env.clock.clone());
+        if state.timer.replace(deadline).is_some() {
+            return self.timer_moved.notify_one();
+        }
+        let (log, clock, moved) = (Arc::downgrade(self), self.env.clock.clone(), self.timer_moved.clone());
         self.env.spawn("log timer", async move {
-            clock.sleep(deadline.saturating_sub(clock.now())).await;
-            let Some(shared) = shared.upgrade() else { return };
-            shared.lock().timer.take_if(|timer| *timer == deadline);
+            loop {
+                let Some(deadline) = log.upgrade().and_then(|shared| shared.lock().timer) else { return };
+                let now = clock.now();
+                if now >= deadline {
+                    break;
+                }
+                select(clock.sleep(deadline - now), pin!(moved.notified())).await;
+            }
+            let Some(shared) = log.upgrade() else { return };
+            shared.lock().timer = None;
             shared.drive();
         });
     }
@@ -201,7 +223,7 @@ impl Shared {
         Stopped { source: Arc::new(source) }
     }
 
-    fn why_stopped(&self) -> Stopped {
+    pub(crate) fn why_stopped(&self) -> Stopped {
         self.lock().stopped.clone().unwrap_or_else(|| self.closed())
     }
 
@@ -217,8 +239,7 @@ impl Shared {
         }
         tracing::error!(%error, folder = %self.folder.display(), "log stopped");
         state.stopped = Some(Stopped { source: Arc::new(error) });
-        state.written_waiters.clear();
-        state.persisted_waiters.clear();
+        self.let_go(state);
     }
 
     /// Ends the log: nothing more is begun, whoever waits is told.
@@ -227,7 +248,40 @@ impl Shared {
         if state.stopped.is_none() {
             state.stopped = Some(self.closed());
         }
-        state.clear();
+        self.let_go(state);
+    }
+
+    /// Lets go of what is accepted and was not written, and of all who wait: nothing of it comes.
+    /// Its memory is for other logs.
+    fn let_go(&self, mut state: MutexGuard<'_, State>) {
+        let held = state.clear();
         self.publish(&mut state);
+        drop(state);
+        // Wakes whoever waited.
+        drop(held);
+        self.timer_moved.notify_one();
+        self.ended.notify_waiters();
+    }
+
+    /// Returns once the log has stopped, or ended.
+    pub(crate) async fn ends(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.is_stopped() {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Returns once no write or sync is under way in a log that has ended.
+    pub(crate) async fn wait_for_operations(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.lock().operation_count == 0 {
+                return;
+            }
+            ended.await;
+        }
     }
 }

@@ -71,6 +71,10 @@ pub enum ReadError {
         segment: u32,
     },
 
+    /// It was accepted, and the log stopped before it was written.
+    #[error(transparent)]
+    Stopped(Stopped),
+
     /// The system failed to read.
     #[error(transparent)]
     Io(#[from] settee_io::Error),

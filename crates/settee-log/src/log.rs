@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use settee_io::{BufferPool, Env, File};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::directory::{Directory, DirectoryError};
 use crate::error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
@@ -206,7 +206,8 @@ pub struct LogStats {
 /// A segmented append-only log in a folder of its own. Used from many tasks at once.
 ///
 /// Dropping it without [`Log::close`] is like a crash of the process: what was accepted and
-/// not yet written may be lost.
+/// not yet written may be lost. But the process goes on, and so do writes in flight: another log on
+/// the same folder is then for another process.
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
 }
@@ -233,6 +234,10 @@ pub(crate) struct Shared {
     pub written_position: AtomicU64,
     /// Mirrors the `Seq` of `State::persisted`.
     pub persisted_seq: AtomicU64,
+    /// Told when the log ends, and when its last operation does after that.
+    pub ended: Notify,
+    /// Told when the timer is to look earlier than it meant to.
+    pub timer_moved: Arc<Notify>,
 }
 
 impl Log {
@@ -277,6 +282,8 @@ impl Log {
             view: ArcSwap::from_pointee(View::new(Arc::new(found.files), &state)),
             written_position: AtomicU64::new(end.at.bits()),
             persisted_seq: AtomicU64::new(end.seq),
+            ended: Notify::new(),
+            timer_moved: Arc::default(),
             state: Mutex::new(state),
             room: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
@@ -331,6 +338,7 @@ impl Log {
             match placed {
                 Ok(placed) => break placed,
                 Err(lack) => {
+                    self.shared.drive();
                     let (done, made) = oneshot::channel();
                     let (shared, claim) = (self.shared.clone(), Claim::of(batch));
                     self.shared.env.spawn("log room", async move {
@@ -426,9 +434,9 @@ impl Log {
     /// What the system says; some segments may have changed.
     pub async fn set_direct(&self, direct: bool) -> Result<(), settee_io::Error> {
         // No segment comes or goes meanwhile.
-        let _room = self.shared.room.lock().await;
+        let room = self.shared.room.lock().await;
         let files = self.shared.view.load().files.clone();
-        for file in files.values() {
+        for file in files.values().chain(room.next.as_ref().map(|spare| &spare.file)) {
             file.set_direct(direct).await?;
         }
         self.shared.direct.store(direct, Ordering::Relaxed);
@@ -475,9 +483,8 @@ impl Log {
         let end = offset.checked_add(length);
         let end = end.ok_or_else(|| self.damaged(location, "it ends past the largest segment"))?;
         let (start, end) = (Position::new(segment, offset), Position::new(segment, end));
-        let written = Position::from_bits(self.shared.written_position.load(Ordering::Acquire));
         let mut bytes = None;
-        if end > written {
+        if end > self.shared.written() {
             bytes = self.shared.view.load().copy(start, end);
         }
         let bytes = match bytes {
@@ -485,10 +492,22 @@ impl Log {
             None => {
                 let file = self.shared.view.load().files.get(&segment).cloned();
                 let file: Arc<File> = file.ok_or(ReadError::NoSegment { segment })?;
+                // Looked up again: it may have been written meanwhile.
+                if end > self.shared.written() {
+                    return Err(self.not_written(location));
+                }
                 file.read_exact_at(u64::from(offset), length as usize).await?
             }
         };
         Record::decode(bytes).map_err(|what| self.damaged(location, what))
+    }
+
+    /// Why there is nothing at a place behind all that is written, nor in memory.
+    fn not_written(&self, location: Location) -> ReadError {
+        match self.health() {
+            Err(stopped) => ReadError::Stopped(stopped),
+            Ok(()) => self.damaged(location, "nothing was appended there"),
+        }
     }
 
     fn damaged(&self, location: Location, what: &'static str) -> ReadError {
@@ -520,6 +539,7 @@ impl Log {
     pub async fn close(&self) -> Result<(), Stopped> {
         let flushed = self.flush().await;
         self.shared.end();
+        self.shared.wait_for_operations().await;
         drop(self.shared.room.lock().await);
         drop(self.shared.sealing.lock().await);
         flushed
@@ -554,6 +574,11 @@ fn locations(batch: &Batch, placed: &Placed) -> Vec<Location> {
 }
 
 impl Shared {
+    /// Up to where all is in the system's hands.
+    fn written(&self) -> Position {
+        Position::from_bits(self.written_position.load(Ordering::Acquire))
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -586,8 +611,9 @@ impl Shared {
                 Stage::Written => state.want_written(),
                 Stage::Persisted => state.want_persisted(),
             }
-            self.do_chores(&mut state);
         }
+        // Also where it found no room: there may be files to remove.
+        self.do_chores(&mut state);
         Ok(placed)
     }
 }

@@ -8,16 +8,24 @@
 //! also filled with zeros: a sync of bytes written over zeros that are on the medium changes no
 //! metadata, and takes about two thirds of one into reserved space (`settee bench sync`). Bulk
 //! streams don't pay for zeros.
+//!
+//! Invariants:
+//! 1. Room ends at multiples of [`SYNC_ALIGNMENT`], where it was made here: zeros begin in no block
+//!    that a sync may have covered.
+//! 2. Zeros are written and synced by a handle of their own: the system tells each handle of a
+//!    failed write-back once, and a group's sync must learn of every one.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use settee_io::{File, OpenMode, OperationKind, TailBuffer, folder};
 
 use crate::error::{AppendError, Stopped};
-use crate::format::{SEGMENT_HEADER_SIZE, SegmentHeader};
+use crate::format::{FrameSeed, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
 use crate::log::{LogOptions, Shared};
 use crate::recovery::segment_path;
 use crate::seal::Known;
@@ -55,6 +63,7 @@ const SPARE_LOG_BYTES_MIN: u64 = 20 * FIRST_ROOM_BYTES as u64;
 pub(crate) struct OpenSegment {
     pub number: u32,
     pub epoch: u32,
+    pub seed: FrameSeed,
     pub file: Arc<File>,
     /// Where it is full.
     pub bytes_max: u32,
@@ -114,10 +123,17 @@ pub(crate) enum RoomError {
 
 impl From<settee_io::Error> for RoomError {
     fn from(error: settee_io::Error) -> RoomError {
-        // A failed sync may have dropped what others wrote before: it is never just a full disk.
-        let is_sync = matches!(error.operation(), Some(OperationKind::Sync | OperationKind::SyncFolder));
-        if error.is_no_space() && !is_sync { RoomError::Refused(error) } else { RoomError::Failed(error) }
+        match error.is_no_space() && !is_of_sync(&error) {
+            true => RoomError::Refused(error),
+            false => RoomError::Failed(error),
+        }
     }
+}
+
+/// Whether a sync failed: it may have dropped what others wrote before, and is never just a full
+/// disk.
+fn is_of_sync(error: &settee_io::Error) -> bool {
+    matches!(error.operation(), Some(OperationKind::Sync | OperationKind::SyncFolder))
 }
 
 impl LogOptions {
@@ -138,6 +154,9 @@ impl State {
         let segment = self.segment.as_ref()?;
         if self.has_forgotten() {
             return Some(Chore::Forget);
+        }
+        if self.chore_refused {
+            return None;
         }
         let used = self.next.offset();
         let left = segment.allocated.saturating_sub(used);
@@ -171,7 +190,11 @@ impl Shared {
         claim: Claim,
     ) -> Result<Option<TailBuffer>, AppendError> {
         if let Lack::Buffer(capacity) = lack {
-            return Ok(Some(self.env.buffers.take(capacity).await));
+            let buffer = pin!(self.env.buffers.take(capacity));
+            return match select(buffer, pin!(self.ends())).await {
+                Either::Left((buffer, _)) => Ok(Some(buffer)),
+                Either::Right(_) => Err(self.why_stopped().into()),
+            };
         }
         // In a task of its own: a segment half made would be in the way for good, were the
         // caller's future dropped there.
@@ -216,8 +239,9 @@ impl Shared {
 
     /// Reserves up to `end` in the open segment, and ahead where the disk has it.
     async fn reserve(&self, end: u32) -> Result<(), RoomError> {
-        let (file, allocated, bytes_max) = self.open_segment();
-        let most = (end + ahead(allocated)).min(bytes_max);
+        let (_, file, allocated, bytes_max) = self.open_segment();
+        let end = end.next_multiple_of(SYNC_ALIGNMENT);
+        let most = (end + ahead(allocated)).min(bytes_max).next_multiple_of(SYNC_ALIGNMENT);
         let mut reserved = most;
         let mut result = file.allocate(u64::from(allocated), u64::from(most - allocated)).await;
         if most > end && result.as_ref().is_err_and(settee_io::Error::is_no_space) {
@@ -231,22 +255,28 @@ impl Shared {
         Ok(())
     }
 
-    /// The open segment's file, how much of it is reserved, and where it is full.
-    fn open_segment(&self) -> (Arc<File>, u32, u32) {
+    /// The open segment's number and file, how much of it is reserved, and where it is full.
+    fn open_segment(&self) -> (u32, Arc<File>, u32, u32) {
         let state = self.lock();
         let segment = state.segment.as_ref().expect("it is the room's holder who changes segments");
-        (segment.file.clone(), segment.allocated, segment.bytes_max)
+        (segment.number, segment.file.clone(), segment.allocated, segment.bytes_max)
     }
 
     /// Begins the next segment. What is in the one before is still on its way.
     async fn roll(self: &Arc<Self>, claim: Claim, room: &mut Room) -> Result<(), RoomError> {
         let under_way = self.lock().unpersisted_bytes();
         loop {
-            let barrier = self.lock().wait_for_barrier();
+            let barrier = {
+                let mut state = self.lock();
+                match &state.stopped {
+                    Some(stopped) => return Err(RoomError::Stopped(stopped.clone())),
+                    None => state.wait_for_barrier(),
+                }
+            };
             let Some(left) = barrier else { break };
             self.drive();
             if left.await.is_err() {
-                return Err(RoomError::Stopped(self.lock().stopped.clone().unwrap_or_else(|| self.closed())));
+                return Err(RoomError::Stopped(self.why_stopped()));
             }
         }
         let (number, bytes_max) = {
@@ -258,7 +288,7 @@ impl Shared {
         let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + reserve_of(bytes_max);
         let spare = match room.next.take_if(|spare| spare.number == number) {
             Some(spare) => spare,
-            None => self.create(number, needed.max(FIRST_ROOM_BYTES).min(bytes_max)).await?,
+            None => self.create(number, needed.max(FIRST_ROOM_BYTES.min(bytes_max))).await?,
         };
         self.begin_segment(spare, bytes_max);
         self.drive();
@@ -270,6 +300,7 @@ impl Shared {
     async fn create(&self, number: u32, allocated: u32) -> Result<Spare, RoomError> {
         let path = segment_path(&self.folder, number);
         let engine = &self.env.engine;
+        let allocated = allocated.next_multiple_of(SYNC_ALIGNMENT);
         if number == 1 {
             folder::create(&**engine, &self.folder).await?;
         }
@@ -322,6 +353,7 @@ impl Shared {
             known.bytes = previous_end;
         }
         state.segments.insert(number, Known { first_seq: header.first_seq, bytes: 0 });
+        let seed = header.frame_seed();
         let (header, checksum) = header.encode();
         let mut files = (*self.view.load().files).clone();
         files.insert(number, file.clone());
@@ -329,6 +361,7 @@ impl Shared {
         state.begin_segment(OpenSegment {
             number,
             epoch,
+            seed,
             file,
             bytes_max,
             allocated,
@@ -342,7 +375,7 @@ impl Shared {
     /// Starts making ahead what will soon be needed.
     pub(crate) fn do_chores(self: &Arc<Self>, state: &mut State) {
         self.start_sealing(state);
-        if state.rolling || state.has_chore || state.chore_refused {
+        if state.rolling || state.has_chore {
             return;
         }
         let Some(chore) = state.chore() else { return };
@@ -363,6 +396,10 @@ impl Shared {
                 Ok(()) | Err(RoomError::Stopped(_)) => {}
                 // Who needs the room will ask for it.
                 Err(RoomError::Refused(_)) => refused = true,
+                Err(RoomError::Failed(error)) if chore == Chore::Prepare && !is_of_sync(&error) => {
+                    tracing::warn!(%error, folder = %shared.folder.display(), "no segment was made ahead");
+                    refused = true;
+                }
                 Err(RoomError::Failed(error)) => shared.stop(error),
             }
             let mut state = shared.lock();
@@ -372,16 +409,17 @@ impl Shared {
 
     /// Reserves more of the open segment, filled with zeros where that pays.
     async fn reserve_ahead(&self) -> Result<(), RoomError> {
-        let (file, allocated, bytes_max) = self.open_segment();
+        let (number, file, allocated, bytes_max) = self.open_segment();
         let fill = self.lock().fill_pays();
         let count = if fill { ahead(allocated).min(FILL_BYTES_MAX) } else { ahead(allocated) };
-        let end = (allocated + count.max(FIRST_ROOM_BYTES)).min(bytes_max);
-        if end == allocated {
+        let end = (allocated + count.max(FIRST_ROOM_BYTES)).min(bytes_max).next_multiple_of(SYNC_ALIGNMENT);
+        // The next segment may have begun meanwhile, with more room than it needs.
+        if end <= allocated {
             return Ok(());
         }
         file.allocate(u64::from(allocated), u64::from(end - allocated)).await?;
         if fill {
-            fill_with_zeros(&file, allocated, end).await?;
+            self.fill_with_zeros(number, allocated, end).await?;
         }
         let mut state = self.lock();
         if let Some(segment) = state.segment.as_mut() {
@@ -407,22 +445,27 @@ impl Shared {
         let spare_bytes = if fill { 0 } else { file_bytes * self.options.spare_percent_max / 100 };
         let allocated = u32::try_from(spare_bytes).unwrap_or(most).clamp(FIRST_ROOM_BYTES.min(most), most);
         let spare = self.create(number, allocated).await?;
-        if fill {
-            fill_with_zeros(&spare.file, 0, spare.allocated).await?;
+        if fill && let Err(error) = self.fill_with_zeros(number, 0, spare.allocated).await {
+            drop(spare);
+            // Or the segment couldn't be created any more.
+            folder::remove(&*self.env.engine, &segment_path(&self.folder, number)).await?;
+            return Err(error.into());
         }
         room.next = Some(spare);
         self.lock().spare_number = number;
         Ok(())
     }
-}
 
-/// Writes zeros over reserved room, and puts them on the medium.
-async fn fill_with_zeros(file: &File, from: u32, to: u32) -> Result<(), settee_io::Error> {
-    let mut at = from;
-    while at < to {
-        let count = ZEROS.len().min((to - at) as usize);
-        file.write_at(u64::from(at), Bytes::from_static(&ZEROS[..count])).await?;
-        at += count as u32;
+    /// Writes zeros over a segment's reserved room, and puts them on the medium.
+    async fn fill_with_zeros(&self, number: u32, from: u32, to: u32) -> Result<(), settee_io::Error> {
+        let file = self.open_file(&segment_path(&self.folder, number), OpenMode::Write).await?;
+        // Room of a segment that was opened again may begin anywhere.
+        let mut at = from.next_multiple_of(SYNC_ALIGNMENT);
+        while at < to && !self.is_stopped() {
+            let count = ZEROS.len().min((to - at) as usize);
+            file.write_at(u64::from(at), Bytes::from_static(&ZEROS[..count])).await?;
+            at += count as u32;
+        }
+        file.sync().await
     }
-    file.sync().await
 }

@@ -240,11 +240,6 @@ impl Waiters {
     fn take_reached(&mut self, mark: Mark) -> Vec<oneshot::Sender<()>> {
         self.waiting.extract_if(.., |(wanted, _)| mark.reaches(*wanted)).map(|(_, waiter)| waiter).collect()
     }
-
-    /// Lets all go: their receivers learn that nothing will come.
-    pub(crate) fn clear(&mut self) {
-        self.waiting.clear();
-    }
 }
 
 /// Takes a frame into the open buffer, which has room for it.
@@ -321,6 +316,8 @@ pub(crate) struct State {
     pub left: Left,
     /// Somebody carries out actions.
     pub driving: bool,
+    /// Writes and syncs that are under way.
+    pub operation_count: usize,
     /// The next time that somebody will look, if nothing happens before.
     pub timer: Option<Duration>,
     pub stats: LogStats,
@@ -373,6 +370,7 @@ impl State {
             left: Left { seal_next: oldest, is_sealing: false, oldest, needed: oldest, forget_before: 0 },
             segments,
             driving: false,
+            operation_count: 0,
             timer: None,
             stats: LogStats { file_bytes, ..LogStats::default() },
         }
@@ -407,6 +405,7 @@ impl State {
         let persisted = self.persisted_frames_end;
         let persisted = if persisted.segment() == segment.number { persisted.offset() } else { 0 };
         let frame = FrameHeader {
+            seed: segment.seed,
             kind,
             length: 0,
             segment: segment.number,
@@ -573,6 +572,12 @@ impl State {
 
     /// What is to begin now; it counts as begun. Call until there is nothing.
     pub(crate) fn next_action(&mut self, now: Duration) -> Option<Action> {
+        let action = self.find_action(now);
+        self.operation_count += usize::from(action.is_some());
+        action
+    }
+
+    fn find_action(&mut self, now: Duration) -> Option<Action> {
         if self.stopped.is_some() {
             return None;
         }
@@ -795,6 +800,7 @@ impl State {
 
     /// [`Planted::SyncRetried`].
     pub(crate) fn retry_sync(&mut self) {
+        self.operation_count -= 1;
         self.cut.as_mut().expect("it was being synced").syncing_since = None;
     }
 
@@ -849,12 +855,12 @@ impl State {
         self.chunks.iter().map(|chunk| chunk.end.since(chunk.start)).sum()
     }
 
-    /// Lets go of all that was accepted: the log has ended.
-    pub(crate) fn clear(&mut self) {
-        self.written_waiters.clear();
-        self.persisted_waiters.clear();
-        self.chunks.clear();
-        self.open = None;
+    /// Gives up all that was accepted and not written, and all who wait; for the caller to drop
+    /// without the lock.
+    pub(crate) fn clear(&mut self) -> impl Sized + use<> {
         self.view_is_old = true;
+        self.timer = None;
+        let waiters = [&mut self.written_waiters, &mut self.persisted_waiters].map(std::mem::take);
+        (waiters, std::mem::take(&mut self.chunks), self.open.take())
     }
 }

@@ -188,9 +188,10 @@ fn a_group_waits_for_half_a_sync_at_most_and_never_past_its_limit() {
                 assert!(*longest < 2 * OPERATION + delay + 2 * STEPS, "{longest:?} with {delay_us}");
                 let last = &times[others];
                 if delay_us > 0 {
-                    // It waits once for those who have gone, as long as may be,
-                    let (taken, most) = (last[19], OPERATION + delay + STEPS);
-                    assert!(taken >= OPERATION + delay && taken < most, "{taken:?} with {delay_us}");
+                    // It waits once for those who have gone, as long as may be, counted from the last
+                    // sync's end, a few steps before it came,
+                    let (taken, full) = (last[19], OPERATION + delay);
+                    assert!(taken + STEPS > full && taken < full + STEPS, "{taken:?} with {delay_us}");
                 }
                 // and never again.
                 let alone = last[21..].iter().max().unwrap();

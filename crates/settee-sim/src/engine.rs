@@ -5,6 +5,7 @@
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use settee_io::{
     AlignedBuffer, Alignment, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request,
@@ -26,6 +27,9 @@ struct Handle {
     is_direct: bool,
     /// Whoever has the lock is known by this; it goes with the descriptor.
     lock_token: Arc<()>,
+    /// Of the file's failed syncs those that were told here: each descriptor learns of each once,
+    /// as in Linux (fsync(2), errseq).
+    told_failures: AtomicU64,
 }
 
 impl Handle {
@@ -159,14 +163,21 @@ impl State {
                 let node = self.files.open(&path, mode)?;
                 let is_writable = mode != OpenMode::Read;
                 let (machine, lock_token) = (self.identity.clone(), Arc::default());
-                let handle = Handle { machine, node, is_writable, is_direct: false, lock_token };
+                let told_failures = self.files.file(node).failed_sync_count.into();
+                let handle =
+                    Handle { machine, node, is_writable, is_direct: false, lock_token, told_failures };
                 Ok(Outcome::Opened(Descriptor::Simulated(Box::new(handle))))
             }
             Operation::OpenDirect { file } => {
-                let Handle { machine, node, is_writable, lock_token, .. } = self.file(&file)?.0;
-                let (machine, lock_token) = (machine.clone(), lock_token.clone());
-                let handle =
-                    Handle { machine, node: *node, is_writable: *is_writable, is_direct: true, lock_token };
+                let (Handle { machine, node, is_writable, lock_token, .. }, opened) = self.file(&file)?;
+                let handle = Handle {
+                    machine: machine.clone(),
+                    node: *node,
+                    is_writable: *is_writable,
+                    is_direct: true,
+                    lock_token: lock_token.clone(),
+                    told_failures: opened.failed_sync_count.into(),
+                };
                 let descriptor = Descriptor::Simulated(Box::new(handle));
                 Ok(Outcome::OpenedDirect { descriptor, alignment: alignment() })
             }
@@ -274,17 +285,22 @@ impl State {
 
     fn sync(&mut self, file: &Descriptor, covered: u64, own: Option<u64>) -> io::Result<()> {
         let is_ignored = self.plan.ignore_syncs;
-        let file = self.file(file)?.1;
+        let (handle, file) = self.file(file)?;
         if !is_ignored {
             file.content.sync(covered, own);
         }
-        Ok(())
+        match handle.told_failures.swap(file.failed_sync_count, Ordering::Relaxed) == file.failed_sync_count {
+            true => Ok(()),
+            false => Err(Fault::Io.error()),
+        }
     }
 
     fn fail_sync(&mut self, file: &Descriptor, covered: u64, own: Option<u64>, random: &mut Generator) {
         let powersafe = self.plan.powersafe_overwrite;
-        if let Ok((_, file)) = self.file(file) {
+        if let Ok((handle, file)) = self.file(file) {
             file.content.fail_sync(covered, own, random, powersafe);
+            file.failed_sync_count += 1;
+            handle.told_failures.store(file.failed_sync_count, Ordering::Relaxed);
         }
     }
 

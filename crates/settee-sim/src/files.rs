@@ -28,6 +28,8 @@ enum Node {
 #[derive(Debug, Default)]
 pub(crate) struct File {
     pub(crate) content: Content,
+    /// How many of its syncs failed.
+    pub(crate) failed_sync_count: u64,
     /// Alive as long as the descriptor that holds the lock.
     lock: Weak<()>,
 }
@@ -206,7 +208,7 @@ impl Files {
                     Node::File(file) => {
                         let file_fate = fate(random);
                         let content = Content::durable(file.content.survive(file_fate, random, powersafe));
-                        Node::File(File { content, lock: Weak::new() })
+                        Node::File(File { content, failed_sync_count: 0, lock: Weak::new() })
                     }
                 });
             }

@@ -52,7 +52,7 @@ const REMOVE_EVERY: Duration = Duration::from_millis(20);
 /// What one phase did.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Phase {
-    /// Which: [`IDLE`], [`LOG`], [`LOG_DIRECT`] or [`STD`].
+    /// Which: `idle`, `log`, `log, direct` or `std`.
     pub name: String,
     /// MB/s, until all was on stable storage; 0 of the idle one.
     pub rate: f64,
