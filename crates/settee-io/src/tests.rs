@@ -33,7 +33,8 @@ fn engines() -> Vec<(String, Arc<dyn Engine>)> {
 }
 
 fn small_engines() -> Vec<(String, Arc<dyn Engine>)> {
-    let threads = ThreadOptions { thread_count: 1, sync_thread_count: 1, queue_count_max: 1 };
+    let threads =
+        ThreadOptions { thread_count: 1, write_thread_count: 1, sync_thread_count: 1, queue_count_max: 1 };
     start("small", threads, UringOptions { entry_count: 2, queue_count_max: 1, ..UringOptions::default() })
 }
 

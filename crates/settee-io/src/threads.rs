@@ -1,11 +1,19 @@
-//! The engine on `std`'s positional I/O and a bounded pool of threads.
+//! The engine on `std`'s positional I/O and bounded pools of threads.
 //!
-//! Two queues: one for syncs (and writes with a sync), one for all else, so that a read never
-//! stands behind a sync. What is submitted while a queue is full runs in the caller's thread,
-//! which slows the caller and bounds the memory.
+//! Three pools, each with a queue and threads of its own: one for what only reads, one for what
+//! may wait for writes, one for syncs (and writes with a sync). What is submitted while its queue
+//! is full runs in the caller's thread, which slows the caller and bounds the memory. There a read
+//! waits for the medium at most; a write or a sync also holds up whatever else that thread would
+//! do, reads of other tasks included, and only a queue as long as what callers have in flight
+//! keeps that from happening.
 //!
 //! A buffered read of what the page cache holds (`preadv2(2)` with `RWF_NOWAIT`) costs no
 //! hand-over; every other operation costs two: to the pool's thread, and back to the task.
+//!
+//! Invariants:
+//! 1. A thread for reads runs nothing that changes a file or a folder, or that syncs: a file
+//!    system has those wait for each other, and for the medium to take what is dirty.
+//! 2. Each request is completed exactly once, also when the engine is dropped.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -29,26 +37,30 @@ const UNKNOWN_ALIGNMENT: u32 = 4096;
 /// The limits of a [`ThreadEngine`].
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadOptions {
-    /// Threads for everything but syncs.
+    /// Threads for reads, and for all else that changes nothing.
     pub thread_count: usize,
+    /// Threads for writes, and for all else that may wait for writes. Few: a file system lets
+    /// only one write to a file at a time.
+    pub write_thread_count: usize,
     /// Threads for syncs, and so how many syncs are under way at once.
     pub sync_thread_count: usize,
-    /// Requests that wait in each queue.
+    /// Requests that wait in each of the three queues.
     pub queue_count_max: usize,
 }
 
 impl Default for ThreadOptions {
     fn default() -> ThreadOptions {
-        ThreadOptions { thread_count: 8, sync_thread_count: 8, queue_count_max: 1024 }
+        ThreadOptions { thread_count: 8, write_thread_count: 4, sync_thread_count: 8, queue_count_max: 1024 }
     }
 }
 
-/// Runs operations on a pool of threads. Dropping it lets what is queued finish and ends the
+/// Runs operations on three pools of threads. Dropping it lets what is queued finish and ends the
 /// threads.
 #[derive(Debug)]
 pub struct ThreadEngine {
-    operations: Arc<Queue>,
-    syncs: Arc<Queue>,
+    reads: Pool,
+    writes: Pool,
+    syncs: Pool,
 }
 
 impl ThreadEngine {
@@ -57,28 +69,36 @@ impl ThreadEngine {
     /// # Panics
     /// Where the system gives no thread.
     pub fn new(options: ThreadOptions) -> ThreadEngine {
-        let engine = ThreadEngine {
-            operations: Arc::new(Queue::new(options.queue_count_max)),
-            syncs: Arc::new(Queue::new(options.queue_count_max)),
-        };
-        for (queue, name, count) in [
-            (&engine.operations, "settee-io", options.thread_count),
-            (&engine.syncs, "settee-sync", options.sync_thread_count),
-        ] {
-            for _ in 0..count.max(1) {
-                let queue = queue.clone();
-                let run = move || queue.serve();
-                thread::Builder::new().name(name.into()).spawn(run).expect("the system gives a thread");
+        let start = |name, thread_count| Pool::start(name, thread_count, options.queue_count_max);
+        ThreadEngine {
+            reads: start("settee-read", options.thread_count),
+            writes: start("settee-write", options.write_thread_count),
+            syncs: start("settee-sync", options.sync_thread_count),
+        }
+    }
+
+    /// The pool for an operation, by what it may have to wait for.
+    fn pool(&self, operation: &Operation) -> &Pool {
+        match operation {
+            Operation::Open { mode: OpenMode::Read, .. }
+            | Operation::OpenDirect { .. }
+            | Operation::Read { .. }
+            | Operation::Length { .. }
+            | Operation::LinkCount { .. }
+            | Operation::List { .. } => &self.reads,
+            Operation::Open { mode: OpenMode::Write | OpenMode::CreateNew | OpenMode::Create, .. }
+            | Operation::Write { sync: false, .. }
+            | Operation::Allocate { .. }
+            | Operation::SetLength { .. }
+            | Operation::Lock { .. }
+            | Operation::CreateFolder { .. }
+            | Operation::Remove { .. }
+            | Operation::RemoveFolder { .. }
+            | Operation::Rename { .. } => &self.writes,
+            Operation::Write { sync: true, .. } | Operation::Sync { .. } | Operation::SyncFolder { .. } => {
+                &self.syncs
             }
         }
-        engine
-    }
-}
-
-impl Drop for ThreadEngine {
-    fn drop(&mut self) {
-        self.operations.stop();
-        self.syncs.stop();
     }
 }
 
@@ -88,13 +108,7 @@ impl Engine for ThreadEngine {
     }
 
     fn submit(&self, request: Request) {
-        let queue = match request.operation {
-            Operation::Sync { .. } | Operation::SyncFolder { .. } | Operation::Write { sync: true, .. } => {
-                &self.syncs
-            }
-            _ => &self.operations,
-        };
-        if let Err(request) = queue.push(request) {
+        if let Err(request) = self.pool(&request.operation).0.push(request) {
             request.completion.complete(run(request.operation));
         }
     }
@@ -105,6 +119,29 @@ impl Engine for ThreadEngine {
 
     fn reads_in_place(&self) -> bool {
         true
+    }
+}
+
+/// Threads that serve one queue, until the pool is dropped and the queue is empty.
+#[derive(Debug)]
+struct Pool(Arc<Queue>);
+
+impl Pool {
+    /// A pool of at least one thread, each with this name.
+    fn start(name: &str, thread_count: usize, queue_count_max: usize) -> Pool {
+        let pool = Pool(Arc::new(Queue::new(queue_count_max)));
+        for _ in 0..thread_count.max(1) {
+            let queue = pool.0.clone();
+            let serve = move || queue.serve();
+            thread::Builder::new().name(name.into()).spawn(serve).expect("the system gives a thread");
+        }
+        pool
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 
@@ -329,3 +366,6 @@ fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> io::Result<
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use settee_io::{EngineKind, EngineOptions, PoolOptions, ThreadOptions, UringOpti
 /// Largest configuration or administrator's file in bytes.
 const FILE_SIZE_MAX: u64 = 1 << 20;
 
-/// Most threads of either kind for operations on files.
+/// Most threads of each kind for operations on files.
 const IO_THREADS_MAX: usize = 1024;
 
 /// Most entries of the ring, as the engine takes them.
@@ -218,8 +218,10 @@ limit_settings! {
     IoSettings, IoLimits, "Files and memory";
     /// Bytes of all databases' buffers together
     buffer_pool_bytes_max: usize, 1, "SETTEE_BUFFER_POOL_BYTES_MAX";
-    /// Threads for operations on files, but for syncs
+    /// Threads for reads of files that the page cache can't serve, and for what else changes nothing
     io_threads: usize, 1, "SETTEE_IO_THREADS";
+    /// Threads for writes to files, and for what else may wait for writes; not for syncs
+    io_write_threads: usize, 1, "SETTEE_IO_WRITE_THREADS";
     /// Threads for syncs, and so how many are under way at once
     io_sync_threads: usize, 1, "SETTEE_IO_SYNC_THREADS";
     /// Operations that wait in each of the engine's queues; past it their callers run them
@@ -251,6 +253,7 @@ fn with_default(help: &str, default: impl std::fmt::Display) -> String {
 pub(crate) struct IoLimits {
     buffer_pool_bytes_max: usize,
     io_threads: usize,
+    io_write_threads: usize,
     io_sync_threads: usize,
     io_queue_max: usize,
     io_ring_entries: u32,
@@ -262,6 +265,7 @@ impl Default for IoLimits {
         IoLimits {
             buffer_pool_bytes_max: PoolOptions::default().bytes_max,
             io_threads: threads.thread_count,
+            io_write_threads: threads.write_thread_count,
             io_sync_threads: threads.sync_thread_count,
             io_queue_max: threads.queue_count_max,
             io_ring_entries: UringOptions::default().entry_count,
@@ -274,6 +278,7 @@ impl IoLimits {
     pub(crate) fn engine(&self, kind: EngineKind) -> EngineOptions {
         let threads = ThreadOptions {
             thread_count: self.io_threads,
+            write_thread_count: self.io_write_threads,
             sync_thread_count: self.io_sync_threads,
             queue_count_max: self.io_queue_max,
         };
@@ -388,7 +393,12 @@ fn check_log(log: LogOptions, buffer_pool_bytes_max: usize) -> Result<LogOptions
 
 /// What the engine takes.
 fn check_io(io: IoLimits) -> Result<IoLimits, String> {
-    for (name, count) in [("io_threads", io.io_threads), ("io_sync_threads", io.io_sync_threads)] {
+    let threads = [
+        ("io_threads", io.io_threads),
+        ("io_write_threads", io.io_write_threads),
+        ("io_sync_threads", io.io_sync_threads),
+    ];
+    for (name, count) in threads {
         if count > IO_THREADS_MAX {
             return Err(format!("the limit `{name}` is {count}: it must be at most {IO_THREADS_MAX}"));
         }
@@ -511,13 +521,14 @@ mod tests {
     #[test]
     fn the_logs_and_the_engines_limits_come_from_their_tables_and_flags() {
         let file = "direct_io = true\n[log]\ngroup_delay_us_max = 7\nwrites_in_flight_max = 4\n\
-                    [io]\nio_threads = 3\nbuffer_pool_bytes_max = 134217728";
+                    [io]\nio_threads = 3\nio_write_threads = 2\nbuffer_pool_bytes_max = 134217728";
         let config = resolve(flags(&["--group-delay-us-max", "0", "--io-ring-entries", "64"]), file).unwrap();
         assert!(config.log.direct);
         assert_eq!((config.log.group_delay_us_max, config.log.writes_in_flight_max), (0, 4));
         assert_eq!(config.io.pool().bytes_max, 128 << 20);
         let engine = config.io.engine(EngineKind::Auto);
         assert_eq!((engine.threads.thread_count, engine.uring.entry_count), (3, 64));
+        assert_eq!(engine.threads.write_thread_count, 2);
         assert_eq!(engine.threads.sync_thread_count, ThreadOptions::default().sync_thread_count);
         let buffered = resolve(flags(&["--direct-io", "false"]), file).unwrap();
         assert!(!buffered.log.direct);
@@ -536,6 +547,7 @@ mod tests {
             ("writes_in_flight_max", &["--writes-in-flight-max", "0"]),
             ("spare_percent_max", &["--spare-percent-max", "101"]),
             ("io_threads", &["--io-threads", "1000000000"]),
+            ("io_write_threads", &["--io-write-threads", "1000000000"]),
             ("io_sync_threads", &["--io-sync-threads", "0"]),
             ("io_ring_entries", &["--io-ring-entries", "100"]),
             ("io_ring_entries", &["--io-ring-entries", "8192"]),
@@ -562,6 +574,7 @@ mod tests {
         for (flag, default) in [
             ("--group-delay-us-max", LogOptions::DEFAULT.group_delay_us_max.to_string()),
             ("--buffer-pool-bytes-max", PoolOptions::default().bytes_max.to_string()),
+            ("--io-write-threads", ThreadOptions::default().write_thread_count.to_string()),
             ("--io-sync-threads", ThreadOptions::default().sync_thread_count.to_string()),
             ("--max-connections", Limits::default().max_connections.to_string()),
         ] {
@@ -638,7 +651,7 @@ mod tests {
             .map(|(name, value)| (name, value.parse().unwrap()))
             .collect();
         assert!(limits.contains(&("max_uuids", 7)) && limits.contains(&("group_writes_max", 9)), "{text}");
-        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 12 + 5, "{text}");
+        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 12 + 6, "{text}");
     }
 
     #[test]
