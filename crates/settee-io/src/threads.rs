@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::mem::{self, MaybeUninit};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -303,7 +303,18 @@ fn open(path: &Path, mode: OpenMode) -> io::Result<fs::File> {
         OpenMode::CreateNew => options.write(true).create_new(true),
         OpenMode::Create => options.write(true).create(true).truncate(false),
     };
-    options.open(path)
+    let file = options.open(path)?;
+    keep_access_time(&file);
+    Ok(file)
+}
+
+/// Has reads leave the file's access time alone: the first read after a write would change it, and
+/// might wait for the file system's journal. A file of somebody else's can't be treated so
+/// (open(2), O_NOATIME).
+fn keep_access_time(file: impl AsFd) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(&file) {
+        let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
+    }
 }
 
 /// The file of `file` past the page cache. It is opened through the descriptor and not by its
@@ -321,6 +332,7 @@ fn open_direct(of: Arc<Descriptor>) -> io::Result<Outcome> {
         Errno::NOENT => unsupported("there is no /proc to open the file for direct I/O through"),
         error => error.into(),
     })?;
+    keep_access_time(&file);
     Ok(Outcome::OpenedDirect { descriptor: Descriptor::Direct { file: file.into(), of }, alignment })
 }
 

@@ -217,3 +217,23 @@ fn each_operation_runs_in_a_thread_of_its_kind() {
         assert_eq!(thread.as_deref(), Some("settee-read"));
     }
 }
+
+#[tokio::test]
+async fn a_read_leaves_the_access_time_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, vec![7; 8_192]).unwrap();
+    // Older than the last write: reads would change it.
+    let before = std::time::UNIX_EPOCH + Duration::from_secs(1);
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.set_times(std::fs::FileTimes::new().set_accessed(before)))
+        .unwrap();
+    for (direct, engine) in [false, true].into_iter().zip(engines().into_iter().cycle()) {
+        let file = crate::File::open(&engine, &path, OpenMode::Read).await.unwrap();
+        file.set_direct(direct).await.unwrap();
+        assert_eq!(file.read_at(0, 4_096).await.unwrap().len(), 4_096);
+        assert_eq!(std::fs::metadata(&path).unwrap().accessed().unwrap(), before, "direct {direct}");
+    }
+}
