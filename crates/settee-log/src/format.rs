@@ -13,6 +13,8 @@
 //!    so that bytes of another time or place never pass as its successor.
 //! 3. A frame says how much of its segment was persisted when it was appended: damage below
 //!    that is no torn write.
+//! 4. A frame's checksum has a seed that follows from the log's random id, which no client is
+//!    told: no value holds what looks like a frame.
 //!
 //! Written down in `docs/format.md`; all numbers are little-endian.
 
@@ -21,7 +23,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use twox_hash::XxHash3_64;
 
-use crate::log::{Location, Seq};
+use crate::log::{Location, SEGMENT_BYTES_LIMIT, Seq};
 
 /// Largest batch in bytes as it stands in the log. A batch never spans segments; it holds the
 /// largest document.
@@ -58,7 +60,11 @@ const SEGMENT_MAGIC: [u8; 8] = *b"SETTEELG";
 const SEGMENT_HEADER_USED: usize = 80;
 /// The header's flag of a file that held another segment before.
 const REUSED: u32 = 1;
-const FRAME_MAGIC: u16 = 0x5EF7;
+/// The last number and epoch that a segment may have: some are left, so that the next ones are
+/// numbers as well.
+const NUMBER_MAX: u32 = u32::MAX - 16;
+/// The last `Seq` with which a segment may begin.
+const FIRST_SEQ_MAX: u64 = 1 << 62;
 /// Bytes of one reference to an extent.
 const LOCATION_SIZE: usize = 12;
 /// What a `Seq` is multiplied by before it is added to a record's hash: odd, so that no two
@@ -140,6 +146,30 @@ pub(crate) enum HeaderError {
     Invalid,
     /// A whole header of another version.
     Version(u32),
+    /// A whole header that no log writes, and why.
+    Impossible(&'static str),
+}
+
+/// What the checksums of a log's frames begin with, and the frames themselves. It follows from the
+/// log's id, which clients aren't told: so they can't make bytes that look like a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FrameSeed(u64);
+
+impl FrameSeed {
+    pub(crate) fn of(log_id: &[u8; 16]) -> FrameSeed {
+        FrameSeed(xxh3_64(log_id))
+    }
+
+    /// A frame's first bytes: whoever looks for frames has little to hash.
+    fn magic(self) -> [u8; 2] {
+        (self.0 as u16).to_le_bytes()
+    }
+}
+
+impl std::fmt::Debug for FrameSeed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FrameSeed")
+    }
 }
 
 impl SegmentHeader {
@@ -186,7 +216,33 @@ impl SegmentHeader {
             previous_checksum: u64_at(bytes, 56),
             is_reused: u32_at(bytes, 64) & REUSED != 0,
         };
+        if u32_at(bytes, 64) & !REUSED != 0 {
+            return Err(HeaderError::Impossible("its header has unknown flags"));
+        }
+        header.check().map_err(HeaderError::Impossible)?;
         Ok((header, checksum))
+    }
+
+    /// Whether a log can have written this.
+    fn check(&self) -> Result<(), &'static str> {
+        let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
+        require((1..=NUMBER_MAX).contains(&self.segment), "its header names no segment")?;
+        require((1..=NUMBER_MAX).contains(&self.epoch), "its header names no epoch")?;
+        require(
+            (1..=self.segment).contains(&self.oldest),
+            "its header needs segments that aren't before it",
+        )?;
+        require((1..=FIRST_SEQ_MAX).contains(&self.first_seq), "its header names no `Seq`")?;
+        let is_end = match self.segment {
+            1 => self.previous_end == 0,
+            _ => (SEGMENT_HEADER_SIZE as u64..=u64::from(SEGMENT_BYTES_LIMIT)).contains(&self.previous_end),
+        };
+        require(is_end, "its header says of the segment before that it ends where none does")
+    }
+
+    /// The seed of the log's frames.
+    pub(crate) fn frame_seed(&self) -> FrameSeed {
+        FrameSeed::of(&self.log_id)
     }
 }
 
@@ -203,6 +259,7 @@ pub(crate) enum FrameKind {
 /// A frame's header, less what its records say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
+    pub seed: FrameSeed,
     pub kind: FrameKind,
     /// Bytes of records after the header, without the padding.
     pub length: u32,
@@ -237,7 +294,7 @@ impl FrameHeader {
         record_checksums: impl Iterator<Item = u64>,
     ) -> ([u8; FRAME_HEADER_SIZE], u64) {
         let mut bytes = [0; FRAME_HEADER_SIZE];
-        bytes[..2].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
+        bytes[..2].copy_from_slice(&self.seed.magic());
         bytes[2] = self.kind as u8;
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.segment.to_le_bytes());
@@ -246,9 +303,57 @@ impl FrameHeader {
         bytes[24..28].copy_from_slice(&self.record_count.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.persisted.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.previous.to_le_bytes());
-        let checksum = frame_checksum(&bytes[..40], record_checksums);
+        let checksum = frame_checksum(self.seed, &bytes[..40], record_checksums);
         bytes[40..48].copy_from_slice(&checksum.to_le_bytes());
         (bytes, checksum)
+    }
+
+    /// What the front of `bytes` says, if it may be a frame's header: nothing is hashed yet.
+    pub(crate) fn decode(bytes: &[u8], seed: FrameSeed) -> Option<FrameHeader> {
+        let head = bytes.get(..FRAME_HEADER_SIZE)?;
+        if head[..2] != seed.magic() || head[3] != 0 {
+            return None;
+        }
+        let kind = match head[2] {
+            1 => FrameKind::Batch,
+            2 => FrameKind::Extent,
+            _ => return None,
+        };
+        let header = FrameHeader {
+            seed,
+            kind,
+            length: u32_at(head, 4),
+            segment: u32_at(head, 8),
+            epoch: u32_at(head, 12),
+            first_seq: u64_at(head, 16),
+            record_count: u32_at(head, 24),
+            persisted: u32_at(head, 28),
+            previous: u64_at(head, 32),
+        };
+        let count_max = match kind {
+            FrameKind::Batch => header.length as usize / RECORD_HEADER_SIZE,
+            FrameKind::Extent => 1,
+        };
+        (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
+    }
+
+    /// As [`FrameHeader::decode`] where nobody knows the seed, so that what a client made up may
+    /// pass: its first record must look like one, too.
+    pub(crate) fn guess(bytes: &[u8]) -> Option<FrameHeader> {
+        let seed = FrameSeed(u64::from(u16_at(bytes.get(..FRAME_HEADER_SIZE)?, 0)));
+        let header = FrameHeader::decode(bytes, seed)?;
+        let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
+        let (record, _) = RecordRef::split(records).ok()?;
+        header.admits(&record, 0).then_some(header)
+    }
+
+    /// Whether the record may be the frame's one at `index`.
+    fn admits(&self, record: &RecordRef<'_>, index: usize) -> bool {
+        let is_extent = record.flags.has(Flags::EXTENT);
+        match self.kind {
+            FrameKind::Batch => !is_extent && self.first_seq.checked_add(index as u64) == Some(record.seq.0),
+            FrameKind::Extent => is_extent && record.seq == Seq(0),
+        }
     }
 }
 
@@ -257,12 +362,12 @@ pub(crate) fn xxh3_64(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-fn frame_checksum(header: &[u8], record_checksums: impl Iterator<Item = u64>) -> u64 {
+fn frame_checksum(seed: FrameSeed, header: &[u8], record_checksums: impl Iterator<Item = u64>) -> u64 {
     // In one piece, since most batches are small and the streaming hash has a large state.
     let mut hashed = Vec::with_capacity(header.len() + record_checksums.size_hint().0 * 8);
     hashed.extend_from_slice(header);
     record_checksums.for_each(|checksum| hashed.extend_from_slice(&checksum.to_le_bytes()));
-    xxh3_64(&hashed)
+    XxHash3_64::oneshot_with_seed(seed.0, &hashed)
 }
 
 /// The hash of a record but for its `Seq`: of its head from the sizes on, and of its value.
@@ -288,45 +393,27 @@ pub(crate) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The whole, undamaged frame at the front of `bytes`, wherever it belongs.
-    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Frame<'a>> {
-        let head = bytes.get(..FRAME_HEADER_SIZE)?;
-        if u16::from_le_bytes([head[0], head[1]]) != FRAME_MAGIC || head[3] != 0 {
-            return None;
-        }
-        let kind = match head[2] {
-            1 => FrameKind::Batch,
-            2 => FrameKind::Extent,
-            _ => return None,
-        };
-        let header = FrameHeader {
-            kind,
-            length: u32_at(head, 4),
-            segment: u32_at(head, 8),
-            epoch: u32_at(head, 12),
-            first_seq: u64_at(head, 16),
-            record_count: u32_at(head, 24),
-            persisted: u32_at(head, 28),
-            previous: u64_at(head, 32),
-        };
-        let records = bytes.get(FRAME_HEADER_SIZE..)?.get(..header.length as usize)?;
-        let frame = Frame { header, checksum: u64_at(head, 40), records };
-        let mut checksums =
-            Vec::with_capacity((header.record_count as usize).min(records.len() / RECORD_HEADER_SIZE));
-        for (index, (_, record)) in frame.records().enumerate() {
-            let expected = match kind {
-                FrameKind::Batch => header.first_seq.checked_add(index as u64)?,
-                FrameKind::Extent => 0,
-            };
-            if record.seq != Seq(expected) || record.flags.has(Flags::EXTENT) != (kind == FrameKind::Extent) {
+    /// The whole, undamaged frame at the front of `bytes`, wherever in the seed's log it belongs.
+    pub(crate) fn decode(bytes: &'a [u8], seed: FrameSeed) -> Option<Frame<'a>> {
+        let header = FrameHeader::decode(bytes, seed)?;
+        let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
+        let frame = Frame { header, checksum: u64_at(bytes, 40), records };
+        // The frame's checksum first: where it matches, a log has written this header, and it is
+        // worth hashing the records, of which there may be much.
+        let mut checksums = Vec::with_capacity(header.record_count as usize);
+        let mut end = 0;
+        for (offset, record) in frame.records().take(header.record_count as usize) {
+            if !header.admits(&record, checksums.len()) {
                 return None;
             }
             checksums.push(record.checksum);
+            end = offset + record.size() - FRAME_HEADER_SIZE;
         }
-        // Records end early where one is damaged, and the checksum then doesn't match.
-        let whole = checksums.len() == header.record_count as usize
-            && frame_checksum(&head[..40], checksums.into_iter()) == frame.checksum;
-        whole.then_some(frame)
+        let is_whole = checksums.len() == header.record_count as usize
+            && end == records.len()
+            && frame_checksum(seed, &bytes[..40], checksums.into_iter()) == frame.checksum
+            && frame.records().all(|(offset, _)| RecordRef::decode(&bytes[offset..]).is_ok());
+        is_whole.then_some(frame)
     }
 
     /// Its records, each with its offset in bytes from the frame's first byte.
@@ -334,7 +421,7 @@ impl<'a> Frame<'a> {
         let records = self.records;
         let mut at = 0;
         std::iter::from_fn(move || {
-            let record = RecordRef::decode(&records[at..]).ok()?;
+            let (record, _) = RecordRef::split(&records[at..]).ok()?;
             let offset = FRAME_HEADER_SIZE + at;
             at += record.size();
             Some((offset, record))
@@ -371,28 +458,37 @@ impl<'a> RecordRef<'a> {
 
     /// The undamaged record at the front of `bytes`, or what is wrong with it.
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<RecordRef<'a>, &'static str> {
+        let (record, head) = RecordRef::split(bytes)?;
+        if record.checksum != record_checksum(record_hash(head, record.value), record.seq.0) {
+            return Err("its checksum doesn't match");
+        }
+        Ok(record)
+    }
+
+    /// The record at the front of `bytes` and what of its head is hashed; it may be damaged.
+    fn split(bytes: &'a [u8]) -> Result<(RecordRef<'a>, &'a [u8]), &'static str> {
         let head = bytes.get(..RECORD_HEADER_SIZE).ok_or("it ends within a record's header")?;
         let flags = u32_at(head, 24);
         if flags & !Flags::KNOWN != 0 {
             return Err("it has unknown flags");
         }
-        let key_end = RECORD_HEADER_SIZE + u16_at(head, 22) as usize;
-        let meta_end = key_end + u16_at(head, 20) as usize;
+        let (meta_size, key_size) = (u16_at(head, 20) as usize, u16_at(head, 22) as usize);
+        if meta_size > META_SIZE_MAX || key_size > KEY_SIZE_MAX {
+            return Err("its key or meta is too large");
+        }
+        let key_end = RECORD_HEADER_SIZE + key_size;
+        let meta_end = key_end + meta_size;
         let end = meta_end + u32_at(head, 16) as usize;
         let bytes = bytes.get(..end).ok_or("it ends within a record")?;
-        let checksum = u64_at(head, 0);
-        let hash = record_hash(&bytes[16..meta_end], &bytes[meta_end..]);
-        if checksum != record_checksum(hash, u64_at(head, 8)) {
-            return Err("its checksum doesn't match");
-        }
-        Ok(RecordRef {
+        let record = RecordRef {
             seq: Seq(u64_at(head, 8)),
             flags: Flags(flags as u8),
             key: &bytes[RECORD_HEADER_SIZE..key_end],
             meta: &bytes[key_end..meta_end],
             value: &bytes[meta_end..],
-            checksum,
-        })
+            checksum: u64_at(head, 0),
+        };
+        Ok((record, &bytes[PLACE_SIZE..meta_end]))
     }
 }
 

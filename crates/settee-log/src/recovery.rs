@@ -10,7 +10,12 @@
 //!    where the one before ends. Where nothing but zeros lies behind the last frame there is no
 //!    cut, and the log goes on in that segment.
 //! 3. An error from the system is never taken for the end of a file.
-//! 4. Files are changed only after all of them were found sound.
+//! 4. Files are changed only after all of them were found sound, and belong to one log.
+//! 5. What a client stored is never taken for a frame: only who knows the log's id makes one.
+//!    But for a log whose first header isn't whole: then nobody knows it.
+//!
+//! Limits: no more than [`SEGMENT_BYTES_LIMIT`] bytes of a file are read at once, whatever its
+//! length, since no frame lies behind them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,8 +25,8 @@ use settee_io::{Env, File, OpenMode, folder};
 
 use crate::error::OpenError;
 use crate::format::{
-    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameKind, HeaderError, RecordRef, SEGMENT_HEADER_SIZE,
-    SYNC_ALIGNMENT, SegmentHeader,
+    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameHeader, FrameKind, FrameSeed, HeaderError, RecordRef,
+    SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
 };
 use crate::log::{Location, LogOptions, SEGMENT_BYTES_LIMIT};
 use crate::planted::Planted;
@@ -56,6 +61,12 @@ const YIELD_BYTES: usize = 1 << 20;
 /// one that was made ahead of it.
 const TORN_SEGMENT_COUNT_MAX: usize = 2;
 
+/// What is wrong with a segment of another log.
+const FOREIGN: &str = "it belongs to another log";
+
+/// How much of a file can be frames.
+const BYTES_MAX: u64 = SEGMENT_BYTES_LIMIT as u64;
+
 /// A log as it was found.
 #[derive(Default)]
 pub(crate) struct Recovered {
@@ -85,7 +96,8 @@ pub(crate) fn segment_path(folder: &Path, segment: u32) -> PathBuf {
 
 fn segment_number(name: &str) -> Option<u32> {
     let digits = name.strip_suffix(".log")?;
-    (digits.len() == 10).then(|| digits.parse().ok()).flatten()
+    let is_number = digits.len() == 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|number| is_number && *number > 0)
 }
 
 /// Reads the log in `folder`; see [`crate::Log::open`].
@@ -101,24 +113,18 @@ pub(crate) async fn recover(
             segments.push(Segment::open(env, folder, number).await?);
         }
     }
-    let mut discarded: Vec<Segment> = Vec::new();
-    while discarded.len() < TORN_SEGMENT_COUNT_MAX
-        && let Some(last) = segments.last()
-        && last.is_torn_from_the_start().await?
-    {
-        // Where frames were written all of the segment before had been persisted.
-        let is_begun = last.has_frames(&last.read(last.length).await?);
-        discarded.extend(segments.pop());
-        if is_begun {
-            break;
-        }
-    }
+    let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
+    let discarded = take_torn(&mut segments, seed).await?;
     let mut found = Recovered { options: *options, oldest: 1, ..Recovered::default() };
-    if let Some(Segment { header: Ok((header, _)), .. }) = segments.last() {
-        found.oldest = header.oldest;
+    if let Some(last) = segments.last() {
+        let (header, _) = last.header()?;
+        (found.oldest, found.log_id) = (header.oldest, Some(header.log_id));
     }
     // Left over where a crash came between the header that says so and their removal.
     let forgotten: Vec<Segment> = segments.extract_if(.., |segment| segment.number < found.oldest).collect();
+    for segment in &forgotten {
+        segment.check_forgotten(found.log_id)?;
+    }
     for (number, expected) in
         segments.iter().chain(discarded.iter().rev()).map(|segment| segment.number).zip(found.oldest..)
     {
@@ -137,13 +143,33 @@ pub(crate) async fn recover(
         found.finish(env, last).await?;
     }
     for segment in discarded {
-        found.summary.cut_bytes += segment.set_aside(env, folder).await?;
+        found.summary.cut_bytes += segment.set_aside(env, folder, seed).await?;
     }
     for segment in forgotten {
-        folder::remove(&*env.engine, &segment.path).await?;
+        segment.remove_forgotten(env, folder, seed).await?;
     }
     found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
     Ok(found)
+}
+
+/// Takes out the last segments in which nothing was ever persisted, the last one first. `seed` is
+/// that of the log's frames, where a header tells it.
+async fn take_torn(segments: &mut Vec<Segment>, seed: Option<FrameSeed>) -> Result<Vec<Segment>, OpenError> {
+    let mut torn: Vec<Segment> = Vec::new();
+    while torn.len() < TORN_SEGMENT_COUNT_MAX
+        && let Some(last) = segments.last()
+        && last.header == Err(HeaderError::Invalid)
+    {
+        let bytes = last.read(last.length).await?;
+        last.check_cut(&bytes, 0, seed)?;
+        // Where frames were written all of the segment before had been persisted.
+        let is_begun = last.has_frames(&bytes, seed);
+        torn.extend(segments.pop());
+        if is_begun {
+            break;
+        }
+    }
+    Ok(torn)
 }
 
 impl Recovered {
@@ -168,7 +194,8 @@ impl Recovered {
         self.log_id = Some(header.log_id);
         self.epoch = header.epoch;
         self.tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
-        let end = next.map_or(segment.length, |next| next.previous_end);
+        // Behind the frames there may be a directory, or what the file held before.
+        let end = next.map_or(segment.length.min(BYTES_MAX), |next| next.previous_end);
         if end > segment.length {
             return Err(segment.damaged(segment.length, "it is shorter than it was"));
         }
@@ -177,8 +204,8 @@ impl Recovered {
             read => read?,
         };
         let mut yield_at = YIELD_BYTES;
-        while let Some((start, frame)) =
-            next_frame(&bytes, &header, &self.tail, self.last_seq).or_else(|| self.recycled_frame(&bytes))
+        while let Some((start, frame)) = next_frame(&bytes, &header, &self.tail, self.last_seq)
+            .or_else(|| self.recycled_frame(&bytes, &header))
         {
             if start > yield_at {
                 settee_io::yield_now().await;
@@ -201,11 +228,12 @@ impl Recovered {
             return Err(segment.damaged(self.tail.end, "a frame is damaged, and others follow it"));
         }
         if next.is_none() {
-            segment.check_cut(&bytes, self.tail.end)?;
+            let seed = Some(header.frame_seed());
+            segment.check_cut(&bytes, self.tail.end, seed)?;
             let behind = &bytes[self.tail.end as usize..];
-            self.ends_clean = torn_bytes(behind) == 0;
+            self.ends_clean = torn_bytes(behind) == 0 && segment.length <= BYTES_MAX;
             // What the file held before isn't torn: only what was written for this segment is.
-            let is_torn = !header.is_reused || segment.has_frames(behind);
+            let is_torn = !header.is_reused || segment.has_frames(behind, seed);
             self.torn_bytes = if is_torn { torn_bytes(behind) } else { 0 };
         }
         self.summary.segment_count += 1;
@@ -216,12 +244,12 @@ impl Recovered {
     }
 
     /// [`Planted::RecycledFrame`].
-    fn recycled_frame<'a>(&self, bytes: &'a [u8]) -> Option<(usize, Frame<'a>)> {
+    fn recycled_frame<'a>(&self, bytes: &'a [u8], header: &SegmentHeader) -> Option<(usize, Frame<'a>)> {
         if !self.options.is_planted(Planted::RecycledFrame) {
             return None;
         }
         let start = (self.tail.end as usize).next_multiple_of(SYNC_ALIGNMENT as usize);
-        Some((start, Frame::decode(bytes.get(start..)?)?))
+        Some((start, Frame::decode(bytes.get(start..)?, header.frame_seed())?))
     }
 
     /// Cuts what lies behind the last whole frame, and puts what was found on stable storage:
@@ -244,6 +272,7 @@ impl Recovered {
             self.open = Some(OpenSegment {
                 number: last.number,
                 epoch: self.epoch,
+                seed: last.header()?.0.frame_seed(),
                 file: last.file.clone(),
                 bytes_max: last.length as u32,
                 allocated: last.length as u32,
@@ -265,16 +294,19 @@ pub(crate) fn next_frame<'a>(
     tail: &Tail,
     last_seq: u64,
 ) -> Option<(usize, Frame<'a>)> {
-    let end = tail.end as usize;
+    let (end, seed) = (tail.end as usize, segment.frame_seed());
     let next = |start: usize| {
-        let frame = Frame::decode(bytes.get(start..)?)?;
-        let header = &frame.header;
+        let bytes = bytes.get(start..)?;
+        let header = FrameHeader::decode(bytes, seed)?;
         let belongs = header.segment == segment.segment
             && header.epoch == segment.epoch
             && header.first_seq == last_seq + 1
             && header.previous == tail.checksum;
         // A frame whose padding is missing is torn as well.
-        (belongs && start + header.frame_size() <= bytes.len()).then_some((start, frame))
+        if !belongs || header.frame_size() > bytes.len() {
+            return None;
+        }
+        Some((start, Frame::decode(bytes, seed)?))
     };
     next(end).or_else(|| next(end.next_multiple_of(SYNC_ALIGNMENT as usize)))
 }
@@ -299,16 +331,13 @@ impl Segment {
         let path = segment_path(folder, number);
         let file = Arc::new(File::open(&env.engine, &path, OpenMode::Write).await?);
         let length = file.length().await?;
-        if length > u64::from(SEGMENT_BYTES_LIMIT) {
-            return Err(OpenError::Damaged { path, offset: 0, what: "it is larger than any segment" });
-        }
         let header = SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?);
         Ok(Segment { number, path, file, length, header })
     }
 
-    /// Its first `end` bytes.
+    /// Its first `end` bytes, as far as there can be frames.
     async fn read(&self, end: u64) -> Result<bytes::Bytes, OpenError> {
-        Ok(self.file.read_exact_at(0, end as usize).await?)
+        Ok(self.file.read_exact_at(0, end.min(BYTES_MAX) as usize).await?)
     }
 
     fn damaged(&self, offset: u64, what: &'static str) -> OpenError {
@@ -321,6 +350,7 @@ impl Segment {
             Ok((header, checksum)) if header.segment == self.number => Ok((header, checksum)),
             Ok(_) => Err(self.damaged(0, "it is another segment, renamed")),
             Err(HeaderError::Invalid) => Err(self.damaged(0, "its header is damaged")),
+            Err(HeaderError::Impossible(what)) => Err(self.damaged(0, what)),
             Err(HeaderError::Version(found)) => {
                 Err(OpenError::OtherFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
             }
@@ -329,13 +359,13 @@ impl Segment {
 
     /// Takes it out of the log: renamed where something had been written to it, in case somebody
     /// wants to look. Returns how many bytes that was.
-    async fn set_aside(&self, env: &Env, folder: &Path) -> Result<u64, OpenError> {
+    async fn set_aside(&self, env: &Env, folder: &Path, seed: Option<FrameSeed>) -> Result<u64, OpenError> {
         let bytes = self.read(self.length).await?;
         // A file that was to be used again: its header is zeros, and behind it is what it held.
-        let is_unused =
-            bytes.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0) && !self.has_frames(&bytes);
+        let is_unused = bytes.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0)
+            && !self.has_frames(&bytes, seed);
         let written = if is_unused { 0 } else { torn_bytes(&bytes) };
-        if written > 0 {
+        if written > 0 || self.length > BYTES_MAX {
             let aside = self.path.with_extension("torn");
             tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
             folder::rename(&*env.engine, &self.path, &aside).await?;
@@ -346,47 +376,74 @@ impl Segment {
         Ok(written)
     }
 
+    /// Whether this file, older than any that is needed, is one of the log's, as far as it says.
+    fn check_forgotten(&self, log_id: Option<[u8; 16]>) -> Result<(), OpenError> {
+        // Its header was zeroed where it was to be used again.
+        let is_foreign = self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.log_id) != log_id;
+        if is_foreign { Err(self.damaged(0, FOREIGN)) } else { Ok(()) }
+    }
+
+    /// Removes it from the folder, unless nobody knows what it is.
+    async fn remove_forgotten(
+        &self,
+        env: &Env,
+        folder: &Path,
+        seed: Option<FrameSeed>,
+    ) -> Result<(), OpenError> {
+        let head = self.file.read_at(0, SEGMENT_HEADER_SIZE).await?;
+        if self.header.is_err() && head.iter().any(|byte| *byte != 0) {
+            return self.set_aside(env, folder, seed).await.map(drop);
+        }
+        Ok(folder::remove(&*env.engine, &self.path).await?)
+    }
+
+    /// The frames in `bytes` that were written for this segment, wherever they stand from `start`
+    /// on; without a seed, what looks like such.
+    fn frames(
+        &self,
+        bytes: &[u8],
+        start: usize,
+        seed: Option<FrameSeed>,
+    ) -> impl Iterator<Item = (usize, FrameHeader)> {
+        let epoch = self.header.ok().map(|(header, _)| header.epoch);
+        let places = (start.next_multiple_of(FRAME_ALIGNMENT)..bytes.len()).step_by(FRAME_ALIGNMENT);
+        places.filter_map(move |at| {
+            let bytes = &bytes[at..];
+            let header = match seed {
+                Some(seed) => FrameHeader::decode(bytes, seed)?,
+                None => FrameHeader::guess(bytes)?,
+            };
+            let belongs = header.segment == self.number && epoch.is_none_or(|epoch| header.epoch == epoch);
+            // Only what may be a frame is hashed.
+            (belongs && seed.is_none_or(|seed| Frame::decode(bytes, seed).is_some())).then_some((at, header))
+        })
+    }
+
     /// Whether there are frames that were written for this segment.
-    fn has_frames(&self, bytes: &[u8]) -> bool {
-        let mut places = (0..bytes.len()).step_by(FRAME_ALIGNMENT);
-        places.any(|at| Frame::decode(&bytes[at..]).is_some_and(|frame| frame.header.segment == self.number))
+    fn has_frames(&self, bytes: &[u8], seed: Option<FrameSeed>) -> bool {
+        self.frames(bytes, 0, seed).next().is_some()
     }
 
     /// Whether it may come after the segment `before`, as their headers tell.
     fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
         let ((header, _), (before, _)) = (self.header()?, before.header()?);
         if header.log_id != before.log_id || header.epoch < before.epoch {
-            return Err(self.damaged(0, "it belongs to another log"));
+            return Err(self.damaged(0, FOREIGN));
         }
         Ok(())
-    }
-
-    /// Whether nothing in this last segment was ever persisted, since not even its header is
-    /// whole.
-    async fn is_torn_from_the_start(&self) -> Result<bool, OpenError> {
-        if self.header != Err(HeaderError::Invalid) {
-            return Ok(false);
-        }
-        self.check_cut(&self.read(self.length).await?, 0)?;
-        Ok(true)
     }
 
     /// Whether all from `cut` on may go: no whole frame behind it says that more than `cut` had
     /// been persisted.
-    fn check_cut(&self, bytes: &[u8], cut: u64) -> Result<(), OpenError> {
-        let start = (cut as usize).next_multiple_of(FRAME_ALIGNMENT);
-        for at in (start..bytes.len()).step_by(FRAME_ALIGNMENT) {
-            let Some(frame) = Frame::decode(&bytes[at..]) else {
-                continue;
-            };
-            let persisted = u64::from(frame.header.persisted);
-            let epoch = self.header.map_or(frame.header.epoch, |(header, _)| header.epoch);
-            let belongs = (frame.header.segment, frame.header.epoch) == (self.number, epoch);
-            // One that tells of more than stands before it was not written by a log.
-            if belongs && persisted <= at as u64 && persisted > cut {
-                return Err(self.damaged(cut, "a frame is damaged below what had been persisted"));
-            }
+    fn check_cut(&self, bytes: &[u8], cut: u64, seed: Option<FrameSeed>) -> Result<(), OpenError> {
+        // One that tells of more than stands before it was not written by a log.
+        let tells = |(at, header): (usize, FrameHeader)| {
+            let persisted = u64::from(header.persisted);
+            persisted <= at as u64 && persisted > cut
+        };
+        match self.frames(bytes, cut as usize, seed).any(tells) {
+            true => Err(self.damaged(cut, "a frame is damaged below what had been persisted")),
+            false => Ok(()),
         }
-        Ok(())
     }
 }

@@ -135,9 +135,17 @@ fn r7_a_last_segment_without_a_header_is_removed() {
 #[test]
 fn r8_a_damaged_header_before_persisted_frames_is_refused() {
     for (file, segment_count) in [(FIRST, 1), (FIRST, 2), (SECOND, 2)] {
-        let disk = written(segment_count);
-        flip(&disk, file, 20);
-        open_damaged(&disk, file, 0);
+        // The log's id itself is in bytes 24 to 39.
+        for byte in [20, 30] {
+            let disk = written(segment_count);
+            flip(&disk, file, byte);
+            open_damaged(&disk, file, 0);
+        }
+        for lost in [0, 0xAB] {
+            let disk = written(segment_count);
+            disk.damage_file(file, |bytes| bytes[..FRAME_2].fill(lost));
+            open_damaged(&disk, file, 0);
+        }
     }
 }
 
@@ -255,6 +263,22 @@ fn r15_what_is_forgotten_goes_and_the_rest_is_found() {
         .unwrap();
         assert!(found[0] <= 53 && found[0] > 20, "seed={seed}: {found:?}");
         assert_eq!(found, (found[0]..=60).collect::<Vec<_>>(), "seed={seed}");
+    }
+}
+
+#[test]
+fn r16_a_header_that_no_log_writes_is_refused() {
+    // Epoch, first `Seq` and the end of the segment before, as large as may be.
+    for field in [16..20, 40..48, 48..56] {
+        let disk = written(2);
+        disk.damage_file(SECOND, |bytes| {
+            bytes[field.clone()].fill(0xFF);
+            let checksum = twox_hash::XxHash3_64::oneshot(&bytes[..72]);
+            bytes[72..80].copy_from_slice(&checksum.to_le_bytes());
+        });
+        let before = disk.read_file(SECOND);
+        open_damaged(&disk, SECOND, 0);
+        assert_eq!(disk.read_file(SECOND), before);
     }
 }
 

@@ -5,8 +5,15 @@ use proptest::prelude::*;
 
 use super::*;
 
+const LOG_ID: [u8; 16] = *b"0123456789abcdef";
+
+fn seed() -> FrameSeed {
+    FrameSeed::of(&LOG_ID)
+}
+
 fn header() -> FrameHeader {
     FrameHeader {
+        seed: seed(),
         kind: FrameKind::Batch,
         length: 0,
         segment: 3,
@@ -53,8 +60,8 @@ fn a_frame_has_its_golden_bytes() {
     let mut bytes = Vec::new();
     write(&batch(), header(), &mut bytes);
     let golden = [
-        "f75e 01 00 48000000 03000000 02000000 0700000000000000", // magic, kind, length, segment, epoch, first
-        "02000000 00020000 6300000000000000 77695d2fb4bbb184",    // count, persisted, previous, checksum
+        "2d21 01 00 48000000 03000000 02000000 0700000000000000", // magic, kind, length, segment, epoch, first
+        "02000000 00020000 6300000000000000 6ab4b370afc491c5",    // count, persisted, previous, checksum
         "223ba15eba92a6bd 0700000000000000 05000000 0400 0300 02000000", // checksum, seq, sizes, flags
         "6b6579 6d657461 76616c7565",
         "3b1a81f6a19f0579 0800000000000000 00000000 0000 0400 01000000 676f6e65",
@@ -63,17 +70,32 @@ fn a_frame_has_its_golden_bytes() {
 }
 
 #[test]
-fn a_segment_header_has_its_golden_bytes() {
-    let header = SegmentHeader {
+fn a_frame_of_many_records_has_its_golden_checksum() {
+    // What is hashed is longer than 240 bytes: there the seed makes another secret.
+    let mut batch = Batch::new();
+    (0..30).for_each(|_| batch.push(Flags::none(), b"", b"", b""));
+    assert_eq!(
+        write(&batch, header(), &mut Vec::new()).to_le_bytes(),
+        [0x1f, 0xc0, 0xd3, 0x0a, 0xa1, 0xe7, 0xad, 0x58]
+    );
+}
+
+fn segment_header() -> SegmentHeader {
+    SegmentHeader {
         segment: 3,
         epoch: 2,
         oldest: 1,
-        log_id: *b"0123456789abcdef",
+        log_id: LOG_ID,
         is_reused: true,
         first_seq: 7,
         previous_end: 4096,
         previous_checksum: 99,
-    };
+    }
+}
+
+#[test]
+fn a_segment_header_has_its_golden_bytes() {
+    let header = segment_header();
     let (bytes, checksum) = header.encode();
     let golden = [
         "5345545445454c47 02000000 03000000 02000000 01000000", // magic, version, segment, epoch, oldest
@@ -87,18 +109,37 @@ fn a_segment_header_has_its_golden_bytes() {
 }
 
 #[test]
+fn a_header_that_no_log_writes_is_told_from_damage() {
+    let first = SegmentHeader { segment: 1, previous_end: 0, ..segment_header() };
+    assert!(SegmentHeader::decode(&first.encode().0).is_ok());
+    let impossible = [
+        SegmentHeader { segment: 0, oldest: 0, ..segment_header() },
+        SegmentHeader { segment: u32::MAX, ..segment_header() },
+        SegmentHeader { epoch: 0, ..segment_header() },
+        SegmentHeader { epoch: u32::MAX, ..segment_header() },
+        SegmentHeader { oldest: 0, ..segment_header() },
+        SegmentHeader { oldest: 4, ..segment_header() },
+        SegmentHeader { first_seq: 0, ..segment_header() },
+        SegmentHeader { first_seq: u64::MAX, ..segment_header() },
+        SegmentHeader { previous_end: 0, ..segment_header() },
+        SegmentHeader { previous_end: u64::from(SEGMENT_BYTES_LIMIT) + 1, ..segment_header() },
+        SegmentHeader { previous_end: u64::MAX, ..segment_header() },
+        SegmentHeader { previous_end: 512, ..first },
+    ];
+    for header in impossible {
+        let decoded = SegmentHeader::decode(&header.encode().0);
+        assert!(matches!(decoded, Err(HeaderError::Impossible(_))), "{header:?}: {decoded:?}");
+    }
+    let (mut bytes, _) = segment_header().encode();
+    bytes[64] = 2;
+    let checksum = xxh3_64(&bytes[..72]);
+    bytes[72..80].copy_from_slice(&checksum.to_le_bytes());
+    assert!(matches!(SegmentHeader::decode(&bytes), Err(HeaderError::Impossible(_))));
+}
+
+#[test]
 fn another_format_is_told_from_damage() {
-    let header = SegmentHeader {
-        segment: 1,
-        epoch: 1,
-        oldest: 1,
-        log_id: [0; 16],
-        is_reused: false,
-        first_seq: 1,
-        previous_end: 0,
-        previous_checksum: 0,
-    };
-    let (mut bytes, _) = header.encode();
+    let (mut bytes, _) = segment_header().encode();
     bytes[8..12].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
     assert_eq!(SegmentHeader::decode(&bytes), Err(HeaderError::Invalid));
     let checksum = xxh3_64(&bytes[..72]);
@@ -111,17 +152,33 @@ fn another_format_is_told_from_damage() {
 }
 
 #[test]
+fn a_frame_of_another_log_or_without_records_is_none() {
+    let mut bytes = Vec::new();
+    write(&batch(), header(), &mut bytes);
+    assert!(Frame::decode(&bytes, seed()).is_some());
+    // With the same magic: the checksum alone tells.
+    let other = FrameSeed(seed().0 ^ 1 << 40);
+    assert_eq!(other.magic(), seed().magic());
+    assert!(FrameHeader::decode(&bytes, other).is_some() && Frame::decode(&bytes, other).is_none());
+    assert!(Frame::decode(&bytes, FrameSeed::of(&[0; 16])).is_none());
+
+    let mut bytes = Vec::new();
+    write(&Batch::new(), header(), &mut bytes);
+    assert!(Frame::decode(&bytes, seed()).is_none());
+}
+
+#[test]
 fn no_flipped_bit_and_no_cut_passes_as_a_frame() {
     let mut bytes = Vec::new();
     write(&batch(), header(), &mut bytes);
-    let covered = FRAME_HEADER_SIZE + Frame::decode(&bytes).unwrap().header.length as usize;
+    let covered = FRAME_HEADER_SIZE + Frame::decode(&bytes, seed()).unwrap().header.length as usize;
     for bit in 0..covered * 8 {
         let mut flipped = bytes.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
-        assert!(Frame::decode(&flipped).is_none(), "bit {bit}");
+        assert!(Frame::decode(&flipped, seed()).is_none(), "bit {bit}");
     }
     for length in 0..covered {
-        assert!(Frame::decode(&bytes[..length]).is_none(), "cut at {length}");
+        assert!(Frame::decode(&bytes[..length], seed()).is_none(), "cut at {length}");
     }
 }
 
@@ -131,13 +188,13 @@ fn an_extent_has_no_seq_and_is_found_by_the_record_that_refers_to_it() {
     let value = Bytes::from(vec![7; 5_000]);
     let header = FrameHeader { kind: FrameKind::Extent, ..header() };
     write(&Batch::extent(value.clone()), header, &mut bytes);
-    let frame = Frame::decode(&bytes).unwrap();
+    let frame = Frame::decode(&bytes, seed()).unwrap();
     let (offset, record) = frame.records().next().unwrap();
     assert_eq!((record.seq, record.value), (Seq(0), &value[..]));
     assert_eq!((frame.header.next_seq(), offset), (7, FRAME_HEADER_SIZE));
     // The same bytes as a batch are no frame: an extent never counts as a commit.
     bytes[2] = FrameKind::Batch as u8;
-    assert!(Frame::decode(&bytes).is_none());
+    assert!(Frame::decode(&bytes, seed()).is_none());
 
     let places =
         [Location { segment: 1, offset: 512, length: 5_028 }, Location { segment: 2, offset: 8, length: 9 }];
@@ -173,7 +230,7 @@ proptest! {
         let mut bytes = vec![0xAA; 16];
         let checksum = write(&batch, header(), &mut bytes);
         prop_assert_eq!(bytes.len() - 16, batch.size());
-        let frame = Frame::decode(&bytes[16..]).unwrap();
+        let frame = Frame::decode(&bytes[16..], seed()).unwrap();
         prop_assert_eq!(frame.checksum, checksum);
         prop_assert_eq!(frame.records().count(), records.len());
         for (((offset, found), range), (index, (_, key, meta, value))) in
@@ -196,9 +253,10 @@ proptest! {
     fn junk_is_no_frame_and_no_panic(junk in prop::collection::vec(any::<u8>(), 0..200), magic in any::<bool>()) {
         let mut junk = junk;
         if magic && junk.len() > 4 {
-            junk[..4].copy_from_slice(&[0xF7, 0x5E, 1, 0]);
+            junk[..2].copy_from_slice(&seed().magic());
+            junk[2..4].copy_from_slice(&[1, 0]);
         }
-        prop_assert!(Frame::decode(&junk).is_none());
+        prop_assert!(Frame::decode(&junk, seed()).is_none());
         prop_assert!(RecordRef::decode(&junk).is_err());
     }
 }
