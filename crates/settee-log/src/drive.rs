@@ -23,8 +23,9 @@ use tokio::sync::oneshot;
 
 use crate::error::Stopped;
 use crate::log::{Shared, Stage};
+use crate::mark::Mark;
 use crate::planted::Planted;
-use crate::state::{Action, Mark, State};
+use crate::state::{Action, State};
 
 impl Shared {
     /// Submits what is to begin.

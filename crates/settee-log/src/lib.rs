@@ -14,17 +14,20 @@
 //! `cargo run -p settee-log --example wal`
 #![doc = concat!("```\n", include_str!("../examples/wal.rs"), "```\n")]
 
+mod chunk;
 mod directory;
 mod drive;
 mod error;
 mod format;
 mod log;
+mod mark;
 mod planted;
 mod recovery;
 mod room;
 mod seal;
 mod state;
 mod view;
+mod waiters;
 
 pub use directory::{
     Directory, DirectoryBuilder, DirectoryError, Entry, EntryRef, KeyScan, SeqScan, TRAILER_SIZE, Trailer,

@@ -26,10 +26,11 @@ use crate::error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 use crate::format::{
     BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FrameKind, Record, RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
 };
+use crate::mark::{Mark, Position};
 use crate::planted::Planted;
 use crate::recovery::{self, Recovery, Tail};
 use crate::room::Room;
-use crate::state::{Claim, Lack, Mark, Placed, Position, State};
+use crate::state::{Claim, Lack, Placed, State};
 use crate::view::View;
 
 /// A record's place in the order of the log: 1, 2, … 0 stands before the first.

@@ -28,112 +28,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::{BufferPool, File, Reservation, TailBuffer, TailReader};
+use settee_io::{BufferPool, File, Reservation, TailBuffer};
 use tokio::sync::oneshot;
 
+use crate::chunk::{Chunk, Memory};
 use crate::error::Stopped;
 use crate::format::{Batch, FrameHeader, FrameKind, FrameSink, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
 use crate::log::{LogOptions, LogStats};
+use crate::mark::{Mark, Position};
 use crate::planted::Planted;
 use crate::room::{OpenSegment, fitting, reserve_of};
 use crate::seal::{Known, Left};
+use crate::waiters::Waiters;
 
 /// How much a new measurement of a sync counts: one part in this many.
 const SYNC_TIME_WEIGHT: u32 = 8;
-
-/// A segment and an offset in it, in the order of the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(crate) struct Position(u64);
-
-impl Position {
-    pub(crate) const END: Position = Position(u64::MAX);
-
-    pub(crate) fn new(segment: u32, offset: u32) -> Position {
-        Position(u64::from(segment) << 32 | u64::from(offset))
-    }
-
-    pub(crate) fn from_bits(bits: u64) -> Position {
-        Position(bits)
-    }
-
-    pub(crate) fn bits(self) -> u64 {
-        self.0
-    }
-
-    pub(crate) fn segment(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-
-    pub(crate) fn offset(self) -> u32 {
-        self.0 as u32
-    }
-
-    /// `count` bytes further on in the same segment.
-    pub(crate) fn plus(self, count: usize) -> Position {
-        Position(self.0 + count as u64)
-    }
-
-    /// Bytes from `start`, in the same segment.
-    pub(crate) fn since(self, start: Position) -> usize {
-        (self.0 - start.0) as usize
-    }
-}
-
-/// How far the log has got in one respect: the last `Seq`, and the end of its bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
-    pub seq: u64,
-    pub at: Position,
-}
-
-impl Mark {
-    /// Whether all that `wanted` means lies before this.
-    pub(crate) fn reaches(self, wanted: Mark) -> bool {
-        self.seq >= wanted.seq && self.at >= wanted.at
-    }
-}
-
-/// Where accepted bytes are.
-#[derive(Clone)]
-pub(crate) enum Memory {
-    /// In a buffer, from this index on.
-    Buffer(TailReader, usize),
-    /// In a value that wasn't copied; its bytes count against the pool.
-    Value(Bytes, #[expect(dead_code, reason = "held, not used")] Arc<Reservation>),
-}
-
-impl Memory {
-    /// A copy of the bytes from `from` to `to`, counted from the chunk's first; `None` where they
-    /// aren't all there yet.
-    pub(crate) fn copy(&self, from: usize, to: usize) -> Option<Bytes> {
-        match self {
-            Memory::Buffer(reader, base) => reader.copy(base + from..base + to),
-            Memory::Value(value, _) => Some(value.slice(from..to)),
-        }
-    }
-
-    fn share(&self, from: usize, to: usize) -> Bytes {
-        match self {
-            Memory::Buffer(reader, base) => {
-                reader.slice(base + from..base + to).expect("what is accepted is published")
-            }
-            Memory::Value(value, _) => value.slice(from..to),
-        }
-    }
-}
-
-/// Accepted bytes that lie together in memory and in a segment.
-pub(crate) struct Chunk {
-    pub start: Position,
-    pub end: Position,
-    /// The last record that is whole at its end.
-    seq: u64,
-    /// Where the last frame ends of which it has a part: readers find a frame whole in memory, or
-    /// whole in the file.
-    frame_end: Position,
-    file: Arc<File>,
-    pub memory: Memory,
-}
 
 /// A write that was submitted.
 struct Flight {
@@ -215,31 +124,6 @@ pub(crate) struct Placed {
     pub at: Position,
     pub first_seq: u64,
     pub group: u64,
-}
-
-/// Those who wait for a mark to reach a place.
-#[derive(Default)]
-pub(crate) struct Waiters {
-    waiting: Vec<(Mark, oneshot::Sender<()>)>,
-    prune_at: usize,
-}
-
-impl Waiters {
-    pub(crate) fn add(&mut self, wanted: Mark) -> oneshot::Receiver<()> {
-        // Those who gave up are dropped now and then, at a cost shared by those who come.
-        if self.waiting.len() >= self.prune_at {
-            self.waiting.retain(|(_, waiter)| !waiter.is_closed());
-            self.prune_at = self.waiting.len() * 2 + 64;
-        }
-        let (sender, receiver) = oneshot::channel();
-        self.waiting.push((wanted, sender));
-        receiver
-    }
-
-    /// Takes out those whose time has come, to be woken without the lock.
-    fn take_reached(&mut self, mark: Mark) -> Vec<oneshot::Sender<()>> {
-        self.waiting.extract_if(.., |(wanted, _)| mark.reaches(*wanted)).map(|(_, waiter)| waiter).collect()
-    }
 }
 
 /// Takes a frame into the open buffer, which has room for it.

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use settee_io::File;
 
-use crate::state::{Chunk, Memory, Position, State};
+use crate::chunk::{Chunk, Memory};
+use crate::mark::Position;
+use crate::state::State;
 
 /// The segments' files, by number.
 pub(crate) type Files = Arc<BTreeMap<u32, Arc<File>>>;
