@@ -232,6 +232,22 @@ impl Shared {
         self.lock().stopped.is_some()
     }
 
+    /// Whether its files were given up.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Gives up the files of a log that has ended, and so their locks. For who holds the room: nobody
+    /// else works with them.
+    pub(crate) fn let_go_of_files(&self) {
+        self.closed.store(true, Ordering::Release);
+        let mut state = self.lock();
+        let held = state.let_go_of_files();
+        let view = self.view.swap(Arc::default());
+        drop(state);
+        drop((held, view));
+    }
+
     /// Latches the first failure.
     pub(crate) fn stop(&self, error: settee_io::Error) {
         let mut state = self.lock();

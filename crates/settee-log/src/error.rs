@@ -71,7 +71,7 @@ pub enum ReadError {
         segment: u32,
     },
 
-    /// It was accepted, and the log stopped before it was written.
+    /// It was accepted, and the log stopped before it was written; or the log was closed.
     #[error(transparent)]
     Stopped(Stopped),
 
@@ -110,6 +110,14 @@ pub enum OpenError {
         found: u32,
         /// The version that can be read.
         known: u32,
+    },
+
+    /// Another log has the folder, in this process or another one: it was not closed, or something
+    /// of it is still under way.
+    #[error("{} is in use", path.display())]
+    InUse {
+        /// The segment's file.
+        path: PathBuf,
     },
 
     /// The system failed.

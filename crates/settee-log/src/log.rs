@@ -24,7 +24,8 @@ use tokio::sync::{Notify, oneshot};
 use crate::directory::{Directory, DirectoryError};
 use crate::error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 use crate::format::{
-    BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FrameKind, Record, RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
+    BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FRAME_HEADER_SIZE, FrameKind, RECORD_HEADER_SIZE, Record,
+    RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
 };
 use crate::mark::{Mark, Position};
 use crate::planted::Planted;
@@ -160,6 +161,8 @@ impl LogOptions {
             at_most(BATCH_SIZE_MAX, "the largest batch of the format")
         })?;
         let (segment, least) = (self.segment_bytes_max as usize, SEGMENT_HEADER_SIZE + 2 * batch);
+        let frame = FRAME_HEADER_SIZE + RECORD_HEADER_SIZE;
+        require(batch >= frame, "batch_bytes_max", batch, &|| at_least(frame, "an empty record"))?;
         require(segment >= least, "segment_bytes_max", segment, &|| {
             at_least(least, "a header and two of the largest batches")
         })?;
@@ -207,8 +210,8 @@ pub struct LogStats {
 /// A segmented append-only log in a folder of its own. Used from many tasks at once.
 ///
 /// Dropping it without [`Log::close`] is like a crash of the process: what was accepted and
-/// not yet written may be lost. But the process goes on, and so do writes in flight: another log on
-/// the same folder is then for another process.
+/// not yet written may be lost. But the process goes on, and so do writes in flight: until they have
+/// ended, the folder can't be opened again ([`OpenError::InUse`]).
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
 }
@@ -235,6 +238,8 @@ pub(crate) struct Shared {
     pub written_position: AtomicU64,
     /// Mirrors the `Seq` of `State::persisted`.
     pub persisted_seq: AtomicU64,
+    /// Its files were given up: reads have none.
+    pub closed: AtomicBool,
     /// Told when the log ends, and when its last operation does after that.
     pub ended: Notify,
     /// Told when the timer is to look earlier than it meant to.
@@ -283,6 +288,7 @@ impl Log {
             view: ArcSwap::from_pointee(View::new(Arc::new(found.files), &state)),
             written_position: AtomicU64::new(end.at.bits()),
             persisted_seq: AtomicU64::new(end.seq),
+            closed: AtomicBool::new(false),
             ended: Notify::new(),
             timer_moved: Arc::default(),
             state: Mutex::new(state),
@@ -301,6 +307,9 @@ impl Log {
     /// # Errors
     /// [`AppendError::TooLarge`] and [`AppendError::NoSpace`] leave the log as it was;
     /// [`AppendError::Stopped`] is for good.
+    ///
+    /// # Panics
+    /// Where the batch has no records.
     pub async fn append(&self, batch: &Batch, stage: Stage) -> Result<Appended, AppendError> {
         let placed = self.place(batch, FrameKind::Batch, stage).await?;
         Ok(appended(batch, &placed))
@@ -330,7 +339,7 @@ impl Log {
     /// survives.
     ///
     /// # Panics
-    /// In a task of an executor, which it would hold up.
+    /// In a task of an executor, which it would hold up, and where the batch has no records.
     pub fn append_blocking(&self, batch: &Batch) -> Result<Appended, AppendError> {
         self.check(batch)?;
         let mut buffer = None;
@@ -391,20 +400,22 @@ impl Log {
     /// A barrier: returns once everything accepted before the call is persisted.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped before all of it was.
     pub async fn flush(&self) -> Result<(), Stopped> {
         self.shared.flush().await
     }
 
-    /// Says that no record before `seq` is needed any more, since what it said stands elsewhere.
+    /// Says that no record before `seq`, of those appended so far, is needed any more, since what it
+    /// said stands elsewhere.
     /// Segments that hold such records alone go some time after the next one has begun, and are
     /// not replayed then; until that they may still be read, and replayed.
     ///
     /// Extents go with the records that stand before them: who needs a record that refers to
     /// extents forgets nothing from the last record on that was appended before these.
     pub fn forget_before(&self, seq: Seq) {
-        let left = &mut self.shared.lock().left;
-        left.forget_before = left.forget_before.max(seq.0);
+        let mut state = self.shared.lock();
+        let seq = seq.0.min(state.accepted.seq + 1);
+        state.left.forget_before = state.left.forget_before.max(seq);
     }
 
     /// The segments' numbers, oldest first. All but the last were left; they are sealed, one after
@@ -432,10 +443,13 @@ impl Log {
     /// way. Segments on a file system that refuses stay as they are.
     ///
     /// # Errors
-    /// What the system says; some segments may have changed.
+    /// What the system says; some segments may have changed. `Closed` after [`Log::close`].
     pub async fn set_direct(&self, direct: bool) -> Result<(), settee_io::Error> {
         // No segment comes or goes meanwhile.
         let room = self.shared.room.lock().await;
+        if self.shared.is_closed() {
+            return Err((*self.shared.why_stopped().source).clone());
+        }
         let files = self.shared.view.load().files.clone();
         for file in files.values().chain(room.next.as_ref().map(|spare| &spare.file)) {
             file.set_direct(direct).await?;
@@ -492,7 +506,12 @@ impl Log {
             Some(bytes) => bytes,
             None => {
                 let file = self.shared.view.load().files.get(&segment).cloned();
-                let file: Arc<File> = file.ok_or(ReadError::NoSegment { segment })?;
+                let Some(file): Option<Arc<File>> = file else {
+                    return Err(match self.shared.is_closed() {
+                        true => ReadError::Stopped(self.shared.why_stopped()),
+                        false => ReadError::NoSegment { segment },
+                    });
+                };
                 // Looked up again: it may have been written meanwhile.
                 if end > self.shared.written() {
                     return Err(self.not_written(location));
@@ -532,17 +551,19 @@ impl Log {
         LogStats { memory_bytes: state.memory_bytes() as u64, unsynced_bytes: unsynced as u64, ..state.stats }
     }
 
-    /// Persists everything accepted and ends the log; later appends are refused. Returns when
-    /// nothing is under way any more: then the folder may be opened again.
+    /// Persists everything accepted and ends the log; later appends and reads are refused. Returns
+    /// when nothing is under way any more: then the folder may be opened again.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped before all of it was persisted; it has ended all the same.
     pub async fn close(&self) -> Result<(), Stopped> {
         let flushed = self.flush().await;
         self.shared.end();
         self.shared.wait_for_operations().await;
-        drop(self.shared.room.lock().await);
-        drop(self.shared.sealing.lock().await);
+        let mut room = self.shared.room.lock().await;
+        let _sealing = self.shared.sealing.lock().await;
+        room.next = None;
+        self.shared.let_go_of_files();
         flushed
     }
 }

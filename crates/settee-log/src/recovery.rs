@@ -113,6 +113,10 @@ pub(crate) async fn recover(
             segments.push(Segment::open(env, folder, number).await?);
         }
     }
+    // Whatever a crash has left behind the last one, one of these is what another log would write to.
+    for segment in segments.iter().rev().take(TORN_SEGMENT_COUNT_MAX + 1) {
+        segment.lock().await?;
+    }
     let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
     let discarded = take_torn(&mut segments, seed).await?;
     let mut found = Recovered { options: *options, oldest: 1, ..Recovered::default() };
@@ -335,6 +339,13 @@ impl Segment {
         Ok(Segment { number, path, file, length, header })
     }
 
+    async fn lock(&self) -> Result<(), OpenError> {
+        self.file.lock().await.map_err(|error| match error.io_kind() {
+            Some(std::io::ErrorKind::WouldBlock) => OpenError::InUse { path: self.path.clone() },
+            _ => error.into(),
+        })
+    }
+
     /// Its first `end` bytes, as far as there can be frames.
     async fn read(&self, end: u64) -> Result<bytes::Bytes, OpenError> {
         Ok(self.file.read_exact_at(0, end.min(BYTES_MAX) as usize).await?)
@@ -370,6 +381,9 @@ impl Segment {
             tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
             folder::rename(&*env.engine, &self.path, &aside).await?;
         } else {
+            if self.length == 0 {
+                tracing::warn!(path = %self.path.display(), "removed an empty segment: never written, or cut");
+            }
             folder::remove(&*env.engine, &self.path).await?;
         }
         folder::sync(&*env.engine, folder).await?;

@@ -161,8 +161,11 @@ impl State {
         let used = self.next.offset();
         let left = segment.allocated.saturating_sub(used);
         if segment.allocated < segment.bytes_max {
-            return (left < ahead(segment.allocated) / 2 + reserve_of(segment.bytes_max))
-                .then_some(Chore::Reserve);
+            // Small logs stay small; in a large one a stream would have filled the rest before more
+            // is there.
+            let ahead = ahead(segment.allocated);
+            let low = if segment.allocated < FILL_BYTES_MAX { ahead / 2 } else { ahead };
+            return (left < low + reserve_of(segment.bytes_max)).then_some(Chore::Reserve);
         }
         let is_half_full = used > segment.bytes_max / 2;
         let pays = self.stats.file_bytes >= SPARE_LOG_BYTES_MIN && self.spare_number <= segment.number;
@@ -304,7 +307,7 @@ impl Shared {
         if number == 1 {
             folder::create(&**engine, &self.folder).await?;
         }
-        let file = self.open_file(&path, OpenMode::CreateNew).await?;
+        let file = self.open_segment_file(&path, OpenMode::CreateNew).await?;
         if let Err(error) = file.allocate(0, u64::from(allocated)).await {
             drop(file);
             folder::remove(&**engine, &path).await.map_err(RoomError::Failed)?;
@@ -312,6 +315,18 @@ impl Shared {
         }
         folder::sync(&**engine, &self.folder).await.map_err(RoomError::Failed)?;
         Ok(Spare { number, file: Arc::new(file), allocated, is_reused: false })
+    }
+
+    /// Opens the file of a segment that this log is going to write to, and keeps others out of it:
+    /// a log that is opened meanwhile finds it, or one that this log has, to be the newest.
+    pub(crate) async fn open_segment_file(
+        &self,
+        path: &Path,
+        mode: OpenMode,
+    ) -> Result<File, settee_io::Error> {
+        let file = self.open_file(path, mode).await?;
+        file.lock().await?;
+        Ok(file)
     }
 
     /// Opens a segment's file as the options have it.

@@ -219,7 +219,9 @@ impl Shared {
         file.write_and_sync_at(0, Bytes::from_static(&[0; SYNC_ALIGNMENT as usize])).await?;
         folder::rename(&*self.env.engine, &from, &to).await.map_err(RoomError::Failed)?;
         folder::sync(&*self.env.engine, &self.folder).await.map_err(RoomError::Failed)?;
-        let file = self.open_file(&to, OpenMode::Write).await?;
+        // The handle of the old name has the lock.
+        drop(file);
+        let file = self.open_segment_file(&to, OpenMode::Write).await?;
         room.next = Some(Spare { number, file: Arc::new(file), allocated: length as u32, is_reused: true });
         Ok(true)
     }

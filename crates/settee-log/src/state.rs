@@ -739,6 +739,11 @@ impl State {
         self.chunks.iter().map(|chunk| chunk.end.since(chunk.start)).sum()
     }
 
+    /// Gives up the files; for the caller to drop without the lock.
+    pub(crate) fn let_go_of_files(&mut self) -> impl Sized + use<> {
+        (self.segment.take(), self.cut.take(), self.barrier.take())
+    }
+
     /// Gives up all that was accepted and not written, and all who wait; for the caller to drop
     /// without the lock.
     pub(crate) fn clear(&mut self) -> impl Sized + use<> {

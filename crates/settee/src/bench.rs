@@ -15,6 +15,7 @@ use settee_bench::space::{self, Folder};
 use settee_bench::sync;
 use settee_bench::{Result, limits};
 use settee_doc::Stage;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::CommandResult;
 
@@ -226,9 +227,11 @@ fn block_on(
     command: impl Future<Output = CommandResult>,
 ) -> CommandResult {
     builder.enable_all().build()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
             result = command => result,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+            _ = terminate.recv() => Err("terminated".into()),
         }
     })
 }

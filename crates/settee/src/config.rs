@@ -376,6 +376,11 @@ fn check_limits(limits: Limits) -> Result<Limits, String> {
             "the limit `request_bytes_in_flight_max` is {all}: it must hold `max_request_bytes`, {one}"
         ));
     }
+    if one < document as u64 {
+        return Err(format!(
+            "the limit `max_request_bytes` is {one}: it must hold the largest document, `max_document_size`, {document}"
+        ));
+    }
     Ok(limits)
 }
 

@@ -39,7 +39,8 @@ pub(crate) fn run(args: Args) -> CommandResult {
 fn start_log(format: LogFormat) -> CommandResult {
     let filter =
         EnvFilter::builder().with_env_var("SETTEE_LOG").with_default_directive(tracing::Level::INFO.into());
-    let log = tracing_subscriber::fmt().with_env_filter(filter.from_env()?).with_writer(io::stderr);
+    let filter = filter.from_env().map_err(|error| format!("SETTEE_LOG: {error}"))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     match format {
         LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).try_init(),
         LogFormat::Json => log.json().try_init(),

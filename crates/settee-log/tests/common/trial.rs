@@ -307,6 +307,9 @@ pub(crate) fn run_trial(setup: &Setup, event: Event) -> Result<Tally, String> {
     })
 }
 
+/// Longer than the longest operation of the disk.
+const KILLED_FOR_MAX: Duration = Duration::from_secs(20);
+
 /// Every event of a seed's first life: a power loss at each operation and after each sync, kills,
 /// and failures of some operations.
 ///
@@ -436,9 +439,23 @@ impl<'a> Trial<'a> {
         let env = sim.env();
         let options = self.config.options(self.setup, life.opening);
         let mut found = Vec::new();
-        let opened = sim.run(Log::open(&env, Path::new(FOLDER), options, |location, record| {
-            found.push(Found::new(location, record));
-        }));
+        let opened = sim.run(async {
+            let until = env.clock.now() + KILLED_FOR_MAX;
+            loop {
+                found.clear();
+                let replay =
+                    |location, record: settee_log::RecordRef<'_>| found.push(Found::new(location, record));
+                match Log::open(&env, Path::new(FOLDER), options, replay).await {
+                    // The system ends what a process had under way when it was killed.
+                    Err(settee_log::OpenError::InUse { .. })
+                        if life.after_kill && env.clock.now() < until =>
+                    {
+                        env.clock.sleep(Duration::from_millis(1)).await;
+                    }
+                    opened => return opened,
+                }
+            }
+        });
         let start = env.clock.now();
         let (log, recovery) = match opened {
             None => return Ok(End { opened: false, time: Duration::ZERO }),

@@ -3,5 +3,6 @@
 
 mod blocking;
 mod closing;
+mod locking;
 mod pool;
 mod timers;

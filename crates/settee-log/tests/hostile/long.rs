@@ -35,8 +35,8 @@ async fn fill(env: &Env, folder: &Path) -> [std::path::PathBuf; 2] {
         append(&log).await;
     }
     env.clock.sleep(Duration::from_millis(10)).await;
-    log.close().await.unwrap();
     let segments = log.segments();
+    log.close().await.unwrap();
     assert!(segments.len() > 1);
     [1, *segments.last().unwrap()].map(|number| folder.join(format!("{number:010}.log")))
 }
