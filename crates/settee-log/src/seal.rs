@@ -119,7 +119,8 @@ impl Shared {
         self.env.spawn("log seal", async move {
             // The open segment when the last pause began; nobody is kept waiting for one.
             let mut seen = 0;
-            while let Some(open) = log.upgrade().map(|shared| shared.open_number()) {
+            let open_number = || Some(log.upgrade()?.lock().segment.as_ref()?.number);
+            while let Some(open) = open_number() {
                 if open != seen && open - number <= SEAL_BACKLOG_MAX {
                     seen = open;
                     clock.sleep(SEAL_PAUSE).await;

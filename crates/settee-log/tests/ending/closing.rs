@@ -86,3 +86,22 @@ fn a_write_in_flight_of_a_stopped_log_ends_before_close_returns() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_log_may_be_closed_while_its_segments_wait_to_be_sealed() {
+    let sim = Sim::with_disk(&SimDisk::new(1));
+    let env = sim.env();
+    sim.run(async {
+        let log = open(&env).await;
+        for _ in 0..20 {
+            let appended = log.append(&batch(&[1; 40_000]), Stage::Persisted).await.unwrap();
+            log.wait(appended.last_seq, Stage::Persisted).await.unwrap();
+        }
+        assert!(log.segments().len() > 2);
+        log.close().await.unwrap();
+        // The task that waits for a pause looks again.
+        env.clock.sleep(Duration::from_secs(1)).await;
+        drop(log);
+    })
+    .unwrap();
+}
