@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, folder};
-use settee_store::{Batch, LogOptions, LogStats, Stage, Store, StoreOptions};
+use settee_store::{Batch, LogOptions, LogStats, Seq, Stage, Store, StoreOptions};
 use tokio::sync::{OnceCell, oneshot};
 
 use crate::database::Database;
@@ -118,8 +118,8 @@ impl Databases {
     /// lock. Each database is opened when it is first asked for.
     ///
     /// # Errors
-    /// `Internal`: another process has the folder, which is named; damage; or what the system
-    /// says.
+    /// `Internal`: another process has the folder, which is named; damage, or an empty catalogue
+    /// beside databases; or what the system says.
     ///
     /// # Panics
     /// Where [`LogOptions::check`] refuses the log's limits.
@@ -138,6 +138,7 @@ impl Databases {
         let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), of_catalogue).await?;
         let slots = Mutex::new(Slots::read(&catalogue)?);
         let inner = Inner { env, folder: folder.to_path_buf(), options, catalogue, slots, _lock: lock };
+        inner.check_catalogue().await?;
         inner.tidy_folders().await?;
         Ok(Arc::new(Databases { inner: Arc::new(inner) }))
     }
@@ -398,6 +399,25 @@ impl Inner {
         batch.use_reserve();
         // Nobody waits for it: where it is lost, the next opening finds nothing to remove.
         self.catalogue.writer().await.commit(&batch, Stage::Accepted).await?;
+        Ok(())
+    }
+
+    /// A catalogue that never held anything, beside databases' folders, has lost what it held: a
+    /// folder comes after its entry.
+    async fn check_catalogue(&self) -> Result<()> {
+        let root = self.folder.join(DATABASES_FOLDER);
+        if self.catalogue.writer().await.last_seq() > Seq(0) {
+            return Ok(());
+        }
+        let entries = folder::list(&*self.env.engine, &root).await?;
+        if entries.iter().any(|entry| entry.name.parse::<u64>().is_ok()) {
+            let (root, catalogue) = (root.display(), self.folder.join(CATALOGUE_FOLDER));
+            let reason = format!(
+                "there are databases in {root}, but {} is empty: put a copy of it back, or move {root} away",
+                catalogue.display()
+            );
+            return Err(Error::new(ErrorKind::Internal, reason));
+        }
         Ok(())
     }
 

@@ -446,6 +446,23 @@ fn a_damaged_catalogue_costs_no_database_its_files() {
 }
 
 #[test]
+fn a_catalogue_that_was_emptied_is_no_new_one() {
+    for length in [0, 100, 512] {
+        let disk = closed_database(4);
+        disk.damage_file("/data/catalogue/0000000001.log", |bytes| bytes.truncate(length));
+        let before = disk.read_file("/data/databases/0000000001/0000000001.log").unwrap();
+        // The second time, what was left of the catalogue is already set aside.
+        for _ in 0..2 {
+            let sim = Sim::with_disk(&disk);
+            let opened = sim.run(Databases::open(sim.env(), Path::new("/data"))).unwrap();
+            let error = opened.err().unwrap().to_string();
+            assert!(error.contains("/data/databases") && error.contains("/data/catalogue"), "{error}");
+        }
+        assert_eq!(disk.read_file("/data/databases/0000000001/0000000001.log").unwrap(), before);
+    }
+}
+
+#[test]
 fn a_full_disk_lets_databases_be_deleted_after_a_restart_too() {
     let disk = closed_database(2);
     let sim = Sim::with_disk(&disk);
