@@ -333,7 +333,8 @@ impl File {
         Ok(count)
     }
 
-    /// Takes the file's exclusive lock against other processes; it ends with the handle.
+    /// Takes the file's exclusive lock against all other handles, of this process too; it ends with
+    /// the handle (flock(2)).
     ///
     /// # Errors
     /// An I/O error of kind `WouldBlock` where another holds it.

@@ -15,10 +15,10 @@
 //! 2. Zeros are written and synced by a handle of their own: the system tells each handle of a
 //!    failed write-back once, and a group's sync must learn of every one.
 
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
@@ -58,6 +58,10 @@ const SEGMENT_COUNT_MIN: u64 = 4;
 /// A segment is made ahead only in a log of this many bytes: for it, a spare is at most a
 /// twentieth.
 const SPARE_LOG_BYTES_MIN: u64 = 20 * FIRST_ROOM_BYTES as u64;
+
+/// How often it is tried to lock a new segment's file, and how far apart.
+const LOCK_TRIES_MAX: usize = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// The segment that takes appends.
 pub(crate) struct OpenSegment {
@@ -307,8 +311,13 @@ impl Shared {
         if number == 1 {
             folder::create(&**engine, &self.folder).await?;
         }
-        let file = self.open_segment_file(&path, OpenMode::CreateNew).await?;
-        if let Err(error) = file.allocate(0, u64::from(allocated)).await {
+        let file = File::open(engine, &path, OpenMode::CreateNew).await?;
+        let made = async {
+            self.take_into_use(&file).await?;
+            file.allocate(0, u64::from(allocated)).await
+        };
+        if let Err(error) = made.await {
+            // Or it couldn't be created any more.
             drop(file);
             folder::remove(&**engine, &path).await.map_err(RoomError::Failed)?;
             return Err(error.into());
@@ -317,25 +326,28 @@ impl Shared {
         Ok(Spare { number, file: Arc::new(file), allocated, is_reused: false })
     }
 
-    /// Opens the file of a segment that this log is going to write to, and keeps others out of it:
-    /// a log that is opened meanwhile finds it, or one that this log has, to be the newest.
-    pub(crate) async fn open_segment_file(
-        &self,
-        path: &Path,
-        mode: OpenMode,
-    ) -> Result<File, settee_io::Error> {
-        let file = self.open_file(path, mode).await?;
-        file.lock().await?;
-        Ok(file)
+    /// Makes a handle one that this log writes its next segment by: as the options have it, and with
+    /// the lock. A log that is opened meanwhile finds this file, or one before it, to be locked.
+    /// Whoever tries that has the lock for a moment, where this handle is new.
+    pub(crate) async fn take_into_use(&self, file: &File) -> Result<(), settee_io::Error> {
+        self.follow_mode(file).await?;
+        for _ in 1..LOCK_TRIES_MAX {
+            match file.lock().await {
+                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
+                    self.env.clock.sleep(LOCK_PAUSE).await;
+                }
+                locked => return locked,
+            }
+        }
+        file.lock().await
     }
 
-    /// Opens a segment's file as the options have it.
-    pub(crate) async fn open_file(&self, path: &Path, mode: OpenMode) -> Result<File, settee_io::Error> {
-        let file = File::open(&self.env.engine, path, mode).await?;
-        if self.direct.load(Ordering::Relaxed) {
-            file.set_direct(true).await?;
+    /// Has the handle go past the page cache, where the options say so.
+    async fn follow_mode(&self, file: &File) -> Result<(), settee_io::Error> {
+        match self.direct.load(Ordering::Relaxed) {
+            true => file.set_direct(true).await.map(drop),
+            false => Ok(()),
         }
-        Ok(file)
     }
 
     /// The open segment's number.
@@ -473,7 +485,9 @@ impl Shared {
 
     /// Writes zeros over a segment's reserved room, and puts them on the medium.
     async fn fill_with_zeros(&self, number: u32, from: u32, to: u32) -> Result<(), settee_io::Error> {
-        let file = self.open_file(&segment_path(&self.folder, number), OpenMode::Write).await?;
+        let path = segment_path(&self.folder, number);
+        let file = File::open(&self.env.engine, &path, OpenMode::Write).await?;
+        self.follow_mode(&file).await?;
         // Room of a segment that was opened again may begin anywhere.
         let mut at = from.next_multiple_of(SYNC_ALIGNMENT);
         while at < to && !self.is_stopped() {

@@ -222,7 +222,8 @@ impl Shared {
         folder::sync(&*self.env.engine, &self.folder).await.map_err(RoomError::Failed)?;
         // The handle of the old name has the lock.
         drop(file);
-        let file = self.open_segment_file(&to, OpenMode::Write).await?;
+        let file = File::open(&self.env.engine, &to, OpenMode::Write).await?;
+        self.take_into_use(&file).await?;
         room.next = Some(Spare { number, file: Arc::new(file), allocated: length as u32, is_reused: true });
         Ok(true)
     }

@@ -2,9 +2,11 @@
 //! Method: the folder is opened again while a log is open, dropped with a write in flight, closed,
 //! and after files came, went and were used again.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
 use settee_io::{Env, OperationKind};
 use settee_log::{Batch, Flags, Log, LogOptions, OpenError, ReadError, Seq, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
@@ -85,4 +87,38 @@ fn a_log_that_was_dropped_keeps_others_out_until_its_last_write_has_ended() {
         open(&env).await.unwrap().close().await.unwrap();
     })
     .unwrap();
+}
+
+#[test]
+fn whoever_tries_to_open_a_log_that_is_open_does_it_no_harm() {
+    for seed in seeds(40) {
+        // Some locks take long, so that others may be faster.
+        let disk = SimDisk::new(seed).stalls(0.5).stalls_us(10_000..=10_000);
+        let sim = Sim::with_disk(&disk.stalls_only(|kind| kind == OperationKind::Lock));
+        let env = sim.env();
+        sim.run(async {
+            let log = open(&env).await.unwrap();
+            append(&log, 100).await;
+            let (trying, tries) = (Cell::new(true), Cell::new(0));
+            let others = join_all((0..8).map(|_| async {
+                while trying.get() {
+                    assert!(open(&env).await.is_err(), "seed={seed}");
+                    tries.set(tries.get() + 1);
+                }
+            }));
+            let work = async {
+                for turn in 0..60 {
+                    let last = append(&log, 20_000).await.last_seq;
+                    if turn % 7 == 6 {
+                        log.forget_before(Seq(last.0 - 3));
+                    }
+                }
+                trying.set(false);
+            };
+            join(others, work).await;
+            assert!(tries.get() > 60, "seed={seed}: {tries:?}");
+            log.close().await.unwrap();
+        })
+        .unwrap();
+    }
 }

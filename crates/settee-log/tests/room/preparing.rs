@@ -40,3 +40,27 @@ fn a_full_disk_met_while_the_next_segment_is_made_ahead_stops_nothing() {
     }
     assert!(stopped.is_empty(), "{stopped:#?}");
 }
+
+#[test]
+fn a_next_segment_that_could_not_be_made_ahead_is_made_when_it_is_needed() {
+    let options = LogOptions { segment_bytes_min: 1 << 20, ..LogOptions::default() };
+    // The first two locks are of segments that are made for a batch that waits.
+    for nth in 2..6 {
+        let disk = SimDisk::new(3).short_writes(0.0).fail(OperationKind::Lock, nth, Fault::Io);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let (log, _) = Log::open(&env, Path::new("/log"), options, |_, _| {}).await.unwrap();
+            for index in 0..200 {
+                let mut batch = Batch::new();
+                batch.push(Flags::none(), b"key", b"", &[1; 28_000]);
+                let appended = log.append(&batch, Stage::Persisted).await;
+                let appended = appended.unwrap_or_else(|error| panic!("lock {nth}, append {index}: {error}"));
+                log.wait(appended.last_seq, Stage::Persisted).await.unwrap();
+            }
+            assert!(disk.count_of(OperationKind::Lock) > nth);
+            log.close().await.unwrap();
+        })
+        .unwrap();
+    }
+}
