@@ -71,7 +71,10 @@ impl Writing {
             return shared.gate.leave();
         }
         shared.gate.leave();
-        (self.done)(result);
+        // Whoever is told may close the file: nothing here keeps it open.
+        let done = self.done;
+        drop((self.shared, shared));
+        done(result);
     }
 }
 

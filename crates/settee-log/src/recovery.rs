@@ -20,6 +20,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use settee_io::{Env, File, OpenMode, folder};
 
@@ -60,6 +61,10 @@ const YIELD_BYTES: usize = 1 << 20;
 /// How many segments a crash can leave without a header: the one that was begun last, and the
 /// one that was made ahead of it.
 const TORN_SEGMENT_COUNT_MAX: usize = 2;
+
+/// How often it is tried to lock a segment that another log may have, and how far apart.
+const LOCK_TRIES_MAX: usize = 25;
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// What is wrong with a segment of another log.
 const FOREIGN: &str = "it belongs to another log";
@@ -115,7 +120,15 @@ pub(crate) async fn recover(
     }
     // Whatever a crash has left behind the last one, one of these is what another log would write to.
     for segment in segments.iter().rev().take(TORN_SEGMENT_COUNT_MAX + 1) {
-        segment.lock().await?;
+        segment.lock(env).await?;
+    }
+    // What was locked may have been forgotten by another log in between, and its lock with it.
+    let numbers = folder::list(&*env.engine, folder).await?;
+    let numbers = numbers.iter().filter_map(|entry| segment_number(&entry.name));
+    if let Some(last) = segments.last()
+        && !numbers.eq(segments.iter().map(|segment| segment.number))
+    {
+        return Err(OpenError::InUse { path: last.path.clone() });
     }
     let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
     let discarded = take_torn(&mut segments, seed).await?;
@@ -339,11 +352,19 @@ impl Segment {
         Ok(Segment { number, path, file, length, header })
     }
 
-    async fn lock(&self) -> Result<(), OpenError> {
-        self.file.lock().await.map_err(|error| match error.io_kind() {
-            Some(std::io::ErrorKind::WouldBlock) => OpenError::InUse { path: self.path.clone() },
-            _ => error.into(),
-        })
+    /// Keeps other logs out. One that was just closed may have told the end of an operation and not
+    /// let go of its file yet: so it is tried more than once, but far less long than a log tries
+    /// that has the folder and meets this.
+    async fn lock(&self, env: &Env) -> Result<(), OpenError> {
+        for _ in 0..LOCK_TRIES_MAX {
+            match self.file.lock().await {
+                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
+                    env.clock.sleep(LOCK_PAUSE).await;
+                }
+                locked => return Ok(locked?),
+            }
+        }
+        Err(OpenError::InUse { path: self.path.clone() })
     }
 
     /// Its first `end` bytes, as far as there can be frames.

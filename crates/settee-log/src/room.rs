@@ -60,7 +60,7 @@ const SEGMENT_COUNT_MIN: u64 = 4;
 const SPARE_LOG_BYTES_MIN: u64 = 20 * FIRST_ROOM_BYTES as u64;
 
 /// How often it is tried to lock a new segment's file, and how far apart.
-const LOCK_TRIES_MAX: usize = 100;
+const LOCK_TRIES_MAX: usize = 1000;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// The segment that takes appends.
