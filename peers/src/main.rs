@@ -1,13 +1,15 @@
-//! The engines that `settee bench log` is compared with: one workload on one of them, in a
-//! process of its own, told as one line of JSON.
+//! The engines that `settee bench log` and `settee bench store` are compared with: one workload
+//! on one of them, in a process of its own, told as lines of JSON.
 //!
 //! It is no part of the workspace, so that nobody builds RocksDB who doesn't measure. What
-//! counts as the engine's best: no compression, no compaction, no flush of the memtable during
-//! the run; a memtable itself neither can do without, and its cost is in the figures.
+//! counts as the engine's best as a log: no compression, no compaction, no flush of the memtable
+//! during the run; a memtable itself neither can do without, and its cost is in the figures. As
+//! a store: see [`store`].
 //!
 //! ```text
 //! cd peers && cargo build --release
 //! settee bench log --peers peers/target/release/settee-peers
+//! settee bench store --peers peers/target/release/settee-peers
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 mod fjall_log;
 mod rocksdb_log;
+mod store;
 
 /// Bytes of each value of the batches, and values in a batch.
 const BATCH_VALUE_BYTES: usize = 100;
@@ -38,7 +41,11 @@ const USAGE: &str = "usage: settee-peers fjall|rocksdb batches-written|batches-b
   batches-written   AMOUNT MiB of 100 B values in batches of 16, each batch in the system's hands
   batches-buffered  the same, collected in the engine's memory and in the system's hands at the end
   durable           AMOUNT appends of 1 KiB, each on stable storage before the next
-  FOLDER            must not exist; it is left there";
+  FOLDER            must not exist; it is left there
+
+       settee-peers fjall|lmdb|redb|rocksdb store FOLDER SPEC
+
+  SPEC              as settee bench store writes it; FOLDER may be there";
 
 /// Anything that ends a run.
 type Failure = Box<dyn std::error::Error>;
@@ -73,6 +80,17 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::FAILURE;
     };
+    if workload == "store" {
+        // Who started it may be killed: nobody would want its results, and it would go on for long.
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        return match store::run(engine, folder.as_ref(), amount, print) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("settee-peers: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     match amount
         .parse()
         .map_err(Failure::from)
@@ -87,6 +105,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints what a run tells, at once: somebody waits for it.
+fn print(told: store::work::Told) {
+    println!("{}", serde_json::to_string(&told).expect("what is told is plain data"));
 }
 
 fn run(name: &str, workload: &str, folder: PathBuf, amount: usize) -> Result<serde_json::Value, Failure> {

@@ -6,6 +6,7 @@
 //! - [`sync`] measures each way of making a write durable.
 //! - [`io`] measures reads and flushes of files, [`reads`] reads as databases ask for them.
 //! - [`log`] measures the log against memcpy, `fio`, raw syncs, and other engines' logs.
+//! - [`store`] measures the store against fjall, LMDB, redb, RocksDB, `fio`, and a bare pread.
 //! - [`http`] and [`couch`] are the client, which loading and dumping share.
 //!
 //! Every run has a fixed seed, random values, a stated durability and a small form that the
@@ -26,6 +27,7 @@ pub mod reads;
 pub mod report;
 pub mod space;
 pub mod stats;
+pub mod store;
 pub mod sync;
 
 pub use error::{Error, Result};

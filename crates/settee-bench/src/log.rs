@@ -27,7 +27,7 @@ use crate::{Error, Result};
 
 mod batches;
 mod durable;
-mod limit;
+pub(crate) mod limit;
 mod peers;
 mod row;
 mod stream;

@@ -1,15 +1,16 @@
 //! One database: its documents, local documents and changes.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use settee_io::Env;
-use settee_store::{LogOptions, Seq, Stage, Store, StoreOptions};
+use settee_store::{Backup, Compaction, Seq, Stage, Store, StoreOptions};
 
 use crate::edit::{Edit, check_document_id};
-use crate::keys;
 use crate::revision::Revision;
 use crate::sequence::Sequence;
+use crate::stats::Figures;
 use crate::update::Updater;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
@@ -37,7 +38,10 @@ pub struct Database {
     created_us: u64,
     sequence: Sequence,
     store: Store,
+    /// Counts the views that there are.
+    views: Arc<()>,
     deleted: AtomicBool,
+    compacting: AtomicBool,
 }
 
 impl Database {
@@ -47,13 +51,14 @@ impl Database {
         name: &str,
         created_us: u64,
         incarnation: &[u8; 16],
-        log: LogOptions,
+        options: StoreOptions,
     ) -> Result<Database> {
-        let options = StoreOptions { log, measure: keys::measure };
         let (store, recovery) = Store::open(env, folder, options).await?;
         tracing::debug!(database = name, ?recovery, "opened");
         let sequence = Sequence::new(incarnation);
-        Ok(Database { name: name.into(), created_us, sequence, store, deleted: AtomicBool::new(false) })
+        let (views, deleted) = (Arc::default(), AtomicBool::new(false));
+        let compacting = AtomicBool::new(false);
+        Ok(Database { name: name.into(), created_us, sequence, store, views, deleted, compacting })
     }
 
     /// Its name.
@@ -68,7 +73,18 @@ impl Database {
 
     /// The newest persisted state. Never waits.
     pub fn view(&self) -> View {
-        View::new(self.store.snapshot())
+        View::new(self.store.snapshot(), self.views.clone())
+    }
+
+    /// Whether nothing that it ever held is persisted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.store.snapshot().seq() == Seq(0)
+    }
+
+    /// Whether there is a view, or a scan of one. Exact, since who calls it has the database for
+    /// itself.
+    pub(crate) fn has_views(&mut self) -> bool {
+        Arc::get_mut(&mut self.views).is_none()
     }
 
     /// Its figures, of the newest persisted state.
@@ -88,6 +104,11 @@ impl Database {
     /// The log's counters since the database was opened.
     pub fn log_stats(&self) -> settee_store::LogStats {
         self.store.stats()
+    }
+
+    /// The log's counters and the store's since the database was opened.
+    pub(crate) fn figures(&self) -> Figures {
+        Figures { log: self.store.stats(), store: self.store.store_stats() }
     }
 
     /// One interactive edit: checks the revision that it replaces, makes the new one, and
@@ -191,6 +212,35 @@ impl Database {
             "now" => Ok(self.view().update_seq()),
             text => self.sequence.parse(text),
         }
+    }
+
+    /// Gives back the space of what was replaced and removed, as far as it lies in segments that were
+    /// left; returns when that is done. Others go on meanwhile.
+    ///
+    /// # Errors
+    /// Why it couldn't go on: what was not rewritten is as it was. `NotFound` where the database was
+    /// deleted.
+    pub async fn compact(&self) -> Result<Compaction> {
+        self.store.compact().await.map_err(|error| self.explain(error.into()))
+    }
+
+    /// See [`Store::backup`].
+    pub(crate) async fn backup(&self, to: &Path, previous: Option<&Path>) -> Result<Backup> {
+        self.store.backup(to, previous).await.map_err(|error| self.explain(error.into()))
+    }
+
+    /// Whether a compaction that was asked for is under way.
+    pub fn is_compacting(&self) -> bool {
+        self.compacting.load(Ordering::Acquire)
+    }
+
+    /// Returns whether none was under way.
+    pub(crate) fn begin_compaction(&self) -> bool {
+        !self.compacting.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn end_compaction(&self) {
+        self.compacting.store(false, Ordering::Release);
     }
 
     pub(crate) fn health(&self) -> Result<()> {

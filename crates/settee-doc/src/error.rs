@@ -1,6 +1,6 @@
 //! What can go wrong with a document or a database, and what its caller can do about it.
 
-use settee_store::{AppendError, OpenError, ReadError, Stopped};
+use settee_store::{AppendError, CommitError, ReadError, Stopped, StoreError};
 
 /// The result of an operation on documents or databases.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -111,8 +111,21 @@ impl From<ReadError> for Error {
     }
 }
 
-impl From<OpenError> for Error {
-    fn from(error: OpenError) -> Error {
+impl From<CommitError> for Error {
+    fn from(error: CommitError) -> Error {
+        match error {
+            CommitError::Append(error) => error.into(),
+            CommitError::Full { source } if source.is_no_space() => {
+                Error::new(ErrorKind::NoSpace, "No space left on the disk.")
+            }
+            CommitError::Full { .. } => Error::new(ErrorKind::Stopped, error.to_string()),
+            error => Error::new(ErrorKind::Internal, error.to_string()),
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Error {
         Error::new(ErrorKind::Internal, error.to_string())
     }
 }

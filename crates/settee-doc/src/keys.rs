@@ -60,6 +60,37 @@ pub(crate) fn document_id(key: &[u8]) -> Result<&str> {
     std::str::from_utf8(&key[1..]).map_err(|_| Error::damaged("an id is not UTF-8"))
 }
 
+/// What a key is, in words: for who has lost what stood under it.
+pub(crate) fn describe(key: &[u8]) -> String {
+    let (kind, rest) = key.split_first().map_or((0, key), |(kind, rest)| (*kind, rest));
+    let text = |id: &[u8]| String::from_utf8_lossy(id).into_owned();
+    let sized = || {
+        let (size, rest) = rest.split_first_chunk::<2>()?;
+        let (id, rest) = rest.split_at_checked(u16::from_be_bytes(*size).into())?;
+        let (generation, hash) = rest.split_first_chunk::<4>()?;
+        let hash = hash.try_into().ok()?;
+        Some((text(id), Revision { generation: u32::from_be_bytes(*generation), hash }))
+    };
+    match kind {
+        DOCUMENT => format!("document {:?}", text(rest)),
+        LOCAL => format!("local document {:?}", format!("_local/{}", text(rest))),
+        CONFLICT | PATH => match sized() {
+            Some((id, revision)) if kind == CONFLICT => format!("revision {revision} (a conflict) of document {id:?}"),
+            Some((id, revision)) => format!("the ancestors of revision {revision} of document {id:?}"),
+            None => format!("what stands under the key \"{}\"", key.escape_ascii()),
+        },
+        _ => format!("what stands under the key \"{}\"", key.escape_ascii()),
+    }
+}
+
+/// As [`describe`], of a key in the catalogue.
+pub(crate) fn describe_name(key: &[u8]) -> String {
+    match std::str::from_utf8(key) {
+        Ok(name) if !name.starts_with('\0') => format!("database {name:?}"),
+        _ => "a deleted database's mark".to_owned(),
+    }
+}
+
 /// Where the keys of a document's other leaves begin.
 pub(crate) fn conflict_prefix(id: &str) -> Vec<u8> {
     sized_key(CONFLICT, id)

@@ -14,6 +14,7 @@ mod edit;
 mod error;
 mod json;
 mod keys;
+mod limits;
 mod revision;
 mod sequence;
 mod stats;
@@ -22,14 +23,18 @@ mod update;
 mod view;
 
 pub use database::{Database, Info};
-pub use databases::{Databases, DatabasesOptions, NAME_SIZE_MAX, check_database_name};
+pub use limits::StoreLimits;
+pub use databases::{
+    BackupSummary, Databases, DatabasesOptions, NAME_SIZE_MAX, NameRange, OfflineDatabases, OfflineEvent,
+    check_database_name, restore,
+};
 pub use document::{Document, Extras};
 pub use edit::{Edit, ID_SIZE_MAX, Options, check_document_id, parse_local_revision};
 pub use error::{Error, ErrorKind, Result};
 pub use json::{NESTING_MAX, write_json_string};
 pub use revision::{Hash, Revision, parse_hash, write_hash};
 pub use settee_io::PoolStats;
-pub use settee_store::{InvalidLimit, LogOptions, LogStats, Seq, Stage};
+pub use settee_store::{Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage};
 pub use stats::Stats;
 pub use update::DOCUMENT_BYTES_LIMIT;
 pub use view::{BodyRef, Leaf, Range, Row, Rows, Summary, View};

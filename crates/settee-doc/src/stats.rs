@@ -1,9 +1,10 @@
 //! What a server's databases have done together.
 //!
-//! Counters never go down while the databases are open: what a deleted database did stays in.
+//! Counters never go down while the server runs: what a database did that was closed or deleted
+//! stays in.
 
 use settee_io::PoolStats;
-use settee_store::LogStats;
+use settee_store::{LogStats, StoreStats};
 
 /// Figures of a server's databases, its catalogue included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +15,7 @@ pub struct Stats {
     pub buffers: PoolStats,
     /// Databases that exist.
     pub database_count: usize,
-    /// Databases that are open: those that were asked for since the start.
+    /// Databases that are open: those that are in use, or were a while ago.
     pub open_count: usize,
     /// Logs that a failed write or sync has stopped.
     pub stopped_count: usize,
@@ -22,6 +23,17 @@ pub struct Stats {
     pub log: LogStats,
     /// The longest of the logs' running averages of what a sync takes, in microseconds.
     pub sync_us_max: u64,
+    /// The sums over all stores; of `oldest_snapshot_ms` the greatest.
+    pub store: StoreStats,
+    /// The limit of `store.memory_bytes`.
+    pub index_memory_bytes_max: u64,
+}
+
+/// The figures of a database, or of several.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Figures {
+    pub log: LogStats,
+    pub store: StoreStats,
 }
 
 impl Stats {
@@ -29,8 +41,8 @@ impl Stats {
     pub(crate) fn new(
         engine: &'static str,
         buffers: PoolStats,
-        ended: LogStats,
-        logs: impl Iterator<Item = (LogStats, bool)>,
+        ended: Figures,
+        open: impl Iterator<Item = (Figures, bool)>,
     ) -> Stats {
         let mut stats = Stats {
             engine,
@@ -38,12 +50,22 @@ impl Stats {
             database_count: 0,
             open_count: 0,
             stopped_count: 0,
-            log: ended,
+            log: ended.log,
             sync_us_max: 0,
+            store: ended.store,
+            index_memory_bytes_max: 0,
         };
         let (mut sync_us_sum, mut synced_count) = (0, 0);
-        for (log, is_stopped) in logs {
-            add_counters(&mut stats.log, &log);
+        for (Figures { log, store }, is_stopped) in open {
+            let mut sum = Figures { log: stats.log, store: stats.store };
+            add_counters(&mut sum, &Figures { log, store });
+            (stats.log, stats.store) = (sum.log, sum.store);
+            stats.store.memory_bytes += store.memory_bytes;
+            stats.store.tree_bytes += store.tree_bytes;
+            stats.store.segment_bytes += store.segment_bytes;
+            stats.store.segment_live_bytes += store.segment_live_bytes;
+            let oldest = &mut stats.store.oldest_snapshot_ms;
+            *oldest = store.oldest_snapshot_ms.max(*oldest);
             stats.log.file_bytes += log.file_bytes;
             stats.log.padding_bytes += log.padding_bytes;
             stats.log.memory_bytes += log.memory_bytes;
@@ -61,36 +83,50 @@ impl Stats {
 }
 
 /// Adds what only grows; the rest goes with its log.
-pub(crate) fn add_counters(sum: &mut LogStats, log: &LogStats) {
-    sum.batch_count += log.batch_count;
-    sum.extent_count += log.extent_count;
-    sum.write_count += log.write_count;
-    sum.written_bytes += log.written_bytes;
-    sum.sync_count += log.sync_count;
+pub(crate) fn add_counters(sum: &mut Figures, of: &Figures) {
+    sum.log.batch_count += of.log.batch_count;
+    sum.log.extent_count += of.log.extent_count;
+    sum.log.write_count += of.log.write_count;
+    sum.log.written_bytes += of.log.written_bytes;
+    sum.log.sync_count += of.log.sync_count;
+    sum.store.checkpoint_count += of.store.checkpoint_count;
+    sum.store.whole_count += of.store.whole_count;
+    sum.store.compacted_count += of.store.compacted_count;
+    sum.store.compacted_bytes += of.store.compacted_bytes;
+    sum.store.copied_bytes += of.store.copied_bytes;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn log(sync_count: u64, sync_us: u64) -> LogStats {
-        LogStats { batch_count: 3, sync_count, sync_us, file_bytes: 100, ..LogStats::default() }
+    fn log(sync_count: u64, sync_us: u64) -> Figures {
+        let log = LogStats { batch_count: 3, sync_count, sync_us, file_bytes: 100, ..LogStats::default() };
+        let store = StoreStats {
+            checkpoint_count: sync_count,
+            memory_bytes: 10,
+            oldest_snapshot_ms: sync_us,
+            ..StoreStats::default()
+        };
+        Figures { log, store }
     }
 
     #[test]
     fn counters_of_ended_logs_stay_and_their_files_go() {
-        let mut ended = LogStats::default();
+        let mut ended = Figures::default();
         add_counters(&mut ended, &log(5, 900));
         let logs = [(log(2, 300), false), (log(4, 100), true), (log(0, 0), false)];
         let stats = Stats::new("threads", PoolStats::default(), ended, logs.into_iter());
         assert_eq!((stats.log.batch_count, stats.log.sync_count), (12, 11));
         assert_eq!((stats.log.file_bytes, stats.stopped_count), (300, 1));
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (200, 300));
+        let StoreStats { checkpoint_count, memory_bytes, oldest_snapshot_ms, .. } = stats.store;
+        assert_eq!((checkpoint_count, memory_bytes, oldest_snapshot_ms), (11, 30, 300));
     }
 
     #[test]
     fn without_a_sync_there_is_no_mean() {
-        let stats = Stats::new("threads", PoolStats::default(), LogStats::default(), std::iter::empty());
+        let stats = Stats::new("threads", PoolStats::default(), Figures::default(), std::iter::empty());
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (0, 0));
     }
 }

@@ -11,7 +11,7 @@
 use std::ops::Bound;
 
 use bytes::Bytes;
-use settee_store::{Entry, Location, Snapshot};
+use settee_store::{Entry, Snapshot};
 
 use crate::keys::{
     LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, document_key, hashes, path_key,
@@ -22,8 +22,8 @@ use crate::{Error, Result};
 /// Where a leaf's body is.
 #[derive(Debug, Clone)]
 pub(crate) enum Body {
-    /// In the log.
-    Stored(Location),
+    /// In the log: the leaf's entry in the index.
+    Stored(Entry),
     /// On its way in, as it is stored.
     New(Bytes),
 }
@@ -41,15 +41,10 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    fn from_entry(entry: &Entry<'_>, stored_as_winner: bool) -> Result<Leaf> {
-        let meta = LeafMeta::decode(entry.meta)?;
-        Ok(Leaf {
-            revision: meta.revision,
-            deleted: meta.deleted(),
-            path: meta.tail(),
-            body: Body::Stored(entry.location),
-            stored_as_winner,
-        })
+    fn from_entry(entry: Entry, stored_as_winner: bool) -> Result<Leaf> {
+        let meta = LeafMeta::decode(&entry.meta)?;
+        let (revision, deleted, path) = (meta.revision, meta.deleted(), meta.tail());
+        Ok(Leaf { revision, deleted, path, body: Body::Stored(entry), stored_as_winner })
     }
 
     /// Greater wins.
@@ -86,7 +81,7 @@ impl Leaf {
             if oldest.generation <= generation || !oldest.generation.is_multiple_of(PATH_CHUNK_COUNT) {
                 return Ok(());
             }
-            let Some(chunk) = snapshot.get(&path_key(id, oldest)) else {
+            let Some(chunk) = snapshot.get(&path_key(id, oldest)).await? else {
                 return Ok(());
             };
             let record = snapshot.read(chunk.location).await?;
@@ -115,19 +110,20 @@ impl Leaf {
 
 /// A document's leaves, the winner first and then by CouchDB's order; none where there never
 /// was such a document. Reads the index alone.
-pub(crate) fn leaves(snapshot: &Snapshot, id: &str) -> Result<Vec<Leaf>> {
-    let Some(entry) = snapshot.get(&document_key(id)) else {
+pub(crate) async fn leaves(snapshot: &Snapshot, id: &str) -> Result<Vec<Leaf>> {
+    let Some(entry) = snapshot.get(&document_key(id)).await? else {
         return Ok(Vec::new());
     };
-    let mut leaves = vec![Leaf::from_entry(&entry, true)?];
-    if LeafMeta::decode(entry.meta)?.has_conflicts() {
+    let has_conflicts = LeafMeta::decode(&entry.meta)?.has_conflicts();
+    let mut leaves = vec![Leaf::from_entry(entry, true)?];
+    if has_conflicts {
         let prefix = conflict_prefix(id);
         let mut end = prefix.clone();
         // Longer than any generation and hash: behind all keys of this prefix.
         end.extend_from_slice(&[0xFF; 21]);
         let mut scan = snapshot.scan(Bound::Excluded(&prefix), Bound::Excluded(&end), false);
-        while let Some(entry) = scan.next() {
-            leaves.push(Leaf::from_entry(&entry, false)?);
+        while let Some(entry) = scan.next().await? {
+            leaves.push(Leaf::from_entry(entry.to_entry(), false)?);
         }
         leaves[1..].sort_by_key(|leaf| std::cmp::Reverse(leaf.rank()));
     }

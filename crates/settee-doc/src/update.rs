@@ -77,8 +77,10 @@ impl<'a> Updater<'a> {
         let mut batch = Batch::new();
         let mut number = 0;
         if edit.deleted {
-            if self.writer.get(&key).is_none() {
-                return Ok(Err(Error::missing()));
+            match self.writer.get(&key).await {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(Err(Error::missing())),
+                Err(error) => return Ok(Err(error.into())),
             }
             batch.delete(&key);
         } else {
@@ -135,7 +137,7 @@ impl<'a> Updater<'a> {
     async fn decide_update(&self, edit: &Edit) -> Result<(Revision, Batch)> {
         check_edit(edit)?;
         let latest = self.writer.latest();
-        let old = leaves(&latest, &edit.id)?;
+        let old = leaves(&latest, &edit.id).await?;
         let parent = match (edit.revision, old.first()) {
             (None, None) => None,
             (None, Some(winner)) if winner.deleted && !edit.deleted => Some(winner),
@@ -161,10 +163,10 @@ impl<'a> Updater<'a> {
         })?;
         let path = if edit.history.is_empty() { vec![revision.hash] } else { edit.history.clone() };
         let latest = self.writer.latest();
-        let old = leaves(&latest, &edit.id)?;
+        let old = leaves(&latest, &edit.id).await?;
         let mut new = old.clone();
         let leaf = new_leaf(edit, revision, path);
-        let back_to = merge_depth(&latest, &edit.id, &leaf);
+        let back_to = merge_depth(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
             known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
         }
@@ -187,7 +189,7 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Res
             Body::New(body) => body.clone(),
             // It stays where it is.
             Body::Stored(_) if !wins && !leaf.stored_as_winner => continue,
-            Body::Stored(location) => latest.read(*location).await?.value(),
+            Body::Stored(entry) => latest.read(entry.location).await?.value(),
         };
         let generation = leaf.revision.generation;
         let meta = encode_leaf_meta(generation, &leaf.path, leaf.deleted, wins && has_conflicts);
@@ -196,7 +198,7 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Res
             false => batch.put(&conflict_key(id, leaf.revision), &meta, body, false),
         }
         if matches!(leaf.body, Body::New(_)) {
-            put_chunks(&mut batch, latest, id, leaf);
+            put_chunks(&mut batch, latest, id, leaf).await?;
         } else if wins && !leaf.stored_as_winner {
             batch.delete(&conflict_key(id, leaf.revision));
         }
@@ -211,15 +213,17 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Res
 
 /// The chunks of a new leaf's path that aren't stored, or reach less far back there: a replica
 /// may know more of the path than the one before it.
-fn put_chunks(batch: &mut Batch, latest: &Snapshot, id: &str, leaf: &Leaf) {
+async fn put_chunks(batch: &mut Batch, latest: &Snapshot, id: &str, leaf: &Leaf) -> Result<()> {
     for (leads_to, ancestors) in leaf.chunks() {
         let key = path_key(id, leads_to);
-        let stored_count = latest.get(&key).map_or(0, |chunk| decode_chunk_meta(chunk.meta));
+        let stored = latest.get(&key).await?;
+        let stored_count = stored.map_or(0, |chunk| decode_chunk_meta(&chunk.meta));
         if stored_count < ancestors.len() {
             let hashes = Bytes::copy_from_slice(ancestors.as_flattened());
             batch.put(&key, &encode_chunk_meta(ancestors.len()), hashes, false);
         }
     }
+    Ok(())
 }
 
 /// What both kinds of edits of ordinary documents must be.
@@ -244,20 +248,20 @@ fn new_leaf(edit: &Edit, revision: Revision, path: Vec<crate::Hash>) -> Leaf {
 /// How far back the known paths matter for merging this leaf: to its own generation, to see
 /// whether it is there; and where its path is cut off before any chunk that is stored, to the
 /// place where it was cut.
-fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> u32 {
+async fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> Result<u32> {
     let generation = leaf.revision.generation;
     let oldest = generation - (leaf.path.len() as u32 - 1);
     let mut boundary = chunk_boundary(generation);
     while boundary > 0 {
         let Some(hash) = leaf.ancestor(boundary) else {
-            return oldest;
+            return Ok(oldest);
         };
-        let chunk = latest.get(&path_key(id, Revision { generation: boundary, hash }));
-        if chunk.is_some_and(|chunk| decode_chunk_meta(chunk.meta) == PATH_CHUNK_COUNT as usize) {
-            return generation;
+        let chunk = latest.get(&path_key(id, Revision { generation: boundary, hash })).await?;
+        if chunk.is_some_and(|chunk| decode_chunk_meta(&chunk.meta) == PATH_CHUNK_COUNT as usize) {
+            return Ok(generation);
         }
         boundary = chunk_boundary(boundary);
     }
     // It goes back to the first revision, or to the first chunk.
-    if oldest == 1 { generation } else { oldest }
+    Ok(if oldest == 1 { generation } else { oldest })
 }

@@ -4,9 +4,10 @@
 //! (revisions, deletion, conflicts, counts) costs no read; a body costs one positional read.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_store::{Entry, Location, Scan, Seq, Snapshot};
+use settee_store::{EntryRef, Location, Scan, Seq, Snapshot};
 
 use crate::document::Document;
 use crate::keys::{
@@ -63,11 +64,13 @@ pub struct Range {
 #[derive(Clone)]
 pub struct View {
     snapshot: Snapshot,
+    /// Keeps the database from being closed for being idle.
+    user: Arc<()>,
 }
 
 impl View {
-    pub(crate) fn new(snapshot: Snapshot) -> View {
-        View { snapshot }
+    pub(crate) fn new(snapshot: Snapshot, user: Arc<()>) -> View {
+        View { snapshot, user }
     }
 
     /// The last change that it shows.
@@ -77,24 +80,25 @@ impl View {
 
     /// Documents that aren't deleted.
     pub fn doc_count(&self) -> u64 {
-        self.snapshot.sums(Bound::Unbounded, Bound::Unbounded)[SUM_DOCUMENTS]
+        self.snapshot.sums_of_all()[SUM_DOCUMENTS]
     }
 
     /// Deleted documents.
     pub fn doc_del_count(&self) -> u64 {
-        self.snapshot.sums(Bound::Unbounded, Bound::Unbounded)[SUM_DELETED]
+        self.snapshot.sums_of_all()[SUM_DELETED]
     }
 
     pub(crate) fn live_bytes(&self) -> u64 {
-        self.snapshot.sums(Bound::Unbounded, Bound::Unbounded)[SUM_BYTES]
+        self.snapshot.sums_of_all()[SUM_BYTES]
     }
 
     /// A document's entry, deleted or not; `None` where there never was one.
     ///
     /// # Errors
-    /// `Internal` for damage.
-    pub fn find(&self, id: &str) -> Result<Option<Summary>> {
-        self.snapshot.get(&document_key(id)).map(|entry| summary(&entry)).transpose()
+    /// `Internal` for damage, or where the index can't be read.
+    pub async fn find(&self, id: &str) -> Result<Option<Summary>> {
+        let entry = self.snapshot.get(&document_key(id)).await?;
+        entry.map(|entry| summary(&entry.meta, entry.seq())).transpose()
     }
 
     /// The winning revision with its body.
@@ -112,10 +116,10 @@ impl View {
     /// # Errors
     /// `Internal` where it can't be read.
     pub async fn document_or_deleted(&self, id: &str) -> Result<Option<Document>> {
-        let Some(entry) = self.snapshot.get(&document_key(id)) else {
+        let Some(entry) = self.snapshot.get(&document_key(id)).await? else {
             return Ok(None);
         };
-        let summary = summary(&entry)?;
+        let summary = summary(&entry.meta, entry.seq())?;
         let body = BodyRef(entry.location);
         self.read(id, summary, body).await.map(Some)
     }
@@ -136,7 +140,7 @@ impl View {
     /// `NotFound`, "missing", where there is none; `Internal`.
     pub async fn revision(&self, id: &str, revision: Revision, latest: bool) -> Result<Vec<Document>> {
         let mut found = Vec::new();
-        for mut leaf in tree::leaves(&self.snapshot, id)? {
+        for mut leaf in tree::leaves(&self.snapshot, id).await? {
             if leaf.revision != revision {
                 if !latest {
                     continue;
@@ -146,10 +150,10 @@ impl View {
                     continue;
                 }
             }
-            let Body::Stored(location) = leaf.body else {
+            let Body::Stored(entry) = &leaf.body else {
                 unreachable!("a leaf in the index has its body in the log");
             };
-            let body = self.read_body(location).await?;
+            let body = self.read_body(entry.location).await?;
             found.push(Document { id: id.into(), revision: leaf.revision, deleted: leaf.deleted, body });
         }
         if found.is_empty() { Err(Error::missing()) } else { Ok(found) }
@@ -158,9 +162,9 @@ impl View {
     /// A document's leaves, the winner first; none where there never was one.
     ///
     /// # Errors
-    /// `Internal` for damage.
-    pub fn leaves(&self, id: &str) -> Result<Vec<Leaf>> {
-        let leaves = tree::leaves(&self.snapshot, id)?;
+    /// `Internal` for damage, or where the index can't be read.
+    pub async fn leaves(&self, id: &str) -> Result<Vec<Leaf>> {
+        let leaves = tree::leaves(&self.snapshot, id).await?;
         Ok(leaves.into_iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted }).collect())
     }
 
@@ -169,7 +173,7 @@ impl View {
     /// # Errors
     /// `NotFound` where the tree doesn't have it; `Internal`.
     pub async fn history(&self, id: &str, revision: Revision) -> Result<Vec<Hash>> {
-        for mut leaf in tree::leaves(&self.snapshot, id)? {
+        for mut leaf in tree::leaves(&self.snapshot, id).await? {
             leaf.complete_path(&self.snapshot, id, 0).await?;
             if leaf.descends_from(revision) {
                 return Ok(leaf.path.split_off((leaf.revision.generation - revision.generation) as usize));
@@ -184,7 +188,7 @@ impl View {
     /// # Errors
     /// `Internal`.
     pub async fn missing(&self, id: &str, revisions: &[Revision]) -> Result<(Vec<Revision>, Vec<Revision>)> {
-        let mut leaves = tree::leaves(&self.snapshot, id)?;
+        let mut leaves = tree::leaves(&self.snapshot, id).await?;
         let mut missing = revisions.to_vec();
         missing.retain(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)));
         if let Some(oldest) = missing.iter().map(|revision| revision.generation).min() {
@@ -204,40 +208,50 @@ impl View {
     /// # Errors
     /// `NotFound`, "missing"; `Internal`.
     pub async fn local(&self, id: &str) -> Result<(String, Bytes)> {
-        let entry = self.snapshot.get(&local_key(id)).ok_or_else(Error::missing)?;
-        let revision = format!("0-{}", decode_local_meta(entry.meta)?);
+        let entry = self.snapshot.get(&local_key(id)).await?.ok_or_else(Error::missing)?;
+        let revision = format!("0-{}", decode_local_meta(&entry.meta)?);
         Ok((revision, self.read_body(entry.location).await?))
     }
 
     /// The documents in a range that aren't deleted, in the order of their ids.
-    pub fn all_docs(&self, range: &Range) -> Rows {
+    ///
+    /// # Errors
+    /// `Internal` where the index can't be read.
+    pub async fn all_docs(&self, range: &Range) -> Result<Rows> {
         let (start, end) = bounds(range);
         let mut scan = self.snapshot.scan(as_slice(&start), as_slice(&end), range.descending);
-        scan.skip_sum(SUM_DOCUMENTS, range.skip);
-        Rows { scan, skip_deleted: true }
+        scan.skip_sum(SUM_DOCUMENTS, range.skip).await?;
+        Ok(Rows { scan, skip_deleted: true, _user: self.user.clone() })
     }
 
     /// How many documents stand before the first that [`View::all_docs`] gives: its offset.
-    pub fn offset(&self, range: &Range) -> u64 {
+    ///
+    /// # Errors
+    /// `Internal` where the index can't be read.
+    pub async fn offset(&self, range: &Range) -> Result<u64> {
         let (start, end) = bounds(range);
         let before = if range.descending {
-            self.snapshot.sums(opposite(&end), Bound::Unbounded)
+            self.snapshot.sums(opposite(&end), Bound::Unbounded).await?
         } else {
-            self.snapshot.sums(Bound::Unbounded, opposite(&start))
+            self.snapshot.sums(Bound::Unbounded, opposite(&start)).await?
         };
-        before[SUM_DOCUMENTS].saturating_add(range.skip).min(self.doc_count())
+        Ok(before[SUM_DOCUMENTS].saturating_add(range.skip).min(self.doc_count()))
     }
 
     /// The documents that changed after `since`, deleted ones too, each at its last change:
     /// oldest first, or newest first.
     pub fn changes(&self, since: Seq, descending: bool) -> Rows {
-        Rows { scan: self.snapshot.scan_listed(since, descending), skip_deleted: false }
+        let scan = self.snapshot.scan_listed(since, descending);
+        Rows { scan, skip_deleted: false, _user: self.user.clone() }
     }
 
     /// How many documents changed after `seq`.
-    pub fn pending(&self, seq: Seq) -> u64 {
-        let sums = self.snapshot.sums_listed(seq);
-        sums[SUM_DOCUMENTS] + sums[SUM_DELETED]
+    ///
+    /// # Errors
+    /// `Internal` where the index can't be read.
+    pub async fn pending(&self, seq: Seq) -> Result<u64> {
+        let sums = self.snapshot.sums_listed(seq).await?;
+        Ok(sums[SUM_DOCUMENTS] + sums[SUM_DELETED])
     }
 
     async fn read_body(&self, location: Location) -> Result<Bytes> {
@@ -249,14 +263,9 @@ impl View {
     }
 }
 
-fn summary(entry: &Entry<'_>) -> Result<Summary> {
-    let meta = LeafMeta::decode(entry.meta)?;
-    Ok(Summary {
-        revision: meta.revision,
-        deleted: meta.deleted(),
-        has_conflicts: meta.has_conflicts(),
-        seq: entry.seq(),
-    })
+fn summary(meta: &[u8], seq: Seq) -> Result<Summary> {
+    let meta = LeafMeta::decode(meta)?;
+    Ok(Summary { revision: meta.revision, deleted: meta.deleted(), has_conflicts: meta.has_conflicts(), seq })
 }
 
 /// The range's lower and upper bounds among the keys.
@@ -285,6 +294,7 @@ fn opposite(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
 pub struct Rows {
     scan: Scan,
     skip_deleted: bool,
+    _user: Arc<()>,
 }
 
 /// A document in a scan, as the index has it.
@@ -299,21 +309,21 @@ pub struct Row<'a> {
 }
 
 impl Rows {
-    /// The next row, or `None` at the end. Reads the index alone.
+    /// The next row, or `None` at the end. Reads the index alone; dropping the future loses no row.
     ///
     /// # Errors
-    /// `Internal` for damage.
-    #[expect(clippy::should_implement_trait, reason = "a row borrows from the scan")]
-    pub fn next(&mut self) -> Option<Result<Row<'_>>> {
+    /// `Internal` for damage, or where the index can't be read.
+    pub async fn next(&mut self) -> Result<Option<Row<'_>>> {
         let skip_deleted = self.skip_deleted;
-        let entry = self.scan.next_where(|entry| !skip_deleted || !is_deleted(entry))?;
-        let row = document_id(entry.key)
-            .and_then(|id| Ok(Row { id, summary: summary(&entry)?, body: BodyRef(entry.location) }));
-        Some(row)
+        let Some(entry) = self.scan.next_where(|entry| !skip_deleted || !is_deleted(entry)).await? else {
+            return Ok(None);
+        };
+        let id = document_id(entry.key)?;
+        Ok(Some(Row { id, summary: summary(entry.meta, entry.seq())?, body: BodyRef(entry.location) }))
     }
 }
 
 /// Whether an entry is a deleted document; damage is left for who reads it.
-fn is_deleted(entry: &Entry<'_>) -> bool {
+fn is_deleted(entry: &EntryRef<'_>) -> bool {
     LeafMeta::decode(entry.meta).is_ok_and(|meta| meta.deleted())
 }

@@ -43,20 +43,19 @@ fn kind<T: std::fmt::Debug>(result: settee_doc::Result<T>) -> ErrorKind {
     result.unwrap_err().kind()
 }
 
-fn ids(view: &View, range: &Range) -> Vec<String> {
-    let mut rows = view.all_docs(range);
+async fn ids(view: &View, range: &Range) -> Vec<String> {
+    let mut rows = view.all_docs(range).await.unwrap();
     let mut ids = Vec::new();
-    while let Some(row) = rows.next() {
-        ids.push(row.unwrap().id.to_owned());
+    while let Some(row) = rows.next().await.unwrap() {
+        ids.push(row.id.to_owned());
     }
     ids
 }
 
-fn changes(view: &View, since: Seq) -> Vec<(Seq, String, bool)> {
+async fn changes(view: &View, since: Seq) -> Vec<(Seq, String, bool)> {
     let mut rows = view.changes(since, false);
     let mut changes = Vec::new();
-    while let Some(row) = rows.next() {
-        let row = row.unwrap();
+    while let Some(row) = rows.next().await.unwrap() {
         changes.push((row.summary.seq, row.id.to_owned(), row.summary.deleted));
     }
     changes
@@ -90,14 +89,14 @@ fn a_deleted_document_shows_in_changes_and_can_come_back() {
         assert_eq!(view.document("a").await.unwrap_err().to_string(), "deleted");
         assert_eq!(view.document("b").await.unwrap_err().to_string(), "missing");
         assert_eq!((view.doc_count(), view.doc_del_count()), (0, 1));
-        assert!(ids(&view, &Range::default()).is_empty());
-        assert!(matches!(&changes(&view, Seq(0))[..], [(_, id, true)] if id == "a"));
+        assert!(ids(&view, &Range::default()).await.is_empty());
+        assert!(matches!(&changes(&view, Seq(0)).await[..], [(_, id, true)] if id == "a"));
         assert_eq!(kind(db.update(Edit::delete("a", None), Stage::Persisted).await), ErrorKind::Conflict);
         let back = put(&db, "a", None, r#"{"back":true}"#).await.unwrap();
         assert_eq!(back.generation, 3);
         let history = db.view().history("a", back).await.unwrap();
         assert_eq!(history, [back.hash, deleted.hash, first.hash]);
-        assert_eq!(changes(&db.view(), view.update_seq()).len(), 1);
+        assert_eq!(changes(&db.view(), view.update_seq()).await.len(), 1);
     });
 }
 
@@ -118,18 +117,19 @@ fn conflicts_are_kept_and_the_winner_is_couchdbs() {
         assert!(outcomes.iter().all(Result::is_ok));
         let view = db.view();
         assert_eq!(text_of(&view, "a").await, r#""high":1"#);
-        let leaves: Vec<_> = view.leaves("a").unwrap().iter().map(|leaf| leaf.revision.to_string()).collect();
+        let leaves: Vec<_> =
+            view.leaves("a").await.unwrap().iter().map(|leaf| leaf.revision.to_string()).collect();
         assert_eq!(leaves, [high.clone(), low.clone()]);
-        assert!(view.find("a").unwrap().unwrap().has_conflicts);
-        assert_eq!(view.pending(Seq(0)), 1);
+        assert!(view.find("a").await.unwrap().unwrap().has_conflicts);
+        assert_eq!(view.pending(Seq(0)).await.unwrap(), 1);
 
         // Deleting the winner lets the other win; its body moves with it.
         let deleted =
             db.update(Edit::delete("a", Some(high.parse().unwrap())), Stage::Persisted).await.unwrap();
         let view = db.view();
         assert_eq!(text_of(&view, "a").await, r#""low":1"#);
-        assert_eq!(view.leaves("a").unwrap().len(), 2);
-        assert!(view.leaves("a").unwrap()[1].deleted);
+        assert_eq!(view.leaves("a").await.unwrap().len(), 2);
+        assert!(view.leaves("a").await.unwrap()[1].deleted);
         assert_eq!(view.revision("a", deleted, false).await.unwrap()[0].body, "");
         assert_eq!((view.doc_count(), view.doc_del_count()), (1, 0));
         // And both edges are known to a replicator.
@@ -147,7 +147,7 @@ fn one_request_sees_its_own_edits() {
         let outcomes = db.update_all(edits, Stage::Persisted).await.unwrap();
         assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
         assert_eq!(outcomes[1].as_ref().unwrap_err().kind(), ErrorKind::Conflict);
-        assert_eq!(ids(&db.view(), &Range::default()), ["a", "b"]);
+        assert_eq!(ids(&db.view(), &Range::default()).await, ["a", "b"]);
     });
 }
 
@@ -186,21 +186,21 @@ fn ranges_go_both_ways_in_the_order_of_bytes() {
             end: end.map(Into::into),
             ..Range::default()
         };
-        assert_eq!(ids(&view, &Range::default()), ["A", "_design/x", "a", "b", "c", "é"]);
-        assert_eq!(ids(&view, &range(Some("a"), Some("c"))), ["a", "b", "c"]);
+        assert_eq!(ids(&view, &Range::default()).await, ["A", "_design/x", "a", "b", "c", "é"]);
+        assert_eq!(ids(&view, &range(Some("a"), Some("c"))).await, ["a", "b", "c"]);
         let exclusive = Range { exclusive_end: true, ..range(Some("a"), Some("c")) };
-        assert_eq!(ids(&view, &exclusive), ["a", "b"]);
+        assert_eq!(ids(&view, &exclusive).await, ["a", "b"]);
         let descending = Range { descending: true, ..range(Some("c"), Some("a")) };
-        assert_eq!(ids(&view, &descending), ["c", "b", "a"]);
+        assert_eq!(ids(&view, &descending).await, ["c", "b", "a"]);
         let backwards =
             Range { descending: true, exclusive_end: true, skip: 1, ..range(Some("c"), Some("a")) };
-        assert_eq!(ids(&view, &backwards), ["b"]);
-        assert_eq!(ids(&view, &range(Some("c"), Some("a"))), [""; 0]);
+        assert_eq!(ids(&view, &backwards).await, ["b"]);
+        assert_eq!(ids(&view, &range(Some("c"), Some("a"))).await, [""; 0]);
         let skipping = Range { skip: 3, ..range(Some("a"), None) };
-        assert_eq!(ids(&view, &skipping), ["é"]);
-        assert_eq!(view.offset(&range(Some("b"), None)), 3);
-        assert_eq!(view.offset(&Range { descending: true, ..range(Some("b"), None) }), 2);
-        assert_eq!(view.offset(&Range { skip: 100, ..Range::default() }), 6);
+        assert_eq!(ids(&view, &skipping).await, ["é"]);
+        assert_eq!(view.offset(&range(Some("b"), None)).await.unwrap(), 3);
+        assert_eq!(view.offset(&Range { descending: true, ..range(Some("b"), None) }).await.unwrap(), 2);
+        assert_eq!(view.offset(&Range { skip: 100, ..Range::default() }).await.unwrap(), 6);
     });
 }
 
@@ -218,13 +218,13 @@ fn a_view_stays_as_it_was_and_followers_are_woken_by_the_commit() {
         let (done, woken) = tokio::sync::oneshot::channel();
         env.spawn("follower", async move {
             follower.changed_after(since).await.unwrap();
-            done.send(changes(&follower.view(), since)).unwrap();
+            done.send(changes(&follower.view(), since).await).unwrap();
         });
         // A local document is no change.
         db.put_local(edit("_local/x", None, "{}"), Stage::Persisted).await.unwrap();
         db.update(edit("b", None, "{}"), Stage::Accepted).await.unwrap();
         assert_eq!(woken.await.unwrap()[0].1, "b");
-        assert_eq!(ids(&view, &Range::default()), ["a"]);
+        assert_eq!(ids(&view, &Range::default()).await, ["a"]);
 
         let follower = db.clone();
         let since = db.view().update_seq();
@@ -335,7 +335,8 @@ fn random_edits_make_the_tree_that_the_model_makes() {
                 };
                 model.revisions.insert(revision, (parent, deleted));
                 let view = db.view();
-                let found: Vec<_> = view.leaves("doc").unwrap().iter().map(|leaf| leaf.revision).collect();
+                let found: Vec<_> =
+                    view.leaves("doc").await.unwrap().iter().map(|leaf| leaf.revision).collect();
                 assert_eq!(found, model.leaves(), "seed={seed} step={step}");
                 let winner = view.document_or_deleted("doc").await.unwrap().unwrap();
                 assert_eq!(winner.revision, found[0], "seed={seed} step={step}");
@@ -366,13 +367,13 @@ fn a_replica_that_knows_more_of_the_path_lengthens_it() {
         db.replicate_all(vec![replica("a", 20, 15, hash, "{}")], Stage::Persisted).await.unwrap();
         db.replicate_all(vec![replica("a", 21, 1, hash, "{}")], Stage::Persisted).await.unwrap();
         let view = db.view();
-        let leaf = view.leaves("a").unwrap()[0].revision;
+        let leaf = view.leaves("a").await.unwrap()[0].revision;
         assert_eq!(view.history("a", leaf).await.unwrap().len(), 21);
         let old = Revision { generation: 10, hash: hash(10) };
         assert_eq!(view.missing("a", &[old]).await.unwrap().0, []);
         // So an ancestor that comes late is no conflict.
         db.replicate_all(vec![replica("a", 10, 10, hash, "{}")], Stage::Persisted).await.unwrap();
-        assert_eq!(db.view().leaves("a").unwrap().len(), 1);
+        assert_eq!(db.view().leaves("a").await.unwrap().len(), 1);
     });
 }
 
@@ -390,7 +391,7 @@ fn large_documents_that_conflict_fit_a_batch() {
         edits.push(replica("a", 1, 1, |_| [2; 16], &text(large)));
         let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
         assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-        assert_eq!(db.view().leaves("a").unwrap().len(), 2);
+        assert_eq!(db.view().leaves("a").await.unwrap().len(), 2);
     });
 }
 
@@ -400,11 +401,11 @@ fn positions_and_skips_at_the_end_of_their_range_are_no_trouble() {
         put(&db, "a", None, "{}").await.unwrap();
         let last = db.seq_text(Seq(0)).replacen('0', &u64::MAX.to_string(), 1);
         let since = db.parse_since(&last).unwrap();
-        assert_eq!(db.view().pending(since), 0);
-        assert_eq!(changes(&db.view(), since), []);
+        assert_eq!(db.view().pending(since).await.unwrap(), 0);
+        assert_eq!(changes(&db.view(), since).await, []);
         let range = Range { start: Some("b".into()), skip: u64::MAX, ..Range::default() };
-        assert_eq!(db.view().offset(&range), 1);
-        assert_eq!(ids(&db.view(), &range), [""; 0]);
+        assert_eq!(db.view().offset(&range).await.unwrap(), 1);
+        assert_eq!(ids(&db.view(), &range).await, [""; 0]);
     });
 }
 

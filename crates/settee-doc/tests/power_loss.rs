@@ -163,8 +163,8 @@ async fn read(databases: &Databases, name: &str) -> Option<Content> {
     let mut content = Content::default();
     let mut rows = view.changes(Seq(0), false);
     let mut ids = Vec::new();
-    while let Some(row) = rows.next() {
-        ids.push(row.unwrap().id.to_owned());
+    while let Some(row) = rows.next().await.unwrap() {
+        ids.push(row.id.to_owned());
     }
     assert_eq!(view.doc_count() + view.doc_del_count(), ids.len() as u64);
     for id in ids {

@@ -161,18 +161,20 @@ fn head() -> Response<Body> {
 async fn ranged(database: Arc<Database>, view: View, args: Args, mut out: Out) -> Result<Out, Failure> {
     let total = view.doc_count();
     let range = args.range();
-    let offset = range.as_ref().map_or(0, |range| view.offset(range));
+    let offset = match &range {
+        Some(range) => view.offset(range).await?,
+        None => 0,
+    };
     write_head(&database, &view, &args, total, Some(offset), &mut out.buffer);
     if let Some(range) = range {
-        let mut rows = view.all_docs(&range);
+        let mut rows = view.all_docs(&range).await?;
         let mut id = String::new();
         let mut left = args.limit;
         while left > 0
-            && let Some(row) = rows.next()
+            && let Some(Row { id: row_id, summary, body }) = rows.next().await?
         {
             left -= 1;
             out.buffer.extend_from_slice(if left + 1 == args.limit { b"" } else { b",\r\n" });
-            let Row { id: row_id, summary, body } = row?;
             write_row(row_id, summary.revision, false, &mut out.buffer);
             if args.include_docs {
                 id.clear();
@@ -205,14 +207,17 @@ async fn named(
     for (index, key) in keys.iter().skip(skip).take(limit).enumerate() {
         out.buffer.extend_from_slice(if index == 0 { b"" } else { b",\r\n" });
         let id = json::string(key);
-        match id.as_ref().and_then(|id| Some((id, view.find(id).transpose()?))) {
+        let summary = match &id {
+            Some(id) => view.find(id).await?,
+            None => None,
+        };
+        match id.as_ref().zip(summary) {
             None => {
                 out.buffer.extend_from_slice(b"{\"key\":");
                 out.buffer.extend_from_slice(key.as_bytes());
                 out.buffer.extend_from_slice(b",\"error\":\"not_found\"");
             }
             Some((id, summary)) => {
-                let summary = summary?;
                 write_row(id, summary.revision, summary.deleted, &mut out.buffer);
                 if args.include_docs && summary.deleted {
                     out.buffer.extend_from_slice(b",\"doc\":null");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
-use settee_doc::{Database, Row, Seq, Summary, View};
+use settee_doc::{Database, Leaf, Row, Seq, Summary, View};
 use tokio::sync::watch;
 
 use crate::Limits;
@@ -304,13 +304,12 @@ impl Feed {
         let descending = self.args.descending;
         // Backwards the feed starts from the end, whatever `since` says.
         let after = if descending { Seq(0) } else { self.since };
-        let mut to_come = if descending { view.pending(Seq(0)) } else { 0 };
+        let mut to_come = if descending { view.pending(Seq(0)).await? } else { 0 };
         let mut rows = view.changes(after, descending);
         let mut id = String::new();
         while self.left > 0
-            && let Some(row) = rows.next()
+            && let Some(Row { id: row_id, summary, body }) = rows.next().await?
         {
-            let Row { id: row_id, summary, body } = row?;
             to_come = to_come.saturating_sub(1);
             self.since = summary.seq;
             if !self.filter.passes(row_id) {
@@ -321,7 +320,9 @@ impl Feed {
             id.clear();
             id.push_str(row_id);
             self.begin_row(&mut out.buffer);
-            self.write_row(view, &id, summary, &mut out.buffer)?;
+            let with_leaves = self.args.all_leaves && summary.has_conflicts;
+            let leaves = if with_leaves { view.leaves(&id).await? } else { Vec::new() };
+            self.write_row(&id, summary, &leaves, &mut out.buffer);
             if self.args.include_docs {
                 let document = view.read(&id, summary, body).await?;
                 let conflicts = self.args.conflicts;
@@ -343,7 +344,7 @@ impl Feed {
             if self.left > 0 {
                 self.since = view.update_seq();
             }
-            self.pending = view.pending(self.since);
+            self.pending = view.pending(self.since).await?;
         }
         Ok(())
     }
@@ -356,25 +357,22 @@ impl Feed {
         }
     }
 
-    /// A row, its closing brace left to come.
-    fn write_row(&self, view: &View, id: &str, summary: Summary, out: &mut Vec<u8>) -> Result<(), Failure> {
+    /// A row, its closing brace left to come: its winner, and then the others of its leaves.
+    fn write_row(&self, id: &str, summary: Summary, leaves: &[Leaf], out: &mut Vec<u8>) {
         out.push(b'{');
         write_seq_member(&self.database, summary.seq, out);
         out.extend_from_slice(b"\"id\":");
         settee_doc::write_json_string(id, out);
         out.extend_from_slice(b",\"changes\":[{\"rev\":\"");
         summary.revision.write(out);
-        if self.args.all_leaves && summary.has_conflicts {
-            for leaf in view.leaves(id)?.into_iter().filter(|leaf| leaf.revision != summary.revision) {
-                out.extend_from_slice(b"\"},{\"rev\":\"");
-                leaf.revision.write(out);
-            }
+        for leaf in leaves.iter().filter(|leaf| leaf.revision != summary.revision) {
+            out.extend_from_slice(b"\"},{\"rev\":\"");
+            leaf.revision.write(out);
         }
         out.extend_from_slice(b"\"}]");
         if summary.deleted {
             out.extend_from_slice(b",\"deleted\":true");
         }
-        Ok(())
     }
 
     fn end_row(&self, seq: Seq, out: &mut Vec<u8>) {

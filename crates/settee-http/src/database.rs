@@ -46,7 +46,7 @@ pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
         }
         Some(_) => return Err(Failure::bad_request("Invalid `partitioned` parameter")),
     }
-    call.server.databases.create(name).await?;
+    call.server.databases.create_closed(name).await?;
     let mut response = reply::ok(StatusCode::CREATED);
     reply::set_header(&mut response, header::LOCATION, location(call, name, None));
     Ok(response)
@@ -98,7 +98,7 @@ fn info(database: &Database) -> Vec<u8> {
     member("doc_count", &|text| json::number(info.doc_count, text));
     // The format's number in CouchDB 3.5: clients show it, nobody reads our files by it.
     member("disk_format_version", &|text| text.push(b'8'));
-    member("compact_running", &|text| text.extend_from_slice(b"false"));
+    member("compact_running", &|text| text.extend_from_slice(database.is_compacting().to_string().as_bytes()));
     member("cluster", &|text| text.extend_from_slice(b"{\"q\":1,\"n\":1,\"w\":1,\"r\":1}"));
     text.extend_from_slice(b"}\n");
     text
@@ -133,6 +133,16 @@ async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answe
     let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
     Ok(document::saved(call, database.name(), status, &id, revision))
+}
+
+/// Begins to give back the space of what was replaced, and doesn't wait for it.
+pub(crate) async fn compact(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    if *call.method() != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    body::check_json_type(&call.head.headers)?;
+    call.server.databases.start_compaction(database);
+    Ok(reply::ok(StatusCode::ACCEPTED))
 }
 
 /// Waits until all that was accepted before is persisted.

@@ -85,7 +85,7 @@ impl Shape {
             extras.revisions = self.revs.then_some(history);
         }
         if self.conflicts || self.deleted_conflicts {
-            for leaf in view.leaves(id)?.into_iter().filter(|leaf| leaf.revision != revision) {
+            for leaf in view.leaves(id).await?.into_iter().filter(|leaf| leaf.revision != revision) {
                 match leaf.deleted {
                     true if self.deleted_conflicts => extras.deleted_conflicts.push(leaf.revision),
                     false if self.conflicts => extras.conflicts.push(leaf.revision),
@@ -94,7 +94,7 @@ impl Shape {
             }
         }
         if self.local_seq
-            && let Some(summary) = view.find(id)?
+            && let Some(summary) = view.find(id).await?
         {
             extras.local_seq = Some(database.seq_text(summary.seq));
         }
@@ -136,7 +136,7 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     let plain = revision.is_none() && shape == Shape::default() && !deleted;
     if plain && (call.is_head() || call.head.headers.contains_key(header::IF_NONE_MATCH)) {
         // The index alone answers these.
-        if let Some(answer) = without_body(call, &view, id)? {
+        if let Some(answer) = without_body(call, &view, id).await? {
             return Ok(answer);
         }
     }
@@ -165,10 +165,10 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
 }
 
 /// The answer to a HEAD, or a 304; None where the document must be read after all.
-fn without_body(call: &Call<'_>, view: &View, id: &str) -> Result<Option<Response<Body>>, Failure> {
+async fn without_body(call: &Call<'_>, view: &View, id: &str) -> Result<Option<Response<Body>>, Failure> {
     let not_found =
         |reason: &str| Failure::from(settee_doc::Error::new(ErrorKind::NotFound, reason.to_owned()));
-    let summary = view.find(id)?.ok_or_else(|| not_found("missing"))?;
+    let summary = view.find(id).await?.ok_or_else(|| not_found("missing"))?;
     if summary.deleted {
         return Err(not_found("deleted"));
     }
@@ -275,7 +275,7 @@ pub(crate) async fn revisions_of(
     let wanted = match wanted {
         Some(wanted) => wanted,
         None => {
-            leaves = view.leaves(id)?.into_iter().map(|leaf| leaf.revision).collect();
+            leaves = view.leaves(id).await?.into_iter().map(|leaf| leaf.revision).collect();
             &leaves
         }
     };
@@ -440,7 +440,7 @@ async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answ
     let stage = call.stage()?;
     let revision = one_of(call, None, revision_text)?;
     // Without a revision there is nothing to lose: what isn't there is told from a conflict.
-    match database.view().find(id)? {
+    match database.view().find(id).await? {
         None => return Err(Failure::missing()),
         Some(summary) if summary.deleted => {
             return Err(settee_doc::Error::new(ErrorKind::NotFound, "deleted").into());

@@ -14,6 +14,7 @@
 
 mod all_docs;
 mod auth;
+mod backup;
 mod body;
 mod bulk;
 mod changes;
@@ -35,6 +36,7 @@ mod socket;
 mod stream;
 
 pub use auth::Admin;
+pub use backup::IDENTITY_FILES;
 pub use limits::Limits;
 pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
 

@@ -160,8 +160,8 @@ impl fmt::Debug for EngineMetrics {
 
 impl Collector for EngineMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Stats { engine, buffers, database_count, open_count, stopped_count, log, sync_us_max } =
-            self.databases.stats();
+        let stats = self.databases.stats();
+        let Stats { engine, buffers, database_count, open_count, stopped_count, log, .. } = stats;
         let out = &mut encoder;
         let version = env!("CARGO_PKG_VERSION");
         info(out, "build_info", "The server's version", ("version", version))?;
@@ -170,7 +170,8 @@ impl Collector for EngineMetrics {
         gauge(out, "uptime_seconds", "Seconds since the server started", uptime)?;
 
         gauge(out, "databases", "Databases that exist", database_count as u64)?;
-        gauge(out, "open_databases", "Databases that are open", open_count as u64)?;
+        let help = "Databases that are open: in use, or a while ago";
+        gauge(out, "open_databases", help, open_count as u64)?;
         let help = "Logs, the catalogue's included, that a failed write or sync has stopped";
         gauge(out, "stopped_logs", help, stopped_count as u64)?;
 
@@ -187,13 +188,32 @@ impl Collector for EngineMetrics {
         let help = "What a sync takes: each open log's running average, of these the mean";
         gauge(out, "log_sync_seconds_mean", help, seconds(log.sync_us))?;
         let help = "What a sync takes: each open log's running average, of these the longest";
-        gauge(out, "log_sync_seconds_max", help, seconds(sync_us_max))?;
+        gauge(out, "log_sync_seconds_max", help, seconds(stats.sync_us_max))?;
         gauge(out, "log_file_bytes", "Bytes that the open logs' frames take", log.file_bytes)?;
         let help = "Of these, bytes left empty so that no synced block is written again";
         gauge(out, "log_padding_bytes", help, log.padding_bytes)?;
         gauge(out, "log_memory_bytes", "Bytes accepted and not yet written", log.memory_bytes)?;
-        gauge(out, "log_unsynced_bytes", "Bytes written and not yet persisted", log.unsynced_bytes)
+        gauge(out, "log_unsynced_bytes", "Bytes written and not yet persisted", log.unsynced_bytes)?;
+        encode_store(out, &stats)
     }
+}
+
+/// What the databases' indexes are like, and what was done in the background.
+fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
+    let store = &stats.store;
+    let help = "Bytes of memory for index entries of recent changes";
+    gauge(out, "index_memory_bytes", help, store.memory_bytes)?;
+    gauge(out, "index_memory_bytes_max", "The limit of that memory", stats.index_memory_bytes_max)?;
+    gauge(out, "index_file_bytes", "Bytes of the open databases' indexes on disk", store.tree_bytes)?;
+    counter(out, "checkpoints", "Checkpoints: memory was merged into an index on disk", store.checkpoint_count)?;
+    counter(out, "checkpoints_whole", "Of these, how many wrote the index anew", store.whole_count)?;
+    gauge(out, "segment_bytes", "Bytes of segments that can be compacted", store.segment_bytes)?;
+    gauge(out, "segment_live_bytes", "Of these, bytes of records that live", store.segment_live_bytes)?;
+    counter(out, "compacted_segments", "Segments that were rewritten", store.compacted_count)?;
+    counter(out, "compacted_bytes", "Bytes that these took", store.compacted_bytes)?;
+    counter(out, "compaction_copied_bytes", "Bytes that took their place", store.copied_bytes)?;
+    let help = "For how long files have been kept that were replaced, because somebody still reads them";
+    gauge(out, "oldest_snapshot_seconds", help, store.oldest_snapshot_ms as f64 / 1e3)
 }
 
 fn seconds(us: u64) -> f64 {

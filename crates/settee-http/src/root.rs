@@ -1,10 +1,12 @@
 //! What the server tells of itself: `/`, `_up`, `_all_dbs`, `_uuids`.
 
+use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
+use settee_doc::NameRange;
 
 use crate::error::Failure;
 use crate::query::{self, Key};
@@ -75,40 +77,31 @@ pub(crate) fn all_dbs(call: &Call<'_>) -> Answer {
             _ => {}
         }
     }
-    let (low, high) = if descending { (&end, &start) } else { (&start, &end) };
-    let low_inclusive = !descending || inclusive_end;
-    let high_inclusive = descending || inclusive_end;
-    let within = |name: &String| {
-        let above = match low {
-            Some(Key::Text(low)) => name > low || (name == low && low_inclusive),
-            Some(Key::BeforeAll) | None => true,
-        };
-        let below = match high {
-            Some(Key::Text(high)) => name < high || (name == high && high_inclusive),
-            Some(Key::BeforeAll) => false,
-            None => true,
-        };
-        above && below
+    let bound = |key: Option<Key>, inclusive: bool| match key {
+        None => Bound::Unbounded,
+        Some(Key::Text(name)) if inclusive => Bound::Included(name),
+        Some(Key::Text(name)) => Bound::Excluded(name),
+        // No name sorts before the empty one.
+        Some(Key::BeforeAll) => Bound::Excluded(String::new()),
     };
-    let mut names: Vec<String> = call.server.databases.names().into_iter().filter(within).collect();
-    if descending {
-        names.reverse();
-    }
+    let (start, end) = (bound(start, true), bound(end, inclusive_end));
+    let (start, end) = if descending { (end, start) } else { (start, end) };
     let skip = usize::try_from(skip).unwrap_or(usize::MAX);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    Ok(reply::json(StatusCode::OK, names_text(names.iter().skip(skip).take(limit))))
+    let mut text = vec![b'['];
+    call.server.databases.visit_names(NameRange { start, end, descending, skip, limit }, |name| {
+        write_item(name, &mut text);
+    });
+    text.extend_from_slice(b"]\n");
+    Ok(reply::json(StatusCode::OK, text))
 }
 
-fn names_text<'a>(names: impl Iterator<Item = &'a String>) -> Vec<u8> {
-    let mut text = vec![b'['];
-    for (index, name) in names.enumerate() {
-        if index > 0 {
-            text.push(b',');
-        }
-        settee_doc::write_json_string(name, &mut text);
+/// Adds a string to an array that has been begun.
+fn write_item(item: &str, text: &mut Vec<u8>) {
+    if text.last() != Some(&b'[') {
+        text.push(b',');
     }
-    text.extend_from_slice(b"]\n");
-    text
+    settee_doc::write_json_string(item, text);
 }
 
 /// Fresh identifiers, which no cache may keep.
@@ -125,10 +118,9 @@ pub(crate) fn uuids(call: &Call<'_>) -> Answer {
     if count > call.server.limits.max_uuids {
         return Err(Failure::bad_request("count parameter too large"));
     }
-    let fresh: Vec<String> = (0..count).map(|_| call.server.uuids.next()).collect();
-    let mut text = b"{\"uuids\":".to_vec();
-    text.extend_from_slice(names_text(fresh.iter()).trim_ascii_end());
-    text.extend_from_slice(b"}\n");
+    let mut text = b"{\"uuids\":[".to_vec();
+    (0..count).for_each(|_| write_item(&call.server.uuids.next(), &mut text));
+    text.extend_from_slice(b"]}\n");
     let mut response = reply::json(StatusCode::OK, text);
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::query::Segments;
 use crate::reply::Answer;
 use crate::server::Call;
-use crate::{all_docs, bulk, changes, database, document, local, metrics, revisions, root, session};
+use crate::{all_docs, backup, bulk, changes, database, document, local, metrics, revisions, root, session};
 
 /// What CouchDB has beside databases and isn't here yet.
 const SERVER_NOT_YET: &[&str] = &[
@@ -35,7 +35,6 @@ const SERVER_NOT_YET: &[&str] = &[
 /// What CouchDB's databases have and isn't here yet.
 const DATABASE_NOT_YET: &[&str] = &[
     "_auto_purge",
-    "_compact",
     "_design_docs",
     "_explain",
     "_find",
@@ -73,6 +72,7 @@ pub(crate) async fn route(call: &mut Call<'_>) -> Answer {
         "_all_dbs" if path.at_end() => root::all_dbs(call),
         "_uuids" if path.at_end() => root::uuids(call),
         "_node" => route_node(call, path),
+        "_settee" if path.next()?.as_deref() == Some("backup") && path.at_end() => backup::handle(call).await,
         "favicon.ico" => Err(Failure::missing()),
         name if SERVER_NOT_YET.contains(&name) => Err(not_yet(name)),
         name if path.at_end() && *call.method() == Method::PUT => database::create(call, name).await,
@@ -122,6 +122,7 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
             "_changes" => return changes::handle(call, database).await,
             "_revs_diff" => return revisions::diff(call, database).await,
             "_missing_revs" => return revisions::missing(call, database).await,
+            "_compact" => return database::compact(call, database).await,
             "_ensure_full_commit" => return database::ensure_full_commit(call, database).await,
             _ => {}
         }
@@ -129,6 +130,7 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
     match second.as_ref() {
         "_design" => route_design(call, database, path).await,
         "_local" => route_local(call, database, path).await,
+        "_compact" => Err(not_yet("_compact of a design document's views")),
         name if DATABASE_NOT_YET.contains(&name) => Err(not_yet(name)),
         "_all_docs" => Err(not_yet("_all_docs/queries")),
         id if !path.at_end() => Err(attachments(id)),

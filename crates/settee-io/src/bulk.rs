@@ -181,7 +181,13 @@ enum FetchState<'a> {
 impl<'a> Fetch<'a> {
     /// Submits the read, or reads in place what the page cache holds.
     async fn start(file: &'a File, read: DeviceRead) -> Fetch<'a> {
-        let mut reading = Box::pin(file.read_until(read.offset, read.length, read.wanted));
+        let DeviceRead { offset, length, wanted } = read;
+        let first = match file.read_cached(offset, length) {
+            // It needs no future to be kept.
+            Ok(first) if first.len() < wanted => first,
+            done => return Fetch { read, state: FetchState::Done(done) },
+        };
+        let mut reading = Box::pin(file.read_behind(first, offset, length, wanted));
         // The first poll submits it.
         let state = match poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await {
             Poll::Ready(result) => FetchState::Done(result),

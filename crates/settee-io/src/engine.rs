@@ -98,6 +98,9 @@ pub enum Operation {
     RemoveFolder { path: PathBuf },
     /// Renames a file over whatever has the new name: [`Outcome::Done`].
     Rename { from: PathBuf, to: PathBuf },
+    /// Gives a file a second name, which must be free and in the same file system (link(2)):
+    /// [`Outcome::Done`].
+    Link { from: PathBuf, to: PathBuf },
 }
 
 /// The kind of an operation, for errors and metrics.
@@ -120,6 +123,7 @@ pub enum OperationKind {
     Remove,
     RemoveFolder,
     Rename,
+    Link,
 }
 
 impl fmt::Display for OperationKind {
@@ -141,6 +145,7 @@ impl fmt::Display for OperationKind {
             OperationKind::Remove => "remove",
             OperationKind::RemoveFolder => "remove folder",
             OperationKind::Rename => "rename",
+            OperationKind::Link => "link",
         })
     }
 }
@@ -165,6 +170,7 @@ impl Operation {
             Operation::Remove { .. } => OperationKind::Remove,
             Operation::RemoveFolder { .. } => OperationKind::RemoveFolder,
             Operation::Rename { .. } => OperationKind::Rename,
+            Operation::Link { .. } => OperationKind::Link,
         }
     }
 }

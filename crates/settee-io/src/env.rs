@@ -12,6 +12,10 @@ use tokio::sync::Semaphore;
 
 use crate::{BufferPool, Engine};
 
+/// How many may work in the background at once, with much memory or for long: one that seals or
+/// compacts is not kept waiting by each checkpoint, nor the other way round.
+pub const BACKGROUND_COUNT: usize = 2;
+
 /// A task to run to its end.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 

@@ -142,6 +142,24 @@ impl File {
         if first.len() >= wanted {
             return Ok(first);
         }
+        self.read_behind(first, offset, length, wanted).await
+    }
+
+    /// What the page cache has of the range, where it has it: the first part of
+    /// [`File::read_until`].
+    pub(crate) fn read_cached(&self, offset: u64, length: usize) -> Result<Bytes> {
+        self.check_open()?;
+        Ok(read_in_place(&self.shared, offset, length))
+    }
+
+    /// The other part: goes on behind what was found.
+    pub(crate) async fn read_behind(
+        &self,
+        first: Bytes,
+        offset: u64,
+        length: usize,
+        wanted: usize,
+    ) -> Result<Bytes> {
         let mut reading = Reading::behind(first, offset, length, wanted);
         while !reading.is_done() {
             let (part, operation) = reading.next(&self.shared);

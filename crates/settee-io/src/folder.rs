@@ -98,6 +98,16 @@ pub async fn rename(engine: &dyn Engine, from: &Path, to: &Path) -> Result<()> {
     submit(engine, from, operation).await.map(drop)
 }
 
+/// Gives a file a second name, which must be free and in the same file system. Durable after a
+/// [`sync`] of the new name's folder.
+///
+/// # Errors
+/// What the system says.
+pub async fn link(engine: &dyn Engine, from: &Path, to: &Path) -> Result<()> {
+    let operation = Operation::Link { from: from.to_path_buf(), to: to.to_path_buf() };
+    submit(engine, to, operation).await.map(drop)
+}
+
 fn parent_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

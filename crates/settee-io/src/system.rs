@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::timer::ShortTimer;
-use crate::{BufferPool, PoolOptions};
+use crate::{BACKGROUND_COUNT, BufferPool, PoolOptions};
 use crate::{Clock, Engine, Env, Random, Sleep, Spawn, Task};
 use crate::{ThreadEngine, ThreadOptions, UringEngine, UringOptions};
 
@@ -113,7 +113,7 @@ impl Env {
             spawn: Arc::new(TokioSpawn(handle)),
             random: Arc::new(SystemRandom),
             buffers: BufferPool::new(PoolOptions::default()),
-            background: Arc::new(Semaphore::new(1)),
+            background: Arc::new(Semaphore::new(BACKGROUND_COUNT)),
         }
     }
 }

@@ -94,7 +94,8 @@ impl ThreadEngine {
             | Operation::CreateFolder { .. }
             | Operation::Remove { .. }
             | Operation::RemoveFolder { .. }
-            | Operation::Rename { .. } => &self.writes,
+            | Operation::Rename { .. }
+            | Operation::Link { .. } => &self.writes,
             Operation::Write { sync: true, .. } | Operation::Sync { .. } | Operation::SyncFolder { .. } => {
                 &self.syncs
             }
@@ -256,6 +257,7 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         Operation::Remove { path } => fs::remove_file(path).map(|()| Outcome::Done),
         Operation::RemoveFolder { path } => fs::remove_dir(path).map(|()| Outcome::Done),
         Operation::Rename { from, to } => fs::rename(from, to).map(|()| Outcome::Done),
+        Operation::Link { from, to } => fs::hard_link(from, to).map(|()| Outcome::Done),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The directory of a sealed segment: its commits by `Seq` and by key, without its frames.
+//! The directory of a sealed segment: its commits by `Seq` and by key, without its frames. Or that
+//! of a file into which commits of several segments were copied: it says where they lay there.
 //!
 //! Sealing writes a footer behind the last frame: blocks of entries by `Seq`, the same in the
 //! order of keys, an index of both, a filter of keys, and a trailer, with which the file ends.
@@ -167,7 +168,21 @@ impl Directory {
     /// [`DirectoryError::Absent`] where the file doesn't end with a footer; otherwise what
     /// [`DirectoryError`] names.
     pub async fn open(file: Arc<File>, segment: u32, epoch: u32) -> Result<Directory, DirectoryError> {
-        let trailer = Trailer::read(&file, segment, epoch).await?;
+        Directory::open_covering(file, segment, segment, epoch).await
+    }
+
+    /// As [`Directory::open`], of a file that holds records of the segments from `first` to `last`:
+    /// see [`DirectoryBuilder::covering`].
+    ///
+    /// # Errors
+    /// As [`Directory::open`].
+    pub async fn open_covering(
+        file: Arc<File>,
+        first: u32,
+        last: u32,
+        epoch: u32,
+    ) -> Result<Directory, DirectoryError> {
+        let trailer = Trailer::read_covering(&file, first, last, epoch).await?;
         let start = trailer.index_start();
         let sizes = trailer.sizes;
         let used = (sizes.seq_index + sizes.key_index + sizes.filter) as usize;
@@ -291,7 +306,9 @@ impl Directory {
 
     fn entry<'a>(&self, head: &Head, key: &'a [u8], meta: &'a [u8]) -> Option<EntryRef<'a>> {
         let seq = Seq(self.trailer.first_seq.0.checked_add(head.seq_delta)?);
-        let location = Location { segment: self.trailer.segment, offset: head.offset, length: head.length };
+        let segment = u64::from(self.trailer.segment) + (head.place >> 32);
+        let segment = u32::try_from(segment).ok().filter(|number| *number <= self.trailer.last_segment)?;
+        let location = Location { segment, offset: head.place as u32, length: head.length };
         Some(EntryRef { seq, flags: head.flags, key, meta, location })
     }
 }
@@ -334,7 +351,7 @@ impl KeyScan<'_> {
         self.start = Bound::Unbounded;
         let meta = &self.blocks.current().0[entry.meta];
         let found = self.blocks.directory.entry(&entry.head, &self.key, meta);
-        found.map(Some).ok_or_else(|| self.blocks.damaged("a Seq makes no sense"))
+        found.map(Some).ok_or_else(|| self.blocks.damaged("a Seq or a place makes no sense"))
     }
 }
 
@@ -369,7 +386,7 @@ impl SeqScan<'_> {
         let block = self.blocks.current().0;
         let found = self.blocks.directory.entry(&entry.head, &block[entry.key], &block[entry.meta]);
         let found = found.map(|found| Some((found, entry.checksum)));
-        found.ok_or_else(|| self.blocks.damaged("a Seq makes no sense"))
+        found.ok_or_else(|| self.blocks.damaged("a Seq or a place makes no sense"))
     }
 }
 

@@ -41,6 +41,8 @@ impl Shared {
                 state.driving = action.is_some();
                 if action.is_none() {
                     self.set_timer(&mut state);
+                    // Where the last segment was left that nobody appends behind for now.
+                    self.start_sealing(&mut state);
                 }
                 self.publish(&mut state);
                 action
@@ -245,6 +247,7 @@ impl Shared {
         let held = state.let_go_of_files();
         let view = self.view.swap(Arc::default());
         drop(state);
+        view.files.values().for_each(|slot| slot.let_go());
         drop((held, view));
     }
 

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::log::Seq;
+
 /// A limit that contradicts another one, or the format: see [`crate::LogOptions::check`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is {value}: {rule}")]
@@ -59,7 +61,7 @@ pub enum ReadError {
         /// The segment's file.
         path: PathBuf,
         /// Where the record begins, in bytes.
-        offset: u32,
+        offset: u64,
         /// What is wrong with it.
         what: &'static str,
     },
@@ -99,6 +101,16 @@ pub enum OpenError {
     Missing {
         /// The file that should be there.
         path: PathBuf,
+    },
+
+    /// The log ends before what somebody has seen of it: a part of it was lost, or it is an older
+    /// copy.
+    #[error("the log ends at {}, before {}", found.0, expected.0)]
+    Behind {
+        /// Its last record.
+        found: Seq,
+        /// A record that it had: see [`crate::Start::after`].
+        expected: Seq,
     },
 
     /// The file was written by another version.

@@ -90,7 +90,9 @@ impl Flags {
     /// The value is a list of extents: see [`Batch::push_extents`].
     pub const EXTENTS: Flags = Flags(4);
     const EXTENT: Flags = Flags(8);
-    const KNOWN: u32 = 15;
+    /// The value is a change to what the key held before.
+    pub const DELTA: Flags = Flags(16);
+    const KNOWN: u32 = 31;
 
     /// No flag.
     pub const fn none() -> Flags {
@@ -452,17 +454,31 @@ impl<'a> RecordRef<'a> {
     }
 
     /// The checksum that stands in it.
-    pub(crate) fn checksum(&self) -> u64 {
+    pub fn checksum(&self) -> u64 {
         self.checksum
     }
 
-    /// The undamaged record at the front of `bytes`, or what is wrong with it.
-    pub(crate) fn decode(bytes: &'a [u8]) -> Result<RecordRef<'a>, &'static str> {
+    /// Whether it is an extent.
+    pub fn is_extent(&self) -> bool {
+        self.flags.has(Flags::EXTENT)
+    }
+
+    /// The undamaged record at the front of `bytes`, of which it takes [`RecordRef::size`]; another
+    /// may follow at once.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &'a [u8]) -> Result<RecordRef<'a>, &'static str> {
         let (record, head) = RecordRef::split(bytes)?;
         if record.checksum != record_checksum(record_hash(head, record.value), record.seq.0) {
             return Err("its checksum doesn't match");
         }
         Ok(record)
+    }
+
+    /// The record at the front of `bytes`; it may be damaged.
+    pub(crate) fn undecoded(bytes: &'a [u8]) -> Option<RecordRef<'a>> {
+        Some(RecordRef::split(bytes).ok()?.0)
     }
 
     /// The record at the front of `bytes` and what of its head is hashed; it may be damaged.
@@ -505,15 +521,49 @@ pub struct Record {
 
 impl Record {
     /// The undamaged record that `bytes` are, to the last one.
-    pub(crate) fn decode(bytes: Bytes) -> Result<Record, &'static str> {
-        let record = RecordRef::decode(&bytes)?;
-        if record.size() != bytes.len() {
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: Bytes) -> Result<Record, &'static str> {
+        let record = Record::at_front(&bytes)?;
+        if record.bytes.len() != bytes.len() {
             return Err("it has another length");
         }
+        Ok(record)
+    }
+
+    /// The undamaged record at the front of `bytes`, sharing them, and how many it takes; another may
+    /// follow at once. None where there is no such record.
+    pub fn decode_first(bytes: &Bytes) -> Option<(Record, usize)> {
+        let record = Record::at_front(bytes).ok()?;
+        let size = record.bytes.len();
+        Some((record, size))
+    }
+
+    /// What the record at the front of `bytes` says of itself, unchecked: its `Seq`, and how many bytes
+    /// it takes. None where no record is there whole.
+    pub fn peek(bytes: &[u8]) -> Option<(Seq, usize)> {
+        let record = RecordRef::split(bytes).ok()?.0;
+        Some((record.seq, record.size()))
+    }
+
+    fn at_front(bytes: &Bytes) -> Result<Record, &'static str> {
+        let record = RecordRef::decode(bytes)?;
         let key = RECORD_HEADER_SIZE..RECORD_HEADER_SIZE + record.key.len();
         let meta = key.end..key.end + record.meta.len();
-        let value = meta.end..bytes.len();
+        let value = meta.end..record.size();
+        let bytes = bytes.slice(..value.end);
         Ok(Record { seq: record.seq, flags: record.flags, key, meta, value, bytes })
+    }
+
+    /// The record as it stands in the log: so it can be copied to another file.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The checksum that stands in it.
+    pub fn checksum(&self) -> u64 {
+        u64_at(&self.bytes, 0)
     }
 
     /// Its place in the order of the log.
@@ -552,7 +602,8 @@ impl Record {
         self.flags.has(Flags::EXTENTS).then(|| list.chunks_exact(LOCATION_SIZE).map(location).collect())
     }
 
-    pub(crate) fn is_extent(&self) -> bool {
+    /// Whether it is an extent.
+    pub fn is_extent(&self) -> bool {
         self.flags.has(Flags::EXTENT)
     }
 }
@@ -686,6 +737,15 @@ impl Batch {
             let key_end = RECORD_HEADER_SIZE + u16_at(record, 22) as usize;
             let meta_end = key_end + u16_at(record, 20) as usize;
             (Flags(record[24]), &record[RECORD_HEADER_SIZE..key_end], &record[key_end..meta_end])
+        })
+    }
+
+    /// Its records as they were added.
+    pub fn values(&self) -> impl Iterator<Item = (Flags, &[u8], &[u8], Bytes)> {
+        self.records().zip(self.heads()).map(|((flags, key, meta), (head, part))| {
+            let in_head = RECORD_HEADER_SIZE + key.len() + meta.len();
+            let value = part.value.clone().unwrap_or_else(|| Bytes::copy_from_slice(&head[in_head..]));
+            (flags, key, meta, value)
         })
     }
 

@@ -14,12 +14,14 @@
 //! `cargo run -p settee-log --example wal`
 #![doc = concat!("```\n", include_str!("../examples/wal.rs"), "```\n")]
 
+mod check;
 mod chunk;
 mod directory;
 mod drive;
 mod error;
 mod format;
 mod log;
+mod many;
 mod mark;
 mod planted;
 mod recovery;
@@ -29,6 +31,7 @@ mod state;
 mod view;
 mod waiters;
 
+pub use check::{Damage, SegmentCheck, SegmentHead, check_segment, segment_head};
 pub use directory::{
     Directory, DirectoryBuilder, DirectoryError, Entry, EntryRef, KeyScan, SeqScan, TRAILER_SIZE, Trailer,
     footer_start,
@@ -38,7 +41,12 @@ pub use format::{
     BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record,
     RecordRef,
 };
-pub use log::{Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, Seq, Stage};
+pub use log::{
+    Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, SegmentInfo, Seq, Stage, read_record,
+};
+pub use many::read_policy;
 #[cfg(feature = "planted-faults")]
 pub use planted::Planted;
-pub use recovery::Recovery;
+pub use recovery::{Locked, Recovery, Start};
+pub use seal::scan_segment;
+pub use view::Files;

@@ -13,15 +13,17 @@
 //! 3. No lock is held across an await, but for `room`, which readers don't take.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use settee_io::{BufferPool, Env, File};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 
-use crate::directory::{Directory, DirectoryError};
+use crate::directory::{Directory, DirectoryError, EntryRef};
 use crate::error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 use crate::format::{
     BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FRAME_HEADER_SIZE, FrameKind, RECORD_HEADER_SIZE, Record,
@@ -29,10 +31,10 @@ use crate::format::{
 };
 use crate::mark::{Mark, Position};
 use crate::planted::Planted;
-use crate::recovery::{self, Recovery, Tail};
+use crate::recovery::{self, Locked, Recovery, Replay, Start, Tail};
 use crate::room::Room;
 use crate::state::{Claim, Lack, Placed, State};
-use crate::view::View;
+use crate::view::{Files, View};
 
 /// A record's place in the order of the log: 1, 2, … 0 stands before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -127,7 +129,7 @@ impl LogOptions {
     /// The defaults.
     pub const DEFAULT: LogOptions = LogOptions {
         batch_bytes_max: BATCH_SIZE_MAX,
-        segment_bytes_min: 128 << 10,
+        segment_bytes_min: 120 << 10,
         segment_bytes_max: 64 << 20,
         buffer_bytes_min: 64 << 10,
         buffer_bytes_max: 1 << 20,
@@ -207,6 +209,23 @@ pub struct LogStats {
     pub unsynced_bytes: u64,
 }
 
+/// What a log knows of one of its segments, without looking into the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// Its number.
+    pub number: u32,
+    /// Its epoch, by which its directory is opened: see [`Directory::open`].
+    pub epoch: u32,
+    /// The `Seq` of the first commit that was, or will be, put there.
+    pub first_seq: Seq,
+    /// The `Seq` of the last commit so far; smaller than the first where there is none.
+    pub last_seq: Seq,
+    /// Where its frames end, in bytes from the file's first.
+    pub frame_bytes: u64,
+    /// It was sealed: it has a directory.
+    pub is_sealed: bool,
+}
+
 /// A segmented append-only log in a folder of its own. Used from many tasks at once.
 ///
 /// Dropping it without [`Log::close`] is like a crash of the process: what was accepted and
@@ -214,6 +233,12 @@ pub struct LogStats {
 /// ended, the folder can't be opened again ([`OpenError::InUse`]).
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
+}
+
+/// Where a record's bytes are.
+pub(crate) enum Found {
+    Memory(Bytes),
+    File(Arc<File>),
 }
 
 pub(crate) struct Shared {
@@ -232,6 +257,8 @@ pub(crate) struct Shared {
     pub room: tokio::sync::Mutex<Room>,
     /// Taken by who seals a segment.
     pub sealing: tokio::sync::Mutex<()>,
+    /// Mirrors `Left::seal_next`.
+    pub sealed_below: watch::Sender<u32>,
     /// Replaced only under the state's lock.
     pub view: ArcSwap<View>,
     /// The end of what is written, in bits: readers of anything below need not look into memory.
@@ -251,6 +278,9 @@ impl Log {
     /// every whole batch to `replay`, in order. What it hands over is persisted once this
     /// returns. Where nothing had to be cut it goes on in the last segment.
     ///
+    /// Not for a log that has handed over segments ([`Log::hand_over`]): their files would count as
+    /// forgotten, and be removed. It is opened by [`Log::open_after`].
+    ///
     /// # Errors
     /// Damage below what had been persisted, a missing segment, another format, or what the
     /// system says. Files are changed only after everything was found sound: a torn tail is cut.
@@ -261,13 +291,86 @@ impl Log {
         env: &Env,
         folder: &Path,
         options: LogOptions,
-        replay: impl FnMut(Location, RecordRef<'_>) + Send,
+        mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
+    ) -> Result<(Log, Recovery), OpenError> {
+        let (start, locked) = (Start::default(), recovery::lock(env, folder, 0).await?);
+        Log::open_from(env, folder, options, start, locked, Replay::Records(&mut replay)).await
+    }
+
+    /// As [`Log::open`], for who has the log's records up to `start.after` elsewhere: those that
+    /// follow are handed to `replay`, in order. What was sealed is told by its directory: the frames
+    /// are read of the last segment alone, and of those whose directory is missing, damaged, or not
+    /// what the headers say.
+    ///
+    /// Segments below `start.first_segment` are not the log's: they aren't looked at, locked or
+    /// changed, and needn't be there. Those between it and the oldest that the last header names
+    /// were forgotten, and are removed: whoever takes segments over writes down a new
+    /// `first_segment`, for good, before it calls [`Log::hand_over`].
+    ///
+    /// # Errors
+    /// As [`Log::open`]. [`OpenError::Behind`] where the log ends before `start.after`, and
+    /// [`OpenError::Missing`] where there is no segment though `start` says that there was one.
+    ///
+    /// # Panics
+    /// As [`Log::open`].
+    pub async fn open_after(
+        env: &Env,
+        folder: &Path,
+        options: LogOptions,
+        start: Start,
+        replay: impl FnMut(EntryRef<'_>) + Send,
+    ) -> Result<(Log, Recovery), OpenError> {
+        let locked = Log::lock(env, folder, start.first_segment).await?;
+        Log::open_locked(env, folder, options, start, locked, replay).await
+    }
+
+    /// Keeps every other log out of the folder until what is returned is dropped, or given to
+    /// [`Log::open_locked`]; changes nothing. For who reads what belongs to the log, before it is
+    /// opened, and may be changed by whoever has the log now. Segments below `first_segment` are not
+    /// looked at. A log without segments can't be locked: it has none to lose.
+    ///
+    /// # Errors
+    /// [`OpenError::InUse`], or what the system says.
+    pub async fn lock(env: &Env, folder: &Path, first_segment: u32) -> Result<Locked, OpenError> {
+        recovery::lock(env, folder, first_segment).await
+    }
+
+    /// As [`Log::open_after`], of a log that was locked.
+    ///
+    /// # Errors
+    /// As [`Log::open_after`].
+    ///
+    /// # Panics
+    /// As [`Log::open`]; and where it was locked from another segment on than `start.first_segment`.
+    pub async fn open_locked(
+        env: &Env,
+        folder: &Path,
+        options: LogOptions,
+        start: Start,
+        locked: Locked,
+        mut replay: impl FnMut(EntryRef<'_>) + Send,
+    ) -> Result<(Log, Recovery), OpenError> {
+        let replay = Replay::Entries(&mut replay);
+        let opened = Log::open_from(env, folder, options, start, locked, replay).await?;
+        // Whoever takes segments over waits for their directories.
+        let shared = &opened.0.shared;
+        shared.start_sealing(&mut shared.lock());
+        Ok(opened)
+    }
+
+    async fn open_from(
+        env: &Env,
+        folder: &Path,
+        options: LogOptions,
+        start: Start,
+        locked: Locked,
+        replay: Replay<'_>,
     ) -> Result<(Log, Recovery), OpenError> {
         let checked = options.check(env.buffers.stats().bytes_max);
         assert!(checked.is_ok(), "{checked:?}");
-        let found = recovery::recover(env, folder, &options, replay).await?;
+        let found = recovery::recover(env, folder, &options, start, locked, replay).await?;
         if options.direct {
-            for file in found.files.values() {
+            for file in found.files.values().filter_map(|slot| slot.get()) {
                 file.set_direct(true).await?;
             }
         }
@@ -291,6 +394,7 @@ impl Log {
             closed: AtomicBool::new(false),
             ended: Notify::new(),
             timer_moved: Arc::default(),
+            sealed_below: watch::Sender::new(state.left.seal_next),
             state: Mutex::new(state),
             room: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
@@ -424,13 +528,85 @@ impl Log {
         self.shared.view.load().files.keys().copied().collect()
     }
 
+    /// What is known of the log's segments, oldest first.
+    pub fn known_segments(&self) -> Vec<SegmentInfo> {
+        self.shared.lock().segment_infos()
+    }
+
+    /// All segments below this one have been sealed, or can't be ([`SegmentInfo::is_sealed`] tells),
+    /// and all that they hold is persisted: they may be handed over. A segment that was left is
+    /// sealed in a pause of the appends, or once some others wait for it.
+    pub fn sealed_below(&self) -> u32 {
+        *self.shared.sealed_below.borrow()
+    }
+
+    /// Returns [`Log::sealed_below`] as soon as it isn't `seen` any more. Dropping the future
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// The log stopped before.
+    pub async fn sealed_changed(&self, seen: u32) -> Result<u32, Stopped> {
+        let mut sealed = self.shared.sealed_below.subscribe();
+        let changed = pin!(sealed.wait_for(|below| *below != seen));
+        match select(changed, pin!(self.shared.ends())).await {
+            Either::Left((Ok(below), _)) => Ok(*below),
+            _ => Err(self.shared.why_stopped()),
+        }
+    }
+
+    /// Asks for the segments that were left so far to be sealed without waiting for a pause in the
+    /// appends; [`Log::sealed_changed`] tells when they are. Returns the first that isn't among them:
+    /// the open one.
+    pub fn seal_soon(&self) -> u32 {
+        let mut state = self.shared.lock();
+        let open = state.segment.as_ref().map_or(0, |segment| segment.number);
+        state.left.seal_soon = open;
+        self.shared.start_sealing(&mut state);
+        open
+    }
+
+    /// Gives the segments below this one to the caller: the log doesn't know of them any more, and
+    /// never removes or changes their files. The next segment's header says so.
+    ///
+    /// At the next opening the log finds them to be forgotten, and removes them, unless
+    /// [`Start::first_segment`] is past them: so the caller first sees to it, for good, that it will
+    /// be `below`, at least.
+    ///
+    /// Their bytes count as live when the log sizes its next segments, until
+    /// [`Log::set_bytes_elsewhere`] tells better.
+    ///
+    /// # Panics
+    /// Where `below` is past [`Log::sealed_below`].
+    pub fn hand_over(&self, below: u32) {
+        self.shared.hand_over(below);
+    }
+
+    /// Says how many live bytes of this log lie in segments that were handed over: the next
+    /// segments' sizes follow from these as well. 0 after opening.
+    pub fn set_bytes_elsewhere(&self, bytes: u64) {
+        self.shared.lock().bytes_elsewhere = bytes;
+    }
+
+    /// The files of the segments that the log has now, for [`Log::read_in`]. Cheap.
+    ///
+    /// What was handed over or forgotten since can still be read there, also when its file was
+    /// removed. Of the other segments' files the log lets go when it is closed or dropped.
+    pub fn files(&self) -> Files {
+        Files(self.shared.view.load().files.clone())
+    }
+
+    /// The file of one of the log's segments.
+    pub fn segment_file(&self, segment: u32) -> Option<Arc<File>> {
+        self.shared.view.load().files.get(&segment)?.get()
+    }
+
     /// The directory of a segment that was sealed.
     ///
     /// # Errors
     /// [`DirectoryError::Absent`] where it isn't sealed, or not yet; else as [`Directory::open`].
     pub async fn directory(&self, segment: u32) -> Result<Directory, DirectoryError> {
         let path = || recovery::segment_path(&self.shared.folder, segment);
-        let file = self.shared.view.load().files.get(&segment).cloned();
+        let file = self.segment_file(segment);
         let file = file.ok_or_else(|| DirectoryError::Absent { path: path() })?;
         let epoch = match SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?) {
             Ok((header, _)) => header.epoch,
@@ -451,7 +627,8 @@ impl Log {
             return Err((*self.shared.why_stopped().source).clone());
         }
         let files = self.shared.view.load().files.clone();
-        for file in files.values().chain(room.next.as_ref().map(|spare| &spare.file)) {
+        let spare = room.next.as_ref().map(|spare| spare.file.clone());
+        for file in files.values().filter_map(|slot| slot.get()).chain(spare) {
             file.set_direct(direct).await?;
         }
         self.shared.direct.store(direct, Ordering::Relaxed);
@@ -471,7 +648,20 @@ impl Log {
     /// # Errors
     /// See [`ReadError`].
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
-        let record = self.read_record(location).await?;
+        self.read_commit(location, None).await
+    }
+
+    /// As [`Log::read`], but what isn't in memory is read from `files`, where the segment is among
+    /// them.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn read_in(&self, files: &Files, location: Location) -> Result<Record, ReadError> {
+        self.read_commit(location, Some(files)).await
+    }
+
+    async fn read_commit(&self, location: Location, files: Option<&Files>) -> Result<Record, ReadError> {
+        let record = self.read_record(location, files).await?;
         match record.is_extent() {
             true => Err(self.damaged(location, "it is an extent and no record")),
             false => Ok(record),
@@ -483,43 +673,68 @@ impl Log {
     /// # Errors
     /// See [`ReadError`].
     pub async fn read_extent(&self, location: Location) -> Result<Bytes, ReadError> {
-        let record = self.read_record(location).await?;
+        self.read_extent_record(location, None).await
+    }
+
+    /// As [`Log::read_in`], an extent.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn read_extent_in(&self, files: &Files, location: Location) -> Result<Bytes, ReadError> {
+        self.read_extent_record(location, Some(files)).await
+    }
+
+    async fn read_extent_record(
+        &self,
+        location: Location,
+        files: Option<&Files>,
+    ) -> Result<Bytes, ReadError> {
+        let record = self.read_record(location, files).await?;
         match record.is_extent() {
             true => Ok(record.value()),
             false => Err(self.damaged(location, "it is a record and no extent")),
         }
     }
 
-    async fn read_record(&self, location: Location) -> Result<Record, ReadError> {
+    async fn read_record(&self, location: Location, files: Option<&Files>) -> Result<Record, ReadError> {
         if self.shared.options.is_planted(Planted::ReaderWaits) {
             drop(self.shared.env.buffers.take(1).await);
         }
+        let bytes = match self.find(location, files)? {
+            Found::Memory(bytes) => bytes,
+            Found::File(file) => {
+                file.read_exact_at(u64::from(location.offset), location.length as usize).await?
+            }
+        };
+        Record::decode(bytes).map_err(|what| self.damaged(location, what))
+    }
+
+    /// The record's bytes, where they are in memory; else the file that has them.
+    pub(crate) fn find(&self, location: Location, files: Option<&Files>) -> Result<Found, ReadError> {
         let Location { segment, offset, length } = location;
         let end = offset.checked_add(length);
         let end = end.ok_or_else(|| self.damaged(location, "it ends past the largest segment"))?;
         let (start, end) = (Position::new(segment, offset), Position::new(segment, end));
-        let mut bytes = None;
-        if end > self.shared.written() {
-            bytes = self.shared.view.load().copy(start, end);
+        if end > self.shared.written()
+            && let Some(bytes) = self.shared.view.load().copy(start, end)
+        {
+            return Ok(Found::Memory(bytes));
         }
-        let bytes = match bytes {
-            Some(bytes) => bytes,
-            None => {
-                let file = self.shared.view.load().files.get(&segment).cloned();
-                let Some(file): Option<Arc<File>> = file else {
-                    return Err(match self.shared.is_closed() {
-                        true => ReadError::Stopped(self.shared.why_stopped()),
-                        false => ReadError::NoSegment { segment },
-                    });
-                };
-                // Looked up again: it may have been written meanwhile.
-                if end > self.shared.written() {
-                    return Err(self.not_written(location));
-                }
-                file.read_exact_at(u64::from(offset), length as usize).await?
-            }
+        let file = match files.and_then(|files| files.0.get(&segment)) {
+            Some(slot) => slot.get(),
+            None => self.segment_file(segment),
         };
-        Record::decode(bytes).map_err(|what| self.damaged(location, what))
+        let Some(file) = file else {
+            return Err(match self.shared.is_closed() {
+                true => ReadError::Stopped(self.shared.why_stopped()),
+                false => ReadError::NoSegment { segment },
+            });
+        };
+        // Looked up again: it may have been written meanwhile.
+        if end > self.shared.written() {
+            return Err(self.not_written(location));
+        }
+        Ok(Found::File(file))
     }
 
     /// Why there is nothing at a place behind all that is written, nor in memory.
@@ -530,9 +745,15 @@ impl Log {
         }
     }
 
-    fn damaged(&self, location: Location, what: &'static str) -> ReadError {
+    pub(crate) fn damaged(&self, location: Location, what: &'static str) -> ReadError {
         let path = recovery::segment_path(&self.shared.folder, location.segment);
-        ReadError::Damaged { path, offset: location.offset, what }
+        ReadError::Damaged { path, offset: location.offset.into(), what }
+    }
+
+    /// Stops the log for what failed elsewhere: who syncs its folder and is refused tells it, since
+    /// no later sync covers the segments' names that this one was to.
+    pub fn stop(&self, error: settee_io::Error) {
+        self.shared.stop(error);
     }
 
     /// Whether it still takes appends; otherwise why not.
@@ -568,9 +789,28 @@ impl Log {
     }
 }
 
+/// Reads the record, or the extent, that lies at `offset` and takes `length` bytes of any file, by one
+/// positional read, and checks it. For files that hold records as a log's segment does: one that was
+/// handed over, or one into which records were copied ([`Record::bytes`]).
+///
+/// # Errors
+/// [`ReadError::Damaged`] where no whole record of that length lies there; or what the system says.
+pub async fn read_record(file: &File, offset: u64, length: u32) -> Result<Record, ReadError> {
+    let bytes = file.read_exact_at(offset, length as usize).await?;
+    let damaged = |what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
+    Record::decode(bytes).map_err(damaged)
+}
+
 impl Drop for Log {
     fn drop(&mut self) {
         self.shared.end();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Whoever has them still ([`Files`]) doesn't keep the folder from being opened again.
+        self.view.load().files.values().for_each(|slot| slot.let_go());
     }
 }
 

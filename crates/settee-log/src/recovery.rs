@@ -4,6 +4,10 @@
 //! that is known to have been persisted is a torn tail, which is cut; any other is an error.
 //! The cases, with their labels, are in `docs/recovery.md`.
 //!
+//! Whoever has all up to some `Seq` elsewhere (a checkpoint) names where to [`Start`]: of segments
+//! without later records nothing is read but the header, and what a sealed one holds is told by its
+//! directory, where that agrees with the headers. The last segment is always read whole.
+//!
 //! Invariants:
 //! 1. What is handed to `replay` is whole, in order, and persisted before `recover` returns.
 //! 2. Nothing is appended behind a cut: the log then goes on in a new segment, whose header says
@@ -13,6 +17,7 @@
 //! 4. Files are changed only after all of them were found sound, and belong to one log.
 //! 5. What a client stored is never taken for a frame: only who knows the log's id makes one.
 //!    But for a log whose first header isn't whole: then nobody knows it.
+//! 6. A segment below the first one that was named is not looked at.
 //!
 //! Limits: no more than [`SEGMENT_BYTES_LIMIT`] bytes of a file are read at once, whatever its
 //! length, since no frame lies behind them.
@@ -24,25 +29,48 @@ use std::time::Duration;
 
 use settee_io::{Env, File, OpenMode, folder};
 
+use crate::directory::{Directory, DirectoryError, EntryRef, Trailer};
 use crate::error::OpenError;
 use crate::format::{
     FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameHeader, FrameKind, FrameSeed, HeaderError, RecordRef,
     SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
 };
-use crate::log::{Location, LogOptions, SEGMENT_BYTES_LIMIT};
+use crate::log::{Location, LogOptions, SEGMENT_BYTES_LIMIT, Seq};
 use crate::planted::Planted;
 use crate::room::OpenSegment;
 use crate::seal::Known;
+use crate::view::{FileMap, Slot};
 
 /// What opening a log found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Segments that were read.
+    /// Segments that there are.
     pub segment_count: usize,
+    /// Those of them whose records came from their directories, and not from their frames.
+    pub directory_count: usize,
+    /// Those of them of which only the header was read, since none of their records was wanted.
+    pub skipped_count: usize,
     /// Records handed to `replay`.
     pub record_count: u64,
     /// Bytes of a torn tail that were cut from the last segment.
     pub cut_bytes: u64,
+}
+
+/// Where a log begins for who has the rest elsewhere: see [`crate::Log::open_after`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Segments with smaller numbers aren't the log's: 0 or 1 where all are.
+    pub first_segment: u32,
+    /// Records up to this one aren't replayed.
+    pub after: Seq,
+}
+
+/// Who is told what the log holds.
+pub(crate) enum Replay<'a> {
+    /// Records, each with where it lies: so every frame is read.
+    Records(&'a mut (dyn FnMut(Location, RecordRef<'_>) + Send)),
+    /// What a directory says of them.
+    Entries(&'a mut (dyn FnMut(EntryRef<'_>) + Send)),
 }
 
 /// Where a log ends: all zeros for one without segments.
@@ -68,6 +96,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// What is wrong with a segment of another log.
 const FOREIGN: &str = "it belongs to another log";
+const DAMAGED_HEADER: &str = "its header is damaged";
+const DOESNT_FOLLOW: &str = "it doesn't follow the segment before it";
 
 /// How much of a file can be frames.
 const BYTES_MAX: u64 = SEGMENT_BYTES_LIMIT as u64;
@@ -76,7 +106,7 @@ const BYTES_MAX: u64 = SEGMENT_BYTES_LIMIT as u64;
 #[derive(Default)]
 pub(crate) struct Recovered {
     options: LogOptions,
-    pub files: BTreeMap<u32, Arc<File>>,
+    pub files: FileMap,
     pub tail: Tail,
     pub last_seq: u64,
     pub epoch: u32,
@@ -85,6 +115,8 @@ pub(crate) struct Recovered {
     /// The oldest segment that is needed.
     pub oldest: u32,
     pub segments: BTreeMap<u32, Known>,
+    /// Records up to this one are known to whoever opens the log: they were replayed, or needn't be.
+    known_seq: u64,
     /// What lies behind the tail and was written, in bytes.
     torn_bytes: u64,
     /// Nothing but zeros lies behind the tail.
@@ -105,37 +137,69 @@ fn segment_number(name: &str) -> Option<u32> {
     digits.parse().ok().filter(|number| is_number && *number > 0)
 }
 
-/// Reads the log in `folder`; see [`crate::Log::open`].
+/// The segments in `folder` from the one with the number `first` on, in order.
+async fn segments_from(env: &Env, folder: &Path, first: u32) -> Result<Vec<u32>, OpenError> {
+    let entries = folder::list(&*env.engine, folder).await?;
+    let numbers = entries.iter().filter_map(|entry| segment_number(&entry.name));
+    Ok(numbers.filter(|number| *number >= first).collect())
+}
+
+/// The segments of a log that nobody else opens meanwhile: see [`crate::Log::lock`].
+pub struct Locked {
+    first: u32,
+    segments: Vec<Segment>,
+}
+
+/// Opens the segments from the one with the number `first` on, and keeps other logs out.
+pub(crate) async fn lock(env: &Env, folder: &Path, first: u32) -> Result<Locked, OpenError> {
+    Ok(Locked { first, segments: open_segments(env, folder, first).await? })
+}
+
+async fn open_segments(env: &Env, folder: &Path, first: u32) -> Result<Vec<Segment>, OpenError> {
+    let mut segments = Vec::new();
+    for number in segments_from(env, folder, first).await? {
+        segments.push(Segment::open(env, folder, number).await?);
+    }
+    // Whatever a crash has left behind the last one, one of these is what another log would write to.
+    // The oldest first: a log that has the folder has had that one's lock for long, and while it is
+    // waited for here nobody keeps that log from locking its next segment.
+    for segment in &segments[segments.len().saturating_sub(TORN_SEGMENT_COUNT_MAX + 1)..] {
+        segment.lock(env).await?;
+    }
+    // What was locked may have been forgotten by another log in between, and its lock with it.
+    let numbers = segments_from(env, folder, first).await?;
+    if let Some(last) = segments.last()
+        && !numbers.into_iter().eq(segments.iter().map(|segment| segment.number))
+    {
+        return Err(OpenError::InUse { path: last.path.clone() });
+    }
+    Ok(segments)
+}
+
+/// Reads the log in `folder`; see [`crate::Log::open_after`].
 pub(crate) async fn recover(
     env: &Env,
     folder: &Path,
     options: &LogOptions,
-    mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
+    start: Start,
+    locked: Locked,
+    mut replay: Replay<'_>,
 ) -> Result<Recovered, OpenError> {
-    let mut segments = Vec::new();
-    for entry in folder::list(&*env.engine, folder).await? {
-        if let Some(number) = segment_number(&entry.name) {
-            segments.push(Segment::open(env, folder, number).await?);
-        }
-    }
-    // Whatever a crash has left behind the last one, one of these is what another log would write to.
-    for segment in segments.iter().rev().take(TORN_SEGMENT_COUNT_MAX + 1) {
-        segment.lock(env).await?;
-    }
-    // What was locked may have been forgotten by another log in between, and its lock with it.
-    let numbers = folder::list(&*env.engine, folder).await?;
-    let numbers = numbers.iter().filter_map(|entry| segment_number(&entry.name));
-    if let Some(last) = segments.last()
-        && !numbers.eq(segments.iter().map(|segment| segment.number))
-    {
-        return Err(OpenError::InUse { path: last.path.clone() });
-    }
+    assert_eq!(locked.first, start.first_segment, "other segments were locked");
+    let mut segments = locked.segments;
     let seed = segments.iter().rev().find_map(|segment| Some(segment.header.ok()?.0.frame_seed()));
     let discarded = take_torn(&mut segments, seed).await?;
-    let mut found = Recovered { options: *options, oldest: 1, ..Recovered::default() };
+    let (oldest, known_seq) = (start.first_segment.max(1), start.after.0);
+    let mut found = Recovered { options: *options, oldest, known_seq, ..Recovered::default() };
     if let Some(last) = segments.last() {
         let (header, _) = last.header()?;
-        (found.oldest, found.log_id) = (header.oldest, Some(header.log_id));
+        (found.oldest, found.log_id) = (oldest.max(header.oldest), Some(header.log_id));
+    } else if oldest > 1 || start.after.0 > 0 {
+        // Somebody has seen this log go on behind here.
+        return Err(match discarded.last() {
+            Some(torn) => torn.damaged(0, DAMAGED_HEADER),
+            None => OpenError::Missing { path: segment_path(folder, oldest) },
+        });
     }
     // Left over where a crash came between the header that says so and their removal.
     let forgotten: Vec<Segment> = segments.extract_if(.., |segment| segment.number < found.oldest).collect();
@@ -153,8 +217,10 @@ pub(crate) async fn recover(
         pair[1].check_follows(&pair[0])?;
     }
     for (index, segment) in segments.iter().enumerate() {
-        let next = segments.get(index + 1).map(Segment::header).transpose()?;
-        found.take(segment, next.map(|(header, _)| header), &mut replay).await?;
+        found.take(segment, segments.get(index + 1), &mut replay).await?;
+    }
+    if found.last_seq < start.after.0 {
+        return Err(OpenError::Behind { found: Seq(found.last_seq), expected: start.after });
     }
     if let Some(last) = segments.last() {
         found.finish(env, last).await?;
@@ -165,7 +231,7 @@ pub(crate) async fn recover(
     for segment in forgotten {
         segment.remove_forgotten(env, folder, seed).await?;
     }
-    found.files = segments.into_iter().map(|segment| (segment.number, segment.file)).collect();
+    found.files = segments.into_iter().map(|segment| (segment.number, Slot::new(segment.file))).collect();
     Ok(found)
 }
 
@@ -190,12 +256,13 @@ async fn take_torn(segments: &mut Vec<Segment>, seed: Option<FrameSeed>) -> Resu
 }
 
 impl Recovered {
-    /// Checks a segment and replays its records. `next` is the header of the one after it.
+    /// Checks a segment and replays its records, as far as that is wanted. `next` is the one after
+    /// it.
     async fn take(
         &mut self,
         segment: &Segment,
-        next: Option<SegmentHeader>,
-        replay: &mut (impl FnMut(Location, RecordRef<'_>) + Send),
+        next: Option<&Segment>,
+        replay: &mut Replay<'_>,
     ) -> Result<(), OpenError> {
         let (header, checksum) = segment.header()?;
         if header.segment == self.oldest && self.oldest > 1 {
@@ -206,16 +273,123 @@ impl Recovered {
         }
         let follows = (header.previous_end, header.previous_checksum) == (self.tail.end, self.tail.checksum);
         if !(follows && header.first_seq == self.last_seq + 1) {
-            return Err(segment.damaged(0, "it doesn't follow the segment before it"));
+            return Err(segment.damaged(0, DOESNT_FOLLOW));
         }
         self.log_id = Some(header.log_id);
         self.epoch = header.epoch;
         self.tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
-        // Behind the frames there may be a directory, or what the file held before.
-        let end = next.map_or(segment.length.min(BYTES_MAX), |next| next.previous_end);
-        if end > segment.length {
-            return Err(segment.damaged(segment.length, "it is shorter than it was"));
+        self.known_seq = self.known_seq.max(self.last_seq);
+        let is_read = match next {
+            Some(next) => !self.take_unread(segment, next, replay).await?,
+            None => true,
+        };
+        if is_read {
+            self.take_frames(segment, next.map(Segment::header).transpose()?, replay).await?;
         }
+        self.summary.segment_count += 1;
+        self.file_bytes += self.tail.end;
+        let known = Known { epoch: header.epoch, first_seq: header.first_seq, bytes: self.tail.end };
+        self.segments.insert(header.segment, known);
+        Ok(())
+    }
+
+    /// Takes a segment as `next`, the one after it, has it, and replays what of it is wanted from its
+    /// directory. `false` where its frames are to be read.
+    async fn take_unread(
+        &mut self,
+        segment: &Segment,
+        next: &Segment,
+        replay: &mut Replay<'_>,
+    ) -> Result<bool, OpenError> {
+        let Replay::Entries(replay) = replay else { return Ok(false) };
+        let ((header, _), (following, _)) = (segment.header()?, next.header()?);
+        if following.first_seq < header.first_seq {
+            return Err(next.damaged(0, DOESNT_FOLLOW));
+        }
+        segment.check_length(following.previous_end)?;
+        if following.first_seq - 1 <= self.known_seq {
+            self.summary.skipped_count += 1;
+        } else if self.take_directory(segment, &header, &following, *replay).await? {
+            self.summary.directory_count += 1;
+        } else {
+            return Ok(false);
+        }
+        (self.tail.end, self.tail.checksum) = (following.previous_end, following.previous_checksum);
+        self.last_seq = following.first_seq - 1;
+        Ok(true)
+    }
+
+    /// Replays a segment's entries from its directory. `false` where there is none, or it doesn't say
+    /// what the headers do, or not all of it: then what was replayed is right all the same, and the
+    /// frames have the rest.
+    async fn take_directory(
+        &mut self,
+        segment: &Segment,
+        header: &SegmentHeader,
+        next: &SegmentHeader,
+        replay: &mut (dyn FnMut(EntryRef<'_>) + Send),
+    ) -> Result<bool, OpenError> {
+        let directory = match Directory::open(segment.file.clone(), header.segment, header.epoch).await {
+            Ok(directory) if agrees(directory.trailer(), header, next) => directory,
+            Ok(_) => {
+                tracing::warn!(path = %segment.path.display(), "a directory isn't that of its segment");
+                return Ok(false);
+            }
+            Err(DirectoryError::Io(error)) => return Err(error.into()),
+            Err(DirectoryError::Absent { .. }) => return Ok(false),
+            Err(error) => {
+                tracing::warn!(%error, "a segment is read without its directory");
+                return Ok(false);
+            }
+        };
+        let mut scan = directory.scan_seq(Seq(self.known_seq + 1));
+        while self.known_seq + 1 < next.first_seq {
+            let damage = match scan.next().await {
+                Ok(Some((entry, _))) if self.is_next(&entry, next) => {
+                    self.known_seq = entry.seq.0;
+                    self.summary.record_count += 1;
+                    replay(entry);
+                    continue;
+                }
+                Err(DirectoryError::Io(error)) => return Err(error.into()),
+                Err(error) => error.to_string(),
+                Ok(_) => "it lacks entries".to_string(),
+            };
+            let path = segment.path.display();
+            tracing::warn!(%path, damage, "a segment is read without the rest of its directory");
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Whether an entry can be that of the next record, which lies before the segment `next`.
+    fn is_next(&self, entry: &EntryRef<'_>, next: &SegmentHeader) -> bool {
+        let end = u64::from(entry.location.offset) + u64::from(entry.location.length);
+        entry.seq.0 == self.known_seq + 1 && end <= next.previous_end
+    }
+
+    /// Hands over a record, unless it needn't be.
+    fn replay(&mut self, location: Location, record: RecordRef<'_>, replay: &mut Replay<'_>) {
+        let RecordRef { seq, flags, key, meta, .. } = record;
+        match replay {
+            Replay::Records(replay) => replay(location, record),
+            Replay::Entries(_) if seq.0 <= self.known_seq => return,
+            Replay::Entries(replay) => replay(EntryRef { seq, flags, key, meta, location }),
+        }
+        self.summary.record_count += 1;
+    }
+
+    /// Reads a segment's frames. `next` is the header of the one after it.
+    async fn take_frames(
+        &mut self,
+        segment: &Segment,
+        next: Option<(SegmentHeader, u64)>,
+        replay: &mut Replay<'_>,
+    ) -> Result<(), OpenError> {
+        let (header, _) = segment.header()?;
+        // Behind the frames there may be a directory, or what the file held before.
+        let end = next.map_or(segment.length.min(BYTES_MAX), |(next, _)| next.previous_end);
+        segment.check_length(end)?;
         let bytes = match segment.read(end).await {
             Err(_) if self.options.is_planted(Planted::ErrorAsEnd) => vec![0; end as usize].into(),
             read => read?,
@@ -234,11 +408,10 @@ impl Recovered {
                     offset: (start + offset) as u32,
                     length: record.size() as u32,
                 };
-                replay(location, record);
+                self.replay(location, record, replay);
             }
             self.tail.end = (start + frame.header.frame_size()) as u64;
             self.tail.checksum = frame.checksum;
-            self.summary.record_count += frame.header.next_seq() - frame.header.first_seq;
             self.last_seq = frame.header.next_seq() - 1;
         }
         if next.is_some() && self.tail.end != end {
@@ -253,10 +426,6 @@ impl Recovered {
             let is_torn = !header.is_reused || segment.has_frames(behind, seed);
             self.torn_bytes = if is_torn { torn_bytes(behind) } else { 0 };
         }
-        self.summary.segment_count += 1;
-        self.file_bytes += self.tail.end;
-        let known = Known { first_seq: header.first_seq, bytes: self.tail.end };
-        self.segments.insert(header.segment, known);
         Ok(())
     }
 
@@ -328,6 +497,12 @@ pub(crate) fn next_frame<'a>(
     next(end).or_else(|| next(end.next_multiple_of(SYNC_ALIGNMENT as usize)))
 }
 
+/// Whether a footer is that of the segment with this header, before the segment `next`.
+fn agrees(trailer: &Trailer, header: &SegmentHeader, next: &SegmentHeader) -> bool {
+    (trailer.frames_end, trailer.frames_checksum) == (next.previous_end, next.previous_checksum)
+        && trailer.record_count == next.first_seq - header.first_seq
+}
+
 /// How much of what lies behind the last frame was ever written: room reserved and not used
 /// reads as zeros.
 fn torn_bytes(behind: &[u8]) -> u64 {
@@ -372,6 +547,14 @@ impl Segment {
         Ok(self.file.read_exact_at(0, end.min(BYTES_MAX) as usize).await?)
     }
 
+    /// Whether there can be frames up to `end`.
+    fn check_length(&self, end: u64) -> Result<(), OpenError> {
+        match end > self.length {
+            true => Err(self.damaged(self.length, "it is shorter than it was")),
+            false => Ok(()),
+        }
+    }
+
     fn damaged(&self, offset: u64, what: &'static str) -> OpenError {
         OpenError::Damaged { path: self.path.clone(), offset, what }
     }
@@ -381,7 +564,7 @@ impl Segment {
         match self.header {
             Ok((header, checksum)) if header.segment == self.number => Ok((header, checksum)),
             Ok(_) => Err(self.damaged(0, "it is another segment, renamed")),
-            Err(HeaderError::Invalid) => Err(self.damaged(0, "its header is damaged")),
+            Err(HeaderError::Invalid) => Err(self.damaged(0, DAMAGED_HEADER)),
             Err(HeaderError::Impossible(what)) => Err(self.damaged(0, what)),
             Err(HeaderError::Version(found)) => {
                 Err(OpenError::OtherFormat { path: self.path.clone(), found, known: FORMAT_VERSION })

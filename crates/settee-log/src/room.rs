@@ -30,7 +30,7 @@ use crate::log::{LogOptions, Shared};
 use crate::recovery::segment_path;
 use crate::seal::Known;
 use crate::state::{Claim, Lack, State};
-use crate::view::View;
+use crate::view::{Slot, View};
 
 /// What a segment reserves first, in bytes: small databases stay small.
 const FIRST_ROOM_BYTES: u32 = 64 << 10;
@@ -172,7 +172,7 @@ impl State {
             return (left < low + reserve_of(segment.bytes_max)).then_some(Chore::Reserve);
         }
         let is_half_full = used > segment.bytes_max / 2;
-        let pays = self.stats.file_bytes >= SPARE_LOG_BYTES_MIN && self.spare_number <= segment.number;
+        let pays = self.log_bytes() >= SPARE_LOG_BYTES_MIN && self.spare_number <= segment.number;
         (is_half_full && pays).then_some(Chore::Prepare)
     }
 
@@ -289,7 +289,7 @@ impl Shared {
         let (number, bytes_max) = {
             let state = self.lock();
             let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
-            (last + 1, self.options.segment_bytes(state.stats.file_bytes, under_way))
+            (last + 1, self.options.segment_bytes(state.log_bytes(), under_way))
         };
         let bytes_max = fitting(bytes_max, (SEGMENT_HEADER_SIZE + claim.size) as u32);
         let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + reserve_of(bytes_max);
@@ -378,12 +378,14 @@ impl Shared {
             && let Some(known) = state.segments.get_mut(&number)
         {
             known.bytes = previous_end;
+            // Without what was left empty behind the last frame.
+            state.stats.file_bytes = state.segments.values().map(|known| known.bytes).sum();
         }
-        state.segments.insert(number, Known { first_seq: header.first_seq, bytes: 0 });
+        state.segments.insert(number, Known { epoch: header.epoch, first_seq: header.first_seq, bytes: 0 });
         let seed = header.frame_seed();
         let (header, checksum) = header.encode();
         let mut files = (*self.view.load().files).clone();
-        files.insert(number, file.clone());
+        files.insert(number, Slot::new(file.clone()));
         let epoch = self.epoch;
         state.begin_segment(OpenSegment {
             number,
@@ -457,19 +459,19 @@ impl Shared {
 
     /// Makes the next segment's file.
     async fn prepare(&self, room: &mut Room) -> Result<(), RoomError> {
-        let (number, fill, file_bytes) = {
+        let (number, fill, log_bytes) = {
             let state = self.lock();
             let Some(segment) = &state.segment else {
                 return Ok(());
             };
-            (segment.number + 1, state.fill_pays(), state.stats.file_bytes)
+            (segment.number + 1, state.fill_pays(), state.log_bytes())
         };
         if room.next.as_ref().is_some_and(|spare| spare.number == number) {
             return Ok(());
         }
         // A stream reserves what it may before anything is written: neither waits for the other.
-        let most = self.options.segment_bytes(file_bytes, 0);
-        let spare_bytes = if fill { 0 } else { file_bytes * self.options.spare_percent_max / 100 };
+        let most = self.options.segment_bytes(log_bytes, 0);
+        let spare_bytes = if fill { 0 } else { log_bytes * self.options.spare_percent_max / 100 };
         let allocated = u32::try_from(spare_bytes).unwrap_or(most).clamp(FIRST_ROOM_BYTES.min(most), most);
         let spare = self.create(number, allocated).await?;
         if fill && let Err(error) = self.fill_with_zeros(number, 0, spare.allocated).await {

@@ -1,4 +1,4 @@
-//! What becomes of segments that were left: they are sealed, and forgotten.
+//! What becomes of segments that were left: they are sealed, and forgotten or handed over.
 //!
 //! Sealing reads a segment back, checks it, and writes its directory behind its last frame, so
 //! that its records can be found without reading its frames (`directory.rs`). The room that was
@@ -10,6 +10,8 @@
 //! older files go. One may be used again as the next segment's file: its room is there, and
 //! syncing what is written over old bytes changes no metadata.
 //!
+//! Or they are handed over to that user, who from then on keeps their files, and removes them.
+//!
 //! Invariants:
 //! 1. A segment is sealed only when the next one's first group is persisted: so the last segment
 //!    that recovery finds ends in frames.
@@ -17,12 +19,15 @@
 //! 3. A file is used again only when nobody else has it: no reader (nobody shares the handle), no
 //!    backup (no other link). Its header is zeros, on the medium, before it gets its new name;
 //!    its old frames name another segment, so they never pass as the new one's.
+//! 4. A segment is handed over only when sealing has passed it: the next one's header and all
+//!    before it are persisted, and nobody here writes to it any more.
 //!
-//! Limits: one segment is sealed at a time in each environment ([`settee_io::Env::background`]);
+//! Limits: few segments are sealed at a time in each environment ([`settee_io::Env::background`]);
 //! it takes the segment's bytes and its directory's in memory. A stream that fills one segment
 //! after another needs the disk and the processor itself: sealing waits for a pause, as long as
 //! no more than [`SEAL_BACKLOG_MAX`] segments wait.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -30,12 +35,13 @@ use bytes::Bytes;
 use settee_io::{File, OpenMode, folder};
 
 use crate::directory::{Directory, DirectoryBuilder, DirectoryError, EntryRef, footer_start};
-use crate::format::{FrameKind, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
-use crate::log::{Location, Shared};
+use crate::error::ReadError;
+use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
+use crate::log::{Location, SegmentInfo, Seq, Shared};
 use crate::recovery::{Tail, next_frame, segment_path};
 use crate::room::{Room, RoomError, Spare};
 use crate::state::State;
-use crate::view::View;
+use crate::view::{Slot, View};
 
 /// Segments are sealed once no other was left for so long,
 const SEAL_PAUSE: Duration = Duration::from_millis(200);
@@ -46,6 +52,7 @@ const SEAL_BACKLOG_MAX: u32 = 16;
 /// What the log knows of a segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Known {
+    pub epoch: u32,
     pub first_seq: u64,
     /// What its frames take.
     pub bytes: u64,
@@ -53,10 +60,13 @@ pub(crate) struct Known {
 
 /// The segments that were left, as far as something is to be done about them.
 pub(crate) struct Left {
-    /// All below are sealed, or can't be.
+    /// All below are sealed, or can't be: then they are among `unsealed`.
     pub seal_next: u32,
+    pub unsealed: BTreeSet<u32>,
     pub is_sealing: bool,
-    /// All below are gone.
+    /// Those below are sealed without waiting for a pause.
+    pub seal_soon: u32,
+    /// All below are gone, or are others'.
     pub oldest: u32,
     /// The newest segment's header says that all below this are not needed.
     pub needed: u32,
@@ -76,6 +86,32 @@ impl State {
     pub(crate) fn has_forgotten(&self) -> bool {
         let open = self.segment.as_ref().map(|segment| segment.number);
         self.left.oldest < self.left.needed && open == Some(self.persisted.at.segment())
+    }
+
+    /// How large the log is: its segments, and what of it lies elsewhere.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        self.stats.file_bytes + self.bytes_elsewhere
+    }
+
+    /// What is known of the segments, oldest first.
+    pub(crate) fn segment_infos(&self) -> Vec<SegmentInfo> {
+        let end = self.accepted.at;
+        let mut last_seq = self.accepted.seq;
+        let mut infos = Vec::with_capacity(self.segments.len());
+        for (&number, known) in self.segments.iter().rev() {
+            let frame_bytes = if number == end.segment() { end.offset().into() } else { known.bytes };
+            infos.push(SegmentInfo {
+                number,
+                epoch: known.epoch,
+                first_seq: Seq(known.first_seq),
+                last_seq: Seq(last_seq),
+                frame_bytes,
+                is_sealed: number < self.left.seal_next && !self.left.unsealed.contains(&number),
+            });
+            last_seq = known.first_seq - 1;
+        }
+        infos.reverse();
+        infos
     }
 
     /// The oldest segment that has a record which is still needed.
@@ -99,14 +135,22 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
     if shared.is_stopped() {
         return None;
     }
-    if let Err(error) = shared.seal(number).await {
+    let sealed = shared.seal(number).await;
+    if let Err(error) = &sealed {
         tracing::warn!(%error, number, folder = %shared.folder.display(), "a segment stays without a directory");
     }
-    let mut state = shared.lock();
-    state.left.is_sealing = false;
-    state.left.seal_next = state.left.seal_next.max(number + 1);
-    let next = state.to_seal();
-    state.left.is_sealing = next.is_some();
+    let (below, next) = {
+        let mut state = shared.lock();
+        if !sealed.unwrap_or(false) && state.segments.contains_key(&number) {
+            state.left.unsealed.insert(number);
+        }
+        state.left.seal_next = state.left.seal_next.max(number + 1);
+        state.left.is_sealing = false;
+        let next = state.to_seal();
+        state.left.is_sealing = next.is_some();
+        (state.left.seal_next, next)
+    };
+    shared.sealed_below.send_replace(below);
     next
 }
 
@@ -119,9 +163,13 @@ impl Shared {
         self.env.spawn("log seal", async move {
             // The open segment when the last pause began; nobody is kept waiting for one.
             let mut seen = 0;
-            let open_number = || Some(log.upgrade()?.lock().segment.as_ref()?.number);
-            while let Some(open) = open_number() {
-                if open != seen && open - number <= SEAL_BACKLOG_MAX {
+            let numbers = || {
+                let shared = log.upgrade()?;
+                let state = shared.lock();
+                Some((state.segment.as_ref()?.number, state.left.seal_soon))
+            };
+            while let Some((open, seal_soon)) = numbers() {
+                if open != seen && open - number <= SEAL_BACKLOG_MAX && number >= seal_soon {
                     seen = open;
                     clock.sleep(SEAL_PAUSE).await;
                     continue;
@@ -132,16 +180,17 @@ impl Shared {
         });
     }
 
-    /// Writes a segment's directory, unless it has one, or is gone.
-    async fn seal(&self, number: u32) -> Result<(), DirectoryError> {
+    /// Writes a segment's directory, unless it has one, or is gone. Returns whether it has one.
+    async fn seal(&self, number: u32) -> Result<bool, DirectoryError> {
         let files = self.view.load().files.clone();
-        let (Some(file), Some(next)) = (files.get(&number), files.get(&(number + 1))) else { return Ok(()) };
-        let (Some((header, checksum)), Some((following, _))) = (header(file).await?, header(next).await?)
+        let file = |number| files.get(&number).and_then(|slot| slot.get());
+        let (Some(file), Some(next)) = (file(number), file(number + 1)) else { return Ok(false) };
+        let (Some((header, checksum)), Some((following, _))) = (header(&file).await?, header(&next).await?)
         else {
-            return Ok(());
+            return Ok(false);
         };
         if Directory::open(file.clone(), number, header.epoch).await.is_ok() {
-            return Ok(());
+            return Ok(true);
         }
         let end = following.previous_end;
         let bytes = file.read_exact_at(0, end as usize).await?;
@@ -163,7 +212,27 @@ impl Shared {
         file.set_length(length).await?;
         file.sync().await?;
         file.write_at(trailer_start, trailer).await?;
-        Ok(file.sync().await?)
+        file.sync().await?;
+        Ok(true)
+    }
+
+    /// See [`crate::Log::hand_over`].
+    pub(crate) fn hand_over(&self, below: u32) {
+        let mut state = self.lock();
+        if below <= state.left.oldest {
+            return;
+        }
+        let sealed_below = state.left.seal_next;
+        assert!(below <= sealed_below, "segment {below} isn't sealed, nor all before it");
+        let kept = state.segments.split_off(&below);
+        let gone = std::mem::replace(&mut state.segments, kept);
+        let gone_bytes: u64 = gone.values().map(|known| known.bytes).sum();
+        state.stats.file_bytes = state.stats.file_bytes.saturating_sub(gone_bytes);
+        state.bytes_elsewhere += gone_bytes;
+        state.left.unsealed = state.left.unsealed.split_off(&below);
+        state.left.oldest = below;
+        let files = (*self.view.load().files).clone().split_off(&below);
+        self.view.store(Arc::new(View::new(Arc::new(files), &state)));
     }
 
     /// Removes the files that aren't needed, or keeps one for the next segment.
@@ -180,12 +249,12 @@ impl Shared {
             state.left.oldest = needed;
             let gone_bytes = gone.values().map(|known| known.bytes).sum();
             state.stats.file_bytes = state.stats.file_bytes.saturating_sub(gone_bytes);
-            let spare_bytes_max = state.stats.file_bytes * self.options.spare_percent_max / 100;
+            let spare_bytes_max = state.log_bytes() * self.options.spare_percent_max / 100;
             (gone, spare_bytes_max)
         };
         for number in gone.into_keys() {
-            let file = self.take_out(number);
-            if room.next.is_none() && self.keep(room, file, spare_bytes_max).await? {
+            let slot = self.take_out(number);
+            if room.next.is_none() && self.keep(room, slot, spare_bytes_max).await? {
                 self.lock().spare_number = room.next.as_ref().map_or(0, |spare| spare.number);
             } else {
                 folder::remove(&*self.env.engine, &segment_path(&self.folder, number)).await?;
@@ -195,21 +264,22 @@ impl Shared {
     }
 
     /// Takes a segment's file from readers; those who have it already keep it.
-    fn take_out(&self, number: u32) -> Option<Arc<File>> {
+    fn take_out(&self, number: u32) -> Option<Arc<Slot>> {
         let state = self.lock();
         let mut files = (*self.view.load().files).clone();
-        let file = files.remove(&number);
+        let slot = files.remove(&number);
         self.view.store(Arc::new(View::new(Arc::new(files), &state)));
-        file
+        slot
     }
 
     /// Makes the file the next segment's, where that is worth it and nobody else has it.
     async fn keep(
         &self,
         room: &mut Room,
-        file: Option<Arc<File>>,
+        slot: Option<Arc<Slot>>,
         bytes_max: u64,
     ) -> Result<bool, RoomError> {
+        let file = slot.and_then(Arc::into_inner).and_then(Slot::into_file);
         let Some(mut file) = file else { return Ok(false) };
         let length = file.length().await?;
         if length > bytes_max || Arc::get_mut(&mut file).is_none() || file.link_count().await? != 1 {
@@ -238,21 +308,32 @@ async fn header(file: &File) -> Result<Option<(SegmentHeader, u64)>, settee_io::
 /// The directory of the frames in `bytes`, and where they end.
 async fn directory_of(bytes: &[u8], header: &SegmentHeader, checksum: u64) -> (DirectoryBuilder, Tail) {
     let mut builder = DirectoryBuilder::new(header.segment, header.epoch);
+    let push = |location: Location, record: RecordRef<'_>| {
+        if !record.is_extent() {
+            let RecordRef { seq, flags, key, meta, .. } = record;
+            builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
+        }
+    };
+    let tail = walk(bytes, header, checksum, push).await;
+    (builder, tail)
+}
+
+/// Hands each record and extent of the frames in `bytes` to `visit`, and returns where they end.
+async fn walk(
+    bytes: &[u8],
+    header: &SegmentHeader,
+    checksum: u64,
+    mut visit: impl FnMut(Location, RecordRef<'_>),
+) -> Tail {
     let end = SEGMENT_HEADER_SIZE as u64;
     let mut tail = Tail { segment: header.segment, end, checksum };
     let mut last_seq = header.first_seq - 1;
     let mut turn = 0;
     while let Some((start, frame)) = next_frame(bytes, header, &tail, last_seq) {
-        if frame.header.kind == FrameKind::Batch {
-            for (offset, record) in frame.records() {
-                let location = Location {
-                    segment: header.segment,
-                    offset: (start + offset) as u32,
-                    length: record.size() as u32,
-                };
-                let (seq, flags, key, meta) = (record.seq, record.flags, record.key, record.meta);
-                builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
-            }
+        for (offset, record) in frame.records() {
+            let offset = (start + offset) as u32;
+            let location = Location { segment: header.segment, offset, length: record.size() as u32 };
+            visit(location, record);
         }
         last_seq = frame.header.next_seq() - 1;
         tail.end = (start + frame.header.frame_size()) as u64;
@@ -262,5 +343,31 @@ async fn directory_of(bytes: &[u8], header: &SegmentHeader, checksum: u64) -> (D
             settee_io::yield_now().await;
         }
     }
-    (builder, tail)
+    tail
+}
+
+/// Hands each record and extent of a segment to `visit`, in order, as its frames have them: for who
+/// has taken over one without a directory, or with a damaged one. `frame_bytes` is where its frames
+/// end ([`SegmentInfo::frame_bytes`]); so much is in memory meanwhile. Dropping the future ends it.
+///
+/// # Errors
+/// [`ReadError::Damaged`] where the frames end before: what stands before that was visited. Or what
+/// the system says.
+pub async fn scan_segment(
+    file: &File,
+    segment: u32,
+    frame_bytes: u64,
+    visit: impl FnMut(Location, RecordRef<'_>),
+) -> Result<(), ReadError> {
+    let damaged = |offset, what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
+    let bytes = file.read_exact_at(0, frame_bytes as usize).await?;
+    let (header, checksum) = match SegmentHeader::decode(&bytes) {
+        Ok((header, checksum)) if header.segment == segment => (header, checksum),
+        _ => return Err(damaged(0, "its header isn't that of the segment")),
+    };
+    let tail = walk(&bytes, &header, checksum, visit).await;
+    match tail.end == frame_bytes {
+        true => Ok(()),
+        false => Err(damaged(tail.end, "a frame is damaged")),
+    }
 }

@@ -23,7 +23,7 @@
 //! 6. A chunk goes only when every frame that it has a part of is written: a reader finds a frame
 //!    whole in memory, or whole in the file.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -198,6 +198,8 @@ pub(crate) struct State {
     /// All segments, by number.
     pub segments: BTreeMap<u32, Known>,
     pub left: Left,
+    /// Live bytes of segments that were handed over.
+    pub bytes_elsewhere: u64,
     /// Somebody carries out actions.
     pub driving: bool,
     /// Writes and syncs that are under way.
@@ -251,7 +253,16 @@ impl State {
             has_chore: false,
             chore_refused: false,
             spare_number: 0,
-            left: Left { seal_next: oldest, is_sealing: false, oldest, needed: oldest, forget_before: 0 },
+            left: Left {
+                seal_next: oldest,
+                unsealed: BTreeSet::new(),
+                is_sealing: false,
+                seal_soon: 0,
+                oldest,
+                needed: oldest,
+                forget_before: 0,
+            },
+            bytes_elsewhere: 0,
             segments,
             driving: false,
             operation_count: 0,

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
 use settee_io::File;
 
@@ -19,12 +20,54 @@ use crate::mark::Position;
 use crate::state::State;
 
 /// The segments' files, by number.
-pub(crate) type Files = Arc<BTreeMap<u32, Arc<File>>>;
+pub(crate) type FileMap = BTreeMap<u32, Arc<Slot>>;
+
+/// The files of a log's segments at one time: see [`crate::Log::files`]. Cheap to clone; used from
+/// many tasks at once.
+#[derive(Debug, Clone, Default)]
+pub struct Files(pub(crate) Arc<FileMap>);
+
+impl Files {
+    /// A segment's file. None where the segment wasn't the log's at that time, or the log was closed
+    /// or dropped while it was.
+    pub fn get(&self, segment: u32) -> Option<Arc<File>> {
+        self.0.get(&segment)?.get()
+    }
+
+    /// The segments' numbers, oldest first.
+    pub fn segments(&self) -> impl Iterator<Item = u32> {
+        self.0.keys().copied()
+    }
+}
+
+/// A segment's file, until the log lets go of it at its end, whoever else has the slot: with the file
+/// its lock goes, so that the folder can be opened again.
+#[derive(Debug)]
+pub(crate) struct Slot(ArcSwapOption<File>);
+
+impl Slot {
+    pub(crate) fn new(file: Arc<File>) -> Arc<Slot> {
+        Arc::new(Slot(ArcSwapOption::from(Some(file))))
+    }
+
+    pub(crate) fn get(&self) -> Option<Arc<File>> {
+        self.0.load_full()
+    }
+
+    /// The file, for whoever no longer shares it.
+    pub(crate) fn into_file(self) -> Option<Arc<File>> {
+        self.0.into_inner()
+    }
+
+    pub(crate) fn let_go(&self) {
+        self.0.store(None);
+    }
+}
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct View {
-    pub files: Files,
+    pub files: Arc<FileMap>,
     chunks: Vec<Seen>,
 }
 
@@ -37,7 +80,7 @@ struct Seen {
 }
 
 impl View {
-    pub(crate) fn new(files: Files, state: &State) -> View {
+    pub(crate) fn new(files: Arc<FileMap>, state: &State) -> View {
         let see = |chunk: &Chunk| Seen { start: chunk.start, end: chunk.end, memory: chunk.memory.clone() };
         let mut chunks: Vec<Seen> = state.chunks.iter().map(see).collect();
         if let Some(last) = chunks.last_mut() {

@@ -44,6 +44,7 @@ impl SimDisk {
             capacity: None,
             powersafe_overwrite: false,
             ignore_syncs: false,
+            ignore_syncs_of: None,
             ignore_folder_syncs: false,
         };
         SimDisk(Machine::new(seed, plan, Files::new()))
@@ -132,6 +133,12 @@ impl SimDisk {
     /// finds a missing sync.
     pub fn ignore_syncs(self, ignore: bool) -> SimDisk {
         self.plan(|plan| plan.ignore_syncs = ignore)
+    }
+
+    /// Planted fault: as [`SimDisk::ignore_syncs`], of those files alone whose path is one of these
+    /// when they are opened.
+    pub fn ignore_syncs_of(self, ignored: fn(&Path) -> bool) -> SimDisk {
+        self.plan(|plan| plan.ignore_syncs_of = Some(ignored))
     }
 
     /// Planted fault: syncs of folders succeed and make nothing durable.

@@ -25,6 +25,8 @@ struct Handle {
     is_writable: bool,
     /// Requests must be aligned, as with O_DIRECT.
     is_direct: bool,
+    /// Its syncs make nothing durable: it was planned so.
+    is_never_synced: bool,
     /// Whoever has the lock is known by this; it goes with the descriptor.
     lock_token: Arc<()>,
     /// Of the file's failed syncs those that were told here: each descriptor learns of each once,
@@ -164,17 +166,27 @@ impl State {
                 let is_writable = mode != OpenMode::Read;
                 let (machine, lock_token) = (self.identity.clone(), Arc::default());
                 let told_failures = self.files.file(node).failed_sync_count.into();
-                let handle =
-                    Handle { machine, node, is_writable, is_direct: false, lock_token, told_failures };
+                let is_never_synced = self.plan.ignore_syncs_of.is_some_and(|ignored| ignored(&path));
+                let handle = Handle {
+                    machine,
+                    node,
+                    is_writable,
+                    is_direct: false,
+                    is_never_synced,
+                    lock_token,
+                    told_failures,
+                };
                 Ok(Outcome::Opened(Descriptor::Simulated(Box::new(handle))))
             }
             Operation::OpenDirect { file } => {
-                let (Handle { machine, node, is_writable, lock_token, .. }, opened) = self.file(&file)?;
+                let (Handle { machine, node, is_writable, is_never_synced, lock_token, .. }, opened) =
+                    self.file(&file)?;
                 let handle = Handle {
                     machine: machine.clone(),
                     node: *node,
                     is_writable: *is_writable,
                     is_direct: true,
+                    is_never_synced: *is_never_synced,
                     lock_token: lock_token.clone(),
                     told_failures: opened.failed_sync_count.into(),
                 };
@@ -202,8 +214,10 @@ impl State {
             }
             Operation::SetLength { file, length } => self.set_length(&file, |_| length),
             Operation::Length { file } => Ok(Outcome::Count(self.file(&file)?.1.content.length())),
-            // There are no hard links here.
-            Operation::LinkCount { file } => self.file(&file).map(|_| Outcome::Count(1)),
+            Operation::LinkCount { file } => {
+                let node = self.file(&file)?.0.node;
+                Ok(Outcome::Count(self.files.link_count(node)))
+            }
             Operation::Lock { file } => {
                 let (handle, file) = self.file(&file)?;
                 file.lock(&handle.lock_token).map(|()| Outcome::Done)
@@ -218,6 +232,7 @@ impl State {
             Operation::Remove { path } => self.files.remove(&path).map(|()| Outcome::Done),
             Operation::RemoveFolder { path } => self.files.remove_folder(&path).map(|()| Outcome::Done),
             Operation::Rename { from, to } => self.files.rename(&from, &to).map(|()| Outcome::Done),
+            Operation::Link { from, to } => self.files.link(&from, &to).map(|()| Outcome::Done),
         }
     }
 
@@ -286,7 +301,7 @@ impl State {
     fn sync(&mut self, file: &Descriptor, covered: u64, own: Option<u64>) -> io::Result<()> {
         let is_ignored = self.plan.ignore_syncs;
         let (handle, file) = self.file(file)?;
-        if !is_ignored {
+        if !is_ignored && !handle.is_never_synced {
             file.content.sync(covered, own);
         }
         match handle.told_failures.swap(file.failed_sync_count, Ordering::Relaxed) == file.failed_sync_count {
@@ -370,6 +385,7 @@ impl State {
             Operation::LinkCount { file } => format!("link count {}", node(file)),
             Operation::Lock { file } => format!("lock {}", node(file)),
             Operation::Rename { from, to } => format!("rename {} to {}", from.display(), to.display()),
+            Operation::Link { from, to } => format!("link {} to {}", from.display(), to.display()),
             Operation::CreateFolder { path }
             | Operation::List { path }
             | Operation::SyncFolder { path }

@@ -75,7 +75,7 @@ impl Sim {
             spawn: Arc::new(SimSpawn(self.tasks.clone())),
             random: Arc::new(SimRandom(machine.clone())),
             buffers: BufferPool::new(PoolOptions::default()),
-            background: Arc::new(Semaphore::new(1)),
+            background: Arc::new(Semaphore::new(settee_io::BACKGROUND_COUNT)),
         }
     }
 

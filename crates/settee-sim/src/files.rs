@@ -143,6 +143,24 @@ impl Files {
         Ok(())
     }
 
+    pub(crate) fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let node = self.resolve(from)?;
+        let to_name = self.locate(to)?;
+        if self.is_folder(node) {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        if self.names.seen().contains_key(&to_name) {
+            return Err(ErrorKind::AlreadyExists.into());
+        }
+        self.rename_node(node, None, Some(to_name));
+        Ok(())
+    }
+
+    /// How many names a file has.
+    pub(crate) fn link_count(&self, node: NodeId) -> u64 {
+        self.names.seen().values().filter(|named| **named == node).count() as u64
+    }
+
     pub(crate) fn sync_folder(&mut self, path: &Path, covered: u64) -> io::Result<()> {
         let folder = self.resolve_folder(path)?;
         self.names.sync(folder, covered);

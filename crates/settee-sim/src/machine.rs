@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -57,6 +58,7 @@ pub(crate) struct Plan {
     pub(crate) capacity: Option<u64>,
     pub(crate) powersafe_overwrite: bool,
     pub(crate) ignore_syncs: bool,
+    pub(crate) ignore_syncs_of: Option<fn(&Path) -> bool>,
     pub(crate) ignore_folder_syncs: bool,
 }
 

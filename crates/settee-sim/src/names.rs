@@ -6,11 +6,11 @@
 //! kept or dropped whole.
 //!
 //! Invariants:
-//! 1. A node has at most one name, and every kept change stands on the changes to the same names
+//! 1. A folder has at most one name, a file any number; and every kept change stands on the changes to the same names
 //!    before it: so what survives is a tree that some order of the medium's writes could give.
 //! 2. What was synced changes only by a later change to the same names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::content::Fate;
 use crate::random::Generator;
@@ -36,6 +36,8 @@ struct Change {
     /// A folder goes from one folder to another: safe from circles only after all that came
     /// before.
     moves_folder: bool,
+    /// It had, or gets, a second name: only the one that is given up goes.
+    has_links: bool,
 }
 
 impl Change {
@@ -48,7 +50,11 @@ impl Change {
     }
 
     fn apply(&self, table: &mut Table) {
-        table.retain(|_, node| *node != self.node);
+        if !self.has_links {
+            table.retain(|_, node| *node != self.node);
+        } else if let Some(from) = self.from.as_ref().filter(|from| table.get(*from) == Some(&self.node)) {
+            table.remove(from);
+        }
         if let Some(to) = &self.to {
             table.insert(to.clone(), self.node);
         }
@@ -61,12 +67,14 @@ pub(crate) struct Names {
     seen: Table,
     durable: Table,
     pending: Vec<Change>,
+    /// Files that were ever given a second name.
+    linked: BTreeSet<NodeId>,
 }
 
 impl Names {
     /// Names that are on the medium as they are seen.
     pub(crate) fn durable(table: Table) -> Names {
-        Names { seen: table.clone(), durable: table, pending: Vec::new() }
+        Names { seen: table.clone(), durable: table, pending: Vec::new(), linked: BTreeSet::new() }
     }
 
     pub(crate) fn seen(&self) -> &Table {
@@ -91,7 +99,12 @@ impl Names {
         let mut unsynced: Vec<NodeId> = from.iter().chain(&to).map(|name| name.0).collect();
         unsynced.dedup();
         let moves_folder = is_folder && unsynced.len() > 1;
-        let change = Change { seq, node, from, to, unsynced, moves_folder };
+        let is_link = from.is_none() && self.seen.values().any(|named| *named == node);
+        if is_link {
+            self.linked.insert(node);
+        }
+        let has_links = self.linked.contains(&node);
+        let change = Change { seq, node, from, to, unsynced, moves_folder, has_links };
         change.apply(&mut self.seen);
         self.pending.push(change);
     }

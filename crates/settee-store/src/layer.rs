@@ -1,4 +1,4 @@
-//! The memory layer: an ordered map from keys to the places of their records in the log.
+//! A memory layer: an ordered map from keys to small values, with sums over ranges of keys.
 //!
 //! It is a copy-on-write B+tree. A [`Layer`] is a reference to a root, so that cloning one takes
 //! a snapshot in constant time, and readers of a snapshot never wait. The writer changes the
@@ -11,15 +11,13 @@
 //! Invariants:
 //! 1. Keys ascend strictly from left to right; all leaves are at the same depth.
 //! 2. A separator is above every key to its left, and not above any key to its right.
-//! 3. The totals kept for a child are those of the entries under it.
+//! 3. The totals kept for a child are those of the entries under it. Sums wrap around.
 //! 4. No node that a snapshot can reach ever changes.
 //! 5. A leaf is empty only in an empty layer; an inner node has two children at least.
 //! 6. A page holds at most `RECORD_COUNT_MAX` records, and two of any legal size.
 
 use std::fmt;
 use std::ops::Bound;
-
-use settee_log::{KEY_SIZE_MAX, META_SIZE_MAX};
 
 mod cursor;
 mod entry;
@@ -29,9 +27,16 @@ mod page;
 mod tests;
 
 pub use cursor::Cursor;
-pub use entry::{Found, Location, Previous, Sums};
+pub use entry::{Found, Sums};
+pub(crate) use entry::{add, subtract};
 
 use node::Subtree;
+
+/// Longest key in bytes.
+pub(crate) const KEY_SIZE_MAX: usize = (8 << 10) + 16;
+
+/// Longest value in bytes.
+pub(crate) const VALUE_SIZE_MAX: usize = 4 << 10;
 
 /// An ordered map in memory, and a snapshot of itself.
 ///
@@ -63,21 +68,34 @@ impl Layer {
         self.root.get(key)
     }
 
-    /// Inserts an entry, or replaces the one at `key`, and returns what it replaced.
+    /// Inserts an entry, or replaces the one at `key`. `make` is given what it replaces, appends
+    /// the new value to the buffer and returns the new sums. One descent.
     ///
     /// # Panics
-    /// Where the key exceeds [`KEY_SIZE_MAX`], or the meta [`META_SIZE_MAX`].
-    pub fn insert(&mut self, key: &[u8], meta: &[u8], location: Location, sums: Sums) -> Option<Previous> {
+    /// Where the key exceeds the limit, or the value does.
+    pub fn upsert(&mut self, key: &[u8], make: impl FnMut(Option<Found<'_>>, &mut Vec<u8>) -> Sums) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
-        assert!(meta.len() <= META_SIZE_MAX, "meta of {} bytes", meta.len());
-        self.root.insert_at_root(key, &entry::encode(meta, location, sums), sums)
+        self.root.upsert_at_root(key, make);
     }
 
-    /// Removes the entry at `key`, and returns what it was. Where there is none, nothing is
-    /// copied or changed.
-    pub fn remove(&mut self, key: &[u8]) -> Option<Previous> {
-        self.get(key)?;
-        Some(self.root.remove_at_root(key))
+    /// Inserts an entry, or replaces the one at `key`.
+    ///
+    /// # Panics
+    /// As [`Layer::upsert`].
+    pub fn insert(&mut self, key: &[u8], value: &[u8], sums: Sums) {
+        self.upsert(key, |_, buffer| {
+            buffer.extend_from_slice(value);
+            sums
+        });
+    }
+
+    /// Removes the entry at `key`; false where there is none: then nothing is copied or changed.
+    pub fn remove(&mut self, key: &[u8]) -> bool {
+        let is_there = self.get(key).is_some();
+        if is_there {
+            self.root.remove_at_root(key);
+        }
+        is_there
     }
 
     /// The sums over all entries.
@@ -92,7 +110,7 @@ impl Layer {
             return Sums::default();
         }
         let (start, end) = (start.sums(), end.sums());
-        std::array::from_fn(|index| end[index] - start[index])
+        subtract(end, start)
     }
 
     /// A cursor over all entries, in ascending order.

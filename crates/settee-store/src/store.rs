@@ -1,30 +1,44 @@
 //! The store: one writer at a time, snapshots for all others.
 //!
-//! A commit appends a batch to the log and then enters its records into the writer's index. A
-//! copy of that index, which costs nothing until the next write touches it, waits until the log
-//! has persisted the batch; then it is what new snapshots show.
+//! A commit appends a batch to the log and then enters its records into the writer's state. A
+//! copy of that state, which costs nothing until the next write touches it, waits until the log
+//! has persisted the batch; then it is what new snapshots show. Where memory holds much, a
+//! checkpoint takes it to the tree (`checkpoint.rs`).
 //!
 //! Invariants:
 //! 1. A snapshot shows a prefix of the log, and all of it is persisted.
 //! 2. Between a batch's append and its entry in the index nothing awaits: a commit whose future
 //!    is dropped has happened wholly or not at all.
 //! 3. Who has waited for a record to be persisted finds it in the next snapshot.
+//! 4. Whoever waits for a checkpoint holds nothing that it needs.
 
-use std::collections::VecDeque;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use settee_io::Env;
 use settee_log::{
-    AppendError, Appended, BATCH_SIZE_MAX, Flags, Log, LogOptions, LogStats, OpenError, Recovery, Seq, Stage,
-    Stopped,
+    Appended, BATCH_SIZE_MAX, Files, Flags, Log, LogOptions, LogStats, Recovery, Seq, Stage, Start, Stopped,
 };
-use tokio::sync::watch;
+use settee_tree::{NodeCache, TreeOptions};
+use tokio::sync::{Notify, watch};
 
-use crate::layer::{Location, Sums};
-use crate::snapshot::{Entry, Indexes, Snapshot, seq_key};
+use crate::backup::Backup;
+use crate::budget::MemoryBudget;
+use crate::checkpoint::Checkpoint;
+use crate::chunks::{ChunkCache, ChunkStats};
+use crate::compact::Compaction;
+use crate::entry::{CHAIN_COUNT_MAX, Location};
+use crate::error::{CommitError, ReadError, StoreError};
+use crate::manifest::Manifest;
+use crate::replay::Replay;
+use crate::planted::Planted;
+use crate::snapshot::{Entry, Snapshot};
+use crate::state::{Base, Beneath, Incoming, Measure, Memory, Rules, State};
 
 /// Longest key in bytes.
 pub const KEY_SIZE_MAX: usize = 8 << 10;
@@ -32,19 +46,136 @@ pub const KEY_SIZE_MAX: usize = 8 << 10;
 /// Largest value in bytes: a batch that holds it, with its key and meta, fits the log.
 pub const VALUE_SIZE_MAX: usize = BATCH_SIZE_MAX - 2 * KEY_SIZE_MAX;
 
+/// How long a checkpoint that failed is not tried again.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Makes one value of several records' values, newest first.
+pub type Fold = fn(&[Bytes]) -> Bytes;
+
 /// How a store is opened.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct StoreOptions {
     /// The limits of its log.
     pub log: LogOptions,
-    /// What an entry adds to the sums, from its key, its meta and its record's length.
-    pub measure: fn(&[u8], &[u8], u32) -> Sums,
+    /// What an entry adds to the sums, from its key, its meta and the length of its newest record.
+    /// Where there are no sums, a commit needs no look at what it replaces, and nothing can be listed.
+    pub measure: Option<Measure>,
+    /// Makes one value of a key's records, newest first: the deltas, and last the one that needs no
+    /// older one, where there is one. Called where [`Batch::merge`] would make it more than
+    /// [`CHAIN_COUNT_MAX`] records.
+    pub fold: Option<Fold>,
+    /// So many replaced versions of a key are remembered until the next checkpoint, for
+    /// [`Entry::pointers_at`]; at most [`CHAIN_COUNT_MAX`] less one.
+    pub versions_max: usize,
+    /// Memory for recent records' index entries, in bytes: from half of it on a checkpoint takes
+    /// them to the tree, and with all of it taken writers wait for that.
+    pub memory_bytes_max: usize,
+    /// Memory layers behind the one that takes writes; with so many writers wait.
+    pub frozen_layers_max: usize,
+    /// A checkpoint begins when memory holds this part of the tree's entries (8: an eighth),
+    pub checkpoint_share: u64,
+    /// but no fewer than so many,
+    pub checkpoint_entries_min: u64,
+    /// or as many as this, which is what may be replayed at open;
+    pub checkpoint_entries_max: u64,
+    /// or when this part of the records' bytes (8: an eighth) came since the last one,
+    /// but no fewer than so many.
+    pub checkpoint_bytes_min: u64,
+    /// Compaction begins when more than so many hundredths of the segments are garbage,
+    pub garbage_percent_max: u64,
+    /// and copies so many bytes a second.
+    pub compaction_bytes_per_second: u64,
+    /// The memory that this store shares with others, beside its own limit.
+    pub memory: Option<Arc<MemoryBudget>>,
+    /// Nodes of trees, shared by all who have it. `None`: a small one of its own.
+    pub cache: Option<Arc<NodeCache>>,
+    /// Chunks of segments, shared by all who have it: what is found there costs no system call.
+    /// `None`: values come out of the page cache; in direct mode, where there is none, a small one
+    /// of its own.
+    pub chunks: Option<Arc<ChunkCache>>,
+    /// What goes wrong on purpose: see `planted.rs`.
+    #[cfg(feature = "planted-faults")]
+    pub planted: Option<crate::planted::Planted>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> StoreOptions {
+        StoreOptions::DEFAULT
+    }
+}
+
+impl StoreOptions {
+    /// The defaults.
+    pub const DEFAULT: StoreOptions = StoreOptions {
+        log: LogOptions::DEFAULT,
+        measure: None,
+        fold: None,
+        versions_max: 0,
+        memory_bytes_max: 256 << 20,
+        frozen_layers_max: 8,
+        checkpoint_share: 8,
+        checkpoint_entries_min: 64 << 10,
+        checkpoint_entries_max: 2 << 20,
+        checkpoint_bytes_min: 4 << 20,
+        garbage_percent_max: 30,
+        compaction_bytes_per_second: 256 << 20,
+        memory: None,
+        cache: None,
+        chunks: None,
+        #[cfg(feature = "planted-faults")]
+        planted: None,
+    };
+}
+
+impl StoreOptions {
+    pub(crate) fn rules(&self) -> Rules {
+        Rules {
+            measure: self.measure,
+            versions_max: self.versions_max.min(CHAIN_COUNT_MAX - 1),
+            #[cfg(feature = "planted-faults")]
+            planted: self.planted,
+        }
+    }
+}
+
+/// The cache of a store that was given none, in bytes.
+const OWN_CACHE_BYTES: usize = 8 << 20;
+
+/// The cache of chunks of a store in direct mode that was given none, in bytes.
+const OWN_CHUNKS_BYTES: usize = 8 << 20;
+
+/// A store's figures.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Checkpoints made.
+    pub checkpoint_count: u64,
+    /// Of these, how many wrote the tree anew.
+    pub whole_count: u64,
+    /// Segments that were rewritten,
+    pub compacted_count: u64,
+    /// what they took in bytes,
+    pub compacted_bytes: u64,
+    /// and what was copied of it.
+    pub copied_bytes: u64,
+    /// Memory layers, in bytes.
+    pub memory_bytes: u64,
+    /// The tree's file, in bytes.
+    pub tree_bytes: u64,
+    /// The segments that the log handed over, in bytes,
+    pub segment_bytes: u64,
+    /// and what lives of them.
+    pub segment_live_bytes: u64,
+    /// For how long something has been kept that a checkpoint or compaction replaced, because of a
+    /// snapshot, in milliseconds.
+    pub oldest_snapshot_ms: u64,
 }
 
 /// Records to commit together.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     records: settee_log::Batch,
+    has_listed: bool,
+    has_deltas: bool,
 }
 
 impl Batch {
@@ -61,7 +192,20 @@ impl Batch {
     pub fn put(&mut self, key: &[u8], meta: &[u8], value: Bytes, listed: bool) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         assert!(value.len() <= VALUE_SIZE_MAX, "value of {} bytes", value.len());
+        self.has_listed |= listed;
         self.records.push_bytes(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
+    }
+
+    /// Adds a delta to what stands under a key: a read gets it together with what was there, up to the
+    /// last value that was put.
+    ///
+    /// # Panics
+    /// As [`Batch::put`].
+    pub fn merge(&mut self, key: &[u8], meta: &[u8], delta: Bytes) {
+        assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
+        assert!(delta.len() <= VALUE_SIZE_MAX, "delta of {} bytes", delta.len());
+        self.has_deltas = true;
+        self.records.push_bytes(Flags::DELTA, key, meta, delta);
     }
 
     /// Removes a key and its value.
@@ -72,6 +216,8 @@ impl Batch {
 
     /// Adds another batch's records behind these.
     pub fn extend(&mut self, other: &Batch) {
+        self.has_listed |= other.has_listed;
+        self.has_deltas |= other.has_deltas;
         self.records.extend(&other.records);
     }
 
@@ -94,56 +240,133 @@ impl Batch {
 
 /// An ordered, durable key-value store in a folder of its own. Used from many tasks at once.
 pub struct Store {
-    log: Arc<Log>,
-    measure: fn(&[u8], &[u8], u32) -> Sums,
+    shared: Arc<Shared>,
+}
+
+/// Where a store lies, and how it is to be.
+pub(crate) struct Place {
+    pub env: Env,
+    pub folder: PathBuf,
+    pub options: StoreOptions,
+    pub cache: Arc<NodeCache>,
+    pub chunks: Option<Arc<ChunkCache>>,
+}
+
+pub(crate) struct Shared {
+    pub place: Place,
+    pub log: Arc<Log>,
+    /// Held by who compacts.
+    pub compacting: tokio::sync::Mutex<()>,
+    /// Its files are changed by who has this.
+    pub manifest: tokio::sync::Mutex<Manifest>,
     /// The newest accepted state.
-    accepted: tokio::sync::Mutex<Indexes>,
+    pub accepted: tokio::sync::Mutex<State>,
     /// Accepted states that aren't persisted yet, oldest first, with their groups.
-    pending: Mutex<VecDeque<(u64, Indexes)>>,
+    pending: Mutex<VecDeque<(u64, State)>>,
     /// The newest persisted state.
-    published: ArcSwap<Indexes>,
+    published: ArcSwap<State>,
     /// Its last `Seq`, for those who wait for a later one.
     visible: watch::Sender<u64>,
+    /// Told when memory has been freed.
+    pub checkpointed: Notify,
+    is_checkpointing: AtomicBool,
+    pub is_compacting: AtomicBool,
+    /// What memory holds, in bytes and layers, as the last commit or checkpoint left it.
+    memory_bytes: AtomicUsize,
+    frozen_count: AtomicU64,
+    /// Bases that were replaced and may still be in use, and when.
+    replaced: Mutex<Vec<(Weak<Base>, Duration)>>,
+    /// What was done; the rest of the figures is told when asked for.
+    pub counts: Mutex<StoreStats>,
+    /// Why no checkpoint can be made any more.
+    pub failed: OnceLock<StoreError>,
+    /// Why the last one in the background failed.
+    checkpoint_error: Mutex<Option<StoreError>>,
+    closed: AtomicBool,
 }
 
 impl Store {
-    /// Opens the store in `folder`, which is created with the first commit, and rebuilds its
-    /// index from the log.
+    /// Opens the store in `folder`, which is created with the first commit. Only what came after
+    /// the last checkpoint is replayed.
     ///
     /// # Errors
-    /// As [`Log::open`]; nothing was changed.
+    /// See [`StoreError`]; nothing was changed but for files that a crash left over.
     pub async fn open(
         env: &Env,
         folder: &Path,
         options: StoreOptions,
-    ) -> Result<(Store, Recovery), OpenError> {
-        let mut indexes = Indexes::default();
-        let (log, recovery) = Log::open(env, folder, options.log, |at, record| {
-            let location =
-                Location { seq: record.seq.0, segment: at.segment, offset: at.offset, length: at.length };
-            indexes.enter(record.flags, record.key, record.meta, location, options.measure);
+    ) -> Result<(Store, Recovery), StoreError> {
+        let cache = options.cache.clone().unwrap_or_else(|| Arc::new(NodeCache::new(OWN_CACHE_BYTES)));
+        let own_chunks = || options.log.direct.then(|| Arc::new(ChunkCache::new(OWN_CHUNKS_BYTES)));
+        let chunks = options.chunks.clone().or_else(own_chunks);
+        let place = Place { env: env.clone(), folder: folder.to_path_buf(), options, cache, chunks };
+        let rules = place.options.rules();
+        let (manifest, locked) = place.lock().await?;
+        let (manifest, base, facts) = place.open(manifest).await?;
+        let mut state = State {
+            memory: Memory::new(1),
+            frozen: Arc::default(),
+            last_seq: base.seq,
+            last_listed: facts.last_listed,
+            base: Arc::new(base),
+            files: Default::default(),
+        };
+        let mut start = Start { first_segment: manifest.first_log_segment, after: Seq(state.base.seq) };
+        if place.options.is_planted(Planted::LiveSkipped) {
+            start.after.0 = start.after.0.saturating_sub(3);
+        }
+        let mut replay = Replay::default();
+        let (log, recovery) = Log::open_locked(env, folder, place.options.log, start, locked, |entry| {
+            let location = location(entry.seq.0, entry.location);
+            let record = Incoming { flags: entry.flags, key: entry.key, meta: entry.meta, location };
+            replay.push(&mut state, &record, &rules);
         })
         .await?;
-        let store = Store {
+        replay.enter(&mut state, &rules);
+        if manifest.number > 0 {
+            manifest.remove_others(env, folder).await?;
+        }
+        log.set_bytes_elsewhere(state.base.live_bytes());
+        state.files = log.files();
+        state.settle_all(rules.measure).await?;
+        let shared = Shared {
+            place,
             log: Arc::new(log),
-            measure: options.measure,
-            visible: watch::Sender::new(indexes.last_seq),
-            published: ArcSwap::from_pointee(indexes.clone()),
-            accepted: tokio::sync::Mutex::new(indexes),
+            compacting: Default::default(),
+            manifest: tokio::sync::Mutex::new(manifest),
+            visible: watch::Sender::new(state.last_seq),
+            published: ArcSwap::from_pointee(state.clone()),
+            accepted: tokio::sync::Mutex::new(state),
             pending: Mutex::default(),
+            checkpointed: Notify::new(),
+            is_checkpointing: AtomicBool::new(false),
+            is_compacting: AtomicBool::new(false),
+            memory_bytes: AtomicUsize::new(0),
+            frozen_count: AtomicU64::new(0),
+            replaced: Mutex::default(),
+            counts: Mutex::default(),
+            failed: OnceLock::new(),
+            checkpoint_error: Mutex::default(),
+            closed: AtomicBool::new(false),
         };
-        Ok((store, recovery))
+        if let Some(budget) = &shared.place.options.memory {
+            budget.enter();
+        }
+        shared.note_memory(&shared.published.load());
+        Ok((Store { shared: Arc::new(shared) }, recovery))
     }
 
     /// The newest persisted state. Never waits.
     pub fn snapshot(&self) -> Snapshot {
-        self.publish();
-        Snapshot { log: self.log.clone(), indexes: self.published.load_full() }
+        self.shared.publish();
+        self.shared.snapshot_of(self.shared.published.load_full())
     }
 
-    /// Becomes the one writer, who sees the newest accepted state.
+    /// Becomes the one writer, who sees the newest accepted state. Waits while another is it, and
+    /// while memory is full, until a checkpoint has made room.
     pub async fn writer(&self) -> Writer<'_> {
-        Writer { indexes: self.accepted.lock().await, store: self }
+        self.shared.wait_for_memory().await;
+        Writer { state: self.shared.accepted.lock().await, shared: &self.shared }
     }
 
     /// Returns once `seq`, which was committed, has got as far as `stage`; where that is
@@ -152,19 +375,11 @@ impl Store {
     /// # Errors
     /// The log stopped before.
     pub async fn wait(&self, seq: Seq, stage: Stage) -> Result<(), Stopped> {
-        self.log.wait(seq, stage).await?;
+        self.shared.log.wait(seq, stage).await?;
         if stage == Stage::Persisted {
-            self.shown(seq).await;
+            self.shared.shown(seq).await;
         }
         Ok(())
-    }
-
-    /// Returns once snapshots show `seq`, which is persisted. It is shown already, or another
-    /// commit of its group is entering the index and shows both in a moment.
-    async fn shown(&self, seq: Seq) {
-        self.publish();
-        let mut visible = self.visible.subscribe();
-        visible.wait_for(|shown| *shown >= seq.0).await.expect("the store outlives its borrower");
     }
 
     /// A barrier: returns once everything accepted before the call is persisted.
@@ -173,7 +388,7 @@ impl Store {
     /// The log stopped before.
     pub async fn flush(&self) -> Result<(), Stopped> {
         // Whoever is committing now is waited for: what it appended counts as accepted before.
-        let accepted = self.accepted.lock().await.last_seq;
+        let accepted = self.shared.accepted.lock().await.last_seq;
         self.wait(Seq(accepted), Stage::Persisted).await
     }
 
@@ -182,11 +397,12 @@ impl Store {
     /// # Errors
     /// The log stopped, or was closed.
     pub async fn changed_after(&self, seq: Seq) -> Result<(), Stopped> {
-        let mut visible = self.visible.subscribe();
+        let shared = &self.shared;
+        let mut visible = shared.visible.subscribe();
         loop {
             // In this order: what is persisted later is left to the wait below.
-            let persisted = self.log.persisted();
-            self.publish();
+            let persisted = shared.log.persisted();
+            shared.publish();
             if *visible.borrow_and_update() > seq.0 {
                 return Ok(());
             }
@@ -195,8 +411,66 @@ impl Store {
                 let changed = visible.changed().await;
                 changed.expect("the store outlives its borrower");
             } else {
-                self.log.wait(Seq(seq.0.saturating_add(1)), Stage::Persisted).await?;
+                shared.log.wait(Seq(seq.0.saturating_add(1)), Stage::Persisted).await?;
             }
+        }
+    }
+
+    /// Brings the index on disk up to what is accepted now, and returns once it is there. `None`
+    /// where nothing was to be done.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. The checkpoint before is still there, and so is all that came since.
+    pub async fn checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
+        self.shared.checkpoint().await
+    }
+
+    /// Gives back the space of what was replaced and removed: after a checkpoint, segments with
+    /// garbage are rewritten. Nobody waits for it. Only what the log has handed over: not the last
+    /// segment, nor those that aren't sealed yet.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. What was not rewritten is as it was.
+    pub async fn compact(&self) -> Result<Compaction, StoreError> {
+        self.shared.checkpoint().await?;
+        self.shared.take_over_soon().await?;
+        self.shared.compact(0).await
+    }
+
+    /// What the last checkpoint left.
+    #[cfg(feature = "planted-faults")]
+    pub(crate) async fn base(&self) -> Arc<Base> {
+        self.shared.accepted.lock().await.base.clone()
+    }
+
+    /// Makes a copy of the store in the new folder `to` while it goes on, with all that was accepted
+    /// before the call: a store by itself, which must not be opened in place where it shares files
+    /// with another backup (`previous`). Segments that are never changed any more are linked, where
+    /// `to` is in the same file system; of the rest what `previous`, an earlier backup of this store, has
+    /// is linked, and the others are copied.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; then `to` holds a part. The store is as it was.
+    pub async fn backup(&self, to: &Path, previous: Option<&Path>) -> Result<Backup, StoreError> {
+        self.shared.backup(to, previous).await
+    }
+
+    /// What the store holds, and what was done in the background since it was opened.
+    pub fn store_stats(&self) -> StoreStats {
+        let state = self.shared.published.load();
+        let base = &state.base;
+        let now = self.shared.place.env.clock.now();
+        let mut replaced = self.shared.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        replaced.retain(|(base, _)| base.strong_count() > 0);
+        let oldest = replaced.first().map(|(_, at)| now.saturating_sub(*at));
+        let counts = *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        StoreStats {
+            memory_bytes: self.shared.memory_bytes.load(Ordering::Relaxed) as u64,
+            tree_bytes: base.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
+            segment_bytes: base.segments.bytes(),
+            segment_live_bytes: base.live.iter().filter(|(number, _)| base.segments.get(**number).is_some()).map(|(_, live)| live.bytes).sum(),
+            oldest_snapshot_ms: oldest.map_or(0, |age| age.as_millis() as u64),
+            ..counts
         }
     }
 
@@ -205,22 +479,66 @@ impl Store {
     /// # Errors
     /// Why the log stopped.
     pub fn health(&self) -> Result<(), Stopped> {
-        self.log.health()
+        self.shared.log.health()
     }
 
     /// The log's counters.
     pub fn stats(&self) -> LogStats {
-        self.log.stats()
+        let state = self.shared.published.load();
+        let mut stats = self.shared.log.stats();
+        stats.file_bytes += state.base.segments.bytes();
+        stats.file_bytes += state.base.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes());
+        stats
     }
 
-    /// Persists everything accepted, and refuses later commits.
+    /// What its cache of chunks holds and has done, for all who share it. `None` where it has none.
+    pub fn chunk_stats(&self) -> Option<ChunkStats> {
+        self.shared.place.chunks.as_ref().map(|chunks| chunks.stats())
+    }
+
+    /// Persists everything accepted, and refuses later commits. Waits for what is under way in the
+    /// background.
     ///
     /// # Errors
     /// The log stopped before.
     pub async fn close(&self) -> Result<(), Stopped> {
-        let closed = self.log.close().await;
-        self.publish();
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.checkpointed.notify_waiters();
+        // Whatever is under way ends; what waits for its turn finds the store to be closed.
+        let _compacting = self.shared.compacting.lock().await;
+        let _manifest = self.shared.manifest.lock().await;
+        let closed = self.shared.log.close().await;
+        self.shared.publish();
         closed
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.checkpointed.notify_waiters();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(budget) = &self.place.options.memory {
+            budget.leave(*self.memory_bytes.get_mut());
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn snapshot_of(&self, state: Arc<State>) -> Snapshot {
+        Snapshot { log: self.log.clone(), state, measure: self.place.options.measure }
+    }
+
+    /// Returns once snapshots show `seq`, which is persisted. It is shown already, or another
+    /// commit of its group is entering the index and shows both in a moment.
+    pub(crate) async fn shown(&self, seq: Seq) {
+        self.publish();
+        let mut visible = self.visible.subscribe();
+        visible.wait_for(|shown| *shown >= seq.0).await.expect("the store outlives its borrower");
     }
 
     /// Shows the newest state that has been persisted, where it isn't shown yet.
@@ -230,7 +548,7 @@ impl Store {
             return;
         }
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = pending.partition_point(|(_, indexes)| indexes.last_seq <= persisted);
+        let count = pending.partition_point(|(_, state)| state.last_seq <= persisted);
         let shown: Vec<_> = pending.drain(..count).collect();
         let Some((_, newest)) = shown.last() else {
             return;
@@ -244,12 +562,125 @@ impl Store {
             *visible = seq.max(*visible);
             later
         });
-        // Large indexes take a while to drop: without the lock.
+        // Large layers take a while to drop: without the lock.
         drop((shown, previous));
     }
 
-    /// Enters a batch that was appended into the writer's index, and queues the result.
-    fn enter(&self, indexes: &mut Indexes, batch: &Batch, appended: &Appended) {
+    /// Puts a base under the states that are shown, and those that wait to be. Returns what was
+    /// replaced.
+    pub(crate) fn rebase_shown(&self, base: &Arc<Base>, files: &Files, generation: u64) -> Arc<State> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.iter_mut().for_each(|(_, state)| state.rebase(base, files, generation));
+        let mut newest = (**self.published.load()).clone();
+        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        replaced.retain(|(base, _)| base.strong_count() > 0);
+        replaced.push((Arc::downgrade(&newest.base), self.place.env.clock.now()));
+        drop(replaced);
+        newest.rebase(base, files, generation);
+        self.note_memory(&newest);
+        self.published.swap(Arc::new(newest))
+    }
+
+    /// What the newest states stand on. It doesn't change while the manifest is held.
+    pub(crate) fn base(&self) -> Arc<Base> {
+        self.published.load().base.clone()
+    }
+
+    /// Counts what was done in the background.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut StoreStats)) {
+        change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Waits as long as `bytes` of background work may take.
+    pub(crate) async fn pace(&self, bytes: u64) {
+        let per_second = self.place.options.compaction_bytes_per_second.max(1);
+        let pause = Duration::from_secs_f64(bytes as f64 / per_second as f64);
+        self.place.env.clock.sleep(pause).await;
+    }
+
+    fn note_memory(&self, state: &State) {
+        let now = state.memory_bytes();
+        let before = self.memory_bytes.swap(now, Ordering::Relaxed);
+        self.frozen_count.store(state.frozen.len() as u64, Ordering::Relaxed);
+        if let Some(budget) = &self.place.options.memory {
+            budget.change(before, now);
+        }
+    }
+
+    fn memory_is_full(&self) -> bool {
+        let own = self.memory_bytes.load(Ordering::Relaxed);
+        own >= self.place.options.memory_bytes_max
+            || self.place.options.memory.as_ref().is_some_and(|budget| budget.is_full(own))
+            || self.frozen_count.load(Ordering::Relaxed) > self.place.options.frozen_layers_max as u64
+    }
+
+    /// Waits while memory is full. Not where a checkpoint failed: then the commit says so.
+    async fn wait_for_memory(self: &Arc<Self>) {
+        while self.memory_is_full() && !self.is_closed() {
+            let checkpointed = self.checkpointed.notified();
+            self.start_checkpoint();
+            if !self.memory_is_full() || self.last_checkpoint_error().is_some() {
+                return;
+            }
+            checkpointed.await;
+        }
+    }
+
+    fn last_checkpoint_error(&self) -> Option<StoreError> {
+        self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the store's files may be changed.
+    pub(crate) fn check_files(&self) -> Result<(), StoreError> {
+        self.failed.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Whether memory holds so much that a checkpoint is due.
+    fn is_checkpoint_due(&self, state: &State) -> bool {
+        let options = &self.place.options;
+        let entries = |memory: &Memory| (memory.by_key.len() + memory.by_seq.len()) as u64;
+        let entry_count: u64 = state.layers().map(entries).sum();
+        let tree_count = state.base.tree.as_ref().map_or(0, |tree| tree.root.len());
+        let share = (tree_count / options.checkpoint_share).max(options.checkpoint_entries_min);
+        let log_bytes = state.layers().map(|memory| memory.record_bytes).sum::<u64>();
+        let bytes_due =
+            (state.base.segments.bytes() / options.checkpoint_share).max(options.checkpoint_bytes_min);
+        entry_count >= share.min(options.checkpoint_entries_max)
+            || state.memory.bytes() >= options.memory_bytes_max / 2
+            || options.memory.as_ref().is_some_and(|budget| budget.wants(state.memory.bytes()))
+            || log_bytes >= bytes_due
+    }
+
+    /// Starts a checkpoint in the background, unless one is under way.
+    fn start_checkpoint(self: &Arc<Self>) {
+        if self.closed.load(Ordering::Acquire) || self.is_checkpointing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = self.clone();
+        self.place.env.spawn("store checkpoint", async move {
+            let done = shared.checkpoint().await;
+            let error = done.err();
+            if let Some(error) = &error {
+                tracing::warn!(%error, folder = %shared.place.folder.display(), "a checkpoint failed");
+            }
+            let failed = error.is_some();
+            *shared.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+            shared.checkpointed.notify_waiters();
+            if failed {
+                shared.place.env.clock.sleep(RETRY_PAUSE).await;
+            }
+            shared.is_checkpointing.store(false, Ordering::Release);
+            shared.start_compaction(&shared.published.load().base);
+            shared.checkpointed.notify_waiters();
+        });
+    }
+
+    /// Enters a batch that was appended into the writer's state, and queues the result.
+    fn enter(self: &Arc<Self>, state: &mut State, batch: &Batch, appended: &Appended, beneath: &[Beneath]) {
         {
             // The last state queued goes public together with this one: without it, this one
             // need not copy again what that one had copied.
@@ -257,74 +688,144 @@ impl Store {
             pending.pop_back_if(|(group, _)| *group == appended.group);
         }
         let first = appended.first_seq.0;
-        for ((seq, (flags, key, meta)), at) in (first..).zip(batch.records.records()).zip(&appended.locations)
-        {
-            let location = Location { seq, segment: at.segment, offset: at.offset, length: at.length };
-            indexes.enter(flags, key, meta, location, self.measure);
+        let records = (first..).zip(batch.records.records()).zip(&appended.locations);
+        for (index, ((seq, (flags, key, meta)), at)) in records.enumerate() {
+            let record = Incoming { flags, key, meta, location: location(seq, *at) };
+            let beneath = beneath.get(index).copied().unwrap_or_default();
+            state.enter(&record, beneath, &self.place.options.rules());
         }
-        let queued = (appended.group, indexes.clone());
+        state.files = self.log.files();
+        let queued = (appended.group, state.clone());
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
         self.publish();
+        self.note_memory(state);
+        if self.is_checkpoint_due(state) {
+            self.start_checkpoint();
+        }
     }
 }
 
-impl Indexes {
-    /// Enters one record, the newest so far.
-    fn enter(
-        &mut self,
-        flags: Flags,
-        key: &[u8],
-        meta: &[u8],
-        location: Location,
-        measure: fn(&[u8], &[u8], u32) -> Sums,
-    ) {
-        self.last_seq = location.seq;
-        let previous = if flags.has(Flags::TOMBSTONE) {
-            self.by_key.remove(key)
-        } else {
-            self.by_key.insert(key, meta, location, measure(key, meta, location.length))
-        };
-        if let Some(previous) = previous {
-            self.by_seq.remove(&seq_key(previous.location.seq, key));
-        }
-        if flags.has(Flags::LISTED) {
-            let sums = measure(key, meta, location.length);
-            self.by_seq.insert(&seq_key(location.seq, key), meta, location, sums);
+impl Place {
+    pub(crate) fn tree_options(&self, incarnation: &[u8; 16]) -> TreeOptions {
+        TreeOptions {
+            incarnation: Some(*incarnation),
+            direct: self.options.log.direct,
+            ..TreeOptions::new(self.cache.clone())
         }
     }
+}
+
+fn location(seq: u64, at: settee_log::Location) -> Location {
+    Location { seq, segment: at.segment, offset: at.offset, length: at.length }
 }
 
 /// The one who writes. Others wait until it is dropped; readers don't.
 pub struct Writer<'a> {
-    store: &'a Store,
-    indexes: tokio::sync::MutexGuard<'a, Indexes>,
+    shared: &'a Arc<Shared>,
+    state: tokio::sync::MutexGuard<'a, State>,
 }
 
 impl Writer<'_> {
     /// What stands under `key` in the newest accepted state.
-    pub fn get(&self, key: &[u8]) -> Option<Entry<'_>> {
-        Some(Entry::new(self.indexes.by_key.get(key)?, 0))
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
+        self.state.get(key).await
     }
 
     /// The last record that was accepted.
     pub fn last_seq(&self) -> Seq {
-        Seq(self.indexes.last_seq)
+        Seq(self.state.last_seq)
     }
 
     /// The newest accepted state, to read from as from a snapshot. Unlike one it may show what
     /// a crash can undo: it is for deciding what to write.
     pub fn latest(&self) -> Snapshot {
-        Snapshot { log: self.store.log.clone(), indexes: Arc::new(self.indexes.clone()) }
+        self.shared.snapshot_of(Arc::new(self.state.clone()))
     }
 
     /// Commits a batch; the log is told to bring it as far as `stage`, which
     /// [`Store::wait`] waits for. Returns the batch's last `Seq`.
     ///
     /// # Errors
-    /// See [`AppendError`]: then nothing of it was accepted.
-    pub async fn commit(&mut self, batch: &Batch, stage: Stage) -> Result<Seq, AppendError> {
-        let appended = self.store.log.append(&batch.records, stage).await?;
-        self.store.enter(&mut self.indexes, batch, &appended);
+    /// See [`CommitError`]: then nothing of it was accepted.
+    ///
+    /// # Panics
+    /// Where a record is listed and the store has no sums.
+    pub async fn commit(&mut self, batch: &Batch, stage: Stage) -> Result<Seq, CommitError> {
+        if self.shared.memory_is_full()
+            && let Some(source) = self.shared.last_checkpoint_error()
+        {
+            return Err(CommitError::Full { source });
+        }
+        let folded;
+        let batch = match batch.has_deltas {
+            true => {
+                folded = self.fold(batch).await?;
+                &folded
+            }
+            false => batch,
+        };
+        let beneath = self.beneath(batch).await?;
+        let appended = self.shared.log.append(&batch.records, stage).await?;
+        self.shared.enter(&mut self.state, batch, &appended, &beneath);
         Ok(appended.last_seq)
+    }
+
+    /// The same batch, where deltas that would make too long a chain are values instead.
+    async fn fold(&self, batch: &Batch) -> Result<Batch, CommitError> {
+        let mut folded = Batch::new();
+        let mut seen: HashMap<Vec<u8>, usize> = HashMap::new();
+        for (flags, key, meta, value) in batch.records.values() {
+            let known = seen.get(key).copied();
+            if !flags.has(Flags::DELTA) {
+                seen.insert(key.to_vec(), usize::from(!flags.has(Flags::TOMBSTONE)));
+                folded.records.push_bytes(flags, key, meta, value);
+                continue;
+            }
+            let entry = self.state.get(key).await?;
+            let count = match (known, &entry) {
+                (Some(count), _) => count,
+                (None, Some(entry)) => entry.pointers().count(),
+                (None, None) => 0,
+            };
+            if count + 1 <= CHAIN_COUNT_MAX {
+                seen.insert(key.to_vec(), count + 1);
+                folded.records.push_bytes(flags, key, meta, value);
+                continue;
+            }
+            let fold = self.shared.place.options.fold.ok_or(CommitError::ChainTooLong)?;
+            // Parts that are in this batch can't be read yet.
+            let entry = entry.filter(|_| known.is_none()).ok_or(CommitError::ChainTooLong)?;
+            let latest = self.latest();
+            let parts = latest.read_parts(entry.pointers()).await?;
+            let values: Vec<Bytes> =
+                std::iter::once(value).chain(parts.into_iter().map(|record| record.value())).collect();
+            seen.insert(key.to_vec(), 1);
+            folded.records.push_bytes(Flags::none(), key, meta, fold(&values));
+        }
+        folded.has_listed = batch.has_listed;
+        Ok(folded)
+    }
+
+    /// What lies beneath the memory layer for each of a batch's records, where that counts.
+    async fn beneath(&self, batch: &Batch) -> Result<Vec<Beneath>, ReadError> {
+        let measure = self.shared.place.options.measure;
+        if measure.is_none() {
+            assert!(!batch.has_listed, "what is listed is found again by what replaces it, which needs sums");
+            return Ok(Vec::new());
+        }
+        if !self.state.has_beneath() {
+            return Ok(Vec::new());
+        }
+        let mut all = Vec::new();
+        for (_, key, _) in batch.records.records() {
+            all.push(match self.state.memory.by_key.get(key) {
+                Some(_) => Beneath::default(),
+                None => self.state.beneath(measure, key).await?,
+            });
+        }
+        Ok(all)
     }
 }

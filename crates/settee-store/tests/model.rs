@@ -5,114 +5,17 @@
 
 #![expect(clippy::disallowed_methods, reason = "two tests are about real threads")]
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
-use std::path::Path;
+#[path = "common/model.rs"]
+mod model;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use model::{Model, OPTIONS, Random, check, check_range, commit, open};
 use settee_io::{Env, ThreadOptions};
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions};
-
-const OPTIONS: StoreOptions = StoreOptions {
-    // Small segments, so that a run goes through several.
-    log: LogOptions { batch_bytes_max: 16 << 10, segment_bytes_max: 40 << 10, ..LogOptions::DEFAULT },
-    measure: |key, meta, _| [1, meta.len() as u64, u64::from(key[0])],
-};
-
-/// Key to `Seq`, meta, value and whether it is listed.
-type Model = BTreeMap<Vec<u8>, (u64, Vec<u8>, Vec<u8>, bool)>;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % count as u64) as usize
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.below(256) as u8).collect()
-    }
-}
-
-async fn open(env: &Env) -> Store {
-    Store::open(env, Path::new("/data/store"), OPTIONS).await.unwrap().0
-}
-
-async fn check(snapshot: &Snapshot, model: &Model, case: &str) {
-    let mut scan = snapshot.scan(Bound::Unbounded, Bound::Unbounded, false);
-    let mut found = Vec::new();
-    while let Some(entry) = scan.next() {
-        found.push((entry.key.to_vec(), entry.seq().0, entry.meta.to_vec(), entry.location));
-    }
-    assert_eq!(found.len(), model.len(), "{case}");
-    for ((key, seq, meta, location), (expected_key, (expected_seq, expected_meta, value, _))) in
-        found.iter().zip(model)
-    {
-        assert_eq!((key, seq, meta), (expected_key, expected_seq, expected_meta), "{case}");
-        let record = snapshot.read(*location).await.unwrap();
-        assert_eq!((record.key(), &record.value()[..]), (&key[..], &value[..]), "{case}");
-        assert_eq!(snapshot.get(key).unwrap().location, *location, "{case}");
-    }
-    let mut listed: Vec<_> =
-        model.iter().filter(|(_, (.., listed))| *listed).map(|(key, (seq, ..))| (*seq, key)).collect();
-    listed.sort_unstable();
-    for after in [0, listed.get(listed.len() / 2).map_or(0, |(seq, _)| *seq)] {
-        let expected: Vec<_> = listed.iter().filter(|(seq, _)| *seq > after).collect();
-        let mut scan = snapshot.scan_listed(Seq(after), false);
-        let mut found = Vec::new();
-        while let Some(entry) = scan.next() {
-            found.push((entry.seq().0, entry.key.to_vec()));
-        }
-        assert_eq!(
-            found.iter().map(|(seq, key)| (*seq, key)).collect::<Vec<_>>(),
-            expected.iter().map(|(seq, key)| (*seq, *key)).collect::<Vec<_>>(),
-            "{case}"
-        );
-        assert_eq!(snapshot.sums_listed(Seq(after))[0], expected.len() as u64, "{case}");
-    }
-    assert_eq!(snapshot.last_listed().0, listed.last().map_or(0, |(seq, _)| *seq), "{case}");
-    let sums = snapshot.sums(Bound::Unbounded, Bound::Unbounded);
-    assert_eq!(sums[1], model.values().map(|(_, meta, ..)| meta.len() as u64).sum::<u64>(), "{case}");
-}
-
-/// Commits one random batch to both.
-async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: Stage) -> Seq {
-    let mut batch = Batch::new();
-    let mut changes = Vec::new();
-    for _ in 0..1 + random.below(5) {
-        let length = 1 + random.below(2);
-        let key: Vec<u8> = (0..length).map(|_| b'a' + random.below(6) as u8).collect();
-        if random.below(4) == 0 {
-            batch.delete(&key);
-            changes.push((key, None));
-        } else {
-            let (meta_size, value_size) = (random.below(30), random.below(600));
-            let (meta, value, listed) =
-                (random.bytes(meta_size), random.bytes(value_size), random.below(2) == 0);
-            batch.put(&key, &meta, value.clone().into(), listed);
-            changes.push((key, Some((meta, value, listed))));
-        }
-    }
-    let mut writer = store.writer().await;
-    let last = writer.commit(&batch, stage).await.unwrap();
-    let first = last.0 + 1 - changes.len() as u64;
-    for (seq, (key, change)) in (first..).zip(changes) {
-        match change {
-            Some((meta, value, listed)) => drop(model.insert(key, (seq, meta, value, listed))),
-            None => drop(model.remove(&key)),
-        }
-    }
-    for (key, (seq, ..)) in model.iter() {
-        assert_eq!(writer.get(key).unwrap().seq().0, *seq);
-    }
-    last
-}
 
 #[test]
 fn a_store_is_an_ordered_map_and_its_snapshots_stay() {
@@ -120,9 +23,9 @@ fn a_store_is_an_ordered_map_and_its_snapshots_stay() {
         let sim = Sim::new(seed);
         let env = sim.env();
         sim.run(async {
-            let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            let mut model = Model::new();
-            let mut store = open(&env).await;
+            let mut random = Random::new(seed);
+            let mut model = Model::default();
+            let mut store = open(&env, &OPTIONS).await;
             let mut kept: Vec<(Snapshot, Model)> = Vec::new();
             for step in 0..60 {
                 let case = format!("seed={seed} step={step}");
@@ -140,7 +43,7 @@ fn a_store_is_an_ordered_map_and_its_snapshots_stay() {
                         check(&snapshot, &model, &case).await;
                     }
                     store.close().await.unwrap();
-                    store = open(&env).await;
+                    store = open(&env, &OPTIONS).await;
                     check(&store.snapshot(), &model, &case).await;
                 }
             }
@@ -158,9 +61,9 @@ fn no_snapshot_ever_shows_what_a_power_loss_undoes() {
         let env = sim.env();
         let shown = AtomicU64::new(0);
         sim.run(async {
-            let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            let mut model = Model::new();
-            let store = open(&env).await;
+            let mut random = Random::new(seed);
+            let mut model = Model::default();
+            let store = open(&env, &OPTIONS).await;
             for _ in 0..1 + random.below(30) {
                 let stage =
                     [Stage::Accepted, Stage::Accepted, Stage::Written, Stage::Persisted][random.below(4)];
@@ -173,7 +76,7 @@ fn no_snapshot_ever_shows_what_a_power_loss_undoes() {
         });
         let sim = Sim::with_disk(&disk.after_power_loss());
         let env = sim.env();
-        let found = sim.run(async { open(&env).await.snapshot().seq().0 }).unwrap();
+        let found = sim.run(async { open(&env, &OPTIONS).await.snapshot().seq().0 }).unwrap();
         let shown = shown.into_inner();
         assert!(shown <= found, "seed={seed}: {shown} was shown, {found} is left");
         shown_count += shown;

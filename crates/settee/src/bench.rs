@@ -21,6 +21,7 @@ use crate::CommandResult;
 
 mod files;
 mod log;
+mod store;
 
 /// How long a row of the baseline lasts at full scale.
 const ROW_TIME: Duration = Duration::from_secs(5);
@@ -58,6 +59,13 @@ enum Table {
     /// Hold up a task by a stream under a memory limit: a part of `bench log`
     #[command(hide = true)]
     LogHoldUp(log::HoldUpArgs),
+
+    /// Measure the store against other engines, fio, and a bare pread
+    Store(store::Args),
+
+    /// Run one workload on the store: a part of `bench store`
+    #[command(hide = true)]
+    StoreRun(store::RunArgs),
 
     /// Serve one document from memory: the floor of any HTTP server
     #[command(hide = true)]
@@ -217,6 +225,10 @@ pub(crate) fn run(args: Args) -> CommandResult {
         }
         Some(Table::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
         Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
+        Some(Table::Store(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), store::run(args))
+        }
+        Some(Table::StoreRun(args)) => store::run_here(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }
 }

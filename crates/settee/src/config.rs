@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use settee_doc::LogOptions;
+use settee_doc::{DatabasesOptions, LogOptions, StoreLimits};
 use settee_http::{Admin, Limits};
 use settee_io::{EngineKind, EngineOptions, PoolOptions, ThreadOptions, UringOptions};
 
@@ -57,6 +57,14 @@ pub(crate) struct Settings {
     #[command(flatten)]
     #[serde(default)]
     limits: LimitSettings,
+
+    #[command(flatten)]
+    #[serde(default)]
+    databases: DatabasesSettings,
+
+    #[command(flatten)]
+    #[serde(default)]
+    store: StoreSettings,
 
     #[command(flatten)]
     #[serde(default)]
@@ -187,6 +195,40 @@ limit_settings! {
 }
 
 limit_settings! {
+    DatabasesSettings, DatabasesOptions, "Many databases";
+    /// Databases open at once; past it the least recently used that is idle is closed. At most a quarter
+    /// of the descriptors that the system grants
+    open_databases_max: usize, 1, "SETTEE_OPEN_DATABASES_MAX";
+    /// Seconds after which a database that nobody uses is closed
+    database_idle_s: u64, 1, "SETTEE_DATABASE_IDLE_S";
+}
+
+limit_settings! {
+    StoreSettings, StoreLimits, "Databases' indexes, checkpoints and compaction";
+    /// Bytes of memory for index entries of recent changes, of all databases together: from half of it
+    /// on they are taken to disk, and with all of it taken writers wait for that
+    index_memory_bytes_max: usize, 1048576, "SETTEE_INDEX_MEMORY_BYTES_MAX";
+    /// Bytes of the cache of index nodes that are on disk
+    index_cache_bytes_max: usize, 65536, "SETTEE_INDEX_CACHE_BYTES_MAX";
+    /// Bytes of the cache of documents' bodies, with direct_io; otherwise the page cache has them
+    value_cache_bytes_max: usize, 0, "SETTEE_VALUE_CACHE_BYTES_MAX";
+    /// Parts of that memory that may wait for a checkpoint of one database
+    frozen_layers_max: usize, 1, "SETTEE_FROZEN_LAYERS_MAX";
+    /// A checkpoint begins when one in so many of a database's index entries, or of its bytes, is new
+    checkpoint_share: u64, 1, "SETTEE_CHECKPOINT_SHARE";
+    /// but with no fewer new entries than these,
+    checkpoint_entries_min: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MIN";
+    /// nor with more,
+    checkpoint_entries_max: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MAX";
+    /// and with no fewer new bytes than these
+    checkpoint_bytes_min: u64, 1, "SETTEE_CHECKPOINT_BYTES_MIN";
+    /// Hundredths of a database's files that may be garbage before some are rewritten
+    garbage_percent_max: u64, 1, "SETTEE_GARBAGE_PERCENT_MAX";
+    /// Bytes that compaction copies in a second
+    compaction_bytes_per_second: u64, 1, "SETTEE_COMPACTION_BYTES_PER_SECOND";
+}
+
+limit_settings! {
     LogSettings, LogOptions, "Databases' logs";
     /// Microseconds that a sync waits at most for those who may come again; a lone writer never waits
     group_delay_us_max: u64, 0, "SETTEE_GROUP_DELAY_US_MAX";
@@ -305,7 +347,8 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
-    pub(crate) log: LogOptions,
+    /// With the limits of each database's log.
+    pub(crate) databases: DatabasesOptions,
     pub(crate) io: IoLimits,
 }
 
@@ -347,7 +390,11 @@ impl Config {
             log_format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
-            log: check_log(log, io.buffer_pool_bytes_max)?,
+            databases: DatabasesOptions {
+                log: check_log(log, io.buffer_pool_bytes_max)?,
+                store: given.store.resolve(file.store)?,
+                ..given.databases.resolve(file.databases)?
+            },
             io,
         })
     }
@@ -356,7 +403,9 @@ impl Config {
     pub(crate) fn limits_text(&self) -> String {
         let mut text = String::new();
         self.limits.describe(&mut text);
-        self.log.describe(&mut text);
+        self.databases.describe(&mut text);
+        self.databases.store.describe(&mut text);
+        self.databases.log.describe(&mut text);
         self.io.describe(&mut text);
         text
     }
@@ -528,16 +577,19 @@ mod tests {
         let file = "direct_io = true\n[log]\ngroup_delay_us_max = 7\nwrites_in_flight_max = 4\n\
                     [io]\nio_threads = 3\nio_write_threads = 2\nbuffer_pool_bytes_max = 134217728";
         let config = resolve(flags(&["--group-delay-us-max", "0", "--io-ring-entries", "64"]), file).unwrap();
-        assert!(config.log.direct);
-        assert_eq!((config.log.group_delay_us_max, config.log.writes_in_flight_max), (0, 4));
+        assert!(config.databases.log.direct);
+        assert_eq!(
+            (config.databases.log.group_delay_us_max, config.databases.log.writes_in_flight_max),
+            (0, 4)
+        );
         assert_eq!(config.io.pool().bytes_max, 128 << 20);
         let engine = config.io.engine(EngineKind::Auto);
         assert_eq!((engine.threads.thread_count, engine.uring.entry_count), (3, 64));
         assert_eq!(engine.threads.write_thread_count, 2);
         assert_eq!(engine.threads.sync_thread_count, ThreadOptions::default().sync_thread_count);
         let buffered = resolve(flags(&["--direct-io", "false"]), file).unwrap();
-        assert!(!buffered.log.direct);
-        assert!(!Config::resolve(Settings::default(), None).unwrap().log.direct);
+        assert!(!buffered.databases.log.direct);
+        assert!(!Config::resolve(Settings::default(), None).unwrap().databases.log.direct);
     }
 
     #[test]
@@ -567,9 +619,10 @@ mod tests {
     fn zero_is_taken_where_it_means_something() {
         let given = ["--group-delay-us-max", "0", "--accepted-age-ms-max", "0", "--written-age-ms-max", "0"];
         let config = resolve(flags(&given), "[log]\nspare_percent_max = 0").unwrap();
-        let LogOptions { group_delay_us_max, accepted_age_ms_max, spare_percent_max, .. } = config.log;
+        let LogOptions { group_delay_us_max, accepted_age_ms_max, spare_percent_max, .. } =
+            config.databases.log;
         assert_eq!((group_delay_us_max, accepted_age_ms_max, spare_percent_max), (0, 0, 0));
-        assert_eq!(config.log.written_age_ms_max, 0);
+        assert_eq!(config.databases.log.written_age_ms_max, 0);
     }
 
     #[test]
@@ -656,7 +709,7 @@ mod tests {
             .map(|(name, value)| (name, value.parse().unwrap()))
             .collect();
         assert!(limits.contains(&("max_uuids", 7)) && limits.contains(&("group_writes_max", 9)), "{text}");
-        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 12 + 6, "{text}");
+        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 2 + 12 + 6, "{text}");
     }
 
     #[test]

@@ -198,10 +198,9 @@ async fn write_documents<W: Write>(target: &Target, sink: &mut Sink<W>) -> Resul
 
 async fn write_local<W: Write>(local: &Local, sink: &mut Sink<W>) -> Result<(), Error> {
     let view = local.database.view();
-    let mut rows = view.all_docs(&Range::default());
+    let mut rows = view.all_docs(&Range::default()).await?;
     let mut text = Vec::new();
-    while let Some(row) = rows.next() {
-        let row = row?;
+    while let Some(row) = rows.next().await? {
         let (id, summary, body) = (row.id.to_owned(), row.summary, row.body);
         text.clear();
         view.read(&id, summary, body).await?.write_json(&Extras::default(), &mut text);

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod backup;
 mod bench;
+mod check;
+mod compact;
 mod config;
 mod dump;
 mod load;
@@ -25,6 +28,14 @@ enum Command {
     Load(load::Args),
     /// Write a database's documents as JSON lines
     Dump(dump::Args),
+    /// Verify every byte of the databases in a folder, or salvage what can be read of them
+    Check(check::Args),
+    /// Copy all databases, while a server runs or while none does
+    Backup(backup::Args),
+    /// Make a data folder of a backup
+    Restore(backup::RestoreArgs),
+    /// Give back the space of what was replaced
+    Compact(compact::Args),
     /// Measure this machine and what Settee reaches on it
     Bench(bench::Args),
 }
@@ -34,6 +45,10 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Load(args) => load::run(args),
         Command::Dump(args) => dump::run(args),
+        Command::Check(args) => return check::run(args),
+        Command::Backup(args) => backup::run(args),
+        Command::Restore(args) => backup::run_restore(args),
+        Command::Compact(args) => compact::run(args),
         Command::Bench(args) => bench::run(args),
     };
     match result {

@@ -17,7 +17,10 @@ use crate::CommandResult;
 use crate::config::{Config, LogFormat, Settings};
 
 /// Holds the server's identity, beside the databases.
-const UUID_FILE: &str = "server-uuid";
+pub(crate) const UUID_FILE: &str = "server-uuid";
+
+/// Descriptors for each database that may be open.
+const DESCRIPTORS_PER_DATABASE: u64 = 4;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -47,8 +50,8 @@ fn start_log(format: LogFormat) -> CommandResult {
     }
 }
 
-async fn serve(config: Config) -> CommandResult {
-    raise_descriptor_limit();
+async fn serve(mut config: Config) -> CommandResult {
+    limit_databases(&mut config.databases, raise_descriptor_limit());
     let shutdown = Shutdown::new()?;
     let listener = TcpListener::bind(&config.listen)
         .await
@@ -60,11 +63,10 @@ async fn serve(config: Config) -> CommandResult {
 
     let engine = config.io.engine(config.io_engine).start();
     let engine = engine.map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
-    tracing::info!(engine = engine.name(), direct_io = config.log.direct, %limits, "settings in force");
+    tracing::info!(engine = engine.name(), direct_io = config.databases.log.direct, %limits, "settings in force");
     let buffers = BufferPool::new(config.io.pool());
     let env = Env { buffers, ..Env::with_engine(Handle::current(), engine) };
-    let databases_options = DatabasesOptions { log: config.log };
-    let databases = Databases::open_with(env, &config.data_dir, databases_options)
+    let databases = Databases::open_with(env, &config.data_dir, config.databases)
         .await
         .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
     match server_uuid(&config.data_dir) {
@@ -88,17 +90,35 @@ async fn serve(config: Config) -> CommandResult {
 
 /// Takes as many descriptors as the system lets us: connections and segments need one each, and
 /// what shells set by default is meant for programs that use select(2).
-fn raise_descriptor_limit() {
+/// Returns how many those are, where there is a limit.
+fn raise_descriptor_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
     let shown = |count: Option<u64>| count.map_or("unlimited".to_owned(), |count| count.to_string());
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => {
             tracing::debug!(before = shown(limit.current), now = shown(limit.maximum), "descriptors");
+            limit.maximum
         }
         Err(error) => {
             tracing::warn!(%error, limit = shown(limit.current), "the limit on descriptors stays");
+            limit.current
         }
+    }
+}
+
+/// Keeps the databases that are open at once to what the descriptors allow: connections and large
+/// databases take the others.
+fn limit_databases(options: &mut DatabasesOptions, descriptor_count_max: Option<u64>) {
+    let most = descriptor_count_max.map_or(u64::MAX, |count| count / DESCRIPTORS_PER_DATABASE).max(1);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    if options.open_databases_max > most {
+        tracing::warn!(
+            asked = options.open_databases_max,
+            now = most,
+            "open_databases_max: too few descriptors"
+        );
+        options.open_databases_max = most;
     }
 }
 

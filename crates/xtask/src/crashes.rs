@@ -1,8 +1,9 @@
 //! `cargo xtask crashes`: as many power losses as one has time for.
 //!
-//! Runs the log's test of power losses, which every `cargo test` runs with some ten thousand of
-//! them, in the release profile and with a number of one's own. What it prints last is how many
-//! were tried and how many batches were lost; a failure names the two variables that replay it.
+//! Runs a crate's test of power losses, the log's or the store's, which every `cargo test` runs with
+//! some ten thousand of them, in the release profile and with a number of one's own. What it prints
+//! last is how many were tried and how many batches were lost; a failure names the two variables
+//! that replay it.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,9 +12,11 @@ use std::process::Command;
 /// Power losses, unless told otherwise.
 const COUNT: u64 = 1_000_000;
 
-/// The test, and the crate's test program that it is in.
-const PROGRAM: &str = "test --release --locked -p settee-log --test power_loss";
-const TEST: &str = "acknowledged_batches_survive_power_loss_kills_and_errors";
+/// The crates that have such a test: the names that they are given here, their own, and the test's.
+const CRATES: [(&str, &str, &str); 2] = [
+    ("log", "settee-log", "acknowledged_batches_survive_power_loss_kills_and_errors"),
+    ("store", "settee-store", "what_was_shown_survives_power_loss_kills_and_errors"),
+];
 
 /// What the command line says.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ struct Options {
     count: u64,
     /// The first seed; those after it follow.
     seed: u64,
+    /// Which of [`CRATES`].
+    tested: usize,
 }
 
 /// Tries power losses until there are enough, or one loses something.
@@ -28,11 +33,12 @@ struct Options {
 /// # Errors
 /// What is wrong with the arguments; an empty message where the test failed, which has said why.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
-    let Options { count, seed } = options(arguments)?;
+    let Options { count, seed, tested } = options(arguments)?;
+    let (_, package, test) = CRATES[tested];
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let status = Command::new(&cargo)
-        .args(PROGRAM.split_whitespace())
-        .args(["--", "--exact", TEST, "--nocapture"])
+        .args(["test", "--release", "--locked", "-p", package, "--test", "power_loss"])
+        .args(["--", "--exact", test, "--nocapture"])
         .env("SETTEE_CRASHES", count.to_string())
         .env("SETTEE_SEED_FIRST", seed.to_string())
         .env_remove("SETTEE_SEED")
@@ -44,11 +50,17 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
 }
 
 fn options(arguments: &[&str]) -> Result<Options, String> {
-    let mut options = Options { count: COUNT, seed: 0 };
+    let mut options = Options { count: COUNT, seed: 0, tested: 0 };
     for pair in arguments.chunks(2) {
         let [name, value] = *pair else {
-            return Err(format!("{} wants a number\n{}", pair[0], crate::USAGE));
+            return Err(format!("{} wants a value\n{}", pair[0], crate::USAGE));
         };
+        if name == "--crate" {
+            let found = CRATES.iter().position(|(short, package, _)| [*short, *package].contains(&value));
+            let unknown = || format!("no crate {value:?} has such a test\n{}", crate::USAGE);
+            options.tested = found.ok_or_else(unknown)?;
+            continue;
+        }
         let number = value.parse().map_err(|_| format!("{name} {value:?} is no number\n{}", crate::USAGE))?;
         match name {
             "--count" => options.count = number,
@@ -64,19 +76,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_options_can_be_left_out_and_come_in_any_order() {
-        assert_eq!(options(&[]), Ok(Options { count: COUNT, seed: 0 }));
-        assert_eq!(options(&["--seed", "7"]), Ok(Options { count: COUNT, seed: 7 }));
-        assert_eq!(options(&["--seed", "7", "--count", "5"]), Ok(Options { count: 5, seed: 7 }));
-        for wrong in [&["--count"][..], &["--count", "many"], &["--seeds", "7"], &["7"]] {
+    fn all_options_can_be_left_out_and_come_in_any_order() {
+        assert_eq!(options(&[]), Ok(Options { count: COUNT, seed: 0, tested: 0 }));
+        assert_eq!(options(&["--seed", "7"]), Ok(Options { count: COUNT, seed: 7, tested: 0 }));
+        let both = ["--seed", "7", "--crate", "store", "--count", "5"];
+        assert_eq!(options(&both), Ok(Options { count: 5, seed: 7, tested: 1 }));
+        let wrong: [&[&str]; 5] =
+            [&["--count"], &["--count", "many"], &["--seeds", "7"], &["7"], &["--crate", "none"]];
+        for wrong in wrong {
             assert!(options(wrong).is_err_and(|problem| problem.contains(crate::USAGE)), "{wrong:?}");
         }
     }
 
     #[test]
-    fn the_test_that_it_runs_is_there() {
+    fn the_tests_that_it_runs_are_there() {
         let root = crate::root().unwrap();
-        let text = std::fs::read_to_string(root.join("crates/settee-log/tests/power_loss.rs")).unwrap();
-        assert!(text.contains(&format!("fn {TEST}()")));
+        for (_, package, test) in CRATES {
+            let path = root.join("crates").join(package).join("tests/power_loss.rs");
+            assert!(std::fs::read_to_string(path).unwrap().contains(&format!("fn {test}()")), "{package}");
+        }
     }
 }

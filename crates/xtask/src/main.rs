@@ -14,7 +14,7 @@ mod tidy;
 const USAGE: &str = "\
 usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at the first that fails
        cargo xtask tidy                        check the rules of the source tree
-       cargo xtask crashes [--count N] [--seed S]
+       cargo xtask crashes [--crate log|store] [--count N] [--seed S]
                                                try N power losses (1,000,000), from seed S (0) on
 steps: tidy, fmt, clippy, doc, test, build, bench, npm, interop";
 

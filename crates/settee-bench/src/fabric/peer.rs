@@ -203,16 +203,17 @@ impl Process {
     async fn scan(&mut self, scan: Scan) -> Result<u64> {
         let view = self.database.view();
         let mut rows = match scan {
-            Scan::AllDocs | Scan::AllDocsWithDocuments => view.all_docs(&settee_doc::Range::default()),
+            Scan::AllDocs | Scan::AllDocsWithDocuments => {
+                view.all_docs(&settee_doc::Range::default()).await?
+            }
             Scan::Changes => view.changes(settee_doc::Seq::default(), false),
         };
         let mut count = 0;
         let mut id = String::new();
         loop {
-            let Some(row) = rows.next() else {
+            let Some(row) = rows.next().await? else {
                 return Ok(count);
             };
-            let row = row?;
             let (summary, body) = (row.summary, row.body);
             id.clear();
             id.push_str(row.id);

@@ -169,7 +169,7 @@ async fn write_std(path: &Path, values: Bytes, bytes: usize) -> Result<()> {
 
 pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     let bytes = bench.config.scaled(2 << 30, 8 << 20).next_multiple_of(1 << 20);
-    let group = Group::make();
+    let group = Group::make(LIMIT_BYTES);
     let (mut rounds, mut disk) = (Vec::new(), Vec::new());
     for _ in 0..ROUND_COUNT {
         let mut command = Command::new(&bench.config.program);
@@ -242,14 +242,15 @@ fn report(
 }
 
 /// A control group with the limit; gone with the value.
-struct Group {
-    folder: PathBuf,
-    kind: &'static str,
+pub(crate) struct Group {
+    pub(crate) folder: PathBuf,
+    pub(crate) kind: &'static str,
 }
 
 impl Group {
-    /// Makes one, or says why that can't be.
-    fn make() -> Result<Group, String> {
+    /// Makes one whose processes have so much memory together, their files' pages included, or
+    /// says why that can't be.
+    pub(crate) fn make(limit_bytes: u64) -> Result<Group, String> {
         let name = format!("settee-bench-{}", std::process::id());
         let root = Path::new("/sys/fs/cgroup");
         let is_second = root.join("cgroup.controllers").exists();
@@ -264,7 +265,7 @@ impl Group {
         let limited = fs::OpenOptions::new()
             .write(true)
             .open(folder.join(file))
-            .and_then(|mut file| file.write_all(LIMIT_BYTES.to_string().as_bytes()));
+            .and_then(|mut file| file.write_all(limit_bytes.to_string().as_bytes()));
         limited.map_err(failed)?;
         Ok(group)
     }

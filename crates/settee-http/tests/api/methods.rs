@@ -52,7 +52,6 @@ fn what_couchdb_has_and_we_do_not_is_501_with_a_reason() {
         ("GET", "/db/_security"),
         ("PUT", "/db/_security"),
         ("POST", "/db/_purge"),
-        ("POST", "/db/_compact"),
         ("POST", "/db/_view_cleanup"),
         ("GET", "/db/_revs_limit"),
         ("GET", "/db/_design_docs"),

@@ -120,6 +120,8 @@ impl Subject {
             self.open("created", OpenMode::Create),
             self.open("new", OpenMode::CreateNew),
             Operation::Rename { from: self.path("new"), to: self.path("created") },
+            Operation::Link { from: self.path("created"), to: self.path("linked") },
+            Operation::Remove { path: self.path("linked") },
             Operation::Remove { path: self.path("created") },
             Operation::CreateFolder { path: self.path("folder") },
             Operation::RemoveFolder { path: self.path("folder") },

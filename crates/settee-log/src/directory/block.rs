@@ -22,7 +22,7 @@ const _: () = assert!(COUNT_SIZE + FIXED_SIZE_MAX + KEY_SIZE_MAX + META_SIZE_MAX
 pub(super) const COUNT_SIZE: usize = 2;
 
 /// Most bytes that an entry takes beside its key and meta.
-pub(super) const FIXED_SIZE_MAX: usize = 1 + 10 + 5 + 5 + 2 + 3 + 3 + 8;
+pub(super) const FIXED_SIZE_MAX: usize = 1 + 10 + 10 + 5 + 2 + 3 + 3 + 8;
 
 /// What an entry of either kind begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,8 @@ pub(super) struct Head {
     pub flags: Flags,
     /// How far its `Seq` is from the directory's first.
     pub seq_delta: u64,
-    pub offset: u32,
+    /// Where its record lies: the offset, and above that how far its segment is from the first.
+    pub place: u64,
     pub length: u32,
     pub meta_size: usize,
 }
@@ -39,7 +40,7 @@ impl Head {
     fn put(&self, out: &mut Vec<u8>) {
         out.push(self.flags.bits());
         put_varint(out, self.seq_delta);
-        put_varint(out, u64::from(self.offset));
+        put_varint(out, self.place);
         put_varint(out, u64::from(self.length));
         put_varint(out, self.meta_size as u64);
     }
@@ -48,7 +49,7 @@ impl Head {
         Some(Head {
             flags: Flags::from_bits(cursor.take(1)?[0])?,
             seq_delta: cursor.varint()?,
-            offset: u32::try_from(cursor.varint()?).ok()?,
+            place: cursor.varint()?,
             length: u32::try_from(cursor.varint()?).ok()?,
             meta_size: cursor.size(META_SIZE_MAX)?,
         })

@@ -23,7 +23,7 @@ const RUN_COUNT: usize = 1024;
 /// After how many entries other tasks get their turn.
 const YIELD_COUNT: usize = 1024;
 
-/// Makes the footer of a segment from its commits.
+/// Makes the footer of a segment from its commits, or that of a file with commits of several.
 ///
 /// Takes per record: its key, its meta and about 25 bytes; while [`DirectoryBuilder::finish`]
 /// runs twice that, and 12 bytes. Growing buffers may take up to twice as much for a moment.
@@ -61,8 +61,19 @@ pub struct DirectoryBuilder {
 impl DirectoryBuilder {
     /// An empty directory for a segment.
     pub fn new(segment: u32, epoch: u32) -> DirectoryBuilder {
+        DirectoryBuilder::covering(segment, segment, epoch)
+    }
+
+    /// An empty directory for a file with records of the segments from `first` to `last`. Their
+    /// entries have the locations that they had in these; `epoch` is whatever else is to tell the
+    /// file from others.
+    ///
+    /// # Panics
+    /// Where `last` is before `first`.
+    pub fn covering(first: u32, last: u32, epoch: u32) -> DirectoryBuilder {
+        assert!(first <= last, "segments {first} to {last}");
         DirectoryBuilder {
-            trailer: Trailer { segment, epoch, ..Trailer::default() },
+            trailer: Trailer { segment: first, last_segment: last, epoch, ..Trailer::default() },
             out: Vec::new(),
             block: None,
             block_first: 0,
@@ -77,9 +88,10 @@ impl DirectoryBuilder {
     ///
     /// # Panics
     /// Where the `Seq` isn't greater than the one before, the record lies in another segment,
-    /// or the key or the meta is over its limit.
+    /// the key or the meta is over its limit, or all entries take more than 4 GiB.
     pub fn push(&mut self, entry: EntryRef<'_>, checksum: u64) {
-        assert!(entry.location.segment == self.trailer.segment, "a record of another segment");
+        let covered = self.trailer.segment..=self.trailer.last_segment;
+        assert!(covered.contains(&entry.location.segment), "a record of another segment");
         assert!(entry.key.len() <= KEY_SIZE_MAX, "key of {} bytes", entry.key.len());
         assert!(entry.meta.len() <= META_SIZE_MAX, "meta of {} bytes", entry.meta.len());
         if self.positions.is_empty() {
@@ -95,7 +107,8 @@ impl DirectoryBuilder {
         let head = Head {
             flags: entry.flags,
             seq_delta: entry.seq.0 - self.trailer.first_seq.0,
-            offset: entry.location.offset,
+            place: u64::from(entry.location.segment - self.trailer.segment) << 32
+                | u64::from(entry.location.offset),
             length: entry.location.length,
             meta_size: entry.meta.len(),
         };
@@ -118,7 +131,7 @@ impl DirectoryBuilder {
             return false;
         }
         self.entry_bytes += self.out.len() - start;
-        self.positions.push(u32::try_from(start).expect("entries take no more than a segment"));
+        self.positions.push(u32::try_from(start).expect("entries take no more than 4 GiB"));
         true
     }
 

@@ -23,9 +23,11 @@ pub const fn footer_start(frames_end: u64) -> u64 {
 /// What a footer says of its segment, and where its sections lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Trailer {
-    /// The segment's number.
+    /// The segment's number; of several the first one's.
     pub segment: u32,
-    /// The segment's epoch.
+    /// The last segment's number: the same where there is one.
+    pub last_segment: u32,
+    /// The segment's epoch, or what else the file was given.
     pub epoch: u32,
     /// Where the last frame ends, in bytes from the segment's first.
     pub frames_end: u64,
@@ -77,6 +79,19 @@ impl Trailer {
     /// [`DirectoryError::Absent`] where the file doesn't end with a footer; otherwise what
     /// [`DirectoryError`] names.
     pub async fn read(file: &File, segment: u32, epoch: u32) -> Result<Trailer, DirectoryError> {
+        Trailer::read_covering(file, segment, segment, epoch).await
+    }
+
+    /// As [`Trailer::read`], of a file that holds records of the segments from `first` to `last`.
+    ///
+    /// # Errors
+    /// As [`Trailer::read`].
+    pub async fn read_covering(
+        file: &File,
+        first: u32,
+        last: u32,
+        epoch: u32,
+    ) -> Result<Trailer, DirectoryError> {
         let length = file.length().await?;
         let path = || file.path().to_path_buf();
         let Some(start) = length.checked_sub(TRAILER_SIZE as u64) else {
@@ -90,7 +105,7 @@ impl Trailer {
                 DirectoryError::NewerFormat { path: path(), found, known: FOOTER_VERSION }
             }
         })?;
-        if (trailer.segment, trailer.epoch) != (segment, epoch) {
+        if (trailer.segment, trailer.last_segment, trailer.epoch) != (first, last, epoch) {
             return Err(damaged(file, start, "its footer belongs to another segment"));
         }
         Ok(trailer)
@@ -113,7 +128,8 @@ impl Trailer {
     pub(super) fn encode(&self) -> [u8; TRAILER_SIZE] {
         let mut out = Vec::with_capacity(TRAILER_SIZE);
         out.extend_from_slice(&MAGIC);
-        for number in [FOOTER_VERSION, self.segment, self.epoch, 0] {
+        let last = if self.last_segment == self.segment { 0 } else { self.last_segment };
+        for number in [FOOTER_VERSION, self.segment, self.epoch, last] {
             out.extend_from_slice(&number.to_le_bytes());
         }
         let sizes = &self.sizes;
@@ -158,10 +174,11 @@ impl Trailer {
             return Err(TrailerError::Newer(version));
         }
         let (segment, epoch) = (cursor.u32().ok_or(SHORT)?, cursor.u32().ok_or(SHORT)?);
-        let zero = cursor.u32().ok_or(SHORT)?;
+        let last = cursor.u32().ok_or(SHORT)?;
         let mut next = || cursor.u64().ok_or(SHORT);
         let trailer = Trailer {
             segment,
+            last_segment: if last == 0 { segment } else { last },
             epoch,
             frames_end: next()?,
             frames_checksum: next()?,
@@ -181,7 +198,8 @@ impl Trailer {
             },
             index_checksum: next()?,
         };
-        if version == 0 || zero != 0 || !trailer.fits(file_length) {
+        let is_range = last == 0 || last > segment;
+        if version == 0 || !is_range || !trailer.fits(file_length) {
             return Err(TrailerError::Invalid("its trailer doesn't fit the file"));
         }
         Ok(trailer)

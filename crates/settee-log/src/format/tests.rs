@@ -260,3 +260,38 @@ proptest! {
         prop_assert!(RecordRef::decode(&junk).is_err());
     }
 }
+
+#[test]
+fn records_that_lie_back_to_back_are_found_one_after_another() {
+    let mut frame = Vec::new();
+    let mut batch = batch();
+    batch.push(Flags::none(), b"another", b"m", &[5; 1000]);
+    write(&batch, header(), &mut frame);
+    let places: Vec<Range<u32>> = batch.ranges().collect();
+    let end = places[2].end as usize;
+    let all = Bytes::from(frame).slice(places[0].start as usize..end);
+    // As they were copied one by one to another file.
+    let mut copied = Vec::new();
+    let mut rest = all.clone();
+    let mut keys = Vec::new();
+    while let Some((record, size)) = Record::decode_first(&rest) {
+        let by_reference = RecordRef::decode(&rest).unwrap();
+        assert_eq!((by_reference.size(), by_reference.checksum()), (size, record.checksum()));
+        assert_eq!((record.bytes().len(), record.is_extent()), (size, false));
+        copied.extend_from_slice(record.bytes());
+        keys.push(record.key().to_vec());
+        rest = rest.slice(size..);
+    }
+    assert!(rest.is_empty());
+    assert_eq!(copied, all);
+    assert_eq!(keys, [&b"key"[..], b"gone", b"another"]);
+    // One that is cut short, or damaged anywhere, is none.
+    for end in 0..keys[0].len() + 28 {
+        assert!(Record::decode_first(&all.slice(..end)).is_none());
+    }
+    for at in 0..places[0].len() {
+        let mut damaged = all.to_vec();
+        damaged[at] ^= 4;
+        assert!(Record::decode_first(&Bytes::from(damaged)).is_none(), "byte {at}");
+    }
+}

@@ -22,6 +22,8 @@ pub struct Cursor {
     leaf: Arc<Node>,
     /// The ranks of the leaf's entries.
     leaf_ranks: Range<u64>,
+    /// Where it stands in the leaf, for [`Cursor::current`].
+    at: Option<usize>,
 }
 
 impl Cursor {
@@ -34,7 +36,7 @@ impl Cursor {
         let (leaf, first) = root.leaf_at(if descending { ranks.end.saturating_sub(1) } else { ranks.start });
         let leaf = leaf.clone();
         let leaf_ranks = first..first + leaf.count() as u64;
-        Cursor { root, ranks, descending, leaf, leaf_ranks }
+        Cursor { root, ranks, descending, leaf, leaf_ranks, at: None }
     }
 
     /// The next entry.
@@ -75,6 +77,20 @@ impl Cursor {
         Some((rank - self.leaf_ranks.start) as usize)
     }
 
+    /// Goes to the next entry, for [`Cursor::current`]; false at the end.
+    pub fn advance(&mut self) -> bool {
+        self.at = self.step();
+        self.at.is_some()
+    }
+
+    /// The entry that the last [`Cursor::advance`] went to.
+    ///
+    /// # Panics
+    /// Where that returned false, or there was none.
+    pub fn current(&self) -> Found<'_> {
+        self.leaf.entry(self.at.expect("a cursor stands at an entry"))
+    }
+
     /// How many entries are yet to come.
     pub fn remaining(&self) -> u64 {
         self.ranks.end.saturating_sub(self.ranks.start)
@@ -91,7 +107,8 @@ impl Cursor {
     }
 
     /// Skips as few entries as have sums of at least `amount` together in the component; all that
-    /// are yet to come where their sum is less. Returns the sum of what was skipped.
+    /// are yet to come where their sum is less. Returns the sum of what was skipped. No entry may
+    /// take away from the component.
     pub fn skip_sum(&mut self, component: usize, amount: u64) -> u64 {
         if amount == 0 || self.ranks.is_empty() {
             return 0;

@@ -6,7 +6,8 @@
 use std::ops::{Add, Bound, Sub};
 use std::sync::Arc;
 
-use super::entry::{self, Found, Previous, Sums};
+use super::VALUE_SIZE_MAX;
+use super::entry::{self, Found, Sums, add, subtract};
 use super::page::{self, Page, RECORD_COUNT_MAX, Record};
 
 /// A full node is cut not in the middle but where a run of insertions ended, each directly behind
@@ -27,13 +28,8 @@ impl Add for Totals {
     type Output = Totals;
 
     fn add(self, other: Totals) -> Totals {
-        let [a, b, c] = self.sums;
-        let [d, e, f] = other.sums;
-        Totals {
-            count: self.count + other.count,
-            sums: [a + d, b + e, c + f],
-            bytes: self.bytes + other.bytes,
-        }
+        let sums = add(self.sums, other.sums);
+        Totals { count: self.count + other.count, sums, bytes: self.bytes + other.bytes }
     }
 }
 
@@ -41,13 +37,8 @@ impl Sub for Totals {
     type Output = Totals;
 
     fn sub(self, other: Totals) -> Totals {
-        let [a, b, c] = self.sums;
-        let [d, e, f] = other.sums;
-        Totals {
-            count: self.count - other.count,
-            sums: [a - d, b - e, c - f],
-            bytes: self.bytes - other.bytes,
-        }
+        let sums = subtract(self.sums, other.sums);
+        Totals { count: self.count - other.count, sums, bytes: self.bytes - other.bytes }
     }
 }
 
@@ -116,75 +107,73 @@ impl Subtree {
     }
 
     /// Inserts into the whole tree, which grows by a level where its root is split.
-    pub(super) fn insert_at_root(&mut self, key: &[u8], tail: &[u8], sums: Sums) -> Option<Previous> {
-        let (previous, split) = self.insert(key, tail, sums);
-        if let Some(Split { separator, right }) = split {
+    pub(super) fn upsert_at_root(
+        &mut self,
+        key: &[u8],
+        mut make: impl FnMut(Option<Found<'_>>, &mut Vec<u8>) -> Sums,
+    ) {
+        if let Some(Split { separator, right }) = self.upsert(key, &mut make) {
             let left = std::mem::take(self);
             *self = Subtree::new(Node { page: Page::new(&[(&separator, &[])]), children: vec![left, right] });
         }
-        previous
     }
 
     /// Removes an entry that exists from the whole tree, which sinks by a level where its root
     /// has but one child left.
-    pub(super) fn remove_at_root(&mut self, key: &[u8]) -> Previous {
-        let previous = self.remove(key);
+    pub(super) fn remove_at_root(&mut self, key: &[u8]) {
+        self.remove(key);
         if let [child] = &self.node.children[..] {
             *self = child.clone();
         }
-        previous
     }
 
-    fn insert(&mut self, key: &[u8], tail: &[u8], sums: Sums) -> (Option<Previous>, Option<Split>) {
+    fn upsert(
+        &mut self,
+        key: &[u8],
+        make: &mut impl FnMut(Option<Found<'_>>, &mut Vec<u8>) -> Sums,
+    ) -> Option<Split> {
         let node = Arc::make_mut(&mut self.node);
         if node.is_leaf() {
-            let (previous, split) = node.insert_entry(key, tail);
+            let (change, split) = node.upsert_entry(key, make);
             if split.is_some() {
                 self.totals = node.totals();
             } else {
-                let old = previous.map_or(Sums::default(), |previous| previous.sums);
-                self.totals.count += u64::from(previous.is_none());
-                self.totals.sums =
-                    std::array::from_fn(|index| self.totals.sums[index] - old[index] + sums[index]);
+                self.totals = self.totals + change;
                 self.totals.bytes = node.size();
             }
-            return (previous, split);
+            return split;
         }
         let index = node.child_index(key);
         let child = &mut node.children[index];
         let before = child.totals;
-        let (previous, split) = child.insert(key, tail, sums);
-        let Some(split) = split else {
+        let Some(split) = child.upsert(key, make) else {
             self.totals = self.totals - before + child.totals;
-            return (previous, None);
+            return None;
         };
         let split = node.adopt(index, split);
         self.totals = node.totals();
-        (previous, split)
+        split
     }
 
-    fn remove(&mut self, key: &[u8]) -> Previous {
+    fn remove(&mut self, key: &[u8]) {
         let node = Arc::make_mut(&mut self.node);
         if node.is_leaf() {
             let index = node.page.search(key).expect("only an entry that exists is removed");
-            let Found { location, sums, .. } = node.entry(index);
+            self.totals = self.totals - node.entry_totals(index);
             node.page.remove(index);
-            self.totals.count -= 1;
-            self.totals.sums = std::array::from_fn(|index| self.totals.sums[index] - sums[index]);
             self.totals.bytes = node.size();
-            return Previous { location, sums };
+            return;
         }
         let index = node.child_index(key);
         let child = &mut node.children[index];
         let before = child.totals;
-        let previous = child.remove(key);
+        child.remove(key);
         if child.node.page.is_underfull() {
             node.merge(index);
             self.totals = node.totals();
         } else {
             self.totals = self.totals - before + child.totals;
         }
-        previous
     }
 
     /// The two ends of a range.
@@ -287,7 +276,7 @@ impl Node {
     }
 
     fn entry_totals(&self, index: usize) -> Totals {
-        Totals { count: 1, sums: entry::sums(self.page.record(index).1), bytes: 0 }
+        Totals { count: 1, sums: entry::decode_sums(self.page.record(index).1).0, bytes: 0 }
     }
 
     /// The child that has the key, if any has.
@@ -316,21 +305,32 @@ impl Node {
         }
     }
 
-    /// Inserts into a leaf, which is split where it has no room.
-    fn insert_entry(&mut self, key: &[u8], tail: &[u8]) -> (Option<Previous>, Option<Split>) {
-        let (previous, index) = match self.page.search(key) {
-            Err(index) => (None, index),
+    /// Inserts into a leaf, which is split where it has no room; returns what that adds to the
+    /// totals, but for their bytes.
+    fn upsert_entry(
+        &mut self,
+        key: &[u8],
+        make: &mut impl FnMut(Option<Found<'_>>, &mut Vec<u8>) -> Sums,
+    ) -> (Totals, Option<Split>) {
+        let found = self.page.search(key);
+        let old = found.ok().map(|index| self.entry(index));
+        let old_sums = old.map_or(Sums::default(), |old| old.sums);
+        let mut value = Vec::with_capacity(128);
+        let sums = make(old, &mut value);
+        assert!(value.len() <= VALUE_SIZE_MAX, "value of {} bytes", value.len());
+        let mut tail = Vec::with_capacity(32 + value.len());
+        entry::encode_sums(sums, &mut tail);
+        tail.extend_from_slice(&value);
+        let change = Totals { count: u64::from(found.is_err()), sums: subtract(sums, old_sums), bytes: 0 };
+        let index = match found {
+            Err(index) => index,
+            Ok(index) if self.page.overwrite(index, &tail) => return (change, None),
             Ok(index) => {
-                let Found { location, sums, .. } = self.entry(index);
-                let previous = Some(Previous { location, sums });
-                if self.page.overwrite(index, tail) {
-                    return (previous, None);
-                }
                 self.page.remove(index);
-                (previous, index)
+                index
             }
         };
-        (previous, self.insert_record(index, (key, tail)))
+        (change, self.insert_record(index, (key, &tail)))
     }
 
     /// Takes in the node that was split off from the child at `index`, and is split itself where
@@ -422,7 +422,7 @@ fn middle(records: &[Record<'_>]) -> usize {
 
 /// Largest record in bytes, about; the halves of a leaf too large may be larger than one by two.
 #[cfg(test)]
-const RECORD_SIZE_MAX: usize = settee_log::KEY_SIZE_MAX + settee_log::META_SIZE_MAX + 64;
+const RECORD_SIZE_MAX: usize = super::KEY_SIZE_MAX + VALUE_SIZE_MAX + 64;
 
 #[cfg(test)]
 impl Subtree {

@@ -10,36 +10,30 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::page::{PAGE_SIZE_MAX, RECORD_COUNT_MAX};
-use super::{Cursor, Found, KEY_SIZE_MAX, Layer, Location, META_SIZE_MAX, Previous, Sums};
+use super::{Cursor, Found, KEY_SIZE_MAX, Layer, Sums};
+
+/// What the store keeps beside a key is this at most, but for chains.
+const META_SIZE_MAX: usize = 512;
 
 type Key = Vec<u8>;
 type Model = BTreeMap<Key, Value>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Value {
-    meta: Vec<u8>,
-    location: Location,
+    bytes: Vec<u8>,
     sums: Sums,
 }
 
 impl Value {
     /// A value that differs from others in every part.
-    fn new(number: u64, meta_size: usize) -> Value {
-        let location = Location {
-            seq: number << 33 | number,
-            segment: number as u32,
-            offset: !number as u32,
-            length: (number * 7) as u32,
-        };
-        Value { meta: vec![number as u8; meta_size], location, sums: [1, number % 3, number * number] }
+    fn new(number: u64, size: usize) -> Value {
+        let mut bytes = [number, !number].map(u64::to_le_bytes).concat();
+        bytes.resize(20 + size, number as u8);
+        Value { bytes, sums: [1, number % 3, number * number] }
     }
 
     fn found<'a>(&'a self, key: &'a [u8]) -> Found<'a> {
-        Found { key, meta: &self.meta, location: self.location, sums: self.sums }
-    }
-
-    fn previous(&self) -> Previous {
-        Previous { location: self.location, sums: self.sums }
+        Found { key, value: &self.bytes, sums: self.sums }
     }
 }
 
@@ -52,15 +46,19 @@ struct Pair {
 }
 
 impl Pair {
-    fn insert(&mut self, key: &[u8], meta_size: usize) {
+    fn insert(&mut self, key: &[u8], size: usize) {
         self.number += 1;
-        let value = Value::new(self.number, meta_size);
-        let previous = self.layer.insert(key, &value.meta, value.location, value.sums);
-        assert_eq!(previous, self.model.insert(key.to_vec(), value).map(|value| value.previous()));
+        let value = Value::new(self.number, size);
+        let old = self.model.insert(key.to_vec(), value.clone());
+        self.layer.upsert(key, |found, buffer| {
+            assert_eq!(found, old.as_ref().map(|old| old.found(key)));
+            buffer.extend_from_slice(&value.bytes);
+            value.sums
+        });
     }
 
     fn remove(&mut self, key: &[u8]) {
-        assert_eq!(self.layer.remove(key), self.model.remove(key).map(|value| value.previous()));
+        assert_eq!(self.layer.remove(key), self.model.remove(key).is_some());
     }
 
     /// A key of the model, or one near to it, or none of it at all.
@@ -396,15 +394,15 @@ fn removing_what_is_not_there_copies_nothing() {
 #[test]
 fn sums_of_any_size_are_kept() {
     let mut layer = Layer::new();
-    let location = Value::new(1, 0).location;
     for shift in 0..64 {
-        let sums = [1 << shift, (1 << shift) - 1, 0];
-        assert_eq!(layer.insert(b"key", b"meta", location, sums).is_none(), shift == 0);
-        assert_eq!(layer.get(b"key"), Some(Found { key: b"key", meta: b"meta", location, sums }));
+        let sums = [1 << shift, (1 << shift) - 1, !(1 << shift)];
+        layer.insert(b"key", b"value", sums);
+        assert_eq!(layer.get(b"key"), Some(Found { key: b"key", value: b"value", sums }));
         assert_eq!(layer.sums(), sums);
     }
-    layer.insert(b"key", b"", location, [u64::MAX; 3]);
-    assert_eq!(layer.sums_in((Bound::Unbounded, Bound::Unbounded)), [u64::MAX; 3]);
+    layer.insert(b"other", b"", [1, u64::MAX, 0]);
+    let all = (Bound::Unbounded, Bound::Unbounded);
+    assert_eq!(layer.sums_in(all), [(1 << 63) + 1, (1 << 63) - 2, !(1 << 63)], "they wrap around");
 }
 
 #[test]

@@ -154,7 +154,7 @@ impl Local {
         let view = self.database.view();
         let mut existing = Vec::with_capacity(ids.len());
         for id in ids {
-            let Some(summary) = view.find(id)? else {
+            let Some(summary) = view.find(id).await? else {
                 existing.push(None);
                 continue;
             };

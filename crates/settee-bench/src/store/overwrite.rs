@@ -1,0 +1,87 @@
+//! Overwriting everything again and again while it is read: space and reads over time.
+
+use super::ingest::setup;
+use super::runs::Run;
+use super::work::{Operation, Spec};
+use super::{Bench, Who, figure_row, load_text};
+use crate::Result;
+use crate::io::row::{Aim, Row, Series};
+
+/// Bytes of the values.
+const VALUE_BYTES: usize = 100;
+
+/// How often everything is overwritten: with compaction; without, as the disk must hold it all.
+const TIMES: u64 = 10;
+const TIMES_WITHOUT: u64 = 2;
+
+pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+    let records = bench.config.records;
+    let before = bench.spec(Operation::Ingest, VALUE_BYTES, records);
+    let before = Spec { write_out: true, ..before };
+    let overwrite = Spec { operation: Operation::Overwrite, ..before.clone() };
+    let with = [before.clone(), Spec { count: TIMES, ..overwrite.clone() }];
+    let without = [before, Spec { count: TIMES_WITHOUT, compaction: false, ..overwrite }];
+    let load = load_text();
+    let Some(with) = run(bench, "with compaction", &with, each)? else { return Ok(()) };
+    let Some(without) = run(bench, "without compaction", &without, each)? else { return Ok(()) };
+    let space: Vec<f64> = steady(&with).iter().map(|(disk, live, _)| disk / live).collect();
+    let most = space.iter().copied().reduce(f64::max);
+    each(
+        figure_row(
+            "  space over live bytes, most in the steady state".to_owned(),
+            "×",
+            most,
+            ("live bytes", 1.0),
+            Some(Aim::AtMost(1.5)),
+        )
+        .with_note(format!("the steady state: the second half of the seconds; {load}")),
+    );
+    let p99 = |run: &Run| crate::io::row::median(steady(run).iter().map(|(_, _, p99)| *p99).collect());
+    let limit = ("without compaction", p99(&without).unwrap_or(0.0));
+    each(figure_row(
+        "  read p99 in the steady state".to_owned(),
+        "µs",
+        p99(&with),
+        limit,
+        Some(Aim::AtMost(2.0)),
+    ));
+    Ok(())
+}
+
+/// Bytes on disk, bytes that live and the p99 of reads, of each second of the second half.
+fn steady(run: &Run) -> Vec<(f64, f64, f64)> {
+    let half = run.seconds.len() / 2;
+    let figures = |second: &super::work::Second| {
+        (second.disk_bytes as f64, second.live_bytes.max(1) as f64, second.read_p99_us)
+    };
+    run.seconds[half..].iter().map(figures).collect()
+}
+
+fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(Row)) -> Result<Option<Run>> {
+    let [_, overwrite] = specs;
+    let name = format!("overwrite {} of {VALUE_BYTES} B {} times, {how}", overwrite.records, overwrite.count);
+    let mut contender = super::Contender::new(Who::Ours);
+    let folder = bench.new_folder();
+    let loaded = bench.programs.run(Who::Ours, &folder, &specs[0]);
+    let run = loaded.and_then(|_| bench.programs.run(Who::Ours, &folder, overwrite));
+    bench.remove(&folder)?;
+    contender.take(bench, run);
+    let Some(run) = contender.runs.last().cloned() else {
+        each(Row::missing(name, "w/s", contender.failure.unwrap_or_default()));
+        return Ok(None);
+    };
+    let series = Series(vec![run.report.window(1.0)]);
+    let reads = run.report.beside_reads as f64 / run.report.seconds.max(1e-9);
+    let note = format!("latencies are the reader's, of {reads:.0} reads/s; {}", setup(&contender));
+    each(Row::new(name, "w/s", &series).with_note(note));
+    for second in &run.seconds {
+        let mut row = Row::missing(format!("  second {}", second.second), "w/s", "");
+        row.rate = Some(second.writes as f64);
+        row.operations = second.writes;
+        (row.p50_us, row.p99_us) = (Some(second.read_p50_us), Some(second.read_p99_us));
+        let space = second.disk_bytes as f64 / second.live_bytes.max(1) as f64;
+        row = row.with_ratio("live bytes", space);
+        each(row.with_note(format!("{} reads/s; {}", second.reads, second.engine)));
+    }
+    Ok(Some(run))
+}

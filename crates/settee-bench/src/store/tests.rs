@@ -1,0 +1,198 @@
+//! Goal: every operation runs on the store and finds out a store that gives other bytes; each part
+//! of the table tells every row, judges it, and cleans up; a run that fails shows.
+//! Method: the small form in this process; for the table, a shell script stands in for all
+//! programs, ours too. Nothing timed is asserted.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::work::{Report, Told};
+use super::*;
+
+fn small_spec(operation: Operation, order: Order) -> Spec {
+    Spec {
+        operation,
+        order,
+        records: 500,
+        value_bytes: 100,
+        batch: BATCH_COUNT,
+        count: 40,
+        warm: 0,
+        seconds_max: 0,
+        lanes: 1,
+        memory_bytes: 16 << 20,
+        write_out: false,
+        compaction: true,
+        group: None,
+    }
+}
+
+/// What a run in this process told.
+fn tell(who: &str, folder: &Path, spec: &Spec) -> Result<(Report, usize), String> {
+    let spec = serde_json::to_string(spec).unwrap();
+    let (mut report, mut seconds) = (None, 0);
+    let each = |told| match told {
+        Told::Report(told) => report = Some(*told),
+        Told::Second(_) => seconds += 1,
+        Told::Held => panic!("nothing holds here"),
+    };
+    runs::run_here(who, folder, &spec, EngineKind::Auto, each).map_err(|error| error.to_string())?;
+    Ok((report.expect("a run ends with a report"), seconds))
+}
+
+#[test]
+fn every_operation_runs_on_the_store_and_counts_what_it_did() {
+    for order in [Order::Sequential, Order::Random] {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = |operation| small_spec(operation, order);
+        let (loaded, _) =
+            tell("settee", folder.path(), &Spec { write_out: true, ..spec(Operation::Ingest) }).unwrap();
+        assert_eq!((loaded.operations, loaded.bytes), (500, 500 * 116));
+        assert!(loaded.disk_bytes >= loaded.bytes, "{loaded:?}");
+        for (operation, operations) in [
+            (Operation::Read, 40),
+            (Operation::ScanKeys, 500),
+            (Operation::ScanValues, 40),
+            (Operation::ReadInOrder, 40),
+            (Operation::Open, 1),
+            (Operation::Durable, 40),
+            (Operation::Overwrite, 500 * 40),
+        ] {
+            let spec =
+                Spec { warm: 8, lanes: if operation == Operation::Read { 4 } else { 1 }, ..spec(operation) };
+            let (report, seconds) = tell("settee", folder.path(), &spec).unwrap();
+            assert_eq!(report.operations, operations, "{operation:?} {report:?}");
+            assert!(report.seconds > 0.0 && report.setup.contains("store"), "{operation:?} {report:?}");
+            assert_eq!(seconds > 0, operation == Operation::Overwrite);
+        }
+    }
+}
+
+#[test]
+fn a_load_beside_a_reader_of_reused_keys_finds_only_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = small_spec(Operation::IngestBesideReader, Order::Reuse);
+    let (report, _) = tell("settee", folder.path(), &Spec { records: 5000, ..spec }).unwrap();
+    assert_eq!(report.operations, 5000);
+    assert!(report.beside_found <= report.beside_reads, "{report:?}");
+}
+
+#[test]
+fn a_bare_lookup_reads_what_it_wrote_and_does_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = small_spec(Operation::Read, Order::Random);
+    for _ in 0..2 {
+        assert_eq!(tell("bare", folder.path(), &spec).unwrap().0.operations, 40);
+    }
+    assert!(tell("bare", folder.path(), &small_spec(Operation::Ingest, Order::Random)).is_err());
+    assert!(tell("other", folder.path(), &spec).unwrap_err().contains("other"));
+}
+
+#[test]
+fn other_bytes_and_missing_records_are_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = |operation| small_spec(operation, Order::Random);
+    tell("settee", folder.path(), &spec(Operation::Ingest)).unwrap();
+    for spoilt in [
+        Spec { value_bytes: 101, ..spec(Operation::Read) },
+        Spec { records: 1000, ..spec(Operation::Read) },
+        Spec { records: 501, ..spec(Operation::ScanKeys) },
+        Spec { value_bytes: 99, ..spec(Operation::ScanValues) },
+        Spec { records: 501, ..spec(Operation::Open) },
+    ] {
+        assert!(tell("settee", folder.path(), &spoilt).is_err(), "{spoilt:?}");
+    }
+}
+
+/// Stands for all programs: `bench store-run WHO FOLDER SPEC ENGINE` and `WHO store FOLDER SPEC`.
+const SCRIPT: &str = r#"#!/bin/sh
+case "$*" in *FAIL*) echo told why >&2; exit 3;; *LoadAndHold*) echo '"Held"'; cat; exit;; esac
+case "$1" in bench) seconds=2;; redb) seconds=1;; *) seconds=4;; esac
+case "$*" in *Overwrite*) echo '{"Second":{"second":1,"writes":9,"reads":7,"read_p50_us":2,"read_p99_us":3,"disk_bytes":30,"live_bytes":20,"engine":"well"}}';; esac
+echo '{"Report":{"operations":100,"bytes":1000,"seconds":'$seconds',"p50_us":5,"p99_us":6,"cpu_seconds":1,"written_bytes_in_all":1500,"device_reads":105,"beside_reads":10,"setup":"as it comes"}}'
+"#;
+
+/// The rows of `parts`, in a folder that must be empty afterwards.
+fn rows(script: &str, parts: &[Part], has_peers: bool) -> (Vec<Row>, Result<()>) {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = tempfile::tempdir().unwrap();
+    let program = programs.path().join("program");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut config = Config::new(folder.path(), &program).small();
+    config.parts = parts.to_vec();
+    config.peers = has_peers.then_some(program);
+    let mut rows = Vec::new();
+    let result = run(&config, |row| rows.push(row));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left behind");
+    for row in &rows {
+        assert_eq!(row.met.is_some(), row.aim.is_some() && row.ratio.is_some(), "{row:?}");
+        assert!(row.rate.is_some() || row.note.is_some(), "a row without figures says why: {row:?}");
+    }
+    (rows, result)
+}
+
+#[test]
+fn every_part_tells_its_rows_against_the_best_peer() {
+    for (part, judged) in [
+        // Two sizes, three orders, with and without writing out: alone, beside, beside over alone.
+        (Part::Ingest, 2 * 3 * 2 * 3),
+        (Part::Growth, 1),
+        (Part::Durable, 2),
+        (Part::Overwrite, 2),
+        (Part::Open, 1),
+    ] {
+        let (rows, result) = rows(SCRIPT, &[part], true);
+        result.unwrap();
+        assert_eq!(rows.iter().filter(|row| row.met.is_some()).count(), judged, "{part:?} {rows:?}");
+        let against: Vec<_> = rows.iter().filter(|row| row.peer.as_deref() == Some("redb")).collect();
+        assert!(against.iter().all(|row| row.ratio == Some(0.5)), "{part:?} {against:?}");
+        assert_eq!(against.is_empty(), matches!(part, Part::Growth | Part::Overwrite | Part::Open));
+    }
+}
+
+#[test]
+fn data_sets_are_loaded_and_read_in_every_way() {
+    let (rows, result) = rows(SCRIPT, &[Part::Large, Part::Small], true);
+    result.unwrap();
+    let find = |start: &str| rows.iter().filter(|row| row.workload.trim_start().starts_with(start)).count();
+    assert_eq!((find("load "), find("read of "), find("scan of ")), (2, 2 * 5, 2 * 2));
+    assert_eq!(find("bytes written for bytes given"), 2);
+    assert_eq!(find("cached, over "), 2 * PEERS.len());
+    assert_eq!((find("over a bare lookup"), find("the scan over a loop")), (2, 2));
+    let reads: Vec<_> =
+        rows.iter().filter(|row| row.workload.contains("device reads")).map(|row| row.met).collect();
+    assert_eq!(reads, [Some(true), Some(true)], "1.05 reads each are within both aims");
+}
+
+#[test]
+fn without_peers_nothing_is_held_against_one() {
+    let (rows, result) = rows(SCRIPT, &[Part::Durable, Part::Large], false);
+    result.unwrap();
+    assert!(rows.iter().all(|row| row.peer.as_deref() != Some("redb")), "{rows:?}");
+    assert!(rows[0].aim.is_some() && rows[0].met.is_none(), "{rows:?}");
+}
+
+#[test]
+fn a_run_that_fails_shows_and_is_an_error_at_the_end() {
+    let script = SCRIPT.replace("*FAIL*", "lmdb*|*Durable*");
+    let (rows, result) = rows(&script, &[Part::Ingest, Part::Durable, Part::Open], true);
+    assert!(result.unwrap_err().to_string().contains("failed"));
+    let failed: Vec<_> = rows.iter().filter(|row| row.rate.is_none()).collect();
+    assert!(failed.iter().all(|row| row.note.as_deref().unwrap().contains("told why")), "{failed:?}");
+    assert_eq!(failed.len(), 24 + 2 * 5 + 1);
+}
+
+#[test]
+fn nothing_is_no_amount_and_more_than_the_disk_holds_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = || Config::new(folder.path(), "false").small();
+    for config in [
+        Config { records: 0, ..small() },
+        Config { rounds: 0, ..small() },
+        Config { ingest_bytes: 0, ..small() },
+    ] {
+        assert!(run(&config, |row| panic!("{row:?}")).is_err());
+    }
+    let error = run(&Config { records: 1 << 45, ..small() }, |row| panic!("{row:?}")).unwrap_err();
+    assert!(matches!(error, Error::Space { .. }), "{error}");
+}

@@ -1,0 +1,130 @@
+//! Keys and values: functions of a record's number.
+
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of every key.
+pub(crate) const KEY_BYTES: usize = 16;
+
+pub(crate) type Key = [u8; KEY_BYTES];
+
+/// Keys that are written again and again where they are reused.
+pub(crate) const REUSED_COUNT: u64 = 1024;
+
+/// Random bytes of which values are slices.
+const SOURCE_BYTES: usize = 16 << 20;
+
+/// Bytes at both ends of a value by which it is known.
+const CHECKED_BYTES: usize = 16;
+
+/// In which order keys are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Each key behind the last.
+    Sequential,
+    /// Keys are hashes.
+    Random,
+    /// [`REUSED_COUNT`] hashes at random.
+    Reuse,
+}
+
+impl Order {
+    /// The record that the `index`th write is of.
+    pub(crate) fn record(self, index: u64) -> u64 {
+        match self {
+            Order::Sequential | Order::Random => index,
+            Order::Reuse => mix(index ^ 0x5eed) % REUSED_COUNT,
+        }
+    }
+
+    pub(crate) fn key(self, record: u64) -> Key {
+        let (first, second) = match self {
+            Order::Sequential => (0x7365_7474_6565_2d31, record),
+            Order::Random | Order::Reuse => (mix(record), mix(!record)),
+        };
+        let mut key = [0; KEY_BYTES];
+        key[..8].copy_from_slice(&first.to_be_bytes());
+        key[8..].copy_from_slice(&second.to_be_bytes());
+        key
+    }
+}
+
+/// A number that looks random, another for each (splitmix64's last step: Steele, Lea, Flood:
+/// Fast splittable pseudorandom number generators, OOPSLA 2014).
+pub(crate) fn mix(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+/// Random bytes of a fixed seed.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    bytes: Bytes,
+}
+
+impl Source {
+    /// The one of this process, which is made by the first call.
+    pub(crate) fn get() -> Source {
+        static BYTES: OnceLock<Bytes> = OnceLock::new();
+        let make = || {
+            let mut bytes = vec![0; SOURCE_BYTES];
+            StdRng::seed_from_u64(1).fill_bytes(&mut bytes);
+            bytes.into()
+        };
+        Source { bytes: BYTES.get_or_init(make).clone() }
+    }
+
+    /// The value of a record in one of its versions.
+    pub(crate) fn value(&self, record: u64, version: u64, bytes: usize) -> Bytes {
+        let start = self.start(record, version, bytes);
+        self.bytes.slice(start..start + bytes)
+    }
+
+    /// Whether `value` is what [`Source::value`] gives, by its length and its ends.
+    pub(crate) fn is_value(&self, value: &[u8], record: u64, version: u64, bytes: usize) -> bool {
+        let start = self.start(record, version, bytes);
+        let expected = &self.bytes[start..start + bytes];
+        let checked = bytes.min(CHECKED_BYTES);
+        value.len() == bytes
+            && value[..checked] == expected[..checked]
+            && value[bytes - checked..] == expected[bytes - checked..]
+    }
+
+    fn start(&self, record: u64, version: u64, bytes: usize) -> usize {
+        (mix(record ^ version.rotate_left(40)) % (self.bytes.len() - bytes) as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_in_order_ascend_and_reused_ones_are_few() {
+        let keys: Vec<Key> = (0..1000).map(|record| Order::Sequential.key(record)).collect();
+        assert!(keys.is_sorted());
+        let random: std::collections::BTreeSet<Key> =
+            (0..1000).map(|record| Order::Random.key(record)).collect();
+        assert_eq!(random.len(), 1000);
+        let reused: std::collections::BTreeSet<u64> =
+            (0..100_000).map(|index| Order::Reuse.record(index)).collect();
+        assert_eq!((reused.len() as u64, reused.last()), (REUSED_COUNT, Some(&(REUSED_COUNT - 1))));
+    }
+
+    #[test]
+    fn a_value_is_known_and_another_is_not() {
+        let source = Source::get();
+        let value = source.value(7, 1, 100);
+        assert!(source.is_value(&value, 7, 1, 100));
+        assert!(!source.is_value(&value, 8, 1, 100) && !source.is_value(&value, 7, 2, 100));
+        assert!(!source.is_value(&value[..99], 7, 1, 100));
+        let mut spoilt = value.to_vec();
+        spoilt[99] ^= 1;
+        assert!(!source.is_value(&spoilt, 7, 1, 100));
+    }
+}

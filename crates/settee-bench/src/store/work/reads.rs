@@ -1,0 +1,173 @@
+//! Reading: at random, in the order of keys, and once after opening.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::data::{KEY_BYTES, Key, Order, Source, mix};
+use super::meter::{Latencies, Stretch};
+use super::{Failure, Operation, Reader, Report, Spec, Subject};
+
+/// Reads between two occasions for other tasks.
+const BREATHE_EVERY: u64 = 64;
+
+/// Cached reads of which one is timed: the clock costs a tenth of one.
+const TIMED_EVERY: u64 = 8;
+
+/// Reads `count` records at random, split among the lanes.
+pub(super) async fn random<S: Subject>(
+    subject: &Arc<S>,
+    spec: &Spec,
+    folder: &Path,
+) -> Result<Report, Failure> {
+    let source = Source::get();
+    if spec.warm > 0 {
+        read(subject, Spec { count: spec.warm, ..spec.clone() }, &source, 0x3a3a).await?;
+    }
+    let stretch = Stretch::with_reads(folder);
+    let mut latencies = read(subject, spec.clone(), &source, 0x7b7b).await?;
+    let mut report = stretch.end();
+    (report.p50_us, report.p99_us) = latencies.percentiles();
+    report.operations = spec.count / spec.lanes as u64 * spec.lanes as u64;
+    report.bytes = report.operations * (KEY_BYTES + spec.value_bytes) as u64;
+    Ok(report)
+}
+
+async fn read<S: Subject>(
+    subject: &Arc<S>,
+    spec: Spec,
+    source: &Source,
+    seed: u64,
+) -> Result<Latencies, Failure> {
+    let source = source.clone();
+    let lanes = subject
+        .lanes(spec.lanes, move |subject, lane| {
+            let (source, spec) = (source.clone(), spec.clone());
+            async move { read_lane(&*subject, &spec, &source, mix(seed + lane as u64)).await }
+        })
+        .await?;
+    let mut latencies = Latencies::default();
+    lanes.into_iter().for_each(|lane| latencies.append(lane));
+    Ok(latencies)
+}
+
+async fn read_lane<S: Subject>(
+    subject: &S,
+    spec: &Spec,
+    source: &Source,
+    seed: u64,
+) -> Result<Latencies, Failure> {
+    let mut latencies = Latencies::default();
+    let mut reader = subject.reader()?;
+    let timed_every = if spec.warm > 0 { TIMED_EVERY } else { 1 };
+    for turn in 0..spec.count / spec.lanes as u64 {
+        let record = spec.order.record(mix(seed ^ turn) % spec.records);
+        let before = turn.is_multiple_of(timed_every).then(Instant::now);
+        one(&mut reader, spec, source, record, &spec.order.key(record)).await?;
+        if let Some(before) = before {
+            latencies.push(before.elapsed());
+        }
+        if turn % BREATHE_EVERY == 0 {
+            subject.breathe().await;
+        }
+    }
+    Ok(latencies)
+}
+
+async fn one<R: Reader>(
+    reader: &mut R,
+    spec: &Spec,
+    source: &Source,
+    record: u64,
+    key: &Key,
+) -> Result<(), Failure> {
+    let mut is_right = false;
+    reader.get(key, |value| is_right = source.is_value(value, record, 0, spec.value_bytes)).await?;
+    match is_right {
+        true => Ok(()),
+        false => Err(format!("record {record} isn't what was written").into()),
+    }
+}
+
+/// Walks over keys from the front, or over `count` of them with their values from the middle.
+pub(super) async fn scan<S: Subject>(
+    subject: &Arc<S>,
+    spec: &Spec,
+    folder: &Path,
+) -> Result<Report, Failure> {
+    let values = spec.operation == Operation::ScanValues;
+    let (start, count) = match values {
+        true => (middle(spec), spec.count),
+        false => (Key::default(), spec.records),
+    };
+    let value_bytes = if values { spec.value_bytes } else { 0 };
+    let mut last = Vec::new();
+    let mut is_right = true;
+    let mut reader = subject.reader()?;
+    let stretch = Stretch::with_reads(folder);
+    let found = reader
+        .scan(&start, count, values, |key, value| {
+            is_right &= key > &last[..] && value.len() == value_bytes;
+            last.clear();
+            last.extend_from_slice(key);
+        })
+        .await?;
+    let mut report = stretch.end();
+    if !is_right || found != count {
+        return Err(format!("a scan of {count} keys found {found}, in order and whole: {is_right}").into());
+    }
+    report.operations = count;
+    report.bytes = count * (KEY_BYTES + value_bytes) as u64;
+    Ok(report)
+}
+
+/// A key that half of all are before, about: what is behind it is as many as a scan may ask for.
+fn middle(spec: &Spec) -> Key {
+    match spec.order {
+        Order::Sequential => spec.order.key(spec.records / 2),
+        Order::Random | Order::Reuse => {
+            let mut key = Key::default();
+            key[0] = 0x60;
+            key
+        }
+    }
+}
+
+/// Reads the values of the keys that a scan with values gives, each by itself. Finding the keys
+/// is not timed.
+pub(super) async fn in_order<S: Subject>(
+    subject: &Arc<S>,
+    spec: &Spec,
+    folder: &Path,
+) -> Result<Report, Failure> {
+    let mut keys: Vec<Key> = Vec::with_capacity(spec.count as usize);
+    let mut reader = subject.reader()?;
+    reader.scan(&middle(spec), spec.count, false, |key, _| keys.extend(<Key>::try_from(key))).await?;
+    let mut is_right = keys.len() as u64 == spec.count;
+    let mut latencies = Latencies::default();
+    let stretch = Stretch::with_reads(folder);
+    for key in &keys {
+        let before = Instant::now();
+        is_right &= reader.get(key, |_| {}).await?;
+        latencies.push(before.elapsed());
+    }
+    let mut report = stretch.end();
+    if !is_right {
+        return Err(format!("{} keys in order, not all found", keys.len()).into());
+    }
+    (report.p50_us, report.p99_us) = latencies.percentiles();
+    report.operations = spec.count;
+    report.bytes = spec.count * (KEY_BYTES + spec.value_bytes) as u64;
+    Ok(report)
+}
+
+/// Reads the last record: proof that what was opened is all there.
+pub(super) async fn first<S: Subject>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
+    let source = Source::get();
+    let stretch = Stretch::start();
+    let record = spec.order.record(spec.records - 1);
+    one(&mut subject.reader()?, spec, &source, record, &spec.order.key(record)).await?;
+    let mut report = stretch.end();
+    report.operations = 1;
+    Ok(report)
+}

@@ -1,0 +1,168 @@
+//! Goal: a backup of all databases, made while they come, go and are written to, is a sound data folder
+//! with every database and document that was acknowledged before.
+//! Method: in the simulation, a task creates, writes and deletes databases beside several backups, with few
+//! databases open at once; each is checked, restored and compared with what was acknowledged. And: damage
+//! is told by document ids, and repaired into a new folder.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use settee_doc::{
+    Database, Databases, DatabasesOptions, Edit, ErrorKind, OfflineDatabases, OfflineEvent, Options, Stage,
+    restore,
+};
+use settee_io::Env;
+use settee_sim::{Sim, SimDisk, seeds};
+
+fn options() -> DatabasesOptions {
+    DatabasesOptions { open_databases_max: 3, database_idle_s: 1, ..DatabasesOptions::default() }
+}
+
+async fn put(database: &Database, id: &str) -> settee_doc::Result<()> {
+    let mut edit = Edit::parse(br#"{"name":"a small document"}"#, &Options::default()).unwrap();
+    edit.id = id.into();
+    database.update(edit, Stage::Persisted).await.map(drop)
+}
+
+async fn problems(env: &Env, folder: &Path) -> Vec<String> {
+    let mut problems = Vec::new();
+    let offline = OfflineDatabases::open(env, folder, options()).await.unwrap();
+    let told = |event| {
+        if let OfflineEvent::Problem { what, touched, .. } = event {
+            problems.push(format!("{what}; touches {touched}"));
+        }
+    };
+    let sums = offline.check(None, told).await.unwrap();
+    assert_eq!(sums.problem_count as usize, problems.len());
+    problems
+}
+
+/// Names, and how many documents were acknowledged in each.
+type Known = BTreeMap<String, usize>;
+
+#[test]
+fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
+    let (mut linked, mut came, mut went) = (0, 0, 0);
+    for seed in seeds(12) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        let counts = sim
+            .run(async {
+                let databases =
+                    Databases::open_with(env.clone(), Path::new("/data"), options()).await.unwrap();
+                let known: Arc<Mutex<Known>> = Arc::default();
+                let (ends, gone) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeSet::new())));
+                let (done, is_done) = tokio::sync::oneshot::channel();
+                let (writer, told, ended, lost, clock) =
+                    (databases.clone(), known.clone(), ends.clone(), gone.clone(), env.clock.clone());
+                env.spawn("writer", async move {
+                    let mut step = seed as usize;
+                    while !ended.load(Ordering::Relaxed) {
+                        step += 1;
+                        let name = format!("db{}", step * 7 % 11);
+                        if step % 9 == 0 && told.lock().unwrap().contains_key(&name) {
+                            lost.lock().unwrap().insert(name.clone());
+                            writer.delete(&name).await.unwrap();
+                            told.lock().unwrap().remove(&name);
+                            continue;
+                        }
+                        match writer.create(&name).await {
+                            Err(error) if error.kind() == ErrorKind::DatabaseExists => {}
+                            created => {
+                                created.unwrap();
+                                told.lock().unwrap().insert(name.clone(), 0);
+                            }
+                        }
+                        let database = writer.get(&name).await.unwrap();
+                        put(&database, &format!("{step}")).await.unwrap();
+                        *told.lock().unwrap().get_mut(&name).unwrap() += 1;
+                        clock.sleep(Duration::from_millis(5)).await;
+                    }
+                    drop(done.send(()));
+                });
+                let mut counts = (0, 0, 0);
+                for number in 1..=3 {
+                    env.clock.sleep(Duration::from_millis(300)).await;
+                    let before = known.lock().unwrap().clone();
+                    gone.lock().unwrap().clear();
+                    let made = databases.backup(Path::new("/backup"), &["server-uuid"]).await.unwrap();
+                    let gone = gone.lock().unwrap().clone();
+                    counts.0 += made.files.linked_count;
+                    let case = format!("seed={seed} number={number}");
+                    assert_eq!(made.folder, Path::new(&format!("/backup/{number:06}")), "{case}");
+                    assert_eq!(problems(&env, &made.folder).await, [] as [String; 0], "{case}");
+                    let to = format!("/restored/{number}");
+                    restore(&env, &made.folder, Path::new(&to), &[]).await.unwrap();
+                    let restored =
+                        Databases::open_with(env.clone(), Path::new(&to), options()).await.unwrap();
+                    for (name, count) in before.iter().filter(|(name, _)| !gone.contains(*name)) {
+                        let database =
+                            restored.get(name).await.unwrap_or_else(|error| panic!("{case} {name}: {error}"));
+                        assert!(database.info().doc_count >= *count as u64, "{case} {name}");
+                    }
+                    for name in restored.names() {
+                        restored.get(&name).await.unwrap_or_else(|error| panic!("{case} {name}: {error}"));
+                        counts.1 += u64::from(!before.contains_key(&name));
+                    }
+                    counts.2 += gone.len() as u64;
+                    restored.close().await.unwrap();
+                }
+                ends.store(true, Ordering::Relaxed);
+                is_done.await.unwrap();
+                assert!(databases.backup(Path::new("relative"), &[]).await.is_err());
+                databases.close().await.unwrap();
+                counts
+            })
+            .unwrap();
+        (linked, came, went) = (linked + counts.0, came + counts.1, went + counts.2);
+    }
+    println!("linked {linked}, databases that came meanwhile {came}, that went {went}");
+    assert!(linked > 0);
+}
+
+#[test]
+fn a_damaged_document_is_named_by_its_id_and_all_others_are_salvaged() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open_with(env.clone(), Path::new("/data"), options()).await.unwrap();
+        for name in ["one", "two"] {
+            let database = databases.create(name).await.unwrap();
+            for number in 0..50 {
+                put(&database, &format!("doc-{number}")).await.unwrap();
+            }
+        }
+        databases.close().await.unwrap();
+        drop(databases);
+        assert_eq!(problems(&env, Path::new("/data")).await, [] as [String; 0]);
+        let path = "data/databases/0000000001/0000000001.log";
+        let bytes = disk.read_file(path).unwrap();
+        let at = bytes.windows(7).position(|window| window == b"ddoc-20").unwrap();
+        disk.damage_file(path, |bytes| bytes[at + 40] ^= 1);
+        let found = problems(&env, Path::new("/data")).await;
+        let is_named = |problem: &String| {
+            problem.contains("0000000001.log at offset") && problem.contains("document \"doc-20\"")
+        };
+        assert!(found.iter().any(is_named), "{found:?}");
+        let offline = OfflineDatabases::open(&env, Path::new("/data"), options()).await.unwrap();
+        let mut lost = Vec::new();
+        let told =
+            |event| lost.extend(if let OfflineEvent::Lost { what, .. } = event { Some(what) } else { None });
+        let sums = offline.repair(Path::new("/new"), told).await.unwrap();
+        assert_eq!(lost, ["document \"doc-20\""]);
+        drop(offline);
+        // Paths of revisions beside the documents there are none: each is the first.
+        assert_eq!(sums.record_count, 99, "{sums:?}");
+        assert_eq!(problems(&env, Path::new("/new")).await, [] as [String; 0]);
+        let new = Databases::open_with(env.clone(), Path::new("/new"), options()).await.unwrap();
+        for (name, count) in [("one", 49), ("two", 50)] {
+            assert_eq!(new.get(name).await.unwrap().info().doc_count, count, "{name}");
+        }
+        new.close().await.unwrap();
+    })
+    .unwrap();
+}

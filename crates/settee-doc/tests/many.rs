@@ -1,0 +1,414 @@
+//! Goal: a server holds many more databases than are open: what they cost on disk, in syncs and in
+//! descriptors, which are closed first, and what is never closed.
+//! Method: single cases in the simulation, by its counts of operations; sizes on the real file
+//! system.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use settee_doc::{Database, Databases, DatabasesOptions, Edit, ErrorKind, NameRange, Options, Stage};
+use settee_io::{Env, OperationKind, ThreadOptions};
+use settee_sim::{Fault, Sim, SimDisk};
+
+fn options(open_databases_max: usize, database_idle_s: u64) -> DatabasesOptions {
+    DatabasesOptions { open_databases_max, database_idle_s, ..DatabasesOptions::default() }
+}
+
+async fn put(database: &Database, id: &str) -> settee_doc::Result<()> {
+    let mut edit = Edit::parse(br#"{"name":"a small document"}"#, &Options::default()).unwrap();
+    edit.id = id.into();
+    database.update(edit, Stage::Persisted).await.map(drop)
+}
+
+/// Runs a test on the databases of an empty disk.
+fn with_databases<F: Future<Output = ()>>(
+    disk: &SimDisk,
+    options: DatabasesOptions,
+    test: impl FnOnce(Env, Arc<Databases>) -> F,
+) {
+    let sim = Sim::with_disk(disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open_with(env.clone(), Path::new("/data"), options).await.unwrap();
+        test(env, databases).await;
+    })
+    .unwrap();
+}
+
+async fn seconds(env: &Env, count: u64) {
+    env.clock.sleep(Duration::from_secs(count)).await;
+}
+
+/// Whether a database is open: then to ask for it opens no file.
+async fn is_open(disk: &SimDisk, databases: &Databases, name: &str) -> bool {
+    let before = disk.operation_count();
+    databases.get(name).await.unwrap();
+    disk.operation_count() == before
+}
+
+#[test]
+fn creating_a_database_takes_a_sync_and_no_file() {
+    // A write that is cut short is repeated, and counts again.
+    let disk = SimDisk::new(1).short_writes(0.0);
+    with_databases(&disk, options(10, 1), async |_, databases| {
+        databases.create_closed("first").await.unwrap();
+        let (mut counts, at_first) = (Vec::new(), disk.sync_count());
+        for number in 0..500 {
+            let before = disk.sync_count();
+            databases.create_closed(&format!("db{number}")).await.unwrap();
+            counts.push(disk.sync_count() - before);
+        }
+        let (most, all) = (*counts.iter().max().unwrap(), disk.sync_count() - at_first);
+        let at_segments = counts.iter().filter(|count| **count > 1).count();
+        println!("500 creations: {all} syncs; {at_segments} took more than one, {most} at most");
+        // Where the catalogue begins a segment, its folder is synced too; the one before is sealed
+        // in the background meanwhile.
+        let files_in = |folder: &str| disk.paths().iter().filter(|path| path.starts_with(folder)).count();
+        let segment_count = files_in("data/catalogue");
+        assert!(most <= 3 && all <= 500 + 3 * segment_count as u64, "{all} syncs, {segment_count} segments");
+        databases.get("db7").await.unwrap();
+        assert_eq!(databases.stats().database_count, 501);
+        assert_eq!(files_in("data/databases"), 0);
+        put(&databases.get("db7").await.unwrap(), "a").await.unwrap();
+        assert_eq!(files_in("data/databases"), 1);
+    });
+}
+
+#[test]
+fn creations_and_deletions_that_come_together_share_syncs() {
+    let disk = SimDisk::new(2);
+    with_databases(&disk, options(10, 1), async |env, databases| {
+        let at_once = async |delete: bool| {
+            let before = disk.sync_count();
+            let mut ends = Vec::new();
+            for number in 0..40 {
+                let (databases, name) = (databases.clone(), format!("db{number}"));
+                let (done, end) = tokio::sync::oneshot::channel();
+                env.spawn("one of many", async move {
+                    let outcome = match delete {
+                        true => databases.delete(&name).await,
+                        false => databases.create_closed(&name).await,
+                    };
+                    done.send(outcome).unwrap();
+                });
+                ends.push(end);
+            }
+            for end in ends {
+                end.await.unwrap().unwrap();
+            }
+            disk.sync_count() - before
+        };
+        databases.create_closed("first").await.unwrap();
+        let syncs = at_once(false).await;
+        assert!(syncs < 20, "{syncs} syncs for 40 creations");
+        assert_eq!(databases.names().len(), 41);
+        at_once(true).await;
+        assert_eq!(databases.names(), ["first"]);
+    });
+}
+
+#[test]
+fn a_creation_and_a_deletion_of_one_name_at_once_leave_what_came_last() {
+    for seed in 0..200 {
+        let disk = SimDisk::new(seed);
+        with_databases(&disk, options(1, 1), async |env, databases| {
+            let mut ends = Vec::new();
+            for number in 0..12 {
+                let databases = databases.clone();
+                let (done, end) = tokio::sync::oneshot::channel();
+                env.spawn("one of many", async move {
+                    let (outcome, refusal) = match number % 3 {
+                        0 => (databases.delete("db").await, ErrorKind::NotFound),
+                        1 => (databases.create_closed("db").await, ErrorKind::DatabaseExists),
+                        _ => (databases.get("db").await.map(drop), ErrorKind::NotFound),
+                    };
+                    if let Err(error) = &outcome {
+                        assert_eq!(error.kind(), refusal, "seed={seed}: {error}");
+                    }
+                    done.send((number % 3, outcome.is_ok())).unwrap();
+                });
+                ends.push(end);
+            }
+            let mut balance = 0;
+            for end in ends {
+                match end.await.unwrap() {
+                    (0, true) => balance -= 1,
+                    (1, true) => balance += 1,
+                    _ => {}
+                }
+            }
+            // Each deletion that did something had a creation before it.
+            assert!((0..=1).contains(&balance), "seed={seed}: {balance}");
+            assert_eq!(databases.names().len(), balance as usize, "seed={seed}");
+            assert_eq!(databases.get("db").await.is_ok(), balance == 1, "seed={seed}");
+            databases.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn the_least_recently_used_is_closed_first() {
+    let disk = SimDisk::new(4);
+    with_databases(&disk, options(3, 3600), async |env, databases| {
+        for name in ["a", "b", "c", "d"] {
+            put(&databases.create(name).await.unwrap(), "x").await.unwrap();
+            seconds(&env, 2).await;
+        }
+        assert_eq!(databases.stats().open_count, 3);
+        for (asked, expected) in [("b", true), ("a", false), ("b", true), ("d", true), ("c", false)] {
+            assert_eq!(is_open(&disk, &databases, asked).await, expected, "{asked}");
+            seconds(&env, 2).await;
+        }
+        // Now b, d and c are open, in this order.
+        assert!(!is_open(&disk, &databases, "a").await);
+        assert!(is_open(&disk, &databases, "d").await && is_open(&disk, &databases, "c").await);
+        assert!(!is_open(&disk, &databases, "b").await);
+    });
+}
+
+#[test]
+fn what_is_in_use_stays_open_beyond_the_limit_and_goes_when_it_is_left() {
+    let disk = SimDisk::new(5);
+    with_databases(&disk, options(2, 60), async |env, databases| {
+        let mut held = Vec::new();
+        for number in 0..400 {
+            let database = databases.create(&format!("db{number}")).await.unwrap();
+            put(&database, "x").await.unwrap();
+            held.push(database);
+        }
+        assert_eq!(databases.stats().open_count, 400);
+        seconds(&env, 200).await;
+        for database in &held {
+            put(database, "y").await.unwrap();
+        }
+        assert_eq!(databases.stats().open_count, 400);
+        // A view is a user like any other, also without its database.
+        let view = held.pop().unwrap().view();
+        let batch_count = databases.stats().log.batch_count;
+        drop(held);
+        seconds(&env, 10).await;
+        assert_eq!(databases.stats().open_count, 2, "one for the view, and one that was used lately");
+        seconds(&env, 200).await;
+        assert_eq!(databases.stats().open_count, 1);
+        // The catalogue has noted each that was closed as one that holds something.
+        assert_eq!(databases.stats().log.batch_count, batch_count + 399, "what was done stays counted");
+        assert_eq!(view.document("y").await.unwrap().id, "y");
+        drop(view);
+        seconds(&env, 200).await;
+        let stats = databases.stats();
+        assert_eq!((stats.open_count, stats.stopped_count, stats.database_count), (0, 0, 400));
+        databases.health().unwrap();
+        assert_eq!(databases.get("db7").await.unwrap().view().doc_count(), 2);
+    });
+}
+
+#[test]
+fn one_that_has_stopped_is_not_closed_so_that_it_shows_and_can_be_read() {
+    let disk = SimDisk::new(6);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open_with(env.clone(), Path::new("/data"), options(1, 1)).await.unwrap();
+        let database = databases.create("db").await.unwrap();
+        databases.create_closed("other").await.unwrap();
+        put(&database, "a").await.unwrap();
+        let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
+        edit.id = "b".into();
+        // Its sync comes with the close, and fails.
+        database.update(edit, Stage::Accepted).await.unwrap();
+        drop(database);
+        let next = disk.count_of(OperationKind::Sync);
+        let _planned = disk.clone().fail(OperationKind::Sync, next, Fault::Io);
+        seconds(&env, 30).await;
+        assert_eq!(databases.health().unwrap_err().kind(), ErrorKind::Stopped);
+        databases.get("other").await.unwrap();
+        seconds(&env, 30).await;
+        assert_eq!(databases.stats().stopped_count, 1);
+        let database = databases.get("db").await.unwrap();
+        assert_eq!(database.view().document("a").await.unwrap().id, "a");
+        assert_eq!(put(&database, "c").await.unwrap_err().kind(), ErrorKind::Stopped);
+    })
+    .unwrap();
+}
+
+#[test]
+fn one_that_was_closed_and_finds_its_files_gone_is_no_new_one() {
+    let disk = SimDisk::new(8);
+    with_databases(&disk, options(10, 1), async |env, databases| {
+        databases.create("empty").await.unwrap();
+        put(&databases.create("idle").await.unwrap(), "a").await.unwrap();
+        seconds(&env, 10).await;
+        put(&databases.create("open").await.unwrap(), "a").await.unwrap();
+        databases.close().await.unwrap();
+    });
+    for number in [2, 3] {
+        disk.damage_file(format!("/data/databases/{number:010}/0000000001.log"), Vec::clear);
+    }
+    with_databases(&disk, options(10, 1), async |env, databases| {
+        assert_eq!(databases.get("empty").await.unwrap().view().doc_count(), 0);
+        for (name, number) in [("idle", 2), ("open", 3)] {
+            for _ in 0..2 {
+                let error = databases.get(name).await.err().unwrap();
+                assert_eq!(error.kind(), ErrorKind::Internal);
+                assert!(error.to_string().contains(&format!("/data/databases/{number:010}")), "{error}");
+            }
+            databases.delete(name).await.unwrap();
+            databases.create(name).await.unwrap();
+        }
+        seconds(&env, 10).await;
+        databases.health().unwrap();
+        assert_eq!(databases.stats().stopped_count, 0);
+    });
+}
+
+#[test]
+fn what_was_accepted_is_persisted_by_the_closing() {
+    let disk = SimDisk::new(7);
+    let mut options = options(10, 1);
+    (options.log.accepted_age_ms_max, options.log.written_age_ms_max) = (3_600_000, 3_600_000);
+    with_databases(&disk, options, async |env, databases| {
+        let database = databases.create("db").await.unwrap();
+        let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
+        edit.id = "a".into();
+        database.update(edit, Stage::Accepted).await.unwrap();
+        assert_eq!(database.view().doc_count(), 0);
+        drop(database);
+        seconds(&env, 5).await;
+    });
+    with_databases(&disk.after_power_loss(), options, async |_, databases| {
+        assert_eq!(databases.get("db").await.unwrap().view().doc_count(), 1);
+    });
+}
+
+#[test]
+fn closing_all_ends_what_is_being_opened_and_nothing_is_opened_after() {
+    for seed in 0..50 {
+        let disk = SimDisk::new(seed);
+        with_databases(&disk, options(2, 1), async |env, databases| {
+            let mut ends = Vec::new();
+            for number in 0..6 {
+                put(&databases.create(&format!("db{number}")).await.unwrap(), "a").await.unwrap();
+            }
+            for number in 0..6 {
+                let (databases, name) = (databases.clone(), format!("db{number}"));
+                let (done, end) = tokio::sync::oneshot::channel();
+                env.spawn("opener", async move {
+                    let outcome = databases.get(&name).await.map(drop);
+                    done.send(outcome.map_err(|error| error.kind())).unwrap();
+                });
+                ends.push(end);
+            }
+            env.clock.sleep(Duration::from_micros(seed * 100)).await;
+            databases.close().await.unwrap();
+            assert_eq!(databases.stats().open_count, 0);
+            for end in ends {
+                assert!(matches!(end.await.unwrap(), Ok(()) | Err(ErrorKind::Stopped)));
+            }
+            assert_eq!(databases.get("db0").await.err().unwrap().kind(), ErrorKind::Stopped);
+            // Every file was let go of: another server may have them.
+            drop(databases);
+            let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+            for number in 0..6 {
+                assert_eq!(databases.get(&format!("db{number}")).await.unwrap().view().doc_count(), 1);
+            }
+        });
+    }
+}
+
+#[test]
+fn names_come_in_any_range_as_a_sorted_set_gives_them() {
+    let disk = SimDisk::new(9);
+    with_databases(&disk, options(1, 1), async |_, databases| {
+        let model: BTreeSet<String> = (0..700).map(|number| format!("db{}", number * 3)).collect();
+        for name in &model {
+            databases.create_closed(name).await.unwrap();
+        }
+        assert_eq!(databases.names(), Vec::from_iter(model.iter().cloned()));
+        let bounds = |name: &str| {
+            [Bound::Unbounded, Bound::Included(name.to_owned()), Bound::Excluded(name.to_owned())]
+        };
+        let ends = ["", "db1", "db12", "db3", "db500", "db501", "db999", "e"];
+        let mut case_count = 0;
+        for (start, end) in ends.iter().flat_map(|start| ends.iter().map(move |end| (start, end))) {
+            for (start, end) in bounds(start).iter().flat_map(|a| bounds(end).map(|b| (a.clone(), b))) {
+                for (descending, skip, limit) in [
+                    (false, 0, usize::MAX),
+                    (true, 0, usize::MAX),
+                    (false, 300, 300),
+                    (true, 255, 257),
+                    (true, 1, 0),
+                ] {
+                    let range = NameRange { start: start.clone(), end: end.clone(), descending, skip, limit };
+                    let within = |name: &&String| {
+                        (match &start {
+                            Bound::Unbounded => true,
+                            Bound::Included(start) => *name >= start,
+                            Bound::Excluded(start) => *name > start,
+                        }) && match &end {
+                            Bound::Unbounded => true,
+                            Bound::Included(end) => *name <= end,
+                            Bound::Excluded(end) => *name < end,
+                        }
+                    };
+                    let mut expected: Vec<&String> = model.iter().filter(within).collect();
+                    if descending {
+                        expected.reverse();
+                    }
+                    let expected: Vec<&String> = expected.into_iter().skip(skip).take(limit).collect();
+                    let mut found = Vec::new();
+                    databases.visit_names(range.clone(), |name| found.push(name.to_owned()));
+                    assert!(found.iter().eq(expected), "{range:?}");
+                    case_count += 1;
+                }
+            }
+        }
+        assert_eq!(case_count, 8 * 8 * 9 * 5);
+    });
+}
+
+/// Bytes that a folder and its files take on the disk.
+#[expect(clippy::disallowed_methods, reason = "what the file system says of it")]
+fn allocated_bytes(folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let of = |path: &Path| std::fs::metadata(path).unwrap().blocks() * 512;
+    let files = std::fs::read_dir(folder).unwrap();
+    of(folder) + files.map(|entry| of(&entry.unwrap().path())).sum::<u64>()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_small_documents_take_at_most_128_kib_open_and_closed() {
+    let root = tempfile::tempdir().unwrap();
+    let env = Env::current(ThreadOptions::default());
+    let databases = Databases::open(env.clone(), root.path()).await.unwrap();
+    for name in ["one-by-one", "at-once"] {
+        databases.create_closed(name).await.unwrap();
+    }
+    let folders = settee_io::folder::list(&*env.engine, &root.path().join("databases")).await.unwrap();
+    assert!(folders.is_empty(), "an empty database has no folder");
+    let database = databases.get("one-by-one").await.unwrap();
+    for number in 0..10 {
+        put(&database, &format!("document-{number}")).await.unwrap();
+    }
+    let mut edits = Vec::new();
+    for number in 0..10 {
+        let mut edit = Edit::parse(br#"{"name":"a small document"}"#, &Options::default()).unwrap();
+        edit.id = format!("document-{number}");
+        edits.push(edit);
+    }
+    let database = databases.get("at-once").await.unwrap();
+    database.update_all(edits, Stage::Persisted).await.unwrap();
+    let sizes = || {
+        ["0000000001", "0000000002"].map(|name| allocated_bytes(&root.path().join("databases").join(name)))
+    };
+    let open = sizes();
+    drop(database);
+    databases.close().await.unwrap();
+    let closed = sizes();
+    println!("ten documents, one by one and at once: open {open:?}, closed {closed:?} bytes");
+    for size in open.into_iter().chain(closed) {
+        assert!(size <= 128 << 10, "{size} bytes");
+    }
+}

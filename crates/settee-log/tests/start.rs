@@ -1,0 +1,444 @@
+//! Goal: a log that is opened after a checkpoint tells the rest of what it holds, and nothing else,
+//! however that is stored; and it says where something is missing.
+//! Method: seeded logs of many small segments, sealed and not, of several lives, some with a torn
+//! tail. What `open` tells of them is the model: `open_after` is compared with it for every record
+//! and every segment to start from. Then the cases of `docs/recovery.md` from R17 on, by their labels.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use settee_io::OperationKind;
+use settee_log::{
+    Batch, DirectoryBuilder, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, Seq,
+    Stage, Start, footer_start,
+};
+use settee_sim::{Fault, Sim, SimDisk, seeds};
+
+const FOLDER: &str = "/data/log";
+const FIRST: &str = "/data/log/0000000001.log";
+const SECOND: &str = "/data/log/0000000002.log";
+
+/// Where the first frame of a segment begins.
+const FRAME_1: usize = 512;
+
+fn options() -> LogOptions {
+    LogOptions { batch_bytes_max: 4096, segment_bytes_max: 12 << 10, ..LogOptions::default() }
+}
+
+fn path(segment: u32) -> PathBuf {
+    Path::new(FOLDER).join(format!("{segment:010}.log"))
+}
+
+/// Numbers that a seed decides.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// The files of a disk.
+type Image = BTreeMap<PathBuf, Vec<u8>>;
+
+fn image(disk: &SimDisk) -> Image {
+    let read = |path: PathBuf| {
+        let path = Path::new("/").join(path);
+        let bytes = disk.read_file(&path).unwrap();
+        (path, bytes)
+    };
+    disk.paths().into_iter().map(read).collect()
+}
+
+fn disk_of(image: &Image, seed: u64) -> SimDisk {
+    let disk = SimDisk::new(seed);
+    image.iter().for_each(|(path, bytes)| disk.write_file(path, bytes.clone()));
+    disk
+}
+
+async fn append(log: &Log, numbers: &mut Numbers) -> Seq {
+    if numbers.below(8) == 0 {
+        log.append_extent(Bytes::from(vec![7; 100])).await.unwrap();
+    }
+    let mut batch = Batch::new();
+    for _ in 0..=numbers.below(3) {
+        let key = numbers.below(20).to_be_bytes();
+        let flags = if numbers.below(4) == 0 { Flags::TOMBSTONE } else { Flags::LISTED };
+        let size = numbers.below(900) as usize;
+        batch.push(flags, &key, &key[4..], &vec![numbers.below(256) as u8; size]);
+    }
+    let seq = log.append(&batch, Stage::Persisted).await.unwrap().last_seq;
+    log.wait(seq, Stage::Persisted).await.unwrap();
+    seq
+}
+
+/// A log of several lives. Its segments are sealed where a life had a pause.
+fn written(seed: u64) -> Image {
+    let disk = SimDisk::new(seed);
+    let mut numbers = Numbers(seed);
+    for _ in 0..3 {
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+            for _ in 0..5 + numbers.below(15) {
+                append(&log, &mut numbers).await;
+                if numbers.below(20) == 0 {
+                    env.clock.sleep(Duration::from_secs(1)).await;
+                }
+            }
+            if numbers.below(2) == 0 {
+                log.close().await.unwrap();
+            }
+        })
+        .unwrap();
+    }
+    let mut image = image(&disk);
+    let last = image.last_entry().unwrap();
+    if seed.is_multiple_of(3) {
+        // The last frame, which was written last, is torn.
+        let bytes = last.into_mut();
+        let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        bytes[end - 8] ^= 1;
+    }
+    image
+}
+
+/// What opening tells.
+type Told = (Vec<Entry>, Recovery);
+
+fn entry_of(location: Location, record: settee_log::RecordRef<'_>) -> Entry {
+    let settee_log::RecordRef { seq, flags, key, meta, .. } = record;
+    Entry { seq, flags, key: key.to_vec(), meta: meta.to_vec(), location }
+}
+
+fn open(disk: &SimDisk) -> Result<Told, OpenError> {
+    let sim = Sim::with_disk(disk);
+    let env = sim.env();
+    sim.run(async {
+        let mut told = Vec::new();
+        let replay = |location, record: settee_log::RecordRef<'_>| told.push(entry_of(location, record));
+        let opened = Log::open(&env, Path::new(FOLDER), options(), replay).await;
+        opened.map(|(_, recovery)| (told, recovery))
+    })
+    .unwrap()
+}
+
+fn start(first_segment: u32, after: u64) -> Start {
+    Start { first_segment, after: Seq(after) }
+}
+
+async fn opened_after(env: &settee_io::Env, start: Start) -> Result<(Log, Told), OpenError> {
+    let mut told = Vec::new();
+    let replay = |entry: EntryRef<'_>| told.push(entry.to_entry());
+    let opened = Log::open_after(env, Path::new(FOLDER), options(), start, replay).await;
+    opened.map(|(log, recovery)| (log, (told, recovery)))
+}
+
+fn open_after(disk: &SimDisk, start: Start) -> Result<Told, OpenError> {
+    let sim = Sim::with_disk(disk);
+    let env = sim.env();
+    sim.run(async { opened_after(&env, start).await.map(|(_, told)| told) }).unwrap()
+}
+
+fn numbers_of(entries: &[Entry]) -> Vec<u64> {
+    entries.iter().map(|entry| entry.seq.0).collect()
+}
+
+#[test]
+fn opening_after_any_record_and_from_any_segment_tells_the_rest() {
+    let (mut by_directory, mut by_frames, mut skipped, mut torn) = (0, 0, 0, 0);
+    for seed in seeds(12) {
+        let image = written(seed);
+        let (all, whole) = open(&disk_of(&image, seed)).unwrap();
+        torn += u64::from(whole.cut_bytes > 0);
+        let (last_seq, last_segment) = (all.last().unwrap().seq.0, all.last().unwrap().location.segment);
+        assert!(last_segment > 3, "seed={seed}: {last_segment} segments");
+        for first_segment in 0..=last_segment {
+            // What isn't the log's may be anything, or not there.
+            let mut image = image.clone();
+            for segment in 1..first_segment {
+                match segment % 2 {
+                    0 => drop(image.remove(&path(segment))),
+                    _ => image.get_mut(&path(segment)).unwrap().fill(0xAB),
+                }
+            }
+            for after in 0..=last_seq {
+                let case = format!("seed={seed} first_segment={first_segment} after={after}");
+                let disk = disk_of(&image, seed);
+                let told = open_after(&disk, start(first_segment, after));
+                let (told, recovery) = told.unwrap_or_else(|error| panic!("{case}: {error}"));
+                let rest =
+                    all.iter().filter(|entry| entry.seq.0 > after && entry.location.segment >= first_segment);
+                assert!(told.iter().eq(rest), "{case}: {:?}", numbers_of(&told));
+                assert_eq!(recovery.record_count, told.len() as u64, "{case}");
+                assert_eq!(recovery.cut_bytes, whole.cut_bytes, "{case}");
+                for segment in 1..first_segment {
+                    assert_eq!(disk.read_file(path(segment)).as_ref(), image.get(&path(segment)), "{case}");
+                }
+                by_directory += recovery.directory_count;
+                skipped += recovery.skipped_count;
+                by_frames += recovery.segment_count - recovery.directory_count - recovery.skipped_count - 1;
+            }
+            let behind = open_after(&disk_of(&image, seed), start(first_segment, last_seq + 1));
+            assert!(
+                matches!(behind, Err(OpenError::Behind { found, expected })
+                    if (found.0, expected.0) == (last_seq, last_seq + 1)),
+                "seed={seed} first_segment={first_segment}: {behind:?}"
+            );
+        }
+    }
+    println!("{by_directory} from directories, {by_frames} from frames, {skipped} skipped, {torn} torn");
+    assert!(by_directory > 1_000 && by_frames > 1_000 && skipped > 1_000 && torn > 0);
+}
+
+#[test]
+fn a_log_that_was_opened_after_a_checkpoint_goes_on() {
+    for seed in seeds(30) {
+        let image = written(seed);
+        let (all, _) = open(&disk_of(&image, seed)).unwrap();
+        let last_seq = all.last().unwrap().seq.0;
+        let mut numbers = Numbers(seed + 1_000);
+        let middle = &all[numbers.below(all.len() as u64) as usize];
+        let start = start(middle.location.segment, middle.seq.0);
+        let disk = disk_of(&image, seed);
+        let mut appended = last_seq;
+        for life in 0..3 {
+            let sim = Sim::with_disk(&disk);
+            let env = sim.env();
+            sim.run(async {
+                let (log, (told, _)) = opened_after(&env, start).await.unwrap();
+                let expected: Vec<u64> = (start.after.0 + 1..=appended).collect();
+                assert_eq!(numbers_of(&told), expected, "seed={seed} life={life}");
+                for entry in &told {
+                    let record = log.read(entry.location).await.unwrap();
+                    assert_eq!((record.seq(), record.key()), (entry.seq, &*entry.key), "seed={seed}");
+                }
+                for _ in 0..10 {
+                    appended = append(&log, &mut numbers).await.0;
+                }
+                log.close().await.unwrap();
+            })
+            .unwrap();
+        }
+        // Who asks for all that is its own gets that, from the first record on.
+        let (told, _) = open_after(&disk, self::start(start.first_segment, 0)).unwrap();
+        let first = all.iter().find(|entry| entry.location.segment == start.first_segment).unwrap().seq.0;
+        assert_eq!(numbers_of(&told), (first..=appended).collect::<Vec<_>>(), "seed={seed}");
+    }
+}
+
+/// A log of segments that are sealed but for the last two, what it holds, and which these are.
+fn sealed() -> (Image, Vec<Entry>, u32) {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    let mut numbers = Numbers(1);
+    let sealed_below = sim.run(async {
+        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+        while log.segments().len() < 6 {
+            append(&log, &mut numbers).await;
+        }
+        env.clock.sleep(Duration::from_secs(2)).await;
+        let sealed_below = log.sealed_below();
+        log.close().await.unwrap();
+        sealed_below
+    });
+    let (all, _) = open(&disk).unwrap();
+    assert_eq!(sealed_below, Some(6));
+    (image(&disk), all, sealed_below.unwrap())
+}
+
+fn last_of(entries: &[Entry], segment: u32) -> u64 {
+    entries.iter().rfind(|entry| entry.location.segment == segment).unwrap().seq.0
+}
+
+#[test]
+fn r17_of_a_segment_without_wanted_records_only_the_header_is_read() {
+    let (image, all, _) = sealed();
+    let disk = disk_of(&image, 1);
+    disk.damage_file(FIRST, |bytes| bytes[FRAME_1..].fill(0xAB));
+    let after = last_of(&all, 1);
+    let (told, recovery) = open_after(&disk, start(0, after)).unwrap();
+    assert_eq!(told, all[after as usize..]);
+    assert_eq!((recovery.segment_count, recovery.directory_count, recovery.skipped_count), (6, 4, 1));
+    // One record that is wanted makes the difference.
+    let opened = open_after(&disk, start(0, after - 1));
+    assert!(
+        matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(FIRST)),
+        "{opened:?}"
+    );
+    // What the headers say is looked at all the same.
+    let disk = disk_of(&image, 1);
+    disk.damage_file(FIRST, |bytes| bytes.truncate(FRAME_1 + 100));
+    let opened = open_after(&disk, start(0, after));
+    assert!(matches!(opened, Err(OpenError::Damaged { offset: 612, .. })), "{opened:?}");
+    let disk = disk_of(&image, 1);
+    disk.write_file(SECOND, image[&path(3)].clone());
+    let opened = open_after(&disk, start(0, last_of(&all, 4)));
+    assert!(
+        matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(SECOND)),
+        "{opened:?}"
+    );
+}
+
+#[test]
+fn r18_of_a_sealed_segment_the_directory_is_read_and_else_the_frames() {
+    let (image, all, _) = sealed();
+    let whole = image[Path::new(SECOND)].clone();
+    let end = Vec::from_iter(all.iter().filter(|entry| entry.location.segment == 2));
+    let end = end.last().map(|entry| entry.location.offset + entry.location.length).unwrap() as usize;
+    let footer = footer_start(end as u64) as usize;
+    // Frames that nobody reads may be damaged.
+    let disk = disk_of(&image, 1);
+    disk.damage_file(SECOND, |bytes| bytes[FRAME_1..end].fill(0xAB));
+    let (told, recovery) = open_after(&disk, start(0, 0)).unwrap();
+    assert_eq!((told, recovery.directory_count), (all.clone(), 5));
+    // A directory that is damaged anywhere is no harm.
+    let mut by_frames = 0;
+    for at in (footer..whole.len()).step_by(37).chain(whole.len() - 152..whole.len()) {
+        let disk = disk_of(&image, 1);
+        disk.damage_file(SECOND, |bytes| bytes[at] ^= 0x10);
+        let (told, recovery) = open_after(&disk, start(0, 3)).unwrap();
+        assert!(told == all[3..], "byte {at}: {:?}", numbers_of(&told));
+        by_frames += 5 - recovery.directory_count;
+    }
+    assert!(by_frames > 150, "{by_frames}");
+    // Both are more than it can bear.
+    let disk = disk_of(&image, 1);
+    disk.damage_file(SECOND, |bytes| {
+        (bytes[end - 9], bytes[footer + 20]) = (!bytes[end - 9], !bytes[footer + 20])
+    });
+    let opened = open_after(&disk, start(0, 0));
+    assert!(
+        matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(SECOND)),
+        "{opened:?}"
+    );
+}
+
+/// A sound directory of the segment, which is not the one that it had.
+fn other_footer(entries: &[Entry], frames_end: u64, frames_checksum: u64) -> Vec<u8> {
+    let sim = Sim::new(1);
+    let mut builder = DirectoryBuilder::new(2, 1);
+    for Entry { seq, flags, key, meta, location } in entries {
+        let (seq, flags, location) = (*seq, *flags, *location);
+        builder.push(EntryRef { seq, flags, key, meta, location }, 0);
+    }
+    sim.run(builder.finish(frames_end, frames_checksum)).unwrap()
+}
+
+#[test]
+fn r18_a_directory_that_is_not_what_the_headers_say_is_not_believed() {
+    let (image, all, _) = sealed();
+    let own = Vec::from_iter(all.iter().filter(|entry| entry.location.segment == 2).cloned());
+    // The next segment's header says where the frames end, and with which checksum.
+    let header = &image[&path(3)];
+    let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+    let (end, checksum) = (number(48), number(56));
+    let lie = |entries: &[Entry], end, checksum| {
+        let disk = disk_of(&image, 1);
+        disk.damage_file(SECOND, |bytes| {
+            bytes.truncate(footer_start(end) as usize);
+            bytes.extend(other_footer(entries, end, checksum));
+        });
+        let (told, recovery) = open_after(&disk, start(0, 0)).unwrap();
+        (told, recovery.directory_count)
+    };
+    // The same directory, made here, is believed: and so would be another key.
+    assert_eq!(lie(&own, end, checksum), (all.clone(), 5));
+    let mut renamed = own.clone();
+    renamed[1].key = b"another".to_vec();
+    let (told, directories) = lie(&renamed, end, checksum);
+    assert_eq!((told == all, told.len(), directories), (false, all.len(), 5));
+    // Another end, another checksum, a record less at either end or between, one more, another Seq, a
+    // place behind the end.
+    let mut gap = own.clone();
+    gap.remove(1);
+    let mut more = own.clone();
+    more.push(Entry { seq: Seq(own.last().unwrap().seq.0 + 1), ..own[0].clone() });
+    let shifted =
+        Vec::from_iter(own.iter().map(|entry| Entry { seq: Seq(entry.seq.0 + 1), ..entry.clone() }));
+    let mut jump = gap.clone();
+    jump.push(more.last().unwrap().clone());
+    let mut behind = own.clone();
+    behind[1].location.length = 12 << 10;
+    for (what, entries, end, checksum) in [
+        ("end", &own[..], end - 8, checksum),
+        ("checksum", &own, end, checksum + 1),
+        ("first", &own[1..], end, checksum),
+        ("last", &own[..own.len() - 1], end, checksum),
+        ("gap", &gap, end, checksum),
+        ("more", &more, end, checksum),
+        ("shifted", &shifted, end, checksum),
+        ("jump", &jump, end, checksum),
+        ("behind", &behind, end, checksum),
+        ("none", &[], end, checksum),
+    ] {
+        let (told, directories) = lie(entries, end, checksum);
+        assert!(told == all, "{what}: {:?}", numbers_of(&told));
+        assert_eq!(directories, 4, "{what}");
+    }
+}
+
+#[test]
+fn r18_an_error_of_the_system_is_no_damage_of_a_directory() {
+    let (image, all, _) = sealed();
+    let mut refused = 0;
+    for nth in 0..60 {
+        let disk = disk_of(&image, 1).fail(OperationKind::Read, nth, Fault::Io);
+        match open_after(&disk, start(0, 0)) {
+            Err(OpenError::Io(_)) => refused += 1,
+            Ok((told, recovery)) => {
+                assert_eq!((told.len(), recovery.directory_count), (all.len(), 5), "{nth}")
+            }
+            Err(other) => panic!("read {nth}: {other}"),
+        }
+    }
+    assert!(refused > 10, "{refused}");
+}
+
+#[test]
+fn r19_a_log_that_ends_before_what_was_seen_of_it_is_refused_and_left_as_it_is() {
+    let (mut image, all, _) = sealed();
+    let last = all.last().unwrap();
+    // The last synced group is damaged: without the checkpoint that passes for a torn tail.
+    let bytes = image.get_mut(&path(last.location.segment)).unwrap();
+    bytes[last.location.offset as usize + 30] ^= 1;
+    let disk = disk_of(&image, 1);
+    let opened = open_after(&disk, start(0, last.seq.0));
+    assert!(matches!(opened, Err(OpenError::Behind { found, expected }) if found < expected), "{opened:?}");
+    assert_eq!(self::image(&disk), image);
+    let (told, _) = open_after(&disk, start(0, 1)).unwrap();
+    assert!(!told.is_empty() && told.len() < all.len());
+}
+
+#[test]
+fn r20_the_segment_to_start_from_must_be_there() {
+    let (image, all, _) = sealed();
+    for (first_segment, removed) in [(3, vec![3]), (3, vec![4]), (7, vec![]), (2, vec![1, 2, 3, 4, 5, 6])] {
+        let mut image = image.clone();
+        removed.iter().for_each(|segment| drop(image.remove(&path(*segment))));
+        let opened = open_after(&disk_of(&image, 1), start(first_segment, 0));
+        let missing = removed.iter().copied().find(|segment| *segment >= first_segment);
+        let missing = path(missing.unwrap_or(first_segment));
+        assert!(matches!(&opened, Err(OpenError::Missing { path }) if *path == missing), "{opened:?}");
+    }
+    // None at all is an empty log only where nothing was seen of it.
+    let empty = Image::new();
+    assert!(matches!(open_after(&disk_of(&empty, 1), start(0, 1)), Err(OpenError::Missing { .. })));
+    for first_segment in [0, 1] {
+        let opened = open_after(&disk_of(&empty, 1), start(first_segment, 0)).unwrap();
+        assert_eq!(opened, (vec![], Recovery::default()));
+    }
+    // The only one left has no header: it was there before, so no crash has done that.
+    let last = all.last().unwrap().location.segment;
+    let mut image = image;
+    image.get_mut(&path(last)).unwrap().fill(0);
+    let disk = disk_of(&image, 1);
+    let opened = open_after(&disk, start(last, 0));
+    assert!(matches!(opened, Err(OpenError::Damaged { offset: 0, .. })), "{opened:?}");
+    assert_eq!(self::image(&disk), image);
+}

@@ -1,0 +1,125 @@
+//! Why a store could not be opened, read, or brought forward.
+
+use std::path::PathBuf;
+
+use settee_log::{AppendError, DirectoryError, Stopped};
+use settee_tree::TreeError;
+
+/// Why something could not be read. The store stays usable.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// A record could not be read.
+    #[error(transparent)]
+    Record(#[from] settee_log::ReadError),
+
+    /// The index on disk could not be read.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+
+    /// What is stored is not what was written.
+    #[error("damaged: {} at offset {offset}: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where what is damaged begins, in bytes.
+        offset: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+
+    /// The system failed to read.
+    #[error(transparent)]
+    Io(#[from] settee_io::Error),
+}
+
+/// Why a store could not be opened, checkpointed or compacted. What was there is still there.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// The log could not be opened.
+    #[error(transparent)]
+    Log(#[from] settee_log::OpenError),
+
+    /// The log has stopped.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+
+    /// The index on disk could not be read or written.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+
+    /// A segment's directory could not be read.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+
+    /// A record could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+
+    /// What is stored is not what was written.
+    #[error("damaged: {} at offset {offset}: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where what is damaged begins, in bytes.
+        offset: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+
+    /// A file that the manifest names is not there.
+    #[error("{} is missing: the manifest names it", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// What was salvaged could not be stored.
+    #[error(transparent)]
+    Commit(Box<CommitError>),
+
+    /// The system failed.
+    #[error(transparent)]
+    Io(#[from] settee_io::Error),
+}
+
+impl From<CommitError> for StoreError {
+    fn from(error: CommitError) -> StoreError {
+        StoreError::Commit(Box::new(error))
+    }
+}
+
+impl StoreError {
+    /// Whether the disk is full: then the same may succeed once there is room.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            StoreError::Tree(TreeError::NoSpace { .. }) => true,
+            StoreError::Io(error) => error.is_no_space(),
+            StoreError::Commit(error) => matches!(**error, CommitError::Append(AppendError::NoSpace { .. })),
+            _ => false,
+        }
+    }
+}
+
+/// Why a batch was not committed: nothing of it was accepted.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CommitError {
+    /// The log refused it.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+
+    /// A delta would make the value one of more than [`CHAIN_COUNT_MAX`](crate::CHAIN_COUNT_MAX)
+    /// records, and the store has no function that folds them; or they all are in one batch.
+    #[error("a value of too many records")]
+    ChainTooLong,
+
+    /// Memory is full, and the checkpoint that was to empty it failed. It is tried again.
+    #[error("memory is full, and a checkpoint failed: {source}")]
+    Full {
+        /// Why.
+        source: StoreError,
+    },
+
+    /// What it replaces could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}

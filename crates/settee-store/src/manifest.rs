@@ -1,0 +1,229 @@
+//! The manifest: the atomically replaced list of a store's files.
+//!
+//! It names the tree, the segments that the log handed over, and the first segment that is still
+//! the log's. A folder without one holds a log alone. It is text, so that it can be read when
+//! all else is lost; its last line is a checksum of the others. Bytes: `docs/format.md`.
+//!
+//! Invariants:
+//! 1. A file that it names was synced, and its name in the folder too, before the manifest was.
+//! 2. A file goes only once a manifest that doesn't name it is on stable storage.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use bytes::Bytes;
+use settee_io::{Env, File, OpenMode, folder};
+
+use crate::error::StoreError;
+
+/// The manifest's name in the store's folder, and that of the next one while it is written.
+pub(crate) const MANIFEST_FILE: &str = "manifest";
+const NEXT_FILE: &str = "manifest.next";
+
+const MAGIC: &str = "settee store manifest 1";
+
+/// No manifest is longer, in bytes: some hundred thousand segments.
+const SIZE_MAX: u64 = 16 << 20;
+
+/// The files of a store.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    /// Grows with each manifest.
+    pub number: u64,
+    /// Of the tree, which names it in its root.
+    pub incarnation: [u8; 16],
+    /// The log's segments begin here.
+    pub first_log_segment: u32,
+    /// The number in the name of the tree's file.
+    pub tree: Option<u64>,
+    /// What the files are as of: a root of the tree before this doesn't know of what moved.
+    pub checkpoint: u64,
+    /// The last listed record that there was.
+    pub last_listed: u64,
+    /// In ascending order, without overlap.
+    pub segments: Vec<SegmentName>,
+}
+
+/// A segment's file: that of the log, or one that took the place of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SegmentName {
+    pub first: u32,
+    pub last: u32,
+    /// 0 as the log wrote it; then how often it was rewritten.
+    pub generation: u32,
+    /// By which its directory is opened.
+    pub epoch: u32,
+    /// Where its frames end; of a rewritten one, its records and the index of their pieces.
+    pub bytes: u64,
+    /// Whatever was dead as of this `Seq` isn't in it: 0 as the log wrote it.
+    pub clean_to: u64,
+}
+
+impl SegmentName {
+    pub(crate) fn file_name(&self) -> String {
+        match self.generation {
+            0 => format!("{:010}.log", self.first),
+            generation => format!("{:010}-{:010}-{generation}.seg", self.first, self.last),
+        }
+    }
+}
+
+pub(crate) fn tree_name(number: u64) -> String {
+    format!("{number:010}.tree")
+}
+
+impl Manifest {
+    pub(crate) fn encode(&self) -> String {
+        let mut text = format!("{MAGIC}\nnumber {}\nincarnation ", self.number);
+        self.incarnation.iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string takes all"));
+        let mut line = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
+        line(format_args!(""));
+        line(format_args!("first-log-segment {}", self.first_log_segment));
+        line(format_args!("checkpoint {}", self.checkpoint));
+        line(format_args!("last-listed {}", self.last_listed));
+        if let Some(number) = self.tree {
+            line(format_args!("tree {number}"));
+        }
+        for SegmentName { first, last, generation, epoch, bytes, clean_to } in &self.segments {
+            line(format_args!("segment {first} {last} {generation} {epoch} {bytes} {clean_to}"));
+        }
+        let checksum = twox_hash::XxHash3_64::oneshot(text.as_bytes());
+        write!(text, "checksum {checksum:016x}\n").expect("a string takes all");
+        text
+    }
+
+    /// Reads what [`Manifest::encode`] wrote; an error says what is wrong.
+    pub(crate) fn decode(text: &[u8]) -> Result<Manifest, &'static str> {
+        let text = std::str::from_utf8(text).map_err(|_| "it isn't text")?;
+        let at = text.rfind("checksum ").ok_or("it has no checksum")?;
+        let (body, checksum) = text.split_at(at);
+        let checksum = checksum.strip_prefix("checksum ").and_then(|rest| rest.strip_suffix('\n'));
+        let checksum = checksum.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        if checksum != Some(twox_hash::XxHash3_64::oneshot(body.as_bytes())) {
+            return Err("its checksum doesn't match");
+        }
+        let mut lines = body.lines();
+        if lines.next() != Some(MAGIC) {
+            return Err("it has another format");
+        }
+        let mut manifest = Manifest::default();
+        for line in lines {
+            manifest.take(line).ok_or("a line makes no sense")?;
+        }
+        let ordered = manifest.segments.windows(2).all(|pair| pair[0].last < pair[1].first);
+        let below = manifest.segments.last().is_none_or(|last| last.last < manifest.first_log_segment);
+        let sound =
+            manifest.segments.iter().all(|segment| 0 < segment.first && segment.first <= segment.last);
+        match ordered && below && sound {
+            true => Ok(manifest),
+            false => Err("its segments make no sense"),
+        }
+    }
+
+    fn take(&mut self, line: &str) -> Option<()> {
+        let mut words = line.split(' ');
+        let name = words.next()?;
+        match name {
+            "number" => self.number = words.next()?.parse().ok()?,
+            "incarnation" => {
+                let digits = words.next()?;
+                if digits.len() != 32 || !digits.is_ascii() {
+                    return None;
+                }
+                for (index, byte) in self.incarnation.iter_mut().enumerate() {
+                    *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
+                }
+            }
+            "first-log-segment" => self.first_log_segment = words.next()?.parse().ok()?,
+            "checkpoint" => self.checkpoint = words.next()?.parse().ok()?,
+            "last-listed" => self.last_listed = words.next()?.parse().ok()?,
+            "tree" => self.tree = Some(words.next()?.parse().ok()?),
+            "segment" => {
+                let mut number = || words.next()?.parse::<u64>().ok();
+                let mut small = || u32::try_from(number()?).ok();
+                let [first, last, generation, epoch] = [small()?, small()?, small()?, small()?];
+                let (bytes, clean_to) = (number()?, number()?);
+                let segment = SegmentName { first, last, generation, epoch, bytes, clean_to };
+                self.segments.push(segment);
+            }
+            _ => return None,
+        }
+        words.next().is_none().then_some(())
+    }
+
+    /// Reads a store's manifest; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`], or what the system says.
+    pub(crate) async fn read(env: &Env, folder: &Path) -> Result<Option<Manifest>, StoreError> {
+        let path = folder.join(MANIFEST_FILE);
+        let file = match File::open(&env.engine, &path, OpenMode::Read).await {
+            Err(error) if error.is_not_found() => return Ok(None),
+            opened => opened?,
+        };
+        let length = file.length().await?;
+        let bytes = file.read_exact_at(0, length.min(SIZE_MAX) as usize).await?;
+        Manifest::decode(&bytes).map(Some).map_err(|what| StoreError::Damaged { path, offset: 0, what })
+    }
+
+    /// Writes this manifest beside the one that there is, which it changes nothing about.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) async fn prepare(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
+        let next = folder.join(NEXT_FILE);
+        match folder::remove(&*env.engine, &next).await {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        let file = File::open(&env.engine, &next, OpenMode::CreateNew).await?;
+        Ok(file.write_and_sync_at(0, Bytes::from(self.encode())).await?)
+    }
+
+    /// Puts the manifest that was prepared in the place of the one before: both are never there, nor
+    /// none. Durable once it returns.
+    ///
+    /// # Errors
+    /// What the system says; which of the two is there is then unknown.
+    pub(crate) async fn replace(env: &Env, folder: &Path) -> Result<(), StoreError> {
+        folder::rename(&*env.engine, &folder.join(NEXT_FILE), &folder.join(MANIFEST_FILE)).await?;
+        Ok(folder::sync(&*env.engine, folder).await?)
+    }
+
+    /// Both, one after the other.
+    ///
+    /// # Errors
+    /// As both.
+    pub(crate) async fn write(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
+        self.prepare(env, folder).await?;
+        Manifest::replace(env, folder).await
+    }
+
+    /// Removes files from a store's folder that this manifest doesn't name: left over from what a
+    /// crash cut short. Files of other names stay.
+    ///
+    /// # Errors
+    /// What the system says; some may be gone.
+    pub(crate) async fn remove_others(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
+        let named: Vec<String> = self.file_names().collect();
+        for entry in folder::list(&*env.engine, folder).await? {
+            let is_ours = match entry.name.rsplit_once('.') {
+                Some(("manifest", "next")) | Some((_, "tree" | "seg")) => true,
+                Some((number, "log")) => {
+                    number.parse().is_ok_and(|number: u32| number < self.first_log_segment)
+                }
+                _ => false,
+            };
+            if is_ours && !named.contains(&entry.name) {
+                tracing::info!(file = entry.name, folder = %folder.display(), "removed a file that nothing needs");
+                folder::remove(&*env.engine, &folder.join(&entry.name)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The files that it names.
+    pub(crate) fn file_names(&self) -> impl Iterator<Item = String> {
+        self.tree.map(tree_name).into_iter().chain(self.segments.iter().map(SegmentName::file_name))
+    }
+}

@@ -1,0 +1,97 @@
+//! Goal: checkpoints, compaction and reopening change nothing of what a store holds, nor of what
+//! its older snapshots show; what is dead gives its space back.
+//! Method: in the simulation, seeded commits with small limits against a `BTreeMap`; checkpoints
+//! and compactions by themselves and on demand; snapshots kept over them; reopened now and then,
+//! sometimes without its tree.
+
+#[path = "common/model.rs"]
+mod model;
+
+use std::path::Path;
+
+use model::{Model, OPTIONS, Random, check, check_range, commit, open};
+use settee_io::folder;
+use settee_sim::{Sim, seeds};
+use settee_store::{LogOptions, Snapshot, Stage, StoreOptions};
+
+fn options(random: &mut Random) -> StoreOptions {
+    let limits = [4, 40, 100_000];
+    StoreOptions {
+        checkpoint_entries_min: limits[random.below(3)],
+        checkpoint_bytes_min: [2 << 10, 30 << 10, 4 << 20][random.below(3)],
+        garbage_percent_max: [10, 50][random.below(2)],
+        log: LogOptions { direct: random.below(4) == 0, ..OPTIONS.log },
+        ..OPTIONS
+    }
+}
+
+#[test]
+fn checkpoints_and_compaction_change_nothing_that_is_stored() {
+    let (mut checkpoints, mut compacted, mut rebuilt) = (0, 0, 0);
+    for seed in seeds(150) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        let counts = sim
+            .run(async {
+                let mut random = Random::new(seed);
+                let options = options(&mut random);
+                let mut model = Model::default();
+                let mut store = open(&env, &options).await;
+                let mut kept: Vec<(Snapshot, Model)> = Vec::new();
+                let mut counts = (0, 0, 0);
+                for step in 0..120 {
+                    let case = format!("seed={seed} step={step}");
+                    let stage = [Stage::Accepted, Stage::Written, Stage::Persisted][random.below(3)];
+                    let seq = commit(&store, &mut model, &mut random, stage).await;
+                    if random.below(3) == 0 {
+                        store.wait(seq, Stage::Persisted).await.unwrap();
+                        let snapshot = store.snapshot();
+                        check(&snapshot, &model, &case).await;
+                        check_range(&snapshot, &model, &mut random, &case).await;
+                        if random.below(3) == 0 {
+                            kept.push((snapshot, model.clone()));
+                        }
+                    }
+                    match random.below(24) {
+                        0 => counts.0 += u64::from(store.checkpoint().await.unwrap().is_some()),
+                        1 => counts.1 += store.compact().await.unwrap().segment_count,
+                        2 => env.clock.sleep(std::time::Duration::from_millis(500)).await,
+                        3 => {
+                            for (snapshot, model) in kept.drain(..) {
+                                check(&snapshot, &model, &case).await;
+                            }
+                        }
+                        4 => {
+                            kept.clear();
+                            store.close().await.unwrap();
+                            drop(store);
+                            if random.below(3) == 0 {
+                                counts.2 += u64::from(remove_tree(&env).await);
+                            }
+                            store = open(&env, &options).await;
+                            check(&store.snapshot(), &model, &case).await;
+                        }
+                        _ => {}
+                    }
+                }
+                counts
+            })
+            .unwrap();
+        checkpoints += counts.0;
+        compacted += counts.1;
+        rebuilt += counts.2;
+    }
+    assert!(checkpoints > 100 && compacted > 100 && rebuilt > 20, "{checkpoints} {compacted} {rebuilt}");
+}
+
+/// Whether there was one.
+async fn remove_tree(env: &settee_io::Env) -> bool {
+    let root = Path::new("/data/store");
+    for entry in folder::list(&*env.engine, root).await.unwrap() {
+        if entry.name.ends_with(".tree") {
+            folder::remove(&*env.engine, &root.join(&entry.name)).await.unwrap();
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,83 @@
+//! What inner nodes know of the entries under them.
+
+use std::fmt;
+
+/// Largest encoded summary in bytes.
+pub const SUMMARY_SIZE_MAX: usize = 256;
+
+/// An associative function over entries in the order of their keys, kept in inner nodes, so that
+/// the summary of any range costs two paths. It need not be commutative.
+///
+/// `join(a, join(b, c))` must equal `join(join(a, b), c)`, and `join(zero, a)` and
+/// `join(a, zero)` must equal `a`: which entries share a node is no business of the caller's, and
+/// must not show. Sums must be of integers, or of whatever else doesn't round.
+pub trait Reduction: Send + Sync + 'static {
+    /// What is known of a run of entries.
+    type Summary: Clone + PartialEq + fmt::Debug + Send + Sync + 'static;
+
+    /// The summary of no entry.
+    fn zero(&self) -> Self::Summary;
+
+    /// The summary of one entry.
+    fn of(&self, key: &[u8], value: &[u8]) -> Self::Summary;
+
+    /// The summary of two runs, `right` directly behind `left`.
+    fn join(&self, left: &Self::Summary, right: &Self::Summary) -> Self::Summary;
+
+    /// Appends the summary's bytes, at most [`SUMMARY_SIZE_MAX`] of them.
+    fn encode(&self, summary: &Self::Summary, out: &mut Vec<u8>);
+
+    /// The summary that these bytes are, all of them; `None` where they are none.
+    fn decode(&self, bytes: &[u8]) -> Option<Self::Summary>;
+}
+
+/// Knows nothing: for trees that are read by key and range alone. The count of entries is kept
+/// all the same.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoReduction;
+
+impl Reduction for NoReduction {
+    type Summary = ();
+
+    fn zero(&self) {}
+
+    fn of(&self, _key: &[u8], _value: &[u8]) {}
+
+    fn join(&self, (): &(), (): &()) {}
+
+    fn encode(&self, (): &(), _out: &mut Vec<u8>) {}
+
+    fn decode(&self, bytes: &[u8]) -> Option<()> {
+        bytes.is_empty().then_some(())
+    }
+}
+
+/// Counts entries. Every tree does that by itself ([`crate::Root::count_in`]); this is the
+/// shortest example of a reduction.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Count;
+
+impl Reduction for Count {
+    type Summary = u64;
+
+    fn zero(&self) -> u64 {
+        0
+    }
+
+    fn of(&self, _key: &[u8], _value: &[u8]) -> u64 {
+        1
+    }
+
+    fn join(&self, left: &u64, right: &u64) -> u64 {
+        // What a damaged node says must not end the process.
+        left.saturating_add(*right)
+    }
+
+    fn encode(&self, summary: &u64, out: &mut Vec<u8>) {
+        out.extend_from_slice(&summary.to_le_bytes());
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Option<u64> {
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    }
+}

@@ -1,0 +1,289 @@
+//! A root: the tree as it was at one moment, for ever.
+//!
+//! Lookups go from the root node, which a root holds in memory, down by the cache, and by the file
+//! where that lacks a node. Nothing is locked but a shard of the cache, for a moment.
+//!
+//! Invariants:
+//! 1. What a root gives never changes.
+//! 2. A lookup reads at most one node a level, and none that the cache has; a lookup of many keys
+//!    reads each node once.
+
+use std::fmt;
+use std::ops::{Bound, Range};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::TreeError;
+use crate::format::{BLOCK_SIZE, HEAD_SIZE, Pointer, SLOTS, encode_header};
+use crate::node::Node;
+use crate::reduction::Reduction;
+use crate::scan::Scan;
+use crate::shared::{RootState, Shared};
+
+/// How many keys [`Root::get_many`] takes down the tree at once: the leaves they lie in are in
+/// memory together.
+const KEYS_AT_ONCE_MAX: usize = 4096;
+
+/// With more keys than this, [`Root::get_many`] leaves no leaves in the cache: a pass over much
+/// of the tree doesn't crowd out what is used.
+const KEYS_KEPT_MAX: usize = 1024;
+
+/// A state of a tree: a snapshot, cheap to clone, read by any number of tasks at once. Holds the
+/// file.
+pub struct Root<R: Reduction> {
+    pub(crate) shared: Arc<Shared<R>>,
+    pub(crate) state: Arc<RootState<R>>,
+}
+
+impl<R: Reduction> Clone for Root<R> {
+    fn clone(&self) -> Root<R> {
+        Root { shared: self.shared.clone(), state: self.state.clone() }
+    }
+}
+
+/// # The whole
+impl<R: Reduction> Root<R> {
+    /// What it was committed as; 0: it wasn't yet.
+    pub fn seq(&self) -> u64 {
+        self.state.committed.get().map_or(0, |committed| committed.seq)
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> u64 {
+        self.state.count
+    }
+
+    /// Whether it has no entry.
+    pub fn is_empty(&self) -> bool {
+        self.state.count == 0
+    }
+
+    /// The summary of all entries.
+    pub fn summary(&self) -> R::Summary {
+        self.state.summary.clone()
+    }
+
+    /// Bytes of the nodes it is made of, exactly: what a file that holds nothing else would take
+    /// beside its head and its attachment.
+    pub fn live_bytes(&self) -> u64 {
+        self.state.live_bytes
+    }
+
+    /// How many nodes lie between it and an entry, the root node and the leaf included.
+    pub fn height(&self) -> usize {
+        self.state.top.as_ref().map_or(0, |top| usize::from(top.node.level()) + 1)
+    }
+
+    /// The tree's random name.
+    pub fn incarnation(&self) -> [u8; 16] {
+        self.shared.incarnation
+    }
+
+    /// Up to where the file must be copied to hold this root. The head must be
+    /// [`Root::head`] then, since the file's own is of later roots.
+    pub fn end(&self) -> u64 {
+        self.state.committed.get().map_or(self.state.end, |committed| committed.end)
+    }
+
+    /// The first [`HEAD_SIZE`] bytes of a file that holds this root and no other: with the bytes
+    /// from there up to [`Root::end`] it is a tree by itself, of the same incarnation. `None`
+    /// where the root isn't committed.
+    pub fn head(&self) -> Option<Vec<u8>> {
+        let committed = self.state.committed.get()?;
+        let mut head = encode_header(&self.shared.incarnation);
+        let record = self.state.record(&self.shared.reduction, committed);
+        head.extend_from_slice(&record.encode(&self.shared.incarnation, SLOTS[0]));
+        head.resize(head.len() + BLOCK_SIZE as usize, 0);
+        debug_assert_eq!(head.len() as u64, HEAD_SIZE);
+        Some(head)
+    }
+
+    /// What was attached to it when it was committed; empty where nothing was, or it wasn't.
+    ///
+    /// # Errors
+    /// [`TreeError::Damaged`], or what the system says.
+    pub async fn attachment(&self) -> Result<Bytes, TreeError> {
+        let Some(committed) = self.state.committed.get() else { return Ok(Bytes::new()) };
+        let attachment = committed.attachment;
+        if attachment.length == 0 {
+            return Ok(Bytes::new());
+        }
+        let bytes = self.shared.file.read_exact_at(attachment.offset, attachment.length as usize).await?;
+        if self.shared.seed.checksum(attachment.offset, &bytes) != attachment.checksum {
+            return Err(self.shared.damaged(attachment.offset, "the attachment's checksum doesn't match"));
+        }
+        Ok(bytes)
+    }
+}
+
+/// # Lookups
+impl<R: Reduction> Root<R> {
+    /// The value of a key. Reads the nodes on the way that aren't cached, one a level. Dropping
+    /// the future abandons the read.
+    ///
+    /// # Errors
+    /// [`TreeError::Damaged`], or what the system says.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TreeError> {
+        self.get_with(key, |value| value.map(<[u8]>::to_vec)).await
+    }
+
+    /// As [`Root::get`], without a copy: hands the value to `take`.
+    ///
+    /// # Errors
+    /// As [`Root::get`].
+    pub async fn get_with<T>(
+        &self,
+        key: &[u8],
+        take: impl FnOnce(Option<&[u8]>) -> T,
+    ) -> Result<T, TreeError> {
+        let Some(top) = &self.state.top else { return Ok(take(None)) };
+        let mut node = match self.walk(key) {
+            Walk::Leaf(leaf) => return Ok(take(find(&leaf, key))),
+            Walk::Missing(node) => node,
+            Walk::AtTop => top.node.clone(),
+        };
+        while !node.is_leaf() {
+            let pointer = self.shared.child_pointer(&node, node.child_index(key))?;
+            node = self.shared.load(pointer, node.level() - 1, true).await?;
+        }
+        Ok(take(find(&node, key)))
+    }
+
+    /// The value of a key from the cache alone: nothing waits. `None` where a node isn't cached;
+    /// [`Root::get`] reads it then.
+    #[inline]
+    pub fn get_cached(&self, key: &[u8]) -> Option<Option<Vec<u8>>> {
+        self.get_cached_with(key, |value| value.map(<[u8]>::to_vec))
+    }
+
+    /// As [`Root::get_cached`], without a copy: hands the value to `take`.
+    pub fn get_cached_with<T>(&self, key: &[u8], take: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
+        if self.state.top.is_none() {
+            return Some(take(None));
+        }
+        match self.walk(key) {
+            Walk::Leaf(leaf) => Some(take(find(&leaf, key))),
+            Walk::Missing(_) | Walk::AtTop => None,
+        }
+    }
+
+    /// Goes down to the key's leaf as far as the cache leads.
+    fn walk(&self, key: &[u8]) -> Walk {
+        let Some(top) = &self.state.top else { return Walk::AtTop };
+        let mut below: Option<Arc<Node>> = None;
+        loop {
+            let node = below.as_ref().unwrap_or(&top.node);
+            if node.is_leaf() {
+                return Walk::Leaf(below.unwrap_or_else(|| top.node.clone()));
+            }
+            let pointer = node.child_pointer(node.child_index(key));
+            match pointer.and_then(|pointer| self.shared.cached(pointer, node.level() - 1)) {
+                Some(child) => below = Some(child),
+                None => return below.map_or(Walk::AtTop, Walk::Missing),
+            }
+        }
+    }
+
+    /// The values of many keys, in ascending order (equal ones may follow each other): each is
+    /// told to `found` with its index, in order. One descent for all: each node is read once, and
+    /// those of a level by as few reads as there can be, all at once.
+    ///
+    /// # Errors
+    /// [`TreeError::KeyOrder`], [`TreeError::Damaged`], or what the system says; some may have
+    /// been told.
+    pub async fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut found: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<(), TreeError> {
+        if let Some(index) = keys.windows(2).position(|pair| pair[0].as_ref() > pair[1].as_ref()) {
+            return Err(TreeError::KeyOrder { index: index as u64 + 1 });
+        }
+        let Some(top) = &self.state.top else {
+            (0..keys.len()).for_each(|index| found(index, None));
+            return Ok(());
+        };
+        let keep = keys.len() <= KEYS_KEPT_MAX;
+        let key = |index: usize| keys[index].as_ref();
+        for first in (0..keys.len()).step_by(KEYS_AT_ONCE_MAX) {
+            let last = keys.len().min(first + KEYS_AT_ONCE_MAX);
+            let mut nodes = vec![(top.node.clone(), first..last)];
+            for level in (0..top.node.level()).rev() {
+                let mut pointers = Vec::new();
+                let mut parts = Vec::new();
+                for (node, keys) in &nodes {
+                    for (child, part) in partition(node, keys.clone(), key) {
+                        pointers.push(self.shared.child_pointer(node, child)?);
+                        parts.push(part);
+                    }
+                }
+                let children = self.shared.load_many(&pointers, level, keep || level > 0).await?;
+                nodes = children.into_iter().zip(parts).collect();
+            }
+            for (leaf, keys) in nodes {
+                keys.for_each(|index| found(index, find(&leaf, key(index))));
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries in the range, in ascending or descending order of their keys: see
+    /// [`Scan::next`].
+    pub fn scan(&self, range: (Bound<&[u8]>, Bound<&[u8]>), descending: bool) -> Scan<R> {
+        Scan::new(self.clone(), range, descending)
+    }
+}
+
+/// How far the cache led.
+enum Walk {
+    Leaf(Arc<Node>),
+    /// The node below this one isn't cached.
+    Missing(Arc<Node>),
+    /// As `Missing`, and this one is the root node; or there is none.
+    AtTop,
+}
+
+/// The value in a leaf.
+#[inline]
+fn find<'a>(leaf: &'a Node, key: &[u8]) -> Option<&'a [u8]> {
+    leaf.search(key).ok().map(|index| leaf.payload(index))
+}
+
+/// Which children of an inner node have which of the keys, given by their indexes, in order.
+pub(crate) fn partition<'a>(
+    node: &Node,
+    keys: Range<usize>,
+    key: impl Fn(usize) -> &'a [u8],
+) -> Vec<(usize, Range<usize>)> {
+    let mut parts = Vec::new();
+    let mut first = keys.start;
+    while first < keys.end {
+        let child = node.child_index(key(first));
+        let mut last = first + 1;
+        if child + 1 == node.len() {
+            last = keys.end;
+        }
+        while last < keys.end && node.compare(child + 1, key(last)).is_gt() {
+            last += 1;
+        }
+        parts.push((child, first..last));
+        first = last;
+    }
+    parts
+}
+
+impl<R: Reduction> fmt::Debug for Root<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Root")
+            .field("path", &self.shared.file.path())
+            .field("seq", &self.seq())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a node of a root lies, for those who walk it.
+pub(crate) fn top_pointer<R: Reduction>(state: &RootState<R>) -> Option<Pointer> {
+    state.top.as_ref().map(|top| top.pointer)
+}

@@ -1,0 +1,280 @@
+//! What a tree's handle, its roots and its scans have in common: the open file, read by nodes.
+//!
+//! Invariants:
+//! 1. What is read from the file is bounded by how long the file is known to be, and checked
+//!    before it is believed.
+//! 2. A node's level is one less than its parent's: no walk goes on for ever.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use settee_io::{Env, Error, File, ReadAhead, ReadAt, ReadPolicy};
+
+use crate::cache::NodeCache;
+use crate::error::TreeError;
+use crate::format::{AttachmentPointer, HEAD_SIZE, Pointer, RootRecord, Seed};
+use crate::node::Node;
+use crate::reduction::Reduction;
+use crate::tree::TreeOptions;
+
+/// An open tree.
+pub(crate) struct Shared<R: Reduction> {
+    pub(crate) env: Env,
+    pub(crate) file: File,
+    pub(crate) reduction: R,
+    pub(crate) options: TreeOptions,
+    pub(crate) incarnation: [u8; 16],
+    pub(crate) seed: Seed,
+    /// The tree's name in the cache.
+    pub(crate) name: u64,
+    /// Behind the last byte that is in the file, or on its way there.
+    end: AtomicU64,
+    node_read_count: AtomicU64,
+    newest: Mutex<Newest<R>>,
+}
+
+/// The roots that [`crate::Tree`] hands out.
+pub(crate) struct Newest<R: Reduction> {
+    pub(crate) root: Arc<RootState<R>>,
+    pub(crate) committed: Arc<RootState<R>>,
+}
+
+/// A state of the tree. Never changes but for being committed.
+pub(crate) struct RootState<R: Reduction> {
+    /// The root node and where it lies; `None` where there is no entry.
+    pub(crate) top: Option<Top>,
+    pub(crate) count: u64,
+    pub(crate) live_bytes: u64,
+    pub(crate) summary: R::Summary,
+    /// Up to where the file belongs to it, until it is committed.
+    pub(crate) end: u64,
+    pub(crate) committed: OnceLock<Committed>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Top {
+    pub(crate) pointer: Pointer,
+    pub(crate) node: Arc<Node>,
+}
+
+/// What a commit adds to a root.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Committed {
+    pub(crate) seq: u64,
+    pub(crate) end: u64,
+    pub(crate) attachment: AttachmentPointer,
+}
+
+impl<R: Reduction> RootState<R> {
+    /// No entry.
+    pub(crate) fn empty(reduction: &R) -> RootState<R> {
+        RootState {
+            top: None,
+            count: 0,
+            live_bytes: 0,
+            summary: reduction.zero(),
+            end: HEAD_SIZE,
+            committed: OnceLock::new(),
+        }
+    }
+
+    /// The same entries, not committed.
+    pub(crate) fn again(&self) -> RootState<R> {
+        RootState {
+            top: self.top.clone(),
+            count: self.count,
+            live_bytes: self.live_bytes,
+            summary: self.summary.clone(),
+            end: self.end,
+            committed: OnceLock::new(),
+        }
+    }
+
+    /// What a slot holds of it.
+    pub(crate) fn record(&self, reduction: &R, committed: &Committed) -> RootRecord {
+        let mut summary = Vec::new();
+        reduction.encode(&self.summary, &mut summary);
+        RootRecord {
+            seq: committed.seq,
+            pointer: self.top.as_ref().map(|top| top.pointer),
+            level: self.top.as_ref().map_or(0, |top| top.node.level()),
+            count: self.count,
+            live_bytes: self.live_bytes,
+            end: committed.end,
+            attachment: committed.attachment,
+            summary,
+        }
+    }
+}
+
+impl<R: Reduction> Shared<R> {
+    pub(crate) fn new(
+        env: &Env,
+        file: File,
+        reduction: R,
+        options: TreeOptions,
+        incarnation: [u8; 16],
+        end: u64,
+    ) -> Shared<R> {
+        let empty = Arc::new(RootState::empty(&reduction));
+        Shared {
+            env: env.clone(),
+            file,
+            reduction,
+            name: options.cache.add_tree(),
+            options,
+            incarnation,
+            seed: Seed::new(&incarnation),
+            end: AtomicU64::new(end),
+            node_read_count: AtomicU64::new(0),
+            newest: Mutex::new(Newest { root: empty.clone(), committed: empty }),
+        }
+    }
+
+    pub(crate) fn newest(&self) -> MutexGuard<'_, Newest<R>> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn cache(&self) -> &NodeCache {
+        &self.options.cache
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+
+    /// Only the writer calls this.
+    pub(crate) fn set_end(&self, end: u64) {
+        self.end.store(end, Ordering::Relaxed);
+    }
+
+    pub(crate) fn node_read_count(&self) -> u64 {
+        self.node_read_count.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.file.path().to_path_buf()
+    }
+
+    pub(crate) fn damaged(&self, offset: u64, what: &'static str) -> TreeError {
+        TreeError::Damaged { path: self.path(), offset, what }
+    }
+
+    /// A node from the cache.
+    #[inline]
+    pub(crate) fn cached(&self, pointer: Pointer, level: u8) -> Option<Arc<Node>> {
+        self.cache().get(self.name, pointer.offset).filter(|node| node.level() == level)
+    }
+
+    pub(crate) fn remember(&self, pointer: Pointer, node: &Arc<Node>) {
+        self.cache().insert(self.name, pointer.offset, node);
+    }
+
+    /// The child of an inner node.
+    pub(crate) fn child_pointer(&self, node: &Node, index: usize) -> Result<Pointer, TreeError> {
+        let pointer = node.child_pointer(index);
+        pointer.ok_or_else(|| self.senseless(node.offset()))
+    }
+
+    /// An inner node at `offset` has an item that is none.
+    pub(crate) fn senseless(&self, offset: u64) -> TreeError {
+        self.damaged(offset, "an inner node's item makes no sense")
+    }
+
+    /// A node from the cache, or from the file; `keep`: the cache gets it then.
+    pub(crate) async fn load(&self, pointer: Pointer, level: u8, keep: bool) -> Result<Arc<Node>, TreeError> {
+        if let Some(node) = self.cached(pointer, level) {
+            return Ok(node);
+        }
+        let bytes = if self.is_within(pointer) {
+            self.file.read_exact_at(pointer.offset, usize::from(pointer.length)).await
+        } else {
+            Err(self.past_end(pointer))
+        };
+        let node = self.decode(bytes, pointer, level)?;
+        if keep {
+            self.remember(pointer, &node);
+        }
+        Ok(node)
+    }
+
+    /// Nodes of one level, in any order: those that the cache lacks by as few reads as there can
+    /// be, all at once. `keep`: the cache gets them.
+    pub(crate) async fn load_many(
+        &self,
+        pointers: &[Pointer],
+        level: u8,
+        keep: bool,
+    ) -> Result<Vec<Arc<Node>>, TreeError> {
+        let mut nodes: Vec<Option<Arc<Node>>> =
+            pointers.iter().map(|pointer| self.cached(*pointer, level)).collect();
+        let missing: Vec<usize> = (0..nodes.len()).filter(|index| nodes[*index].is_none()).collect();
+        if !missing.is_empty() {
+            let wanted: Vec<Pointer> = missing.iter().map(|index| pointers[*index]).collect();
+            for (index, node) in missing.into_iter().zip(self.read_many(&wanted, level).await) {
+                let node = node?;
+                if keep {
+                    self.remember(pointers[index], &node);
+                }
+                nodes[index] = Some(node);
+            }
+        }
+        Ok(nodes.into_iter().flatten().collect())
+    }
+
+    /// Nodes of one level from the file, whatever the cache has, in the order of `pointers`: some
+    /// reads are under way at once, and the memory for them is bounded.
+    pub(crate) async fn read_many(
+        &self,
+        pointers: &[Pointer],
+        level: u8,
+    ) -> Vec<Result<Arc<Node>, TreeError>> {
+        let mut reads = Vec::with_capacity(pointers.len());
+        for (index, pointer) in pointers.iter().enumerate() {
+            // What can't be there isn't asked for.
+            let length = if self.is_within(*pointer) { usize::from(pointer.length) } else { 0 };
+            reads.push(ReadAt { offset: pointer.offset, length, tag: index });
+        }
+        reads.sort_unstable_by_key(|read| read.offset);
+        let mut stream = self.file.read_stream(reads, ReadPolicy::ADJACENT_ONLY, ReadAhead::default());
+        let mut nodes: Vec<Option<_>> = pointers.iter().map(|_| None).collect();
+        while let Some((index, bytes)) = stream.next().await {
+            nodes[index] = Some(self.decode(bytes, pointers[index], level));
+        }
+        nodes.into_iter().flatten().collect()
+    }
+
+    fn decode(
+        &self,
+        bytes: settee_io::Result<Bytes>,
+        pointer: Pointer,
+        level: u8,
+    ) -> Result<Arc<Node>, TreeError> {
+        self.node_read_count.fetch_add(1, Ordering::Relaxed);
+        let bytes = bytes.map_err(|error| match error {
+            Error::PastEnd { offset, .. } => self.damaged(offset, "the file ends before a node does"),
+            error => TreeError::Io(error),
+        })?;
+        match Node::decode(&bytes, pointer, level, self.seed) {
+            Ok(node) => Ok(Arc::new(node)),
+            Err(what) => Err(self.damaged(pointer.offset, what)),
+        }
+    }
+
+    fn is_within(&self, pointer: Pointer) -> bool {
+        pointer.offset >= HEAD_SIZE && pointer.end() <= self.end()
+    }
+
+    fn past_end(&self, pointer: Pointer) -> Error {
+        let Pointer { offset, length } = pointer;
+        Error::PastEnd { path: self.file.path().clone(), offset, length: usize::from(length) }
+    }
+}
+
+impl<R: Reduction> Drop for Shared<R> {
+    fn drop(&mut self) {
+        self.options.cache.remove_tree(self.name);
+    }
+}

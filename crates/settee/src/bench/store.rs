@@ -1,0 +1,147 @@
+//! `settee bench store`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use settee_bench::io;
+use settee_bench::space::{self, Folder};
+use settee_bench::store::{self, Config, PEERS, Part};
+use settee_io::EngineKind;
+
+use crate::CommandResult;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Where the files are made: choose a disk [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// The binary of the `peers` crate, to compare with other engines
+    #[arg(long, value_name = "PATH")]
+    peers: Option<PathBuf>,
+
+    /// Which of them, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "peers", value_parser = PEERS)]
+    engines: Vec<String>,
+
+    /// What does the store's I/O: auto, io_uring or threads
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    io_engine: EngineKind,
+
+    /// A small form that ends within seconds, to see that it runs
+    #[arg(long)]
+    small: bool,
+
+    /// Records of the large data sets [default: 10000000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    records: Option<u64>,
+
+    /// Values that each load of the part `ingest` writes [default: 128]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    ingest_mib: Option<u64>,
+
+    /// Memory of each engine while it loads [default: 512]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
+    memory_mib: Option<u64>,
+
+    /// How often what can be made anew is measured; medians are shown [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    rounds: Option<u64>,
+
+    /// Parts of the table, separated by commas [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    parts: Vec<StorePart>,
+
+    /// Print JSON lines in place of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum StorePart {
+    /// Loads after Neon's bench_ingest
+    Ingest,
+    /// Load, reads and scans of 1 KiB records
+    Large,
+    /// The same of 100 B records
+    Small,
+    /// Loads of ever more records
+    Growth,
+    /// Durable single writes
+    Durable,
+    /// Overwriting while reading
+    Overwrite,
+    /// Opening after a kill
+    Open,
+}
+
+impl From<StorePart> for Part {
+    fn from(part: StorePart) -> Part {
+        match part {
+            StorePart::Ingest => Part::Ingest,
+            StorePart::Large => Part::Large,
+            StorePart::Small => Part::Small,
+            StorePart::Growth => Part::Growth,
+            StorePart::Durable => Part::Durable,
+            StorePart::Overwrite => Part::Overwrite,
+            StorePart::Open => Part::Open,
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub(super) struct RunArgs {
+    /// The store, or a bare lookup: settee or bare
+    who: String,
+
+    /// Where the files are, or are made
+    folder: PathBuf,
+
+    /// What is done, in JSON
+    spec: String,
+
+    /// What does the store's I/O
+    engine: EngineKind,
+}
+
+pub(super) async fn run(args: Args) -> CommandResult {
+    // The folder is ours, so that it goes also where the measurement is interrupted.
+    let folder = Folder::new(args.data_dir.as_deref())?;
+    let mut config = Config::new(folder.path(), std::env::current_exe()?);
+    if args.small {
+        config = config.small();
+    }
+    config.peers = args.peers;
+    config.engine = args.io_engine;
+    config.records = args.records.unwrap_or(config.records);
+    config.ingest_bytes = args.ingest_mib.map_or(config.ingest_bytes, |mib| mib << 20);
+    config.memory_bytes = args.memory_mib.map_or(config.memory_bytes, |mib| mib << 20);
+    config.rounds = args.rounds.map_or(config.rounds, |rounds| rounds as usize);
+    if !args.engines.is_empty() {
+        config.peer_names.retain(|name| args.engines.iter().any(|wanted| wanted == name));
+    }
+    if !args.parts.is_empty() {
+        config.parts = args.parts.into_iter().map(Part::from).collect();
+    }
+    if space::is_in_memory(&config.folder) {
+        eprintln!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
+    }
+    if !args.json {
+        println!("{}\n{}", config.title(), io::row::heading());
+    }
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let print = |row: io::Row| match (args.json, &row.note) {
+            (true, _) => println!("{}", row.json()),
+            (false, None) => println!("{}", row.line()),
+            (false, Some(note)) => println!("{}\n    {note}", row.line()),
+        };
+        // Nobody listens any more where the command was interrupted.
+        let _ = done.send(store::run(&config, print));
+    });
+    Ok(result.await.map_err(|_| "the measurement broke off")??)
+}
+
+pub(super) fn run_here(args: &RunArgs) -> CommandResult {
+    Ok(store::run_here(&args.who, &args.folder, &args.spec, args.engine)?)
+}

@@ -1,0 +1,158 @@
+//! `settee check`: whether the databases in a data folder are sound, what is wrong with them, and which
+//! documents that touches; and what can be read of damaged ones, in a new folder.
+//!
+//! Exit code 0: sound. 1: there are problems, each of which was printed. 2: it could not be checked.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use settee_doc::{DatabasesOptions, ErrorKind, OfflineDatabases, OfflineEvent};
+use settee_io::{Env, ThreadOptions};
+
+/// Time between two pictures of the progress bar.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// What the command ends with where it could not check.
+const FAILED: u8 = 2;
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "Nothing is changed. Exit code: 0 sound, 1 problems (each is printed), 2 could not check."
+)]
+pub(crate) struct Args {
+    /// Data folder, or one run of a backup, while no server runs on it
+    #[arg(value_name = "DATA_FOLDER", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
+    folder: PathBuf,
+
+    /// Check this database alone
+    #[arg(long, value_name = "NAME", conflicts_with = "repair")]
+    database: Option<String>,
+
+    /// Write all that can be read of all databases to a new data folder
+    #[arg(long, value_name = "NEW_FOLDER")]
+    repair: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error),
+    };
+    match runtime.block_on(check(&args)) {
+        Ok(is_sound) => {
+            if is_sound {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("settee: {error}");
+    ExitCode::from(FAILED)
+}
+
+async fn check(args: &Args) -> settee_doc::Result<bool> {
+    let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
+    let databases = OfflineDatabases::open(&env, &args.folder, DatabasesOptions::default()).await?;
+    let mut printer = Printer::new();
+    let is_sound = match &args.repair {
+        None => {
+            let checked = databases.check(args.database.as_deref(), |event| printer.print(event)).await;
+            let sums = checked.map_err(|error| match (&args.database, error.kind()) {
+                (Some(name), ErrorKind::NotFound) => {
+                    settee_doc::Error::new(ErrorKind::NotFound, format!("there is no database {name}"))
+                }
+                _ => error,
+            })?;
+            printer.bar.finish_and_clear();
+            let verdict = match sums.problem_count {
+                0 => "sound".to_owned(),
+                1 => "1 problem".to_owned(),
+                count => format!("{count} problems"),
+            };
+            println!(
+                "{verdict}: {} files, {} bytes, {} records, {} index entries checked",
+                sums.file_count, sums.bytes, sums.record_count, sums.entry_count
+            );
+            sums.problem_count == 0
+        }
+        Some(to) => {
+            let sums = databases.repair(to, |event| printer.print(event)).await?;
+            copy_identity(&args.folder, to)?;
+            printer.bar.finish_and_clear();
+            println!(
+                "{} records salvaged into {}; {} problems, {} lost their newest version",
+                sums.record_count,
+                to.display(),
+                sums.problem_count,
+                sums.lost_count
+            );
+            sums.problem_count == 0
+        }
+    };
+    Ok(is_sound)
+}
+
+/// The server stays the same one to whoever replicates with it.
+fn copy_identity(from: &std::path::Path, to: &std::path::Path) -> settee_doc::Result<()> {
+    match std::fs::copy(from.join(crate::serve::UUID_FILE), to.join(crate::serve::UUID_FILE)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(settee_doc::Error::new(ErrorKind::Internal, format!("the server's identity: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Printer {
+    bar: ProgressBar,
+    database: String,
+}
+
+impl Printer {
+    fn new() -> Printer {
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new(0),
+            false => ProgressBar::hidden(),
+        };
+        let style =
+            ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
+        bar.set_style(style.expect("the template is sound"));
+        bar.enable_steady_tick(PROGRESS_EVERY);
+        Printer { bar, database: String::new() }
+    }
+
+    fn print(&mut self, event: OfflineEvent) {
+        match event {
+            OfflineEvent::Database(name) => {
+                self.database = name.unwrap_or_else(|| "the catalogue".to_owned());
+                self.bar.set_message(self.database.clone());
+                self.bar.set_position(0);
+            }
+            OfflineEvent::Progress(done, all) => {
+                self.bar.set_length(all);
+                self.bar.set_position(done);
+            }
+            OfflineEvent::Problem { what, touched, is_doubtful } => {
+                let doubtful = if is_doubtful {
+                    " (if a crash left it, opening the database puts it right)"
+                } else {
+                    ""
+                };
+                let text = format!("{}: {what}{doubtful}\n    touches {touched}", self.database);
+                self.bar.suspend(|| println!("{text}"));
+            }
+            OfflineEvent::Lost { what, has_older } => {
+                let kept = if has_older { "another version of it was kept" } else { "nothing of it is left" };
+                let text = format!("{}: lost the newest version of {what}; {kept}", self.database);
+                self.bar.suspend(|| println!("{text}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Goal: `settee bench store` runs from end to end on the real store, and leaves nothing behind.
+//! Method: its small form, without peers; nothing timed is asserted.
+
+use std::process::Command;
+
+#[test]
+fn the_small_form_measures_every_part_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_settee"))
+        .args(["bench", "store", "--small", "--json", "--data-dir"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let (said, rows) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{said}\n{rows}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left behind");
+    let rows: Vec<serde_json::Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for start in [
+        "ingest 8192 B",
+        "load 2000 of 1024 B",
+        "read of 2000 of 100 B, cold",
+        "scan of",
+        "load 6000 of",
+        "durable writes of",
+        "overwrite 2000",
+        "open after SIGKILL",
+    ] {
+        let of_part = rows.iter().filter(|row| row["workload"].as_str().unwrap().starts_with(start));
+        assert!(of_part.clone().count() > 0, "{start} in {rows:?}");
+        assert!(of_part.clone().all(|row| row["rate"].as_f64().unwrap() > 0.0), "{start} in {rows:?}");
+    }
+}

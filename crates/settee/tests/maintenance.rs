@@ -1,0 +1,244 @@
+//! Goal: `check`, `compact`, `backup` and `restore` do what they promise, and tell by their exit code where
+//! they can't.
+//! Method: the built binary on temporary folders, with and without a server; a bit flipped in each kind of
+//! file.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// A server on a free port.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(data: &Path) -> Server {
+        let mut child = settee(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let url = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+        let url = url.expect("the server says where it listens");
+        let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        Server { child, address }
+    }
+
+    /// The status and the body of an answer.
+    fn send(&self, method: &str, path: &str, content_type: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
+             Content-Length: {length}\r\n\r\n{body}",
+            self.address
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head[9..12].parse().unwrap(), body.to_owned())
+    }
+
+    fn post(&self, path: &str, body: &str) -> (u16, String) {
+        self.send("POST", path, "application/json", body)
+    }
+
+    fn stop(mut self) {
+        Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn settee(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_settee"));
+    command.args(arguments).env_remove("SETTEE_DATA_DIR");
+    command
+}
+
+fn run(arguments: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } = settee(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout) + &text(stderr))
+}
+
+/// Documents that are written `rounds` times over, some bytes each, until checkpoints were made.
+fn fill(server: &Server, database: &str, rounds: usize) {
+    assert!(matches!(server.send("PUT", &format!("/{database}"), "application/json", "").0, 201 | 412));
+    for round in 0..rounds {
+        let mut documents = Vec::new();
+        for number in 0..400 {
+            let seed = (round * 400 + number) as u64;
+            let noise: String = (0..100).map(|at| format!("{:016x}", mix(seed * 1000 + at))).collect();
+            documents
+                .push(format!("{{\"_id\":\"doc-{number:04}\",\"round\":{round},\"noise\":\"{noise}\"}}"));
+        }
+        let path = format!("/{database}/_bulk_docs");
+        let revisions = server.post(&format!("/{database}/_all_docs"), "{}").1;
+        let revisions: serde_json::Value = serde_json::from_str(&dechunked(&revisions)).unwrap();
+        for row in revisions["rows"].as_array().unwrap() {
+            let number: usize = row["id"].as_str().unwrap()[4..].parse().unwrap();
+            let revision = row["value"]["rev"].as_str().unwrap();
+            documents[number].insert_str(1, &format!("\"_rev\":\"{revision}\","));
+        }
+        let (status, answer) = server.post(&path, &format!("{{\"docs\":[{}]}}", documents.join(",")));
+        assert_eq!(status, 201, "{answer}");
+        assert!(!answer.contains("\"error\""), "{answer}");
+    }
+}
+
+fn mix(number: u64) -> u64 {
+    let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ mixed >> 32
+}
+
+/// The text of an answer that may have come in chunks.
+fn dechunked(body: &str) -> String {
+    let start = body.find('{').unwrap();
+    if body[..start].trim().is_empty() {
+        return body.to_owned();
+    }
+    let (mut rest, mut text) = (body, String::new());
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        text.push_str(&after[..size]);
+        rest = after[size..].trim_start_matches("\r\n");
+    }
+    text
+}
+
+fn files(folder: &Path, kind: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = entries.filter(|path| path.to_string_lossy().ends_with(kind)).collect();
+    files.sort();
+    files
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[at] ^= 0x10;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    let server = Server::start(&data);
+    fill(&server, "cities", 14);
+    fill(&server, "small", 1);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    server.stop();
+    let data_text = data.to_str().unwrap();
+    let (code, text) = run(&["compact", data_text, "--database", "cities"]);
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = run(&["check", data_text]);
+    assert!(code == 0 && text.contains("sound"), "{text}");
+    println!("$ settee check data\n{text}");
+
+    let store = data.join("databases").join("0000000001");
+    let named = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    let mut kinds = vec![("the manifest", store.join("manifest"), 60)];
+    let log = files(&store, ".log");
+    kinds.push(("the log's open segment", log.last().unwrap().clone(), 5000));
+    let tree = files(&store, ".tree").pop().expect("there is a tree");
+    kinds.push(("the tree's root", tree.clone(), 4096 + 40));
+    kinds.push(("a node of the tree", tree, 12_288 + 700));
+    let rewritten = files(&store, ".seg");
+    if let Some(path) = rewritten.first() {
+        let length = std::fs::metadata(path).unwrap().len() as usize;
+        kinds.push(("a rewritten segment's records", path.clone(), 3000));
+        kinds.push(("a rewritten segment's directory", path.clone(), length - 100));
+    }
+    if log.len() > 1 {
+        kinds.push(("a sealed segment of the log", log[0].clone(), 6000));
+    }
+    for (kind, path, at) in &kinds {
+        flip(path, *at);
+        let (code, text) = run(&["check", data_text, "--database", "cities"]);
+        println!(
+            "$ settee check data --database cities     # a bit flipped in {kind}, {} at {at}\n{}",
+            named(path),
+            text.replace(home.path().to_str().unwrap(), "")
+        );
+        assert!(code == 1 && text.contains(&named(path)), "{kind}: {code} {text}");
+        flip(path, *at);
+    }
+    assert_eq!(run(&["check", data_text]).0, 0);
+
+    // A live record: its document is named, and all others are salvaged.
+    let victim = rewritten.first().unwrap_or(&log[0]);
+    flip(victim, 3000);
+    let new = home.path().join("new");
+    let (code, text) = run(&["check", data_text, "--repair", new.to_str().unwrap()]);
+    println!("$ settee check data --repair new\n{}", text.replace(home.path().to_str().unwrap(), ""));
+    assert_eq!(code, 1, "{text}");
+    assert_eq!(run(&["check", new.to_str().unwrap()]).0, 0);
+    let (code, dumped) = run(&["dump", "--db", "small", "--data-dir", new.to_str().unwrap()]);
+    assert_eq!((code, dumped.lines().count()), (0, 401), "{dumped}");
+    let (_, dumped) = run(&["dump", "--db", "cities", "--data-dir", new.to_str().unwrap()]);
+    assert!(dumped.lines().count() >= 400, "{}", dumped.lines().count());
+    assert_eq!(run(&["check", "/nonexistent"]).0, 2);
+    assert_eq!(run(&["check", data_text, "--database", "none"]).0, 2);
+}
+
+#[test]
+fn a_backup_of_a_running_server_is_sound_incremental_and_can_be_restored() {
+    let home = tempfile::tempdir().unwrap();
+    let (data, backup) = (home.path().join("data"), home.path().join("backup"));
+    let server = Server::start(&data);
+    fill(&server, "cities", 6);
+    let url = format!("http://{}", server.address);
+    let backup_text = backup.to_str().unwrap();
+    for _ in 0..2 {
+        let (code, text) = run(&["backup", backup_text, "--url", &url]);
+        assert!(code == 0 && text.contains("\"databases\":1"), "{text}");
+        println!("$ settee backup backup --url …\n{}", text.replace(home.path().to_str().unwrap(), ""));
+    }
+    let second: serde_json::Value =
+        serde_json::from_str(&server.post("/_settee/backup", &format!("{{\"folder\":\"{backup_text}\"}}")).1)
+            .unwrap();
+    assert_eq!(second["bytes_copied"], 0, "{second}");
+    assert_eq!(server.post("/_settee/backup", "{\"folder\":\"relative\"}").0, 400);
+    assert_eq!(server.send("POST", "/_settee/backup", "text/plain", "{}").0, 415);
+    fill(&server, "cities", 2);
+    assert_eq!(server.send("POST", "/cities/_compact", "text/plain", "{}").0, 415);
+    assert_eq!(server.post("/cities/_compact", "{}"), (202, "{\"ok\":true}\n".to_owned()));
+    assert_eq!(server.send("GET", "/cities/_compact", "application/json", "").0, 405);
+    assert!(server.send("GET", "/cities", "application/json", "").1.contains("\"compact_running\":"));
+    let in_use = run(&["check", data.to_str().unwrap()]);
+    assert!(in_use.0 == 2 && in_use.1.contains("in use"), "{in_use:?}");
+    server.stop();
+    for run_name in ["000001", "000002", "000003"] {
+        let (code, text) = run(&["check", backup.join(run_name).to_str().unwrap()]);
+        assert_eq!(code, 0, "{text}");
+    }
+    let new = home.path().join("new");
+    let (code, text) = run(&["restore", backup_text, new.to_str().unwrap()]);
+    assert!(code == 0 && text.contains("000003"), "{text}");
+    assert_eq!(run(&["check", new.to_str().unwrap()]).0, 0);
+    let (_, dumped) = run(&["dump", "--db", "cities", "--data-dir", new.to_str().unwrap()]);
+    assert!(dumped.lines().count() == 401 && dumped.contains("\"round\":5"), "{}", dumped.lines().count());
+    assert_eq!(
+        std::fs::read(new.join("server-uuid")).unwrap(),
+        std::fs::read(data.join("server-uuid")).unwrap()
+    );
+    // Without a server the folder itself is copied.
+    let (code, text) = run(&["backup", backup_text, "--data-dir", data.to_str().unwrap()]);
+    assert!(code == 0 && text.contains("000004"), "{text}");
+    assert_ne!(run(&["restore", backup_text, new.to_str().unwrap()]).0, 0, "it isn't empty");
+}
