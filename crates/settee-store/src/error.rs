@@ -66,8 +66,8 @@ pub enum StoreError {
         what: &'static str,
     },
 
-    /// A file that the manifest names is not there.
-    #[error("{} is missing: the manifest names it", path.display())]
+    /// A file that the manifest names is not there, or the manifest itself.
+    #[error("{} is missing: the store's files show that there was one", path.display())]
     Missing {
         /// The file.
         path: PathBuf,

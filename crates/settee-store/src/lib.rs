@@ -8,6 +8,16 @@
 //!
 //! What a snapshot shows is persisted, so no reader ever sees what a crash can undo. A
 //! [`Writer`] sees the newest accepted state, one at a time.
+//!
+//! Space that dead records take is given back by rewriting segments, in the background or by
+//! [`Store::compact`]; readers of older snapshots go on with the files that they have.
+//!
+//! Bytes: `docs/format.md`. Crash cases: `docs/recovery.md`. What was chosen, and why:
+//! `docs/decisions/0014-store.md`.
+//!
+//! # A store in 40 lines
+//! `cargo run -p settee-store --example store`
+#![doc = concat!("```\n", include_str!("../examples/store.rs"), "```\n")]
 
 mod backup;
 mod budget;

@@ -88,7 +88,7 @@ impl Manifest {
             line(format_args!("segment {first} {last} {generation} {epoch} {bytes} {clean_to}"));
         }
         let checksum = twox_hash::XxHash3_64::oneshot(text.as_bytes());
-        write!(text, "checksum {checksum:016x}\n").expect("a string takes all");
+        writeln!(text, "checksum {checksum:016x}").expect("a string takes all");
         text
     }
 

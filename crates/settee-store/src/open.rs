@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use settee_io::folder;
-use settee_log::{Locked, Log, OpenError, Seq};
+use settee_io::{File, OpenMode, folder};
+use settee_log::{Locked, Log, OpenError, Seq, segment_head};
 use settee_tree::{Tree, TreeError};
 
 use crate::checkpoint::{Facts, Frozen};
 use crate::entry::Location;
 use crate::error::StoreError;
-use crate::manifest::{Manifest, tree_name};
+use crate::manifest::{MANIFEST_FILE, Manifest, tree_name};
 use crate::segments::{Segment, Segments};
 use crate::state::{Base, Beneath, Incoming, IndexSums, Memory, State, TreeBase};
 use crate::store::Place;
@@ -39,6 +39,7 @@ impl Place {
         manifest: Option<Manifest>,
     ) -> Result<(Manifest, Base, Facts), StoreError> {
         let Some(mut manifest) = manifest else {
+            self.check_never_written().await?;
             let incarnation = self.env.random_bytes();
             let manifest = Manifest { incarnation, first_log_segment: 1, ..Manifest::default() };
             let base = Base::new(None, &Facts::default(), Arc::default()).await?;
@@ -62,6 +63,24 @@ impl Place {
         };
         let base = Base::new(tree, &facts, segments).await?;
         Ok((manifest, base, facts))
+    }
+
+    /// A folder without a manifest holds a log alone. Where the manifest was lost, the segments that it
+    /// named would be taken for forgotten.
+    async fn check_never_written(&self) -> Result<(), StoreError> {
+        let lost = || Err(StoreError::Missing { path: self.folder.join(MANIFEST_FILE) });
+        for entry in folder::list(&*self.env.engine, &self.folder).await? {
+            if entry.name.ends_with(".seg") {
+                return lost();
+            }
+            if entry.name.ends_with(".log") {
+                let file = File::open(&self.env.engine, &self.folder.join(&entry.name), OpenMode::Read).await?;
+                if segment_head(&file).await?.is_ok_and(|head| head.oldest > 1) {
+                    return lost();
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn open_tree(&self, manifest: &Manifest) -> Result<Option<(TreeBase, Facts)>, StoreError> {

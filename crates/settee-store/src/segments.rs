@@ -254,12 +254,7 @@ impl Segment {
     }
 
     /// The record in the bytes of its range.
-    fn record_in(
-        &self,
-        location: Location,
-        range: &Range<u64>,
-        bytes: Bytes,
-    ) -> Result<Record, ReadError> {
+    fn record_in(&self, location: Location, range: &Range<u64>, bytes: Bytes) -> Result<Record, ReadError> {
         let start = range.start as u32;
         if self.name.generation == 0 {
             let record = Record::decode(bytes).map_err(|what| self.damaged(start, what))?;

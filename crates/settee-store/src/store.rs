@@ -790,7 +790,7 @@ impl Writer<'_> {
                 (None, Some(entry)) => entry.pointers().count(),
                 (None, None) => 0,
             };
-            if count + 1 <= CHAIN_COUNT_MAX {
+            if count < CHAIN_COUNT_MAX {
                 seen.insert(key.to_vec(), count + 1);
                 folded.records.push_bytes(flags, key, meta, value);
                 continue;

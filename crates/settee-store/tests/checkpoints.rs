@@ -12,7 +12,7 @@ use std::path::Path;
 use model::{Model, OPTIONS, Random, check, check_range, commit, open};
 use settee_io::folder;
 use settee_sim::{Sim, seeds};
-use settee_store::{LogOptions, Snapshot, Stage, StoreOptions};
+use settee_store::{LogOptions, Snapshot, Stage, Store, StoreError, StoreOptions};
 
 fn options(random: &mut Random) -> StoreOptions {
     let limits = [4, 40, 100_000];
@@ -94,4 +94,50 @@ async fn remove_tree(env: &settee_io::Env) -> bool {
         }
     }
     false
+}
+
+#[test]
+fn a_store_whose_manifest_was_lost_is_refused_or_whole() {
+    let (mut refused, mut whole) = (0, 0);
+    for seed in seeds(40) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        let is_refused = sim
+            .run(async {
+                let mut random = Random::new(seed);
+                let options = StoreOptions { checkpoint_bytes_min: 30 << 10, ..OPTIONS };
+                let mut model = Model::default();
+                let store = open(&env, &options).await;
+                for _ in 0..random.below(160) {
+                    commit(&store, &mut model, &mut random, Stage::Persisted).await;
+                    if random.below(40) == 0 {
+                        store.compact().await.unwrap();
+                    }
+                }
+                store.close().await.unwrap();
+                drop(store);
+                let root = Path::new("/data/store");
+                let names = folder::list(&*env.engine, root).await.unwrap();
+                if names.iter().any(|entry| entry.name == "manifest") {
+                    folder::remove(&*env.engine, &root.join("manifest")).await.unwrap();
+                }
+                match Store::open(&env, root, options).await {
+                    Ok((store, _)) => {
+                        check(&store.snapshot(), &model, &format!("seed={seed}")).await;
+                        false
+                    }
+                    Err(error) => {
+                        assert!(matches!(error, StoreError::Missing { .. }), "seed={seed}: {error}");
+                        let is_there = |name: &str| names.iter().any(|entry| entry.name == name);
+                        let left = folder::list(&*env.engine, root).await.unwrap();
+                        assert_eq!(left.len() + 1, names.len(), "seed={seed}: nothing was removed");
+                        is_there("manifest")
+                    }
+                }
+            })
+            .unwrap();
+        refused += usize::from(is_refused);
+        whole += usize::from(!is_refused);
+    }
+    assert!(refused > 5 && whole > 1, "{refused} {whole}");
 }

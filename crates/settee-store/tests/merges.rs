@@ -98,7 +98,7 @@ fn values_from_deltas_are_what_was_put_and_added() {
     for seed in seeds(60) {
         let sim = Sim::new(seed);
         let env = sim.env();
-        let folds = seed % 2 == 0;
+        let folds = seed.is_multiple_of(2);
         let options = StoreOptions {
             fold: folds.then_some(fold),
             versions_max: [0, 5][(seed / 2 % 2) as usize],

@@ -5,7 +5,7 @@
 use super::*;
 
 fn byte_at(file: usize, offset: u64) -> u8 {
-    ((offset * 31) as usize ^ (offset >> 12) as usize ^ file * 97) as u8
+    ((offset * 31) as usize ^ (offset >> 12) as usize ^ (file * 97)) as u8
 }
 
 fn bytes_of(file: usize, range: Range<u64>) -> Vec<u8> {

@@ -174,7 +174,8 @@ impl Config {
             versions_max: [0, 3][random.below(2) as usize],
             garbage_percent_max: [10, 40][random.below(2) as usize],
             // Wide ones would read and read.
-            cache_bytes: [if seed % 2 == 0 { 0 } else { 8 << 10 }, 1 << 20][random.below(2) as usize],
+            cache_bytes: [if seed.is_multiple_of(2) { 0 } else { 8 << 10 }, 1 << 20]
+                [random.below(2) as usize],
             has_chunks: random.one_in(2),
             loses_tree: random.one_in(3),
         }
