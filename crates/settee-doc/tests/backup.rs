@@ -63,7 +63,7 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                     while !ended.load(Ordering::Relaxed) {
                         step += 1;
                         let name = format!("db{}", step * 7 % 11);
-                        if step % 9 == 0 && told.lock().unwrap().contains_key(&name) {
+                        if step.is_multiple_of(9) && told.lock().unwrap().contains_key(&name) {
                             lost.lock().unwrap().insert(name.clone());
                             writer.delete(&name).await.unwrap();
                             told.lock().unwrap().remove(&name);
@@ -81,7 +81,7 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                         *told.lock().unwrap().get_mut(&name).unwrap() += 1;
                         clock.sleep(Duration::from_millis(5)).await;
                     }
-                    drop(done.send(()));
+                    done.send(()).unwrap();
                 });
                 let mut counts = (0, 0, 0);
                 for number in 1..=3 {

@@ -41,7 +41,7 @@ async fn contents(snapshot: &Snapshot) -> Contents {
 }
 
 fn of_model(model: &Model) -> Contents {
-    let row = |(key, (seq, meta, value, _)): (&Vec<u8>, &(u64, Vec<u8>, Vec<u8>, bool))| {
+    let row = |(key, (seq, meta, value, _)): (&Vec<u8>, &model::Value)| {
         (key.clone(), *seq, meta.clone(), value.clone())
     };
     model.entries.iter().map(row).collect()
@@ -85,7 +85,7 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                     }
                     clock.sleep(std::time::Duration::from_millis(random.below(30) as u64)).await;
                 }
-                drop(done.send(()));
+                done.send(()).unwrap();
             });
             let mut found = Vec::new();
             for number in 1..=4 {

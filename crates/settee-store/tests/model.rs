@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use model::{Model, OPTIONS, Random, check, check_range, commit, open};
+use model::{Model, OPTIONS, Random, check, commit, open};
 use settee_io::{Env, ThreadOptions};
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions};

@@ -12,7 +12,7 @@ use settee_store::Planted;
 use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
 
 /// Seeds after which a fault counts as unnoticed: each configuration has had its turn, many times.
-const SEED_COUNT_MAX: u64 = 10 * CONFIG_COUNT;
+const SEED_COUNT_MAX: u64 = 20 * CONFIG_COUNT;
 
 /// Of a seed's events one in so many is tried: other seeds tell more than more of the same.
 const EVENT_STRIDE: usize = 23;

@@ -15,7 +15,6 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_store::LogStats;
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use settee_io::Env;
 use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions};
 
-pub const OPTIONS: StoreOptions = StoreOptions {
+pub(crate) const OPTIONS: StoreOptions = StoreOptions {
     // Small segments, so that a run goes through several.
     log: LogOptions {
         batch_bytes_max: 16 << 10,
@@ -21,40 +21,43 @@ pub const OPTIONS: StoreOptions = StoreOptions {
     ..StoreOptions::DEFAULT
 };
 
+/// `Seq`, meta, value, and whether it is listed.
+pub(crate) type Value = (u64, Vec<u8>, Vec<u8>, bool);
+
 /// What a store holds.
 #[derive(Debug, Clone, Default)]
-pub struct Model {
-    /// Key to `Seq`, meta, value and whether it is listed.
-    pub entries: BTreeMap<Vec<u8>, (u64, Vec<u8>, Vec<u8>, bool)>,
+pub(crate) struct Model {
+    /// By key.
+    pub(crate) entries: BTreeMap<Vec<u8>, Value>,
     /// The last listed record that there ever was.
-    pub last_listed: u64,
+    pub(crate) last_listed: u64,
 }
 
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
 
-    pub fn below(&mut self, count: usize) -> usize {
+    pub(crate) fn below(&mut self, count: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 % count as u64) as usize
     }
 
-    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.below(256) as u8).collect()
     }
 }
 
-pub async fn open(env: &Env, options: &StoreOptions) -> Store {
+pub(crate) async fn open(env: &Env, options: &StoreOptions) -> Store {
     Store::open(env, Path::new("/data/store"), options.clone()).await.unwrap().0
 }
 
 /// Compares all that a snapshot shows: by key and by `Seq`, in both directions, its values, its sums.
-pub async fn check(snapshot: &Snapshot, model: &Model, case: &str) {
+pub(crate) async fn check(snapshot: &Snapshot, model: &Model, case: &str) {
     let all = (Bound::Unbounded, Bound::Unbounded);
     let mut found = Vec::new();
     for descending in [false, true] {
@@ -108,7 +111,7 @@ async fn check_listed(snapshot: &Snapshot, model: &Model, case: &str) {
 }
 
 /// Compares a range: what it holds, its sums, and what is left of it when a part was skipped.
-pub async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &str) {
+pub(crate) async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &str) {
     let mut key = || (0..1 + random.below(2)).map(|_| b'a' + random.below(6) as u8).collect::<Vec<u8>>();
     let (start, end) = (key(), key());
     let (start, end) = if start <= end { (start, end) } else { (end, start) };
@@ -139,7 +142,7 @@ pub async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut Random
 }
 
 /// Commits one random batch to both.
-pub async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: Stage) -> Seq {
+pub(crate) async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: Stage) -> Seq {
     let mut batch = Batch::new();
     let mut changes = Vec::new();
     for _ in 0..1 + random.below(5) {
