@@ -32,8 +32,8 @@ use crate::limits::{StoreLimits, StoreResources};
 use crate::stats::{Figures, Stats};
 use crate::{Error, ErrorKind, Result};
 pub use backup::{BackupSummary, restore};
-pub use offline::{OfflineDatabases, OfflineEvent};
 use offline::lock;
+pub use offline::{OfflineDatabases, OfflineEvent};
 use slots::{Claim, Slots};
 
 /// Longest database name in bytes, as CouchDB has it for what becomes a file's name.
@@ -136,7 +136,16 @@ impl Databases {
         let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), of_catalogue).await?;
         let (slots, deleted) = catalogue::read(&catalogue).await?;
         let slots = Mutex::new(slots);
-        let inner = Inner { env, folder: folder.to_path_buf(), options, resources, catalogue, slots, backup: Default::default(), _lock: lock };
+        let inner = Inner {
+            env,
+            folder: folder.to_path_buf(),
+            options,
+            resources,
+            catalogue,
+            slots,
+            backup: Default::default(),
+            _lock: lock,
+        };
         inner.check_catalogue().await?;
         inner.tidy_folders(&deleted).await?;
         Ok(Arc::new(Databases { inner: Arc::new(inner) }))

@@ -75,7 +75,9 @@ pub(crate) fn describe(key: &[u8]) -> String {
         DOCUMENT => format!("document {:?}", text(rest)),
         LOCAL => format!("local document {:?}", format!("_local/{}", text(rest))),
         CONFLICT | PATH => match sized() {
-            Some((id, revision)) if kind == CONFLICT => format!("revision {revision} (a conflict) of document {id:?}"),
+            Some((id, revision)) if kind == CONFLICT => {
+                format!("revision {revision} (a conflict) of document {id:?}")
+            }
             Some((id, revision)) => format!("the ancestors of revision {revision} of document {id:?}"),
             None => format!("what stands under the key \"{}\"", key.escape_ascii()),
         },

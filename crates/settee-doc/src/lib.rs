@@ -23,7 +23,6 @@ mod update;
 mod view;
 
 pub use database::{Database, Info};
-pub use limits::StoreLimits;
 pub use databases::{
     BackupSummary, Databases, DatabasesOptions, NAME_SIZE_MAX, NameRange, OfflineDatabases, OfflineEvent,
     check_database_name, restore,
@@ -32,9 +31,12 @@ pub use document::{Document, Extras};
 pub use edit::{Edit, ID_SIZE_MAX, Options, check_document_id, parse_local_revision};
 pub use error::{Error, ErrorKind, Result};
 pub use json::{NESTING_MAX, write_json_string};
+pub use limits::StoreLimits;
 pub use revision::{Hash, Revision, parse_hash, write_hash};
 pub use settee_io::PoolStats;
-pub use settee_store::{Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage};
+pub use settee_store::{
+    Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage,
+};
 pub use stats::Stats;
 pub use update::DOCUMENT_BYTES_LIMIT;
 pub use view::{BodyRef, Leaf, Range, Row, Rows, Summary, View};

@@ -17,14 +17,16 @@ pub struct StoreLimits {
     /// How many parts of that memory may wait for a checkpoint of one database.
     pub frozen_layers_max: usize,
     /// A checkpoint begins when memory holds one in so many of a database's index entries, or when
-    /// one in so many of its bytes came since the last one;
+    /// one in so many of its bytes has died since the last one;
     pub checkpoint_share: u64,
-    /// but not with fewer new entries than so many, nor fewer new bytes;
+    /// but not with fewer new entries than so many;
     pub checkpoint_entries_min: u64,
-    /// with so many new entries at the latest,
+    /// with so many at the latest;
     pub checkpoint_entries_max: u64,
-    /// and see the one before the last.
-    pub checkpoint_bytes_min: u64,
+    /// not with fewer bytes that died than so many;
+    pub checkpoint_garbage_min: u64,
+    /// and with so many new bytes at the latest.
+    pub checkpoint_bytes_max: u64,
     /// More than so many hundredths of a database's files are not left as garbage.
     pub garbage_percent_max: u64,
     /// Compaction copies so many bytes a second.
@@ -42,7 +44,8 @@ impl Default for StoreLimits {
             checkpoint_share: store.checkpoint_share,
             checkpoint_entries_min: store.checkpoint_entries_min,
             checkpoint_entries_max: store.checkpoint_entries_max,
-            checkpoint_bytes_min: store.checkpoint_bytes_min,
+            checkpoint_garbage_min: store.checkpoint_garbage_min,
+            checkpoint_bytes_max: store.checkpoint_bytes_max,
             garbage_percent_max: store.garbage_percent_max,
             compaction_bytes_per_second: store.compaction_bytes_per_second,
         }
@@ -78,7 +81,8 @@ impl StoreResources {
             checkpoint_share: limits.checkpoint_share,
             checkpoint_entries_min: limits.checkpoint_entries_min,
             checkpoint_entries_max: limits.checkpoint_entries_max,
-            checkpoint_bytes_min: limits.checkpoint_bytes_min,
+            checkpoint_garbage_min: limits.checkpoint_garbage_min,
+            checkpoint_bytes_max: limits.checkpoint_bytes_max,
             garbage_percent_max: limits.garbage_percent_max,
             compaction_bytes_per_second: limits.compaction_bytes_per_second,
             memory: Some(self.memory.clone()),

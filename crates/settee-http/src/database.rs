@@ -98,7 +98,9 @@ fn info(database: &Database) -> Vec<u8> {
     member("doc_count", &|text| json::number(info.doc_count, text));
     // The format's number in CouchDB 3.5: clients show it, nobody reads our files by it.
     member("disk_format_version", &|text| text.push(b'8'));
-    member("compact_running", &|text| text.extend_from_slice(database.is_compacting().to_string().as_bytes()));
+    member("compact_running", &|text| {
+        text.extend_from_slice(database.is_compacting().to_string().as_bytes())
+    });
     member("cluster", &|text| text.extend_from_slice(b"{\"q\":1,\"n\":1,\"w\":1,\"r\":1}"));
     text.extend_from_slice(b"}\n");
     text

@@ -205,7 +205,12 @@ fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
     gauge(out, "index_memory_bytes", help, store.memory_bytes)?;
     gauge(out, "index_memory_bytes_max", "The limit of that memory", stats.index_memory_bytes_max)?;
     gauge(out, "index_file_bytes", "Bytes of the open databases' indexes on disk", store.tree_bytes)?;
-    counter(out, "checkpoints", "Checkpoints: memory was merged into an index on disk", store.checkpoint_count)?;
+    counter(
+        out,
+        "checkpoints",
+        "Checkpoints: memory was merged into an index on disk",
+        store.checkpoint_count,
+    )?;
     counter(out, "checkpoints_whole", "Of these, how many wrote the index anew", store.whole_count)?;
     gauge(out, "segment_bytes", "Bytes of segments that can be compacted", store.segment_bytes)?;
     gauge(out, "segment_live_bytes", "Of these, bytes of records that live", store.segment_live_bytes)?;

@@ -330,7 +330,12 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    async fn end_by_trailer(&mut self, path: &Path, number: u32, epoch: u32) -> Result<Option<u64>, StoreError> {
+    async fn end_by_trailer(
+        &mut self,
+        path: &Path,
+        number: u32,
+        epoch: u32,
+    ) -> Result<Option<u64>, StoreError> {
         let file = Arc::new(File::open(&self.place.env.engine, path, OpenMode::Read).await?);
         let directory = Directory::open(file, number, epoch).await.ok();
         Ok(directory.map(|directory| directory.trailer().frames_end))

@@ -216,7 +216,8 @@ impl Shared {
         self.shown(Seq(frozen.seq)).await;
         let _turn = self.place.env.background.acquire().await;
         let mut next = manifest.clone();
-        let (tree, facts, done) = self.place.merge(&frozen, &mut next).await.map_err(|error| self.failed_sync(error))?;
+        let (tree, facts, done) =
+            self.place.merge(&frozen, &mut next).await.map_err(|error| self.failed_sync(error))?;
         let segments = self.take_over(&frozen.base, frozen.seq, &mut next);
         let replaced = manifest.tree.filter(|number| next.tree != Some(*number));
         if next != *manifest {
@@ -291,6 +292,8 @@ impl Shared {
     pub(crate) async fn install(&self, manifest: &mut Manifest, next: Manifest) -> Result<(), StoreError> {
         let (env, folder) = (&self.place.env, &self.place.folder);
         next.prepare(env, folder).await?;
+        // A sync of the folder may have failed meanwhile, whoever's it was.
+        self.check_files()?;
         match Manifest::replace(env, folder).await {
             Ok(()) => *manifest = next,
             // Which of the two is there is unknown: no file that either names may change.

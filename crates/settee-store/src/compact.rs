@@ -291,7 +291,8 @@ async fn live_seqs(
                 live.extend((entry.seq.0 > tombstones_to).then_some(entry.seq.0));
                 continue;
             }
-            if planted.is_some_and(|state| state.layers().any(|layer| layer.by_key.get(entry.key).is_some())) {
+            if planted.is_some_and(|state| state.layers().any(|layer| layer.by_key.get(entry.key).is_some()))
+            {
                 continue;
             }
             if keys.last().is_none_or(|last| last[1..] != *entry.key) {

@@ -41,9 +41,9 @@ mod store;
 mod values;
 
 pub use backup::{Backup, copy_store};
+pub use budget::MemoryBudget;
 pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
 pub use checkpoint::Checkpoint;
-pub use budget::MemoryBudget;
 pub use chunks::{CHUNK_BYTES, ChunkCache, ChunkStats};
 pub use compact::Compaction;
 pub use entry::{CHAIN_COUNT_MAX, Location, Pointer};
@@ -51,11 +51,11 @@ pub use error::{CommitError, ReadError, StoreError};
 pub use layer::{Cursor, Found, Layer, Sums};
 #[cfg(feature = "planted-faults")]
 pub use planted::{LiveTable, Planted};
+pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
     Recovery, Seq, Stage, Stopped,
 };
-pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_tree::NodeCache;
 pub use snapshot::{Entry, EntryRef, Scan, Snapshot};
 pub use state::Measure;

@@ -72,7 +72,10 @@ impl Merged {
     pub(crate) fn older(&self) -> impl Iterator<Item = Found<'_>> {
         let key = self.current().key;
         let others = self.cursors.iter().zip(&self.stands).skip(self.at + 1);
-        others.filter(|(_, stands)| **stands).map(|(cursor, _)| cursor.current()).filter(move |found| found.key == key)
+        others
+            .filter(|(_, stands)| **stands)
+            .map(|(cursor, _)| cursor.current())
+            .filter(move |found| found.key == key)
     }
 
     /// As [`Cursor::skip_sum`], where there is but one layer.

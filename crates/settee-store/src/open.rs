@@ -74,7 +74,8 @@ impl Place {
                 return lost();
             }
             if entry.name.ends_with(".log") {
-                let file = File::open(&self.env.engine, &self.folder.join(&entry.name), OpenMode::Read).await?;
+                let file =
+                    File::open(&self.env.engine, &self.folder.join(&entry.name), OpenMode::Read).await?;
                 if segment_head(&file).await?.is_ok_and(|head| head.oldest > 1) {
                     return lost();
                 }

@@ -100,6 +100,8 @@ pub(crate) struct Memory {
     pub last_seq: u64,
     /// What its records take in the log, also those that were replaced.
     pub record_bytes: u64,
+    /// What takes room in the log and died since the layer began, as far as is known.
+    pub dead_bytes: u64,
 }
 
 impl Memory {
@@ -226,11 +228,17 @@ pub(crate) struct Beneath {
     pub sums: Sums,
     /// The record's `Seq`, where it is listed.
     pub listed: Option<u64>,
+    /// What it takes in the log.
+    pub bytes: u64,
 }
 
 impl Beneath {
     pub(crate) fn of(measure: Option<Measure>, key: &[u8], entry: &EntryView<'_>) -> Beneath {
-        Beneath { sums: own_sums(measure, key, entry), listed: entry.listed_seq() }
+        Beneath {
+            sums: own_sums(measure, key, entry),
+            listed: entry.listed_seq(),
+            bytes: entry.location.length.into(),
+        }
     }
 }
 
@@ -309,12 +317,7 @@ impl State {
 
     /// Enters a record, the newest of its key so far, into the index by key. Says what is to be done
     /// in the other.
-    pub(crate) fn enter_by_key(
-        &mut self,
-        record: &Incoming<'_>,
-        beneath: Beneath,
-        rules: &Rules,
-    ) -> Listing {
+    pub(crate) fn enter_by_key(&mut self, record: &Incoming<'_>, beneath: Beneath, rules: &Rules) -> Listing {
         let Rules { measure, versions_max, .. } = *rules;
         let Incoming { mut flags, key, meta, location } = *record;
         self.last_seq = self.last_seq.max(location.seq);
@@ -329,8 +332,10 @@ impl State {
         }
         let mut own = Sums::default();
         listing.replaced_beneath = beneath.listed;
+        let mut dead_bytes = 0;
         self.memory.by_key.upsert(key, |old, out| {
             let mut chain: Vec<Pointer> = Vec::new();
+            dead_bytes = beneath.bytes;
             let mut before = beneath.sums;
             let mut change = Sums::default();
             if let Some(old) = old {
@@ -346,12 +351,15 @@ impl State {
                 } else if !flags.has(Flags::TOMBSTONE) {
                     chain.extend(entry.versions().take(most));
                 }
+                let keeps = is_delta || entry.is_tombstone();
+                dead_bytes = if keeps { 0 } else { entry.location.length.into() };
             }
             let at = out.len();
             entry::encode(flags, location, &chain, meta, out);
             own = own_sums(measure, key, &EntryView::trusted(&out[at..]));
             add(change, subtract(own, before))
         });
+        self.memory.dead_bytes += dead_bytes;
         listing.listed = flags.has(Flags::LISTED).then_some(own);
         if rules.is_planted(Planted::SupersededShown) {
             listing.replaced_here = None;

@@ -35,8 +35,8 @@ use crate::compact::Compaction;
 use crate::entry::{CHAIN_COUNT_MAX, Location};
 use crate::error::{CommitError, ReadError, StoreError};
 use crate::manifest::Manifest;
-use crate::replay::Replay;
 use crate::planted::Planted;
+use crate::replay::Replay;
 use crate::snapshot::{Entry, Snapshot};
 use crate::state::{Base, Beneath, Incoming, Measure, Memory, Rules, State};
 
@@ -76,11 +76,13 @@ pub struct StoreOptions {
     pub checkpoint_share: u64,
     /// but no fewer than so many,
     pub checkpoint_entries_min: u64,
-    /// or as many as this, which is what may be replayed at open;
+    /// and with so many at the latest: they may have to be replayed at open;
+    /// or when this part of the live bytes has died since the last one,
     pub checkpoint_entries_max: u64,
-    /// or when this part of the records' bytes (8: an eighth) came since the last one,
-    /// but no fewer than so many.
-    pub checkpoint_bytes_min: u64,
+    /// but no fewer bytes than these: what died can then be given back;
+    pub checkpoint_garbage_min: u64,
+    /// or when so many bytes were committed.
+    pub checkpoint_bytes_max: u64,
     /// Compaction begins when more than so many hundredths of the segments are garbage,
     pub garbage_percent_max: u64,
     /// and copies so many bytes a second.
@@ -116,7 +118,8 @@ impl StoreOptions {
         checkpoint_share: 8,
         checkpoint_entries_min: 64 << 10,
         checkpoint_entries_max: 2 << 20,
-        checkpoint_bytes_min: 4 << 20,
+        checkpoint_garbage_min: 4 << 20,
+        checkpoint_bytes_max: 512 << 20,
         garbage_percent_max: 30,
         compaction_bytes_per_second: 256 << 20,
         memory: None,
@@ -468,7 +471,12 @@ impl Store {
             memory_bytes: self.shared.memory_bytes.load(Ordering::Relaxed) as u64,
             tree_bytes: base.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
             segment_bytes: base.segments.bytes(),
-            segment_live_bytes: base.live.iter().filter(|(number, _)| base.segments.get(**number).is_some()).map(|(_, live)| live.bytes).sum(),
+            segment_live_bytes: base
+                .live
+                .iter()
+                .filter(|(number, _)| base.segments.get(**number).is_some())
+                .map(|(_, live)| live.bytes)
+                .sum(),
             oldest_snapshot_ms: oldest.map_or(0, |age| age.as_millis() as u64),
             ..counts
         }
@@ -634,8 +642,10 @@ impl Shared {
         self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the store's files may be changed.
+    /// Whether the store's files may be changed. Not once the log has stopped: where that was for a sync
+    /// of the folder, names may be lost that the next manifest would count on.
     pub(crate) fn check_files(&self) -> Result<(), StoreError> {
+        self.log.health()?;
         self.failed.get().cloned().map_or(Ok(()), Err)
     }
 
@@ -646,13 +656,15 @@ impl Shared {
         let entry_count: u64 = state.layers().map(entries).sum();
         let tree_count = state.base.tree.as_ref().map_or(0, |tree| tree.root.len());
         let share = (tree_count / options.checkpoint_share).max(options.checkpoint_entries_min);
-        let log_bytes = state.layers().map(|memory| memory.record_bytes).sum::<u64>();
-        let bytes_due =
-            (state.base.segments.bytes() / options.checkpoint_share).max(options.checkpoint_bytes_min);
+        let record_bytes = state.layers().map(|memory| memory.record_bytes).sum::<u64>();
+        let dead_bytes = state.layers().map(|memory| memory.dead_bytes).sum::<u64>();
+        let garbage_due =
+            (state.base.live_bytes() / options.checkpoint_share).max(options.checkpoint_garbage_min);
         entry_count >= share.min(options.checkpoint_entries_max)
             || state.memory.bytes() >= options.memory_bytes_max / 2
             || options.memory.as_ref().is_some_and(|budget| budget.wants(state.memory.bytes()))
-            || log_bytes >= bytes_due
+            || dead_bytes >= garbage_due
+            || record_bytes >= options.checkpoint_bytes_max
     }
 
     /// Starts a checkpoint in the background, unless one is under way.

@@ -20,7 +20,7 @@ use settee_store::{CheckEvent, LogOptions, Snapshot, Stage, Store, StoreOptions,
 fn options(seed: u64) -> StoreOptions {
     StoreOptions {
         checkpoint_entries_min: [4, 40][seed as usize % 2],
-        checkpoint_bytes_min: 30 << 10,
+        checkpoint_bytes_max: 30 << 10,
         garbage_percent_max: 10,
         log: LogOptions { segment_bytes_max: 40 << 10, ..OPTIONS.log },
         ..OPTIONS

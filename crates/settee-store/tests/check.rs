@@ -22,7 +22,7 @@ const FOLDER: &str = "/data/store";
 fn options(seed: u64) -> StoreOptions {
     StoreOptions {
         checkpoint_entries_min: [4, 40][seed as usize % 2],
-        checkpoint_bytes_min: 30 << 10,
+        checkpoint_bytes_max: 30 << 10,
         garbage_percent_max: [10, 50][seed as usize / 2 % 2],
         log: LogOptions { segment_bytes_max: 40 << 10, ..OPTIONS.log },
         ..OPTIONS

@@ -18,7 +18,7 @@ fn options(random: &mut Random) -> StoreOptions {
     let limits = [4, 40, 100_000];
     StoreOptions {
         checkpoint_entries_min: limits[random.below(3)],
-        checkpoint_bytes_min: [2 << 10, 30 << 10, 4 << 20][random.below(3)],
+        checkpoint_bytes_max: [2 << 10, 30 << 10, 4 << 20][random.below(3)],
         garbage_percent_max: [10, 50][random.below(2)],
         log: LogOptions { direct: random.below(4) == 0, ..OPTIONS.log },
         ..OPTIONS
@@ -105,7 +105,7 @@ fn a_store_whose_manifest_was_lost_is_refused_or_whole() {
         let is_refused = sim
             .run(async {
                 let mut random = Random::new(seed);
-                let options = StoreOptions { checkpoint_bytes_min: 30 << 10, ..OPTIONS };
+                let options = StoreOptions { checkpoint_bytes_max: 30 << 10, ..OPTIONS };
                 let mut model = Model::default();
                 let store = open(&env, &options).await;
                 for _ in 0..random.below(160) {

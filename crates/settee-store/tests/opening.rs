@@ -203,7 +203,7 @@ fn the_power_goes_while_a_tree_is_built_anew() {
         // By nobody else.
         checkpoint_entries_min: 1 << 20,
         checkpoint_entries_max: 1 << 20,
-        checkpoint_bytes_min: 1 << 30,
+        checkpoint_bytes_max: 1 << 30,
         ..OPTIONS
     };
     let little = StoreOptions { memory_bytes_max: 2 << 10, ..options.clone() };
@@ -296,7 +296,7 @@ fn a_checkpoint_that_found_the_disk_full_succeeds_once_there_is_room() {
     let options = StoreOptions {
         checkpoint_entries_min: 1 << 20,
         checkpoint_entries_max: 1 << 20,
-        checkpoint_bytes_min: 1 << 30,
+        checkpoint_bytes_max: 1 << 30,
         ..OPTIONS
     };
     let (mut failed, mut touched) = (0, 0);

@@ -75,7 +75,7 @@ fn options(random: &mut Random, chunks: Option<Arc<ChunkCache>>) -> StoreOptions
     };
     StoreOptions {
         checkpoint_entries_min: [20, 100, 100_000][random.below(3)],
-        checkpoint_bytes_min: [8 << 10, 60 << 10][random.below(2)],
+        checkpoint_bytes_max: [8 << 10, 60 << 10][random.below(2)],
         garbage_percent_max: [10, 50][random.below(2)],
         log,
         chunks,
@@ -283,7 +283,7 @@ fn counted(direct: bool, chunks: Option<Arc<ChunkCache>>) -> StoreOptions {
     StoreOptions {
         log: LogOptions { direct, segment_bytes_min: 100 << 10, segment_bytes_max: 512 << 10, ..OPTIONS.log },
         checkpoint_entries_min: 1 << 30,
-        checkpoint_bytes_min: 1 << 40,
+        checkpoint_bytes_max: 1 << 40,
         checkpoint_entries_max: 1 << 30,
         garbage_percent_max: 100,
         chunks,

@@ -225,9 +225,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
         }
         Some(Table::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
         Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
-        Some(Table::Store(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), store::run(args))
-        }
+        Some(Table::Store(args)) => block_on(tokio::runtime::Builder::new_current_thread(), store::run(args)),
         Some(Table::StoreRun(args)) => store::run_here(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }

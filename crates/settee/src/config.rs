@@ -214,14 +214,16 @@ limit_settings! {
     value_cache_bytes_max: usize, 0, "SETTEE_VALUE_CACHE_BYTES_MAX";
     /// Parts of that memory that may wait for a checkpoint of one database
     frozen_layers_max: usize, 1, "SETTEE_FROZEN_LAYERS_MAX";
-    /// A checkpoint begins when one in so many of a database's index entries, or of its bytes, is new
+    /// A checkpoint begins when one in so many of a database's index entries is new, or of its bytes dead
     checkpoint_share: u64, 1, "SETTEE_CHECKPOINT_SHARE";
     /// but with no fewer new entries than these,
     checkpoint_entries_min: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MIN";
-    /// nor with more,
+    /// nor with more;
     checkpoint_entries_max: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MAX";
-    /// and with no fewer new bytes than these
-    checkpoint_bytes_min: u64, 1, "SETTEE_CHECKPOINT_BYTES_MIN";
+    /// with no fewer dead bytes than these,
+    checkpoint_garbage_min: u64, 1, "SETTEE_CHECKPOINT_GARBAGE_MIN";
+    /// and with no more new bytes than these
+    checkpoint_bytes_max: u64, 1, "SETTEE_CHECKPOINT_BYTES_MAX";
     /// Hundredths of a database's files that may be garbage before some are rewritten
     garbage_percent_max: u64, 1, "SETTEE_GARBAGE_PERCENT_MAX";
     /// Bytes that compaction copies in a second
