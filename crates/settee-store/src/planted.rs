@@ -26,6 +26,7 @@ pub enum Planted {
     /// Compaction leaves out tombstones that older segments still need.
     TombstoneTooSoon,
     /// The bytes of a segment that was rewritten are used again at once.
+    #[cfg(feature = "planted-faults")]
     SnapshotFileRecycled,
     /// A listed record that was replaced stays listed.
     SupersededShown,
@@ -34,6 +35,7 @@ pub enum Planted {
     /// A layer's sums forget what an entry changed before.
     WrongReduction,
     /// The cache takes a segment's chunks for those of the one that it took the place of.
+    #[cfg(feature = "planted-faults")]
     StaleCache,
 }
 

@@ -711,7 +711,7 @@ mod tests {
             .map(|(name, value)| (name, value.parse().unwrap()))
             .collect();
         assert!(limits.contains(&("max_uuids", 7)) && limits.contains(&("group_writes_max", 9)), "{text}");
-        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 2 + 12 + 6, "{text}");
+        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 2 + 11 + 12 + 6, "{text}");
     }
 
     #[test]
