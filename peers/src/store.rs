@@ -40,6 +40,12 @@ fn cache_bytes(spec: &Spec) -> u64 {
     spec.memory_bytes / 2
 }
 
+/// The same for an engine that reads past the page cache: where the spec wants that, nearly all is
+/// for its own, of twice the memory.
+fn own_cache_bytes(spec: &Spec) -> u64 {
+    if spec.direct { spec.memory_bytes / 8 * 14 } else { cache_bytes(spec) }
+}
+
 /// An engine, open.
 trait Engine: Send + Sync + Sized + 'static {
     type View: View;
@@ -209,6 +215,7 @@ mod tests {
             memory_bytes: 16 << 20,
             write_out: true,
             compaction: true,
+            direct: false,
             group: None,
         }
     }

@@ -274,6 +274,7 @@ impl Bench {
             memory_bytes: self.config.memory_bytes,
             write_out: false,
             compaction: true,
+            direct: false,
             group: None,
         }
     }

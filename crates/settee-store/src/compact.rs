@@ -16,6 +16,7 @@
 //!    names go after that, while whoever has them open reads on.
 //! 3. A record that can't be read is never left out: the segments then stay as they are.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -62,14 +63,34 @@ struct Survivor {
 }
 
 impl Shared {
-    /// Rewrites segments until no more than `garbage_percent_max` hundredths of them are garbage.
-    pub(crate) async fn compact(&self, garbage_percent_max: u64) -> Result<Compaction, StoreError> {
-        let _turn = self.compacting.lock().await;
+    /// Rewrites segments until no more than `garbage_percent_max` hundredths of them are garbage. One
+    /// that can't be read is left alone from then on, unless compaction is asked for: then it is tried
+    /// again, and the error returned when all others are done.
+    pub(crate) async fn compact(
+        &self,
+        garbage_percent_max: u64,
+        is_asked_for: bool,
+    ) -> Result<Compaction, StoreError> {
+        let mut unreadable = self.compacting.lock().await;
+        if is_asked_for {
+            unreadable.clear();
+        }
         let mut done = Compaction::default();
+        let mut failed = None;
         while !self.is_closed()
-            && let Some(victims) = self.choose(garbage_percent_max).await
+            && let Some(victims) = self.choose(garbage_percent_max, &unreadable).await
         {
-            let one = self.rewrite(&victims).await?;
+            let known_count = unreadable.len();
+            let one = match self.rewrite(&victims, &mut unreadable).await {
+                Ok(one) => one,
+                // The others need not wait for it.
+                Err(error) if unreadable.len() > known_count => {
+                    tracing::warn!(%error, folder = %self.place.folder.display(), "a segment stays as it is");
+                    failed = failed.or(Some(error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             done.segment_count += one.segment_count;
             done.bytes_before += one.bytes_before;
             done.bytes_after += one.bytes_after;
@@ -79,7 +100,7 @@ impl Shared {
                 counts.copied_bytes += one.bytes_after;
             });
         }
-        Ok(done)
+        failed.map_or(Ok(done), Err)
     }
 
     /// Starts compaction in the background where more is garbage than may be, unless it is under way.
@@ -97,7 +118,7 @@ impl Shared {
         self.place.env.spawn("store compaction", async move {
             let compacted = async {
                 shared.take_over_soon().await?;
-                shared.compact(percent_max).await
+                shared.compact(percent_max, false).await
             };
             if let Err(error) = compacted.await {
                 tracing::warn!(%error, folder = %shared.place.folder.display(), "compaction failed");
@@ -118,7 +139,7 @@ impl Shared {
 
     /// The neighbours whose rewriting frees the most for what is copied; none where there is no more
     /// garbage than may be.
-    async fn choose(&self, garbage_percent_max: u64) -> Option<Victims> {
+    async fn choose(&self, garbage_percent_max: u64, unreadable: &BTreeSet<u32>) -> Option<Victims> {
         let base = self.accepted.lock().await.base.clone();
         base.tree.as_ref()?;
         let facts: Vec<(u64, u64)> = base
@@ -132,11 +153,12 @@ impl Shared {
             .collect();
         let (all, live) = facts.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         let segments: Vec<_> = base.segments.iter().cloned().collect();
+        let is_readable = |index: usize| !unreadable.contains(&segments[index].name.last);
         // What tombstones and the pieces' index take is no garbage: what was rewritten as of this
         // checkpoint can't get smaller.
         let can_shrink = |index: usize| {
             let (bytes, live) = facts[index];
-            segments[index].name.clean_to < base.seq && garbage_of(bytes, live) > 0
+            segments[index].name.clean_to < base.seq && garbage_of(bytes, live) > 0 && is_readable(index)
         };
         if (all - live) * 100 <= garbage_percent_max * all {
             return None;
@@ -154,7 +176,7 @@ impl Shared {
         loop {
             let joins = |index: usize| {
                 let is_small = facts[index].1 * 2 <= aim || facts[index].1 * 2 <= facts[index].0;
-                is_small && size + facts[index].1 <= aim
+                is_small && is_readable(index) && size + facts[index].1 <= aim
             };
             if last + 1 < facts.len() && joins(last + 1) {
                 last += 1;
@@ -169,8 +191,13 @@ impl Shared {
         Some(Victims { segments: segments[first..=last].to_vec(), base })
     }
 
-    /// Writes what lives of the victims to a new file, and puts that in their place.
-    async fn rewrite(&self, victims: &Victims) -> Result<Compaction, StoreError> {
+    /// Writes what lives of the victims to a new file, and puts that in their place. Where one of them
+    /// can't be read, its number is entered in `unreadable`.
+    async fn rewrite(
+        &self,
+        victims: &Victims,
+        unreadable: &mut BTreeSet<u32>,
+    ) -> Result<Compaction, StoreError> {
         let turn = self.place.env.background.acquire().await;
         let (first, last) = (victims.segments[0].name, victims.segments[victims.segments.len() - 1].name);
         let generation =
@@ -192,13 +219,14 @@ impl Shared {
         let tombstones_to = self.tombstones_to(victims);
         let mut copy = Copy::new(self, &path, name).await?;
         for segment in &victims.segments {
-            let directory = segment.directory().await?;
-            let state = match self.place.options.is_planted(Planted::UpdateLost) {
-                true => Some(self.accepted.lock().await.clone()),
-                false => None,
-            };
-            let live = live_seqs(&directory, &victims.base, tombstones_to, state.as_ref()).await?;
-            copy.take(segment, &directory, &live).await?;
+            if let Err(error) = self.copy_live(segment, &victims.base, tombstones_to, &mut copy).await {
+                if error.is_of_reading() {
+                    unreadable.insert(segment.name.last);
+                }
+                drop(copy);
+                self.remove_file(&path).await;
+                return Err(error);
+            }
         }
         let segment = copy.finish().await.map_err(|error| self.failed_sync(error))?;
         #[cfg(feature = "planted-faults")]
@@ -212,6 +240,30 @@ impl Shared {
             bytes_before: victims.segments.iter().map(|segment| segment.name.bytes).sum(),
             bytes_after: new.map_or(0, |name| name.bytes),
         })
+    }
+
+    /// Copies what lives of a segment.
+    async fn copy_live(
+        &self,
+        segment: &Segment,
+        base: &Base,
+        tombstones_to: u64,
+        copy: &mut Copy<'_>,
+    ) -> Result<(), StoreError> {
+        let directory = segment.directory().await?;
+        let trailer = directory.trailer();
+        let name = segment.name;
+        let has_live = base.live.range(name.first..=name.last).next().is_some();
+        let has_tombstones = trailer.tombstone_count > 0 && trailer.last_seq.0 > tombstones_to;
+        if !has_live && !has_tombstones {
+            return Ok(());
+        }
+        let state = match self.place.options.is_planted(Planted::UpdateLost) {
+            true => Some(self.accepted.lock().await.clone()),
+            false => None,
+        };
+        let live = live_seqs(&directory, base, tombstones_to, state.as_ref()).await?;
+        copy.take(segment, &directory, &live).await
     }
 
     /// Tombstones up to this `Seq` aren't needed any more in these segments: whatever they hide was

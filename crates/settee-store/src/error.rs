@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use settee_io::OperationKind;
 use settee_log::{AppendError, DirectoryError, Stopped};
 use settee_tree::TreeError;
 
@@ -89,6 +90,17 @@ impl From<CommitError> for StoreError {
 }
 
 impl StoreError {
+    /// Whether what is stored in a segment could not be read.
+    pub(crate) fn is_of_reading(&self) -> bool {
+        let is_read = |error: &settee_io::Error| error.operation() == Some(OperationKind::Read);
+        match self {
+            StoreError::Read(ReadError::Tree(_)) => false,
+            StoreError::Damaged { .. } | StoreError::Directory(_) | StoreError::Read(_) => true,
+            StoreError::Io(error) => is_read(error),
+            _ => false,
+        }
+    }
+
     /// Whether the disk is full: then the same may succeed once there is room.
     pub fn is_no_space(&self) -> bool {
         match self {

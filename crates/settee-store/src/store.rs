@@ -12,7 +12,7 @@
 //! 3. Who has waited for a record to be persisted finds it in the next snapshot.
 //! 4. Whoever waits for a checkpoint holds nothing that it needs.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -258,8 +258,8 @@ pub(crate) struct Place {
 pub(crate) struct Shared {
     pub place: Place,
     pub log: Arc<Log>,
-    /// Held by who compacts.
-    pub compacting: tokio::sync::Mutex<()>,
+    /// Held by who compacts: the last numbers of those that couldn't be read.
+    pub compacting: tokio::sync::Mutex<BTreeSet<u32>>,
     /// Its files are changed by who has this.
     pub manifest: tokio::sync::Mutex<Manifest>,
     /// The newest accepted state.
@@ -433,11 +433,12 @@ impl Store {
     /// segment, nor those that aren't sealed yet.
     ///
     /// # Errors
-    /// See [`StoreError`]. What was not rewritten is as it was.
+    /// See [`StoreError`]. What was not rewritten is as it was; a segment that can't be read doesn't
+    /// keep the others from it.
     pub async fn compact(&self) -> Result<Compaction, StoreError> {
         self.shared.checkpoint().await?;
         self.shared.take_over_soon().await?;
-        self.shared.compact(0).await
+        self.shared.compact(0, true).await
     }
 
     /// What the last checkpoint left.

@@ -12,7 +12,7 @@ use std::path::Path;
 use model::{Model, OPTIONS, Random, check, check_range, commit, open};
 use settee_io::folder;
 use settee_sim::{Sim, seeds};
-use settee_store::{LogOptions, Snapshot, Stage, Store, StoreError, StoreOptions};
+use settee_store::{Batch, LogOptions, Snapshot, Stage, Store, StoreError, StoreOptions};
 
 fn options(random: &mut Random) -> StoreOptions {
     let limits = [4, 40, 100_000];
@@ -140,4 +140,67 @@ fn a_store_whose_manifest_was_lost_is_refused_or_whole() {
         whole += usize::from(!is_refused);
     }
     assert!(refused > 5 && whole > 1, "{refused} {whole}");
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_keeps_no_other_from_being_compacted() {
+    const KEY_COUNT: u32 = 6000;
+    let key = |number: u32| number.to_be_bytes();
+    for seed in seeds(10) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        sim.run(async {
+            let mut random = Random::new(seed);
+            let log = LogOptions { segment_bytes_min: 64 << 10, segment_bytes_max: 64 << 10, ..OPTIONS.log };
+            let options = StoreOptions { log, garbage_percent_max: 100, ..OPTIONS };
+            let root = Path::new("/data/store");
+            let (store, _) = Store::open(&env, root, options.clone()).await.unwrap();
+            let mut batch = Batch::new();
+            for number in 0..KEY_COUNT {
+                batch.put(&key(number), &[], vec![number as u8; 100].into(), false);
+                if number % 20 == 19 {
+                    store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
+                    batch = Batch::new();
+                }
+            }
+            for number in (0..KEY_COUNT).filter(|number| number % 3 > 0) {
+                batch.delete(&key(number));
+                if batch.size() > 8 << 10 {
+                    store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
+                    batch = Batch::new();
+                }
+            }
+            store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
+            store.checkpoint().await.unwrap();
+            env.clock.sleep(std::time::Duration::from_secs(2)).await;
+            let names = folder::list(&*env.engine, root).await.unwrap();
+            let mut segments: Vec<_> = names.iter().filter(|entry| entry.name.ends_with(".log")).collect();
+            segments.sort_by(|a, b| a.name.cmp(&b.name));
+            // The others hold tombstones, or are the log's.
+            let victim = &segments[random.below(segments.len() / 2)].name;
+            // All of its records are damaged, and its directory isn't.
+            sim.disk().damage_file(root.join(victim), |bytes| {
+                let end = 50 << 10;
+                bytes[4096..end].iter_mut().for_each(|byte| *byte ^= 1);
+            });
+            for _ in 0..2 {
+                let error = store.compact().await.unwrap_err();
+                assert!(
+                    error.to_string().contains(victim.as_str()),
+                    "seed={seed}: {error} names not {victim}"
+                );
+            }
+            let left = folder::list(&*env.engine, root).await.unwrap();
+            let originals: Vec<_> = left.iter().filter(|entry| entry.name.ends_with(".log")).collect();
+            assert!(originals.iter().any(|entry| entry.name == *victim), "seed={seed}: it was removed");
+            assert!(originals.len() < segments.len() / 2, "seed={seed}: {originals:?}");
+            let snapshot = store.snapshot();
+            let mut lost = 0;
+            for number in (0..KEY_COUNT).step_by(3) {
+                let entry = snapshot.get(&key(number)).await.unwrap().expect("it was put");
+                lost += u32::from(snapshot.read(entry.location).await.is_err());
+            }
+            assert!((1..200).contains(&lost), "seed={seed}: {lost}");
+        });
+    }
 }

@@ -9,7 +9,7 @@ use rocksdb::{
 };
 
 use super::work::{Failure, Key, Operation, Spec};
-use super::{Engine, MEMTABLE_COUNT, View, cache_bytes, memtable_bytes};
+use super::{Engine, MEMTABLE_COUNT, View, memtable_bytes, own_cache_bytes};
 
 /// Bits of the filters for a key, as its guide for tuning has it.
 const FILTER_BITS: f64 = 10.0;
@@ -24,7 +24,7 @@ impl Engine for RocksDb {
 
     fn open(folder: &Path, spec: &Spec) -> Result<RocksDb, Failure> {
         let mut blocks = BlockBasedOptions::default();
-        let cache = Cache::new_lru_cache(cache_bytes(spec) as usize);
+        let cache = Cache::new_lru_cache(own_cache_bytes(spec) as usize);
         blocks.set_block_cache(&cache);
         blocks.set_bloom_filter(FILTER_BITS, false);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -36,6 +36,7 @@ impl Engine for RocksDb {
         options.set_level_compaction_dynamic_level_bytes(true);
         options.set_write_buffer_size(memtable_bytes(spec) as usize);
         options.set_max_write_buffer_number(MEMTABLE_COUNT as i32);
+        options.set_use_direct_reads(spec.direct);
         options.set_disable_auto_compactions(!spec.compaction);
         // A durable write needs its log in the file at once anyway.
         let is_durable = spec.operation == Operation::Durable;
@@ -46,9 +47,10 @@ impl Engine for RocksDb {
         };
         let setup = format!(
             "RocksDB 11.8: block cache {} MiB, {MEMTABLE_COUNT} memtables of {} MiB, filters of {FILTER_BITS} bits, \
-             no compression, {}, {checksums}",
-            cache_bytes(spec) >> 20,
+             no compression, {}, {}, {checksums}",
+            own_cache_bytes(spec) >> 20,
             memtable_bytes(spec) >> 20,
+            if spec.direct { "direct reads" } else { "buffered reads" },
             if is_durable { "sync=true" } else { "manual_wal_flush" },
         );
         Ok(RocksDb { database: Arc::new(DB::open(&options, folder)?), setup })

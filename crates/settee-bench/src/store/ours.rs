@@ -6,12 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use settee_io::Env;
-use settee_store::{Batch, NodeCache, Snapshot, Stage, Store, StoreOptions};
+use settee_store::{Batch, ChunkCache, LogOptions, NodeCache, Snapshot, Stage, Store, StoreOptions};
 
-use super::work::{Failure, Key, Reader, Spec, Subject};
-
-/// Values that a scan has asked for and not yet been given.
-const SCAN_AHEAD_COUNT: usize = 256;
+use super::work::{Failure, Key, Operation, Reader, Spec, Subject};
 
 /// The store, open.
 pub(super) struct Settee {
@@ -19,29 +16,40 @@ pub(super) struct Settee {
     setup: String,
 }
 
-/// Half of the memory for what is recent, half for the tree's nodes. No sums: the peers keep none.
+/// What the memory is for. Loads: half for what is recent, half for the tree's nodes. Reads: the
+/// nodes first; and values where there is memory for all, or no page cache. No sums: the peers keep none.
 fn options(spec: &Spec) -> StoreOptions {
-    let half = (spec.memory_bytes / 2) as usize;
-    let options = StoreOptions {
-        memory_bytes_max: half,
-        cache: Some(Arc::new(NodeCache::new(half))),
-        ..StoreOptions::DEFAULT
+    let part = |parts: u64| (spec.memory_bytes / 8 * parts) as usize;
+    let is_read = spec.operation == Operation::Read;
+    let (recent, nodes, chunks) = match (is_read, spec.direct) {
+        (true, true) => (1, 13, 1),
+        (true, false) if spec.memory_bytes > spec.records * spec.value_bytes as u64 => (1, 2, 5),
+        _ => (4, 4, 0),
     };
-    match spec.compaction {
-        true => options,
-        // There is never more garbage than that.
-        false => StoreOptions { garbage_percent_max: 100, ..options },
+    StoreOptions {
+        log: LogOptions { direct: spec.direct, ..LogOptions::DEFAULT },
+        memory_bytes_max: part(recent),
+        cache: Some(Arc::new(NodeCache::new(part(nodes)))),
+        chunks: (chunks > 0).then(|| Arc::new(ChunkCache::new(part(chunks)))),
+        // There is never more garbage than a hundred hundredths.
+        garbage_percent_max: if spec.compaction { StoreOptions::DEFAULT.garbage_percent_max } else { 100 },
+        ..StoreOptions::DEFAULT
     }
 }
 
 impl Settee {
     pub(super) async fn open(env: &Env, folder: &Path, spec: &Spec) -> Result<Settee, Failure> {
-        let (store, _) = Store::open(env, folder, options(spec)).await?;
+        let options = options(spec);
+        let mib = |bytes: u64| bytes >> 20;
         let setup = format!(
-            "the store: {} MiB for recent entries, as much for nodes, {}",
-            (spec.memory_bytes / 2) >> 20,
+            "the store: {} MiB for recent entries, {} for nodes, {} for values{}, {}",
+            mib(options.memory_bytes_max as u64),
+            mib(options.cache.as_ref().map_or(0, |cache| cache.stats().bytes_max)),
+            mib(options.chunks.as_ref().map_or(0, |chunks| chunks.stats().bytes_max)),
+            if options.log.direct { ", direct" } else { "" },
             env.engine.name()
         );
+        let (store, _) = Store::open(env, folder, options).await?;
         Ok(Settee { store, setup })
     }
 }
@@ -143,35 +151,22 @@ impl Reader for Snapshot {
         let start = std::ops::Bound::Included(&start[..]);
         let mut scan = Snapshot::scan(self, start, std::ops::Bound::Unbounded, false);
         let mut found = 0;
-        let mut ahead = Vec::with_capacity(SCAN_AHEAD_COUNT);
-        while found < count {
-            let Some(entry) = scan.next().await? else { break };
-            found += 1;
-            if !values {
-                each(entry.key, &[]);
-                continue;
+        if values {
+            let mut scan = scan.with_values();
+            while found < count
+                && let Some(row) = scan.next().await?
+            {
+                each(row.key, &row.record().map_err(Clone::clone)?.value());
+                found += 1;
             }
-            ahead.push((entry.key.to_vec(), entry.location));
-            if ahead.len() == SCAN_AHEAD_COUNT || found == count {
-                read_many(self, &mut ahead, &mut each).await?;
-            }
+            return Ok(found);
         }
-        read_many(self, &mut ahead, &mut each).await?;
+        while found < count
+            && let Some(entry) = scan.next().await?
+        {
+            each(entry.key, &[]);
+            found += 1;
+        }
         Ok(found)
     }
-}
-
-/// Reads the values of neighbouring keys, all asked for at once.
-async fn read_many(
-    snapshot: &Snapshot,
-    ahead: &mut Vec<(Vec<u8>, settee_store::Location)>,
-    each: &mut (impl FnMut(&[u8], &[u8]) + Send),
-) -> Result<(), Failure> {
-    let reads = ahead.iter().map(|(_, location)| snapshot.read(*location));
-    let records = futures_util::future::try_join_all(reads).await?;
-    for ((key, _), record) in ahead.iter().zip(records) {
-        each(key, &record.value());
-    }
-    ahead.clear();
-    Ok(())
 }

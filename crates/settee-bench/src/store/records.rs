@@ -33,6 +33,9 @@ const MANY: usize = 32;
 /// Of all records: cold reads of a lone reader, and of many; keys that a scan with values takes.
 const COLD_DIVISOR: u64 = 500;
 const COLD_MANY_DIVISOR: u64 = 100;
+
+/// Of all records: reads before cold ones are counted, so that what there is memory for is in it.
+const COLD_WARM_DIVISOR: u64 = 10;
 const SCAN_DIVISOR: u64 = 10;
 
 /// Most bytes of the file that `fio` reads.
@@ -101,7 +104,9 @@ impl Set<'_> {
                 let group = self.group.as_ref().ok().map(|group| group.folder.clone());
                 // Half of the process's memory is the page cache's.
                 let memory_bytes = self.memory_bytes() / 2;
-                Spec { lanes, count: of(records / divisor, lanes), memory_bytes, group, ..small }
+                let count = of(records / divisor, lanes);
+                let warm = of(records / COLD_WARM_DIVISOR, MANY);
+                Spec { lanes, count, warm, memory_bytes, direct: true, group, ..small }
             }
             Step::ScanKeys => Spec { operation: Operation::ScanKeys, ..small },
             Step::ScanValues => {
@@ -121,7 +126,7 @@ impl Set<'_> {
             Step::Load => format!("load {data}, random keys, written out"),
             Step::Cached(count) => format!("read of {data}, cached, {}", lanes(count)),
             Step::PageCache => format!("read of {data}, from the page cache, one by one"),
-            Step::Cold(count) => format!("read of {data}, cold, {}", lanes(count)),
+            Step::Cold(count) => format!("read of {data}, memory for a tenth, {}", lanes(count)),
             Step::ScanKeys => format!("scan of the keys of {data}"),
             Step::ScanValues => format!("scan of {} keys and values of {data}, cold", spec.count),
             Step::ReadInOrder => format!("the same {} keys read one by one, cold", spec.count),

@@ -22,6 +22,7 @@ fn small_spec(operation: Operation, order: Order) -> Spec {
         memory_bytes: 16 << 20,
         write_out: false,
         compaction: true,
+        direct: false,
         group: None,
     }
 }

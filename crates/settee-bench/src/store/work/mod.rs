@@ -72,6 +72,9 @@ pub(crate) struct Spec {
     pub lanes: usize,
     /// The engine's memory: caches and what is not yet in its files.
     pub memory_bytes: u64,
+    /// Whether an engine that can read past the page cache does. It may have twice the memory
+    /// then, as the page cache has nothing.
+    pub direct: bool,
     /// Whether a load ends when all is in the engine's index on disk, and synced. Otherwise
     /// it ends when all is in the system's hands.
     pub write_out: bool,

@@ -14,6 +14,9 @@ const BREATHE_EVERY: u64 = 64;
 /// Cached reads of which one is timed: the clock costs a tenth of one.
 const TIMED_EVERY: u64 = 8;
 
+/// Reads at once before the clock starts.
+const WARM_LANES: usize = 32;
+
 /// Reads `count` records at random, split among the lanes.
 pub(super) async fn random<S: Subject>(
     subject: &Arc<S>,
@@ -22,7 +25,8 @@ pub(super) async fn random<S: Subject>(
 ) -> Result<Report, Failure> {
     let source = Source::get();
     if spec.warm > 0 {
-        read(subject, Spec { count: spec.warm, ..spec.clone() }, &source, 0x3a3a).await?;
+        let warm = Spec { count: spec.warm, lanes: WARM_LANES, ..spec.clone() };
+        read(subject, warm, &source, 0x3a3a).await?;
     }
     let stretch = Stretch::with_reads(folder);
     let mut latencies = read(subject, spec.clone(), &source, 0x7b7b).await?;
@@ -59,7 +63,7 @@ async fn read_lane<S: Subject>(
 ) -> Result<Latencies, Failure> {
     let mut latencies = Latencies::default();
     let mut reader = subject.reader()?;
-    let timed_every = if spec.warm > 0 { TIMED_EVERY } else { 1 };
+    let timed_every = if spec.warm > 0 && !spec.direct { TIMED_EVERY } else { 1 };
     for turn in 0..spec.count / spec.lanes as u64 {
         let record = spec.order.record(mix(seed ^ turn) % spec.records);
         let before = turn.is_multiple_of(timed_every).then(Instant::now);
