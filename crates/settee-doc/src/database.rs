@@ -32,6 +32,9 @@ pub struct Info {
     pub external_bytes: u64,
 }
 
+/// Called once, when something was first stored, with the stage that it has reached.
+pub(crate) type OnFirstWrite = Box<dyn Fn(Stage) + Send + Sync>;
+
 /// An open database. Used from many tasks at once.
 pub struct Database {
     name: String,
@@ -42,6 +45,9 @@ pub struct Database {
     views: Arc<()>,
     deleted: AtomicBool,
     compacting: AtomicBool,
+    /// `None` where it held something when it was opened.
+    on_first_write: Option<OnFirstWrite>,
+    was_written: AtomicBool,
 }
 
 impl Database {
@@ -57,8 +63,22 @@ impl Database {
         tracing::debug!(database = name, ?recovery, "opened");
         let sequence = Sequence::new(incarnation);
         let (views, deleted) = (Arc::default(), AtomicBool::new(false));
-        let compacting = AtomicBool::new(false);
-        Ok(Database { name: name.into(), created_us, sequence, store, views, deleted, compacting })
+        Ok(Database {
+            name: name.into(),
+            created_us,
+            sequence,
+            store,
+            views,
+            deleted,
+            compacting: AtomicBool::new(false),
+            on_first_write: None,
+            was_written: AtomicBool::new(false),
+        })
+    }
+
+    /// Has somebody told when something is first stored in this database, which is empty.
+    pub(crate) fn on_first_write(&mut self, told: OnFirstWrite) {
+        self.on_first_write = Some(told);
     }
 
     /// Its name.
@@ -269,7 +289,14 @@ impl Database {
             let seq = updater.finish().await?;
             Ok(self.store.wait(seq, stage).await?)
         };
-        finish.await.map_err(|error| self.explain(error))
+        finish.await.map_err(|error| self.explain(error))?;
+        if let Some(told) = &self.on_first_write
+            && !self.was_written.load(Ordering::Relaxed)
+            && !self.was_written.swap(true, Ordering::Relaxed)
+        {
+            told(stage);
+        }
+        Ok(())
     }
 
     /// What stopped a database that was deleted is that it was deleted.

@@ -17,6 +17,8 @@ mod backup;
 mod catalogue;
 mod offline;
 mod opening;
+mod restore;
+mod runs;
 mod slots;
 
 use std::ops::Bound;
@@ -31,9 +33,11 @@ use crate::database::Database;
 use crate::limits::{StoreLimits, StoreResources};
 use crate::stats::{Figures, Stats};
 use crate::{Error, ErrorKind, Result};
-pub use backup::{BackupSummary, restore};
+pub use backup::{BackupProgress, BackupSummary};
 use offline::lock;
 pub use offline::{OfflineDatabases, OfflineEvent};
+pub use restore::{RestoreSummary, restore};
+pub use runs::FailedDatabase;
 use slots::{Claim, Slots};
 
 /// Longest database name in bytes, as CouchDB has it for what becomes a file's name.
@@ -122,12 +126,13 @@ impl Databases {
     /// lock. Each database is opened when it is first asked for.
     ///
     /// # Errors
-    /// `Internal`: another process has the folder, which is named; damage, or an empty catalogue
-    /// beside databases; or what the system says.
+    /// `BadRequest` where the folder is a backup's run; `InUse`: another process has the folder, which is
+    /// named; `Internal`: damage, or an empty catalogue beside databases; or what the system says.
     ///
     /// # Panics
     /// Where [`LogOptions::check`] refuses the log's limits.
     pub async fn open_with(env: Env, folder: &Path, options: DatabasesOptions) -> Result<Arc<Databases>> {
+        runs::refuse_run(&env, folder).await?;
         folder::create(&*env.engine, folder).await?;
         let lock = lock(&env, folder).await?;
         let log = LogOptions { direct: false, ..options.log };
@@ -211,8 +216,18 @@ impl Databases {
             return;
         }
         self.inner.env.spawn("compact database", async move {
-            if let Err(error) = database.compact().await {
-                tracing::warn!(%error, database = database.name(), "compaction ended early");
+            match database.compact().await {
+                Ok(done) => tracing::info!(
+                    database = database.name(),
+                    segments = done.segment_count,
+                    bytes_before = done.bytes_before,
+                    bytes_after = done.bytes_after,
+                    "compacted"
+                ),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    tracing::warn!(%error, database = database.name(), "compaction ended early");
+                }
             }
             database.end_compaction();
         });
@@ -304,7 +319,9 @@ impl Inner {
         let is_stopped = |health: Result<()>| health.is_err_and(|error| error.kind() != ErrorKind::NotFound);
         let of_databases = open.iter().map(|database| (database.figures(), is_stopped(database.health())));
         let logs = std::iter::once(of_catalogue).chain(of_databases);
-        let stats = Stats::new(self.env.engine.name(), self.env.buffers.stats(), ended, logs);
+        let snapshot_age_s_max = self.options.store.snapshot_age_s_max;
+        let (engine, buffers) = (self.env.engine.name(), self.env.buffers.stats());
+        let stats = Stats::new(engine, buffers, snapshot_age_s_max, ended, logs);
         let index_memory_bytes_max = self.options.store.index_memory_bytes_max as u64;
         Stats { database_count, open_count: open.len(), index_memory_bytes_max, ..stats }
     }

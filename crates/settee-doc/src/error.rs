@@ -78,6 +78,8 @@ pub enum ErrorKind {
     Stopped,
     /// CouchDB has it, Settee doesn't yet.
     NotImplemented,
+    /// Another process has the data folder.
+    InUse,
     /// Damaged data, or the system failed to read.
     Internal,
 }
@@ -126,7 +128,8 @@ impl From<CommitError> for Error {
 
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Error {
-        Error::new(ErrorKind::Internal, error.to_string())
+        let kind = if error.is_no_space() { ErrorKind::NoSpace } else { ErrorKind::Internal };
+        Error::new(kind, error.to_string())
     }
 }
 

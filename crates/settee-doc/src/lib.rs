@@ -24,8 +24,8 @@ mod view;
 
 pub use database::{Database, Info};
 pub use databases::{
-    BackupSummary, Databases, DatabasesOptions, NAME_SIZE_MAX, NameRange, OfflineDatabases, OfflineEvent,
-    check_database_name, restore,
+    BackupProgress, BackupSummary, Databases, DatabasesOptions, FailedDatabase, NAME_SIZE_MAX, NameRange,
+    OfflineDatabases, OfflineEvent, RestoreSummary, check_database_name, restore,
 };
 pub use document::{Document, Extras};
 pub use edit::{Edit, ID_SIZE_MAX, Options, check_document_id, parse_local_revision};

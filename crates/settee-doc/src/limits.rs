@@ -31,6 +31,8 @@ pub struct StoreLimits {
     pub garbage_percent_max: u64,
     /// Compaction copies so many bytes a second.
     pub compaction_bytes_per_second: u64,
+    /// A snapshot that has kept replaced files for so many seconds counts as old in the figures.
+    pub snapshot_age_s_max: u64,
 }
 
 impl Default for StoreLimits {
@@ -48,6 +50,7 @@ impl Default for StoreLimits {
             checkpoint_bytes_max: store.checkpoint_bytes_max,
             garbage_percent_max: store.garbage_percent_max,
             compaction_bytes_per_second: store.compaction_bytes_per_second,
+            snapshot_age_s_max: 600,
         }
     }
 }

@@ -25,6 +25,9 @@ pub struct Stats {
     pub sync_us_max: u64,
     /// The sums over all stores; of `oldest_snapshot_ms` the greatest.
     pub store: StoreStats,
+    /// Open databases with a snapshot that has kept replaced files for longer than
+    /// [`StoreLimits::snapshot_age_s_max`](crate::StoreLimits::snapshot_age_s_max).
+    pub old_snapshot_count: usize,
     /// The limit of `store.memory_bytes`.
     pub index_memory_bytes_max: u64,
 }
@@ -37,10 +40,12 @@ pub(crate) struct Figures {
 }
 
 impl Stats {
-    /// The figures of many logs, which come one after another.
+    /// The figures of many logs, which come one after another. A snapshot is old from
+    /// `snapshot_age_s_max` on.
     pub(crate) fn new(
         engine: &'static str,
         buffers: PoolStats,
+        snapshot_age_s_max: u64,
         ended: Figures,
         open: impl Iterator<Item = (Figures, bool)>,
     ) -> Stats {
@@ -53,6 +58,7 @@ impl Stats {
             log: ended.log,
             sync_us_max: 0,
             store: ended.store,
+            old_snapshot_count: 0,
             index_memory_bytes_max: 0,
         };
         let (mut sync_us_sum, mut synced_count) = (0, 0);
@@ -66,6 +72,8 @@ impl Stats {
             stats.store.segment_live_bytes += store.segment_live_bytes;
             let oldest = &mut stats.store.oldest_snapshot_ms;
             *oldest = store.oldest_snapshot_ms.max(*oldest);
+            let is_old = store.oldest_snapshot_ms / 1000 >= snapshot_age_s_max;
+            stats.old_snapshot_count += usize::from(is_old);
             stats.log.file_bytes += log.file_bytes;
             stats.log.padding_bytes += log.padding_bytes;
             stats.log.memory_bytes += log.memory_bytes;
@@ -116,7 +124,7 @@ mod tests {
         let mut ended = Figures::default();
         add_counters(&mut ended, &log(5, 900));
         let logs = [(log(2, 300), false), (log(4, 100), true), (log(0, 0), false)];
-        let stats = Stats::new("threads", PoolStats::default(), ended, logs.into_iter());
+        let stats = Stats::new("threads", PoolStats::default(), 600, ended, logs.into_iter());
         assert_eq!((stats.log.batch_count, stats.log.sync_count), (12, 11));
         assert_eq!((stats.log.file_bytes, stats.stopped_count), (300, 1));
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (200, 300));
@@ -126,7 +134,7 @@ mod tests {
 
     #[test]
     fn without_a_sync_there_is_no_mean() {
-        let stats = Stats::new("threads", PoolStats::default(), Figures::default(), std::iter::empty());
+        let stats = Stats::new("threads", PoolStats::default(), 600, Figures::default(), std::iter::empty());
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (0, 0));
     }
 }

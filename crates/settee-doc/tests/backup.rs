@@ -64,9 +64,10 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                         step += 1;
                         let name = format!("db{}", step * 7 % 11);
                         if step.is_multiple_of(9) && told.lock().unwrap().contains_key(&name) {
+                            // Also where it is under way when the backup begins.
+                            told.lock().unwrap().remove(&name);
                             lost.lock().unwrap().insert(name.clone());
                             writer.delete(&name).await.unwrap();
-                            told.lock().unwrap().remove(&name);
                             continue;
                         }
                         match writer.create(&name).await {
@@ -95,7 +96,7 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                     assert_eq!(made.folder, Path::new(&format!("/backup/{number:06}")), "{case}");
                     assert_eq!(problems(&env, &made.folder).await, [] as [String; 0], "{case}");
                     let to = format!("/restored/{number}");
-                    restore(&env, &made.folder, Path::new(&to), &[]).await.unwrap();
+                    restore(&env, &made.folder, Path::new(&to)).await.unwrap();
                     let restored =
                         Databases::open_with(env.clone(), Path::new(&to), options()).await.unwrap();
                     for (name, count) in before.iter().filter(|(name, _)| !gone.contains(*name)) {

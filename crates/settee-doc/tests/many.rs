@@ -9,7 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_doc::{Database, Databases, DatabasesOptions, Edit, ErrorKind, NameRange, Options, Stage};
+use settee_doc::{
+    Database, Databases, DatabasesOptions, Edit, ErrorKind, NameRange, OfflineDatabases, OfflineEvent,
+    Options, Stage,
+};
 use settee_io::{Env, OperationKind, ThreadOptions};
 use settee_sim::{Fault, Sim, SimDisk};
 
@@ -36,6 +39,20 @@ fn with_databases<F: Future<Output = ()>>(
         test(env, databases).await;
     })
     .unwrap();
+}
+
+/// As [`with_databases`], for a test that cuts the power.
+fn until_the_power_goes<F: Future<Output = ()>>(
+    disk: &SimDisk,
+    options: DatabasesOptions,
+    test: impl FnOnce(Env, Arc<Databases>) -> F,
+) {
+    let sim = Sim::with_disk(disk);
+    let env = sim.env();
+    let ended = sim.run(async {
+        test(env.clone(), Databases::open_with(env, Path::new("/data"), options).await.unwrap()).await;
+    });
+    assert!(ended.is_none() || disk.is_power_lost());
 }
 
 async fn seconds(env: &Env, count: u64) {
@@ -193,8 +210,8 @@ fn what_is_in_use_stays_open_beyond_the_limit_and_goes_when_it_is_left() {
         assert_eq!(databases.stats().open_count, 2, "one for the view, and one that was used lately");
         seconds(&env, 200).await;
         assert_eq!(databases.stats().open_count, 1);
-        // The catalogue has noted each that was closed as one that holds something.
-        assert_eq!(databases.stats().log.batch_count, batch_count + 399, "what was done stays counted");
+        // The catalogue noted that each holds something when it was first written.
+        assert_eq!(databases.stats().log.batch_count, batch_count, "what was done stays counted");
         assert_eq!(view.document("y").await.unwrap().id, "y");
         drop(view);
         seconds(&env, 200).await;
@@ -262,6 +279,78 @@ fn one_that_was_closed_and_finds_its_files_gone_is_no_new_one() {
         databases.health().unwrap();
         assert_eq!(databases.stats().stopped_count, 0);
     });
+}
+
+/// Where the power goes and not even a server is left to close them.
+#[test]
+fn one_whose_files_go_after_its_first_write_is_no_new_one() {
+    let mut marked_at_once = 0;
+    for seed in 0..40 {
+        // Nothing is closed for being idle.
+        let options = options(10, 3600);
+        let disk = SimDisk::new(seed);
+        until_the_power_goes(&disk, options, async |env, databases| {
+            for name in ["empty", "persisted", "accepted", "local"] {
+                databases.create(name).await.unwrap();
+            }
+            let database = databases.get("accepted").await.unwrap();
+            let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
+            edit.id = "a".into();
+            database.update(edit, Stage::Accepted).await.unwrap();
+            let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
+            edit.id = "_local/a".into();
+            databases.get("local").await.unwrap().put_local(edit, Stage::Persisted).await.unwrap();
+            put(&databases.get("persisted").await.unwrap(), "a").await.unwrap();
+            let before = disk.sync_count();
+            // Within the age at which what is written is synced, and that at which it is written.
+            env.clock.sleep(Duration::from_millis(if seed % 2 == 0 { 1500 } else { seed })).await;
+            marked_at_once += disk.sync_count() - before;
+            disk.cut_power();
+            env.clock.sleep(Duration::from_secs(1)).await;
+        });
+        let disk = disk.after_power_loss();
+        // Where the mark got lost with the power, opening makes it again.
+        if seed % 2 == 1 {
+            until_the_power_goes(&disk, options, async |env, databases| {
+                for name in ["empty", "persisted", "accepted", "local"] {
+                    let database = databases.get(name).await.unwrap();
+                    assert!(name != "persisted" || database.view().doc_count() == 1, "seed={seed}");
+                    if name == "accepted" {
+                        put(&database, "b").await.unwrap();
+                    }
+                }
+                seconds(&env, 2).await;
+                disk.cut_power();
+            });
+        }
+        let disk = if seed % 2 == 1 { disk.after_power_loss() } else { disk };
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            for number in 2..=4 {
+                let folder = format!("/data/databases/{number:010}");
+                settee_io::folder::remove_with_files(&*env.engine, Path::new(&folder)).await.unwrap();
+            }
+            let offline = OfflineDatabases::open(&env, Path::new("/data"), options).await.unwrap();
+            let mut gone = Vec::new();
+            let told = |event| {
+                if let OfflineEvent::Problem { what, .. } = event {
+                    gone.push(what)
+                }
+            };
+            offline.check(None, told).await.unwrap();
+            assert!(gone.len() == 3 && gone.iter().all(|what| what.contains("are gone")), "{seed} {gone:?}");
+            drop(offline);
+            let databases = Databases::open_with(env.clone(), Path::new("/data"), options).await.unwrap();
+            assert_eq!(databases.get("empty").await.unwrap().view().doc_count(), 0);
+            for name in ["persisted", "accepted", "local"] {
+                let error = databases.get(name).await.err().unwrap();
+                assert!(error.to_string().contains("are gone"), "seed={seed} {name}: {error}");
+            }
+        })
+        .unwrap();
+    }
+    println!("syncs in which 3 marks were persisted, of 40 runs: {marked_at_once}");
 }
 
 #[test]

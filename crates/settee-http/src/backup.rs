@@ -1,9 +1,14 @@
 //! `POST /_settee/backup`: a backup of all databases into a folder of the server's machine.
+//!
+//! 201 tells that the run has every database. Where one could not be copied the answer is a 500 with the same
+//! members, `error` and `reason` before them, and those databases in `failed`: the run is there, with all
+//! others.
 
 use std::path::Path;
 
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
+use settee_doc::{BackupSummary, FailedDatabase};
 
 use crate::error::Failure;
 use crate::json;
@@ -12,6 +17,9 @@ use crate::server::Call;
 
 /// Files of a data folder that make a server the one that it is to others, beside its databases.
 pub const IDENTITY_FILES: &[&str] = &["server-uuid"];
+
+/// Databases that the reason names; `failed` has all of them.
+const NAMED_MAX: usize = 10;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,13 +37,22 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     let request: Request<'_> = serde_json::from_slice(&body.text)
         .map_err(|_| Failure::bad_request("The body must be {\"folder\": an absolute path}."))?;
     let done = call.server.databases.backup(Path::new(&*request.folder), IDENTITY_FILES).await?;
+    let failed = &done.failed;
     let mut text = Vec::new();
     json::object(&mut text, |text| {
-        text.extend_from_slice(b"\"ok\":true,\"folder\":");
+        if failed.is_empty() {
+            text.extend_from_slice(b"\"ok\":true");
+        } else {
+            let reason = reason(&done);
+            tracing::error!(%reason, "a backup lacks databases");
+            text.extend_from_slice(b"\"error\":\"incomplete_backup\",\"reason\":");
+            settee_doc::write_json_string(&reason, text);
+        }
+        text.extend_from_slice(b",\"folder\":");
         settee_doc::write_json_string(&done.folder.to_string_lossy(), text);
         let files = done.files;
         let counts = format!(
-            ",\"databases\":{},\"files_copied\":{},\"bytes_copied\":{},\"files_linked\":{},\"bytes_linked\":{}",
+            ",\"databases\":{},\"files_copied\":{},\"bytes_copied\":{},\"files_linked\":{},\"bytes_linked\":{},\"failed\":[",
             done.database_count,
             files.copied_count,
             files.copied_bytes,
@@ -43,7 +60,37 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
             files.linked_bytes
         );
         text.extend_from_slice(counts.as_bytes());
+        for (index, FailedDatabase { name, reason, .. }) in failed.iter().enumerate() {
+            text.extend_from_slice(if index > 0 { b",{\"name\":" } else { b"{\"name\":" });
+            settee_doc::write_json_string(name, text);
+            text.extend_from_slice(b",\"reason\":");
+            settee_doc::write_json_string(reason, text);
+            text.push(b'}');
+        }
+        text.push(b']');
     });
     text.push(b'\n');
-    Ok(reply::json(StatusCode::CREATED, text))
+    let status = if failed.is_empty() { StatusCode::CREATED } else { StatusCode::INTERNAL_SERVER_ERROR };
+    Ok(reply::json(status, text))
+}
+
+/// Which databases a run doesn't have, and why.
+fn reason(done: &BackupSummary) -> String {
+    let named: Vec<String> = done
+        .failed
+        .iter()
+        .take(NAMED_MAX)
+        .map(|FailedDatabase { name, reason, .. }| format!("{name}: {reason}"))
+        .collect();
+    let more = match done.failed.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        count => format!("; and {count} more"),
+    };
+    format!(
+        "{} of {} databases could not be copied; all others are in {}. {}{more}",
+        done.failed.len(),
+        done.failed.len() as u64 + done.database_count,
+        done.folder.display(),
+        named.join("; ")
+    )
 }

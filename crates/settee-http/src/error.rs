@@ -116,6 +116,7 @@ fn status_and_name(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "insufficent_storage"),
         ErrorKind::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "service unavailable"),
         ErrorKind::NotImplemented => (StatusCode::NOT_IMPLEMENTED, "not_implemented"),
+        ErrorKind::InUse => (StatusCode::CONFLICT, "conflict"),
         ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error"),
     }
 }

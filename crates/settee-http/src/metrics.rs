@@ -218,7 +218,9 @@ fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
     counter(out, "compacted_bytes", "Bytes that these took", store.compacted_bytes)?;
     counter(out, "compaction_copied_bytes", "Bytes that took their place", store.copied_bytes)?;
     let help = "For how long files have been kept that were replaced, because somebody still reads them";
-    gauge(out, "oldest_snapshot_seconds", help, store.oldest_snapshot_ms as f64 / 1e3)
+    gauge(out, "oldest_snapshot_seconds", help, store.oldest_snapshot_ms as f64 / 1e3)?;
+    let help = "Open databases that have kept such files for longer than snapshot_age_s_max";
+    gauge(out, "old_snapshots", help, stats.old_snapshot_count as u64)
 }
 
 fn seconds(us: u64) -> f64 {

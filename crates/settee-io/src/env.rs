@@ -16,6 +16,9 @@ use crate::{BufferPool, Engine};
 /// compacts is not kept waiting by each checkpoint, nor the other way round.
 pub const BACKGROUND_COUNT: usize = 2;
 
+/// How many may compact at once: what they have in memory stays there while they keep within their pace.
+pub const COMPACTION_COUNT: usize = 4;
+
 /// A task to run to its end.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
@@ -62,6 +65,9 @@ pub struct Env {
     pub buffers: Arc<BufferPool>,
     /// Whoever works in the background, with much memory or for long, takes a permit first.
     pub background: Arc<Semaphore>,
+    /// Whoever compacts takes a permit of this for all of it, before one of those; the latter it gives
+    /// back while it waits.
+    pub compaction: Arc<Semaphore>,
 }
 
 impl Env {

@@ -145,7 +145,7 @@ pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream}
 pub use engine::{
     Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request,
 };
-pub use env::{BACKGROUND_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
+pub use env::{BACKGROUND_COUNT, COMPACTION_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
 pub use file::{DirectMode, File};
 pub use planner::{DeviceRead, Merge, OFFSET_MAX, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};

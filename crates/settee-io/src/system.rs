@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::timer::ShortTimer;
-use crate::{BACKGROUND_COUNT, BufferPool, PoolOptions};
+use crate::{BACKGROUND_COUNT, BufferPool, COMPACTION_COUNT, PoolOptions};
 use crate::{Clock, Engine, Env, Random, Sleep, Spawn, Task};
 use crate::{ThreadEngine, ThreadOptions, UringEngine, UringOptions};
 
@@ -114,6 +114,7 @@ impl Env {
             random: Arc::new(SystemRandom),
             buffers: BufferPool::new(PoolOptions::default()),
             background: Arc::new(Semaphore::new(BACKGROUND_COUNT)),
+            compaction: Arc::new(Semaphore::new(COMPACTION_COUNT)),
         }
     }
 }

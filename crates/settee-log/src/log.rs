@@ -556,13 +556,13 @@ impl Log {
 
     /// Asks for the segments that were left so far to be sealed without waiting for a pause in the
     /// appends; [`Log::sealed_changed`] tells when they are. Returns the first that isn't among them:
-    /// the open one.
+    /// the open one, or the one before where nothing has been appended since that was left.
     pub fn seal_soon(&self) -> u32 {
         let mut state = self.shared.lock();
-        let open = state.segment.as_ref().map_or(0, |segment| segment.number);
-        state.left.seal_soon = open;
+        let end = state.seal_end();
+        state.left.seal_soon = end;
         self.shared.start_sealing(&mut state);
-        open
+        end
     }
 
     /// Gives the segments below this one to the caller: the log doesn't know of them any more, and

@@ -21,6 +21,7 @@
 //!    its old frames name another segment, so they never pass as the new one's.
 //! 4. A segment is handed over only when sealing has passed it: the next one's header and all
 //!    before it are persisted, and nobody here writes to it any more.
+//! 5. What counts as sealed has its directory on the medium, also where an earlier process wrote it.
 //!
 //! Limits: few segments are sealed at a time in each environment ([`settee_io::Env::background`]);
 //! it takes the segment's bytes and its directory's in memory. A stream that fills one segment
@@ -39,7 +40,7 @@ use crate::error::ReadError;
 use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
 use crate::log::{Location, SegmentInfo, Seq, Shared};
 use crate::recovery::{Tail, next_frame, segment_path};
-use crate::room::{Room, RoomError, Spare};
+use crate::room::{OpenSegment, Room, RoomError, Spare};
 use crate::state::State;
 use crate::view::{Slot, View};
 
@@ -75,11 +76,18 @@ pub(crate) struct Left {
 }
 
 impl State {
-    /// The segment to seal next.
+    /// The segment to seal next: of the one behind it something is persisted.
     fn to_seal(&self) -> Option<u32> {
-        let open = self.segment.as_ref()?.number;
         let next = self.left.seal_next;
-        (next < open && self.persisted.at.segment() == open && !self.left.is_sealing).then_some(next)
+        (next < self.persisted.at.segment() && !self.left.is_sealing).then_some(next)
+    }
+
+    /// The first segment that isn't sealed until more is accepted: the open one, or the one before it
+    /// where whoever needed the open one went away, and nothing is in it.
+    pub(crate) fn seal_end(&self) -> u32 {
+        let is_begun = |segment: &OpenSegment| segment.header.is_none();
+        let end_of = |segment: &OpenSegment| segment.number - u32::from(!is_begun(segment));
+        self.segment.as_ref().map_or(self.persisted.at.segment(), end_of)
     }
 
     /// Whether there are files to remove.
@@ -166,7 +174,8 @@ impl Shared {
             let numbers = || {
                 let shared = log.upgrade()?;
                 let state = shared.lock();
-                Some((state.segment.as_ref()?.number, state.left.seal_soon))
+                let open = state.segment.as_ref().map(|segment| segment.number);
+                Some((open.unwrap_or(state.persisted.at.segment()), state.left.seal_soon))
             };
             while let Some((open, seal_soon)) = numbers() {
                 if open != seen && open - number <= SEAL_BACKLOG_MAX && number >= seal_soon {
@@ -190,6 +199,8 @@ impl Shared {
             return Ok(false);
         };
         if Directory::open(file.clone(), number, header.epoch).await.is_ok() {
+            // A process that was killed may have left it in the page cache alone.
+            file.sync().await?;
             return Ok(true);
         }
         let end = following.previous_end;

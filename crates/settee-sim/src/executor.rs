@@ -76,6 +76,7 @@ impl Sim {
             random: Arc::new(SimRandom(machine.clone())),
             buffers: BufferPool::new(PoolOptions::default()),
             background: Arc::new(Semaphore::new(settee_io::BACKGROUND_COUNT)),
+            compaction: Arc::new(Semaphore::new(settee_io::COMPACTION_COUNT)),
         }
     }
 

@@ -1,16 +1,20 @@
 //! Backup: a copy of a store in another folder, made while it is written to.
 //!
 //! While the set of files is held still (nothing is checkpointed, handed over or replaced) the segments
-//! that are the store's get a second name, and what else belongs to this moment is opened: the tree as
-//! of its newest root, and the log's segments as far as they reach now. That takes no longer than the
-//! names do. Then all goes on, and the tree and the log's segments are copied from the open files: what
-//! was written to them does not change. The manifest comes last.
+//! that are the store's get a second name, or are opened where that can't be, and what else belongs to
+//! this moment is opened: the tree as of its newest root, and the log's segments as far as they reach
+//! now. That takes no longer than the names do. Then all goes on, and what was opened is copied: what is
+//! copied of a file does not change, whoever gets it, and its removal doesn't harm who has it open. The
+//! manifest of that moment comes last.
 //!
 //! Invariants:
 //! 1. A linked file is never changed again by anybody: rewriting a segment makes a new file, and a log
 //!    uses no file again that has a second name.
 //! 2. The log's own segments are copied, since whoever opens them locks them and may write on.
 //! 3. All that was accepted before the call is in the copy.
+//! 4. The log's segments are opened anew: its own handles have its locks, and a store that was closed
+//!    meanwhile must be free to be opened again.
+//! 5. A copy that was cut short has no manifest, unless it has but a log.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -18,11 +22,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, folder};
-use settee_log::segment_head;
+use settee_log::SegmentInfo;
 use settee_tree::HEAD_SIZE;
 
 use crate::error::StoreError;
-use crate::manifest::tree_name;
+use crate::manifest::{Manifest, tree_name};
 use crate::store::Shared;
 
 /// How much is copied at once, in bytes.
@@ -59,31 +63,7 @@ impl Shared {
         let env = &self.place.env;
         folder::create(&*env.engine, to).await?;
         let mut done = Backup::default();
-        let manifest = self.manifest.lock().await;
-        let infos = self.log.known_segments();
-        let files = self.log.files();
-        self.log.flush().await?;
-        let base = self.base();
-        for segment in base.segments.iter() {
-            let name = segment.name.file_name();
-            self.keep(segment.path(), segment.file().await?, &to.join(&name), previous, &mut done).await?;
-        }
-        let mut parts = Vec::new();
-        if let Some(tree) = &base.tree {
-            let name = tree_name(tree.number);
-            let file = File::open(&env.engine, &self.place.folder.join(&name), OpenMode::Read).await?;
-            let head = tree.root.head().expect("what is checkpointed was committed");
-            parts.push(Part { file: Arc::new(file), name, head: Some(head.into()), end: tree.root.end() });
-        }
-        for info in infos.iter().filter(|info| info.number >= manifest.first_log_segment) {
-            let Some(file) = files.get(info.number) else { continue };
-            // One that was made and not begun holds nothing.
-            if segment_head(&file).await?.is_ok() {
-                let name = format!("{:010}.log", info.number);
-                parts.push(Part { file, name, head: None, end: info.frame_bytes });
-            }
-        }
-        let manifest = (*manifest).clone();
+        let (manifest, parts) = self.take_parts(to, &mut done).await?;
         for part in parts {
             self.copy_part(&part, to, previous, &mut done).await?;
         }
@@ -94,33 +74,65 @@ impl Shared {
         Ok(done)
     }
 
-    /// Gives a file that never changes a second name, or copies it where that can't be.
-    async fn keep(
-        &self,
-        path: &Path,
-        file: &Arc<File>,
-        to: &Path,
-        previous: Option<&Path>,
-        done: &mut Backup,
-    ) -> Result<(), StoreError> {
-        let engine = &*self.place.env.engine;
-        let length = file.length().await?;
-        match folder::link(engine, path, to).await {
-            Ok(()) => {
-                done.linked_count += 1;
-                done.linked_bytes += length;
-                return Ok(());
+    /// Links what can be linked, and opens what is to be copied, while the set of files is held still:
+    /// what the store is made of now.
+    async fn take_parts(&self, to: &Path, done: &mut Backup) -> Result<(Manifest, Vec<Part>), StoreError> {
+        let manifest = self.manifest.lock().await;
+        self.check_not_closed()?;
+        let infos = self.log.known_segments();
+        self.log.flush().await?;
+        let base = self.base();
+        let mut parts = Vec::new();
+        for segment in base.segments.iter() {
+            let name = segment.name.file_name();
+            let file = segment.file().await?;
+            let end = file.length().await?;
+            match self.link(segment.path(), &to.join(&name)).await? {
+                true => {
+                    done.linked_count += 1;
+                    done.linked_bytes += end;
+                }
+                false => parts.push(Part { file: file.clone(), name, head: None, end }),
             }
+        }
+        if let Some(tree) = &base.tree {
+            let head = tree.root.head().expect("what is checkpointed was committed");
+            parts.push(self.part(tree_name(tree.number), Some(head.into()), tree.root.end()).await?);
+        }
+        // One that was made and not begun holds nothing.
+        let is_begun =
+            |info: &&SegmentInfo| info.frame_bytes > 0 && info.number >= manifest.first_log_segment;
+        for info in infos.iter().filter(is_begun) {
+            parts.push(self.part(format!("{:010}.log", info.number), None, info.frame_bytes).await?);
+        }
+        Ok((manifest.clone(), parts))
+    }
+
+    /// One of the store's files, opened anew, up to `end`.
+    async fn part(&self, name: String, head: Option<Bytes>, end: u64) -> Result<Part, StoreError> {
+        let file = File::open(&self.place.env.engine, &self.place.folder.join(&name), OpenMode::Read).await?;
+        file.set_direct(self.place.options.log.direct).await?;
+        Ok(Part { file: Arc::new(file), name, head, end })
+    }
+
+    /// Gives a file that never changes a second name; `false` where that can't be.
+    async fn link(&self, path: &Path, to: &Path) -> Result<bool, StoreError> {
+        match folder::link(&*self.place.env.engine, path, to).await {
+            Ok(()) => Ok(true),
             Err(error) => match error.io_kind() {
                 Some(ErrorKind::CrossesDevices | ErrorKind::Unsupported | ErrorKind::PermissionDenied)
-                | Some(ErrorKind::TooManyLinks) => {}
-                _ => return Err(error.into()),
+                | Some(ErrorKind::TooManyLinks) => Ok(false),
+                _ => Err(error.into()),
             },
         }
-        let name = to.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        let folder = to.parent().unwrap_or(to).to_path_buf();
-        let part = Part { file: file.clone(), name, head: None, end: length };
-        self.copy_part(&part, &folder, previous, done).await
+    }
+
+    /// What is read of a closed store's files may be anybody's, and its folder may be gone.
+    fn check_not_closed(&self) -> Result<(), StoreError> {
+        match self.is_closed() {
+            true => Err(settee_io::Error::Closed { path: self.place.folder.as_path().into() }.into()),
+            false => Ok(()),
+        }
     }
 
     /// Copies a part of a file, unless the earlier backup has the same.
@@ -150,6 +162,7 @@ impl Shared {
             at = HEAD_SIZE;
         }
         while at < part.end {
+            self.check_not_closed()?;
             let size = (part.end - at).min(COPY_BYTES);
             let bytes = part.file.read_exact_at(at, size as usize).await?;
             copy.write_at(at, bytes).await?;

@@ -8,22 +8,31 @@
 //! exact.
 //!
 //! Segments that lie wholly at or below the checkpoint, and are sealed, become the store's: then
-//! they can be rewritten.
+//! they can be rewritten. Those that the log seals later are taken over then, without another
+//! checkpoint.
+//!
+//! A checkpoint that fails leaves the layers that it froze, and the next one begins with these: so
+//! however often one fails, there are no more layers. Where the tree turns out to be damaged, another
+//! is built in its place from what the segments hold (`open.rs`).
 //!
 //! Invariants:
 //! 1. The log is persisted up to a checkpoint before its root is written.
 //! 2. A new tree's file is on stable storage, its name too, before the manifest names it; the one
 //!    before it goes after that.
 //! 3. A state is rebased only onto a base that has all of the layers which it loses.
+//! 4. Once the manifest is in place nothing can fail before all states are rebased.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use futures_util::future::{Either, select};
 use settee_io::{OperationKind, folder, yield_now};
 use settee_log::{Seq, Stage};
-use settee_tree::{Change, Root, Scan, TreeBuilder, TreeError};
+use settee_tree::{Change, Root, Scan, Tree, TreeBuilder, TreeError};
 
 use crate::entry::{self, EntryView, Pointer, Reader};
 use crate::error::{ReadError, StoreError};
@@ -189,49 +198,94 @@ pub(crate) struct Frozen {
 }
 
 impl Frozen {
-    /// Freezes a state's memory layer; `None` where nothing is to be merged.
-    pub(crate) fn of(state: &mut State) -> Option<Frozen> {
-        state.freeze();
-        let generation = state.frozen.first()?.generation;
-        Some(Frozen {
-            layers: state.frozen.clone(),
-            base: state.base.clone(),
-            generation,
-            seq: state.last_seq,
-            last_listed: state.last_listed,
-        })
+    /// Freezes a state's memory layer, unless layers of a checkpoint that failed are left: then it is
+    /// these. None where there is nothing to be merged.
+    pub(crate) fn of(state: &mut State) -> Frozen {
+        if state.frozen.is_empty() {
+            state.freeze();
+        }
+        let (generation, seq, last_listed) = match state.frozen.first() {
+            Some(newest) => (newest.generation, newest.last_seq, newest.last_listed),
+            None => (0, state.last_seq, state.last_listed),
+        };
+        Frozen { layers: state.frozen.clone(), base: state.base.clone(), generation, seq, last_listed }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    fn key_count(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.len() as u64).sum()
     }
 }
 
 impl Shared {
-    /// Brings the tree up to what is accepted now. `None` where it is.
+    /// Brings the tree up to what is accepted now. `None` where it is. To be called in a task of its
+    /// own: dropped half-way it would leave the files and the states at odds.
     pub(crate) async fn checkpoint(self: &Arc<Self>) -> Result<Option<Checkpoint>, StoreError> {
         let mut manifest = self.manifest.lock().await;
+        let mut all: Option<Checkpoint> = None;
+        while let Some((done, is_all)) = self.checkpoint_once(&mut manifest).await? {
+            let before = all.unwrap_or_default();
+            let (key_count, is_whole) = (before.key_count + done.key_count, before.is_whole || done.is_whole);
+            all = Some(Checkpoint { seq: done.seq, key_count, is_whole });
+            if is_all {
+                break;
+            }
+        }
+        drop(manifest);
+        self.start_taking_over(0);
+        Ok(all)
+    }
+
+    /// Merges what is frozen, or all there is where nothing is: the second says whether it was all.
+    async fn checkpoint_once(
+        &self,
+        manifest: &mut Manifest,
+    ) -> Result<Option<(Checkpoint, bool)>, StoreError> {
         if self.is_closed() {
             return Ok(None);
         }
         self.check_files()?;
-        let Some(frozen) = Frozen::of(&mut *self.accepted.lock().await) else { return Ok(None) };
+        let is_damaged = self.is_index_damaged.load(Ordering::Acquire);
+        let (frozen, is_all) = {
+            let mut state = self.accepted.lock().await;
+            let frozen = Frozen::of(&mut state);
+            (frozen, state.memory.is_empty())
+        };
+        if frozen.is_empty() && !is_damaged {
+            return Ok(None);
+        }
         self.log.wait(Seq(frozen.seq), Stage::Persisted).await?;
         self.shown(Seq(frozen.seq)).await;
         let _turn = self.place.env.background.acquire().await;
         let mut next = manifest.clone();
-        let (tree, facts, done) =
-            self.place.merge(&frozen, &mut next).await.map_err(|error| self.failed_sync(error))?;
-        let segments = self.take_over(&frozen.base, frozen.seq, &mut next);
+        let made = self.make_base(&frozen, is_damaged, &mut next).await;
+        let (base, done) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                self.abandon(next.tree, manifest).await;
+                return Err(self.failed_sync(error));
+            }
+        };
+        let base = Base { segments: self.take_over(&frozen.base, frozen.seq, &mut next), ..base };
         let replaced = manifest.tree.filter(|number| next.tree != Some(*number));
         if next != *manifest {
             next.number += 1;
-            next.checkpoint = frozen.seq;
-            next.last_listed = frozen.last_listed;
-            self.install(&mut manifest, next).await?;
+            next.checkpoint = base.seq;
+            next.last_listed = base.last_listed;
+            let number = next.tree;
+            if let Err(error) = self.install(manifest, next).await {
+                self.abandon(number, manifest).await;
+                return Err(error);
+            }
         }
-        let base = Base::new(Some(tree), &facts, segments).await?;
-        let live_bytes = base.live_bytes();
         self.log.hand_over(manifest.first_log_segment);
-        self.log.set_bytes_elsewhere(live_bytes);
+        self.log.set_bytes_elsewhere(base.live_bytes());
         self.rebase(Arc::new(base), frozen.generation).await;
         if let Some(number) = replaced {
+            self.is_index_damaged.store(false, Ordering::Release);
             // Snapshots that read it have it open.
             self.remove_file(&self.place.folder.join(tree_name(number))).await;
         }
@@ -239,7 +293,108 @@ impl Shared {
             counts.checkpoint_count += 1;
             counts.whole_count += u64::from(done.is_whole);
         });
-        Ok(Some(done))
+        Ok(Some((done, is_all)))
+    }
+
+    /// The base with what is frozen: by merging it into the tree, or, where that is damaged, from what
+    /// the segments hold up to there.
+    async fn make_base(
+        &self,
+        frozen: &Frozen,
+        is_damaged: bool,
+        next: &mut Manifest,
+    ) -> Result<(Base, Checkpoint), StoreError> {
+        let (segments, number) = (&frozen.base.segments, next.tree);
+        if !is_damaged {
+            let merged = async {
+                let (tree, facts, done) = self.place.merge(frozen, next).await?;
+                Ok((Base::new(Some(tree), &facts, segments.clone()).await?, done))
+            };
+            match merged.await {
+                Err(error @ (StoreError::Tree(_) | StoreError::Read(_))) if error.is_of_damaged_index() => {
+                    let folder = self.place.folder.display();
+                    tracing::warn!(%error, %folder, "the index is built anew from the segments");
+                }
+                merged => return merged,
+            }
+        }
+        next.tree = number;
+        next.last_listed = frozen.last_listed;
+        let source = Some((&*self.log, frozen.seq));
+        let (tree, facts) = self.place.rebuild(next, segments, source).await?;
+        let base = Base::new(tree, &facts, segments.clone()).await?;
+        if base.seq < frozen.seq && !frozen.is_empty() {
+            let (path, what) = (self.place.folder.clone(), "the log lacks records that it had accepted");
+            return Err(StoreError::Damaged { path, offset: 0, what });
+        }
+        let key_count = frozen.key_count();
+        Ok((base, Checkpoint { seq: frozen.seq, key_count, is_whole: true }))
+    }
+
+    /// Removes a tree that a checkpoint made in vain, unless a manifest may name it.
+    async fn abandon(&self, tree: Option<u64>, manifest: &Manifest) {
+        if let Some(number) = tree.filter(|_| tree != manifest.tree && self.failed.get().is_none()) {
+            self.remove_file(&self.place.folder.join(tree_name(number))).await;
+        }
+    }
+
+    /// Starts to take over what the log has left of checkpointed segments behind `done_to`, once it has
+    /// sealed them, unless that is under way, or there are none. Whoever waits for a pause in the appends
+    /// may wait long: a store that is closed or dropped ends it.
+    pub(crate) fn start_taking_over(self: &Arc<Self>, done_to: u32) {
+        if self.is_closed()
+            || self.left_behind(done_to).is_none()
+            || self.is_taking_over.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let shared = self.clone();
+        self.place.env.spawn("store segments", async move {
+            let mut done_to = done_to;
+            while let Some(last) = shared.left_behind(done_to).filter(|_| !shared.is_closed()) {
+                if let Err(error) = shared.take_over_to(last).await {
+                    tracing::warn!(%error, folder = %shared.place.folder.display(), "segments stay with the log");
+                    shared.is_taking_over.store(false, Ordering::Release);
+                    return;
+                }
+                done_to = last;
+            }
+            shared.is_taking_over.store(false, Ordering::Release);
+            // A checkpoint may have found it under way just before.
+            shared.start_taking_over(done_to);
+        });
+    }
+
+    /// The last of the log's segments behind `done_to` that it has left, and that are checkpointed.
+    fn left_behind(&self, done_to: u32) -> Option<u32> {
+        let checkpoint = self.base().seq;
+        let mut known = self.log.known_segments();
+        // The one that takes records.
+        known.pop();
+        let newest = known.iter().rev().find(|segment| segment.last_seq.0 <= checkpoint)?;
+        Some(newest.number).filter(|number| *number > done_to)
+    }
+
+    /// Takes over the log's segments up to this one, as soon as they are sealed.
+    async fn take_over_to(self: &Arc<Self>, last: u32) -> Result<(), StoreError> {
+        loop {
+            let told = self.checkpointed.notified();
+            let sealed = self.log.sealed_below();
+            if self.is_closed() {
+                return Ok(());
+            }
+            if sealed > last {
+                break;
+            }
+            if let Either::Right((changed, _)) =
+                select(pin!(told), pin!(self.log.sealed_changed(sealed))).await
+            {
+                changed?;
+            }
+        }
+        self.take_over_sealed().await?;
+        self.start_compaction(&self.base());
+        Ok(())
     }
 
     /// Makes the store's what was sealed of the log's checkpointed segments since the last checkpoint.
@@ -317,9 +472,7 @@ impl Shared {
 
     /// Removes a file that no manifest names: if that fails, it goes at the next opening.
     pub(crate) async fn remove_file(&self, path: &Path) {
-        if let Err(error) = folder::remove(&*self.place.env.engine, path).await {
-            tracing::warn!(%error, "a file that nothing needs stays until the next opening");
-        }
+        self.place.remove_file(path).await;
     }
 
     /// Puts a base under all states that there are.
@@ -336,15 +489,25 @@ impl Shared {
 }
 
 impl Place {
-    /// Merges the layers into the tree, and commits its root.
+    /// See [`Shared::remove_file`].
+    pub(crate) async fn remove_file(&self, path: &Path) {
+        match folder::remove(&*self.env.engine, path).await {
+            Err(error) if !error.is_not_found() => {
+                tracing::warn!(%error, "a file that nothing needs stays until the next opening");
+            }
+            _ => {}
+        }
+    }
+
+    /// Merges the layers into the tree, and commits its root. The manifest names the tree then; it is the
+    /// caller's to install.
     pub(crate) async fn merge(
         &self,
         frozen: &Frozen,
         manifest: &mut Manifest,
     ) -> Result<(TreeBase, Facts, Checkpoint), StoreError> {
-        let key_count = frozen.layers.iter().map(|layer| layer.len() as u64).sum();
+        let key_count = frozen.key_count();
         let mut accounts = Accounts { live: (*frozen.base.live).clone() };
-        let facts = |accounts: Accounts| Facts { last_listed: frozen.last_listed, live: accounts.live };
         let done = |is_whole| Checkpoint { seq: frozen.seq, key_count, is_whole };
         // One that failed behind its commit, and is tried again, can't be committed there once more.
         let has_newer_root = |tree: &TreeBase| tree.tree.committed().seq() >= frozen.seq;
@@ -359,7 +522,7 @@ impl Place {
                 }
                 changed => {
                     let root = changed?;
-                    let facts = facts(accounts);
+                    let facts = Facts { last_listed: frozen.last_listed, live: accounts.live };
                     tree.tree.commit(&root, frozen.seq, &facts.encode()).await?;
                     // Where nothing changed, the root is the one before, with its own `Seq`.
                     let root = tree.tree.committed();
@@ -374,16 +537,35 @@ impl Place {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        let options = self.tree_options(&manifest.incarnation);
-        let mut builder =
-            TreeBuilder::create(&self.env, &path, options, IndexSums(self.options.measure)).await?;
+        match self.write_tree(&path, &manifest.incarnation, frozen, accounts).await {
+            Ok((tree, facts)) => {
+                manifest.tree = Some(number);
+                let root = tree.root();
+                Ok((TreeBase { number, tree, root }, facts, done(true)))
+            }
+            Err(error) => {
+                // It may have taken the last room that there was.
+                self.remove_file(&path).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes what the tree and the layers hold together to a new file, which is durable then.
+    async fn write_tree(
+        &self,
+        path: &Path,
+        incarnation: &[u8; 16],
+        frozen: &Frozen,
+        mut accounts: Accounts,
+    ) -> Result<(Arc<Tree<IndexSums>>, Facts), StoreError> {
+        let (options, sums) = (self.tree_options(incarnation), IndexSums(self.options.measure));
+        let mut builder = TreeBuilder::create(&self.env, path, options, sums).await?;
         self.write_anew(&mut builder, frozen, &mut accounts).await?;
-        let facts = facts(accounts);
-        let tree = Arc::new(builder.finish(frozen.seq, &facts.encode()).await?);
+        let facts = Facts { last_listed: frozen.last_listed, live: accounts.live };
+        let tree = builder.finish(frozen.seq, &facts.encode()).await?;
         folder::sync(&*self.env.engine, &self.folder).await?;
-        manifest.tree = Some(number);
-        let root = tree.root();
-        Ok((TreeBase { number, tree, root }, facts, done(true)))
+        Ok((Arc::new(tree), facts))
     }
 
     /// Changes the leaves that the layers touch.

@@ -8,35 +8,51 @@
 //!
 //! A tombstone hides nothing in the tree, where its key is simply missing. It is for who builds the
 //! tree anew from the segments: without it an older record of its key would be back. So it is
-//! copied until all older segments have been rewritten after it was checkpointed.
+//! copied until nothing that was dead when it was checkpointed is in any older segment: because that was
+//! rewritten since, or because nothing in it is dead. Which segments are taken: `compact/choose.rs`.
+//!
+//! Whoever waits here, for its turn or to keep within its pace, keeps nobody else from working in the
+//! background; but so many rewrite at once, as they have directories in memory.
 //!
 //! Invariants:
 //! 1. Only what was dead as of a durable checkpoint is left out.
 //! 2. The new file is on stable storage, its name too, before the manifest names it; the old ones'
 //!    names go after that, while whoever has them open reads on.
 //! 3. A record that can't be read is never left out: the segments then stay as they are.
+//! 4. What is written holds no more bytes, tombstones included, than a segment may, nor more than
+//!    [`RECORD_COUNT_MAX`] records, but for one segment that had more of them before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
 use settee_io::{File, OpenMode, ReadAt, ReadPolicy, folder, yield_now};
 use settee_log::{Directory, DirectoryBuilder, Entry, EntryRef, Flags, Record, footer_start};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::error::{ReadError, StoreError};
 use crate::manifest::SegmentName;
 use crate::planted::Planted;
-use crate::segments::{Pieces, Segment, address};
+use crate::segments::{Contents, Pieces, Segment, address};
 use crate::state::{BY_KEY, Base, State, TreeBase, decode};
 use crate::store::Shared;
+
+mod choose;
+
+use choose::{Overview, live_of};
 
 /// How many keys are looked up in the tree at once.
 const LOOKUP_COUNT: usize = 4096;
 
 /// How much is copied at once, in bytes.
 const COPY_BYTES: u64 = 1 << 20;
+
+/// Segments become one up to so many records: their directory is in memory.
+const RECORD_COUNT_MAX: usize = 1 << 20;
 
 /// What compaction did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,8 +67,46 @@ pub struct Compaction {
 
 /// Neighbouring segments that become one.
 struct Victims {
-    segments: Vec<Arc<Segment>>,
+    /// In the order of the log.
+    plans: VecDeque<Plan>,
+    /// Tombstones up to this `Seq` aren't needed any more in them.
+    tombstones_to: u64,
     base: Arc<Base>,
+    /// Segments in which nothing is dead as of that base.
+    clean: Vec<Arc<Segment>>,
+}
+
+/// What of a segment is copied.
+struct Plan {
+    segment: Arc<Segment>,
+    /// None where nothing is.
+    directory: Option<Directory>,
+    survivors: Survivors,
+}
+
+/// The records of a segment that don't go, by their `Seq`s, ascending.
+#[derive(Default)]
+struct Survivors {
+    live: Vec<u64>,
+    /// What these take, in bytes.
+    live_bytes: u64,
+    /// Each with its bytes.
+    tombstones: Vec<(u64, u32)>,
+}
+
+impl Survivors {
+    /// Bytes and records, where tombstones up to this `Seq` go.
+    fn size(&self, tombstones_to: u64) -> (u64, usize) {
+        let first = self.tombstones.partition_point(|(seq, _)| *seq <= tombstones_to);
+        let kept = &self.tombstones[first..];
+        let bytes = kept.iter().map(|(_, bytes)| u64::from(*bytes)).sum::<u64>();
+        (self.live_bytes + bytes, self.live.len() + kept.len())
+    }
+
+    fn has(&self, seq: u64, tombstones_to: u64) -> bool {
+        let is_tombstone = || self.tombstones.binary_search_by_key(&seq, |(seq, _)| *seq).is_ok();
+        self.live.binary_search(&seq).is_ok() || (seq > tombstones_to && is_tombstone())
+    }
 }
 
 /// A record that is to be copied.
@@ -77,12 +131,11 @@ impl Shared {
         }
         let mut done = Compaction::default();
         let mut failed = None;
-        while !self.is_closed()
-            && let Some(victims) = self.choose(garbage_percent_max, &unreadable).await
-        {
+        while !self.is_closed() {
             let known_count = unreadable.len();
-            let one = match self.rewrite(&victims, &mut unreadable).await {
-                Ok(one) => one,
+            let one = match self.compact_some(garbage_percent_max, &mut unreadable).await {
+                Ok(Some(one)) => one,
+                Ok(None) => break,
                 // The others need not wait for it.
                 Err(error) if unreadable.len() > known_count => {
                     tracing::warn!(%error, folder = %self.place.folder.display(), "a segment stays as it is");
@@ -108,10 +161,14 @@ impl Shared {
         let live: u64 = base.live_bytes();
         let bytes = base.segments.bytes() + self.log.stats().file_bytes;
         let percent_max = self.place.options.garbage_percent_max;
-        if bytes.saturating_sub(live) * 100 <= percent_max * bytes
-            || self.is_closed()
-            || self.is_compacting.swap(true, Ordering::AcqRel)
-        {
+        let is_too_much = |needed: u64| bytes.saturating_sub(needed) * 100 > percent_max * bytes;
+        if !is_too_much(live) || self.is_closed() {
+            return;
+        }
+        // What tombstones take that have to stay is told as far as it is known; else it is found out.
+        let overview = self.overview(base);
+        let is_due = is_too_much(live + overview.kept()) || overview.holder(&BTreeSet::new()).is_some();
+        if !is_due || self.is_compacting.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.clone();
@@ -137,74 +194,165 @@ impl Shared {
         self.take_over_sealed().await
     }
 
-    /// The neighbours whose rewriting frees the most for what is copied; none where there is no more
-    /// garbage than may be.
-    async fn choose(&self, garbage_percent_max: u64, unreadable: &BTreeSet<u32>) -> Option<Victims> {
-        let base = self.accepted.lock().await.base.clone();
-        base.tree.as_ref()?;
-        let facts: Vec<(u64, u64)> = base
-            .segments
-            .iter()
-            .map(|segment| {
-                let name = segment.name;
-                let live = base.live.range(name.first..=name.last).map(|(_, live)| live.bytes).sum::<u64>();
-                (name.bytes, live.min(name.bytes))
-            })
-            .collect();
-        let (all, live) = facts.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        let segments: Vec<_> = base.segments.iter().cloned().collect();
-        let is_readable = |index: usize| !unreadable.contains(&segments[index].name.last);
-        // What tombstones and the pieces' index take is no garbage: what was rewritten as of this
-        // checkpoint can't get smaller.
-        let can_shrink = |index: usize| {
-            let (bytes, live) = facts[index];
-            segments[index].name.clean_to < base.seq && garbage_of(bytes, live) > 0 && is_readable(index)
-        };
-        if (all - live) * 100 <= garbage_percent_max * all {
-            return None;
-        }
-        let gain = |index: &usize| {
-            let (bytes, live) = facts[*index];
-            garbage_of(bytes, live) as f64 / (live + COPY_BYTES) as f64
-        };
-        let best =
-            (0..facts.len()).filter(|index| can_shrink(*index)).max_by(|a, b| gain(a).total_cmp(&gain(b)))?;
-        // Small neighbours come along, as long as what lives of all fits one segment.
-        let most = u64::from(self.place.options.log.segment_bytes_max);
-        let aim = (live / SEGMENT_COUNT_AIM).clamp(u64::from(self.place.options.log.segment_bytes_min), most);
-        let (mut first, mut last, mut size) = (best, best, facts[best].1);
-        loop {
-            let joins = |index: usize| {
-                let is_small = facts[index].1 * 2 <= aim || facts[index].1 * 2 <= facts[index].0;
-                is_small && is_readable(index) && size + facts[index].1 <= aim
-            };
-            if last + 1 < facts.len() && joins(last + 1) {
-                last += 1;
-                size += facts[last].1;
-            } else if first > 0 && joins(first - 1) {
-                first -= 1;
-                size += facts[first].1;
-            } else {
-                break;
-            }
-        }
-        Some(Victims { segments: segments[first..=last].to_vec(), base })
+    fn overview(&self, base: &Base) -> Overview {
+        Overview::new(base, self.place.options.is_planted(Planted::TombstoneTooSoon))
     }
 
-    /// Writes what lives of the victims to a new file, and puts that in their place. Where one of them
-    /// can't be read, its number is entered in `unreadable`.
+    /// Rewrites what frees the most; `None` where there is no more garbage than may be, or the store was
+    /// closed. Where a segment can't be read, its number is entered in `unreadable`.
+    async fn compact_some(
+        &self,
+        garbage_percent_max: u64,
+        unreadable: &mut BTreeSet<u32>,
+    ) -> Result<Option<Compaction>, StoreError> {
+        let base = self.accepted.lock().await.base.clone();
+        let Some((best, overview)) = self.choose(&base, garbage_percent_max, unreadable).await? else {
+            return Ok(None);
+        };
+        let env = &self.place.env;
+        // In this order: whoever waits for the first has no turn.
+        let Some(slot) = self.permit(&env.compaction).await else { return Ok(None) };
+        let Some(turn) = self.permit(&env.background).await else { return Ok(None) };
+        let victims = self.gather(base, best, &overview, unreadable).await?;
+        let segment = self.rewrite(&victims, turn, unreadable).await?;
+        // Whoever has the manifest may be waiting for its turn.
+        drop(slot);
+        let name = segment.as_ref().map(|segment| segment.name);
+        self.replace(&victims, segment).await?;
+        let plans = &victims.plans;
+        Ok(Some(Compaction {
+            segment_count: plans.len() as u64,
+            bytes_before: plans.iter().map(|plan| plan.segment.name.bytes).sum(),
+            bytes_after: name.map_or(0, |name| name.bytes),
+        }))
+    }
+
+    /// Waits for a permit; `None` where the store is closed meanwhile.
+    async fn permit<'a>(&self, semaphore: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
+        let mut permit = pin!(semaphore.acquire());
+        loop {
+            let mut told = pin!(self.checkpointed.notified());
+            told.as_mut().enable();
+            if self.is_closed() {
+                return None;
+            }
+            if let Either::Left((permit, _)) = select(permit.as_mut(), told).await {
+                return permit.ok();
+            }
+        }
+    }
+
+    /// Which segment is rewritten, and all that led to it; none where there is no more garbage than may
+    /// be.
+    async fn choose(
+        &self,
+        base: &Base,
+        garbage_percent_max: u64,
+        unreadable: &mut BTreeSet<u32>,
+    ) -> Result<Option<(usize, Overview)>, StoreError> {
+        let bytes = base.segments.bytes();
+        let live: u64 = base.segments.iter().map(|segment| live_of(base, segment).bytes).sum();
+        if base.tree.is_none() || bytes.saturating_sub(live) * 100 <= garbage_percent_max * bytes {
+            return Ok(None);
+        }
+        for segment in base.segments.iter() {
+            // Nothing is known of one that can't be read: where it is to be rewritten that is told.
+            let _ = segment.contents().await;
+        }
+        loop {
+            let overview = self.overview(base);
+            let Some(best) = overview.best(garbage_percent_max, unreadable) else { return Ok(None) };
+            if overview.facts[best].is_exact {
+                return Ok(Some((best, overview)));
+            }
+            // What looks like garbage may be tombstones that have to stay.
+            let segment = &overview.segments[best];
+            noted(segment.find_tombstone_bytes().await.map_err(Into::into), segment, unreadable)?;
+        }
+    }
+
+    /// The neighbours that come along, as long as what is copied of all fits one segment.
+    async fn gather(
+        &self,
+        base: Arc<Base>,
+        best: usize,
+        overview: &Overview,
+        unreadable: &mut BTreeSet<u32>,
+    ) -> Result<Victims, StoreError> {
+        let log = &self.place.options.log;
+        let aim = overview.aim(log.segment_bytes_min, log.segment_bytes_max);
+        let (mut first, mut last) = (best, best);
+        let mut plans = VecDeque::from([self.plan(best, overview, &base, unreadable).await?]);
+        let (mut bytes, mut count) = plans[0].survivors.size(overview.facts[best].tombstones_to);
+        let (mut goes_on, mut goes_back) = (true, true);
+        loop {
+            goes_on = goes_on && overview.joins(last + 1, aim, unreadable);
+            goes_back = goes_back && first > 0 && overview.joins(first - 1, aim, unreadable);
+            let next = match (goes_on, goes_back) {
+                (true, _) => last + 1,
+                (false, true) => first - 1,
+                (false, false) => break,
+            };
+            let plan = self.plan(next, overview, &base, unreadable).await?;
+            let own = plan.survivors.size(overview.facts[next.min(first)].tombstones_to);
+            if bytes + own.0 > aim || count + own.1 > RECORD_COUNT_MAX {
+                *(if next > last { &mut goes_on } else { &mut goes_back }) = false;
+                continue;
+            }
+            (bytes, count) = (bytes + own.0, count + own.1);
+            if next > last {
+                last = next;
+                plans.push_back(plan);
+            } else {
+                first = next;
+                plans.push_front(plan);
+            }
+        }
+        let tombstones_to = overview.facts[first].tombstones_to;
+        Ok(Victims { plans, tombstones_to, base, clean: overview.clean() })
+    }
+
+    /// What of a segment is copied.
+    async fn plan(
+        &self,
+        index: usize,
+        overview: &Overview,
+        base: &Base,
+        unreadable: &mut BTreeSet<u32>,
+    ) -> Result<Plan, StoreError> {
+        let (segment, tombstones_to) =
+            (overview.segments[index].clone(), overview.facts[index].tombstones_to);
+        let planned = async {
+            let directory = segment.directory().await?;
+            let trailer = directory.trailer();
+            let has_live = live_of(base, &segment).count > 0;
+            let has_tombstones = trailer.tombstone_count > 0 && trailer.last_seq.0 > tombstones_to;
+            if !has_live && !has_tombstones {
+                return Ok((None, Survivors::default()));
+            }
+            let state = match self.place.options.is_planted(Planted::UpdateLost) {
+                true => Some(self.accepted.lock().await.clone()),
+                false => None,
+            };
+            let survivors = find_survivors(&directory, base, state.as_ref()).await?;
+            Ok((Some(directory), survivors))
+        };
+        let (directory, survivors) = noted(planned.await, &segment, unreadable)?;
+        Ok(Plan { segment, directory, survivors })
+    }
+
+    /// Writes what lives of the victims to a new file.
     async fn rewrite(
         &self,
         victims: &Victims,
+        turn: SemaphorePermit<'_>,
         unreadable: &mut BTreeSet<u32>,
-    ) -> Result<Compaction, StoreError> {
-        let turn = self.place.env.background.acquire().await;
-        let (first, last) = (victims.segments[0].name, victims.segments[victims.segments.len() - 1].name);
-        let generation =
-            victims.segments.iter().map(|segment| segment.name.generation).max().unwrap_or(0) + 1;
+    ) -> Result<Option<Arc<Segment>>, StoreError> {
+        let names = || victims.plans.iter().map(|plan| plan.segment.name);
+        let generation = names().map(|name| name.generation).max().unwrap_or(0) + 1;
         let name = SegmentName {
-            first: first.first,
-            last: last.last,
+            first: names().map(|name| name.first).min().expect("there is one"),
+            last: names().map(|name| name.last).max().expect("there is one"),
             generation,
             epoch: generation,
             bytes: 0,
@@ -216,13 +364,10 @@ impl Shared {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        let tombstones_to = self.tombstones_to(victims);
-        let mut copy = Copy::new(self, &path, name).await?;
-        for segment in &victims.segments {
-            if let Err(error) = self.copy_live(segment, &victims.base, tombstones_to, &mut copy).await {
-                if error.is_of_reading() {
-                    unreadable.insert(segment.name.last);
-                }
+        let mut copy = Copy::new(self, &path, name, turn).await?;
+        for plan in &victims.plans {
+            let copied = copy.take(plan, victims.tombstones_to).await;
+            if let Err(error) = noted(copied, &plan.segment, unreadable) {
                 drop(copy);
                 self.remove_file(&path).await;
                 return Err(error);
@@ -230,51 +375,8 @@ impl Shared {
         }
         let segment = copy.finish().await.map_err(|error| self.failed_sync(error))?;
         #[cfg(feature = "planted-faults")]
-        let segment = self.with_stale_chunks(segment, &victims.segments[0]);
-        // Whoever has the manifest may be waiting for its turn.
-        drop(turn);
-        let new = segment.as_ref().map(|segment| segment.name);
-        self.replace(victims, segment).await?;
-        Ok(Compaction {
-            segment_count: victims.segments.len() as u64,
-            bytes_before: victims.segments.iter().map(|segment| segment.name.bytes).sum(),
-            bytes_after: new.map_or(0, |name| name.bytes),
-        })
-    }
-
-    /// Copies what lives of a segment.
-    async fn copy_live(
-        &self,
-        segment: &Segment,
-        base: &Base,
-        tombstones_to: u64,
-        copy: &mut Copy<'_>,
-    ) -> Result<(), StoreError> {
-        let directory = segment.directory().await?;
-        let trailer = directory.trailer();
-        let name = segment.name;
-        let has_live = base.live.range(name.first..=name.last).next().is_some();
-        let has_tombstones = trailer.tombstone_count > 0 && trailer.last_seq.0 > tombstones_to;
-        if !has_live && !has_tombstones {
-            return Ok(());
-        }
-        let state = match self.place.options.is_planted(Planted::UpdateLost) {
-            true => Some(self.accepted.lock().await.clone()),
-            false => None,
-        };
-        let live = live_seqs(&directory, base, tombstones_to, state.as_ref()).await?;
-        copy.take(segment, &directory, &live).await
-    }
-
-    /// Tombstones up to this `Seq` aren't needed any more in these segments: whatever they hide was
-    /// left out of all older ones.
-    fn tombstones_to(&self, victims: &Victims) -> u64 {
-        if self.place.options.is_planted(Planted::TombstoneTooSoon) {
-            return u64::MAX;
-        }
-        let first = victims.segments[0].name.first;
-        let older = victims.base.segments.iter().filter(|segment| segment.name.first < first);
-        older.map(|segment| segment.name.clean_to).min().unwrap_or(u64::MAX).min(victims.base.seq)
+        let segment = self.with_stale_chunks(segment, &victims.plans[0].segment);
+        Ok(segment)
     }
 
     /// Puts the new segment in the victims' place.
@@ -283,17 +385,19 @@ impl Shared {
         self.check_files()?;
         let base = self.accepted.lock().await.base.clone();
         let mut segments = (*base.segments).clone();
-        for segment in &victims.segments {
+        for Plan { segment, .. } in &victims.plans {
             // Open, so that whoever has it can go on reading.
             segment.file().await?;
             segments.remove(segment.name.last);
         }
+        // It costs nothing to say so now: nothing that is dead was in these.
+        victims.clean.iter().for_each(|segment| segment.raise_clean_to(victims.base.seq));
         if let Some(new) = new {
             segments.insert(new);
         }
         if self.place.options.is_planted(Planted::FileRemovedEarly) {
-            for segment in &victims.segments {
-                self.remove_file(segment.path()).await;
+            for plan in &victims.plans {
+                self.remove_file(plan.segment.path()).await;
             }
         }
         let mut next = manifest.clone();
@@ -304,7 +408,7 @@ impl Shared {
         self.install(&mut manifest, next).await?;
         let base = Base { segments: Arc::new(segments), ..(*base).clone() };
         self.rebase(Arc::new(base), 0).await;
-        for segment in &victims.segments {
+        for Plan { segment, .. } in &victims.plans {
             #[cfg(feature = "planted-faults")]
             self.recycle(segment).await?;
             self.remove_file(segment.path()).await;
@@ -313,34 +417,35 @@ impl Shared {
     }
 }
 
-/// What a log's segments aim at, in number.
-const SEGMENT_COUNT_AIM: u64 = 16;
-
-/// Bytes that a rewriting would free, but for what it adds itself.
-fn garbage_of(bytes: u64, live: u64) -> u64 {
-    let own = live / 64 + 8192;
-    (bytes - live).saturating_sub(own)
+/// Enters a segment's number where it could not be read.
+fn noted<T>(
+    result: Result<T, StoreError>,
+    segment: &Segment,
+    unreadable: &mut BTreeSet<u32>,
+) -> Result<T, StoreError> {
+    if result.as_ref().is_err_and(StoreError::is_of_reading) {
+        unreadable.insert(segment.name.last);
+    }
+    result
 }
 
-/// The `Seq`s of a segment's records that live, or that are tombstones past `tombstones_to`,
-/// ascending.
-async fn live_seqs(
+/// A segment's records that live, and its tombstones.
+async fn find_survivors(
     directory: &Directory,
     base: &Base,
-    tombstones_to: u64,
     planted: Option<&State>,
-) -> Result<Vec<u64>, StoreError> {
-    let Some(TreeBase { root, .. }) = &base.tree else { return Ok(Vec::new()) };
-    let mut live = Vec::new();
+) -> Result<Survivors, StoreError> {
+    let mut found = Survivors::default();
+    let Some(TreeBase { root, .. }) = &base.tree else { return Ok(found) };
     let mut scan = directory.scan_keys(..);
     let mut keys: Vec<Vec<u8>> = Vec::new();
-    let mut rows: Vec<(usize, u64)> = Vec::new();
+    let mut rows: Vec<(usize, u64, u32)> = Vec::new();
     loop {
         let entry = scan.next().await?;
         let is_end = entry.is_none();
         if let Some(entry) = entry {
             if entry.flags.has(Flags::TOMBSTONE) {
-                live.extend((entry.seq.0 > tombstones_to).then_some(entry.seq.0));
+                found.tombstones.push((entry.seq.0, entry.location.length));
                 continue;
             }
             if planted.is_some_and(|state| state.layers().any(|layer| layer.by_key.get(entry.key).is_some()))
@@ -350,7 +455,7 @@ async fn live_seqs(
             if keys.last().is_none_or(|last| last[1..] != *entry.key) {
                 keys.push([&[BY_KEY], entry.key].concat());
             }
-            rows.push((keys.len() - 1, entry.seq.0));
+            rows.push((keys.len() - 1, entry.seq.0, entry.location.length));
         }
         if is_end || keys.len() >= LOOKUP_COUNT {
             // The last key may go on.
@@ -366,12 +471,16 @@ async fn live_seqs(
             .await?;
             damaged?;
             yield_now().await;
-            live.extend(rows.drain(..).filter(|(key, seq)| pointers[*key].contains(seq)).map(|(_, seq)| seq));
+            for (_, seq, length) in rows.drain(..).filter(|(key, seq, _)| pointers[*key].contains(seq)) {
+                found.live.push(seq);
+                found.live_bytes += u64::from(length);
+            }
             keys.clear();
         }
         if is_end {
-            live.sort_unstable();
-            return Ok(live);
+            found.live.sort_unstable();
+            found.tombstones.sort_unstable();
+            return Ok(found);
         }
     }
 }
@@ -387,7 +496,10 @@ struct Copy<'a> {
     written: u64,
     pieces: Pieces,
     directory: DirectoryBuilder,
-    record_count: u64,
+    contents: Contents,
+    tombstone_bytes: u64,
+    /// Its turn to work in the background; not while it sleeps.
+    turn: Option<SemaphorePermit<'a>>,
 }
 
 impl<'a> Copy<'a> {
@@ -395,6 +507,7 @@ impl<'a> Copy<'a> {
         shared: &'a Shared,
         path: &std::path::Path,
         name: SegmentName,
+        turn: SemaphorePermit<'a>,
     ) -> Result<Copy<'a>, StoreError> {
         let file = File::open(&shared.place.env.engine, path, OpenMode::CreateNew).await?;
         Ok(Copy {
@@ -405,18 +518,16 @@ impl<'a> Copy<'a> {
             written: 0,
             pieces: Pieces::default(),
             directory: DirectoryBuilder::covering(name.first, name.last, name.epoch),
-            record_count: 0,
+            contents: Contents::default(),
+            tombstone_bytes: 0,
+            turn: Some(turn),
             name,
         })
     }
 
-    /// Copies the records of a segment that are named.
-    async fn take(
-        &mut self,
-        segment: &Segment,
-        directory: &Directory,
-        live: &[u64],
-    ) -> Result<(), StoreError> {
+    /// Copies what doesn't go of a segment.
+    async fn take(&mut self, plan: &Plan, tombstones_to: u64) -> Result<(), StoreError> {
+        let Plan { segment, directory: Some(directory), survivors: wanted } = plan else { return Ok(()) };
         let file = segment.file().await?.clone();
         let is_original = segment.name.generation == 0;
         let mut scan = directory.scan_seq(settee_log::Seq(0));
@@ -426,7 +537,7 @@ impl<'a> Copy<'a> {
             let length = u64::from(entry.location.length);
             let at = if is_original { entry.location.offset.into() } else { place };
             place += length;
-            if live.binary_search(&entry.seq.0).is_err() {
+            if !wanted.has(entry.seq.0, tombstones_to) {
                 continue;
             }
             survivors.push(Survivor { entry: entry.to_entry(), place: at });
@@ -458,10 +569,16 @@ impl<'a> Copy<'a> {
             let offset = if is_lost { 0 } else { entry.location.offset };
             self.pieces.push(address(entry.location.segment, offset), entry.location.length);
             let Entry { seq, flags, key, meta, location } = &entry;
-            let entry = EntryRef { seq: *seq, flags: *flags, key, meta, location: *location };
-            self.directory.push(entry, record.checksum());
+            let entry_ref = EntryRef { seq: *seq, flags: *flags, key, meta, location: *location };
+            self.directory.push(entry_ref, record.checksum());
             self.buffer.extend_from_slice(record.bytes());
-            self.record_count += 1;
+            self.contents.last_seq = seq.0;
+            self.contents.record_count += 1;
+            self.contents.record_bytes += u64::from(location.length);
+            if flags.has(Flags::TOMBSTONE) {
+                self.contents.tombstone_count += 1;
+                self.tombstone_bytes += u64::from(location.length);
+            }
         }
         self.write().await
     }
@@ -471,14 +588,19 @@ impl<'a> Copy<'a> {
         let size = bytes.len() as u64;
         self.file.write_at(self.written, bytes).await?;
         self.written += size;
-        self.shared.pace(size).await;
+        if !self.shared.is_closed() {
+            // Others work meanwhile, and whoever closes the store need not wait for long.
+            self.turn = None;
+            self.shared.pace(size).await;
+            self.turn = self.shared.place.env.background.acquire().await.ok();
+        }
         Ok(())
     }
 
     /// Completes the file, on stable storage; none where nothing lived.
     async fn finish(mut self) -> Result<Option<Arc<Segment>>, StoreError> {
         let engine = &*self.shared.place.env.engine;
-        if self.record_count == 0 {
+        if self.contents.record_count == 0 {
             folder::remove(engine, &self.path).await?;
             return Ok(None);
         }
@@ -497,6 +619,7 @@ impl<'a> Copy<'a> {
             self.file.set_direct(true).await?;
         }
         let segment = segment.with_chunks(shared.place.chunks.as_ref());
-        Ok(Some(Arc::new(segment.with_file(self.file).with_pieces(self.pieces))))
+        let segment = segment.with_file(self.file).with_pieces(self.pieces);
+        Ok(Some(Arc::new(segment.with_contents(self.contents, self.tombstone_bytes))))
     }
 }

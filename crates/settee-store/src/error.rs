@@ -1,10 +1,12 @@
 //! Why a store could not be opened, read, or brought forward.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use settee_io::OperationKind;
-use settee_log::{AppendError, DirectoryError, Stopped};
+use settee_log::{AppendError, DirectoryError, InvalidLimit, Stopped};
 use settee_tree::TreeError;
+
+use crate::state::INDEX;
 
 /// Why something could not be read. The store stays usable.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -33,9 +35,24 @@ pub enum ReadError {
     Io(#[from] settee_io::Error),
 }
 
+impl ReadError {
+    /// Whether what the tree holds is not what was written there.
+    pub(crate) fn is_of_damaged_index(&self) -> bool {
+        match self {
+            ReadError::Tree(error) => matches!(error, TreeError::Damaged { .. }),
+            ReadError::Damaged { path, .. } => path == Path::new(INDEX),
+            ReadError::Record(_) | ReadError::Io(_) => false,
+        }
+    }
+}
+
 /// Why a store could not be opened, checkpointed or compacted. What was there is still there.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
+    /// It can't be opened with this limit. Nothing was looked at.
+    #[error(transparent)]
+    Limit(#[from] InvalidLimit),
+
     /// The log could not be opened.
     #[error(transparent)]
     Log(#[from] settee_log::OpenError),
@@ -74,6 +91,17 @@ pub enum StoreError {
         path: PathBuf,
     },
 
+    /// There are so many segments that the manifest could not be read again. Nothing was changed.
+    #[error("{} would take {size} bytes, and no more than {size_max} are read", path.display())]
+    ManifestTooLong {
+        /// The manifest.
+        path: PathBuf,
+        /// What it would take.
+        size: u64,
+        /// What it may.
+        size_max: u64,
+    },
+
     /// What was salvaged could not be stored.
     #[error(transparent)]
     Commit(Box<CommitError>),
@@ -90,6 +118,15 @@ impl From<CommitError> for StoreError {
 }
 
 impl StoreError {
+    /// Whether what the tree holds is not what was written there.
+    pub(crate) fn is_of_damaged_index(&self) -> bool {
+        match self {
+            StoreError::Tree(error) => matches!(error, TreeError::Damaged { .. }),
+            StoreError::Read(error) => error.is_of_damaged_index(),
+            _ => false,
+        }
+    }
+
     /// Whether what is stored in a segment could not be read.
     pub(crate) fn is_of_reading(&self) -> bool {
         let is_read = |error: &settee_io::Error| error.operation() == Some(OperationKind::Read);
@@ -131,7 +168,23 @@ pub enum CommitError {
         source: StoreError,
     },
 
-    /// What it replaces could not be read.
+    /// This writer has committed so much that memory is past its limit by more than half, and no
+    /// checkpoint can make room while the writer is there. Once it is dropped, [`Store::writer`] waits
+    /// for one, and the batch can be committed.
+    ///
+    /// [`Store::writer`]: crate::Store::writer
+    #[error(
+        "one writer took memory to {bytes} bytes, and {bytes_max} may be taken: let go of it, and take another"
+    )]
+    WriterFull {
+        /// What is taken.
+        bytes: usize,
+        /// [`StoreOptions::memory_bytes_max`](crate::StoreOptions::memory_bytes_max).
+        bytes_max: usize,
+    },
+
+    /// What it replaces could not be read. Where the index is damaged, it is being built anew from now
+    /// on: later the same may succeed.
     #[error(transparent)]
     Read(#[from] ReadError),
 }

@@ -98,8 +98,9 @@ impl Manifest {
         let at = text.rfind("checksum ").ok_or("it has no checksum")?;
         let (body, checksum) = text.split_at(at);
         let checksum = checksum.strip_prefix("checksum ").and_then(|rest| rest.strip_suffix('\n'));
-        let checksum = checksum.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        if checksum != Some(twox_hash::XxHash3_64::oneshot(body.as_bytes())) {
+        // As it is written: digits in capitals are a flipped bit too.
+        let expected = format!("{:016x}", twox_hash::XxHash3_64::oneshot(body.as_bytes()));
+        if checksum != Some(&expected[..]) {
             return Err("its checksum doesn't match");
         }
         let mut lines = body.lines();
@@ -162,22 +163,31 @@ impl Manifest {
             opened => opened?,
         };
         let length = file.length().await?;
-        let bytes = file.read_exact_at(0, length.min(SIZE_MAX) as usize).await?;
+        if length > SIZE_MAX {
+            let what = "it is longer than any manifest is";
+            return Err(StoreError::Damaged { path, offset: SIZE_MAX, what });
+        }
+        let bytes = file.read_exact_at(0, length as usize).await?;
         Manifest::decode(&bytes).map(Some).map_err(|what| StoreError::Damaged { path, offset: 0, what })
     }
 
     /// Writes this manifest beside the one that there is, which it changes nothing about.
     ///
     /// # Errors
-    /// What the system says.
+    /// [`StoreError::ManifestTooLong`], before anything is written; or what the system says.
     pub(crate) async fn prepare(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
-        let next = folder.join(NEXT_FILE);
+        let (next, text) = (folder.join(NEXT_FILE), self.encode());
+        let size = text.len() as u64;
+        if size > SIZE_MAX {
+            let path = folder.join(MANIFEST_FILE);
+            return Err(StoreError::ManifestTooLong { path, size, size_max: SIZE_MAX });
+        }
         match folder::remove(&*env.engine, &next).await {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
         let file = File::open(&env.engine, &next, OpenMode::CreateNew).await?;
-        Ok(file.write_and_sync_at(0, Bytes::from(self.encode())).await?)
+        Ok(file.write_and_sync_at(0, Bytes::from(text)).await?)
     }
 
     /// Puts the manifest that was prepared in the place of the one before: both are never there, nor
@@ -225,5 +235,48 @@ impl Manifest {
     /// The files that it names.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = String> {
         self.tree.map(tree_name).into_iter().chain(self.segments.iter().map(SegmentName::file_name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use settee_sim::Sim;
+
+    use super::*;
+
+    fn manifest(segment_count: u32) -> Manifest {
+        let segment = |number| SegmentName {
+            first: number,
+            last: number,
+            generation: 1,
+            epoch: 1,
+            bytes: u64::from(u32::MAX),
+            clean_to: u64::from(u32::MAX),
+        };
+        let segments = (1..=segment_count).map(segment).collect();
+        Manifest { number: 7, first_log_segment: segment_count + 1, segments, ..Manifest::default() }
+    }
+
+    #[test]
+    fn a_manifest_that_could_not_be_read_is_refused_and_the_one_before_stays() {
+        let sim = Sim::new(7);
+        let (env, folder) = (sim.env(), Path::new("/data/store"));
+        sim.run(async {
+            folder::create(&*env.engine, folder).await.unwrap();
+            let (small, long) = (manifest(3), manifest(500_000));
+            small.write(&env, folder).await.unwrap();
+            let refused = long.write(&env, folder).await;
+            let is_refused = matches!(&refused, Err(StoreError::ManifestTooLong { size, size_max, .. })
+                if size > size_max && *size == long.encode().len() as u64);
+            assert!(is_refused, "{refused:?}");
+            assert_eq!(folder::list(&*env.engine, folder).await.unwrap().len(), 1, "nothing was written");
+            assert_eq!(Manifest::read(&env, folder).await.unwrap(), Some(small));
+            // As many segments as fit are read again.
+            let line = (long.encode().len() - manifest(499_000).encode().len()) / 1000;
+            let most = manifest((SIZE_MAX as usize / (line + 1)) as u32);
+            most.write(&env, folder).await.unwrap();
+            assert_eq!(Manifest::read(&env, folder).await.unwrap(), Some(most));
+        })
+        .unwrap();
     }
 }

@@ -1,16 +1,19 @@
 //! Opening: the manifest, the tree, and what they say of the log.
 //!
-//! A tree that is missing or damaged is built anew from the segments' directories and the log.
+//! A tree that is missing or damaged is built anew from the segments' directories and the log: before
+//! the log is opened, where that is found by then; behind what was replayed, where a leaf turns out to
+//! be damaged under a replayed key; or in place of a checkpoint that meets one. The new tree has another
+//! file, and the one before stays until the manifest names it: what fails changes nothing.
 
 use std::sync::Arc;
 
 use settee_io::{File, OpenMode, folder};
-use settee_log::{Locked, Log, OpenError, Seq, segment_head};
+use settee_log::{Files, Locked, Log, OpenError, SegmentInfo, Seq, scan_segment, segment_head};
 use settee_tree::{Tree, TreeError};
 
 use crate::checkpoint::{Facts, Frozen};
 use crate::entry::Location;
-use crate::error::StoreError;
+use crate::error::{ReadError, StoreError};
 use crate::manifest::{MANIFEST_FILE, Manifest, tree_name};
 use crate::segments::{Segment, Segments};
 use crate::state::{Base, Beneath, Incoming, IndexSums, Memory, State, TreeBase};
@@ -52,17 +55,58 @@ impl Place {
         }
         let segments = Arc::new(segments);
         self.check_all_there(&manifest).await?;
-        let (tree, facts) = match self.open_tree(&manifest).await {
-            Ok(Some((tree, facts))) => (Some(tree), facts),
-            Ok(None) => (None, Facts::default()),
-            Err(error) if is_lost(&error) => {
-                tracing::warn!(%error, folder = %self.folder.display(), "the index is built anew from the segments");
-                self.rebuild(&mut manifest, &segments).await?
-            }
-            Err(error) => return Err(error),
+        let opened = async {
+            let (tree, facts) = self.open_tree(&manifest).await?.unzip();
+            let facts = facts.unwrap_or_default();
+            Ok((Base::new(tree, &facts, segments.clone()).await?, facts))
         };
+        match opened.await {
+            Ok((base, facts)) => return Ok((manifest, base, facts)),
+            Err(error) if !is_lost(&error) => return Err(error),
+            Err(error) => self.warn_of_damage(&error),
+        }
+        let (tree, facts) = self.rebuild(&mut manifest, &segments, None).await?;
         let base = Base::new(tree, &facts, segments).await?;
+        manifest.number += 1;
+        manifest.checkpoint = base.seq;
+        manifest.write(&self.env, &self.folder).await?;
         Ok((manifest, base, facts))
+    }
+
+    fn warn_of_damage(&self, error: &StoreError) {
+        tracing::warn!(%error, folder = %self.folder.display(), "the index is built anew from the segments");
+    }
+
+    /// The state that was replayed, over a tree that is built anew from the segments and the log:
+    /// where that turned out to be damaged of which the manifest said that it was there.
+    pub(crate) async fn rebuild_replayed(
+        &self,
+        manifest: &mut Manifest,
+        log: &Log,
+        state: &State,
+        error: &StoreError,
+    ) -> Result<State, StoreError> {
+        self.warn_of_damage(error);
+        let segments = &state.base.segments;
+        let mut next = Manifest { last_listed: state.last_listed, ..manifest.clone() };
+        let (tree, facts) = self.rebuild(&mut next, segments, Some((log, state.last_seq))).await?;
+        let base = Base::new(tree, &facts, segments.clone()).await?;
+        next.number += 1;
+        next.checkpoint = base.seq;
+        next.write(&self.env, &self.folder).await?;
+        let replaced = std::mem::replace(manifest, next).tree.filter(|_| state.base.tree.is_some());
+        if let Some(number) = replaced {
+            self.remove_file(&self.folder.join(tree_name(number))).await;
+        }
+        log.set_bytes_elsewhere(base.live_bytes());
+        Ok(State {
+            memory: Memory::new(1),
+            frozen: Arc::default(),
+            base: Arc::new(base),
+            files: log.files(),
+            last_seq: state.last_seq,
+            last_listed: facts.last_listed,
+        })
     }
 
     /// A folder without a manifest holds a log alone. Where the manifest was lost, the segments that it
@@ -116,15 +160,16 @@ impl Place {
         Ok(())
     }
 
-    /// Builds the tree of what the segments hold, and writes the manifest that names it.
-    async fn rebuild(
+    /// Builds a tree of what the segments hold, and of what the log does up to a `Seq`, where that is
+    /// given: it has got there. The manifest names the tree then; it is the caller's to install.
+    pub(crate) async fn rebuild(
         &self,
         manifest: &mut Manifest,
         segments: &Arc<Segments>,
+        log: Option<(&Log, u64)>,
     ) -> Result<(Option<TreeBase>, Facts), StoreError> {
-        let rules = self.options.rules();
         let base = Base::new(None, &Facts::default(), segments.clone()).await?;
-        let mut state = State {
+        let state = State {
             memory: Memory::new(1),
             frozen: Arc::default(),
             base: Arc::new(base),
@@ -132,46 +177,121 @@ impl Place {
             last_seq: 0,
             last_listed: 0,
         };
-        let mut facts = Facts::default();
-        manifest.tree = None;
+        let mut rebuild = Rebuild { place: self, manifest, state, facts: Facts::default() };
+        let built = rebuild.take_all(segments, log).await;
+        let Rebuild { manifest, state, mut facts, .. } = rebuild;
+        let tree = state.base.tree.clone();
+        if let Err(error) = built {
+            if let Some(tree) = tree {
+                self.remove_file(&self.folder.join(tree_name(tree.number))).await;
+            }
+            return Err(error);
+        }
+        manifest.tree = tree.as_ref().map(|tree| tree.number);
+        facts.last_listed = facts.last_listed.max(manifest.last_listed);
+        Ok((tree, facts))
+    }
+}
+
+/// A tree that is built from the segments, step by step: memory is bounded.
+struct Rebuild<'a> {
+    place: &'a Place,
+    manifest: &'a mut Manifest,
+    state: State,
+    facts: Facts,
+}
+
+impl Rebuild<'_> {
+    async fn take_all(&mut self, segments: &Segments, log: Option<(&Log, u64)>) -> Result<(), StoreError> {
         let all = segments.iter().count();
         for (index, segment) in segments.iter().enumerate() {
             tracing::info!(segment = %segment.path().display(), "{} of {all}: reading its directory", index + 1);
-            let directory = segment.directory().await?;
-            let mut scan = directory.scan_seq(Seq(0));
-            while let Some((entry, _)) = scan.next().await? {
-                let settee_log::Location { segment, offset, length } = entry.location;
-                let location = Location { seq: entry.seq.0, segment, offset, length };
-                let (flags, key, meta) = (entry.flags, entry.key, entry.meta);
-                let record = Incoming { flags, key, meta, location };
-                state.enter(&record, Beneath::default(), &rules);
-            }
-            let is_last = index + 1 == all;
-            if is_last || state.memory.bytes() >= self.options.memory_bytes_max / 2 {
-                state.settle_all(rules.measure).await?;
-                facts = self.rebuild_step(&mut state, manifest).await?.unwrap_or(facts);
+            self.take_directory(segment).await?;
+            self.step(false).await?;
+        }
+        if let Some((log, up_to)) = log {
+            let (known, files) = (log.known_segments(), log.files());
+            // What is accepted by now is in the files then.
+            log.flush().await?;
+            for known in known.iter().filter(|known| known.first_seq.0 <= up_to) {
+                self.take_frames(known, &files, up_to).await?;
+                self.step(false).await?;
             }
         }
-        manifest.number += 1;
-        manifest.checkpoint = state.last_seq;
-        manifest.write(&self.env, &self.folder).await?;
-        facts.last_listed = facts.last_listed.max(manifest.last_listed);
-        Ok((state.base.tree.clone(), facts))
+        self.step(true).await
     }
 
-    async fn rebuild_step(
-        &self,
-        state: &mut State,
-        manifest: &mut Manifest,
-    ) -> Result<Option<Facts>, StoreError> {
+    async fn take_directory(&mut self, segment: &Segment) -> Result<(), StoreError> {
+        let rules = self.place.options.rules();
+        let directory = segment.directory().await?;
+        let mut scan = directory.scan_seq(Seq(0));
+        while let Some((entry, _)) = scan.next().await? {
+            let settee_log::Location { segment, offset, length } = entry.location;
+            let location = Location { seq: entry.seq.0, segment, offset, length };
+            let (flags, key, meta) = (entry.flags, entry.key, entry.meta);
+            let record = Incoming { flags, key, meta, location };
+            self.state.enter(&record, Beneath::default(), &rules);
+        }
+        Ok(())
+    }
+
+    /// Takes a segment of the log, whose directory may not be there yet.
+    async fn take_frames(
+        &mut self,
+        known: &SegmentInfo,
+        files: &Files,
+        up_to: u64,
+    ) -> Result<(), StoreError> {
+        let rules = self.place.options.rules();
+        let last = known.last_seq.0.min(up_to);
+        // Handed over or forgotten: nobody does either meanwhile.
+        let Some(file) = files.get(known.number).filter(|_| last >= known.first_seq.0) else { return Ok(()) };
+        tracing::info!(segment = %file.path().display(), "reading its frames");
+        let mut reached = 0;
+        let state = &mut self.state;
+        let scanned = scan_segment(&file, known.number, known.frame_bytes, |at, record| {
+            if record.is_extent() || record.seq.0 > up_to {
+                return;
+            }
+            reached = record.seq.0;
+            let location =
+                Location { seq: reached, segment: at.segment, offset: at.offset, length: at.length };
+            let (flags, key, meta) = (record.flags, record.key, record.meta);
+            state.enter(&Incoming { flags, key, meta, location }, Beneath::default(), &rules);
+        })
+        .await;
+        if reached < last {
+            scanned.map_err(ReadError::from)?;
+            let (path, offset) = (file.path().to_path_buf(), known.frame_bytes);
+            return Err(StoreError::Damaged { path, offset, what: "it lacks records that it had" });
+        }
+        Ok(())
+    }
+
+    /// Merges what is in memory into the tree, where it is much, or the rest.
+    async fn step(&mut self, is_last: bool) -> Result<(), StoreError> {
+        let Rebuild { place, manifest, state, facts } = self;
+        if !is_last && state.memory.bytes() < place.options.memory_bytes_max / 2 {
+            return Ok(());
+        }
+        state.settle_all(place.options.measure).await?;
         // The newest listed record may have been replaced since, and gone: the root is to know of it too.
         state.last_listed = state.last_listed.max(manifest.last_listed);
-        let Some(frozen) = Frozen::of(state) else { return Ok(None) };
-        let (tree, facts, _) = self.merge(&frozen, manifest).await?;
-        let base = Base::new(Some(tree), &facts, state.base.segments.clone()).await?;
+        let frozen = Frozen::of(state);
+        if frozen.is_empty() {
+            return Ok(());
+        }
+        let replaced = state.base.tree.as_ref().map(|tree| tree.number);
+        let (tree, new_facts, _) = place.merge(&frozen, manifest).await?;
+        let replaced = replaced.filter(|number| *number != tree.number);
+        let base = Base::new(Some(tree), &new_facts, state.base.segments.clone()).await?;
+        *facts = new_facts;
         let files = state.files.clone();
         state.rebase(&Arc::new(base), &files, frozen.generation);
-        Ok(Some(facts))
+        if let Some(number) = replaced {
+            place.remove_file(&place.folder.join(tree_name(number))).await;
+        }
+        Ok(())
     }
 }
 
@@ -179,11 +299,8 @@ impl Place {
 fn is_lost(error: &StoreError) -> bool {
     match error {
         StoreError::Tree(TreeError::Io(error)) => error.is_not_found(),
-        StoreError::Tree(error) => matches!(
-            error,
-            TreeError::Damaged { .. } | TreeError::NoRoot { .. } | TreeError::OtherIncarnation { .. }
-        ),
+        StoreError::Tree(TreeError::NoRoot { .. } | TreeError::OtherIncarnation { .. }) => true,
         StoreError::Damaged { .. } => true,
-        _ => false,
+        error => error.is_of_damaged_index(),
     }
 }

@@ -6,11 +6,15 @@
 //! points to; older ones of a key whose newest is lost; nothing of a key that was removed. Where it can't,
 //! all records count, and the newer ones replace the older.
 //!
+//! Where the record is lost that deltas were folded into, those before and behind it may be more than a
+//! key may have. They are folded anew; in a store that doesn't fold, those past the limit are left out, and
+//! told as lost.
+//!
 //! Invariants:
 //! 1. The old store is read and never changed.
 //! 2. Whatever a sound index doesn't have at its checkpoint doesn't come back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use settee_io::Env;
@@ -18,7 +22,8 @@ use settee_log::{Flags, Stage};
 use settee_tree::TreeError;
 
 use crate::check::{CheckEvent, Salvaged, Survey};
-use crate::error::StoreError;
+use crate::entry::CHAIN_COUNT_MAX;
+use crate::error::{ReadError, StoreError};
 use crate::state::{BY_KEY, decode};
 use crate::store::{Batch, Store, StoreOptions};
 
@@ -138,33 +143,96 @@ pub async fn repair(
     let mut salvage = Salvage::begin(env, from, options, told).await?;
     let (store, _) = Store::open(env, to, options.clone()).await?;
     let mut summary = RepairSummary { problem_count: salvage.problem_count(), ..RepairSummary::default() };
-    let batch_bytes = BATCH_BYTES.min(options.log.batch_bytes_max);
-    let mut batch = Batch::new();
+    let mut target = Target::new(&store, options);
     while let Some(records) = salvage.next().await? {
         for record in records {
-            let Salvaged { flags, key, meta, value, .. } = record;
-            if !batch.is_empty() && batch.size() + key.len() + meta.len() + value.len() + 128 > batch_bytes {
-                store.writer().await.commit(&std::mem::take(&mut batch), Stage::Accepted).await?;
-            }
-            if flags.has(Flags::TOMBSTONE) {
-                batch.delete(&key);
-            } else if flags.has(Flags::DELTA) {
-                batch.merge(&key, &meta, value);
-            } else {
-                batch.put(&key, &meta, value, flags.has(Flags::LISTED));
-            }
-            summary.record_count += 1;
+            target.take(record, &mut summary).await?;
         }
     }
-    if !batch.is_empty() {
-        store.writer().await.commit(&batch, Stage::Accepted).await?;
+    target.commit().await?;
+    let mut all_lost = salvage.lost();
+    for (key, seq) in target.left_out {
+        let last = all_lost.entry(key).or_default();
+        *last = seq.max(*last);
     }
     store.flush().await?;
-    for (key, seq) in salvage.lost() {
+    for (key, seq) in all_lost {
         let has_older = store.snapshot().get(&key).await?.is_some();
         summary.lost_count += 1;
         lost(Loss { key, seq, has_older });
     }
     store.close().await?;
     Ok(summary)
+}
+
+/// The new store, and what is to be committed to it next.
+struct Target<'a> {
+    store: &'a Store,
+    batch: Batch,
+    batch_bytes: usize,
+    /// Records of the keys in the batch, with those that the store has: the values are made from so many.
+    chains: HashMap<Vec<u8>, usize>,
+    folds: bool,
+    /// Deltas that were too many for their keys.
+    left_out: BTreeMap<Vec<u8>, u64>,
+}
+
+impl<'a> Target<'a> {
+    fn new(store: &'a Store, options: &StoreOptions) -> Target<'a> {
+        Target {
+            store,
+            batch: Batch::new(),
+            batch_bytes: BATCH_BYTES.min(options.log.batch_bytes_max),
+            chains: HashMap::new(),
+            folds: options.fold.is_some(),
+            left_out: BTreeMap::new(),
+        }
+    }
+
+    async fn take(&mut self, record: Salvaged, summary: &mut RepairSummary) -> Result<(), StoreError> {
+        let Salvaged { seq, flags, key, meta, value } = record;
+        let bytes = self.batch.size() + key.len() + meta.len() + value.len() + 128;
+        if bytes > self.batch_bytes {
+            self.commit().await?;
+        }
+        if flags.has(Flags::TOMBSTONE) {
+            self.batch.delete(&key);
+            self.chains.insert(key, 0);
+        } else if flags.has(Flags::DELTA) {
+            let count = self.chain_count(&key).await?;
+            if count >= CHAIN_COUNT_MAX && !self.folds {
+                let last = self.left_out.entry(key).or_default();
+                *last = seq.max(*last);
+                return Ok(());
+            }
+            if count >= CHAIN_COUNT_MAX {
+                // What is to be folded has to be read: it can't be in the same batch.
+                self.commit().await?;
+            }
+            self.batch.merge(&key, &meta, value);
+            self.chains.insert(key, if count >= CHAIN_COUNT_MAX { 1 } else { count + 1 });
+        } else {
+            self.batch.put(&key, &meta, value, flags.has(Flags::LISTED));
+            self.chains.insert(key, 1);
+        }
+        summary.record_count += 1;
+        Ok(())
+    }
+
+    /// How many records the key's value is made from so far.
+    async fn chain_count(&self, key: &[u8]) -> Result<usize, ReadError> {
+        match self.chains.get(key) {
+            Some(count) => Ok(*count),
+            None => Ok(self.store.writer().await.get(key).await?.map_or(0, |entry| entry.pointers().count())),
+        }
+    }
+
+    async fn commit(&mut self) -> Result<(), StoreError> {
+        self.chains.clear();
+        if !self.batch.is_empty() {
+            let batch = std::mem::take(&mut self.batch);
+            self.store.writer().await.commit(&batch, Stage::Accepted).await?;
+        }
+        Ok(())
+    }
 }

@@ -9,16 +9,18 @@
 //!
 //! Invariants:
 //! 1. A file is open before its name is removed: whoever has the segment can go on reading.
-//! 2. Pieces begin at records; their addresses ascend, as their places do.
+//! 2. Pieces begin at records; their addresses ascend, as their places do. A record as long as
+//!    a piece has one of its own: no small one is read with a large one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use settee_io::{Alignment, Env, File, OpenMode, ReadAt, ReadPolicy};
-use settee_log::{Directory, DirectoryError, Record};
+use settee_log::{Directory, DirectoryError, Flags, Record, Seq, Trailer};
 use tokio::sync::OnceCell;
 
 use crate::chunks::{CHUNK_BYTES, ChunkCache, FileChunks};
@@ -26,7 +28,8 @@ use crate::entry::Location;
 use crate::error::ReadError;
 use crate::manifest::SegmentName;
 
-/// A piece of a rewritten segment ends with the record that makes it at least so long, in bytes.
+/// A piece of a rewritten segment ends with the record that makes it at least so long, in bytes, and
+/// before one that is so long by itself.
 pub(crate) const PIECE_BYTES: u32 = 2 << 10;
 
 /// What fills a cache of chunks reads each of them once.
@@ -51,6 +54,21 @@ pub(crate) struct Segment {
     pieces: OnceCell<Pieces>,
     /// What of its file is in memory.
     chunks: Option<FileChunks>,
+    /// [`SegmentName::clean_to`], and what has become known since it was written to the manifest.
+    clean_to: AtomicU64,
+    contents: OnceCell<Contents>,
+    tombstone_bytes: OnceCell<u64>,
+}
+
+/// What a segment's directory says of it, in short.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Contents {
+    pub last_seq: u64,
+    /// All records, with the tombstones,
+    pub record_count: u64,
+    pub record_bytes: u64,
+    /// and these alone.
+    pub tombstone_count: u64,
 }
 
 /// A record that was not found in memory.
@@ -66,8 +84,18 @@ struct Missing {
 impl Segment {
     pub(crate) fn new(env: &Env, folder: &Path, name: SegmentName, direct: bool) -> Segment {
         let path = folder.join(name.file_name());
-        let (file, pieces) = (OnceCell::new(), OnceCell::new());
-        Segment { name, path, env: env.clone(), direct, file, pieces, chunks: None }
+        Segment {
+            name,
+            path,
+            env: env.clone(),
+            direct,
+            file: OnceCell::new(),
+            pieces: OnceCell::new(),
+            chunks: None,
+            clean_to: AtomicU64::new(name.clean_to),
+            contents: OnceCell::new(),
+            tombstone_bytes: OnceCell::new(),
+        }
     }
 
     /// One that is taken for another by the cache of chunks.
@@ -92,8 +120,78 @@ impl Segment {
         Segment { pieces: OnceCell::new_with(Some(pieces)), ..self }
     }
 
+    pub(crate) fn with_contents(self, contents: Contents, tombstone_bytes: u64) -> Segment {
+        let (contents, tombstone_bytes) = (Some(contents), Some(tombstone_bytes));
+        Segment {
+            contents: OnceCell::new_with(contents),
+            tombstone_bytes: OnceCell::new_with(tombstone_bytes),
+            ..self
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whatever was dead as of this `Seq` isn't in it.
+    pub(crate) fn clean_to(&self) -> u64 {
+        self.clean_to.load(Ordering::Relaxed)
+    }
+
+    /// Nothing that was dead as of this `Seq` is in it; the next manifest says so.
+    pub(crate) fn raise_clean_to(&self, seq: u64) {
+        self.clean_to.fetch_max(seq, Ordering::Relaxed);
+    }
+
+    /// What its directory says of it, where that was read.
+    pub(crate) fn known_contents(&self) -> Option<Contents> {
+        self.contents.get().copied()
+    }
+
+    /// What its directory says of it: a small read, the first time. The file isn't kept open for it.
+    ///
+    /// # Errors
+    /// See [`DirectoryError`].
+    pub(crate) async fn contents(&self) -> Result<Contents, DirectoryError> {
+        let read = async || {
+            let opened;
+            let file = match self.file.get() {
+                Some(file) => file,
+                None => {
+                    opened = File::open(&self.env.engine, &self.path, OpenMode::Read).await?;
+                    &opened
+                }
+            };
+            let SegmentName { first, last, epoch, .. } = self.name;
+            let trailer = Trailer::read_covering(file, first, last, epoch).await?;
+            let Trailer { last_seq, record_count, record_bytes, tombstone_count, .. } = trailer;
+            Ok(Contents { last_seq: last_seq.0, record_count, record_bytes, tombstone_count })
+        };
+        self.contents.get_or_try_init(read).await.copied()
+    }
+
+    /// What its tombstones take, where that is known.
+    pub(crate) fn known_tombstone_bytes(&self) -> Option<u64> {
+        self.tombstone_bytes.get().copied()
+    }
+
+    /// Finds out what its tombstones take, in bytes: the first time its directory is read.
+    ///
+    /// # Errors
+    /// See [`DirectoryError`].
+    pub(crate) async fn find_tombstone_bytes(&self) -> Result<u64, DirectoryError> {
+        let read = async || {
+            let directory = self.directory().await?;
+            let mut scan = directory.scan_seq(Seq(0));
+            let mut bytes = 0;
+            while let Some((entry, _)) = scan.next().await? {
+                if entry.flags.has(Flags::TOMBSTONE) {
+                    bytes += u64::from(entry.location.length);
+                }
+            }
+            Ok(bytes)
+        };
+        self.tombstone_bytes.get_or_try_init(read).await.copied()
     }
 
     /// Its file, opened where it isn't yet.
@@ -303,11 +401,11 @@ const PIECES_TRAILER_SIZE: usize = 16;
 impl Pieces {
     /// Adds a record that lies behind those before.
     pub(crate) fn push(&mut self, address: u64, length: u32) {
-        let begins = self.begins.last().is_none_or(|(_, place)| self.end - place >= PIECE_BYTES);
-        if begins {
+        let is_full = self.begins.last().is_none_or(|(_, place)| self.end - place >= PIECE_BYTES);
+        if is_full || length >= PIECE_BYTES {
             self.begins.push((address, self.end));
         }
-        self.end += length;
+        self.end = self.end.checked_add(length).expect("a segment's records take no more than it may");
     }
 
     /// Where the piece begins and ends that has this address.
@@ -391,10 +489,41 @@ impl Segments {
     }
 
     pub(crate) fn names(&self) -> Vec<SegmentName> {
-        self.iter().map(|segment| segment.name).collect()
+        self.iter().map(|segment| SegmentName { clean_to: segment.clean_to(), ..segment.name }).collect()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         self.iter().map(|segment| segment.name.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many bytes are read for a record.
+    fn read_size(pieces: &Pieces, address: u64) -> u32 {
+        let (start, end) = pieces.find(address);
+        end - start
+    }
+
+    #[test]
+    fn a_small_record_beside_a_large_one_is_read_alone() {
+        let mut pieces = Pieces::default();
+        let records = [(512, 100), (612, 10 << 20), (20 << 20, 100), ((20 << 20) + 100, PIECE_BYTES)];
+        records.iter().for_each(|(offset, length)| pieces.push(address(1, *offset), *length));
+        for (offset, length) in records {
+            assert_eq!(read_size(&pieces, address(1, offset)), length, "the record at {offset}");
+        }
+        assert_eq!(Pieces::decode(&pieces.encode()), Some(pieces));
+    }
+
+    #[test]
+    fn small_records_share_pieces() {
+        let mut pieces = Pieces::default();
+        (0..1000).for_each(|number| pieces.push(address(1, 512 + 100 * number), 100));
+        let most = (0..1000).map(|number| read_size(&pieces, address(1, 512 + 100 * number))).max();
+        assert!(most.is_some_and(|most| most < PIECE_BYTES + 100), "{most:?} bytes");
+        assert!(pieces.begins.len() <= 100_000 / PIECE_BYTES as usize + 1, "{} pieces", pieces.begins.len());
     }
 }

@@ -274,6 +274,9 @@ impl Snapshot {
     }
 }
 
+/// Where a range ends of which nothing is yet to come: no key lies before this.
+const NOTHING_LEFT: Bound<Vec<u8>> = Bound::Excluded(Vec::new());
+
 /// A scan over a snapshot's index, which it holds.
 pub struct Scan {
     snapshot: Snapshot,
@@ -483,10 +486,13 @@ impl Scan {
             return Ok(passed);
         }
         self.narrow()?;
+        if self.has_ended() {
+            return Ok(0);
+        }
         let (start, end) = (as_slice(&self.start), as_slice(&self.end));
         let all = self.snapshot.state.sums_between(self.order, start, end).await?[component];
         if all < amount {
-            self.end = Bound::Excluded(Vec::new());
+            self.end = NOTHING_LEFT;
             return Ok(all);
         }
         // The entries from the range's start on that sum up to this are passed, or are all that is
@@ -524,11 +530,19 @@ impl Scan {
 
     /// Makes the range what is yet to come, and begins again.
     fn narrow(&mut self) -> Result<(), ReadError> {
-        if let Some(rows) = self.rows.take().filter(|rows| rows.stands()) {
-            let key = Bound::Excluded(rows.current()?.0.to_vec());
-            *(if self.descending { &mut self.end } else { &mut self.start }) = key;
+        let Some(rows) = self.rows.take().filter(|rows| rows.begun) else { return Ok(()) };
+        if !rows.stands() {
+            self.end = NOTHING_LEFT;
+            return Ok(());
         }
+        let key = Bound::Excluded(rows.current()?.0.to_vec());
+        *(if self.descending { &mut self.end } else { &mut self.start }) = key;
         Ok(())
+    }
+
+    /// Whether nothing is yet to come, where it is to begin again.
+    fn has_ended(&self) -> bool {
+        self.end == NOTHING_LEFT
     }
 
     /// A place in the range, near the last before which the sum is below `target` (descending: not

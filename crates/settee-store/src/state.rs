@@ -41,6 +41,9 @@ pub(crate) const BY_KEY: u8 = b'K';
 /// and those of `by_seq` with this: a tree holds both.
 pub(crate) const BY_SEQ: u8 = b'S';
 
+/// What stands for the tree's file where an entry in it makes no sense.
+pub(crate) const INDEX: &str = "the index";
+
 /// Bytes of a `Seq` in front of the keys in `by_seq`.
 pub(crate) const SEQ_SIZE: usize = 8;
 
@@ -98,6 +101,8 @@ pub(crate) struct Memory {
     pub by_seq: Layer,
     /// Its last record.
     pub last_seq: u64,
+    /// Of a frozen one: the last listed record up to there.
+    pub last_listed: u64,
     /// What its records take in the log, also those that were replaced.
     pub record_bytes: u64,
     /// What takes room in the log and died since the layer began, as far as is known.
@@ -113,8 +118,12 @@ impl Memory {
         self.last_seq == 0
     }
 
+    /// What a checkpoint would free: nothing of one that is empty.
     pub(crate) fn bytes(&self) -> usize {
-        self.by_key.memory_bytes() + self.by_seq.memory_bytes()
+        match self.is_empty() {
+            true => 0,
+            false => self.by_key.memory_bytes() + self.by_seq.memory_bytes(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -143,6 +152,8 @@ pub(crate) struct Base {
     pub segments: Arc<Segments>,
     /// By the segments' numbers, as the log gave them.
     pub live: Arc<BTreeMap<u32, Live>>,
+    /// The bytes of all of them.
+    pub live_bytes: u64,
 }
 
 impl Base {
@@ -160,13 +171,13 @@ impl Base {
             }
         };
         let last_listed = facts.last_listed;
-        Ok(Base { tree, seq, last_listed, sums, segments, live })
+        let live_bytes = live.values().map(|live| live.bytes).sum();
+        Ok(Base { tree, seq, last_listed, sums, segments, live, live_bytes })
     }
-}
 
-impl Base {
+    /// What lives of all segments.
     pub(crate) fn live_bytes(&self) -> u64 {
-        self.live.values().map(|live| live.bytes).sum()
+        self.live_bytes
     }
 }
 
@@ -437,7 +448,8 @@ impl State {
             return;
         }
         let generation = self.memory.generation + 1;
-        let full = std::mem::replace(&mut self.memory, Memory::new(generation));
+        let mut full = std::mem::replace(&mut self.memory, Memory::new(generation));
+        full.last_listed = self.last_listed;
         let mut frozen = Vec::with_capacity(self.frozen.len() + 1);
         frozen.push(full);
         frozen.extend(self.frozen.iter().cloned());
@@ -463,7 +475,7 @@ impl State {
 /// An entry from the tree, whose bytes were checked.
 pub(crate) fn decode(value: &[u8]) -> Result<EntryView<'_>, ReadError> {
     EntryView::decode(value).ok_or(ReadError::Damaged {
-        path: "the index".into(),
+        path: INDEX.into(),
         offset: 0,
         what: "an entry makes no sense",
     })

@@ -10,7 +10,10 @@
 //! 2. Between a batch's append and its entry in the index nothing awaits: a commit whose future
 //!    is dropped has happened wholly or not at all.
 //! 3. Who has waited for a record to be persisted finds it in the next snapshot.
-//! 4. Whoever waits for a checkpoint holds nothing that it needs.
+//! 4. Whoever waits for a checkpoint holds nothing that it needs: so a writer that alone has filled
+//!    memory is refused, and doesn't wait.
+//! 5. What changes files runs in a task of its own, to its end: nobody's dropped future leaves the
+//!    files and the states at odds.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -22,10 +25,11 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use settee_io::Env;
 use settee_log::{
-    Appended, BATCH_SIZE_MAX, Files, Flags, Log, LogOptions, LogStats, Recovery, Seq, Stage, Start, Stopped,
+    Appended, BATCH_SIZE_MAX, Files, Flags, InvalidLimit, Log, LogOptions, LogStats, Recovery, Seq, Stage,
+    Start, Stopped,
 };
 use settee_tree::{NodeCache, TreeOptions};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::backup::Backup;
 use crate::budget::MemoryBudget;
@@ -45,6 +49,9 @@ pub const KEY_SIZE_MAX: usize = 8 << 10;
 
 /// Largest value in bytes: a batch that holds it, with its key and meta, fits the log.
 pub const VALUE_SIZE_MAX: usize = BATCH_SIZE_MAX - 2 * KEY_SIZE_MAX;
+
+/// One writer commits until memory is past its limit by one part in so many.
+const WRITER_EXCESS_SHARE: usize = 2;
 
 /// How long a checkpoint that failed is not tried again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -68,11 +75,12 @@ pub struct StoreOptions {
     /// [`Entry::pointers_at`]; at most [`CHAIN_COUNT_MAX`] less one.
     pub versions_max: usize,
     /// Memory for recent records' index entries, in bytes: from half of it on a checkpoint takes
-    /// them to the tree, and with all of it taken writers wait for that.
+    /// them to the tree, and with all of it taken writers wait for that. One that has been writing may
+    /// go on until it is half more. At least 1.
     pub memory_bytes_max: usize,
     /// Memory layers behind the one that takes writes; with so many writers wait.
     pub frozen_layers_max: usize,
-    /// A checkpoint begins when memory holds this part of the tree's entries (8: an eighth),
+    /// A checkpoint begins when memory holds this part of the tree's entries (8: an eighth; at least 1),
     pub checkpoint_share: u64,
     /// but no fewer than so many,
     pub checkpoint_entries_min: u64,
@@ -131,6 +139,21 @@ impl StoreOptions {
 }
 
 impl StoreOptions {
+    /// Whether a store can be opened with these limits where the environment's pool of buffers holds
+    /// `buffer_pool_bytes_max` bytes.
+    ///
+    /// # Errors
+    /// The first limit found that makes no sense, of the log's or its own.
+    pub fn check(&self, buffer_pool_bytes_max: usize) -> Result<(), InvalidLimit> {
+        self.log.check(buffer_pool_bytes_max)?;
+        let own =
+            [("checkpoint_share", self.checkpoint_share), ("memory_bytes_max", self.memory_bytes_max as u64)];
+        match own.into_iter().find(|(_, value)| *value == 0) {
+            Some((name, value)) => Err(InvalidLimit { name, value, rule: "it must be at least 1".into() }),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn rules(&self) -> Rules {
         Rules {
             measure: self.measure,
@@ -274,6 +297,10 @@ pub(crate) struct Shared {
     pub checkpointed: Notify,
     is_checkpointing: AtomicBool,
     pub is_compacting: AtomicBool,
+    /// Somebody waits for the log to seal what is to be taken over.
+    pub is_taking_over: AtomicBool,
+    /// A commit met damage in the tree: the next checkpoint builds another.
+    pub is_index_damaged: AtomicBool,
     /// What memory holds, in bytes and layers, as the last commit or checkpoint left it.
     memory_bytes: AtomicUsize,
     frozen_count: AtomicU64,
@@ -293,19 +320,21 @@ impl Store {
     /// the last checkpoint is replayed.
     ///
     /// # Errors
-    /// See [`StoreError`]; nothing was changed but for files that a crash left over.
+    /// See [`StoreError`]; nothing was changed but for files that a crash left over, and a tree that was
+    /// damaged.
     pub async fn open(
         env: &Env,
         folder: &Path,
         options: StoreOptions,
     ) -> Result<(Store, Recovery), StoreError> {
+        options.check(env.buffers.stats().bytes_max)?;
         let cache = options.cache.clone().unwrap_or_else(|| Arc::new(NodeCache::new(OWN_CACHE_BYTES)));
         let own_chunks = || options.log.direct.then(|| Arc::new(ChunkCache::new(OWN_CHUNKS_BYTES)));
         let chunks = options.chunks.clone().or_else(own_chunks);
         let place = Place { env: env.clone(), folder: folder.to_path_buf(), options, cache, chunks };
         let rules = place.options.rules();
         let (manifest, locked) = place.lock().await?;
-        let (manifest, base, facts) = place.open(manifest).await?;
+        let (mut manifest, base, facts) = place.open(manifest).await?;
         let mut state = State {
             memory: Memory::new(1),
             frozen: Arc::default(),
@@ -331,7 +360,12 @@ impl Store {
         }
         log.set_bytes_elsewhere(state.base.live_bytes());
         state.files = log.files();
-        state.settle_all(rules.measure).await?;
+        match state.settle_all(rules.measure).await.map_err(StoreError::from) {
+            Err(error) if error.is_of_damaged_index() => {
+                state = place.rebuild_replayed(&mut manifest, &log, &state, &error).await?;
+            }
+            settled => settled?,
+        }
         let shared = Shared {
             place,
             log: Arc::new(log),
@@ -344,6 +378,8 @@ impl Store {
             checkpointed: Notify::new(),
             is_checkpointing: AtomicBool::new(false),
             is_compacting: AtomicBool::new(false),
+            is_taking_over: AtomicBool::new(false),
+            is_index_damaged: AtomicBool::new(false),
             memory_bytes: AtomicUsize::new(0),
             frozen_count: AtomicU64::new(0),
             replaced: Mutex::default(),
@@ -356,7 +392,9 @@ impl Store {
             budget.enter();
         }
         shared.note_memory(&shared.published.load());
-        Ok((Store { shared: Arc::new(shared) }, recovery))
+        let shared = Arc::new(shared);
+        shared.start_taking_over(0);
+        Ok((Store { shared }, recovery))
     }
 
     /// The newest persisted state. Never waits.
@@ -366,10 +404,17 @@ impl Store {
     }
 
     /// Becomes the one writer, who sees the newest accepted state. Waits while another is it, and
-    /// while memory is full, until a checkpoint has made room.
+    /// while memory is full, until a checkpoint has made room. Keeps checkpoints from beginning.
     pub async fn writer(&self) -> Writer<'_> {
-        self.shared.wait_for_memory().await;
-        Writer { state: self.shared.accepted.lock().await, shared: &self.shared }
+        let shared = &self.shared;
+        loop {
+            shared.wait_for_memory().await;
+            let state = shared.accepted.lock().await;
+            // Whoever was the writer meanwhile may have filled it.
+            if !shared.is_waiting_for_memory() {
+                return Writer { state, shared };
+            }
+        }
     }
 
     /// Returns once `seq`, which was committed, has got as far as `stage`; where that is
@@ -403,11 +448,15 @@ impl Store {
         let shared = &self.shared;
         let mut visible = shared.visible.subscribe();
         loop {
+            let is_closed = shared.is_closed();
             // In this order: what is persisted later is left to the wait below.
             let persisted = shared.log.persisted();
             shared.publish();
             if *visible.borrow_and_update() > seq.0 {
                 return Ok(());
+            }
+            if is_closed {
+                return Err(shared.why_closed());
             }
             if persisted > seq {
                 // Its writer is about to enter it into the index, and publishes it then.
@@ -420,25 +469,44 @@ impl Store {
     }
 
     /// Brings the index on disk up to what is accepted now, and returns once it is there. `None`
-    /// where nothing was to be done.
+    /// where nothing was to be done. Dropping the future doesn't end it; closing or dropping the store
+    /// does.
     ///
     /// # Errors
     /// See [`StoreError`]. The checkpoint before is still there, and so is all that came since.
     pub async fn checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
-        self.shared.checkpoint().await
+        let shared = self.shared.clone();
+        self.run("store checkpoint", async move { shared.checkpoint().await }).await
     }
 
     /// Gives back the space of what was replaced and removed: after a checkpoint, segments with
     /// garbage are rewritten. Nobody waits for it. Only what the log has handed over: not the last
-    /// segment, nor those that aren't sealed yet.
+    /// segment, nor those that aren't sealed yet. Dropping the future doesn't end it; closing or
+    /// dropping the store does.
     ///
     /// # Errors
     /// See [`StoreError`]. What was not rewritten is as it was; a segment that can't be read doesn't
     /// keep the others from it.
     pub async fn compact(&self) -> Result<Compaction, StoreError> {
-        self.shared.checkpoint().await?;
-        self.shared.take_over_soon().await?;
-        self.shared.compact(0, true).await
+        let shared = self.shared.clone();
+        let compact = async move {
+            shared.checkpoint().await?;
+            shared.take_over_soon().await?;
+            shared.compact(0, true).await
+        };
+        self.run("store compaction", compact).await
+    }
+
+    /// Runs work on the files to its end, whether or not anybody waits for it.
+    async fn run<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (sender, done) = oneshot::channel();
+        self.shared.place.env.spawn(name, async move { drop(sender.send(work.await)) });
+        // It is dropped with the executor alone.
+        done.await.unwrap_or_else(|_| Err(self.shared.why_closed().into()))
     }
 
     /// What the last checkpoint left.
@@ -511,8 +579,7 @@ impl Store {
     /// # Errors
     /// The log stopped before.
     pub async fn close(&self) -> Result<(), Stopped> {
-        self.shared.closed.store(true, Ordering::Release);
-        self.shared.checkpointed.notify_waiters();
+        self.shared.tell_closed();
         // Whatever is under way ends; what waits for its turn finds the store to be closed.
         let _compacting = self.shared.compacting.lock().await;
         let _manifest = self.shared.manifest.lock().await;
@@ -524,8 +591,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.shared.closed.store(true, Ordering::Release);
-        self.shared.checkpointed.notify_waiters();
+        self.shared.tell_closed();
     }
 }
 
@@ -604,6 +670,18 @@ impl Shared {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Ends what goes on in the background, and whoever waits for more.
+    fn tell_closed(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.checkpointed.notify_waiters();
+        self.visible.send_modify(|_| {});
+    }
+
+    fn why_closed(&self) -> Stopped {
+        let closed = settee_io::Error::Closed { path: self.place.folder.as_path().into() };
+        self.log.health().err().unwrap_or_else(|| Stopped { source: Arc::new(closed) })
+    }
+
     /// Waits as long as `bytes` of background work may take.
     pub(crate) async fn pace(&self, bytes: u64) {
         let per_second = self.place.options.compaction_bytes_per_second.max(1);
@@ -627,15 +705,37 @@ impl Shared {
             || self.frozen_count.load(Ordering::Relaxed) > self.place.options.frozen_layers_max as u64
     }
 
-    /// Waits while memory is full. Not where a checkpoint failed: then the commit says so.
+    /// Whether writers are to wait: memory is full, and a checkpoint is to empty it. Not where one
+    /// failed: then the commit says so.
+    fn is_waiting_for_memory(&self) -> bool {
+        self.memory_is_full() && !self.is_closed() && self.last_checkpoint_error().is_none()
+    }
+
     async fn wait_for_memory(self: &Arc<Self>) {
         while self.memory_is_full() && !self.is_closed() {
             let checkpointed = self.checkpointed.notified();
             self.start_checkpoint();
-            if !self.memory_is_full() || self.last_checkpoint_error().is_some() {
+            if !self.is_waiting_for_memory() {
                 return;
             }
             checkpointed.await;
+        }
+    }
+
+    /// Refuses a batch where memory is full, and can't be waited for: a checkpoint failed, or its own
+    /// writer keeps one from beginning and has gone too far.
+    fn check_memory(&self) -> Result<(), CommitError> {
+        if !self.memory_is_full() {
+            return Ok(());
+        }
+        if let Some(source) = self.last_checkpoint_error() {
+            return Err(CommitError::Full { source });
+        }
+        let bytes_max = self.place.options.memory_bytes_max;
+        let bytes = self.memory_bytes.load(Ordering::Relaxed);
+        match bytes.saturating_sub(bytes_max) >= bytes_max.div_ceil(WRITER_EXCESS_SHARE) {
+            true => Err(CommitError::WriterFull { bytes, bytes_max }),
+            false => Ok(()),
         }
     }
 
@@ -690,6 +790,14 @@ impl Shared {
             shared.start_compaction(&shared.published.load().base);
             shared.checkpointed.notify_waiters();
         });
+    }
+
+    /// Has the tree built anew where it is damaged.
+    fn note_damage(self: &Arc<Self>, error: &ReadError) {
+        if error.is_of_damaged_index() {
+            self.is_index_damaged.store(true, Ordering::Release);
+            self.start_checkpoint();
+        }
     }
 
     /// Enters a batch that was appended into the writer's state, and queues the result.
@@ -767,11 +875,7 @@ impl Writer<'_> {
     /// # Panics
     /// Where a record is listed and the store has no sums.
     pub async fn commit(&mut self, batch: &Batch, stage: Stage) -> Result<Seq, CommitError> {
-        if self.shared.memory_is_full()
-            && let Some(source) = self.shared.last_checkpoint_error()
-        {
-            return Err(CommitError::Full { source });
-        }
+        self.shared.check_memory()?;
         let folded;
         let batch = match batch.has_deltas {
             true => {
@@ -780,7 +884,7 @@ impl Writer<'_> {
             }
             false => batch,
         };
-        let beneath = self.beneath(batch).await?;
+        let beneath = self.beneath(batch).await.inspect_err(|error| self.shared.note_damage(error))?;
         let appended = self.shared.log.append(&batch.records, stage).await?;
         self.shared.enter(&mut self.state, batch, &appended, &beneath);
         Ok(appended.last_seq)

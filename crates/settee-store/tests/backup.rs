@@ -1,7 +1,8 @@
 //! Goal: a backup made while others write is a whole store that holds all that was acknowledged before;
 //! nothing that is done to the store later harms it; and what an earlier one has isn't copied again.
 //! Method: in the simulation, seeded commits with small limits in a task of its own, beside backups; then
-//! compaction; then a check of each backup, and its contents. The power is cut while backups are made.
+//! compaction; then a check of each backup, and its contents. The power is cut while backups are made; all
+//! that is being copied is replaced, or the store closed.
 
 #[path = "common/model.rs"]
 mod model;
@@ -11,11 +12,12 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use model::{Model, OPTIONS, Random, commit};
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
-use settee_store::{CheckEvent, LogOptions, Snapshot, Stage, Store, StoreOptions, copy_store};
+use settee_store::{Batch, CheckEvent, LogOptions, Snapshot, Stage, Store, StoreOptions, copy_store};
 
 fn options(seed: u64) -> StoreOptions {
     StoreOptions {
@@ -83,13 +85,13 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                     if random.below(3) == 0 {
                         writer.wait(seq, Stage::Persisted).await.unwrap();
                     }
-                    clock.sleep(std::time::Duration::from_millis(random.below(30) as u64)).await;
+                    clock.sleep(Duration::from_millis(random.below(30) as u64)).await;
                 }
                 done.send(()).unwrap();
             });
             let mut found = Vec::new();
             for number in 1..=4 {
-                env.clock.sleep(std::time::Duration::from_millis(400)).await;
+                env.clock.sleep(Duration::from_millis(400)).await;
                 let before = history.lock().unwrap().last().unwrap().0;
                 let folder = format!("/backup/{number}");
                 let previous = format!("/backup/{}", number - 1);
@@ -131,7 +133,7 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                 assert_eq!(contents(&store.snapshot()).await, expected, "{case}");
                 // It is a store like any other.
                 let (mut model, mut random) = (Model::default(), Random::new(seed));
-                let mut batch = settee_store::Batch::new();
+                let mut batch = Batch::new();
                 batch.put(b"more", b"", bytes::Bytes::from(random.bytes(9)), false);
                 model.last_listed = 0;
                 store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
@@ -167,7 +169,7 @@ fn a_power_loss_during_a_backup_harms_neither_the_store_nor_an_earlier_backup() 
                 }
                 store.checkpoint().await.unwrap();
                 store.flush().await.unwrap();
-                env.clock.sleep(std::time::Duration::from_millis(500)).await;
+                env.clock.sleep(Duration::from_millis(500)).await;
                 *shared.lock().unwrap() = model;
                 store.backup(Path::new("/backup/1"), None).await.unwrap();
                 is_first_made.store(true, Ordering::Relaxed);
@@ -211,4 +213,91 @@ fn a_power_loss_during_a_backup_harms_neither_the_store_nor_an_earlier_backup() 
     }
     println!("{tried} power losses, {cut_count} of them before the end");
     assert!(cut_count > 100);
+}
+
+/// A backup takes 16 seconds to copy what this store has.
+async fn slow_to_copy(env: &Env, random: &mut Random) -> Arc<Store> {
+    let options =
+        StoreOptions { compaction_bytes_per_second: 100 << 10, checkpoint_entries_min: 1 << 20, ..OPTIONS };
+    let store = Arc::new(Store::open(env, Path::new("/data/store"), options).await.unwrap().0);
+    for number in 0..200 {
+        put(&store, number, random).await;
+    }
+    store.flush().await.unwrap();
+    store
+}
+
+async fn put(store: &Store, number: u32, random: &mut Random) {
+    let mut batch = Batch::new();
+    batch.put(&number.to_be_bytes(), &[], random.bytes(8 << 10).into(), true);
+    store.writer().await.commit(&batch, Stage::Accepted).await.unwrap();
+}
+
+#[test]
+fn while_a_backup_copies_all_that_it_copies_may_be_replaced() {
+    let sim = Sim::new(7);
+    let env = sim.env();
+    sim.run(async {
+        let mut random = Random::new(7);
+        let store = slow_to_copy(&env, &mut random).await;
+        // Some of the segments are the store's, the others are the log's.
+        store.compact().await.unwrap();
+        for number in 100..300 {
+            put(&store, number, &mut random).await;
+        }
+        store.flush().await.unwrap();
+        let (expected, begun) = (contents(&store.snapshot()).await, env.clock.now());
+        let (copier, (done, backup)) = (store.clone(), tokio::sync::oneshot::channel());
+        env.spawn("backup", async move {
+            done.send(copier.backup(Path::new("/backup/1"), None).await.unwrap()).unwrap();
+        });
+        env.clock.sleep(Duration::from_millis(500)).await;
+        store.checkpoint().await.unwrap().unwrap();
+        let took = env.clock.now() - begun;
+        assert!(took < Duration::from_secs(2), "the checkpoint waited for the backup: {took:?}");
+        for number in 0..250 {
+            put(&store, number, &mut random).await;
+        }
+        let compacted = store.compact().await.unwrap();
+        assert!(compacted.segment_count > 50, "{compacted:?}");
+        let made = backup.await.unwrap();
+        let took = env.clock.now() - begun;
+        assert!(made.copied_count > 40 && took > Duration::from_secs(10), "{made:?} in {took:?}");
+        assert_eq!(problems(&env, Path::new("/backup/1"), 0).await, [] as [String; 0]);
+        let (copy, _) = Store::open(&env, Path::new("/backup/1"), options(0)).await.unwrap();
+        assert!(contents(&copy.snapshot()).await == expected, "other contents");
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_store_that_is_closed_ends_its_backup_which_is_no_whole_one() {
+    let sim = Sim::new(7);
+    let (env, disk) = (sim.env(), sim.disk().clone());
+    sim.run(async {
+        let mut random = Random::new(7);
+        let store = slow_to_copy(&env, &mut random).await;
+        store.checkpoint().await.unwrap().unwrap();
+        let (copier, (done, backup)) = (store.clone(), tokio::sync::oneshot::channel());
+        env.spawn("backup", async move {
+            done.send(copier.backup(Path::new("/backup/1"), None).await).unwrap();
+        });
+        env.clock.sleep(Duration::from_millis(500)).await;
+        let begun = env.clock.now();
+        store.close().await.unwrap();
+        let took = env.clock.now() - begun;
+        assert!(took < Duration::from_secs(1), "closing waited for the backup: {took:?}");
+        // Nothing of the backup is in the way of who opens the store again, or removes it.
+        let again = Store::open(&env, Path::new("/data/store"), options(0)).await.unwrap().0;
+        assert_eq!(contents(&again.snapshot()).await.len(), 200);
+        again.close().await.unwrap();
+        for path in disk.paths().into_iter().filter(|path| path.starts_with("/data/store")) {
+            settee_io::folder::remove(&*env.engine, &path).await.unwrap();
+        }
+        let error = backup.await.unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "/data/store is closed");
+        assert!(disk.read_file("/backup/1/manifest").is_none() && disk.paths().len() > 1);
+        assert!(store.backup(Path::new("/backup/2"), None).await.is_err());
+    })
+    .unwrap();
 }

@@ -141,37 +141,63 @@ impl NodeCache {
         stats
     }
 
-    /// A name for one more tree.
-    pub(crate) fn add_tree(&self) -> u64 {
-        self.next_tree.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Forgets a tree.
-    pub(crate) fn remove_tree(&self, tree: u64) {
-        for shard in &self.shards {
-            lock(shard).remove_tree(tree);
-        }
+    fn shard_index(&self, place: Place) -> usize {
+        // The map uses the lowest and the highest bits.
+        (place.hash() >> 24) as usize & (self.shards.len() - 1)
     }
 
     fn shard(&self, place: Place) -> MutexGuard<'_, Shard> {
-        // The map uses the lowest and the highest bits.
-        lock(&self.shards[(place.hash() >> 24) as usize & (self.shards.len() - 1)])
+        lock(&self.shards[self.shard_index(place)])
+    }
+}
+
+/// A tree's part of a cache: its nodes go with it.
+pub(crate) struct TreeNodes {
+    cache: Arc<NodeCache>,
+    tree: u64,
+    /// The shards in which it may have nodes, a bit for each: a small tree's are few.
+    shards: AtomicU64,
+}
+
+const _: () = assert!(SHARD_COUNT_MAX <= u64::BITS as usize);
+
+impl TreeNodes {
+    /// For one more tree.
+    pub(crate) fn new(cache: &Arc<NodeCache>) -> TreeNodes {
+        let tree = cache.next_tree.fetch_add(1, Ordering::Relaxed);
+        TreeNodes { cache: cache.clone(), tree, shards: AtomicU64::new(0) }
     }
 
-    pub(crate) fn get(&self, tree: u64, offset: u64) -> Option<Arc<Node>> {
-        let place = Place { tree, offset };
-        self.shard(place).get(place)
+    fn place(&self, offset: u64) -> Place {
+        Place { tree: self.tree, offset }
     }
 
-    pub(crate) fn insert(&self, tree: u64, offset: u64, node: &Arc<Node>) {
-        let place = Place { tree, offset };
+    pub(crate) fn get(&self, offset: u64) -> Option<Arc<Node>> {
+        let place = self.place(offset);
+        self.cache.shard(place).get(place)
+    }
+
+    pub(crate) fn insert(&self, offset: u64, node: &Arc<Node>) {
+        let place = self.place(offset);
+        let index = self.cache.shard_index(place);
+        self.shards.fetch_or(1 << index, Ordering::Relaxed);
         // What had to go is freed without the lock.
-        let _gone = self.shard(place).insert(place, node, self.shard_bytes_max);
+        let _gone = lock(&self.cache.shards[index]).insert(place, node, self.cache.shard_bytes_max);
     }
 
-    pub(crate) fn remove(&self, tree: u64, offset: u64) {
-        let place = Place { tree, offset };
-        let _gone = self.shard(place).remove(place);
+    pub(crate) fn remove(&self, offset: u64) {
+        let place = self.place(offset);
+        let _gone = self.cache.shard(place).remove(place);
+    }
+}
+
+impl Drop for TreeNodes {
+    fn drop(&mut self) {
+        let used = *self.shards.get_mut();
+        let shards = self.cache.shards.iter().enumerate().filter(|(index, _)| used & 1 << index != 0);
+        for (_, shard) in shards {
+            let _gone = lock(shard).remove_tree(self.tree);
+        }
     }
 }
 
@@ -224,11 +250,9 @@ impl Shard {
         Some(node)
     }
 
-    fn remove_tree(&mut self, tree: u64) {
+    fn remove_tree(&mut self, tree: u64) -> Vec<Arc<Node>> {
         let places: Vec<Place> = self.nodes.keys().filter(|place| place.tree == tree).copied().collect();
-        for place in places {
-            self.remove(place);
-        }
+        places.into_iter().filter_map(|place| self.remove(place)).collect()
     }
 
     /// The next that wasn't used since the hand was there. The hand goes past it: what takes its

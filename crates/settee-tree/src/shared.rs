@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use bytes::Bytes;
 use settee_io::{Env, Error, File, ReadAhead, ReadAt, ReadPolicy};
 
-use crate::cache::NodeCache;
+use crate::cache::TreeNodes;
 use crate::error::TreeError;
 use crate::format::{AttachmentPointer, HEAD_SIZE, Pointer, RootRecord, Seed};
 use crate::node::Node;
@@ -27,8 +27,8 @@ pub(crate) struct Shared<R: Reduction> {
     pub(crate) options: TreeOptions,
     pub(crate) incarnation: [u8; 16],
     pub(crate) seed: Seed,
-    /// The tree's name in the cache.
-    pub(crate) name: u64,
+    /// What of it is in the cache.
+    pub(crate) nodes: TreeNodes,
     /// Behind the last byte that is in the file, or on its way there.
     end: AtomicU64,
     node_read_count: AtomicU64,
@@ -123,7 +123,7 @@ impl<R: Reduction> Shared<R> {
             env: env.clone(),
             file,
             reduction,
-            name: options.cache.add_tree(),
+            nodes: TreeNodes::new(&options.cache),
             options,
             incarnation,
             seed: Seed::new(&incarnation),
@@ -135,10 +135,6 @@ impl<R: Reduction> Shared<R> {
 
     pub(crate) fn newest(&self) -> MutexGuard<'_, Newest<R>> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn cache(&self) -> &NodeCache {
-        &self.options.cache
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -165,11 +161,11 @@ impl<R: Reduction> Shared<R> {
     /// A node from the cache.
     #[inline]
     pub(crate) fn cached(&self, pointer: Pointer, level: u8) -> Option<Arc<Node>> {
-        self.cache().get(self.name, pointer.offset).filter(|node| node.level() == level)
+        self.nodes.get(pointer.offset).filter(|node| node.level() == level)
     }
 
     pub(crate) fn remember(&self, pointer: Pointer, node: &Arc<Node>) {
-        self.cache().insert(self.name, pointer.offset, node);
+        self.nodes.insert(pointer.offset, node);
     }
 
     /// The child of an inner node.
@@ -270,11 +266,5 @@ impl<R: Reduction> Shared<R> {
     fn past_end(&self, pointer: Pointer) -> Error {
         let Pointer { offset, length } = pointer;
         Error::PastEnd { path: self.file.path().clone(), offset, length: usize::from(length) }
-    }
-}
-
-impl<R: Reduction> Drop for Shared<R> {
-    fn drop(&mut self) {
-        self.options.cache.remove_tree(self.name);
     }
 }

@@ -7,7 +7,8 @@
 //! 3. After a failed sync, or a failed write of a root, nothing is written any more.
 //!
 //! Crash cases: a commit that was torn costs itself alone, since the other slot has the root
-//! before it. What lies behind the newest root's end belongs to nobody; appending goes on behind
+//! before it; opening syncs the file, since a killed process may have left the newest root in the page
+//! cache alone. What lies behind the newest root's end belongs to nobody; appending goes on behind
 //! the end of the file, never over it.
 
 use std::fmt;
@@ -120,7 +121,8 @@ impl<R: Reduction> Tree<R> {
     }
 
     /// Opens a tree at the newest root that was committed: the one whose commit was torn, if any,
-    /// is as if it had never been ([`Tree::is_torn`]). Reads the head and the root node.
+    /// is as if it had never been ([`Tree::is_torn`]). Reads the head and the root node, and syncs the
+    /// file: what is read may have come from the page cache.
     ///
     /// # Errors
     /// [`TreeError::NoRoot`] where there is none; [`TreeError::OtherIncarnation`] and
@@ -156,6 +158,9 @@ impl<R: Reduction> Tree<R> {
         let last_seq = newest.seq;
         let shared = Arc::new(Shared::new(env, file, reduction, options, incarnation, end));
         let state = Arc::new(load_root(&shared, newest, SLOTS[slot]).await?);
+        // Before anybody counts on the root: a process that was killed in the midst of its commit may
+        // have left it in the page cache alone.
+        shared.file.sync().await?;
         let mut roots = shared.newest();
         roots.root = state.clone();
         roots.committed = state;

@@ -266,7 +266,7 @@ impl<'a, R: Reduction> Update<'a, R> {
             .rebuild(Olds::Top(top, base.level), &[], &levels[0], &mut below.into_iter(), changes, decide)
             .await?;
         for pointer in self.replaced.drain(..) {
-            self.shared.cache().remove(self.shared.name, pointer.offset);
+            self.shared.nodes.remove(pointer.offset);
         }
         let Some(grown) = rebuilt else { return Ok(false) };
         *base = self.grow(grown, base.level).await?;

@@ -2,18 +2,25 @@
 //! at all; a failing disk changes nothing about it.
 //! Method: seeded updates and commits, one after another. The power goes at every operation of the
 //! run, at every sync and after every sync; and every operation fails once, in several ways. Each
-//! sector that wasn't synced is kept, dropped or garbled. The tree is then opened, must hold
+//! sector that wasn't synced is kept, dropped or garbled. Or the process is killed at any moment, and
+//! the power goes once the tree was opened again. The tree is then opened, must hold
 //! exactly what the last acknowledged root held, or the one being committed, and is updated,
 //! committed and opened once more, to show that nothing of the past gets in its way.
 
 mod common;
 
+use std::pin::pin;
 use std::sync::Mutex;
+use std::task::Poll;
+use std::time::Duration;
 
 use common::{Model, Polynomial, Random, Shape, compare, create, entries, open, options, update};
 use settee_io::Env;
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_tree::{Tree, TreeError, TreeOptions};
+
+/// Processes are killed so far apart.
+const KILL_STEP: Duration = Duration::from_millis(2);
 
 /// What a run got to: the root acknowledged last, and the one that may have been committed since.
 #[derive(Debug, Clone, Default)]
@@ -127,6 +134,48 @@ fn a_committed_root_survives_any_power_loss_and_others_whole_or_not_at_all() {
     }
     println!("power losses tried: {loss_count}, lost 0; roots found: {roots:?}");
     assert!(loss_count > 500 && roots.len() == 5, "{loss_count} {roots:?}");
+}
+
+#[test]
+fn a_root_that_was_found_after_a_kill_survives_a_power_loss() {
+    let (mut tried, mut found_count) = (0, 0);
+    for seed in seeds(6) {
+        for at in 0.. {
+            let case = format!("seed={seed} kill={at}");
+            let (disk, progress) = (SimDisk::new(seed), Mutex::new(Progress::default()));
+            // Its syncs are still under way.
+            let sim = Sim::with_disk(&disk.clone().ignore_syncs(true));
+            let env = sim.env();
+            let work = async {
+                let (mut run, mut end) =
+                    (pin!(run(&env, seed, &progress, &case)), pin!(env.clock.sleep(KILL_STEP * at)));
+                std::future::poll_fn(|context| match run.as_mut().poll(context) {
+                    Poll::Ready(_) => Poll::Ready(true),
+                    Poll::Pending => end.as_mut().poll(context).map(|()| false),
+                })
+                .await
+            };
+            let is_over = sim.run(work).unwrap();
+            drop((sim, env));
+            let sim = Sim::with_disk(&disk.clone().ignore_syncs(false));
+            let env = sim.env();
+            let found =
+                sim.run(async { open(&env, &tree_options(seed)).await.ok().map(|tree| tree.root().seq()) });
+            let found = found.unwrap().unwrap_or(0);
+            tried += 1;
+            found_count += u64::from(found > 0);
+            drop((sim, env));
+            let sim = Sim::with_disk(&disk.after_power_loss());
+            let env = sim.env();
+            let left = sim.run(async { recover(&env, seed, &progress.into_inner().unwrap(), &case).await });
+            assert!(left.unwrap() >= found, "{case}: {found} was found, and is lost");
+            if is_over {
+                break;
+            }
+        }
+    }
+    println!("kills tried: {tried}, roots found: {found_count}");
+    assert!(found_count > 50, "{found_count} of {tried}");
 }
 
 /// The test itself: a disk that doesn't sync loses roots, and that shows.

@@ -1,21 +1,28 @@
 //! `settee backup` and `settee restore`: copies of all databases, made while a server runs or while none
 //! does.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use settee_bench::couch::Couch;
-use settee_doc::{BackupSummary, Databases};
+use settee_doc::{BackupProgress, BackupSummary, Databases, FailedDatabase};
 use settee_io::{Env, ThreadOptions};
 
-use crate::CommandResult;
+use crate::{CommandResult, place};
+
+/// Time between two looks at how far a backup has got.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 #[command(
     after_help = "Each run is a folder of its own, 000001, 000002, …; what an earlier one has is not copied \
-    again. Verify one with `settee check DIR/000001`, and never serve it in place: restore it."
+    again. Runs may be deleted in any order. One without the file `complete` was interrupted, and the next run \
+    removes it. Verify one with `settee check DIR/000001`, and never serve it in place: restore it. A database \
+    that is damaged is left out, named, and the exit code is 1."
 )]
 pub(crate) struct Args {
-    /// Folder that holds the backup's runs; of the server's machine, where --url is given
+    /// Folder that holds the backup's runs, and nothing else; of the server's machine, where --url is given
     dir: PathBuf,
 
     /// Server whose databases are to be copied while it runs: `http://[user:password@]host:port`
@@ -28,6 +35,11 @@ pub(crate) struct Args {
 }
 
 #[derive(clap::Args)]
+#[command(
+    after_help = "Before anything is copied, the run's files and their lengths are compared with its list; what \
+    is in them `settee check RUN` verifies. Where the run lacks databases that were damaged when it was made, \
+    the others are restored, the missing ones are named, and the exit code is 1."
+)]
 pub(crate) struct RestoreArgs {
     /// A run of a backup, or the folder of all runs: then the newest whole one
     backup: PathBuf,
@@ -45,26 +57,24 @@ pub(crate) fn run_restore(args: RestoreArgs) -> CommandResult {
 }
 
 async fn backup(args: Args) -> CommandResult {
-    let dir = std::path::absolute(&args.dir)?;
     if let Some(url) = &args.url {
+        let dir = std::path::absolute(&args.dir)?;
         let mut couch = Couch::new(url.parse()?);
         let body = serde_json::to_vec(&serde_json::json!({ "folder": dir }))?;
         let reply = couch.call("POST", "/_settee/backup", Some(&body)).await?;
         print!("{}", String::from_utf8_lossy(&reply.body));
         return Ok(());
     }
+    let dir = place::real(&args.dir)?;
     let named = args.data_dir.or_else(|| std::env::var_os("SETTEE_DATA_DIR").map(PathBuf::from));
     let folder = named.unwrap_or_else(|| PathBuf::from("./settee-data"));
-    if !folder.is_dir() {
-        return Err(format!("there is no data folder {}", folder.display()).into());
-    }
-    let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let databases = Databases::open(env, &std::path::absolute(&folder)?).await.map_err(|error| {
-        format!("{error} (where a server runs on the folder, use --url with its address)")
-    })?;
-    let done = databases.backup(&dir, settee_http::IDENTITY_FILES).await;
+    let databases = place::open(&folder, "use --url with its address").await?;
+    let done = watched(&databases, &dir).await;
     databases.close().await?;
-    let BackupSummary { folder, database_count, files } = done?;
+    let BackupSummary { folder, database_count, failed, files, removed_count } = done?;
+    if removed_count > 0 {
+        println!("interrupted runs that were removed: {removed_count}");
+    }
     println!(
         "{database_count} databases in {}: {} files copied ({} bytes), {} linked ({} bytes)",
         folder.display(),
@@ -73,13 +83,44 @@ async fn backup(args: Args) -> CommandResult {
         files.linked_count,
         files.linked_bytes
     );
-    Ok(())
+    told("could not be backed up", &failed)
+}
+
+/// Makes a backup, and shows how far it has got.
+async fn watched(databases: &Databases, dir: &std::path::Path) -> settee_doc::Result<BackupSummary> {
+    let progress = Arc::<BackupProgress>::default();
+    let bar = place::progress_bar("backup [{bar:30}] {pos}/{len} databases, eta {eta}");
+    let made = databases.backup_with(dir, settee_http::IDENTITY_FILES, progress.clone());
+    let mut made = std::pin::pin!(made);
+    let done = loop {
+        tokio::select! {
+            done = &mut made => break done,
+            () = tokio::time::sleep(PROGRESS_EVERY) => {
+                let (done, all) = progress.counts();
+                place::show(&bar, done, all);
+            }
+        }
+    };
+    bar.finish_and_clear();
+    done
+}
+
+/// Names the databases that are missing: an error where there are any.
+fn told(what: &str, failed: &[FailedDatabase]) -> CommandResult {
+    for FailedDatabase { name, reason, .. } in failed {
+        eprintln!("settee: {name} {what}: {reason}");
+    }
+    match failed.len() {
+        0 => Ok(()),
+        1 => Err(format!("1 database {what}; all others are there").into()),
+        count => Err(format!("{count} databases {what}; all others are there").into()),
+    }
 }
 
 async fn restore(args: RestoreArgs) -> CommandResult {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let to: &Path = &args.new_folder;
-    let (run, bytes) = settee_doc::restore(&env, &args.backup, to, settee_http::IDENTITY_FILES).await?;
-    println!("{} restored into {}: {bytes} bytes", run.display(), to.display());
-    Ok(())
+    let to = place::real(&args.new_folder)?;
+    let done = settee_doc::restore(&env, &place::real(&args.backup)?, &to).await?;
+    println!("{} restored into {}: {} bytes", done.run.display(), to.display(), done.bytes);
+    told("could not be copied when this backup was made, and is missing", &done.failed)
 }

@@ -3,17 +3,14 @@
 //!
 //! Exit code 0: sound. 1: there are problems, each of which was printed. 2: it could not be checked.
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use settee_doc::{DatabasesOptions, ErrorKind, OfflineDatabases, OfflineEvent};
 use settee_io::{Env, ThreadOptions};
 
-/// Time between two pictures of the progress bar.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+use crate::place;
 
 /// What the command ends with where it could not check.
 const FAILED: u8 = 2;
@@ -60,7 +57,15 @@ fn failed(error: &dyn std::fmt::Display) -> ExitCode {
 
 async fn check(args: &Args) -> settee_doc::Result<bool> {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let databases = OfflineDatabases::open(&env, &args.folder, DatabasesOptions::default()).await?;
+    let folder = std::path::absolute(&args.folder).unwrap_or_else(|_| args.folder.clone());
+    let databases = OfflineDatabases::open(&env, &folder, DatabasesOptions::default()).await?;
+    if !databases.is_protected() {
+        eprintln!(
+            "settee: {} can't be written, and has no lock: nobody who has it open elsewhere is kept from \
+             writing meanwhile",
+            args.folder.display()
+        );
+    }
     let mut printer = Printer::new();
     let is_sound = match &args.repair {
         None => {
@@ -74,8 +79,7 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             printer.bar.finish_and_clear();
             let verdict = match sums.problem_count {
                 0 => "sound".to_owned(),
-                1 => "1 problem".to_owned(),
-                count => format!("{count} problems"),
+                count => problems(count),
             };
             println!(
                 "{verdict}: {} files, {} bytes, {} records, {} index entries checked",
@@ -84,20 +88,27 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             sums.problem_count == 0
         }
         Some(to) => {
-            let sums = databases.repair(to, |event| printer.print(event)).await?;
+            let new = place::real(to)
+                .map_err(|error| settee_doc::Error::new(ErrorKind::BadRequest, error.to_string()))?;
+            let sums = databases.repair(&new, |event| printer.print(event)).await?;
             copy_identity(&args.folder, to)?;
             printer.bar.finish_and_clear();
             println!(
-                "{} records salvaged into {}; {} problems, {} lost their newest version",
+                "{} records (of documents, their branches and local documents) salvaged into {}; {}, {} lost \
+                 their newest version",
                 sums.record_count,
                 to.display(),
-                sums.problem_count,
+                problems(sums.problem_count),
                 sums.lost_count
             );
             sums.problem_count == 0
         }
     };
     Ok(is_sound)
+}
+
+fn problems(count: u64) -> String {
+    if count == 1 { "1 problem".to_owned() } else { format!("{count} problems") }
 }
 
 /// The server stays the same one to whoever replicates with it.
@@ -117,15 +128,9 @@ struct Printer {
 
 impl Printer {
     fn new() -> Printer {
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::new(0),
-            false => ProgressBar::hidden(),
-        };
-        let style =
-            ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
-        bar.set_style(style.expect("the template is sound"));
-        bar.enable_steady_tick(PROGRESS_EVERY);
-        Printer { bar, database: String::new() }
+        let bar = place::progress_bar("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
+        // Before any database the run itself is looked at.
+        Printer { bar, database: "the run".to_owned() }
     }
 
     fn print(&mut self, event: OfflineEvent) {
@@ -136,8 +141,7 @@ impl Printer {
                 self.bar.set_position(0);
             }
             OfflineEvent::Progress(done, all) => {
-                self.bar.set_length(all);
-                self.bar.set_position(done);
+                place::show(&self.bar, done, all);
             }
             OfflineEvent::Problem { what, touched, is_doubtful } => {
                 let doubtful = if is_doubtful {

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use settee_doc::Databases;
-use settee_io::{Env, ThreadOptions};
 
-use crate::CommandResult;
+use crate::{CommandResult, place};
 
 #[derive(clap::Args)]
 #[command(after_help = "A server that runs does this by itself, and when POST /NAME/_compact asks for it.")]
@@ -24,28 +23,32 @@ pub(crate) fn run(args: Args) -> CommandResult {
 }
 
 async fn compact(args: Args) -> CommandResult {
-    if !args.folder.is_dir() {
-        return Err(format!("there is no data folder {}", args.folder.display()).into());
-    }
-    let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let databases = Databases::open(env, &args.folder)
-        .await
-        .map_err(|error| format!("{error} (where a server runs on the folder, use POST /NAME/_compact)"))?;
+    let databases = place::open(&args.folder, "use POST /NAME/_compact").await?;
     let names = match args.database {
         Some(name) => vec![name],
         None => databases.names(),
     };
     let mut result: CommandResult = Ok(());
     for name in names {
-        let compacted = async { databases.get(&name).await?.compact().await };
-        match compacted.await {
-            Ok(done) => println!(
-                "{name}: {} segments rewritten, {} bytes before, {} after",
-                done.segment_count, done.bytes_before, done.bytes_after
-            ),
+        match compact_one(&databases, &name).await {
+            Ok(text) => println!("{name}: {text}"),
             Err(error) => result = Err(format!("{name}: {error}").into()),
         }
     }
     databases.close().await?;
     result
+}
+
+async fn compact_one(databases: &Databases, name: &str) -> settee_doc::Result<String> {
+    let database = databases.get(name).await?;
+    let done = database.compact().await?;
+    let info = database.info();
+    let now = format!("{} bytes live of {} in its files", info.active_bytes, info.file_bytes);
+    Ok(match done.segment_count {
+        0 => format!("nothing to give back: {now}"),
+        count => format!(
+            "{count} segments rewritten, of {} bytes, into {} bytes: {now}",
+            done.bytes_before, done.bytes_after
+        ),
+    })
 }

@@ -15,6 +15,15 @@ use settee_io::{EngineKind, EngineOptions, PoolOptions, ThreadOptions, UringOpti
 /// Largest configuration or administrator's file in bytes.
 const FILE_SIZE_MAX: u64 = 1 << 20;
 
+/// No size is larger, in bytes: 16 TiB.
+const BYTES_MAX: u64 = 16 << 40;
+
+/// No time is longer, in seconds: ten years.
+const SECONDS_MAX: u64 = 10 * 366 * 24 * 3600;
+
+/// No number of things is larger.
+const COUNT_MAX: u64 = 1 << 40;
+
 /// Most threads of each kind for operations on files.
 const IO_THREADS_MAX: usize = 1024;
 
@@ -147,6 +156,7 @@ macro_rules! limit_settings {
                 $(
                     if let Some(value) = self.$name.or(file.$name) {
                         at_least(stringify!($name), value, $least)?;
+                        at_most(stringify!($name), value as u64)?;
                         limits.$name = value;
                     }
                 )*
@@ -216,18 +226,20 @@ limit_settings! {
     frozen_layers_max: usize, 1, "SETTEE_FROZEN_LAYERS_MAX";
     /// A checkpoint begins when one in so many of a database's index entries is new, or of its bytes dead
     checkpoint_share: u64, 1, "SETTEE_CHECKPOINT_SHARE";
-    /// but with no fewer new entries than these,
+    /// New index entries without which no checkpoint begins for their number
     checkpoint_entries_min: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MIN";
-    /// nor with more;
+    /// New index entries with which a checkpoint begins at the latest; at least checkpoint-entries-min
     checkpoint_entries_max: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MAX";
-    /// with no fewer dead bytes than these,
+    /// Dead bytes without which no checkpoint begins for their number
     checkpoint_garbage_min: u64, 1, "SETTEE_CHECKPOINT_GARBAGE_MIN";
-    /// and with no more new bytes than these
-    checkpoint_bytes_max: u64, 1, "SETTEE_CHECKPOINT_BYTES_MAX";
-    /// Hundredths of a database's files that may be garbage before some are rewritten
+    /// New bytes with which a checkpoint begins at the latest
+    checkpoint_bytes_max: u64, 1048576, "SETTEE_CHECKPOINT_BYTES_MAX";
+    /// Hundredths of a database's files that may be garbage before some are rewritten; 100 at most
     garbage_percent_max: u64, 1, "SETTEE_GARBAGE_PERCENT_MAX";
     /// Bytes that compaction copies in a second
-    compaction_bytes_per_second: u64, 1, "SETTEE_COMPACTION_BYTES_PER_SECOND";
+    compaction_bytes_per_second: u64, 1048576, "SETTEE_COMPACTION_BYTES_PER_SECOND";
+    /// Seconds from which on a snapshot that keeps replaced files is counted in settee_old_snapshots
+    snapshot_age_s_max: u64, 1, "SETTEE_SNAPSHOT_AGE_S_MAX";
 }
 
 limit_settings! {
@@ -285,6 +297,40 @@ fn at_least<T: PartialOrd + std::fmt::Display>(name: &str, value: T, least: T) -
         true => Err(format!("the limit `{name}` must be at least {least}")),
         false => Ok(()),
     }
+}
+
+/// What no setting means in earnest, by the unit that its name tells: a typing error.
+fn at_most(name: &str, value: u64) -> Result<(), String> {
+    let has = |unit: &str| name.split('_').any(|word| word == unit);
+    let most = match () {
+        () if has("bytes") || has("size") || has("garbage") && !has("percent") => BYTES_MAX,
+        () if has("us") => SECONDS_MAX * 1_000_000,
+        () if has("ms") => SECONDS_MAX * 1000,
+        () if has("s") => SECONDS_MAX,
+        () if has("percent") => 100,
+        () => COUNT_MAX,
+    };
+    match value > most {
+        true => Err(format!("the limit `{name}` is {value}: it must be at most {most}")),
+        false => Ok(()),
+    }
+}
+
+/// What a database's store takes.
+fn check_store(store: StoreLimits) -> Result<StoreLimits, String> {
+    let (least, most) = (store.checkpoint_entries_min, store.checkpoint_entries_max);
+    if least > most {
+        return Err(format!(
+            "the limit `checkpoint_entries_min` is {least}: it must be at most {most}, `checkpoint_entries_max`"
+        ));
+    }
+    let (garbage, bytes) = (store.checkpoint_garbage_min, store.checkpoint_bytes_max);
+    if garbage > bytes {
+        return Err(format!(
+            "the limit `checkpoint_garbage_min` is {garbage}: it must be at most {bytes}, `checkpoint_bytes_max`"
+        ));
+    }
+    Ok(store)
 }
 
 /// A setting's help, with what holds where it isn't given.
@@ -394,7 +440,7 @@ impl Config {
             limits: check_limits(given.limits.resolve(file.limits)?)?,
             databases: DatabasesOptions {
                 log: check_log(log, io.buffer_pool_bytes_max)?,
-                store: given.store.resolve(file.store)?,
+                store: check_store(given.store.resolve(file.store)?)?,
                 ..given.databases.resolve(file.databases)?
             },
             io,
@@ -602,7 +648,8 @@ mod tests {
             ("segment_bytes_min", &["--segment-bytes-min", "100000000"]),
             ("buffer_bytes_min", &["--buffer-bytes-min", "2000000"]),
             ("buffer_pool_bytes_max", &["--buffer-pool-bytes-max", "1000000"]),
-            ("buffer_pool_bytes_max", &["--buffer-bytes-max", "18446744073709551615"]),
+            ("buffer_bytes_max", &["--buffer-bytes-max", "18446744073709551615"]),
+            ("buffer_pool_bytes_max", &["--buffer-bytes-max", "1099511627776"]),
             ("writes_in_flight_max", &["--writes-in-flight-max", "0"]),
             ("spare_percent_max", &["--spare-percent-max", "101"]),
             ("io_threads", &["--io-threads", "1000000000"]),
@@ -610,6 +657,21 @@ mod tests {
             ("io_sync_threads", &["--io-sync-threads", "0"]),
             ("io_ring_entries", &["--io-ring-entries", "100"]),
             ("io_ring_entries", &["--io-ring-entries", "8192"]),
+            ("checkpoint_entries_min", &["--checkpoint-entries-min", "3000000"]),
+            ("checkpoint_entries_min", &["--checkpoint-entries-max", "1000"]),
+            ("checkpoint_garbage_min", &["--checkpoint-garbage-min", "1000000000"]),
+            ("garbage_percent_max", &["--garbage-percent-max", "101"]),
+            ("garbage_percent_max", &["--garbage-percent-max", "0"]),
+            ("compaction_bytes_per_second", &["--compaction-bytes-per-second", "1048575"]),
+            ("compaction_bytes_per_second", &["--compaction-bytes-per-second", "18446744073709551615"]),
+            ("checkpoint_share", &["--checkpoint-share", "18446744073709551615"]),
+            ("index_memory_bytes_max", &["--index-memory-bytes-max", "18446744073709551615"]),
+            ("snapshot_age_s_max", &["--snapshot-age-s-max", "18446744073709551615"]),
+            ("head_timeout_ms", &["--head-timeout-ms", "18446744073709551615"]),
+            ("written_age_ms_max", &["--written-age-ms-max", "18446744073709551615"]),
+            ("max_connections", &["--max-connections", "18446744073709551615"]),
+            ("max_request_bytes", &["--max-request-bytes", "18446744073709551615"]),
+            ("open_databases_max", &["--open-databases-max", "18446744073709551615"]),
         ];
         for (name, given) in cases {
             let error = resolve(flags(given), "").unwrap_err();
@@ -711,7 +773,7 @@ mod tests {
             .map(|(name, value)| (name, value.parse().unwrap()))
             .collect();
         assert!(limits.contains(&("max_uuids", 7)) && limits.contains(&("group_writes_max", 9)), "{text}");
-        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 2 + 11 + 12 + 6, "{text}");
+        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 2 + 12 + 12 + 6, "{text}");
     }
 
     #[test]

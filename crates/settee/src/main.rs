@@ -11,6 +11,7 @@ mod compact;
 mod config;
 mod dump;
 mod load;
+mod place;
 mod serve;
 
 #[derive(Parser)]

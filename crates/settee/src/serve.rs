@@ -66,7 +66,7 @@ async fn serve(mut config: Config) -> CommandResult {
     tracing::info!(engine = engine.name(), direct_io = config.databases.log.direct, %limits, "settings in force");
     let buffers = BufferPool::new(config.io.pool());
     let env = Env { buffers, ..Env::with_engine(Handle::current(), engine) };
-    let databases = Databases::open_with(env, &config.data_dir, config.databases)
+    let databases = Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.databases)
         .await
         .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
     match server_uuid(&config.data_dir) {

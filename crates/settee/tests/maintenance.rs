@@ -237,8 +237,109 @@ fn a_backup_of_a_running_server_is_sound_incremental_and_can_be_restored() {
         std::fs::read(new.join("server-uuid")).unwrap(),
         std::fs::read(data.join("server-uuid")).unwrap()
     );
+    assert_eq!(server_free_errors(home.path(), &data, &backup), 0);
     // Without a server the folder itself is copied.
     let (code, text) = run(&["backup", backup_text, "--data-dir", data.to_str().unwrap()]);
     assert!(code == 0 && text.contains("000004"), "{text}");
     assert_ne!(run(&["restore", backup_text, new.to_str().unwrap()]).0, 0, "it isn't empty");
+}
+
+/// Tries what is refused, with its exit code and a part of its message; returns what was left behind by it.
+fn server_free_errors(home: &Path, data: &Path, backup: &Path) -> usize {
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let (run_folder, empty) = (backup.join("000001"), home.join("empty"));
+    let unrelated = home.join("unrelated");
+    std::fs::create_dir_all(&empty).unwrap();
+    std::fs::create_dir_all(&unrelated).unwrap();
+    std::fs::write(unrelated.join("letter"), "dear").unwrap();
+    std::os::unix::fs::symlink(data, home.join("link")).unwrap();
+    let (data_text, backup_text, run_text) = (path(data), path(backup), path(&run_folder));
+    let before = |folder: &Path| std::fs::read_dir(folder).unwrap().count();
+    let counts = [before(&empty), before(&unrelated), before(&run_folder), before(data), before(backup)];
+    let cases: &[(&[&str], &str)] = &[
+        (&["compact", &path(&empty)], "there are no databases in"),
+        (&["backup", &path(&home.join("bk")), "--data-dir", &path(&empty)], "there are no databases in"),
+        (&["dump", "--db", "x", "--data-dir", &path(&unrelated)], "there are no databases in"),
+        (&["load", "/dev/null", "--db", "x", "--data-dir", &path(&unrelated)], "there are no databases in"),
+        (&["compact", &run_text], "settee restore"),
+        (&["dump", "--db", "cities", "--data-dir", &run_text], "settee restore"),
+        (&["load", "/dev/null", "--db", "x", "--create", "--data-dir", &run_text], "settee restore"),
+        (&["serve", "--listen", "127.0.0.1:0", "--data-dir", &run_text], "settee restore"),
+        (&["backup", &data_text, "--data-dir", &data_text], "isn't in the data folder"),
+        (&["backup", &path(&data.join("bk")), "--data-dir", &data_text], "isn't in the data folder"),
+        (&["backup", &path(&home.join("link/bk")), "--data-dir", &data_text], "isn't in the data folder"),
+        (&["backup", &path(&unrelated), "--data-dir", &data_text], "is not empty"),
+        (&["backup", &path(&unrelated.join("letter")), "--data-dir", &data_text], "can't hold a backup"),
+        (&["restore", &backup_text, &path(&run_folder.join("x"))], "which is a run of a backup"),
+        (&["restore", &backup_text, &path(&backup.join("x"))], "which holds the runs"),
+        (&["restore", &backup_text, &path(&data.join("x"))], "which is a data folder"),
+    ];
+    for (arguments, message) in cases {
+        let (code, text) = run(arguments);
+        assert!(code == 1 && text.contains(message), "{arguments:?}: {code} {text}");
+    }
+    let (code, text) = run(&["check", &data_text, "--repair", &path(&data.join("new"))]);
+    assert!(code == 2 && text.contains("which is a data folder"), "{text}");
+    let (code, text) = run(&["check", &backup_text]);
+    assert!(code == 2 && text.contains("runs of a backup"), "{text}");
+    let after = [before(&empty), before(&unrelated), before(&run_folder), before(data), before(backup)];
+    assert_eq!(counts, after);
+    std::fs::remove_file(home.join("link")).unwrap();
+    usize::from(home.join("bk").exists())
+}
+
+#[test]
+fn a_database_lost_after_a_kill_is_told_and_a_damaged_one_keeps_no_other_from_its_backup() {
+    let home = tempfile::tempdir().unwrap();
+    let (data, backup) = (home.path().join("data"), home.path().join("backup"));
+    let (data_text, backup_text) = (data.to_str().unwrap(), backup.to_str().unwrap());
+    let mut server = Server::start(&data);
+    fill(&server, "lost", 1);
+    fill(&server, "sound", 1);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    std::fs::remove_dir_all(data.join("databases/0000000001")).unwrap();
+    let (code, text) = run(&["check", data_text]);
+    assert!(code == 1 && text.contains("lost: ") && text.contains("are gone"), "{text}");
+    let server = Server::start(&data);
+    let (status, text) = server.send("GET", "/lost", "application/json", "");
+    assert!(status == 500 && text.contains("are gone"), "{text}");
+    assert_eq!(server.send("GET", "/sound", "application/json", "").0, 200);
+
+    let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{backup_text}\"}}"));
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (status, &answer["error"], &answer["databases"]),
+        (500, &"incomplete_backup".into(), &1.into())
+    );
+    assert_eq!(answer["failed"][0]["name"], "lost", "{text}");
+    let url = format!("http://{}", server.address);
+    let (code, text) = run(&["backup", backup_text, "--url", &url]);
+    assert!(code == 1 && text.contains("lost: ") && text.contains("1 of 2 databases"), "{text}");
+    for folder in ["relative", "/dev/null", "/dev/null/x", &format!("{data_text}/x"), data_text] {
+        let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{folder}\"}}"));
+        assert_eq!(status, 400, "{folder}: {text}");
+    }
+    server.stop();
+    let (code, text) = run(&["backup", backup_text, "--data-dir", data_text]);
+    assert!(code == 1 && text.contains("1 databases in") && text.contains("lost could not be"), "{text}");
+    let (code, text) = run(&["check", backup.join("000003").to_str().unwrap()]);
+    assert!(code == 1 && text.contains("the database lost isn't in this run"), "{text}");
+    let new = home.path().join("new");
+    let (code, text) = run(&["restore", backup_text, new.to_str().unwrap()]);
+    assert!(code == 1 && text.contains("lost could not be copied") && text.contains("000003"), "{text}");
+    let (code, dumped) = run(&["dump", "--db", "sound", "--data-dir", new.to_str().unwrap()]);
+    assert_eq!((code, dumped.lines().count()), (0, 401));
+
+    // A file of the newest run goes: it isn't restored, nor is one without its mark.
+    let file = files(&backup.join("000003/databases/0000000002"), ".log").pop().unwrap();
+    std::fs::remove_file(file).unwrap();
+    let (code, text) = run(&["restore", backup_text, home.path().join("newer").to_str().unwrap()]);
+    assert!(code == 1 && text.contains("it is missing"), "{text}");
+    std::fs::remove_file(backup.join("000003/complete")).unwrap();
+    let (code, text) = run(&["check", backup.join("000003").to_str().unwrap()]);
+    assert!(code == 1 && text.contains("this run isn't whole"), "{text}");
+    let (code, text) = run(&["restore", backup_text, home.path().join("newer").to_str().unwrap()]);
+    assert!(code == 1 && text.contains("000002"), "{text}");
 }

@@ -1,29 +1,39 @@
-//! Backup of all databases while they are used, and its restoration.
-//!
-//! A backup's folder holds runs, `000001`, `000002`, …, each a data folder by itself; what two of them
-//! have in common is one file with several names. A run counts once its file `complete` is there, which
-//! is written last.
+//! Backup of all databases while they are used.
 //!
 //! The databases come first, each as of its own moment, and the catalogue last, when every database
 //! that it names has been copied. A database that is created meanwhile is copied too; the copy of one
-//! that was deleted goes again. Were the catalogue first, it would name databases whose files are gone by the time it is their turn.
+//! that was deleted goes again. Were the catalogue first, it would name databases whose files are gone by
+//! the time it is their turn.
+//!
+//! Several are copied at once, so that their syncs overlap. One that can't be copied, since its files are
+//! damaged, keeps no other from it: it is named in the run's list, and by whoever restores the run.
+//!
+//! Invariants:
+//! 1. Of each database that the catalogue's copy names there is a copy, or the list says why there isn't.
+//! 2. A database that the catalogue's copy notes as written isn't empty in the run.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Component, Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
-use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, folder};
-use settee_store::{Backup, copy_store};
+use settee_io::folder;
+use settee_store::Backup;
 
+use super::catalogue::Entry;
 use super::offline::read_catalogue;
-use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, Databases, Inner, folder_of};
+use super::restore::copy_other;
+use super::runs::{self, Contents, FailedDatabase, Kind};
+use super::{CATALOGUE_FOLDER, Databases, Inner, folder_of};
 use crate::{Error, ErrorKind, Result};
-
-/// Marks a run that is whole.
-const COMPLETE_FILE: &str = "complete";
 
 /// How often databases may come while all others have been copied.
 const ROUND_COUNT_MAX: usize = 32;
+
+/// Databases that are copied at once: their syncs overlap.
+const COPIED_AT_ONCE: usize = 8;
 
 /// What a backup did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,22 +42,82 @@ pub struct BackupSummary {
     pub folder: PathBuf,
     /// Databases that are in it.
     pub database_count: u64,
+    /// Those that could not be copied.
+    pub failed: Vec<FailedDatabase>,
     /// What was linked and copied.
     pub files: Backup,
+    /// Interrupted runs that were removed.
+    pub removed_count: u64,
+}
+
+/// How far a backup has got.
+#[derive(Debug, Default)]
+pub struct BackupProgress {
+    done: AtomicU64,
+    all: AtomicU64,
+}
+
+impl BackupProgress {
+    /// Databases that are done, and how many there are. Both may grow.
+    pub fn counts(&self) -> (u64, u64) {
+        let done = self.done.load(Ordering::Relaxed);
+        (done, self.all.load(Ordering::Relaxed).max(done))
+    }
+}
+
+/// What became of the databases, by the numbers of their folders.
+#[derive(Default)]
+struct Outcome {
+    copied: BTreeMap<u64, Backup>,
+    failed: BTreeMap<u64, FailedDatabase>,
+    /// Why it makes no sense to go on.
+    error: Option<Error>,
+}
+
+/// A run that is being made.
+struct Work<'a> {
+    run: &'a Path,
+    previous: Option<&'a Path>,
+    outcome: Mutex<Outcome>,
+    progress: &'a BackupProgress,
+}
+
+impl Work<'_> {
+    fn outcome(&self) -> MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Databases {
     /// Copies all databases into a new run in `folder`, which must be absolute, with all that was accepted
-    /// before the call, while others go on. What an earlier run there has isn't copied again.
-    /// `others` are files of the data folder that belong to no database. Dropping the future doesn't
-    /// stop it.
+    /// before the call, while others go on. What an earlier run there has isn't copied again; interrupted
+    /// runs are removed. `others` are files of the data folder that belong to no database. Dropping the
+    /// future doesn't stop it.
+    ///
+    /// Databases that can't be copied are named by the summary, and left out.
     ///
     /// # Errors
-    /// `BadRequest` where the folder is relative, or lies in the data folder; `Conflict` where a backup is
-    /// under way; `Stopped`; or what the system says: then the run has no mark, and doesn't count.
+    /// `BadRequest` where the folder is relative, lies in a data folder or a run, holds something else than
+    /// runs, or can't be made; `Conflict` where a backup is under way; `NoSpace`; `Stopped`; or what the
+    /// system says: then the run has no mark, and doesn't count.
     pub async fn backup(&self, folder: &Path, others: &'static [&'static str]) -> Result<BackupSummary> {
-        if !folder.is_absolute() || folder.starts_with(&self.inner.folder) {
-            let reason = "a backup's folder is given by its absolute path, and isn't in the data folder";
+        self.backup_with(folder, others, Arc::default()).await
+    }
+
+    /// As [`Databases::backup`]; `progress` tells others how far it has got.
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn backup_with(
+        &self,
+        folder: &Path,
+        others: &'static [&'static str],
+        progress: Arc<BackupProgress>,
+    ) -> Result<BackupSummary> {
+        let is_plain = folder.is_absolute() && folder.components().all(|part| part != Component::ParentDir);
+        if !is_plain || folder.starts_with(&self.inner.folder) {
+            let reason =
+                "a backup's folder is given by its absolute path, without .., and isn't in the data folder";
             return Err(Error::bad_request(reason));
         }
         let folder = folder.to_path_buf();
@@ -55,186 +125,224 @@ impl Databases {
         // It opens databases, as its callers do.
         let databases = Databases { inner: self.inner.clone() };
         self.inner.env.spawn("backup", async move {
-            drop(done.send(databases.run_backup(&folder, others).await));
+            drop(done.send(databases.run_backup(&folder, others, &progress).await));
         });
         result.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Stopped, "the server is stopping")))
     }
 
-    async fn run_backup(&self, folder: &Path, others: &[&str]) -> Result<BackupSummary> {
+    async fn run_backup(
+        &self,
+        folder: &Path,
+        others: &[&str],
+        progress: &BackupProgress,
+    ) -> Result<BackupSummary> {
         let inner = &self.inner;
-        let engine = &*inner.env.engine;
+        let env = &inner.env;
         let Ok(_turn) = inner.backup.try_lock() else {
             return Err(Error::new(ErrorKind::Conflict, "A backup is under way."));
         };
-        let runs = runs(&inner.env, folder).await?;
-        let previous = runs.iter().rev().find(|run| run.is_complete).map(|run| run.path(folder));
-        let run = folder.join(format!("{:06}", runs.last().map_or(1, |run| run.number + 1)));
-        folder::create(engine, &run.join(DATABASES_FOLDER)).await?;
-        let mut summary = BackupSummary { folder: run.clone(), ..BackupSummary::default() };
-        let mut copied = BTreeSet::new();
+        let (mut runs, removed_count) = inner.prepare_target(folder).await?;
+        let number = runs.last().map_or(1, |run| run.number + 1);
+        runs.retain(|run| run.is_whole);
+        let previous = runs.pop().map(|run| run.path);
+        let run = folder.join(format!("{number:06}"));
+        let mark = runs::begin(env, &run).await.map_err(|error| of_target(folder, error))?;
+        let outcome = Mutex::default();
+        let work = Work { run: &run, previous: previous.as_deref(), outcome, progress };
         for _ in 0..ROUND_COUNT_MAX {
-            for name in self.names() {
-                self.back_up_one(&name, &run, previous.as_deref(), &mut copied, &mut summary).await?;
+            self.copy_all(&work).await?;
+            let Some(mut summary) = inner.back_up_catalogue(&work).await? else { continue };
+            for name in others {
+                copy_other(env, &inner.folder.join(name), &run.join(name)).await?;
             }
-            if inner.back_up_catalogue(&run, previous.as_deref(), &copied, &mut summary).await? {
-                for name in others {
-                    copy_other(&inner.env, &inner.folder.join(name), &run.join(name)).await?;
-                }
-                complete(&inner.env, &run).await?;
-                folder::sync(engine, folder).await?;
-                return Ok(summary);
-            }
+            let made_us = env.clock.unix_us();
+            let files = Contents::of(env, &run).await?;
+            let contents = Contents { made_us, files, failed: summary.failed.clone() };
+            runs::complete(env, &run, &mark, &contents).await?;
+            folder::sync(&*env.engine, folder).await?;
+            (summary.folder, summary.removed_count) = (run, removed_count);
+            return Ok(summary);
         }
         Err(Error::new(ErrorKind::Conflict, "databases are created faster than they can be copied"))
     }
 
+    /// Copies all databases that haven't been, some at once.
+    async fn copy_all(&self, work: &Work<'_>) -> Result<()> {
+        let names = {
+            let outcome = work.outcome();
+            let slots = self.inner.lock();
+            let is_left =
+                |number: &u64| !outcome.copied.contains_key(number) && !outcome.failed.contains_key(number);
+            let left = slots.known.iter().filter(|(_, number)| is_left(number));
+            left.map(|(name, _)| name.to_string()).collect::<Vec<String>>()
+        };
+        work.progress.all.fetch_add(names.len() as u64, Ordering::Relaxed);
+        let at_once = COPIED_AT_ONCE.min(self.inner.options.open_databases_max).max(1);
+        let names = Mutex::new(names.into_iter());
+        let next = || names.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let worker = async || {
+            while let Some(name) = next().filter(|_| work.outcome().error.is_none()) {
+                if let Err(error) = self.back_up_one(&name, work).await {
+                    work.outcome().error.get_or_insert(error);
+                }
+                work.progress.done.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        all((0..at_once).map(|_| Box::pin(worker()) as Pin<Box<dyn Future<Output = ()> + Send + '_>>)).await;
+        work.outcome().error.take().map_or(Ok(()), Err)
+    }
+
     /// Copies a database, unless it is deleted meanwhile.
-    async fn back_up_one(
+    ///
+    /// # Errors
+    /// Those that would meet all others too.
+    async fn back_up_one(&self, name: &str, work: &Work<'_>) -> Result<()> {
+        let Some(number) = self.inner.lock().known.get(name).copied() else { return Ok(()) };
+        let to = folder_of(work.run, number);
+        match self.copy_one(name, number, &to, work.previous).await {
+            Ok(Some(files)) => {
+                work.outcome().copied.insert(number, files);
+                return Ok(());
+            }
+            Ok(None) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace || self.inner.lock().closed => {
+                return Err(error);
+            }
+            Err(error) => {
+                tracing::error!(%error, database = name, "a database could not be backed up");
+                let (name, reason) = (name.to_owned(), error.to_string());
+                let failed = FailedDatabase { name, reason, folder_number: number };
+                work.outcome().failed.insert(number, failed);
+            }
+        }
+        Ok(folder::remove_with_files(&*self.inner.env.engine, &to).await?)
+    }
+
+    /// `None` where another one has the name by now: it is asked for again.
+    async fn copy_one(
         &self,
         name: &str,
-        run: &Path,
+        number: u64,
+        to: &Path,
         previous: Option<&Path>,
-        copied: &mut BTreeSet<u64>,
-        summary: &mut BackupSummary,
-    ) -> Result<()> {
-        let number = self.inner.lock().known.get(name).copied();
-        let Some(number) = number.filter(|number| !copied.contains(number)) else { return Ok(()) };
-        let database = match self.get(name).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            got => got?,
-        };
-        // Another one may have the name by now: then this number's copy is of no use, and it is asked
-        // for again.
+    ) -> Result<Option<Backup>> {
+        let database = self.get(name).await?;
         if self.inner.lock().known.get(name) != Some(&number) {
-            return Ok(());
+            return Ok(None);
         }
-        let (to, previous) = (folder_of(run, number), previous.map(|run| folder_of(run, number)));
-        match database.backup(&to, previous.as_deref()).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                Ok(folder::remove_with_files(&*self.inner.env.engine, &to).await?)
-            }
-            done => {
-                add(&mut summary.files, &done?);
-                summary.database_count += 1;
-                copied.insert(number);
-                Ok(())
-            }
-        }
+        let previous = previous.map(|run| folder_of(run, number));
+        database.backup(to, previous.as_deref()).await.map(Some)
     }
 }
 
 impl Inner {
-    /// Copies the catalogue; `false` where it names databases that haven't been copied: then its copy is
-    /// removed.
-    async fn back_up_catalogue(
-        &self,
-        run: &Path,
-        previous: Option<&Path>,
-        copied: &BTreeSet<u64>,
-        summary: &mut BackupSummary,
-    ) -> Result<bool> {
+    /// Looks at a backup's folder, and removes what was interrupted there. Returns the runs that there are.
+    async fn prepare_target(&self, folder: &Path) -> Result<(Vec<runs::Run>, u64)> {
+        let env = &self.env;
+        runs::check_surroundings(env, folder).await?;
+        let of_target = |error| of_target(folder, error);
+        match Kind::of(env, folder).await.map_err(of_target)? {
+            Kind::Backup => {}
+            Kind::Data | Kind::Run { .. } => {
+                let reason = format!("{} holds databases itself: choose another folder", folder.display());
+                return Err(Error::bad_request(reason));
+            }
+            Kind::Other => {
+                let entries =
+                    folder::list(&*env.engine, folder).await.map_err(|error| of_target(error.into()))?;
+                // A run that was hardly begun may be empty.
+                let is_nothing = |entry: &settee_io::Entry| {
+                    entry.name.starts_with('.')
+                        || entry.name == "lost+found"
+                        || (entry.is_folder && runs::is_run_name(&entry.name))
+                };
+                if !entries.iter().all(is_nothing) {
+                    let reason = format!("{} is not empty, and holds no runs of a backup", folder.display());
+                    return Err(Error::bad_request(reason));
+                }
+            }
+        }
+        let mut removed_count = 0;
+        let mut kept = Vec::new();
+        for run in runs::runs(env, folder).await.map_err(of_target)? {
+            if !run.is_whole && runs::remove_interrupted(env, &run.path).await.map_err(of_target)? {
+                tracing::info!(run = %run.path.display(), "removed a run that was interrupted");
+                removed_count += 1;
+            } else {
+                kept.push(run);
+            }
+        }
+        Ok((kept, removed_count))
+    }
+
+    /// Copies the catalogue; `None` where it names databases that haven't been copied, or were empty then
+    /// and aren't any more: the copy is then removed.
+    async fn back_up_catalogue(&self, work: &Work<'_>) -> Result<Option<BackupSummary>> {
         let engine = &*self.env.engine;
-        let to = run.join(CATALOGUE_FOLDER);
-        let previous = previous.map(|run| run.join(CATALOGUE_FOLDER));
-        let done = self.catalogue.backup(&to, previous.as_deref()).await?;
+        let to = work.run.join(CATALOGUE_FOLDER);
+        let previous = work.previous.map(|run| run.join(CATALOGUE_FOLDER));
+        let mut files = self.catalogue.backup(&to, previous.as_deref()).await?;
         let (names, _) = read_catalogue(&self.env, &to, self.options.log).await?;
-        let named: BTreeSet<u64> = names.values().map(|entry| entry.folder_number).collect();
-        if !named.is_subset(copied) {
-            folder::remove_with_files(engine, &to).await?;
-            return Ok(false);
-        }
-        for number in copied.difference(&named) {
-            // Deleted meanwhile.
-            folder::remove_with_files(engine, &folder_of(run, *number)).await?;
-            summary.database_count -= 1;
-        }
-        add(&mut summary.files, &done);
-        Ok(true)
-    }
-}
-
-/// Copies a run of a backup, or the newest whole one in a backup's folder, to a new data folder. Nothing is
-/// shared with the backup. Returns the run and the bytes that were copied.
-///
-/// # Errors
-/// `BadRequest` where `to` isn't empty; `NotFound` where there is no whole run; or what the system says.
-pub async fn restore(env: &Env, backup: &Path, to: &Path, others: &[&str]) -> Result<(PathBuf, u64)> {
-    let engine = &*env.engine;
-    let is_run = folder::list(engine, backup).await?.iter().any(|entry| entry.name == COMPLETE_FILE);
-    let run = match is_run {
-        true => backup.to_path_buf(),
-        false => {
-            let runs = runs(env, backup).await?;
-            let whole = runs.iter().rev().find(|run| run.is_complete);
-            let none = || {
-                Error::new(ErrorKind::NotFound, format!("there is no whole backup in {}", backup.display()))
+        let named: HashSet<u64> = names.values().map(|entry| entry.folder_number).collect();
+        let (empty, gone, is_whole) = {
+            let mut outcome = work.outcome();
+            let was_empty = |entry: &&Entry| {
+                let files = outcome.copied.get(&entry.folder_number);
+                entry.was_written && files.is_some_and(|files| files.linked_count + files.copied_count == 0)
             };
-            whole.ok_or_else(none)?.path(backup)
+            let empty: Vec<u64> = names.values().filter(was_empty).map(|entry| entry.folder_number).collect();
+            for number in &empty {
+                outcome.copied.remove(number);
+            }
+            let is_there =
+                |number: &u64| outcome.copied.contains_key(number) || outcome.failed.contains_key(number);
+            let is_whole = named.iter().all(is_there);
+            let is_gone = |number: &u64| !named.contains(number);
+            let gone: Vec<u64> = outcome.copied.keys().copied().filter(is_gone).collect();
+            if is_whole {
+                outcome.failed.retain(|number, _| named.contains(number));
+            }
+            (empty, gone, is_whole)
+        };
+        for number in empty {
+            folder::remove_with_files(engine, &folder_of(work.run, number)).await?;
         }
-    };
-    if !folder::list(engine, to).await?.is_empty() {
-        return Err(Error::bad_request(format!("{} is not empty", to.display())));
-    }
-    folder::create(engine, &to.join(DATABASES_FOLDER)).await?;
-    let mut bytes = 0;
-    for entry in folder::list(engine, &run.join(DATABASES_FOLDER)).await? {
-        let (from, to) = (run.join(DATABASES_FOLDER), to.join(DATABASES_FOLDER));
-        bytes += copy_store(env, &from.join(&entry.name), &to.join(&entry.name)).await?;
-    }
-    for name in others {
-        copy_other(env, &run.join(name), &to.join(name)).await?;
-    }
-    // Last: where it is missing, so may be others.
-    bytes += copy_store(env, &run.join(CATALOGUE_FOLDER), &to.join(CATALOGUE_FOLDER)).await?;
-    folder::sync(engine, &to.join(DATABASES_FOLDER)).await?;
-    folder::sync(engine, to).await?;
-    Ok((run, bytes))
-}
-
-struct Run {
-    number: u64,
-    name: String,
-    is_complete: bool,
-}
-
-impl Run {
-    fn path(&self, folder: &Path) -> PathBuf {
-        folder.join(&self.name)
-    }
-}
-
-/// The runs in a backup's folder, in their order.
-async fn runs(env: &Env, folder: &Path) -> Result<Vec<Run>> {
-    let mut runs = Vec::new();
-    for entry in folder::list(&*env.engine, folder).await? {
-        if let Some(number) = entry.name.parse().ok().filter(|_| entry.is_folder) {
-            let inside = folder::list(&*env.engine, &folder.join(&entry.name)).await?;
-            let is_complete = inside.iter().any(|entry| entry.name == COMPLETE_FILE);
-            runs.push(Run { number, name: entry.name, is_complete });
+        if !is_whole {
+            folder::remove_with_files(engine, &to).await?;
+            return Ok(None);
         }
+        for number in gone {
+            // Deleted meanwhile.
+            folder::remove_with_files(engine, &folder_of(work.run, number)).await?;
+            work.outcome().copied.remove(&number);
+        }
+        let outcome = work.outcome();
+        outcome.copied.values().for_each(|one| add(&mut files, one));
+        let database_count = outcome.copied.len() as u64;
+        let failed = outcome.failed.values().cloned().collect();
+        Ok(Some(BackupSummary { database_count, failed, files, ..BackupSummary::default() }))
     }
-    runs.sort_by_key(|run| run.number);
-    Ok(runs)
 }
 
-async fn complete(env: &Env, run: &Path) -> Result<()> {
-    folder::sync(&*env.engine, &run.join(DATABASES_FOLDER)).await?;
-    folder::sync(&*env.engine, run).await?;
-    let file = File::open(&env.engine, &run.join(COMPLETE_FILE), OpenMode::CreateNew).await?;
-    let text = format!("settee backup 1\nmade {}\n", env.clock.unix_us());
-    file.write_and_sync_at(0, Bytes::from(text)).await?;
-    Ok(folder::sync(&*env.engine, run).await?)
+/// What the folder for backups failed with, where another one would do.
+fn of_target(folder: &Path, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Internal => {
+            Error::bad_request(format!("{} can't hold a backup: {error}", folder.display()))
+        }
+        _ => error,
+    }
 }
 
-/// Copies a small file, where it is there.
-async fn copy_other(env: &Env, from: &Path, to: &Path) -> Result<()> {
-    let from = match File::open(&env.engine, from, OpenMode::Read).await {
-        Err(error) if error.is_not_found() => return Ok(()),
-        opened => opened?,
-    };
-    let bytes = from.read_at(0, from.length().await? as usize).await?;
-    let to = File::open(&env.engine, to, OpenMode::CreateNew).await?;
-    Ok(to.write_and_sync_at(0, bytes).await?)
+/// Runs all of them at once; returns when all have ended.
+async fn all<F: Future<Output = ()> + Unpin>(futures: impl Iterator<Item = F>) {
+    let mut futures: Vec<F> = futures.collect();
+    let run = std::future::poll_fn(move |context| {
+        futures.retain_mut(|future| Pin::new(future).poll(context).is_pending());
+        if futures.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    });
+    run.await;
 }
 
 fn add(sums: &mut Backup, one: &Backup) {

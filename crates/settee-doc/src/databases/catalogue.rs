@@ -42,7 +42,7 @@ pub(super) struct Entry {
     pub(super) created_us: u64,
     pub(super) folder_number: u64,
     pub(super) incarnation: [u8; 16],
-    /// It held something when it was closed.
+    /// It holds something, which was persisted before this was noted.
     pub(super) was_written: bool,
 }
 
@@ -114,8 +114,9 @@ impl Inner {
         if entry.folder_number == folder_number { Ok(entry) } else { Err(Error::no_database()) }
     }
 
-    /// Notes that a database, which was closed, held something: it is damaged where it is found
-    /// empty. Nobody waits for the note: where it is lost, an emptied folder isn't noticed.
+    /// Notes that a database holds something, which is persisted: it is damaged where it is found empty.
+    /// Nobody waits for the note, which shares its sync with others: where it is lost, an emptied folder
+    /// isn't noticed.
     pub(super) async fn note_written(&self, name: &str, folder_number: u64) -> Result<()> {
         if self.entry(name, folder_number).await?.was_written {
             return Ok(());

@@ -2,7 +2,9 @@
 //! can be had.
 //!
 //! Nothing is opened, since that would change files: the catalogue too is read as what can be salvaged
-//! of it. The folder's lock is held meanwhile.
+//! of it. The folder's lock is held meanwhile, where it can be taken: not on a medium that can't be written.
+//! In a run of a backup, which nobody opens, no lock is taken, so that nothing is left there; whether the
+//! run is whole, and has all of its files, is checked first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use settee_store::{
 };
 
 use super::catalogue::{Entry, deleted_number};
+use super::runs::{self, Contents, FailedDatabase, Kind};
 use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, DatabasesOptions, LOCK_FILE, folder_of};
 use crate::{Error, ErrorKind, Result, keys};
 
@@ -51,7 +54,8 @@ pub struct OfflineDatabases {
     env: Env,
     folder: PathBuf,
     options: DatabasesOptions,
-    _lock: File,
+    kind: Kind,
+    lock: Option<File>,
 }
 
 /// A database, as its catalogue has it, or without one.
@@ -62,22 +66,36 @@ struct Found {
 }
 
 impl OfflineDatabases {
-    /// Takes the folder's lock.
+    /// Takes the folder's lock, where it can be written.
     ///
     /// # Errors
-    /// `NotFound` where there is no such folder, or no databases in it; `Internal` where a server has
-    /// it; or what the system says.
+    /// `NotFound` where there is no such folder, or no databases in it; `InUse` where a server has it; or
+    /// what the system says.
     pub async fn open(env: &Env, folder: &Path, options: DatabasesOptions) -> Result<OfflineDatabases> {
-        let entries = folder::list(&*env.engine, folder).await?;
-        if !entries
-            .iter()
-            .any(|entry| entry.is_folder && [CATALOGUE_FOLDER, DATABASES_FOLDER].contains(&&*entry.name))
-        {
-            let reason = format!("there are no databases in {}", folder.display());
-            return Err(Error::new(ErrorKind::NotFound, reason));
-        }
-        let lock = super::lock(env, folder).await?;
-        Ok(OfflineDatabases { env: env.clone(), folder: folder.to_path_buf(), options, _lock: lock })
+        let kind = Kind::of(env, folder).await?;
+        let lock = match kind {
+            Kind::Run { .. } => None,
+            Kind::Data => lock_if_writable(env, folder).await?,
+            Kind::Backup => {
+                let reason = format!(
+                    "there are no databases in {} itself: it holds the runs of a backup, each of which is a \
+                     folder of its own",
+                    folder.display()
+                );
+                return Err(Error::new(ErrorKind::NotFound, reason));
+            }
+            Kind::Other => {
+                let reason = format!("there are no databases in {}", folder.display());
+                return Err(Error::new(ErrorKind::NotFound, reason));
+            }
+        };
+        Ok(OfflineDatabases { env: env.clone(), folder: folder.to_path_buf(), options, kind, lock })
+    }
+
+    /// Whether others are kept from opening the databases meanwhile. A run of a backup isn't opened by
+    /// anybody.
+    pub fn is_protected(&self) -> bool {
+        self.lock.is_some() || matches!(self.kind, Kind::Run { .. })
     }
 
     fn store_options(&self, is_catalogue: bool) -> StoreOptions {
@@ -116,6 +134,7 @@ impl OfflineDatabases {
         mut told: impl FnMut(OfflineEvent) + Send,
     ) -> Result<CheckSummary> {
         let mut sums = CheckSummary::default();
+        let Some(failed) = self.check_run(&mut sums, &mut told).await? else { return Ok(sums) };
         let all = self.find().await?;
         if let Some(name) = database
             && !all.iter().any(|found| found.name == name)
@@ -123,59 +142,93 @@ impl OfflineDatabases {
             return Err(Error::no_database());
         }
         if database.is_none() {
-            told(OfflineEvent::Database(None));
-            let place = self.folder.join(CATALOGUE_FOLDER);
-            let options = self.store_options(true);
-            let explained = |event| told(explain(event, keys::describe_name));
-            let checked = settee_store::check(&self.env, &place, &options, explained);
-            add(&mut sums, &checked.await?);
+            add(&mut sums, &self.check_catalogue(&mut told).await?);
         }
         for found in all.iter().filter(|found| database.is_none_or(|name| found.name == name)) {
+            if failed.contains(&found.folder_number) {
+                continue;
+            }
             told(OfflineEvent::Database(Some(found.name.clone())));
             let place = folder_of(&self.folder, found.folder_number);
-            if found.entry.is_none() {
-                problem(
-                    &mut sums,
-                    &mut told,
-                    format!("{}: the catalogue names no database here", place.display()),
-                );
-            }
             let options = self.store_options(false);
             let explained = |event| told(explain(event, keys::describe));
-            let checked = settee_store::check(&self.env, &place, &options, explained);
-            let checked = checked.await?;
+            let checked = settee_store::check(&self.env, &place, &options, explained).await?;
             add(&mut sums, &checked);
-            if found.entry.is_some_and(|entry| entry.was_written) && checked.last_seq == 0 {
-                problem(
-                    &mut sums,
-                    &mut told,
-                    format!("{}: the files of this database are gone", place.display()),
-                );
+            if let Some(what) = found.problem(checked.last_seq == 0) {
+                sums.problem_count += 1;
+                told(whole_problem(format!("{}: {what}", place.display())));
             }
         }
         Ok(sums)
     }
 
-    /// Salvages all databases into the new folder `to`. This one is left as it is. What is wrong and
-    /// what is lost is told. Returns the sums, the catalogue not counted.
+    async fn check_catalogue(&self, told: &mut (impl FnMut(OfflineEvent) + Send)) -> Result<CheckSummary> {
+        told(OfflineEvent::Database(None));
+        let place = self.folder.join(CATALOGUE_FOLDER);
+        let explained = |event| told(explain(event, keys::describe_name));
+        Ok(settee_store::check(&self.env, &place, &self.store_options(true), explained).await?)
+    }
+
+    /// Compares a run of a backup with its list of files. Returns the folders of the databases that it
+    /// doesn't have; `None` where the run isn't whole, and what it has isn't worth a look.
+    async fn check_run(
+        &self,
+        sums: &mut CheckSummary,
+        told: &mut (impl FnMut(OfflineEvent) + Send),
+    ) -> Result<Option<BTreeSet<u64>>> {
+        let Kind::Run { is_whole } = self.kind else { return Ok(Some(BTreeSet::new())) };
+        let mut tell = |what: String| {
+            sums.problem_count += 1;
+            told(whole_problem(what));
+        };
+        if !is_whole {
+            tell(runs::not_whole(&self.folder));
+            return Ok(None);
+        }
+        let contents = match Contents::read(&self.env, &self.folder).await {
+            Ok(contents) => contents.unwrap_or_default(),
+            // All else can be checked without it.
+            Err(error) if error.kind() == ErrorKind::Internal => {
+                tell(error.to_string());
+                return Ok(Some(BTreeSet::new()));
+            }
+            Err(error) => return Err(error),
+        };
+        for (path, what) in contents.differences(&self.env, &self.folder).await? {
+            tell(format!("{}: {what}", path.display()));
+        }
+        for FailedDatabase { name, reason, .. } in &contents.failed {
+            tell(format!("the database {name} isn't in this run, since it could not be copied: {reason}"));
+        }
+        Ok(Some(contents.failed.iter().map(|failed| failed.folder_number).collect()))
+    }
+
+    /// Salvages all databases into the new folder `to`, an absolute path. This one is left as it is. What is
+    /// wrong and what is lost is told, with the problems that a check tells. Returns the sums; of the records
+    /// the catalogue's aren't counted.
     ///
     /// # Errors
-    /// `BadRequest` where `to` isn't empty; or what the system says: then `to` holds a part.
+    /// `BadRequest` where `to` isn't empty, or lies in a data folder or a backup; or what the system says: then `to` holds a part.
     pub async fn repair(
         &self,
         to: &Path,
         mut told: impl FnMut(OfflineEvent) + Send,
     ) -> Result<RepairSummary> {
+        runs::check_surroundings(&self.env, to).await?;
         if !folder::list(&*self.env.engine, to).await?.is_empty() {
             return Err(Error::bad_request(format!("{} is not empty", to.display())));
         }
         folder::create(&*self.env.engine, to).await?;
         let _lock = super::lock(&self.env, to).await?;
-        let all = self.find().await?;
         let mut sums = RepairSummary::default();
+        let mut checked = CheckSummary::default();
+        let failed = self.check_run(&mut checked, &mut told).await?.unwrap_or_default();
+        add(&mut checked, &self.check_catalogue(&mut told).await?);
+        sums.problem_count += checked.problem_count;
+        let all = self.find().await?;
         let (catalogue, _) =
             Store::open(&self.env, &to.join(CATALOGUE_FOLDER), self.store_options(true)).await?;
-        for found in &all {
+        for found in all.iter().filter(|found| !failed.contains(&found.folder_number)) {
             told(OfflineEvent::Database(Some(found.name.clone())));
             let (from, to) =
                 (folder_of(&self.folder, found.folder_number), folder_of(to, found.folder_number));
@@ -189,6 +242,15 @@ impl OfflineDatabases {
                 settee_store::repair(&self.env, &from, &to, &self.store_options(false), &mut event, &mut lost)
                     .await?
             };
+            let is_empty = done.record_count == 0 && {
+                let checked =
+                    settee_store::check(&self.env, &from, &self.store_options(false), |_| ()).await?;
+                checked.last_seq == 0
+            };
+            if let Some(what) = found.problem(is_empty) {
+                sums.problem_count += 1;
+                told(whole_problem(format!("{}: {what}", from.display())));
+            }
             sums.record_count += done.record_count;
             sums.lost_count += done.lost_count;
             sums.problem_count += done.problem_count;
@@ -208,7 +270,7 @@ impl OfflineDatabases {
     }
 }
 
-fn plain_options(log: LogOptions) -> StoreOptions {
+pub(super) fn plain_options(log: LogOptions) -> StoreOptions {
     StoreOptions { log: LogOptions { direct: false, ..log }, ..StoreOptions::DEFAULT }
 }
 
@@ -247,19 +309,51 @@ pub(super) async fn read_catalogue(
 /// Takes a data folder's lock.
 pub(super) async fn lock(env: &Env, folder: &Path) -> Result<File> {
     let lock = File::open(&env.engine, &folder.join(LOCK_FILE), OpenMode::Create).await?;
+    take(lock, folder).await
+}
+
+/// The lock of a folder that can be written, or that has one.
+async fn lock_if_writable(env: &Env, folder: &Path) -> Result<Option<File>> {
+    let cannot_write = |error: &settee_io::Error| {
+        let kinds = [std::io::ErrorKind::ReadOnlyFilesystem, std::io::ErrorKind::PermissionDenied];
+        error.io_kind().is_some_and(|kind| kinds.contains(&kind))
+    };
+    let path = folder.join(LOCK_FILE);
+    let file = match File::open(&env.engine, &path, OpenMode::Create).await {
+        Err(error) if cannot_write(&error) => match File::open(&env.engine, &path, OpenMode::Read).await {
+            Err(error) if cannot_write(&error) || error.is_not_found() => return Ok(None),
+            opened => opened?,
+        },
+        opened => opened?,
+    };
+    take(file, folder).await.map(Some)
+}
+
+async fn take(lock: File, folder: &Path) -> Result<File> {
     match lock.lock().await {
         Ok(()) => Ok(lock),
         Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
             let reason = format!("{} is in use by another process", folder.display());
-            Err(Error::new(ErrorKind::Internal, reason))
+            Err(Error::new(ErrorKind::InUse, reason))
         }
         Err(error) => Err(error.into()),
     }
 }
 
-fn problem(sums: &mut CheckSummary, told: &mut impl FnMut(OfflineEvent), what: String) {
-    sums.problem_count += 1;
-    told(OfflineEvent::Problem { what, touched: "all of it".to_owned(), is_doubtful: false });
+/// Something is wrong with all of a database, or of a run.
+fn whole_problem(what: String) -> OfflineEvent {
+    OfflineEvent::Problem { what, touched: "all of it".to_owned(), is_doubtful: false }
+}
+
+impl Found {
+    /// What the catalogue and the database's folder say against each other.
+    fn problem(&self, is_empty: bool) -> Option<&'static str> {
+        match self.entry {
+            None => Some("the catalogue names no database here"),
+            Some(entry) if entry.was_written && is_empty => Some("the files of this database are gone"),
+            Some(_) => None,
+        }
+    }
 }
 
 fn explain(event: CheckEvent, describe: fn(&[u8]) -> String) -> OfflineEvent {
@@ -269,7 +363,7 @@ fn explain(event: CheckEvent, describe: fn(&[u8]) -> String) -> OfflineEvent {
     };
     let touched = match &problem.touched {
         Touched::Nothing => "no document: it can be made anew from the rest".to_owned(),
-        Touched::Unknown => "what else is told of this file".to_owned(),
+        Touched::Unknown => "what other problems name; which documents else, this doesn't tell".to_owned(),
         Touched::OldVersion(key) => format!("a version of {}", describe(key)),
         Touched::Key(key) => describe(key),
         Touched::IndexOf(start, end) => {

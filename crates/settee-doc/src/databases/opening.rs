@@ -15,6 +15,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use settee_store::Stage;
+
 use crate::database::Database;
 use crate::keys;
 use crate::{Error, ErrorKind, Result};
@@ -62,8 +64,12 @@ impl Inner {
         let folder = self.database_folder(number);
         let Entry { created_us, incarnation, was_written, .. } = self.entry(name, number).await?;
         let options = self.resources.options(self.options.log, Some(keys::measure));
-        let database =
-            Arc::new(Database::open(&self.env, &folder, name, created_us, &incarnation, options).await?);
+        let mut database =
+            Database::open(&self.env, &folder, name, created_us, &incarnation, options).await?;
+        if !was_written {
+            self.note_when_written(&mut database, number);
+        }
+        let database = Arc::new(database);
         if was_written && database.is_empty() {
             database.close_deleted().await;
             let reason = format!(
@@ -146,6 +152,38 @@ impl Inner {
             tracing::debug!(%error, database = database.name(), "not noted as written");
         }
         Ok(())
+    }
+
+    /// Has the catalogue note, in the background, that a database holds something: at once, or when it
+    /// first does. Its files are missed from then on, should they go.
+    fn note_when_written(self: &Arc<Inner>, database: &mut Database, number: u64) {
+        let (inner, name) = (Arc::downgrade(self), database.name().to_owned());
+        let note = move |stage: Stage| {
+            let Some(inner) = inner.upgrade() else { return };
+            let (env, name) = (inner.env.clone(), name.clone());
+            env.spawn(
+                "note a first write",
+                async move { inner.note_first_write(&name, number, stage).await },
+            );
+        };
+        match database.is_empty() {
+            true => database.on_first_write(Box::new(note)),
+            false => note(Stage::Persisted),
+        }
+    }
+
+    async fn note_first_write(&self, name: &str, number: u64, stage: Stage) {
+        if stage != Stage::Persisted {
+            // Not before a power loss could leave the database empty, and the note in place. Where it was
+            // closed meanwhile, that has noted it.
+            let Some(database) = self.lock().open_one(number) else { return };
+            if database.barrier().await.is_err() {
+                return;
+            }
+        }
+        if let Err(error) = self.note_written(name, number).await {
+            tracing::debug!(%error, database = name, "not noted as written");
+        }
     }
 
     /// Closes a database, whoever uses it; in the way of `close`.

@@ -205,6 +205,14 @@ impl Slots {
         self.open.len()
     }
 
+    /// The database with this number, where it is open.
+    pub(super) fn open_one(&self, number: u64) -> Option<Arc<Database>> {
+        match &self.open.get(&number)?.state {
+            State::Open(database) => Some(database.clone()),
+            _ => None,
+        }
+    }
+
     pub(super) fn open(&self) -> Vec<Arc<Database>> {
         let open = |slot: &Slot| match &slot.state {
             State::Open(database) => Some(database.clone()),

@@ -199,7 +199,18 @@ fn a_durable_write_shows_in_the_logs_figures() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("db");
-    let before = Scrape::of(&mut client);
+    client.put("/db/first", "{}").expect_status(201);
+    // The catalogue notes in the background that the database holds something.
+    let settled = (0..500).map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        Scrape::of(&mut client)
+    });
+    let is_settled = |scrape: &Scrape| {
+        let unsynced =
+            ["settee_log_memory_bytes", "settee_log_unsynced_bytes"].map(|name| scrape.value(name));
+        scrape.value("settee_log_batches_total") == 3.0 && unsynced == [0.0, 0.0]
+    };
+    let before = settled.into_iter().find(is_settled).expect("creation, write and note are persisted");
     let value = "v".repeat(10_000);
     for id in ["a", "b"] {
         client.put(&format!("/db/{id}"), &format!("{{\"v\":\"{value}\"}}")).expect_status(201);

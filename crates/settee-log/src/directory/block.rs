@@ -24,6 +24,9 @@ pub(super) const COUNT_SIZE: usize = 2;
 /// Most bytes that an entry takes beside its key and meta.
 pub(super) const FIXED_SIZE_MAX: usize = 1 + 10 + 10 + 5 + 2 + 3 + 3 + 8;
 
+/// Most bytes of a number.
+const VARINT_SIZE_MAX: usize = 10;
+
 /// What an entry of either kind begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
@@ -45,6 +48,7 @@ impl Head {
         put_varint(out, self.meta_size as u64);
     }
 
+    #[inline]
     fn take(cursor: &mut Cursor<'_>) -> Option<Head> {
         Some(Head {
             flags: Flags::from_bits(cursor.take(1)?[0])?,
@@ -61,6 +65,8 @@ impl Head {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SeqEntry {
     pub head: Head,
+    /// Where the head's bytes lie: they are the same in an entry by key.
+    pub head_at: Range<usize>,
     pub checksum: u64,
     pub key: Range<usize>,
     pub meta: Range<usize>,
@@ -79,11 +85,12 @@ impl SeqEntry {
     pub(super) fn decode(bytes: &[u8], at: usize) -> Option<SeqEntry> {
         let mut cursor = Cursor { bytes, at };
         let head = Head::take(&mut cursor)?;
+        let head_at = at..cursor.at;
         let key_size = cursor.size(KEY_SIZE_MAX)?;
         let checksum = cursor.u64()?;
         let key = cursor.range(key_size)?;
         let meta = cursor.range(head.meta_size)?;
-        Some(SeqEntry { head, checksum, key, meta })
+        Some(SeqEntry { head, head_at, checksum, key, meta })
     }
 }
 
@@ -95,19 +102,13 @@ pub(super) struct KeyEntry {
 }
 
 impl KeyEntry {
-    /// Appends the entry with the key and meta at these places of `out` itself.
-    pub(super) fn put(
-        head: &Head,
-        shared: usize,
-        key: &Range<usize>,
-        meta: &Range<usize>,
-        out: &mut Vec<u8>,
-    ) {
-        head.put(out);
+    /// Appends the entry whose parts stand in `out` itself, as one by `Seq`.
+    pub(super) fn put(entry: &SeqEntry, shared: usize, out: &mut Vec<u8>) {
+        out.extend_from_within(entry.head_at.clone());
         put_varint(out, shared as u64);
-        put_varint(out, (key.len() - shared) as u64);
-        out.extend_from_within(key.start + shared..key.end);
-        out.extend_from_within(meta.clone());
+        put_varint(out, (entry.key.len() - shared) as u64);
+        // The meta stands behind the key.
+        out.extend_from_within(entry.key.start + shared..entry.meta.end);
     }
 
     /// The entry at `at`, which makes `key`, the one before it, its own.
@@ -236,17 +237,17 @@ impl<'a> Cursor<'a> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes")))
     }
 
+    #[inline]
     pub(super) fn varint(&mut self) -> Option<u64> {
+        let rest = self.bytes.get(self.at..)?;
         let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.take(1)?[0];
-            let bits = u64::from(byte & 0x7F);
-            if bits << shift >> shift != bits {
-                return None;
-            }
-            value |= bits << shift;
-            if byte < 0x80 {
-                return Some(value);
+        for (index, byte) in rest.iter().take(VARINT_SIZE_MAX).enumerate() {
+            value |= u64::from(byte & 0x7F) << (7 * index);
+            if *byte < 0x80 {
+                // Of the last one there is room for one bit.
+                let fits = index + 1 < VARINT_SIZE_MAX || *byte <= 1;
+                self.at += index + 1;
+                return fits.then_some(value);
             }
         }
         None

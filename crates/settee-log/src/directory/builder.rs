@@ -1,8 +1,11 @@
 //! Making a footer.
 //!
 //! Entries by `Seq` are packed into their blocks as they come. The order by key is made at the
-//! end: runs of positions are sorted, merged, and the entries copied in that order. That takes
+//! end: runs of entries' places are sorted, merged, and the entries copied in that order. That takes
 //! time, and so [`DirectoryBuilder::finish`] lets other tasks run in between.
+//!
+//! Places are sorted by a number of the key's first bytes behind what all keys begin with; the keys
+//! themselves, which lie all over the memory, are looked at only where these bytes are the same.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -16,17 +19,19 @@ use super::trailer::{SectionSizes, TRAILER_SIZE, Trailer};
 use super::{EntryRef, filter};
 use crate::format::{Flags, KEY_SIZE_MAX, META_SIZE_MAX, xxh3_64};
 
-/// Positions that are sorted at a time: their entries lie together in memory, and other tasks
-/// run in between.
+/// Places that are sorted at a time; other tasks run in between.
 const RUN_COUNT: usize = 1024;
+
+/// Bytes of a key that a place is sorted by.
+const SORT_SIZE: usize = size_of::<u64>();
 
 /// After how many entries other tasks get their turn.
 const YIELD_COUNT: usize = 1024;
 
 /// Makes the footer of a segment from its commits, or that of a file with commits of several.
 ///
-/// Takes per record: its key, its meta and about 25 bytes; while [`DirectoryBuilder::finish`]
-/// runs twice that, and 12 bytes. Growing buffers may take up to twice as much for a moment.
+/// Takes per record: its key, its meta and about 30 bytes; while [`DirectoryBuilder::finish`]
+/// runs twice that, and 20 bytes. Growing buffers may take up to twice as much for a moment.
 ///
 /// # Example
 /// ```
@@ -52,8 +57,10 @@ pub struct DirectoryBuilder {
     /// The `Seq` of the open block's first entry, from the directory's first.
     block_first: u64,
     seq_index: Vec<u8>,
-    /// Where each entry begins in `out`, in the order of `Seq`.
-    positions: Vec<u32>,
+    /// Where each entry lies in `out`, in the order of `Seq`.
+    places: Vec<Place>,
+    /// So many bytes all keys have in common.
+    common: usize,
     /// Bytes of entries, without blocks.
     entry_bytes: usize,
 }
@@ -78,7 +85,8 @@ impl DirectoryBuilder {
             block: None,
             block_first: 0,
             seq_index: Vec::new(),
-            positions: Vec::new(),
+            places: Vec::new(),
+            common: 0,
             entry_bytes: 0,
         }
     }
@@ -94,7 +102,7 @@ impl DirectoryBuilder {
         assert!(covered.contains(&entry.location.segment), "a record of another segment");
         assert!(entry.key.len() <= KEY_SIZE_MAX, "key of {} bytes", entry.key.len());
         assert!(entry.meta.len() <= META_SIZE_MAX, "meta of {} bytes", entry.meta.len());
-        if self.positions.is_empty() {
+        if self.places.is_empty() {
             self.trailer.first_seq = entry.seq;
         } else {
             assert!(entry.seq > self.trailer.last_seq, "{:?} out of order", entry.seq);
@@ -131,7 +139,21 @@ impl DirectoryBuilder {
             return false;
         }
         self.entry_bytes += self.out.len() - start;
-        self.positions.push(u32::try_from(start).expect("entries take no more than 4 GiB"));
+        let place = Place {
+            position: u32::try_from(start).expect("entries take no more than 4 GiB"),
+            key_size: key.len() as u16,
+            key_at: (self.out.len() - start - key.len() - meta.len()) as u8,
+        };
+        match self.places.first() {
+            None => self.common = key.len(),
+            Some(first) => {
+                let common = &first.key(&self.out)[..self.common];
+                if !key.starts_with(common) {
+                    self.common = shared_size(key, common);
+                }
+            }
+        }
+        self.places.push(place);
         true
     }
 
@@ -149,7 +171,7 @@ impl DirectoryBuilder {
 
     /// Bytes of memory that it holds.
     pub fn memory_bytes(&self) -> usize {
-        self.out.capacity() + self.seq_index.capacity() + self.positions.capacity() * size_of::<u32>()
+        self.out.capacity() + self.seq_index.capacity() + self.places.capacity() * size_of::<Place>()
     }
 
     /// The most bytes that the footer takes if it is finished now: for reserving room.
@@ -160,7 +182,7 @@ impl DirectoryBuilder {
         let key_blocks = (2 * self.entry_bytes).next_multiple_of(BLOCK_ALIGNMENT) + BLOCK_ALIGNMENT;
         let block_count = (seq_blocks + key_blocks) / BLOCK_ALIGNMENT;
         let indexes = block_count * FIXED_SIZE_MAX + self.entry_bytes + 2 * (KEY_SIZE_MAX + FIXED_SIZE_MAX);
-        let filter = filter::size(self.positions.len());
+        let filter = filter::size(self.places.len());
         let rest = (indexes + filter + TRAILER_SIZE).next_multiple_of(BLOCK_ALIGNMENT);
         (seq_blocks + key_blocks + rest) as u64
     }
@@ -172,8 +194,7 @@ impl DirectoryBuilder {
     pub async fn finish(mut self, frames_end: u64, frames_checksum: u64) -> Vec<u8> {
         self.end_block();
         let order = self.order().await;
-        let DirectoryBuilder { mut trailer, mut out, seq_index, positions, .. } = self;
-        drop(positions);
+        let DirectoryBuilder { mut trailer, mut out, seq_index, .. } = self;
         let seq_blocks = out.len();
         let mut keys = KeySection::new(seq_blocks);
         for (index, position) in order.iter().enumerate() {
@@ -212,23 +233,22 @@ impl DirectoryBuilder {
 
     /// The entries' positions in the order of keys, and of one key the newest first.
     async fn order(&mut self) -> Vec<u32> {
-        let out = &self.out;
-        let mut sorted = Vec::with_capacity(RUN_COUNT);
-        for run in self.positions.chunks_mut(RUN_COUNT) {
-            sorted.extend(run.iter().map(|position| Candidate::new(out, *position, &[])));
-            sorted.sort_unstable_by(|a, b| b.cmp(a));
-            run.iter_mut().zip(sorted.drain(..)).for_each(|(to, first)| *to = first.position);
+        let (out, common) = (&self.out, self.common);
+        let mut rows = Vec::with_capacity(self.places.len());
+        for places in std::mem::take(&mut self.places).chunks(RUN_COUNT) {
+            let run = rows.len();
+            rows.extend(places.iter().map(|place| Row { number: place.number(out, common), place: *place }));
+            rows[run..].sort_unstable_by(|a, b| a.compare(b, out, common));
             yield_now().await;
         }
-        let runs = self.positions.chunks(RUN_COUNT);
-        let mut heap: BinaryHeap<Candidate<'_>> =
-            runs.map(|run| Candidate::new(out, run[0], &run[1..])).collect();
-        let mut order = Vec::with_capacity(self.positions.len());
+        let candidate = |run| Candidate::first_of(run, out, common);
+        let mut heap: BinaryHeap<Candidate<'_>> = rows.chunks(RUN_COUNT).filter_map(candidate).collect();
+        let mut order = Vec::with_capacity(rows.len());
         while let Some(mut first) = heap.peek_mut() {
-            order.push(first.position);
-            match first.rest {
-                [] => drop(PeekMut::pop(first)),
-                [next, rest @ ..] => *first = Candidate::new(out, *next, rest),
+            order.push(first.row.place.position);
+            match candidate(first.rest) {
+                None => drop(PeekMut::pop(first)),
+                Some(next) => *first = next,
             }
             if order.len() % YIELD_COUNT == 0 {
                 yield_now().await;
@@ -238,24 +258,71 @@ impl DirectoryBuilder {
     }
 }
 
+/// Where an entry by `Seq` lies.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    position: u32,
+    key_size: u16,
+    /// Where its key begins, from its first byte.
+    key_at: u8,
+}
+
+const _: () = assert!(KEY_SIZE_MAX <= u16::MAX as usize && FIXED_SIZE_MAX <= u8::MAX as usize);
+
+impl Place {
+    fn key<'a>(&self, out: &'a [u8]) -> &'a [u8] {
+        let start = self.position as usize + usize::from(self.key_at);
+        &out[start..start + usize::from(self.key_size)]
+    }
+
+    /// What the key is sorted by, behind its first `common` bytes.
+    fn number(&self, out: &[u8], common: usize) -> u64 {
+        let rest = &self.key(out)[common..];
+        let mut bytes = [0; SORT_SIZE];
+        let count = rest.len().min(SORT_SIZE);
+        bytes[..count].copy_from_slice(&rest[..count]);
+        u64::from_be_bytes(bytes)
+    }
+}
+
+/// A place that is being sorted.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    number: u64,
+    place: Place,
+}
+
+impl Row {
+    /// The order of keys, and of one key the newest first: a greater position is a greater `Seq`.
+    fn compare(&self, other: &Row, out: &[u8], common: usize) -> Ordering {
+        let (a, b) = (&self.place, &other.place);
+        let by_key = || match usize::from(a.key_size.max(b.key_size)) <= common + SORT_SIZE {
+            // One is the other, or goes on from it with zeros.
+            true => a.key_size.cmp(&b.key_size),
+            false => a.key(out)[common..].cmp(&b.key(out)[common..]),
+        };
+        self.number.cmp(&other.number).then_with(by_key).then_with(|| b.position.cmp(&a.position))
+    }
+}
+
 /// The first of what is left of a run. The greatest is the one that comes first.
 struct Candidate<'a> {
-    key: &'a [u8],
-    position: u32,
-    rest: &'a [u32],
+    row: Row,
+    rest: &'a [Row],
+    out: &'a [u8],
+    common: usize,
 }
 
 impl<'a> Candidate<'a> {
-    fn new(out: &'a [u8], position: u32, rest: &'a [u32]) -> Candidate<'a> {
-        let key = &out[entry_at(out, position as usize).key];
-        Candidate { key, position, rest }
+    fn first_of(run: &'a [Row], out: &'a [u8], common: usize) -> Option<Candidate<'a>> {
+        let (row, rest) = run.split_first()?;
+        Some(Candidate { row: *row, rest, out, common })
     }
 }
 
 impl Ord for Candidate<'_> {
-    /// A greater position is a greater `Seq`.
     fn cmp(&self, other: &Self) -> Ordering {
-        other.key.cmp(self.key).then(self.position.cmp(&other.position))
+        other.row.compare(&self.row, self.out, self.common)
     }
 }
 
@@ -304,8 +371,8 @@ impl KeySection {
         let entry = entry_at(out, position);
         let (key, last) = (&out[entry.key.clone()], &out[self.last.clone()]);
         let is_first = self.hashes.is_empty();
-        let is_new = is_first || key != last;
-        let shared = key.iter().zip(last).take_while(|(a, b)| a == b).count();
+        let shared = shared_size(key, last);
+        let is_new = is_first || shared < key.len().max(last.len());
         if is_new {
             self.hashes.push(xxh3_64(key));
         }
@@ -331,7 +398,7 @@ impl KeySection {
 
     fn put(&mut self, out: &mut Vec<u8>, entry: &SeqEntry, shared: usize) -> bool {
         let start = out.len();
-        KeyEntry::put(&entry.head, shared, &entry.key, &entry.meta, out);
+        KeyEntry::put(entry, shared, out);
         let fits = self.block.as_mut().is_some_and(|block| block.accept(out));
         if !fits {
             out.truncate(start);
@@ -353,6 +420,14 @@ impl KeySection {
         }
         out.extend_from_slice(&self.blocks);
     }
+}
+
+/// How many bytes two keys have in common at their beginning.
+fn shared_size(a: &[u8], b: &[u8]) -> usize {
+    let (words, _) = a.as_chunks::<8>();
+    let (others, _) = b.as_chunks::<8>();
+    let same = words.iter().zip(others).take_while(|(a, b)| a == b).count() * 8;
+    same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
 }
 
 /// The entry that was put at `position`.

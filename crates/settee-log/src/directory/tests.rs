@@ -238,6 +238,28 @@ fn counts_and_bounds_are_those_of_the_records() {
 }
 
 #[test]
+fn keys_that_differ_late_or_in_length_alone_keep_their_order() {
+    let world = World::new();
+    let mut numbers = Numbers(4);
+    for common in ["", "a", "more than eight bytes"] {
+        // More than are sorted at a time.
+        let records: Vec<Pushed> = (1..=9_000)
+            .map(|seq| {
+                let mut key = common.as_bytes().to_vec();
+                key.resize(common.len() + numbers.below(20), 0);
+                key.extend(&[1, 2][..numbers.below(3)]);
+                record(seq, &key, b"")
+            })
+            .collect();
+        world.run(async {
+            let directory = world.open(&sealed(&records, 600).await).await.unwrap();
+            let found = by_key(&directory, ..).await.unwrap();
+            assert!(found == in_key_order(&records), "another order: keys begin with {common:?}");
+        });
+    }
+}
+
+#[test]
 fn a_directory_without_entries_opens_and_is_empty() {
     let world = World::new();
     world.run(async {

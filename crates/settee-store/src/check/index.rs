@@ -74,6 +74,8 @@ struct Pass<'a> {
     problems: Vec<(Option<Location>, String, Touched)>,
     lost: Vec<(u64, Vec<u8>)>,
     covered: Vec<bool>,
+    /// Nothing was found to be wrong so far: no row is missing.
+    is_sound: bool,
 }
 
 impl Pass<'_> {
@@ -133,14 +135,16 @@ impl Pass<'_> {
                 "whose segment is gone"
             });
         };
-        let row = &mut self.rows[at];
-        row.is_referenced = true;
+        self.rows[at].is_referenced = true;
+        let row = self.rows[at];
         let is_here = row.offset == u32::MAX || (row.segment, row.offset) == (segment, offset);
         let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
         require(row.key_hash == key_hash(key), "which is that of another key")?;
         require(is_here && row.length == length, "and not to where it lies")?;
         require(!row.is_damaged, "whose record can't be read")?;
-        require(pointer.init != row.flags.has(Flags::DELTA), "and has it wrong whether it needs older ones")?;
+        // A delta needs no older ones where it was merged onto a deletion.
+        let needs_older = row.flags.has(Flags::DELTA) && !(pointer.init && self.is_first_of_value(&row));
+        require(pointer.init != needs_older, "and has it wrong whether it needs older ones")?;
         if is_newest {
             require(
                 entry.is_listed() == row.flags.has(Flags::LISTED),
@@ -150,6 +154,16 @@ impl Pass<'_> {
             require(row.meta_hash == meta_hash(entry.meta), "and has another meta than it")?;
         }
         Ok(())
+    }
+
+    /// Whether what came before a record may have been a deletion, as far as the rows tell. One that isn't
+    /// there any more took with it all that it hid.
+    fn is_first_of_value(&self, row: &Row) -> bool {
+        let place = |row: &Row| (row.key_hash, row.seq);
+        let next = self.order.partition_point(|at| place(&self.rows[*at as usize]) < place(row));
+        let before = next.checked_sub(1).map(|before| &self.rows[self.order[before] as usize]);
+        let before = before.filter(|before| before.key_hash == row.key_hash);
+        !self.is_sound || before.is_none_or(|before| before.flags.has(Flags::TOMBSTONE))
     }
 }
 
@@ -181,6 +195,7 @@ impl Survey<'_> {
             problems: Vec::new(),
             lost: Vec::new(),
             covered,
+            is_sound: self.summary.problem_count == 0,
         };
         let (mut done, all, told) = (self.done_bytes, self.all_bytes, &mut self.told);
         let damage = root

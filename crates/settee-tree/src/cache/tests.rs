@@ -13,13 +13,14 @@ fn node(level: u8, size: usize) -> Arc<Node> {
 
 #[test]
 fn the_bound_holds_and_the_used_stay_longer() {
-    let cache = NodeCache::new(40 << 10);
+    let cache = Arc::new(NodeCache::new(40 << 10));
+    let tree = TreeNodes::new(&cache);
     let kept = node(0, 1000);
-    cache.insert(1, 8, &kept);
+    tree.insert(8, &kept);
     for offset in 2..2000 {
-        cache.insert(1, offset * 8, &node(0, 100 + offset as usize % 900));
+        tree.insert(offset * 8, &node(0, 100 + offset as usize % 900));
         // Used between any two, it stays.
-        assert!(cache.get(1, 8).is_some(), "{offset}");
+        assert!(tree.get(8).is_some(), "{offset}");
         let stats = cache.stats();
         assert!(stats.bytes <= stats.bytes_max && stats.bytes_max == 40 << 10, "{stats:?}");
     }
@@ -30,16 +31,17 @@ fn the_bound_holds_and_the_used_stay_longer() {
 
 #[test]
 fn inner_nodes_go_only_when_no_leaf_is_left() {
-    let cache = NodeCache::new(20 << 10);
+    let cache = Arc::new(NodeCache::new(20 << 10));
+    let tree = TreeNodes::new(&cache);
     for offset in 0..10 {
-        cache.insert(1, offset, &node(1, 1000));
+        tree.insert(offset, &node(1, 1000));
     }
     for offset in 100..200 {
-        cache.insert(1, offset, &node(0, 1000));
+        tree.insert(offset, &node(0, 1000));
     }
-    assert!((0..10).all(|offset| cache.get(1, offset).is_some()));
+    assert!((0..10).all(|offset| tree.get(offset).is_some()));
     for offset in 200..300 {
-        cache.insert(1, offset, &node(2, 1000));
+        tree.insert(offset, &node(2, 1000));
     }
     let stats = cache.stats();
     assert!(stats.inner_count == stats.node_count && stats.bytes <= stats.bytes_max, "{stats:?}");
@@ -47,25 +49,28 @@ fn inner_nodes_go_only_when_no_leaf_is_left() {
 
 #[test]
 fn trees_are_kept_apart_and_forgotten_by_themselves() {
-    let cache = NodeCache::new(64 << 20);
-    for tree in 0..3 {
+    let cache = Arc::new(NodeCache::new(64 << 20));
+    let [first, second, third] = [(); 3].map(|()| TreeNodes::new(&cache));
+    for (size, tree) in [&first, &second, &third].into_iter().enumerate() {
         for offset in 0..500 {
-            cache.insert(tree, offset * 8, &node(0, 10 + tree as usize));
+            tree.insert(offset * 8, &node(0, 10 + size));
         }
     }
-    cache.remove(0, 0);
-    assert!(cache.get(0, 0).is_none() && cache.get(1, 0).is_some());
-    cache.remove_tree(1);
+    first.remove(0);
+    assert!(first.get(0).is_none() && second.get(0).is_some());
+    let place = second.place(8);
+    drop(second);
     assert_eq!(cache.stats().node_count, 999);
-    assert!((0..500).all(|offset| cache.get(1, offset * 8).is_none() && cache.get(2, offset * 8).is_some()));
-    cache.remove_tree(0);
-    cache.remove_tree(2);
+    assert!(cache.shard(place).get(place).is_none());
+    assert!((1..500).all(|offset| first.get(offset * 8).is_some() && third.get(offset * 8).is_some()));
+    drop((first, third));
     assert_eq!((cache.stats().bytes, cache.stats().node_count), (0, 0));
 }
 
 #[test]
 fn a_cache_of_nothing_keeps_nothing() {
-    let cache = NodeCache::new(0);
-    cache.insert(1, 8, &node(0, 1));
+    let cache = Arc::new(NodeCache::new(0));
+    let tree = TreeNodes::new(&cache);
+    tree.insert(8, &node(0, 1));
     assert_eq!(cache.stats(), CacheStats::default());
 }

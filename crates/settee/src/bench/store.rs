@@ -131,10 +131,16 @@ pub(super) async fn run(args: Args) -> CommandResult {
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        let print = |row: io::Row| match (args.json, &row.note) {
-            (true, _) => println!("{}", row.json()),
-            (false, None) => println!("{}", row.line()),
-            (false, Some(note)) => println!("{}\n    {note}", row.line()),
+        let print = |mut row: io::Row| {
+            if args.small {
+                // Too short to judge by.
+                (row.aim, row.met) = (None, None);
+            }
+            match (args.json, &row.note) {
+                (true, _) => println!("{}", row.json()),
+                (false, None) => println!("{}", row.line()),
+                (false, Some(note)) => println!("{}\n    {note}", row.line()),
+            }
         };
         // Nobody listens any more where the command was interrupted.
         let _ = done.send(store::run(&config, print));

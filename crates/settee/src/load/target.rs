@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 use settee_bench::couch::{self, Couch, CouchError};
 use settee_bench::http::encode_segment;
 use settee_doc::{Database, Databases, Edit, ErrorKind, Extras, Options, Revision, Stage};
-use settee_io::{Env, ThreadOptions};
 
 use super::identity::Item;
+use crate::place;
 
 /// The data folder where none is named.
 const DATA_FOLDER_DEFAULT: &str = "./settee-data";
@@ -135,13 +135,17 @@ fn no_database(name: &str) -> Error {
 
 impl Local {
     async fn open(folder: &Path, name: &str, options: Options, create: bool) -> Result<Local, Error> {
-        if !create && !folder.is_dir() {
-            return Err(format!("there is no data folder {}", folder.display()).into());
+        let while_served = "use --url with its address";
+        if !create && folder.is_dir() && !place::has_databases(folder) {
+            let folder = folder.display();
+            return Err(
+                format!("there are no databases in {folder} (loading with --create makes one)").into()
+            );
         }
-        let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-        let databases = Databases::open(env, folder).await.map_err(|error| {
-            format!("{error} (where a server runs on the folder, use --url with its address)")
-        })?;
+        let databases = match create {
+            true => place::make(folder, while_served).await?,
+            false => place::open(folder, while_served).await?,
+        };
         let database = match databases.get(name).await {
             Err(error) if error.kind() == ErrorKind::NotFound && create => databases.create(name).await?,
             Err(error) if error.kind() == ErrorKind::NotFound => return Err(no_database(name)),
