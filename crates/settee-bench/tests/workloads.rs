@@ -13,7 +13,7 @@ use settee_bench::http::Server;
 use settee_bench::limits;
 use settee_bench::report::Row;
 use settee_doc::{Databases, Stage};
-use settee_http::{Limits, ServerOptions};
+use settee_http::ServerOptions;
 use settee_io::{Env, ThreadOptions};
 use tokio::net::TcpListener;
 
@@ -36,7 +36,7 @@ fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
 async fn serve(databases: &Arc<Databases>) -> (Server, tokio::sync::oneshot::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-    let options = ServerOptions { admin: None, uuid: settee_http::new_uuid(), limits: Limits::default() };
+    let options = ServerOptions { admin: None, uuid: settee_http::new_uuid(), ..ServerOptions::default() };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let databases = databases.clone();
     tokio::spawn(async move {

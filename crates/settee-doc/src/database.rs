@@ -1,13 +1,20 @@
 //! One database: its documents, local documents and changes.
 
+use std::ops::Bound;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use settee_io::Env;
-use settee_store::{Backup, Compaction, Seq, Stage, Store, StoreOptions};
+use settee_store::{Backup, Batch, Compaction, Seq, Stage, Store, StoreOptions};
 
+use crate::attachment::{Content, Orphan, Orphans, Uploading};
+use crate::databases::Changed;
 use crate::edit::{Edit, check_document_id};
+use crate::followers::Followers;
+use crate::keys::{UPLOAD, chunk_key, decode_upload_key};
+use crate::numbers::{Number, Numbers, remove_notes};
+use crate::partition::check_partitioned_id;
 use crate::revision::Revision;
 use crate::sequence::Sequence;
 use crate::stats::Figures;
@@ -24,6 +31,8 @@ pub struct Info {
     pub doc_del_count: u64,
     /// The last change.
     pub update_seq: Seq,
+    /// How often something was purged.
+    pub purge_seq: u64,
     /// Bytes of its files.
     pub file_bytes: u64,
     /// Bytes of the records that live.
@@ -32,6 +41,13 @@ pub struct Info {
     pub external_bytes: u64,
 }
 
+/// What the catalogue knows of a database.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    pub(crate) created_us: u64,
+    pub(crate) incarnation: [u8; 16],
+    pub(crate) is_partitioned: bool,
+}
 /// Called once, when something was first stored, with the stage that it has reached.
 pub(crate) type OnFirstWrite = Box<dyn Fn(Stage) + Send + Sync>;
 
@@ -39,41 +55,64 @@ pub(crate) type OnFirstWrite = Box<dyn Fn(Stage) + Send + Sync>;
 pub struct Database {
     name: String,
     created_us: u64,
+    is_partitioned: bool,
     sequence: Sequence,
     store: Store,
+    numbers: Numbers,
+    followers: Followers,
     /// Counts the views that there are.
     views: Arc<()>,
     deleted: AtomicBool,
     compacting: AtomicBool,
+    /// Tells those who follow all databases.
+    pub(crate) changed: Changed,
+    env: Env,
+    /// What was uploaded for nothing.
+    orphans: Orphans,
     /// `None` where it held something when it was opened.
     on_first_write: Option<OnFirstWrite>,
     was_written: AtomicBool,
 }
+
+/// Of an edit's uploads so many bytes go to the log with it; the others before.
+const TOGETHER_BYTES_MAX: u64 = 1 << 20;
 
 impl Database {
     pub(crate) async fn open(
         env: &Env,
         folder: &Path,
         name: &str,
-        created_us: u64,
-        incarnation: &[u8; 16],
+        identity: Identity,
         options: StoreOptions,
     ) -> Result<Database> {
         let (store, recovery) = Store::open(env, folder, options).await?;
         tracing::debug!(database = name, ?recovery, "opened");
-        let sequence = Sequence::new(incarnation);
+        let Identity { created_us, incarnation, is_partitioned } = identity;
+        let sequence = Sequence::new(&incarnation);
+        let numbers = Numbers::read(&store.snapshot()).await?;
         let (views, deleted) = (Arc::default(), AtomicBool::new(false));
-        Ok(Database {
+        let compacting = AtomicBool::new(false);
+        let orphans = Orphans::default();
+        let env = env.clone();
+        let database = Database {
             name: name.into(),
             created_us,
+            is_partitioned,
             sequence,
             store,
+            numbers,
+            followers: Followers::default(),
             views,
             deleted,
-            compacting: AtomicBool::new(false),
+            compacting,
+            changed: Changed::default(),
+            env,
+            orphans,
             on_first_write: None,
             was_written: AtomicBool::new(false),
-        })
+        };
+        database.find_orphans().await?;
+        Ok(database)
     }
 
     /// Has somebody told when something is first stored in this database, which is empty.
@@ -91,9 +130,23 @@ impl Database {
         self.created_us
     }
 
+    /// Whether its documents' ids are `partition:id`.
+    pub fn is_partitioned(&self) -> bool {
+        self.is_partitioned
+    }
+
+    /// Checks a document's id by CouchDB's rules, and by those of partitions where it has any.
+    ///
+    /// # Errors
+    /// `IllegalDocId`, `IllegalPartition`.
+    pub fn check_id(&self, id: &str) -> Result<()> {
+        check_document_id(id)?;
+        if self.is_partitioned { check_partitioned_id(id) } else { Ok(()) }
+    }
+
     /// The newest persisted state. Never waits.
     pub fn view(&self) -> View {
-        View::new(self.store.snapshot(), self.views.clone())
+        View::new(self.store.snapshot(), self.numbers.revs_limit(), self.views.clone())
     }
 
     /// Whether nothing that it ever held is persisted.
@@ -115,6 +168,7 @@ impl Database {
             doc_count: view.doc_count(),
             doc_del_count: view.doc_del_count(),
             update_seq: view.update_seq(),
+            purge_seq: self.numbers.get(Number::PurgeSeq),
             file_bytes: self.store.stats().file_bytes,
             active_bytes: live,
             external_bytes: live,
@@ -148,13 +202,16 @@ impl Database {
     /// # Errors
     /// Inside, why an edit was refused. Outside, `NoSpace` or `Stopped`: the edits before the
     /// one that failed may have been stored, each whole.
-    pub async fn update_all(&self, edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+    pub async fn update_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+        self.check_partitions(&edits)?;
+        self.upload_inline(&mut edits).await?;
         let mut updater = self.updater(stage).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         for edit in &edits {
             outcomes.push(updater.update(edit).await.map_err(|error| self.explain(error))?);
         }
         self.finish(updater, stage).await?;
+        self.changed.note();
         Ok(outcomes)
     }
 
@@ -162,14 +219,112 @@ impl Database {
     ///
     /// # Errors
     /// As [`Database::update_all`].
-    pub async fn replicate_all(&self, edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+    pub async fn replicate_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+        self.check_partitions(&edits)?;
+        self.upload_inline(&mut edits).await?;
         let mut updater = self.updater(stage).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         for edit in &edits {
             outcomes.push(updater.replicate(edit).await.map_err(|error| self.explain(error))?);
         }
         self.finish(updater, stage).await?;
+        self.changed.note();
         Ok(outcomes)
+    }
+
+    /// Removes revisions for good, as far as they are leaves, and all that no other leaf has of what
+    /// they had; returns once that is persisted, for each document the leaves that went. Each is
+    /// a purge of its own.
+    ///
+    /// # Errors
+    /// `IllegalDocId` or `IllegalPartition`: nothing was changed. `NoSpace` or `Stopped`: the
+    /// documents before the one that failed may have been purged, each whole.
+    pub async fn purge(&self, requests: &[(String, Vec<Revision>)]) -> Result<Vec<Vec<Revision>>> {
+        requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
+        let notes_max = self.numbers.get(Number::PurgedInfosLimit);
+        let mut updater = self.updater(Stage::Persisted).await?;
+        let mut gone = Vec::with_capacity(requests.len());
+        let mut last = 0;
+        for (id, revisions) in requests {
+            let purged =
+                updater.purge(id, revisions, notes_max).await.map_err(|error| self.explain(error))?;
+            last = purged.number;
+            gone.push(purged.revisions);
+        }
+        self.finish(updater, Stage::Persisted).await?;
+        self.numbers.raise_to(Number::PurgeSeq, last);
+        self.changed.note();
+        Ok(gone)
+    }
+
+    /// How many revisions of each leaf's path are kept and shown.
+    pub fn revs_limit(&self) -> u64 {
+        self.numbers.get(Number::RevsLimit)
+    }
+
+    /// Sets [`Database::revs_limit`], for what is read from now on; what is stored follows with the
+    /// updates of each document. Returns once it is persisted.
+    ///
+    /// # Errors
+    /// `BadRequest` for 0; `NoSpace`; `Stopped`.
+    pub async fn set_revs_limit(&self, limit: u64) -> Result<()> {
+        if limit == 0 {
+            return Err(Error::bad_request("`revs_limit` must be positive integer"));
+        }
+        let _changing = self.numbers.changing.lock().await;
+        self.put_number(Number::RevsLimit, limit).await
+    }
+
+    /// How many notes of purges are kept.
+    pub fn purged_infos_limit(&self) -> u64 {
+        self.numbers.get(Number::PurgedInfosLimit)
+    }
+
+    /// Sets [`Database::purged_infos_limit`], and removes the notes that are too many. Returns once that
+    /// is persisted.
+    ///
+    /// # Errors
+    /// `BadRequest` for 0; `NoSpace`; `Stopped`.
+    pub async fn set_purged_infos_limit(&self, limit: u64) -> Result<()> {
+        if limit == 0 {
+            return Err(Error::bad_request("`purged_infos_limit` must be positive integer"));
+        }
+        let _changing = self.numbers.changing.lock().await;
+        self.put_number(Number::PurgedInfosLimit, limit).await?;
+        let up_to = self.numbers.get(Number::PurgeSeq).saturating_sub(limit);
+        let mut has_more = true;
+        while has_more {
+            let mut batch = Batch::new();
+            has_more = remove_notes(&self.store.snapshot(), up_to, &mut batch).await?;
+            batch.use_reserve();
+            self.commit_whole(batch).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_number(&self, number: Number, value: u64) -> Result<()> {
+        let mut batch = Batch::new();
+        number.put(value, &mut batch);
+        self.commit_whole(batch).await?;
+        self.numbers.set(number, value);
+        Ok(())
+    }
+
+    /// Commits and persists records that aren't a document's.
+    async fn commit_whole(&self, batch: Batch) -> Result<()> {
+        if !batch.is_empty() {
+            self.commit(&batch, Stage::Persisted).await?;
+            self.barrier().await?;
+        }
+        Ok(())
+    }
+
+    /// In a partitioned database one bad id is all edits' error, as in CouchDB.
+    fn check_partitions(&self, edits: &[Edit]) -> Result<()> {
+        match self.is_partitioned {
+            true => edits.iter().try_for_each(|edit| self.check_id(&edit.id)),
+            false => Ok(()),
+        }
     }
 
     /// Writes or deletes a local document; `edit.id` is `_local/…`. As in CouchDB nothing is
@@ -197,19 +352,15 @@ impl Database {
         self.store.flush().await.map_err(|stopped| self.explain(stopped.into()))
     }
 
-    /// Returns once a view shows a change later than `seq`.
+    /// Returns once a view shows a change later than `seq`. Dropping the future changes nothing; but
+    /// it must be polled or dropped when it is woken: of all who wait one waits for the others as well.
     ///
     /// # Errors
     /// `NotFound` where the database was deleted, `Stopped` where it was closed or its log
     /// stopped.
     pub async fn changed_after(&self, seq: Seq) -> Result<()> {
-        loop {
-            let snapshot = self.store.snapshot();
-            if snapshot.last_listed() > seq {
-                return Ok(());
-            }
-            self.store.changed_after(snapshot.seq()).await.map_err(|stopped| self.explain(stopped.into()))?;
-        }
+        let changed = self.followers.changed_after(&self.store, seq);
+        changed.await.map_err(|stopped| self.explain(stopped.into()))
     }
 
     /// A position in the changes as text: `N-opaque`. Equal positions give equal text.
@@ -279,9 +430,70 @@ impl Database {
         let _ = self.store.close().await;
     }
 
+    /// Begins an attachment of document `id`. Its bytes come by [`Uploading::write`]; what
+    /// [`Uploading::finish`] gives goes into an edit of that document. `is_gzip`: what comes is
+    /// compressed by gzip already, and stays so. At most `bytes_max` may come.
+    pub fn upload(&self, id: &str, content_type: &str, is_gzip: bool, bytes_max: u64) -> Uploading<'_> {
+        let upload = self.env.random_bytes();
+        Uploading::new(self, id, content_type, is_gzip, self.orphans.clone(), upload, bytes_max)
+    }
+
+    /// Uploads what edits carry themselves.
+    async fn upload_inline(&self, edits: &mut [Edit]) -> Result<()> {
+        for edit in edits {
+            let Edit { id, attachments, .. } = edit;
+            let mut together = 0;
+            for attachment in attachments {
+                if let Content::Inline(bytes) = &attachment.content {
+                    let mut uploading = self.upload(id, &attachment.content_type, false, u64::MAX);
+                    uploading.write(bytes).await?;
+                    attachment.content = Content::Stored(uploading.finish(None).await?);
+                }
+                if let Content::Stored(upload) = &mut attachment.content {
+                    together += upload.waiting_bytes();
+                    if together > TOGETHER_BYTES_MAX {
+                        upload.store(self).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits records that aren't a document's.
+    pub(crate) async fn commit(&self, batch: &Batch, stage: Stage) -> Result<()> {
+        self.health()?;
+        let committed = self.store.writer().await.commit(batch, stage).await;
+        committed.map(drop).map_err(|error| self.explain(error.into()))
+    }
+
+    /// Finds what was being uploaded when the database ended the last time.
+    async fn find_orphans(&self) -> Result<()> {
+        let snapshot = self.store.snapshot();
+        let range = (Bound::Included(&[UPLOAD][..]), Bound::Excluded(&[UPLOAD + 1][..]));
+        let mut marks = snapshot.scan(range.0, range.1, false);
+        let mut found = Vec::new();
+        while let Some(mark) = marks.next().await? {
+            let (id, upload) = decode_upload_key(mark.key)?;
+            let mut count = 0;
+            while snapshot.get(&chunk_key(&id, &upload, count)).await?.is_some() {
+                count += 1;
+            }
+            found.push(Orphan::new(id, upload, count));
+        }
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+        Ok(())
+    }
+
     async fn updater(&self, stage: Stage) -> Result<Updater<'_>> {
         self.health()?;
-        Ok(Updater::new(self.store.writer().await, stage))
+        let writer = self.store.writer().await;
+        let mut updater = Updater::new(writer, stage, self.numbers.revs_limit());
+        let orphans = std::mem::take(&mut *self.orphans.lock().unwrap_or_else(PoisonError::into_inner));
+        if !orphans.is_empty() {
+            updater.sweep(orphans).await.map_err(|error| self.explain(error))?;
+        }
+        Ok(updater)
     }
 
     async fn finish(&self, updater: Updater<'_>, stage: Stage) -> Result<()> {

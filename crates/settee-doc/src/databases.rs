@@ -20,6 +20,8 @@ mod opening;
 mod restore;
 mod runs;
 mod slots;
+mod tasks;
+mod updates;
 
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
@@ -39,9 +41,17 @@ pub use offline::{OfflineDatabases, OfflineEvent};
 pub use restore::{RestoreSummary, restore};
 pub use runs::FailedDatabase;
 use slots::{Claim, Slots};
+pub use tasks::CompactionTask;
+use tasks::Tasks;
+pub(crate) use updates::Changed;
+use updates::Updates;
+pub use updates::{DatabaseEvent, EventKind};
 
 /// Longest database name in bytes, as CouchDB has it for what becomes a file's name.
 pub const NAME_SIZE_MAX: usize = 238;
+
+/// CouchDB's own databases.
+const SYSTEM_DATABASES: [&str; 3] = ["_users", "_replicator", "_global_changes"];
 
 const CATALOGUE_FOLDER: &str = "catalogue";
 const DATABASES_FOLDER: &str = "databases";
@@ -107,6 +117,8 @@ struct Inner {
     resources: StoreResources,
     catalogue: Store,
     slots: Mutex<Slots>,
+    updates: Updates,
+    tasks: Tasks,
     /// Held by who makes a backup.
     backup: tokio::sync::Mutex<()>,
     /// Held as long as the folder is ours.
@@ -140,6 +152,7 @@ impl Databases {
         let of_catalogue = resources.options(log, None);
         let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), of_catalogue).await?;
         let (slots, deleted) = catalogue::read(&catalogue).await?;
+        let updates = Updates::new(&env.random_bytes(), !slots.known.is_empty());
         let slots = Mutex::new(slots);
         let inner = Inner {
             env,
@@ -148,6 +161,8 @@ impl Databases {
             resources,
             catalogue,
             slots,
+            updates,
+            tasks: Tasks::default(),
             backup: Default::default(),
             _lock: lock,
         };
@@ -164,7 +179,20 @@ impl Databases {
     pub async fn create_closed(&self, name: &str) -> Result<()> {
         check_database_name(name)?;
         let name = name.to_owned();
-        self.detached(async move |inner| inner.create(&name).await).await
+        self.detached(async move |inner| inner.create(&name, false).await).await
+    }
+
+    /// As [`Databases::create_closed`], with documents whose ids are `partition:id`.
+    ///
+    /// # Errors
+    /// See there; `BadRequest` for one of CouchDB's own databases.
+    pub async fn create_partitioned(&self, name: &str) -> Result<()> {
+        check_database_name(name)?;
+        if is_system_database(name) {
+            return Err(Error::bad_request("Cannot partition a system database"));
+        }
+        let name = name.to_owned();
+        self.detached(async move |inner| inner.create(&name, true).await).await
     }
 
     /// As [`Databases::create_closed`], and then as [`Databases::get`].
@@ -215,7 +243,9 @@ impl Databases {
         if !database.begin_compaction() {
             return;
         }
+        let task = self.inner.tasks.begin_compaction(database.name(), self.inner.env.clock.unix_us());
         self.inner.env.spawn("compact database", async move {
+            let _under_way = task;
             match database.compact().await {
                 Ok(done) => tracing::info!(
                     database = database.name(),
@@ -231,6 +261,11 @@ impl Databases {
             }
             database.end_compaction();
         });
+    }
+
+    /// Whether there is a database of that name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.inner.lock().known.contains_key(name)
     }
 
     /// All names, sorted by their bytes.
@@ -332,13 +367,19 @@ fn folder_of(data: &Path, number: u64) -> PathBuf {
     data.join(DATABASES_FOLDER).join(format!("{number:010}"))
 }
 
+/// Whether a name, or what follows the last slash in it, is that of one of CouchDB's own databases.
+fn is_system_database(name: &str) -> bool {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    SYSTEM_DATABASES.contains(&name) || ["_users", "_replicator"].contains(&last)
+}
+
 /// Checks a database's name by CouchDB's rule: a lowercase letter, then lowercase letters,
 /// digits and `_$()+/-`; or one of the names of CouchDB's own databases.
 ///
 /// # Errors
 /// `IllegalDatabaseName`.
 pub fn check_database_name(name: &str) -> Result<()> {
-    let system = ["_users", "_replicator", "_global_changes"].contains(&name);
+    let system = SYSTEM_DATABASES.contains(&name);
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_$()+/-".contains(&byte);
     let ordinary = name.starts_with(|first: char| first.is_ascii_lowercase()) && name.bytes().all(legal);
     if system || (ordinary && name.len() <= NAME_SIZE_MAX) {

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::attachment::Attachment;
 use crate::json::write_json_string;
 use crate::revision::{Hash, Revision, write_hash};
 
@@ -16,6 +17,8 @@ pub struct Document {
     pub deleted: bool,
     /// Its members, as text without white space and without the braces.
     pub body: Bytes,
+    /// Its attachments, without their content.
+    pub attachments: Vec<Attachment>,
 }
 
 /// What is shown of a document besides its members. What is empty isn't shown.
@@ -29,13 +32,34 @@ pub struct Extras {
     pub deleted_conflicts: Vec<Revision>,
     /// `_revs_info`: revisions and their states.
     pub revs_info: Vec<(Revision, &'static str)>,
-    /// `_local_seq`.
-    pub local_seq: Option<String>,
+    /// `_local_seq`, a number in CouchDB too.
+    pub local_seq: Option<u64>,
+    /// How attachments are compressed (`att_encoding_info`).
+    pub encoding: bool,
 }
 
 impl Document {
-    /// Appends the document's JSON text.
+    /// Appends the document's JSON text, its attachments as stubs.
     pub fn write_json(&self, extras: &Extras, out: &mut Vec<u8>) {
+        self.begin_json(out);
+        if !self.attachments.is_empty() {
+            out.extend_from_slice(b",\"_attachments\":{");
+            for (index, attachment) in self.attachments.iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                write_json_string(&attachment.name, out);
+                out.extend_from_slice(b":{");
+                attachment.write_members(extras.encoding, out);
+                out.extend_from_slice(b",\"stub\":true}");
+            }
+            out.push(b'}');
+        }
+        self.end_json(extras, out);
+    }
+
+    /// Appends what stands in front of its attachments.
+    pub fn begin_json(&self, out: &mut Vec<u8>) {
         out.reserve(self.body.len() + self.id.len() + 64);
         out.extend_from_slice(b"{\"_id\":");
         write_json_string(&self.id, out);
@@ -49,6 +73,10 @@ impl Document {
             out.push(b',');
             out.extend_from_slice(&self.body);
         }
+    }
+
+    /// Appends what stands behind its attachments.
+    pub fn end_json(&self, extras: &Extras, out: &mut Vec<u8>) {
         self.write_extras(extras, out);
         out.push(b'}');
     }
@@ -83,9 +111,9 @@ impl Document {
                 out.push(b'}');
             });
         }
-        if let Some(seq) = &extras.local_seq {
+        if let Some(seq) = extras.local_seq {
             write_member("_local_seq", out);
-            write_json_string(seq, out);
+            out.extend_from_slice(itoa::Buffer::new().format(seq).as_bytes());
         }
     }
 }

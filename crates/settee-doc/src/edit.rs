@@ -1,9 +1,15 @@
 //! A document on its way in: parsed and checked in its caller's task, before any lock.
 
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::attachment::{Content, Following, NewAttachment, parse_digest};
+use crate::document::Document;
 use crate::json::{self, write_json_string};
 use crate::revision::{Hash, Revision, parse_hash};
 use crate::update::ENCODING_PLAIN;
@@ -20,6 +26,15 @@ const REPLICATOR_MEMBERS: [&str; 5] = [
     "_replication_state_reason",
     "_replication_stats",
 ];
+
+/// Base 64 with or without its padding, as clients send both.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The media type of what came without one.
+const UNKNOWN_TYPE: &str = "application/octet-stream";
 
 /// Limits on documents.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +64,8 @@ pub struct Edit {
     pub history: Vec<Hash>,
     /// Whether it deletes the document.
     pub deleted: bool,
+    /// All attachments that the document is to have; what isn't named goes.
+    pub attachments: Vec<NewAttachment>,
     /// The members that aren't reserved, as they are stored: the encoding, then their text without
     /// white space and without the braces.
     stored: Bytes,
@@ -62,8 +79,7 @@ impl Edit {
     /// # Errors
     /// `BadRequest` for what isn't one JSON object in UTF-8, has half a surrogate pair in a
     /// string, nests too deep, or has a bad `_rev`; `DocValidation` for other reserved members
-    /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `NotImplemented`
-    /// for attachments.
+    /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`.
     pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
         let body_bytes_max = options.document_bytes_max.min(crate::DOCUMENT_BYTES_LIMIT);
         let mut edit = Edit::delete("", None);
@@ -102,8 +118,34 @@ impl Edit {
             local_revision: None,
             history: Vec::new(),
             deleted: true,
+            attachments: Vec::new(),
             stored: Bytes::from_static(&[ENCODING_PLAIN]),
             digest,
+        }
+    }
+
+    /// An edit that makes a document without members.
+    pub fn empty(id: &str) -> Edit {
+        Edit { deleted: false, ..Edit::delete(id, None) }
+    }
+
+    /// An edit that replaces a revision by one with the same body and the same attachments.
+    pub fn again(document: &Document) -> Edit {
+        let mut stored = Vec::with_capacity(1 + document.body.len());
+        stored.push(ENCODING_PLAIN);
+        stored.extend_from_slice(&document.body);
+        let keep = |attachment: &crate::Attachment| NewAttachment {
+            name: attachment.name.clone(),
+            content_type: attachment.content_type.clone(),
+            revpos: Some(attachment.revpos),
+            content: Content::Stub,
+        };
+        Edit {
+            deleted: document.deleted,
+            attachments: document.attachments.iter().map(keep).collect(),
+            digest: *blake3::hash(&document.body).as_bytes(),
+            stored: stored.into(),
+            ..Edit::delete(&document.id, Some(document.revision))
         }
     }
 
@@ -142,10 +184,7 @@ impl Edit {
                 self.deleted = serde_json::from_str(value.get()).map_err(|_| json::bad_member(name))?;
             }
             "_revisions" => self.take_revisions(value)?,
-            "_attachments" if is_empty(value) => {}
-            "_attachments" => {
-                return Err(Error::new(ErrorKind::NotImplemented, "Attachments are not supported yet."));
-            }
+            "_attachments" => self.attachments = parse_attachments(value)?,
             // What a read adds, a write ignores.
             "_revs_info" | "_local_seq" | "_conflicts" | "_deleted_conflicts" => {}
             _ => return Err(json::bad_member(name)),
@@ -197,8 +236,78 @@ impl Reserved {
     }
 }
 
-fn is_empty(value: &RawValue) -> bool {
-    json::members(value.get().as_bytes()).is_ok_and(|members| members.0.is_empty())
+/// `_attachments`: names and what is said of each.
+fn parse_attachments(value: &RawValue) -> Result<Vec<NewAttachment>> {
+    let members = json::members(value.get().as_bytes())
+        .map_err(|_| Error::bad_request("`_attachments` must be an object of attachments"))?;
+    let mut attachments: Vec<NewAttachment> = Vec::with_capacity(members.0.len());
+    for (name, value) in members.0 {
+        check_attachment_name(&name)?;
+        if attachments.iter().any(|other| other.name == name) {
+            return Err(Error::bad_request(format!("Attachment {name} comes twice.")));
+        }
+        attachments.push(parse_attachment(&name, value)?);
+    }
+    Ok(attachments)
+}
+
+fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
+    #[derive(Deserialize)]
+    struct Said<'a> {
+        #[serde(borrow, default)]
+        content_type: Option<Cow<'a, str>>,
+        #[serde(borrow, default)]
+        data: Option<Cow<'a, str>>,
+        #[serde(default)]
+        stub: bool,
+        #[serde(default)]
+        follows: bool,
+        #[serde(default)]
+        revpos: Option<u32>,
+        #[serde(default)]
+        length: Option<u64>,
+        #[serde(default)]
+        encoded_length: Option<u64>,
+        #[serde(borrow, default)]
+        encoding: Option<Cow<'a, str>>,
+        #[serde(borrow, default)]
+        digest: Option<Cow<'a, str>>,
+    }
+
+    let bad = || Error::bad_request(format!("Invalid attachment data for {name}"));
+    let said: Said<'_> = serde_json::from_str(value.get()).map_err(|_| bad())?;
+    let content = if said.stub {
+        Content::Stub
+    } else if said.follows {
+        let is_gzip = said.encoding.as_deref() == Some("gzip");
+        let encoded_length = said.encoded_length.filter(|_| is_gzip);
+        let length = encoded_length.or(said.length).ok_or_else(bad)?;
+        let digest = said.digest.as_deref().filter(|text| text.starts_with("md5-"));
+        let digest = digest.map(parse_digest).transpose()?;
+        Content::Follows(Following { length, is_gzip, digest })
+    } else {
+        let data = said.data.ok_or_else(bad)?;
+        // What `encoding` says is how it was stored: inline it always comes as what it is.
+        Content::Inline(BASE64.decode(data.as_bytes()).map_err(|_| bad())?.into())
+    };
+    let content_type = said.content_type.as_deref().unwrap_or(UNKNOWN_TYPE).to_owned();
+    Ok(NewAttachment { name: name.to_owned(), content_type, revpos: said.revpos, content })
+}
+
+/// Checks an attachment's name by CouchDB's rules.
+///
+/// # Errors
+/// `BadRequest`.
+pub fn check_attachment_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > ID_SIZE_MAX {
+        return Err(Error::bad_request("Attachment names have between one and 8000 bytes."));
+    }
+    if name.starts_with('_') {
+        return Err(Error::bad_request(format!(
+            "Attachment name '{name}' starts with prohibited character '_'"
+        )));
+    }
+    Ok(())
 }
 
 /// Checks a document's id by CouchDB's rules: not empty, and `_` first only in `_design/…` and

@@ -63,6 +63,8 @@ pub enum ErrorKind {
     BadRequest,
     /// The document's id is not allowed.
     IllegalDocId,
+    /// The partition's name is not allowed.
+    IllegalPartition,
     /// The database's name is not allowed.
     IllegalDatabaseName,
     /// A database of this name exists.
@@ -71,6 +73,12 @@ pub enum ErrorKind {
     DocValidation,
     /// The document is too large.
     TooLarge,
+    /// An attachment is larger than the limit.
+    AttachmentTooLarge,
+    /// What came isn't what its digest says.
+    DigestMismatch,
+    /// An attachment that is only named isn't there.
+    MissingStub,
     /// The disk is full: of several edits, those before the refused one may have been stored;
     /// writes go on once there is room.
     NoSpace,

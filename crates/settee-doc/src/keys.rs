@@ -5,7 +5,11 @@
 //! | `d` id | the winning leaf | its body |
 //! | `c` id-size id generation hash | another leaf | its body |
 //! | `p` id-size id generation hash | how many | the hashes of that revision's ancestors |
+//! | `a` id-size id upload number | | a chunk of an attachment |
+//! | `u` id-size id upload | | a mark: no leaf refers to these chunks yet |
 //! | `l` id | the local document's revision number | its body |
+//! | `s` name | a number | of the database: a setting, or how often it purged |
+//! | `g` number | | what the purge of that number was to remove |
 //!
 //! A leaf's meta carries its path back to the last generation that divides by
 //! [`PATH_CHUNK_COUNT`], and the rest of the path lies in chunks of that many hashes, each under
@@ -14,6 +18,7 @@
 
 use settee_store::Sums;
 
+use crate::attachment::UploadId;
 use crate::revision::{Hash, Revision};
 use crate::{Error, Result};
 
@@ -31,10 +36,19 @@ pub(crate) const SUM_BYTES: usize = 2;
 pub(crate) const DOCUMENT: u8 = b'd';
 const CONFLICT: u8 = b'c';
 const PATH: u8 = b'p';
-const LOCAL: u8 = b'l';
+const CHUNK: u8 = b'a';
+/// Marks of uploads begin with this.
+pub(crate) const UPLOAD: u8 = b'u';
+/// Keys of local documents begin with this.
+pub(crate) const LOCAL: u8 = b'l';
+/// Keys of a database's numbers begin with this.
+pub(crate) const NUMBER: u8 = b's';
+/// Keys of what was purged begin with this.
+pub(crate) const PURGE: u8 = b'g';
 
 const FLAG_DELETED: u8 = 1;
 const FLAG_CONFLICTS: u8 = 2;
+const FLAG_ATTACHMENTS: u8 = 4;
 
 /// Bytes of a leaf's meta before its hashes.
 const META_HEADER_SIZE: usize = 5;
@@ -81,8 +95,60 @@ pub(crate) fn describe(key: &[u8]) -> String {
             Some((id, revision)) => format!("the ancestors of revision {revision} of document {id:?}"),
             None => format!("what stands under the key \"{}\"", key.escape_ascii()),
         },
+        CHUNK | UPLOAD => match decode_upload(rest) {
+            Some((id, _)) => format!("an attachment of document {id:?}"),
+            None => format!("what stands under the key \"{}\"", key.escape_ascii()),
+        },
+        NUMBER => format!("the database's {}", text(rest)),
+        PURGE => "a note of what was purged".to_owned(),
         _ => format!("what stands under the key \"{}\"", key.escape_ascii()),
     }
+}
+
+/// The key of one of a database's numbers.
+pub(crate) fn number_key(name: &str) -> Vec<u8> {
+    plain_key(NUMBER, name)
+}
+
+/// The key of the note of a purge.
+pub(crate) fn purge_key(number: u64) -> [u8; 9] {
+    let mut key = [PURGE; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// The purge that a note's key names.
+pub(crate) fn decode_purge_key(key: &[u8]) -> Result<u64> {
+    let number = key[1..].try_into().map_err(|_| Error::damaged("a note of a purge makes no sense"))?;
+    Ok(u64::from_be_bytes(number))
+}
+
+/// The document and the upload in a key behind its first byte.
+fn decode_upload(rest: &[u8]) -> Option<(String, UploadId)> {
+    let (size, rest) = rest.split_first_chunk::<2>()?;
+    let (id, rest) = rest.split_at_checked(u16::from_be_bytes(*size).into())?;
+    let (upload, _) = rest.split_first_chunk::<16>()?;
+    Some((String::from_utf8_lossy(id).into_owned(), *upload))
+}
+
+/// What the key of an upload's mark names.
+pub(crate) fn decode_upload_key(key: &[u8]) -> Result<(String, UploadId)> {
+    decode_upload(&key[1..]).ok_or_else(|| Error::damaged("a mark of an upload makes no sense"))
+}
+
+/// The key of a chunk of an attachment.
+pub(crate) fn chunk_key(id: &str, upload: &UploadId, index: u32) -> Vec<u8> {
+    let mut key = sized_key(CHUNK, id);
+    key.extend_from_slice(upload);
+    key.extend_from_slice(&index.to_be_bytes());
+    key
+}
+
+/// The key of the mark of an upload that no leaf refers to yet.
+pub(crate) fn upload_key(id: &str, upload: &UploadId) -> Vec<u8> {
+    let mut key = sized_key(UPLOAD, id);
+    key.extend_from_slice(upload);
+    key
 }
 
 /// As [`describe`], of a key in the catalogue.
@@ -105,6 +171,20 @@ pub(crate) fn conflict_key(id: &str, revision: Revision) -> Vec<u8> {
 /// The key of the chunk that holds the ancestors of `revision`.
 pub(crate) fn path_key(id: &str, revision: Revision) -> Vec<u8> {
     revision_key(PATH, id, revision)
+}
+
+/// Where the keys of a document's path chunks begin.
+pub(crate) fn path_prefix(id: &str) -> Vec<u8> {
+    sized_key(PATH, id)
+}
+
+/// The revision whose ancestors lie under a key that begins with [`path_prefix`].
+pub(crate) fn decode_path_key(key: &[u8], prefix: &[u8]) -> Result<Revision> {
+    let (generation, hash) = key[prefix.len()..]
+        .split_first_chunk::<4>()
+        .ok_or_else(|| Error::damaged("the key of a chunk of a revision path is too short"))?;
+    let hash = hash.try_into().map_err(|_| Error::damaged("the key of a chunk of a revision path is cut"))?;
+    Ok(Revision { generation: u32::from_be_bytes(*generation), hash })
 }
 
 fn revision_key(kind: u8, id: &str, revision: Revision) -> Vec<u8> {
@@ -159,6 +239,11 @@ impl<'a> LeafMeta<'a> {
         self.flags & FLAG_CONFLICTS != 0
     }
 
+    /// Whether its value begins with a table of attachments.
+    pub(crate) fn has_attachments(&self) -> bool {
+        self.flags & FLAG_ATTACHMENTS != 0
+    }
+
     /// The path from the leaf itself back to its chunk's boundary, or as far as it is known.
     pub(crate) fn tail(&self) -> Vec<Hash> {
         hashes(self.hashes)
@@ -172,10 +257,13 @@ pub(crate) fn encode_leaf_meta(
     path: &[Hash],
     deleted: bool,
     has_conflicts: bool,
+    has_attachments: bool,
 ) -> Vec<u8> {
     let count = path.len().min((generation - chunk_boundary(generation) + 1) as usize);
     let mut meta = Vec::with_capacity(META_HEADER_SIZE + count * HASH_SIZE);
-    meta.push(if deleted { FLAG_DELETED } else { 0 } | if has_conflicts { FLAG_CONFLICTS } else { 0 });
+    let flags =
+        [(deleted, FLAG_DELETED), (has_conflicts, FLAG_CONFLICTS), (has_attachments, FLAG_ATTACHMENTS)];
+    meta.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum());
     meta.extend_from_slice(&generation.to_le_bytes());
     meta.extend_from_slice(path[..count].as_flattened());
     meta
@@ -195,12 +283,13 @@ pub(crate) fn decode_chunk_meta(meta: &[u8]) -> usize {
     meta.first().copied().map_or(0, usize::from)
 }
 
-pub(crate) fn encode_local_meta(number: u64) -> [u8; 8] {
+/// The meta of a local document, or of one of a database's numbers.
+pub(crate) fn encode_number(number: u64) -> [u8; 8] {
     number.to_le_bytes()
 }
 
-pub(crate) fn decode_local_meta(meta: &[u8]) -> Result<u64> {
-    let number = meta.try_into().map_err(|_| Error::damaged("a local document's meta has a wrong size"))?;
+pub(crate) fn decode_number(meta: &[u8]) -> Result<u64> {
+    let number = meta.try_into().map_err(|_| Error::damaged("a meta that is a number has a wrong size"))?;
     Ok(u64::from_le_bytes(number))
 }
 

@@ -7,36 +7,50 @@
 //!
 //! This crate knows nothing of HTTP and nothing of file formats.
 
+mod attachment;
 mod database;
 mod databases;
 mod document;
 mod edit;
 mod error;
+mod followers;
 mod json;
 mod keys;
+mod leaves;
 mod limits;
+mod numbers;
+mod partition;
 mod revision;
+mod selector;
 mod sequence;
 mod stats;
 mod tree;
 mod update;
 mod view;
 
+pub use attachment::{
+    Attachment, AttachmentReader, CHUNK_BYTES, Content, Following, Md5Digest, NewAttachment, Upload,
+    Uploading, digest_text, is_compressible, parse_digest,
+};
 pub use database::{Database, Info};
 pub use databases::{
-    BackupProgress, BackupSummary, Databases, DatabasesOptions, FailedDatabase, NAME_SIZE_MAX, NameRange,
-    OfflineDatabases, OfflineEvent, RestoreSummary, check_database_name, restore,
+    BackupProgress, BackupSummary, CompactionTask, DatabaseEvent, Databases, DatabasesOptions, EventKind,
+    FailedDatabase, NAME_SIZE_MAX, NameRange, OfflineDatabases, OfflineEvent, RestoreSummary,
+    check_database_name, restore,
 };
 pub use document::{Document, Extras};
-pub use edit::{Edit, ID_SIZE_MAX, Options, check_document_id, parse_local_revision};
+pub use edit::{Edit, ID_SIZE_MAX, Options, check_attachment_name, check_document_id, parse_local_revision};
 pub use error::{Error, ErrorKind, Result};
 pub use json::{NESTING_MAX, write_json_string};
+pub use leaves::{Leaves, Matched};
 pub use limits::StoreLimits;
+pub use partition::{check_partition, partition_prefix};
 pub use revision::{Hash, Revision, parse_hash, write_hash};
+pub use selector::{Fields, SELECTOR_BYTES_MAX, Selector, SelectorError};
 pub use settee_io::PoolStats;
 pub use settee_store::{
     Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage,
 };
 pub use stats::Stats;
 pub use update::DOCUMENT_BYTES_LIMIT;
-pub use view::{BodyRef, Leaf, Range, Row, Rows, Summary, View};
+pub use view::{BodyRef, Counts, Leaf, LocalRow, LocalRows, Purge, Purges, Range, Row, Rows, Summary, View};

@@ -8,13 +8,16 @@
 //! 1. No leaf is an ancestor of another.
 //! 2. A path begins with its leaf's hash and has no gaps.
 
+use std::borrow::Cow;
 use std::ops::Bound;
 
 use bytes::Bytes;
 use settee_store::{Entry, Snapshot};
 
+use crate::attachment::{Attachment, decode_table};
 use crate::keys::{
-    LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, document_key, hashes, path_key,
+    LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, decode_path_key, document_key, hashes,
+    path_key, path_prefix,
 };
 use crate::revision::{Hash, Revision};
 use crate::{Error, Result};
@@ -24,8 +27,8 @@ use crate::{Error, Result};
 pub(crate) enum Body {
     /// In the log: the leaf's entry in the index.
     Stored(Entry),
-    /// On its way in, as it is stored.
-    New(Bytes),
+    /// On its way in, as it is stored; and its attachments.
+    New(Bytes, Vec<Attachment>),
 }
 
 /// A leaf of a tree.
@@ -36,6 +39,7 @@ pub(crate) struct Leaf {
     /// Its path, newest first, itself included: in full, or as far as its meta holds it.
     pub path: Vec<Hash>,
     pub body: Body,
+    pub has_attachments: bool,
     /// Whether it is stored as the winner.
     pub stored_as_winner: bool,
 }
@@ -44,7 +48,20 @@ impl Leaf {
     fn from_entry(entry: Entry, stored_as_winner: bool) -> Result<Leaf> {
         let meta = LeafMeta::decode(&entry.meta)?;
         let (revision, deleted, path) = (meta.revision, meta.deleted(), meta.tail());
-        Ok(Leaf { revision, deleted, path, body: Body::Stored(entry), stored_as_winner })
+        let has_attachments = meta.has_attachments();
+        Ok(Leaf { revision, deleted, path, body: Body::Stored(entry), has_attachments, stored_as_winner })
+    }
+
+    /// Its attachments, read where they are stored.
+    pub(crate) async fn attachments(&self, snapshot: &Snapshot) -> Result<Cow<'_, [Attachment]>> {
+        match &self.body {
+            Body::New(_, attachments) => Ok(Cow::Borrowed(attachments)),
+            Body::Stored(_) if !self.has_attachments => Ok(Cow::Borrowed(&[])),
+            Body::Stored(entry) => {
+                let value = snapshot.read(entry.location).await?.value();
+                Ok(Cow::Owned(decode_table(&value.slice(1..))?.0))
+            }
+        }
     }
 
     /// Greater wins.
@@ -93,6 +110,14 @@ impl Leaf {
         }
     }
 
+    /// Makes the path the last `limit` revisions, or as many as are known.
+    pub(crate) async fn limit_path(&mut self, snapshot: &Snapshot, id: &str, limit: u32) -> Result<()> {
+        let oldest = self.revision.generation.saturating_sub(limit) + 1;
+        self.complete_path(snapshot, id, oldest).await?;
+        self.path.truncate(limit as usize);
+        Ok(())
+    }
+
     /// The chunks that the path needs behind what the leaf's meta holds, newest first: the
     /// revision that each leads to, and its ancestors.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = (Revision, &[Hash])> {
@@ -106,6 +131,43 @@ impl Leaf {
             (!ancestors.is_empty()).then_some((leads_to, ancestors))
         })
     }
+}
+
+/// Whether a leaf of a generation, of whose path `limit` revisions are kept, needs any of those in
+/// the chunk under a revision of generation `boundary`.
+pub(crate) fn needs_chunk(generation: u32, boundary: u32, limit: u32) -> bool {
+    boundary < generation && u64::from(boundary) + u64::from(limit) > u64::from(generation) + 1
+}
+
+/// The keys of the stored chunks, up to a generation, that no leaf needs where `limit` revisions of
+/// each path are kept. Reads of the paths what it takes to tell.
+pub(crate) async fn unused_chunks(
+    snapshot: &Snapshot,
+    id: &str,
+    leaves: &mut [Leaf],
+    up_to: u32,
+    limit: u32,
+) -> Result<Vec<Vec<u8>>> {
+    let prefix = path_prefix(id);
+    let mut end = prefix.clone();
+    end.extend_from_slice(&up_to.to_be_bytes());
+    end.extend_from_slice(&[0xFF; 17]);
+    let mut unused = Vec::new();
+    let mut scan = snapshot.scan(Bound::Included(&prefix), Bound::Included(&end), false);
+    while let Some(entry) = scan.next().await? {
+        let revision = decode_path_key(entry.key, &prefix)?;
+        let mut is_needed = false;
+        for leaf in leaves.iter_mut() {
+            if needs_chunk(leaf.revision.generation, revision.generation, limit) {
+                leaf.complete_path(snapshot, id, revision.generation).await?;
+                is_needed |= leaf.descends_from(revision);
+            }
+        }
+        if !is_needed {
+            unused.push(entry.key.to_vec());
+        }
+    }
+    Ok(unused)
 }
 
 /// A document's leaves, the winner first and then by CouchDB's order; none where there never

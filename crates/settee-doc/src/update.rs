@@ -9,19 +9,24 @@
 //! 2. What an edit's outcome rests on is accepted when it is told, and persisted when
 //!    everything accepted so far is.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use settee_store::{BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot, Stage, Writer};
 
+use crate::attachment::{Attachment, Claim, Content, NewAttachment, Orphan, encode_table, remove_unused};
 use crate::edit::{Edit, check_document_id};
 use crate::keys::{
     PATH_CHUNK_COUNT, chunk_boundary, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta,
-    encode_leaf_meta, encode_local_meta, local_key, path_key,
+    encode_leaf_meta, encode_number, local_key, path_key,
 };
 use crate::revision::Revision;
-use crate::tree::{Body, Leaf, leaves, merge};
-use crate::{Error, Result};
+use crate::tree::{Body, Leaf, leaves, merge, needs_chunk, unused_chunks};
+use crate::{Error, ErrorKind, Result};
+
+mod purge;
 
 /// Edits that come together are committed together up to this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
@@ -33,23 +38,55 @@ pub const DOCUMENT_BYTES_LIMIT: usize = BATCH_SIZE_MAX / 2 - 4 * KEY_SIZE_MAX;
 /// In front of a stored body: its bytes follow as they are.
 pub(crate) const ENCODING_PLAIN: u8 = 0;
 
+/// In front of a stored body: a table of attachments comes first.
+pub(crate) const ENCODING_ATTACHMENTS: u8 = 1;
+
 /// The one updater of a database, for the edits of one request.
 pub(crate) struct Updater<'a> {
     writer: Writer<'a>,
     stage: Stage,
+    /// How many revisions of a path are kept.
+    revs_limit: u32,
     batch: Batch,
     /// Ids whose edits are in the batch, and so not in the index yet.
     touched: HashSet<String>,
     /// Whether all that is in the batch deletes.
     deletes_alone: bool,
+    /// Uploads that documents in the batch refer to.
+    claims: Vec<Arc<Claim>>,
+}
+
+/// What an edit comes to.
+struct Decided<T> {
+    outcome: T,
+    records: Batch,
+    claims: Vec<Arc<Claim>>,
+}
+
+impl<T> Decided<T> {
+    fn new(outcome: T, records: Batch) -> Decided<T> {
+        Decided { outcome, records, claims: Vec::new() }
+    }
 }
 
 /// What of an edit's failure ends the whole request: nothing more can be accepted.
 type Outcome<T> = Result<Result<T>>;
 
 impl<'a> Updater<'a> {
-    pub(crate) fn new(writer: Writer<'a>, stage: Stage) -> Updater<'a> {
-        Updater { writer, stage, batch: Batch::new(), touched: HashSet::new(), deletes_alone: true }
+    pub(crate) fn new(writer: Writer<'a>, stage: Stage, revs_limit: u32) -> Updater<'a> {
+        let (batch, touched, claims) = (Batch::new(), HashSet::new(), Vec::new());
+        Updater { writer, stage, revs_limit, batch, touched, deletes_alone: true, claims }
+    }
+
+    /// Removes what was uploaded for nothing.
+    pub(crate) async fn sweep(&mut self, orphans: Vec<Orphan>) -> Result<()> {
+        for orphan in orphans {
+            orphan.remove(&mut self.batch);
+            if self.batch.size() > BATCH_BYTES {
+                self.commit().await?;
+            }
+        }
+        Ok(())
     }
 
     /// An interactive edit: it replaces a leaf, or makes a new document.
@@ -74,6 +111,9 @@ impl<'a> Updater<'a> {
         if edit.revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
         }
+        if !edit.attachments.is_empty() {
+            return Ok(Err(Error::bad_request("_local documents do not accept attachments.")));
+        }
         let mut batch = Batch::new();
         let mut number = 0;
         if edit.deleted {
@@ -85,9 +125,9 @@ impl<'a> Updater<'a> {
             batch.delete(&key);
         } else {
             number = edit.local_revision.unwrap_or(0).saturating_add(1);
-            batch.put(&key, &encode_local_meta(number), edit.stored().clone(), false);
+            batch.put(&key, &encode_number(number), edit.stored().clone(), false);
         }
-        self.add(edit, Ok((number, batch))).await
+        self.add(edit, Ok(Decided::new(number, batch))).await
     }
 
     /// Commits what is left. Returns the last `Seq` accepted so far, by whomever: whoever is
@@ -103,8 +143,8 @@ impl<'a> Updater<'a> {
     }
 
     /// Adds an edit's records to those that wait to be committed.
-    async fn add<T>(&mut self, edit: &Edit, decided: Result<(T, Batch)>) -> Outcome<T> {
-        let (outcome, records) = match decided {
+    async fn add<T>(&mut self, edit: &Edit, decided: Result<Decided<T>>) -> Outcome<T> {
+        let Decided { outcome, records, claims } = match decided {
             Ok(decided) => decided,
             Err(error) => return Ok(Err(error)),
         };
@@ -113,6 +153,7 @@ impl<'a> Updater<'a> {
         }
         self.deletes_alone &= edit.deleted && edit.body().is_empty();
         self.touched.insert(edit.id.clone());
+        self.claims.extend(claims);
         if self.batch.is_empty() {
             self.batch = records;
         } else {
@@ -129,12 +170,13 @@ impl<'a> Updater<'a> {
             }
             self.writer.commit(&batch, self.stage).await?;
         }
+        self.claims.drain(..).for_each(|claim| claim.keep());
         self.touched.clear();
         self.deletes_alone = true;
         Ok(())
     }
 
-    async fn decide_update(&self, edit: &Edit) -> Result<(Revision, Batch)> {
+    async fn decide_update(&self, edit: &Edit) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
@@ -146,17 +188,26 @@ impl<'a> Updater<'a> {
             }
             _ => return Err(Error::conflict()),
         };
-        let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, edit.digest());
+        let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
+        let stored = match parent {
+            Some(leaf) if !edit.attachments.is_empty() => leaf.attachments(&latest).await?,
+            _ => Cow::Borrowed(&[][..]),
+        };
+        let attachments = attachments_of(edit, generation, &stored)?;
+        let digest = digest(edit, &attachments);
+        let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, &digest);
         let revision = revision.ok_or_else(|| Error::bad_request("the document has too many revisions"))?;
         let mut path = vec![revision.hash];
         path.extend(parent.iter().flat_map(|leaf| &leaf.path));
         let replaced = parent.map(|leaf| leaf.revision);
         let mut new: Vec<Leaf> = old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
-        new.push(new_leaf(edit, revision, path));
-        Ok((revision, rewrite(&latest, &edit.id, &old, &new).await?))
+        new.push(new_leaf(edit, revision, path, attachments)?);
+        let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
+        let claims = take_in(edit, &mut records);
+        Ok(Decided { outcome: revision, records, claims })
     }
 
-    async fn decide_replicated(&self, edit: &Edit) -> Result<(Revision, Batch)> {
+    async fn decide_replicated(&self, edit: &Edit) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let revision = edit.revision.ok_or_else(|| {
             Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
@@ -165,40 +216,110 @@ impl<'a> Updater<'a> {
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
         let mut new = old.clone();
-        let leaf = new_leaf(edit, revision, path);
+        if old.iter().any(|leaf| leaf.descends_from(revision)) {
+            // Known already: what came with it goes again.
+            return Ok(Decided::new(revision, Batch::new()));
+        }
+        let mut stored = Vec::new();
+        if edit.attachments.iter().any(|new| matches!(new.content, Content::Stub)) {
+            for leaf in &old {
+                stored.extend_from_slice(&leaf.attachments(&latest).await?);
+            }
+        }
+        let attachments = attachments_of(edit, revision.generation, &stored)?;
+        let leaf = new_leaf(edit, revision, path, attachments)?;
         let back_to = merge_depth(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
             known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
         }
-        let records = match merge(&mut new, leaf) {
-            true => rewrite(&latest, &edit.id, &old, &new).await?,
-            false => Batch::new(),
-        };
-        Ok((revision, records))
+        if !merge(&mut new, leaf) {
+            return Ok(Decided::new(revision, Batch::new()));
+        }
+        let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
+        let claims = take_in(edit, &mut records);
+        Ok(Decided { outcome: revision, records, claims })
     }
 }
 
-/// The records that turn a document's tree from `old` into `new`.
-async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Result<Batch> {
+/// The attachments that an edit's revision has; `stored` are those that it may refer to.
+fn attachments_of(edit: &Edit, generation: u32, stored: &[Attachment]) -> Result<Vec<Attachment>> {
+    let resolve = |new: &NewAttachment| match &new.content {
+        Content::Stored(upload) => {
+            Ok(upload.to_attachment(&new.name, &new.content_type, new.revpos.unwrap_or(generation)))
+        }
+        Content::Stub => {
+            // Where it says what it came with, that must be it, as in CouchDB.
+            let fits = |known: &&Attachment| new.revpos.is_none_or(|revpos| revpos == known.revpos);
+            let known = stored.iter().filter(|known| known.name == new.name).find(fits);
+            known.cloned().ok_or_else(|| {
+                let reason = format!("Invalid attachment stub in {} for {}", edit.id, new.name);
+                Error::new(ErrorKind::MissingStub, reason)
+            })
+        }
+        Content::Inline(..) | Content::Follows(..) => {
+            Err(Error::bad_request(format!("the content of attachment {} didn't come", new.name)))
+        }
+    };
+    edit.attachments.iter().map(resolve).collect()
+}
+
+/// What a revision is named by beside its parent: the body's digest, or that and the attachments.
+fn digest(edit: &Edit, attachments: &[Attachment]) -> [u8; 32] {
+    if attachments.is_empty() {
+        return *edit.digest();
+    }
+    let mut sorted: Vec<&Attachment> = attachments.iter().collect();
+    sorted.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(edit.digest());
+    for attachment in sorted {
+        for text in [&attachment.name, &attachment.content_type] {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        }
+        hasher.update(&attachment.digest);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// Makes an edit's uploads its document's.
+fn take_in(edit: &Edit, records: &mut Batch) -> Vec<Arc<Claim>> {
+    let uploads = edit.attachments.iter().filter_map(|new| match &new.content {
+        Content::Stored(upload) => Some(upload),
+        _ => None,
+    });
+    uploads.map(|upload| upload.take_in(records)).collect()
+}
+
+/// The records that turn a document's tree from `old` into `new`, `revs_limit` revisions of each
+/// path kept.
+async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf], revs_limit: u32) -> Result<Batch> {
     let mut batch = Batch::new();
+    let mut is_pruning_due = false;
     let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");
     let has_conflicts = new.len() > 1;
     for leaf in new {
         let wins = leaf.rank() == winner;
         let body = match &leaf.body {
-            Body::New(body) => body.clone(),
+            Body::New(body, _) => body.clone(),
             // It stays where it is.
             Body::Stored(_) if !wins && !leaf.stored_as_winner => continue,
             Body::Stored(entry) => latest.read(entry.location).await?.value(),
         };
         let generation = leaf.revision.generation;
-        let meta = encode_leaf_meta(generation, &leaf.path, leaf.deleted, wins && has_conflicts);
+        let meta = encode_leaf_meta(
+            generation,
+            &leaf.path,
+            leaf.deleted,
+            wins && has_conflicts,
+            leaf.has_attachments,
+        );
         match wins {
             true => batch.put(&document_key(id), &meta, body, true),
             false => batch.put(&conflict_key(id, leaf.revision), &meta, body, false),
         }
-        if matches!(leaf.body, Body::New(_)) {
-            put_chunks(&mut batch, latest, id, leaf).await?;
+        if matches!(leaf.body, Body::New(..)) {
+            let begins_tail = generation % PATH_CHUNK_COUNT == 1;
+            is_pruning_due |= put_chunks(&mut batch, latest, id, leaf, revs_limit).await? || begins_tail;
         } else if wins && !leaf.stored_as_winner {
             batch.delete(&conflict_key(id, leaf.revision));
         }
@@ -208,22 +329,77 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf]) -> Res
             batch.delete(&conflict_key(id, leaf.revision));
         }
     }
+    if is_pruning_due {
+        prune(&mut batch, latest, id, new, revs_limit).await?;
+    }
+    remove_unused_attachments(&mut batch, latest, id, old, new).await?;
     Ok(batch)
 }
 
+/// Removes the chunks that have become too old for every leaf. It looks at the oldest ones alone, and
+/// comes once in [`PATH_CHUNK_COUNT`] generations: so updates cost what they did, and what is left of a
+/// path over the limit is less than two chunks.
+async fn prune(batch: &mut Batch, latest: &Snapshot, id: &str, new: &[Leaf], revs_limit: u32) -> Result<()> {
+    let newest = new.iter().map(|leaf| leaf.revision.generation).max().unwrap_or(0);
+    let up_to = newest.saturating_add(1).saturating_sub(revs_limit);
+    if up_to < PATH_CHUNK_COUNT {
+        return Ok(());
+    }
+    for key in unused_chunks(latest, id, &mut new.to_vec(), up_to, revs_limit).await? {
+        batch.delete(&key);
+    }
+    Ok(())
+}
+
+/// What the leaves that went had and no other has goes with them.
+async fn remove_unused_attachments(
+    batch: &mut Batch,
+    latest: &Snapshot,
+    id: &str,
+    old: &[Leaf],
+    new: &[Leaf],
+) -> Result<()> {
+    let is_gone = |leaf: &&Leaf| new.iter().all(|kept| kept.revision != leaf.revision);
+    let mut unused: Vec<Attachment> = Vec::new();
+    for leaf in old.iter().filter(is_gone) {
+        unused.extend_from_slice(&leaf.attachments(latest).await?);
+    }
+    if unused.is_empty() {
+        return Ok(());
+    }
+    let mut kept: Vec<Attachment> = Vec::new();
+    for leaf in new {
+        kept.extend_from_slice(&leaf.attachments(latest).await?);
+    }
+    remove_unused(id, &unused, &kept, batch);
+    Ok(())
+}
+
 /// The chunks of a new leaf's path that aren't stored, or reach less far back there: a replica
-/// may know more of the path than the one before it.
-async fn put_chunks(batch: &mut Batch, latest: &Snapshot, id: &str, leaf: &Leaf) -> Result<()> {
+/// may know more of the path than the one before it. Those that are too old are left out. Returns
+/// whether there were any.
+async fn put_chunks(
+    batch: &mut Batch,
+    latest: &Snapshot,
+    id: &str,
+    leaf: &Leaf,
+    revs_limit: u32,
+) -> Result<bool> {
+    let mut has_put = false;
     for (leads_to, ancestors) in leaf.chunks() {
+        if !needs_chunk(leaf.revision.generation, leads_to.generation, revs_limit) {
+            break;
+        }
         let key = path_key(id, leads_to);
         let stored = latest.get(&key).await?;
         let stored_count = stored.map_or(0, |chunk| decode_chunk_meta(&chunk.meta));
         if stored_count < ancestors.len() {
             let hashes = Bytes::copy_from_slice(ancestors.as_flattened());
             batch.put(&key, &encode_chunk_meta(ancestors.len()), hashes, false);
+            has_put = true;
         }
     }
-    Ok(())
+    Ok(has_put)
 }
 
 /// What both kinds of edits of ordinary documents must be.
@@ -235,14 +411,22 @@ fn check_edit(edit: &Edit) -> Result<()> {
     }
 }
 
-fn new_leaf(edit: &Edit, revision: Revision, path: Vec<crate::Hash>) -> Leaf {
-    Leaf {
-        revision,
-        deleted: edit.deleted,
-        path,
-        body: Body::New(edit.stored().clone()),
-        stored_as_winner: false,
+fn new_leaf(
+    edit: &Edit,
+    revision: Revision,
+    path: Vec<crate::Hash>,
+    attachments: Vec<Attachment>,
+) -> Result<Leaf> {
+    let has_attachments = !attachments.is_empty();
+    let body = match has_attachments {
+        true => encode_table(&attachments, &edit.body(), ENCODING_ATTACHMENTS),
+        false => edit.stored().clone(),
+    };
+    if body.len() > 1 + DOCUMENT_BYTES_LIMIT {
+        return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
     }
+    let body = Body::New(body, attachments);
+    Ok(Leaf { revision, deleted: edit.deleted, path, body, has_attachments, stored_as_winner: false })
 }
 
 /// How far back the known paths matter for merging this leaf: to its own generation, to see

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use settee_store::{EntryRef, Location, Scan, Seq, Snapshot};
 
+use crate::attachment::{Attachment, AttachmentReader, decode_table};
 use crate::document::Document;
 use crate::keys::{
-    DOCUMENT, LeafMeta, SUM_BYTES, SUM_DELETED, SUM_DOCUMENTS, decode_local_meta, document_id, document_key,
-    local_key,
+    LOCAL, LeafMeta, PURGE, SUM_BYTES, SUM_DELETED, SUM_DOCUMENTS, decode_number, decode_purge_key,
+    document_id, document_key, local_key, purge_key,
 };
 use crate::revision::{Hash, Revision};
 use crate::tree::{self, Body};
-use crate::update::ENCODING_PLAIN;
+use crate::update::{ENCODING_ATTACHMENTS, ENCODING_PLAIN};
 use crate::{Error, Result};
 
 /// A document's entry in the index: its winning leaf.
@@ -45,6 +46,13 @@ pub struct Leaf {
 #[derive(Debug, Clone, Copy)]
 pub struct BodyRef(Location);
 
+impl BodyRef {
+    /// Bytes of its record.
+    pub fn size(&self) -> u64 {
+        self.0.length.into()
+    }
+}
+
 /// A range of ids, in the order of their bytes. The default is all of them.
 #[derive(Debug, Clone, Default)]
 pub struct Range {
@@ -58,19 +66,42 @@ pub struct Range {
     pub descending: bool,
     /// How many documents it passes over first.
     pub skip: u64,
+    /// What the ids begin with: those of a partition, or `_design/`.
+    pub prefix: String,
+}
+
+/// How much there is of the documents whose ids begin alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Documents that aren't deleted.
+    pub doc_count: u64,
+    /// Deleted documents.
+    pub doc_del_count: u64,
+    /// Bytes of their winning leaves' records.
+    pub bytes: u64,
 }
 
 /// A persisted state of a database. Cheap to clone.
 #[derive(Clone)]
 pub struct View {
     snapshot: Snapshot,
+    /// How many revisions of a path are shown.
+    revs_limit: u32,
     /// Keeps the database from being closed for being idle.
     user: Arc<()>,
 }
 
 impl View {
-    pub(crate) fn new(snapshot: Snapshot, user: Arc<()>) -> View {
-        View { snapshot, user }
+    pub(crate) fn new(snapshot: Snapshot, revs_limit: u32, user: Arc<()>) -> View {
+        View { snapshot, revs_limit, user }
+    }
+
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    pub(crate) fn revs_limit(&self) -> u32 {
+        self.revs_limit
     }
 
     /// The last change that it shows.
@@ -130,7 +161,33 @@ impl View {
     /// `Internal` where it can't be read.
     pub async fn read(&self, id: &str, summary: Summary, body: BodyRef) -> Result<Document> {
         let Summary { revision, deleted, .. } = summary;
-        Ok(Document { id: id.into(), revision, deleted, body: self.read_body(body.0).await? })
+        let (attachments, body) = self.read_body(body.0).await?;
+        Ok(Document { id: id.into(), revision, deleted, body, attachments })
+    }
+
+    /// A document's entry with where its body lies, deleted or not; `None` where there never was one.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or where the index can't be read.
+    pub async fn find_row(&self, id: &str) -> Result<Option<(Summary, BodyRef)>> {
+        let entry = self.snapshot.get(&document_key(id)).await?;
+        entry.map(|entry| Ok((summary(&entry.meta, entry.seq())?, BodyRef(entry.location)))).transpose()
+    }
+
+    /// Reads the bodies of many rows together, in the rows' order. Takes as much memory as the bodies:
+    /// a caller with many rows cuts them.
+    ///
+    /// # Errors
+    /// For each by itself, `Internal` where it can't be read.
+    pub async fn read_many(&self, rows: Vec<(String, Summary, BodyRef)>) -> Vec<Result<Document>> {
+        let locations: Vec<Location> = rows.iter().map(|(_, _, body)| body.0).collect();
+        let records = self.snapshot.read_many(&locations).await;
+        let documents = rows.into_iter().zip(records).map(|((id, summary, _), record)| {
+            let (attachments, body) = decode_body(&record?.value())?;
+            let Summary { revision, deleted, .. } = summary;
+            Ok(Document { id, revision, deleted, body, attachments })
+        });
+        documents.collect()
     }
 
     /// The revision with its body, which only leaves have; with `latest` every leaf that
@@ -153,8 +210,9 @@ impl View {
             let Body::Stored(entry) = &leaf.body else {
                 unreachable!("a leaf in the index has its body in the log");
             };
-            let body = self.read_body(entry.location).await?;
-            found.push(Document { id: id.into(), revision: leaf.revision, deleted: leaf.deleted, body });
+            let (attachments, body) = self.read_body(entry.location).await?;
+            let (id, revision, deleted) = (id.into(), leaf.revision, leaf.deleted);
+            found.push(Document { id, revision, deleted, body, attachments });
         }
         if found.is_empty() { Err(Error::missing()) } else { Ok(found) }
     }
@@ -168,13 +226,14 @@ impl View {
         Ok(leaves.into_iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted }).collect())
     }
 
-    /// The hashes from `revision` back to its oldest known ancestor.
+    /// The hashes from `revision` back to its oldest known ancestor, of each leaf's path as many as the
+    /// database's limit says.
     ///
     /// # Errors
     /// `NotFound` where the tree doesn't have it; `Internal`.
     pub async fn history(&self, id: &str, revision: Revision) -> Result<Vec<Hash>> {
         for mut leaf in tree::leaves(&self.snapshot, id).await? {
-            leaf.complete_path(&self.snapshot, id, 0).await?;
+            leaf.limit_path(&self.snapshot, id, self.revs_limit).await?;
             if leaf.descends_from(revision) {
                 return Ok(leaf.path.split_off((leaf.revision.generation - revision.generation) as usize));
             }
@@ -209,8 +268,42 @@ impl View {
     /// `NotFound`, "missing"; `Internal`.
     pub async fn local(&self, id: &str) -> Result<(String, Bytes)> {
         let entry = self.snapshot.get(&local_key(id)).await?.ok_or_else(Error::missing)?;
-        let revision = format!("0-{}", decode_local_meta(&entry.meta)?);
-        Ok((revision, self.read_body(entry.location).await?))
+        let revision = format!("0-{}", decode_number(&entry.meta)?);
+        Ok((revision, self.read_body(entry.location).await?.1))
+    }
+
+    /// The local documents in a range, in the order of their ids, which begin with `_local/` here too.
+    pub fn local_docs(&self, range: &Range) -> LocalRows {
+        let (start, end) = local_bounds(range);
+        let scan = self.snapshot.scan(as_slice(&start), as_slice(&end), range.descending);
+        LocalRows { scan, skip: range.skip, _user: self.user.clone() }
+    }
+
+    /// The body of a local document that a row of a scan refers to.
+    ///
+    /// # Errors
+    /// `Internal` where it can't be read.
+    pub async fn read_local(&self, body: BodyRef) -> Result<Bytes> {
+        Ok(self.read_body(body.0).await?.1)
+    }
+
+    /// The notes of the purges after the one of that number, oldest first; of the older ones there may
+    /// be none any more.
+    pub fn purges(&self, after: u64) -> Purges {
+        let (start, end) = (purge_key(after), [PURGE + 1]);
+        let scan = self.snapshot.scan(Bound::Excluded(&start), Bound::Excluded(&end), false);
+        Purges { scan, view: self.clone() }
+    }
+
+    /// How much there is of the documents whose ids begin with `prefix`.
+    ///
+    /// # Errors
+    /// `Internal` where the index can't be read.
+    pub async fn counts(&self, prefix: &str) -> Result<Counts> {
+        let (start, end) = prefix_bounds(prefix);
+        let sums = self.snapshot.sums(Bound::Included(&start), Bound::Excluded(&end)).await?;
+        let (doc_count, doc_del_count) = (sums[SUM_DOCUMENTS], sums[SUM_DELETED]);
+        Ok(Counts { doc_count, doc_del_count, bytes: sums[SUM_BYTES] })
     }
 
     /// The documents in a range that aren't deleted, in the order of their ids.
@@ -224,18 +317,24 @@ impl View {
         Ok(Rows { scan, skip_deleted: true, _user: self.user.clone() })
     }
 
-    /// How many documents stand before the first that [`View::all_docs`] gives: its offset.
+    /// How many documents stand before the first that [`View::all_docs`] gives, of those with its prefix:
+    /// its offset.
     ///
     /// # Errors
     /// `Internal` where the index can't be read.
     pub async fn offset(&self, range: &Range) -> Result<u64> {
         let (start, end) = bounds(range);
+        let (first, last) = prefix_bounds(&range.prefix);
         let before = if range.descending {
-            self.snapshot.sums(opposite(&end), Bound::Unbounded).await?
+            self.snapshot.sums(opposite(&end), Bound::Excluded(&last)).await?
         } else {
-            self.snapshot.sums(Bound::Unbounded, opposite(&start)).await?
+            self.snapshot.sums(Bound::Included(&first), opposite(&start)).await?
         };
-        Ok(before[SUM_DOCUMENTS].saturating_add(range.skip).min(self.doc_count()))
+        let count = match range.prefix.is_empty() {
+            true => self.doc_count(),
+            false => self.counts(&range.prefix).await?.doc_count,
+        };
+        Ok(before[SUM_DOCUMENTS].saturating_add(range.skip).min(count))
     }
 
     /// The documents that changed after `since`, deleted ones too, each at its last change:
@@ -254,12 +353,29 @@ impl View {
         Ok(sums[SUM_DOCUMENTS] + sums[SUM_DELETED])
     }
 
-    async fn read_body(&self, location: Location) -> Result<Bytes> {
-        let value = self.snapshot.read(location).await?.value();
-        match value.first() {
-            Some(&ENCODING_PLAIN) => Ok(value.slice(1..)),
-            _ => Err(Error::damaged("a body has an unknown encoding")),
-        }
+    /// What an attachment holds: all of it, or a range of what is stored. With `decode`, what is
+    /// stored compressed comes as what it is; the range must then be all.
+    pub fn attachment(
+        &self,
+        id: &str,
+        attachment: &Attachment,
+        range: Option<std::ops::Range<u64>>,
+        decode: bool,
+    ) -> AttachmentReader {
+        let range = range.unwrap_or(0..u64::MAX);
+        AttachmentReader::new(self.clone(), id, attachment, range, decode)
+    }
+
+    pub(crate) async fn read_body(&self, location: Location) -> Result<(Vec<Attachment>, Bytes)> {
+        decode_body(&self.snapshot.read(location).await?.value())
+    }
+}
+
+fn decode_body(value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
+    match value.first() {
+        Some(&ENCODING_PLAIN) => Ok((Vec::new(), value.slice(1..))),
+        Some(&ENCODING_ATTACHMENTS) => decode_table(&value.slice(1..)),
+        _ => Err(Error::damaged("a body has an unknown encoding")),
     }
 }
 
@@ -274,7 +390,55 @@ fn bounds(range: &Range) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     let end = range.end.as_deref().map(document_key);
     let end = end.map(|key| if range.exclusive_end { Bound::Excluded(key) } else { Bound::Included(key) });
     let (lower, upper) = if range.descending { (end, start) } else { (start, end) };
-    (lower.unwrap_or(Bound::Included(vec![DOCUMENT])), upper.unwrap_or(Bound::Excluded(vec![DOCUMENT + 1])))
+    let (first, last) = prefix_bounds(&range.prefix);
+    // What lies outside of the prefix is cut off.
+    let lower = lower.filter(|lower| key_of(lower) >= &first).unwrap_or(Bound::Included(first.clone()));
+    let upper = upper.filter(|upper| key_of(upper) < &last).unwrap_or(Bound::Excluded(last));
+    in_order(lower, upper, first)
+}
+
+/// As [`bounds`], of local documents. A bound without `_local/` is before or behind them all.
+fn local_bounds(range: &Range) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let key = |id: &str| match id.strip_prefix(LOCAL_PREFIX) {
+        Some(rest) => local_key(rest),
+        None if id < LOCAL_PREFIX => vec![LOCAL],
+        None => vec![LOCAL + 1],
+    };
+    let start = range.start.as_deref().map(|id| Bound::Included(key(id)));
+    let end = range.end.as_deref().map(key);
+    let end = end.map(|key| if range.exclusive_end { Bound::Excluded(key) } else { Bound::Included(key) });
+    let (lower, upper) = if range.descending { (end, start) } else { (start, end) };
+    let lower = lower.unwrap_or(Bound::Included(vec![LOCAL]));
+    in_order(lower, upper.unwrap_or(Bound::Excluded(vec![LOCAL + 1])), vec![LOCAL])
+}
+
+/// The same bounds, or those of an empty range at `first` where nothing lies between them.
+fn in_order(
+    lower: Bound<Vec<u8>>,
+    upper: Bound<Vec<u8>>,
+    first: Vec<u8>,
+) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let is_one = matches!((&lower, &upper), (Bound::Included(low), Bound::Included(high)) if low == high);
+    match is_one || key_of(&lower) < key_of(&upper) {
+        true => (lower, upper),
+        false => (Bound::Included(first.clone()), Bound::Excluded(first)),
+    }
+}
+
+/// The first key of the documents whose ids begin with `prefix`, and the first behind them.
+fn prefix_bounds(prefix: &str) -> (Vec<u8>, Vec<u8>) {
+    let first = document_key(prefix);
+    let mut behind = first.clone();
+    // Neither the kind nor a byte of UTF-8 is the greatest.
+    *behind.last_mut().expect("a key has its kind") += 1;
+    (first, behind)
+}
+
+fn key_of(bound: &Bound<Vec<u8>>) -> &Vec<u8> {
+    match bound {
+        Bound::Included(key) | Bound::Excluded(key) => key,
+        Bound::Unbounded => unreachable!("ranges of documents are bounded"),
+    }
 }
 
 fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
@@ -326,4 +490,71 @@ impl Rows {
 /// Whether an entry is a deleted document; damage is left for who reads it.
 fn is_deleted(entry: &EntryRef<'_>) -> bool {
     LeafMeta::decode(entry.meta).is_ok_and(|meta| meta.deleted())
+}
+
+/// What local documents' ids begin with.
+const LOCAL_PREFIX: &str = "_local/";
+
+/// A scan over local documents, which holds its view.
+pub struct LocalRows {
+    scan: Scan,
+    skip: u64,
+    _user: Arc<()>,
+}
+
+/// A local document in a scan, as the index has it.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalRow<'a> {
+    /// Its id without `_local/`.
+    pub name: &'a str,
+    /// The N of its revision, `0-N`.
+    pub number: u64,
+    /// Its body, for [`View::read_local`].
+    pub body: BodyRef,
+}
+
+impl LocalRows {
+    /// The next row, or `None` at the end. Reads the index alone; dropping the future loses no row.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or where the index can't be read.
+    pub async fn next(&mut self) -> Result<Option<LocalRow<'_>>> {
+        while self.skip > 0 {
+            if self.scan.next().await?.is_none() {
+                return Ok(None);
+            }
+            self.skip -= 1;
+        }
+        let Some(entry) = self.scan.next().await? else { return Ok(None) };
+        let (name, number) = (document_id(entry.key)?, decode_number(entry.meta)?);
+        Ok(Some(LocalRow { name, number, body: BodyRef(entry.location) }))
+    }
+}
+
+/// A scan over the notes of purges, which holds its view.
+pub struct Purges {
+    scan: Scan,
+    view: View,
+}
+
+/// The note of a purge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Purge {
+    /// Which one it was: the first is 1.
+    pub number: u64,
+    /// `{"id":…,"revs":[…]}`: the document, and what was to go of it.
+    pub text: Bytes,
+}
+
+impl Purges {
+    /// The next note, or `None` at the end.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or where it can't be read.
+    pub async fn next(&mut self) -> Result<Option<Purge>> {
+        let Some(entry) = self.scan.next().await? else { return Ok(None) };
+        let (number, location) = (decode_purge_key(entry.key)?, entry.location);
+        let text = self.view.snapshot.read(location).await?.value();
+        Ok(Some(Purge { number, text }))
+    }
 }

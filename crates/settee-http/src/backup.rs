@@ -10,13 +10,14 @@ use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use settee_doc::{BackupSummary, FailedDatabase};
 
+use crate::config_store::CONFIG_FILE;
 use crate::error::Failure;
 use crate::json;
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
 /// Files of a data folder that make a server the one that it is to others, beside its databases.
-pub const IDENTITY_FILES: &[&str] = &["server-uuid"];
+pub const IDENTITY_FILES: &[&str] = &["server-uuid", CONFIG_FILE];
 
 /// Databases that the reason names; `failed` has all of them.
 const NAMED_MAX: usize = 10;

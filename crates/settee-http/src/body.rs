@@ -18,6 +18,7 @@ use settee_doc::Edit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Limits;
+use crate::encoding::{self, Unfolding};
 use crate::error::Failure;
 
 /// Bytes of a body that needs no share of the room, so that small writes don't wait for large
@@ -133,21 +134,25 @@ pub(crate) fn check_json_type(headers: &HeaderMap) -> Result<(), Failure> {
 /// Reads a whole body that holds JSON.
 ///
 /// # Errors
-/// 400 without a body, 408 when the client pauses too long, 413 past the limit, 415 for an
-/// encoding, 503 without room. The rest of the body stays unread then: see [`discard`].
+/// 400 without a body or where it isn't gzip as it says, 408 when the client pauses too long, 413 past
+/// the limit, 415 for another encoding, 503 without room. The rest of the body stays unread then: see
+/// [`discard`].
 pub(crate) async fn read(
     body: &mut Incoming,
     headers: &HeaderMap,
     limits: &Limits,
     room: &Room,
 ) -> Result<Held, Failure> {
-    if let Some(encoding) = headers.get(header::CONTENT_ENCODING) {
-        let encoding = encoding.to_str().unwrap_or("");
-        if !encoding.eq_ignore_ascii_case("identity") {
+    let is_gzip = match headers.get(header::CONTENT_ENCODING).map(|encoding| encoding.to_str().unwrap_or(""))
+    {
+        None => false,
+        Some(encoding) if encoding.eq_ignore_ascii_case("identity") => false,
+        Some(encoding) if encoding.eq_ignore_ascii_case("gzip") => true,
+        Some(encoding) => {
             let reason = format!("{encoding} is not a supported content encoding.");
             return Err(Failure::bad_content_type(reason));
         }
-    }
+    };
     let declared = body.size_hint().exact();
     if declared == Some(0) && !headers.contains_key(header::CONTENT_LENGTH) {
         return Err(Failure::bad_request("Missing request body"));
@@ -155,29 +160,77 @@ pub(crate) async fn read(
     if declared.is_some_and(|bytes| bytes > limits.max_request_bytes) {
         return Err(Failure::body_too_large());
     }
+    if is_gzip {
+        return read_gzip(body, limits, room).await;
+    }
     let mut share = match declared {
         Some(bytes) => room.take(bytes).await?,
         None => Share::default(),
     };
-    let mut whole = Vec::new();
-    while let Some(frame) = next_frame(body, limits).await? {
-        let bytes = (whole.len() + frame.len()) as u64;
-        if bytes > limits.max_request_bytes {
+    let Some(first) = next_frame(body, limits).await? else {
+        return Ok(Held { text: Bytes::new(), share });
+    };
+    if body.is_end_stream() {
+        if first.len() as u64 > limits.max_request_bytes {
             return Err(Failure::body_too_large());
         }
-        if whole.is_empty() && body.is_end_stream() {
-            room.widen(&mut share, bytes)?;
-            return Ok(Held { text: frame, share });
-        }
-        if bytes > whole.capacity() as u64 {
-            // Space grows with what has come, not with what a header promises.
-            let capacity = (2 * bytes).min(declared.unwrap_or(limits.max_request_bytes));
-            room.widen(&mut share, capacity)?;
-            whole.reserve_exact(usize::try_from(capacity).unwrap_or(usize::MAX) - whole.len());
-        }
-        whole.extend_from_slice(&frame);
+        room.widen(&mut share, first.len() as u64)?;
+        return Ok(Held { text: first, share });
     }
-    Ok(Held { text: whole.into(), share })
+    let mut growing = Growing { whole: Vec::new(), share, declared };
+    growing.extend(&first, limits, room)?;
+    drop(first);
+    while let Some(frame) = next_frame(body, limits).await? {
+        growing.extend(&frame, limits, room)?;
+    }
+    Ok(growing.finish())
+}
+
+/// Reads a whole body that comes compressed: what it unfolds to counts.
+async fn read_gzip(body: &mut Incoming, limits: &Limits, room: &Room) -> Result<Held, Failure> {
+    let mut growing = Growing::default();
+    let mut unfolding = Unfolding::new();
+    while let Some(frame) = next_frame(body, limits).await? {
+        for part in frame.chunks(encoding::PART_BYTES) {
+            growing.extend(&unfolding.push(part)?, limits, room)?;
+        }
+    }
+    growing.extend(&unfolding.finish()?, limits, room)?;
+    Ok(growing.finish())
+}
+
+/// What is held in memory as it comes. Its space grows with that, not with what a header promises.
+#[derive(Default)]
+pub(crate) struct Growing {
+    whole: Vec<u8>,
+    share: Share,
+    /// How long it will be, where that is known.
+    declared: Option<u64>,
+}
+
+impl Growing {
+    /// Takes what comes next.
+    ///
+    /// # Errors
+    /// 413 past `max_request_bytes`, 503 without room.
+    pub(crate) fn extend(&mut self, bytes: &[u8], limits: &Limits, room: &Room) -> Result<(), Failure> {
+        let size = (self.whole.len() + bytes.len()) as u64;
+        if size > limits.max_request_bytes {
+            return Err(Failure::body_too_large());
+        }
+        if size > self.whole.capacity() as u64 {
+            let capacity = (2 * size).min(self.declared.unwrap_or(limits.max_request_bytes)).max(size);
+            room.widen(&mut self.share, capacity)?;
+            self.whole.reserve_exact(usize::try_from(capacity).unwrap_or(usize::MAX) - self.whole.len());
+        }
+        self.whole.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// All that came.
+    pub(crate) fn finish(self) -> Held {
+        Held { text: self.whole.into(), share: self.share }
+    }
 }
 
 /// Reads and drops what is left of a body, so that a client that is still sending reads its
@@ -198,7 +251,10 @@ pub(crate) async fn discard(body: &mut Incoming, headers: &HeaderMap, limits: &L
 }
 
 /// The next piece of a body; None at its end.
-async fn next_frame(body: &mut Incoming, limits: &Limits) -> Result<Option<Bytes>, Failure> {
+///
+/// # Errors
+/// 400 where the body broke off, 408 when the client pauses too long.
+pub(crate) async fn next_frame(body: &mut Incoming, limits: &Limits) -> Result<Option<Bytes>, Failure> {
     let patience = Duration::from_millis(limits.body_timeout_ms);
     loop {
         match tokio::time::timeout(patience, body.frame()).await {

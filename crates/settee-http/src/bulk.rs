@@ -1,4 +1,4 @@
-//! Many documents in a request: `_bulk_docs` and `_bulk_get`.
+//! Many documents in a request: `_bulk_docs`.
 
 use std::sync::Arc;
 
@@ -6,17 +6,16 @@ use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_doc::{Database, Edit, Revision, Stage, View};
+use settee_doc::{Database, Edit, Revision, Stage};
 
 use crate::body::{self, Held};
-use crate::document::{self, Found, Shape};
+use crate::document;
 use crate::error::Failure;
 use crate::json;
 use crate::reply::{self, Answer};
 use crate::server::Call;
-use crate::stream::{self, Out};
 
-/// The bodies of both requests. Members that aren't known are skipped.
+/// The request's body. Members that aren't known are skipped.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow, default)]
@@ -126,133 +125,4 @@ fn write_failed(id: &str, revision: Option<Revision>, failure: &Failure, rows: &
         rows.push(b',');
         failure.write_members(rows);
     });
-}
-
-/// One of `_bulk_get`'s documents: its revision, all its leaves, or why it can't be looked for.
-/// `id` and `rev` are JSON text.
-struct Wanted {
-    id: String,
-    rev: String,
-    what: Result<(String, Option<Revision>), Failure>,
-}
-
-/// `_bulk_get`
-pub(crate) async fn get(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
-    }
-    let Held { text, share } = call.read_json_body().await?;
-    for name in ["open_revs", "new_edits", "w", "rev", "atts_since"] {
-        if call.query().get(name).is_some() {
-            return Err(Failure::bad_request(format!("\"{name}\" query parameter is not acceptable")));
-        }
-    }
-    const NO_LIST: &str = "Missing JSON list of 'docs'.";
-    let parse = |text: &[u8]| {
-        let request: Request<'_> = json::parse_object(text, NO_LIST)?;
-        let docs = request.docs.ok_or_else(|| Failure::bad_request(NO_LIST))?;
-        Ok(docs.into_iter().map(|doc| parse_wanted(doc.get())).collect::<Vec<_>>())
-    };
-    let wanted = body::parse(&text, parse).await?;
-    drop(text);
-    let shape = Shape::from_query(call.query());
-    let latest = call.query().is_true("latest");
-    let view = database.view();
-    stream::respond(&call.server.limits, async move |mut out| {
-        let _for_the_list = share;
-        out.buffer.extend_from_slice(b"{\"results\":[");
-        for (index, item) in wanted.iter().enumerate() {
-            if index > 0 {
-                out.buffer.push(b',');
-            }
-            write_wanted(&database, &view, item, shape, latest, &mut out).await?;
-            out.flush_full().await?;
-        }
-        out.buffer.extend_from_slice(b"]}\n");
-        Ok(out)
-    })
-    .await
-}
-
-fn parse_wanted(raw: &str) -> Wanted {
-    let null = || "null".to_owned();
-    let refused = |id: String, rev: String, failure: Failure| Wanted { id, rev, what: Err(failure) };
-    let members = match json::members(raw.as_bytes()) {
-        Ok(members) if !members.0.is_empty() => members,
-        _ => {
-            return refused(null(), null(), Failure::bad_request("document must be a JSON object"));
-        }
-    };
-    let Some(raw_id) = members.get("id") else {
-        return refused(null(), null(), Failure::bad_request("document id missed"));
-    };
-    let id = json::string(raw_id).unwrap_or_default().into_owned();
-    if let Err(error) = settee_doc::check_document_id(&id) {
-        return refused(raw_id.to_owned(), null(), error.into());
-    }
-    match members.get("rev") {
-        None => Wanted { id: raw_id.to_owned(), rev: "\"undefined\"".to_owned(), what: Ok((id, None)) },
-        Some(rev) => match document::parse_revision(rev) {
-            Ok(revision) => {
-                Wanted { id: raw_id.to_owned(), rev: rev.to_owned(), what: Ok((id, Some(revision))) }
-            }
-            Err(failure) => refused(raw_id.to_owned(), rev.to_owned(), failure),
-        },
-    }
-}
-
-/// `{"id":…,"docs":[…]}`
-async fn write_wanted(
-    database: &Database,
-    view: &View,
-    wanted: &Wanted,
-    shape: Shape,
-    latest: bool,
-    out: &mut Out,
-) -> Result<(), Failure> {
-    out.buffer.extend_from_slice(b"{\"id\":");
-    out.buffer.extend_from_slice(wanted.id.as_bytes());
-    out.buffer.extend_from_slice(b",\"docs\":[");
-    match &wanted.what {
-        Err(failure) => write_error(&wanted.id, wanted.rev.as_bytes(), failure, &mut out.buffer),
-        Ok((id, revision)) => {
-            let found =
-                document::revisions_of(view, id, revision.as_ref().map(std::slice::from_ref), latest).await?;
-            if found.is_empty() {
-                write_error(&wanted.id, wanted.rev.as_bytes(), &Failure::missing(), &mut out.buffer);
-            }
-            for (index, item) in found.iter().enumerate() {
-                if index > 0 {
-                    out.buffer.push(b',');
-                }
-                match item {
-                    Found::Document(document) => {
-                        let extras = shape.extras(database, view, document).await?;
-                        out.buffer.extend_from_slice(b"{\"ok\":");
-                        document.write_json(&extras, &mut out.buffer);
-                        out.buffer.push(b'}');
-                    }
-                    Found::Missing(revision) => {
-                        let mut rev = vec![b'"'];
-                        revision.write(&mut rev);
-                        rev.push(b'"');
-                        write_error(&wanted.id, &rev, &Failure::missing(), &mut out.buffer);
-                    }
-                }
-            }
-        }
-    }
-    out.buffer.extend_from_slice(b"]}");
-    Ok(())
-}
-
-/// `{"error":{"id":…,"rev":…,"error":…,"reason":…}}`; `id` and `rev` are JSON text.
-fn write_error(id: &str, rev: &[u8], failure: &Failure, out: &mut Vec<u8>) {
-    out.extend_from_slice(b"{\"error\":{\"id\":");
-    out.extend_from_slice(id.as_bytes());
-    out.extend_from_slice(b",\"rev\":");
-    out.extend_from_slice(rev);
-    out.push(b',');
-    failure.write_members(out);
-    out.extend_from_slice(b"}}");
 }

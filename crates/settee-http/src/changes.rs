@@ -1,27 +1,30 @@
 //! `_changes`: what has happened since, once or for as long as the client listens.
 //!
-//! A feed is a loop of two steps: send what changed after its place, from a snapshot; then wait
-//! for the database to tell of a later change. Nothing is polled; timers only break silences.
+//! Here its options are read; `filter` says which changes are sent, `feed` sends them.
 
-use std::collections::HashSet;
-use std::pin::pin;
+mod feed;
+mod filter;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
-use settee_doc::{Database, Leaf, Row, Seq, Summary, View};
-use tokio::sync::watch;
+use settee_doc::{Database, Seq};
 
-use crate::Limits;
-use crate::database::quoted_seq;
-use crate::document::{write_doc_member, write_seq_member};
+use self::feed::Feed;
+use self::filter::Filter;
+use crate::document::{Shape, matches_tag, not_modified};
 use crate::error::Failure;
 use crate::json;
 use crate::query;
 use crate::reply::{self, Answer};
-use crate::server::{Call, stopped};
-use crate::stream::{self, Out};
+use crate::server::Call;
+use crate::stream;
+
+/// Rows that a feed without a `limit` sends. CouchDB's number, by which `seq_interval` counts.
+const LIMIT_DEFAULT: u64 = 1_000_000_000_000_000;
 
 /// How a feed is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,33 +39,21 @@ enum Kind {
     EventSource,
 }
 
-/// Which changes are sent.
-enum Filter {
-    All,
-    DocIds(HashSet<String>),
-    Design,
-}
-
-impl Filter {
-    fn passes(&self, id: &str) -> bool {
-        match self {
-            Filter::All => true,
-            Filter::DocIds(ids) => ids.contains(id),
-            Filter::Design => id.starts_with("_design/"),
-        }
-    }
-}
-
 /// What is asked for.
 struct Args {
     kind: Kind,
     since: Option<String>,
     limit: u64,
     descending: bool,
+    all_leaves: bool,
+    /// How documents are shown; None: they aren't.
     include_docs: bool,
     conflicts: bool,
-    all_leaves: bool,
+    attachments: bool,
+    encoding: bool,
     filter: Option<String>,
+    /// A row has its place in the changes where what may still be sent is a multiple of it.
+    seq_interval: u64,
     /// Silence after which a sign of life is sent.
     heartbeat: Option<Duration>,
     /// Silence after which a feed without a heartbeat ends.
@@ -70,21 +61,28 @@ struct Args {
 }
 
 impl Args {
+    fn new(longest: Duration) -> Args {
+        Args {
+            kind: Kind::Normal,
+            since: None,
+            limit: LIMIT_DEFAULT,
+            descending: false,
+            all_leaves: false,
+            include_docs: false,
+            conflicts: false,
+            attachments: false,
+            encoding: false,
+            filter: None,
+            seq_interval: 1,
+            heartbeat: None,
+            timeout: longest,
+        }
+    }
+
     fn parse(call: &Call<'_>) -> Result<Args, Failure> {
         const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
         let longest = Duration::from_millis(call.server.limits.changes_timeout_ms);
-        let mut args = Args {
-            kind: Kind::Normal,
-            since: None,
-            limit: u64::MAX,
-            descending: false,
-            include_docs: false,
-            conflicts: false,
-            all_leaves: false,
-            filter: None,
-            heartbeat: None,
-            timeout: longest,
-        };
+        let mut args = Args::new(longest);
         for (name, value) in call.query().pairs() {
             args.set(&name.to_ascii_lowercase(), &value, longest)?;
         }
@@ -105,6 +103,8 @@ impl Args {
             "descending" => self.descending = value == "true",
             "include_docs" => self.include_docs = value == "true",
             "conflicts" => self.conflicts = value == "true",
+            "attachments" => self.attachments = value == "true",
+            "att_encoding_info" => self.encoding = value == "true",
             "style" => {
                 self.all_leaves = match value {
                     "main_only" => false,
@@ -113,11 +113,20 @@ impl Args {
                 }
             }
             "filter" if !value.is_empty() => self.filter = Some(value.to_owned()),
+            "seq_interval" => {
+                let interval = value.parse().ok().filter(|interval| *interval > 0);
+                self.seq_interval = interval.ok_or_else(|| Failure::bad_request("invalid_seq_interval"))?;
+            }
             "heartbeat" => self.heartbeat = Some(parse_heartbeat(value, longest)?),
             "timeout" => self.timeout = longest.min(Duration::from_millis(query::positive(value)?)),
             _ => {}
         }
         Ok(())
+    }
+
+    /// How a row shows its document, if it does.
+    fn shape(&self) -> Option<Shape> {
+        self.include_docs.then(|| Shape::of_row(self.conflicts, self.attachments, self.encoding))
     }
 }
 
@@ -160,23 +169,28 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     };
     let members = body.as_ref().map(|body| json::members(&body.text)).transpose()?;
     let args = Args::parse(call)?;
-    let filter = parse_filter(call, &args, members.as_ref(), &call.server.limits)?;
+    let filter = Filter::parse(call, args.filter.as_deref(), members.as_ref())?;
     let since = match args.since.as_deref() {
         Some(text) => database.parse_since(text)?,
         None => Seq(0),
     };
     let kind = args.kind;
+    // A state of the database and a query have one answer; what the state is, is read first.
+    let tag = (kind == Kind::Normal && call.is_get()).then(|| etag(&database));
+    if let Some(tag) = tag.as_ref().filter(|tag| matches_tag(call, tag)) {
+        return Ok(not_modified(tag.clone()));
+    }
     let mut response = if call.is_head() {
         reply::empty(StatusCode::OK)
     } else {
-        let feed = Feed::new(database, args, filter, since, call.server.stopping.clone());
+        let feed = Feed::new(database, &args, filter, since, call.server.stopping.clone());
+        // The ids or the selector of a filter are held as long as the feed.
         let share = body.map(|body| body.share);
-        stream::respond(&call.server.limits, async move |out| {
-            let _for_the_filter = share;
-            feed.run(out).await
-        })
-        .await?
+        stream::respond(&call.server.limits, move |out| feed.run(out, share)).await?
     };
+    if let Some(tag) = tag {
+        reply::set_header(&mut response, header::ETAG, tag);
+    }
     if matches!(kind, Kind::Continuous | Kind::EventSource) {
         response.extensions_mut().insert(reply::Endless);
     }
@@ -188,244 +202,9 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     Ok(response)
 }
 
-fn parse_filter(
-    call: &Call<'_>,
-    args: &Args,
-    body: Option<&json::Members<'_>>,
-    limits: &Limits,
-) -> Result<Filter, Failure> {
-    let not_yet = |name: &str| Failure::not_implemented(format!("The filter {name} is not implemented yet."));
-    match args.filter.as_deref() {
-        None => Ok(Filter::All),
-        Some("_design") => Ok(Filter::Design),
-        Some("_doc_ids") => {
-            let in_query;
-            let raw = match body {
-                Some(members) => members.get("doc_ids"),
-                None => {
-                    in_query = call.query().get("doc_ids");
-                    in_query.as_deref().map(query::json_value).transpose()?
-                }
-            };
-            parse_doc_ids(raw.unwrap_or("null"), limits.max_feed_doc_ids).map(Filter::DocIds)
-        }
-        Some(name @ ("_selector" | "_view")) => Err(not_yet(name)),
-        Some(name) if name.starts_with('_') => Err(Failure::bad_request("unknown builtin filter name")),
-        Some(name) => Err(not_yet(name)),
-    }
-}
-
-fn parse_doc_ids(raw: &str, most: usize) -> Result<HashSet<String>, Failure> {
-    let no_list = || Failure::bad_request("`doc_ids` filter parameter is not a list of doc ids.");
-    let list = json::list(raw).ok_or_else(no_list)?;
-    if list.len() > most {
-        return Err(Failure::bad_request(format!("`doc_ids` has more than {most} ids.")));
-    }
-    list.into_iter().map(|id| json::string(id.get()).map(Into::into).ok_or_else(no_list)).collect()
-}
-
-/// A feed under way.
-struct Feed {
-    database: Arc<Database>,
-    args: Args,
-    filter: Filter,
-    stopping: watch::Receiver<bool>,
-    /// What has been looked at: changes up to here were sent, or didn't pass the filter.
-    since: Seq,
-    /// Changes that came after `since` when it was set.
-    pending: u64,
-    /// Rows that may still be sent.
-    left: u64,
-    sent_any_row: bool,
-    sent_anything: bool,
-}
-
-/// Why a feed's wait ended.
-enum Woken {
-    Changed,
-    Over,
-}
-
-impl Feed {
-    fn new(
-        database: Arc<Database>,
-        args: Args,
-        filter: Filter,
-        since: Seq,
-        stopping: watch::Receiver<bool>,
-    ) -> Feed {
-        let left = args.limit;
-        Feed {
-            database,
-            args,
-            filter,
-            stopping,
-            since,
-            pending: 0,
-            left,
-            sent_any_row: false,
-            sent_anything: false,
-        }
-    }
-
-    async fn run(mut self, mut out: Out) -> Result<Out, Failure> {
-        if matches!(self.args.kind, Kind::Normal | Kind::Longpoll) {
-            out.buffer.extend_from_slice(b"{\"results\":[\n");
-        }
-        loop {
-            let view = self.database.view();
-            self.send(&view, &mut out).await?;
-            drop(view);
-            let is_done = match self.args.kind {
-                Kind::Normal => true,
-                Kind::Longpoll => self.sent_any_row || self.left == 0,
-                Kind::Continuous | Kind::EventSource => self.left == 0,
-            };
-            if is_done {
-                break;
-            }
-            // The client learns that it is heard before the first change.
-            if !self.sent_anything && !self.sent_any_row {
-                out.buffer.push(b'\n');
-            }
-            self.sent_anything = true;
-            out.flush().await?;
-            match self.wait(&mut out).await? {
-                Woken::Changed => {}
-                Woken::Over => break,
-            }
-        }
-        self.finish(&mut out.buffer);
-        Ok(out)
-    }
-
-    /// Sends what changed after `since`, or everything backwards, up to the limit.
-    async fn send(&mut self, view: &View, out: &mut Out) -> Result<(), Failure> {
-        let descending = self.args.descending;
-        // Backwards the feed starts from the end, whatever `since` says.
-        let after = if descending { Seq(0) } else { self.since };
-        let mut to_come = if descending { view.pending(Seq(0)).await? } else { 0 };
-        let mut rows = view.changes(after, descending);
-        let mut id = String::new();
-        while self.left > 0
-            && let Some(Row { id: row_id, summary, body }) = rows.next().await?
-        {
-            to_come = to_come.saturating_sub(1);
-            self.since = summary.seq;
-            if !self.filter.passes(row_id) {
-                // Many may not pass in a row: others get their turn.
-                tokio::task::consume_budget().await;
-                continue;
-            }
-            id.clear();
-            id.push_str(row_id);
-            self.begin_row(&mut out.buffer);
-            let with_leaves = self.args.all_leaves && summary.has_conflicts;
-            let leaves = if with_leaves { view.leaves(&id).await? } else { Vec::new() };
-            self.write_row(&id, summary, &leaves, &mut out.buffer);
-            if self.args.include_docs {
-                let document = view.read(&id, summary, body).await?;
-                let conflicts = self.args.conflicts;
-                write_doc_member(&self.database, view, &document, conflicts, &mut out.buffer).await?;
-            }
-            self.end_row(summary.seq, &mut out.buffer);
-            self.left -= 1;
-            self.sent_any_row = true;
-            out.flush_full().await?;
-        }
-        if descending {
-            self.pending = to_come;
-            // What comes later comes forwards.
-            if self.args.kind != Kind::Normal && self.left > 0 {
-                self.args.descending = false;
-                self.since = view.update_seq();
-            }
-        } else {
-            if self.left > 0 {
-                self.since = view.update_seq();
-            }
-            self.pending = view.pending(self.since).await?;
-        }
-        Ok(())
-    }
-
-    fn begin_row(&self, out: &mut Vec<u8>) {
-        match self.args.kind {
-            Kind::Normal | Kind::Longpoll if self.sent_any_row => out.extend_from_slice(b",\r\n"),
-            Kind::EventSource => out.extend_from_slice(b"data: "),
-            _ => {}
-        }
-    }
-
-    /// A row, its closing brace left to come: its winner, and then the others of its leaves.
-    fn write_row(&self, id: &str, summary: Summary, leaves: &[Leaf], out: &mut Vec<u8>) {
-        out.push(b'{');
-        write_seq_member(&self.database, summary.seq, out);
-        out.extend_from_slice(b"\"id\":");
-        settee_doc::write_json_string(id, out);
-        out.extend_from_slice(b",\"changes\":[{\"rev\":\"");
-        summary.revision.write(out);
-        for leaf in leaves.iter().filter(|leaf| leaf.revision != summary.revision) {
-            out.extend_from_slice(b"\"},{\"rev\":\"");
-            leaf.revision.write(out);
-        }
-        out.extend_from_slice(b"\"}]");
-        if summary.deleted {
-            out.extend_from_slice(b",\"deleted\":true");
-        }
-    }
-
-    fn end_row(&self, seq: Seq, out: &mut Vec<u8>) {
-        out.push(b'}');
-        match self.args.kind {
-            Kind::Normal | Kind::Longpoll => {}
-            Kind::Continuous => out.push(b'\n'),
-            Kind::EventSource => {
-                out.extend_from_slice(b"\nid: ");
-                quoted_seq(&self.database, seq, out);
-                out.extend_from_slice(b"\n\n");
-            }
-        }
-    }
-
-    /// Waits for a change. Sends heartbeats meanwhile, or gives up when the silence is too long;
-    /// ends when the database or the server goes.
-    async fn wait(&mut self, out: &mut Out) -> Result<Woken, Failure> {
-        let silence = self.args.heartbeat.unwrap_or(self.args.timeout);
-        let mut changed = pin!(self.database.changed_after(self.since));
-        loop {
-            tokio::select! {
-                biased;
-                changed = &mut changed => {
-                    return Ok(if changed.is_ok() { Woken::Changed } else { Woken::Over });
-                }
-                () = stopped(&mut self.stopping) => return Ok(Woken::Over),
-                () = out.closed() => return Err(Failure::gone()),
-                () = tokio::time::sleep(silence) => {}
-            }
-            if self.args.heartbeat.is_none() {
-                return Ok(Woken::Over);
-            }
-            match self.args.kind {
-                Kind::EventSource => out.buffer.extend_from_slice(b"event: heartbeat\ndata: \n\n"),
-                Kind::Normal | Kind::Longpoll | Kind::Continuous => out.buffer.push(b'\n'),
-            }
-            out.flush().await?;
-        }
-    }
-
-    fn finish(&self, out: &mut Vec<u8>) {
-        match self.args.kind {
-            Kind::EventSource => return,
-            Kind::Normal | Kind::Longpoll => out.extend_from_slice(b"\n],\n"),
-            Kind::Continuous => out.push(b'{'),
-        }
-        out.extend_from_slice(b"\"last_seq\":");
-        quoted_seq(&self.database, self.since, out);
-        out.extend_from_slice(b",\"pending\":");
-        json::number(self.pending, out);
-        out.extend_from_slice(b"}\n");
-    }
+/// What tells a state of a database from all others.
+fn etag(database: &Database) -> Bytes {
+    format!("\"{}\"", database.seq_text(database.view().update_seq())).into()
 }
 
 #[cfg(test)]
@@ -452,10 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn doc_ids_are_a_list_of_strings_of_bounded_length() {
-        assert_eq!(parse_doc_ids("[\"a\",\"b\"]", 2).unwrap().len(), 2);
-        for bad in ["null", "{}", "[1]", "[\"a\",\"b\",\"c\"]"] {
-            assert!(parse_doc_ids(bad, 2).is_err(), "{bad}");
+    fn an_interval_of_places_is_a_positive_number() {
+        let mut args = Args::new(LONGEST);
+        args.set("seq_interval", "3", LONGEST).unwrap();
+        assert_eq!(args.seq_interval, 3);
+        for bad in ["0", "-1", "x", ""] {
+            let failure = args.set("seq_interval", bad, LONGEST).unwrap_err();
+            assert_eq!(failure.reason, "invalid_seq_interval", "{bad}");
         }
     }
 }

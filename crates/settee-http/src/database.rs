@@ -29,6 +29,11 @@ pub(crate) fn location(call: &Call<'_>, name: &str, id: Option<&str>) -> String 
     address
 }
 
+/// The address of a document's attachment.
+pub(crate) fn location_of_attachment(call: &Call<'_>, database: &str, id: &str, name: &str) -> String {
+    format!("{}/{}", location(call, database, Some(id)), utf8_percent_encode(name, KEPT))
+}
+
 pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
     let query = call.query();
     for option in ["n", "q"] {
@@ -40,13 +45,10 @@ pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
         }
     }
     match query.get("partitioned").as_deref() {
-        None | Some("false") => {}
-        Some("true") => {
-            return Err(Failure::not_implemented("Partitioned databases are not implemented yet."));
-        }
+        None | Some("false") => call.server.databases.create_closed(name).await?,
+        Some("true") => call.server.databases.create_partitioned(name).await?,
         Some(_) => return Err(Failure::bad_request("Invalid `partitioned` parameter")),
     }
-    call.server.databases.create_closed(name).await?;
     let mut response = reply::ok(StatusCode::CREATED);
     reply::set_header(&mut response, header::LOCATION, location(call, name, None));
     Ok(response)
@@ -72,7 +74,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     }
 }
 
-fn info(database: &Database) -> Vec<u8> {
+pub(crate) fn info(database: &Database) -> Vec<u8> {
     let info = database.info();
     let mut text = Vec::with_capacity(512);
     let mut member = |name: &str, value: &dyn Fn(&mut Vec<u8>)| {
@@ -84,7 +86,7 @@ fn info(database: &Database) -> Vec<u8> {
     };
     member("instance_start_time", &|text| start_time(database, text));
     member("db_name", &|text| settee_doc::write_json_string(database.name(), text));
-    member("purge_seq", &|text| quoted_seq(database, settee_doc::Seq(0), text));
+    member("purge_seq", &|text| quoted_seq(database, settee_doc::Seq(info.purge_seq), text));
     member("update_seq", &|text| quoted_seq(database, info.update_seq, text));
     member("sizes", &|text| {
         let sizes = format!(
@@ -93,7 +95,8 @@ fn info(database: &Database) -> Vec<u8> {
         );
         text.extend_from_slice(sizes.as_bytes());
     });
-    member("props", &|text| text.extend_from_slice(b"{}"));
+    let props = if database.is_partitioned() { "{\"partitioned\":true}" } else { "{}" };
+    member("props", &|text| text.extend_from_slice(props.as_bytes()));
     member("doc_del_count", &|text| json::number(info.doc_del_count, text));
     member("doc_count", &|text| json::number(info.doc_count, text));
     // The format's number in CouchDB 3.5: clients show it, nobody reads our files by it.
@@ -145,6 +148,24 @@ pub(crate) async fn compact(call: &mut Call<'_>, database: Arc<Database>) -> Ans
     body::check_json_type(&call.head.headers)?;
     call.server.databases.start_compaction(database);
     Ok(reply::ok(StatusCode::ACCEPTED))
+}
+
+/// Compacts what a design document's views have built, of which there is nothing yet.
+pub(crate) async fn compact_views(call: &mut Call<'_>, database: Arc<Database>, name: &str) -> Answer {
+    if *call.method() != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    body::check_json_type(&call.head.headers)?;
+    database.view().document(&format!("_design/{name}")).await?;
+    Ok(reply::ok(StatusCode::ACCEPTED))
+}
+
+/// Removes what views have built that are no more, of which there is nothing yet.
+pub(crate) fn clean_up_views(call: &Call<'_>) -> Answer {
+    match *call.method() {
+        Method::POST => Ok(reply::ok(StatusCode::ACCEPTED)),
+        _ => Err(Failure::method_not_allowed("POST")),
+    }
 }
 
 /// Waits until all that was accepted before is persisted.

@@ -1,50 +1,69 @@
 //! One document: read, written, deleted.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::header;
 use hyper::{Method, Response, StatusCode};
-use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Revision, Stage, View};
+use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Leaves, Revision, Stage, View};
 
-use crate::database::{location, quoted_seq};
+use crate::body::Held;
+use crate::database::location;
 use crate::error::Failure;
+use crate::multipart::{self, Parts};
 use crate::query::Query;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
-use crate::{body, json};
+use crate::stream::Out;
+use crate::{body, copy, form, json, open_revs, related, stream};
 
 /// Bytes of a document's answer beside id and body: `_id`, `_rev`, quotes, the line end.
 const ENVELOPE_BYTES: usize = 80;
 
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
+    if database.is_partitioned() {
+        database.check_id(id)?;
+    }
     match *call.method() {
         Method::GET | Method::HEAD => get(call, &database, id).await,
         Method::PUT => put(call, &database, id).await,
         Method::DELETE => delete(call, &database, id).await,
-        Method::POST => Err(Failure::not_implemented("Attachments are not implemented yet.")),
-        _ if call.method().as_str() == "COPY" => {
-            Err(Failure::not_implemented("COPY is not implemented yet."))
-        }
+        Method::POST => form::post(call, &database, id).await,
+        _ if call.method().as_str() == "COPY" => copy::handle(call, &database, id).await,
         _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,POST,PUT,COPY")),
     }
 }
 
 /// What a reader wants beside the document.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) revs: bool,
     pub(crate) conflicts: bool,
     revs_info: bool,
     deleted_conflicts: bool,
     local_seq: bool,
+    /// The content of attachments.
+    pub(crate) attachments: bool,
+    /// Only of those that came after the newest of these revisions that the document descends from.
+    pub(crate) attachments_since: Option<Vec<Revision>>,
+    encoding: bool,
 }
 
 impl Shape {
-    pub(crate) fn from_query(query: Query<'_>) -> Shape {
+    /// How a row of a list shows its document.
+    pub(crate) fn of_row(conflicts: bool, attachments: bool, encoding: bool) -> Shape {
+        Shape { conflicts, attachments, encoding, ..Shape::default() }
+    }
+
+    pub(crate) fn from_query(query: Query<'_>) -> Result<Shape, Failure> {
         let mut shape = Shape::default();
         for (name, value) in query.pairs() {
+            if name == "atts_since" {
+                shape.attachments_since = Some(revision_list(&value)?);
+                shape.attachments = true;
+            }
             if value != "true" {
                 continue;
             }
@@ -54,6 +73,8 @@ impl Shape {
                 "conflicts" => shape.conflicts = true,
                 "deleted_conflicts" => shape.deleted_conflicts = true,
                 "local_seq" => shape.local_seq = true,
+                "attachments" => shape.attachments = true,
+                "att_encoding_info" => shape.encoding = true,
                 "meta" => {
                     shape.revs_info = true;
                     shape.conflicts = true;
@@ -62,31 +83,30 @@ impl Shape {
                 _ => {}
             }
         }
-        shape
+        Ok(shape)
     }
 
     /// Collects what is to be spliced into `document`.
-    pub(crate) async fn extras(
-        self,
-        database: &Database,
-        view: &View,
-        document: &Document,
-    ) -> Result<Extras, Failure> {
+    pub(crate) async fn extras(&self, view: &View, document: &Document) -> Result<Extras, Failure> {
         let mut extras = Extras::default();
-        if self == Shape::default() {
+        if *self == Shape::default() {
             return Ok(extras);
         }
+        extras.encoding = self.encoding;
         let (id, revision) = (document.id.as_str(), document.revision);
-        if self.revs || self.revs_info {
-            let history = view.history(id, revision).await?;
-            if self.revs_info {
-                extras.revs_info = revisions_info(document, &history);
-            }
-            extras.revisions = self.revs.then_some(history);
-        }
-        if self.conflicts || self.deleted_conflicts {
-            for leaf in view.leaves(id).await?.into_iter().filter(|leaf| leaf.revision != revision) {
+        if self.revs || self.revs_info || self.conflicts || self.deleted_conflicts {
+            let leaves = view.open_leaves(id).await?;
+            for (index, leaf) in leaves.iter().enumerate() {
+                let is_own = leaf.revision == revision;
+                if is_own && (self.revs || self.revs_info) {
+                    let history = leaves.history(index).await?;
+                    if self.revs_info {
+                        extras.revs_info = revisions_info(document, &history);
+                    }
+                    extras.revisions = self.revs.then_some(history);
+                }
                 match leaf.deleted {
+                    _ if is_own => {}
                     true if self.deleted_conflicts => extras.deleted_conflicts.push(leaf.revision),
                     false if self.conflicts => extras.conflicts.push(leaf.revision),
                     _ => {}
@@ -96,10 +116,131 @@ impl Shape {
         if self.local_seq
             && let Some(summary) = view.find(id).await?
         {
-            extras.local_seq = Some(database.seq_text(summary.seq));
+            extras.local_seq = Some(summary.seq.0);
         }
         Ok(extras)
     }
+
+    /// Reads one of several leaves to be sent. What is told of its document as a whole isn't told of it,
+    /// as CouchDB has it.
+    pub(crate) async fn open_leaf(&self, leaves: &Leaves, index: usize) -> Result<Opened, Failure> {
+        let document = leaves.document(index).await?;
+        let since = self.attachments_since.as_deref().filter(|_| !document.attachments.is_empty());
+        let history = match self.revs || since.is_some() {
+            true => leaves.history(index).await?,
+            false => Vec::new(),
+        };
+        let known = since.map_or(0, |since| newest_known(document.revision, &history, since));
+        let revisions = self.revs.then_some(history);
+        let extras = Extras { revisions, encoding: self.encoding, ..Extras::default() };
+        Ok(Opened { document, extras, known })
+    }
+}
+
+/// A leaf on its way out.
+pub(crate) struct Opened {
+    pub(crate) document: Document,
+    pub(crate) extras: Extras,
+    /// Attachments that came up to this generation are known to the client.
+    pub(crate) known: u32,
+}
+
+/// Writes a document, with what its attachments hold where that is wanted.
+pub(crate) async fn write_document(
+    view: &View,
+    document: &Document,
+    shape: &Shape,
+    extras: &Extras,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    if !shape.attachments || document.attachments.is_empty() {
+        document.write_json(extras, &mut out.buffer);
+        return Ok(());
+    }
+    let known = known_generation(view, document, shape).await?;
+    write_inline(view, document, extras, known, out).await
+}
+
+/// Writes a leaf, with what its attachments hold where that is wanted.
+pub(crate) async fn write_opened(
+    view: &View,
+    opened: &Opened,
+    shape: &Shape,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    if shape.attachments {
+        return write_inline(view, &opened.document, &opened.extras, opened.known, out).await;
+    }
+    opened.document.write_json(&opened.extras, &mut out.buffer);
+    Ok(())
+}
+
+/// Writes a document with the content of those attachments that came after `known`.
+async fn write_inline(
+    view: &View,
+    document: &Document,
+    extras: &Extras,
+    known: u32,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    if document.attachments.is_empty() {
+        document.write_json(extras, &mut out.buffer);
+        return Ok(());
+    }
+    document.begin_json(&mut out.buffer);
+    for (index, attachment) in document.attachments.iter().enumerate() {
+        out.buffer.extend_from_slice(if index == 0 { b",\"_attachments\":{" } else { b"," });
+        settee_doc::write_json_string(&attachment.name, &mut out.buffer);
+        out.buffer.extend_from_slice(b":{");
+        attachment.write_members(extras.encoding, &mut out.buffer);
+        if attachment.revpos <= known {
+            out.buffer.extend_from_slice(b",\"stub\":true}");
+            continue;
+        }
+        out.buffer.extend_from_slice(b",\"data\":\"");
+        // Whatever is told of its encoding: inline it comes as what it is.
+        let mut reader = view.attachment(&document.id, attachment, None, true);
+        let mut rest: Vec<u8> = Vec::new();
+        while let Some(bytes) = reader.next().await? {
+            rest.extend_from_slice(&bytes);
+            // Three bytes are four digits.
+            let whole = rest.len() / 3 * 3;
+            write_base64(&rest[..whole], &mut out.buffer);
+            rest.drain(..whole);
+            out.flush_full().await?;
+        }
+        write_base64(&rest, &mut out.buffer);
+        out.buffer.extend_from_slice(b"\"}");
+    }
+    out.buffer.push(b'}');
+    document.end_json(extras, &mut out.buffer);
+    Ok(())
+}
+
+fn write_base64(bytes: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + bytes.len().div_ceil(3) * 4, 0);
+    BASE64.encode_slice(bytes, &mut out[start..]).expect("it has room for all digits");
+}
+
+/// The newest generation of the document's own that the client has, by `atts_since`.
+pub(crate) async fn known_generation(
+    view: &View,
+    document: &Document,
+    shape: &Shape,
+) -> Result<u32, Failure> {
+    let Some(since) = &shape.attachments_since else { return Ok(0) };
+    let history = view.history(&document.id, document.revision).await?;
+    Ok(newest_known(document.revision, &history, since))
+}
+
+/// The generation of the newest of `since` that the history holds, which leads to `revision`.
+fn newest_known(revision: Revision, history: &[[u8; 16]], since: &[Revision]) -> u32 {
+    let has = |known: &&Revision| {
+        let age = revision.generation.checked_sub(known.generation);
+        age.and_then(|age| history.get(age as usize)) == Some(&known.hash)
+    };
+    since.iter().filter(has).map(|known| known.generation).max().unwrap_or(0)
 }
 
 /// `_revs_info`: of a leaf's path the leaf's body alone is kept.
@@ -123,9 +264,13 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     let (mut revision, mut deleted) = (None, false);
     if !query.0.is_empty() {
         if let Some(list) = query.get("open_revs") {
-            return open_revs(call, database, &view, id, &list).await;
+            let wanted = open_revs::parse(&list)?;
+            // To ask for none is not to ask for revisions.
+            if wanted.as_ref().is_none_or(|wanted| !wanted.is_empty()) {
+                return open_revs::get(call, view, id, wanted).await;
+            }
         }
-        shape = Shape::from_query(query);
+        shape = Shape::from_query(query)?;
         revision = query.get("rev").map(|text| text.parse::<Revision>()).transpose()?;
         // Asked for the latest CouchDB answers with the winner, whatever `rev` says.
         if query.is_true("latest") {
@@ -145,7 +290,7 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
         None => view.document(id).await?,
         Some(revision) => one_revision(&view, id, revision).await?,
     };
-    let extras = shape.extras(database, &view, &document).await?;
+    let extras = shape.extras(&view, &document).await?;
     let has_meta = !extras.conflicts.is_empty()
         || !extras.deleted_conflicts.is_empty()
         || extras.local_seq.is_some()
@@ -154,10 +299,24 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     if !has_meta && matches_tag(call, &tag) {
         return Ok(not_modified(tag));
     }
-    let mut text = Vec::with_capacity(document.body.len() + id.len() + ENVELOPE_BYTES);
-    document.write_json(&extras, &mut text);
-    text.push(b'\n');
-    let mut response = reply::json(StatusCode::OK, text);
+    let has_content = shape.attachments && !document.attachments.is_empty();
+    let mut response = if has_content && multipart::accepts(call.header(header::ACCEPT), related::TYPE) {
+        let known = known_generation(&view, &document, &shape).await?;
+        related::answer(call, view, document, extras, known).await?
+    } else if has_content {
+        let (view, limits) = (view.clone(), &call.server.limits);
+        stream::respond(limits, async move |mut out| {
+            write_document(&view, &document, &shape, &extras, &mut out).await?;
+            out.buffer.push(b'\n');
+            Ok(out)
+        })
+        .await?
+    } else {
+        let mut text = Vec::with_capacity(document.body.len() + id.len() + ENVELOPE_BYTES);
+        document.write_json(&extras, &mut text);
+        text.push(b'\n');
+        reply::json(StatusCode::OK, text)
+    };
     if !has_meta {
         reply::set_header(&mut response, header::ETAG, tag);
     }
@@ -184,7 +343,7 @@ async fn without_body(call: &Call<'_>, view: &View, id: &str) -> Result<Option<R
     Ok(Some(response))
 }
 
-async fn one_revision(view: &View, id: &str, revision: Revision) -> Result<Document, Failure> {
+pub(crate) async fn one_revision(view: &View, id: &str, revision: Revision) -> Result<Document, Failure> {
     view.revision(id, revision, false).await?.into_iter().next().ok_or_else(Failure::missing)
 }
 
@@ -198,54 +357,21 @@ pub(crate) fn etag(revision: Revision) -> Bytes {
 }
 
 /// Whether the client's cache has that revision.
-fn matches_tag(call: &Call<'_>, tag: &[u8]) -> bool {
+pub(crate) fn matches_tag(call: &Call<'_>, tag: &[u8]) -> bool {
     let sent = call.head.headers.get_all(header::IF_NONE_MATCH).iter();
     sent.filter_map(|value| value.to_str().ok())
         .flat_map(|tags| tags.split(','))
         .any(|sent| sent.trim().trim_start_matches("W/").as_bytes() == tag)
 }
 
-fn not_modified(tag: Bytes) -> Response<Body> {
+pub(crate) fn not_modified(tag: Bytes) -> Response<Body> {
     let mut response = reply::empty(StatusCode::NOT_MODIFIED);
     reply::set_header(&mut response, header::ETAG, tag);
     response
 }
 
-/// Several revisions at once: all leaves, or a JSON list of them.
-async fn open_revs(call: &Call<'_>, database: &Database, view: &View, id: &str, list: &str) -> Answer {
-    let shape = Shape::from_query(call.query());
-    let wanted = match list {
-        "all" => None,
-        list => Some(revision_list(list)?),
-    };
-    let found = revisions_of(view, id, wanted.as_deref(), call.query().is_true("latest")).await?;
-    if found.is_empty() && wanted.is_none() {
-        return Err(Failure::missing());
-    }
-    let mut parts = Vec::with_capacity(found.len());
-    for item in found {
-        let mut part = Vec::new();
-        match item {
-            Found::Document(document) => {
-                let extras = shape.extras(database, view, &document).await?;
-                document.write_json(&extras, &mut part);
-                parts.push((true, part));
-            }
-            Found::Missing(revision) => {
-                revision.write(&mut part);
-                parts.push((false, part));
-            }
-        }
-    }
-    Ok(if only_multipart(call) {
-        multipart(&parts)
-    } else {
-        reply::json(StatusCode::OK, open_revs_json(&parts))
-    })
-}
-
 /// A JSON list of revisions.
-fn revision_list(text: &str) -> Result<Vec<Revision>, Failure> {
+pub(crate) fn revision_list(text: &str) -> Result<Vec<Revision>, Failure> {
     let raw = crate::query::json_value(text)?;
     let list = json::list(raw).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
     list.into_iter().map(|item| parse_revision(item.get())).collect()
@@ -257,115 +383,35 @@ pub(crate) fn parse_revision(raw: &str) -> Result<Revision, Failure> {
     Ok(text.parse::<Revision>()?)
 }
 
-/// One of the revisions asked for.
-pub(crate) enum Found {
-    Document(Document),
-    Missing(Revision),
-}
-
-/// The wanted revisions, or all leaves. With `latest` a revision stands for the leaves that
-/// descend from it, each of which is given once.
-pub(crate) async fn revisions_of(
-    view: &View,
-    id: &str,
-    wanted: Option<&[Revision]>,
-    latest: bool,
-) -> Result<Vec<Found>, Failure> {
-    let leaves: Vec<Revision>;
-    let wanted = match wanted {
-        Some(wanted) => wanted,
-        None => {
-            leaves = view.leaves(id).await?.into_iter().map(|leaf| leaf.revision).collect();
-            &leaves
-        }
-    };
-    let mut found: Vec<Found> = Vec::with_capacity(wanted.len());
-    let mut given = HashSet::new();
-    for revision in wanted {
-        // A tree may have many leaves, and they are looked for in the index: others get their turn.
-        tokio::task::consume_budget().await;
-        match view.revision(id, *revision, latest).await {
-            Ok(documents) if documents.is_empty() => found.push(Found::Missing(*revision)),
-            Ok(documents) => {
-                let fresh = documents.into_iter().filter(|document| given.insert(document.revision));
-                found.extend(fresh.map(Found::Document));
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => found.push(Found::Missing(*revision)),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(found)
-}
-
-/// Whether the client takes several parts and no JSON.
-fn only_multipart(call: &Call<'_>) -> bool {
-    call.header(header::ACCEPT).is_some_and(|accept| {
-        accept.contains("multipart/mixed") && !accept.contains("application/json") && !accept.contains("*/*")
-    })
-}
-
-fn open_revs_json(parts: &[(bool, Vec<u8>)]) -> Vec<u8> {
-    let mut text = vec![b'['];
-    for (index, (found, part)) in parts.iter().enumerate() {
-        if index > 0 {
-            text.push(b',');
-        }
-        write_open_rev(*found, part, &mut text);
-    }
-    text.extend_from_slice(b"]\n");
-    text
-}
-
-/// `{"ok":…}` or `{"missing":"…"}`.
-fn write_open_rev(found: bool, part: &[u8], text: &mut Vec<u8>) {
-    text.extend_from_slice(if found { b"{\"ok\":" } else { b"{\"missing\":\"" });
-    text.extend_from_slice(part);
-    text.extend_from_slice(if found { b"}" } else { b"\"}" });
-}
-
-/// What CouchDB's own replicator asks for. No document has attachments yet, so each part is
-/// JSON; what a document could hold of the boundary is ruled out by its length and randomness.
-fn multipart(parts: &[(bool, Vec<u8>)]) -> Response<Body> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).expect("the system gives randomness");
-    let mut boundary = Vec::with_capacity(32);
-    settee_doc::write_hash(&random, &mut boundary);
-    let mut text = b"--".to_vec();
-    text.extend_from_slice(&boundary);
-    for (found, part) in parts {
-        if *found {
-            text.extend_from_slice(b"\r\nContent-Type: application/json\r\n\r\n");
-            text.extend_from_slice(part);
-        } else {
-            text.extend_from_slice(b"\r\nContent-Type: application/json; error=\"true\"\r\n\r\n");
-            write_open_rev(false, part, &mut text);
-        }
-        text.extend_from_slice(b"\r\n--");
-        text.extend_from_slice(&boundary);
-    }
-    text.extend_from_slice(b"--");
-    let mut response = reply::json(StatusCode::OK, text);
-    let kind = [b"multipart/mixed; boundary=\"".as_slice(), &boundary, b"\""].concat();
-    reply::set_header(&mut response, header::CONTENT_TYPE, kind);
-    response
-}
-
 async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer {
     settee_doc::check_document_id(id)?;
     let kind = call.header(header::CONTENT_TYPE).unwrap_or("");
-    if kind.starts_with("multipart/related") {
-        return Err(Failure::not_implemented("Attachments are not implemented yet."));
-    }
+    let mut parts = match multipart::parameters(kind).0 == related::TYPE {
+        true => Some(Parts::new(kind)?),
+        false => None,
+    };
     let replicated = call.query().get("new_edits").is_some_and(|value| value == "false");
     let stage = call.stage()?;
-    let body = call.read_body().await?;
-    let parsed = body::parse_edit(&body.text, call.server.document_options).await;
+    let Held { text, share: _for_the_edit } = match &mut parts {
+        Some(parts) => related::read_document(parts, call).await?,
+        None => call.read_body().await?,
+    };
+    let parsed = body::parse_edit(&text, call.server.document_options).await;
     let mut edit = parsed.map_err(|error| named(error, id))?;
     id.clone_into(&mut edit.id);
     edit.revision = one_of(call, edit.revision, revision_text)?;
     let deleted = edit.deleted;
-    let revision = if replicated {
+    if replicated {
         check_replicated(&edit)?;
+    }
+    if let Some(parts) = &mut parts {
+        drop(text);
+        if !replicated {
+            check_leaf(&database.view(), &edit).await?;
+        }
+        related::receive(parts, call, database, &mut edit).await?;
+    }
+    let revision = if replicated {
         let revisions = database.replicate_all(vec![edit], stage).await?;
         revisions.into_iter().next().ok_or_else(Failure::missing)??
     } else {
@@ -393,6 +439,18 @@ pub(crate) fn saved(
     reply::set_header(&mut response, header::LOCATION, location(call, name, Some(id)));
     reply::set_header(&mut response, header::ETAG, tag);
     response
+}
+
+/// Nothing is uploaded for an edit that is bound to be a conflict.
+pub(crate) async fn check_leaf(view: &View, edit: &Edit) -> Result<(), Failure> {
+    let fits = match edit.revision {
+        Some(revision) => view.leaves(&edit.id).await?.iter().any(|leaf| leaf.revision == revision),
+        None => view.find(&edit.id).await?.is_none_or(|summary| summary.deleted),
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(settee_doc::Error::new(ErrorKind::Conflict, "Document update conflict.").into()),
+    }
 }
 
 /// CouchDB names the document that is too large; its id may be known from the path alone.
@@ -454,26 +512,4 @@ async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answ
     let mut response = reply::saved(status, id, text);
     reply::set_header(&mut response, header::ETAG, tag);
     Ok(response)
-}
-
-/// Appends `,"doc":` and the document.
-pub(crate) async fn write_doc_member(
-    database: &Database,
-    view: &View,
-    document: &Document,
-    conflicts: bool,
-    out: &mut Vec<u8>,
-) -> Result<(), Failure> {
-    let shape = Shape { conflicts, ..Shape::default() };
-    let extras = shape.extras(database, view, document).await?;
-    out.extend_from_slice(b",\"doc\":");
-    document.write_json(&extras, out);
-    Ok(())
-}
-
-/// Appends `"seq":"…",` of a changes row.
-pub(crate) fn write_seq_member(database: &Database, seq: settee_doc::Seq, out: &mut Vec<u8>) {
-    out.extend_from_slice(b"\"seq\":");
-    quoted_seq(database, seq, out);
-    out.push(b',');
 }

@@ -72,6 +72,14 @@ impl Failure {
         failure
     }
 
+    /// 503: as many requests as may be are at work.
+    pub(crate) fn too_many_requests() -> Failure {
+        let reason = "The server works at as many requests as it may.";
+        let mut failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service unavailable", reason);
+        failure.header = Some((header::RETRY_AFTER, "1"));
+        failure
+    }
+
     /// 405 with the methods there are, as CouchDB lists them.
     pub(crate) fn method_not_allowed(methods: &'static str) -> Failure {
         let reason = format!("Only {methods} allowed");
@@ -108,10 +116,14 @@ fn status_and_name(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
         ErrorKind::BadRequest => (StatusCode::BAD_REQUEST, "bad_request"),
         ErrorKind::IllegalDocId => (StatusCode::BAD_REQUEST, "illegal_docid"),
+        ErrorKind::IllegalPartition => (StatusCode::BAD_REQUEST, "illegal_partition"),
         ErrorKind::IllegalDatabaseName => (StatusCode::BAD_REQUEST, "illegal_database_name"),
         ErrorKind::DatabaseExists => (StatusCode::PRECONDITION_FAILED, "file_exists"),
         ErrorKind::DocValidation => (StatusCode::BAD_REQUEST, "doc_validation"),
         ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "document_too_large"),
+        ErrorKind::AttachmentTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "attachment_too_large"),
+        ErrorKind::DigestMismatch => (StatusCode::BAD_REQUEST, "content_md5_mismatch"),
+        ErrorKind::MissingStub => (StatusCode::PRECONDITION_FAILED, "missing_stub"),
         // Spelled as CouchDB spells it.
         ErrorKind::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "insufficent_storage"),
         ErrorKind::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "service unavailable"),

@@ -13,30 +13,52 @@
 //! This crate knows nothing of file formats.
 
 mod all_docs;
+mod attachment;
 mod auth;
 mod backup;
 mod body;
 mod bulk;
+mod bulk_get;
 mod changes;
+mod cluster;
+mod compress;
+mod config_store;
+mod connection;
+mod copy;
 mod database;
+mod db_updates;
+mod dbs_info;
 mod document;
+mod encoding;
 mod error;
+mod form;
 mod json;
 mod limits;
 mod local;
 mod metrics;
+mod multipart;
+mod node;
+mod open_revs;
+mod partition;
+mod purge;
 mod query;
+mod related;
 mod reply;
 mod revisions;
 mod root;
 mod router;
 mod server;
 mod session;
+mod shards;
 mod socket;
+mod stats;
 mod stream;
+mod tasks;
+mod uuids;
 
 pub use auth::Admin;
 pub use backup::IDENTITY_FILES;
+pub use config_store::CONFIG_FILE;
 pub use limits::Limits;
 pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
 

@@ -5,6 +5,12 @@
 pub struct Limits {
     /// Connections served at once; further ones wait to be accepted.
     pub max_connections: usize,
+    /// Requests that may be at work at once, from the end of their heads to the head of their
+    /// answers: what streams, a feed above all, is held by the limits on connections. Past it: 503.
+    pub max_requests_in_flight: usize,
+    /// Requests that a connection may have under way at once where it speaks HTTP/2, streams that
+    /// are still being sent included. Past it the client has to wait.
+    pub max_streams: u32,
     /// Bytes of a request's head: its first line and headers. Past it: 431.
     pub max_head_bytes: usize,
     /// Headers of a request. Past it: 431.
@@ -17,6 +23,8 @@ pub struct Limits {
     pub request_bytes_in_flight_max: u64,
     /// Bytes of a document's JSON text. Past it: 413.
     pub max_document_size: usize,
+    /// Bytes of an attachment. Past it: 413.
+    pub max_attachment_size: u64,
     /// Bytes of a refused body that are read and thrown away, so that the client, which may
     /// still be sending, gets its answer. Past it the connection is closed.
     pub max_discard_bytes: u64,
@@ -24,6 +32,10 @@ pub struct Limits {
     pub head_timeout_ms: u64,
     /// How long a client may pause within a request's body. Past it: 408.
     pub body_timeout_ms: u64,
+    /// Whether answers are compressed for clients that take gzip.
+    pub compress_answers: bool,
+    /// Names that `POST /_dbs_info` takes.
+    pub max_dbs_info_names: usize,
     /// Identifiers that `_uuids` gives at once.
     pub max_uuids: u64,
     /// Ids that a feed with `filter=_doc_ids` takes.
@@ -48,14 +60,19 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             max_connections: 4096,
+            max_requests_in_flight: 4096,
+            max_streams: 100,
             max_head_bytes: 64 << 10,
             max_headers: 100,
             max_request_bytes: 256 << 20,
             request_bytes_in_flight_max: 1 << 30,
             max_document_size: 8_000_000,
+            max_attachment_size: 1 << 30,
             max_discard_bytes: 1 << 30,
             head_timeout_ms: 60_000,
             body_timeout_ms: 30_000,
+            compress_answers: false,
+            max_dbs_info_names: 100,
             max_uuids: 1000,
             max_feed_doc_ids: 100_000,
             stream_chunk_bytes: 64 << 10,

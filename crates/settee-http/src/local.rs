@@ -11,7 +11,7 @@ use crate::document::one_of;
 use crate::error::Failure;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
-use crate::{body, json};
+use crate::{body, copy, json};
 
 /// `id` begins with `_local/`.
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
@@ -28,9 +28,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &st
             let stage = call.stage()?;
             put(call, &database, Edit::delete(id, None), stage).await
         }
-        _ if call.method().as_str() == "COPY" => {
-            Err(Failure::not_implemented("COPY is not implemented yet."))
-        }
+        _ if call.method().as_str() == "COPY" => copy::handle(call, &database, id).await,
         _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,POST,PUT,COPY")),
     }
 }
@@ -38,18 +36,23 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &st
 async fn get(database: &Database, id: &str) -> Answer {
     let (revision, body) = database.view().local(id.strip_prefix("_local/").unwrap_or(id)).await?;
     let mut text = Vec::with_capacity(body.len() + id.len() + 48);
-    json::object(&mut text, |text| {
-        text.extend_from_slice(b"\"_id\":");
-        settee_doc::write_json_string(id, text);
-        text.extend_from_slice(b",\"_rev\":");
-        settee_doc::write_json_string(&revision, text);
-        if !body.is_empty() {
-            text.push(b',');
-            text.extend_from_slice(&body);
-        }
-    });
+    write_json(id, &revision, &body, &mut text);
     text.push(b'\n');
     Ok(reply::json(StatusCode::OK, text))
+}
+
+/// Appends a local document's JSON text.
+pub(crate) fn write_json(id: &str, revision: &str, body: &[u8], out: &mut Vec<u8>) {
+    json::object(out, |out| {
+        out.extend_from_slice(b"\"_id\":");
+        settee_doc::write_json_string(id, out);
+        out.extend_from_slice(b",\"_rev\":");
+        settee_doc::write_json_string(revision, out);
+        if !body.is_empty() {
+            out.push(b',');
+            out.extend_from_slice(body);
+        }
+    });
 }
 
 /// Writes or deletes a local document, and answers.

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, StatusCode};
@@ -30,6 +30,7 @@ use crate::Limits;
 use crate::error::Failure;
 use crate::reply::{self, Answer};
 use crate::server::Call;
+use crate::stats::Counters;
 
 /// The methods that are told apart; all others are `other`.
 const METHODS: [&str; 8] = ["GET", "HEAD", "PUT", "POST", "DELETE", "COPY", "OPTIONS", "other"];
@@ -50,6 +51,9 @@ pub(crate) struct Metrics {
     requests: [[Counter; CODES.len()]; METHODS.len()],
     accepted: Counter,
     connections: Gauge<i64, AtomicI64>,
+    /// What `_stats` tells.
+    pub(crate) counters: Counters,
+    started: Instant,
 }
 
 impl Metrics {
@@ -71,15 +75,27 @@ impl Metrics {
         let limit = ConstGauge::new(limits.max_connections as u64);
         ours.register("httpd_connections_max", "Connections served at once at most", limit);
         ours.register_collector(Box::new(EngineMetrics { databases, started: Instant::now() }));
-        Metrics { registry, requests, accepted, connections }
+        let counters = Counters::default();
+        Metrics { registry, requests, accepted, connections, counters, started: Instant::now() }
     }
 
     /// Counts an answer.
     pub(crate) fn count_request(&self, method: &Method, status: StatusCode) {
+        self.counters.count(method, status);
         let others = METHODS.len() - 1;
         let method = METHODS[..others].iter().position(|name| *name == method.as_str()).unwrap_or(others);
         let code = usize::from(status.as_u16() / 100).clamp(2, 5) - 2;
         self.requests[method][code].inc();
+    }
+
+    /// Requests that were answered.
+    pub(crate) fn request_count(&self) -> u64 {
+        self.requests.iter().flatten().map(Counter::get).sum()
+    }
+
+    /// For how long the server has run.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Counts a connection, which is open until what this returns is dropped.

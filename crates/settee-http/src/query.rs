@@ -55,6 +55,16 @@ impl<'a> Segments<'a> {
         }
     }
 
+    /// All that is left as one name, its slashes kept; None at the end.
+    pub(crate) fn rest(&mut self) -> Result<Option<Cow<'a, str>>, Failure> {
+        let rest = std::mem::take(&mut self.rest).trim_start_matches('/');
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let bad = || Failure::bad_request("Attachment name is not UTF-8 encoded");
+        decode(rest).map(Some).ok_or_else(bad)
+    }
+
     /// Whether no segment follows.
     pub(crate) fn at_end(&self) -> bool {
         self.rest.bytes().all(|byte| byte == b'/')

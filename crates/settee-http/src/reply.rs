@@ -9,11 +9,15 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use tokio::sync::mpsc;
 
+use crate::compress::Gzip;
 use crate::error::Failure;
 use crate::json;
 
 /// What a handler returns.
 pub(crate) type Answer = Result<Response<Body>, Failure>;
+
+/// Bytes of a buffer that are compressed at once.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// An answer that broke off: its connection is closed, so that the client knows.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +27,16 @@ pub(crate) struct Aborted;
 /// A response's body.
 pub(crate) enum Body {
     Full(Bytes),
-    Chunks { first: Option<Part>, rest: mpsc::Receiver<Part> },
+    Chunks {
+        first: Option<Part>,
+        rest: mpsc::Receiver<Part>,
+        gzip: Option<Box<Gzip>>,
+    },
+    /// A buffer that is compressed piece by piece, as it is sent; None at its end.
+    Compressed {
+        rest: Bytes,
+        gzip: Option<Box<Gzip>>,
+    },
 }
 
 /// What a streamed answer is sent as. One whose sender goes without `End` has broken off.
@@ -47,16 +60,29 @@ impl HttpBody for Body {
         match &mut *self {
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Body::Chunks { first, rest } => {
+            Body::Compressed { rest, gzip } => {
+                let piece = rest.split_to(rest.len().min(PIECE_BYTES));
+                let bytes = match gzip {
+                    None => return Poll::Ready(None),
+                    Some(encoder) if !piece.is_empty() => encoder.chunk(&piece),
+                    some => some.take().map(|gzip| gzip.end()).unwrap_or_default(),
+                };
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Body::Chunks { first, rest, gzip } => {
                 let part = match first.take() {
                     Some(part) => Some(part),
                     None => ready!(rest.poll_recv(context)),
                 };
                 Poll::Ready(match part {
-                    Some(Part::Chunk(chunk)) => Some(Ok(Frame::data(chunk))),
+                    Some(Part::Chunk(chunk)) => Some(Ok(Frame::data(match gzip {
+                        Some(gzip) => gzip.chunk(&chunk),
+                        None => chunk,
+                    }))),
                     Some(Part::End) => {
+                        let last = gzip.take().map(|gzip| Ok(Frame::data(gzip.end())));
                         *self = Body::Full(Bytes::new());
-                        None
+                        last
                     }
                     None => Some(Err(Aborted)),
                 })
@@ -71,7 +97,7 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Body::Chunks { .. } => SizeHint::default(),
+            Body::Chunks { .. } | Body::Compressed { .. } => SizeHint::default(),
         }
     }
 }

@@ -1,18 +1,19 @@
-//! What the server tells of itself: `/`, `_up`, `_all_dbs`, `_uuids`.
+//! What the server tells of itself: `/`, `_up`, `_all_dbs`, `_uuids`, and what browsers ask for.
 
 use std::ops::Bound;
-use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
+use hyper::{Method, StatusCode};
 use settee_doc::NameRange;
 
+use crate::config_store::Maintenance;
 use crate::error::Failure;
-use crate::query::{self, Key};
+use crate::query::{self, Key, Query};
 use crate::reply::{self, Answer};
 use crate::server::Call;
-use crate::{COUCHDB_VERSION, json};
+use crate::{COUCHDB_VERSION, body, database, json};
 
 /// The answer to `GET /`. `git_sha` names Settee's version, since there is no CouchDB here.
 pub(crate) fn welcome_text(uuid: &str) -> Bytes {
@@ -38,10 +39,19 @@ pub(crate) fn welcome(call: &Call<'_>) -> Answer {
     Ok(reply::json(StatusCode::OK, call.server.welcome.clone()))
 }
 
-/// 200 while writes are taken, 503 with the reason once a log has stopped.
+/// 200 while writes are taken, 503 with the reason once a log has stopped; 404 where the
+/// configuration says that the server is being worked at.
 pub(crate) fn up(call: &Call<'_>) -> Answer {
     if !call.is_get() {
         return Err(Failure::method_not_allowed("GET,HEAD"));
+    }
+    let worked_at = match call.server.maintenance {
+        Maintenance::None => None,
+        Maintenance::Mode => Some("{\"status\":\"maintenance_mode\"}\n"),
+        Maintenance::NoBalancing => Some("{\"status\":\"nolb\"}\n"),
+    };
+    if let Some(text) = worked_at {
+        return Ok(reply::json(StatusCode::NOT_FOUND, text));
     }
     match call.server.databases.health() {
         Ok(()) => Ok(reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\",\"seeds\":{}}\n"))),
@@ -62,10 +72,19 @@ pub(crate) fn all_dbs(call: &Call<'_>) -> Answer {
     if !call.is_get() {
         return Err(Failure::method_not_allowed("GET,HEAD"));
     }
+    let range = name_range(call.query())?;
+    let mut text = vec![b'['];
+    call.server.databases.visit_names(range, |name| write_item(name, &mut text));
+    text.extend_from_slice(b"]\n");
+    Ok(reply::json(StatusCode::OK, text))
+}
+
+/// The range of names that a query asks for.
+pub(crate) fn name_range(query: Query<'_>) -> Result<NameRange, Failure> {
     let (mut start, mut end) = (None, None);
     let (mut inclusive_end, mut descending) = (true, false);
     let (mut limit, mut skip) = (u64::MAX, 0);
-    for (name, value) in call.query().pairs() {
+    for (name, value) in query.pairs() {
         match name.as_ref() {
             "startkey" | "start_key" => start = Some(Key::parse(&value)?),
             "endkey" | "end_key" => end = Some(Key::parse(&value)?),
@@ -88,12 +107,7 @@ pub(crate) fn all_dbs(call: &Call<'_>) -> Answer {
     let (start, end) = if descending { (end, start) } else { (start, end) };
     let skip = usize::try_from(skip).unwrap_or(usize::MAX);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let mut text = vec![b'['];
-    call.server.databases.visit_names(NameRange { start, end, descending, skip, limit }, |name| {
-        write_item(name, &mut text);
-    });
-    text.extend_from_slice(b"]\n");
-    Ok(reply::json(StatusCode::OK, text))
+    Ok(NameRange { start, end, descending, skip, limit })
 }
 
 /// Adds a string to an array that has been begun.
@@ -129,58 +143,86 @@ pub(crate) fn uuids(call: &Call<'_>) -> Answer {
     Ok(response)
 }
 
-/// Makes identifiers like CouchDB's: a random prefix and a number that grows by random steps,
-/// so that documents made one after the other lie side by side.
-pub(crate) struct Uuids(Mutex<Sequence>);
-
-struct Sequence {
-    prefix: [u8; 13],
-    number: u32,
-    /// State of the generator that draws the steps; they are no secret.
-    steps: u64,
+/// `POST /_reload_query_servers`: there are none, and so all are as new.
+pub(crate) fn reload_query_servers(call: &Call<'_>) -> Answer {
+    if *call.method() != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    body::check_json_type(&call.head.headers)?;
+    Ok(reply::ok(StatusCode::OK))
 }
 
-/// Past this a new prefix is drawn: three bytes less one step.
-const NUMBER_MAX: u32 = 0xfff000;
-
-impl Uuids {
-    pub(crate) fn new() -> Uuids {
-        Uuids(Mutex::new(Sequence::draw()))
+/// `_utils`, where CouchDB has its console: `/_utils` leads to `/_utils/`, as there.
+pub(crate) fn utils(call: &Call<'_>, rest: &str) -> Answer {
+    if !call.is_get() {
+        return Err(Failure::method_not_allowed("GET,HEAD"));
     }
+    if rest.is_empty() && !call.head.uri.path().ends_with('/') {
+        let mut response = reply::empty(StatusCode::MOVED_PERMANENTLY);
+        response.headers_mut().remove(header::CONTENT_TYPE);
+        reply::set_header(&mut response, header::LOCATION, database::location(call, "_utils", Some("")));
+        return Ok(response);
+    }
+    const REASON: &str = "The console is not implemented yet.";
+    if !call.header(header::ACCEPT).unwrap_or_default().contains("text/html") {
+        return Err(Failure::not_implemented(REASON));
+    }
+    let page = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Settee</title>\
+         <h1>Settee</h1><p>{REASON} The API is at <a href=\"/\">/</a>.</html>\n"
+    );
+    let mut response = reply::json(StatusCode::NOT_IMPLEMENTED, page);
+    let html = HeaderValue::from_static("text/html; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, html);
+    Ok(response)
+}
 
-    /// 32 hex digits.
-    pub(crate) fn next(&self) -> String {
-        let mut sequence = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if sequence.number > NUMBER_MAX {
-            *sequence = Sequence::draw();
+/// `favicon.ico`, for a year.
+pub(crate) fn favicon(call: &Call<'_>) -> Answer {
+    const AGE_S: u64 = 365 * 24 * 60 * 60;
+    if !call.is_get() {
+        return Err(Failure::method_not_allowed("GET,HEAD"));
+    }
+    let mut response = reply::json(StatusCode::OK, favicon_bytes());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("image/x-icon"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("public, max-age=31536000"));
+    let expires = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(AGE_S));
+    reply::set_header(&mut response, header::EXPIRES, expires);
+    Ok(response)
+}
+
+/// A settee, seen from the front: sixteen lines of sixteen points, the lowest line last.
+const ICON: [u16; 16] = [
+    0x0000, 0x0000, 0x0ff0, 0x1ff8, 0x1818, 0x1818, 0x7bde, 0xfbdf, 0xdbdb, 0xd81b, 0xdffb, 0xdffb, 0xfe7f,
+    0x6006, 0x6006, 0x0000,
+];
+
+/// The icon as a file of one image of two colours. An image's lines begin with the lowest, and
+/// each takes four bytes.
+///
+/// Source: the structures ICONDIR, ICONDIRENTRY and BITMAPINFOHEADER of the Windows API.
+fn favicon_bytes() -> Vec<u8> {
+    const IMAGE_BYTES: u32 = 40 + 8 + 2 * 64;
+    let mut file = vec![0, 0, 1, 0, 1, 0, 16, 16, 2, 0, 1, 0, 1, 0];
+    file.extend(IMAGE_BYTES.to_le_bytes());
+    file.extend(22_u32.to_le_bytes());
+    // Twice the height: the image and its mask.
+    for number in [40_u32, 16, 32] {
+        file.extend(number.to_le_bytes());
+    }
+    file.extend([1, 0, 1, 0]);
+    file.extend([0; 24]);
+    // Two colours: none, and a red.
+    file.extend([0, 0, 0, 0, 0x2b, 0x24, 0xb5, 0]);
+    for is_mask in [false, true] {
+        for line in ICON.iter().rev() {
+            let line = if is_mask { !line } else { *line };
+            file.extend(line.to_be_bytes());
+            file.extend([0, 0]);
         }
-        let mut bytes = [0; 16];
-        bytes[..13].copy_from_slice(&sequence.prefix);
-        bytes[13..].copy_from_slice(&sequence.number.to_be_bytes()[1..]);
-        let mut digits = Vec::with_capacity(32);
-        settee_doc::write_hash(&bytes, &mut digits);
-        sequence.advance();
-        String::from_utf8(digits).expect("hex digits are ASCII")
     }
-}
-
-impl Sequence {
-    fn draw() -> Sequence {
-        let (mut prefix, mut seed) = ([0; 13], [0; 8]);
-        getrandom::fill(&mut prefix).expect("the system gives randomness");
-        getrandom::fill(&mut seed).expect("the system gives randomness");
-        let mut sequence = Sequence { prefix, number: 0, steps: u64::from_ne_bytes(seed) | 1 };
-        sequence.advance();
-        sequence
-    }
-
-    /// Adds 1 to 4094 (xorshift64).
-    fn advance(&mut self) {
-        self.steps ^= self.steps << 13;
-        self.steps ^= self.steps >> 7;
-        self.steps ^= self.steps << 17;
-        self.number += 1 + (self.steps % 0xffe) as u32;
-    }
+    file
 }
 
 #[cfg(test)]
@@ -188,22 +230,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_are_distinct_and_mostly_in_order() {
-        let uuids = Uuids::new();
-        let drawn: Vec<String> = (0..20_000).map(|_| uuids.next()).collect();
-        assert!(drawn.iter().all(|uuid| uuid.len() == 32 && uuid.bytes().all(|b| b.is_ascii_hexdigit())));
-        let descents = drawn.windows(2).filter(|pair| pair[0] >= pair[1]).count();
-        // A prefix lasts for about 8,000: a new one may begin lower.
-        assert!(descents <= 6, "{descents} descents");
-        let distinct: std::collections::HashSet<_> = drawn.iter().collect();
-        assert_eq!(distinct.len(), drawn.len());
-    }
-
-    #[test]
     fn the_welcome_names_the_version_spoken_and_the_vendor() {
         let welcome: serde_json::Value = serde_json::from_slice(&welcome_text("ab")).unwrap();
         assert_eq!(welcome["version"], "3.5.0");
         assert_eq!(welcome["vendor"]["name"], "Settee");
         assert_eq!(welcome["uuid"], "ab");
+    }
+
+    #[test]
+    fn the_icon_is_as_long_as_it_says() {
+        let file = favicon_bytes();
+        let declared = u32::from_le_bytes(file[14..18].try_into().unwrap());
+        assert_eq!((file.len() as u32 - 22, declared), (176, 176));
     }
 }

@@ -9,49 +9,31 @@ use std::sync::Arc;
 use hyper::Method;
 use settee_doc::Database;
 
+use crate::all_docs::Scope;
 use crate::auth::Caller;
 use crate::error::Failure;
 use crate::query::Segments;
 use crate::reply::Answer;
 use crate::server::Call;
-use crate::{all_docs, backup, bulk, changes, database, document, local, metrics, revisions, root, session};
+use crate::{
+    all_docs, attachment, backup, bulk, bulk_get, changes, cluster, database, db_updates, dbs_info, document,
+    local, node, partition, purge, revisions, root, session, shards, tasks,
+};
 
 /// What CouchDB has beside databases and isn't here yet.
-const SERVER_NOT_YET: &[&str] = &[
-    "_active_tasks",
-    "_cluster_setup",
-    "_db_updates",
-    "_dbs_info",
-    "_membership",
-    "_nouveau_analyze",
-    "_reload_query_servers",
-    "_replicate",
-    "_reshard",
-    "_scheduler",
-    "_search_analyze",
-    "_utils",
-];
+const SERVER_NOT_YET: &[&str] =
+    &["_nouveau_analyze", "_replicate", "_reshard", "_scheduler", "_search_analyze"];
 
 /// What CouchDB's databases have and isn't here yet.
 const DATABASE_NOT_YET: &[&str] = &[
     "_auto_purge",
-    "_design_docs",
     "_explain",
     "_find",
     "_index",
-    "_local_docs",
     "_nouveau_cleanup",
-    "_partition",
-    "_purge",
-    "_purged_infos",
-    "_purged_infos_limit",
-    "_revs_limit",
     "_search_cleanup",
     "_security",
-    "_shards",
-    "_sync_shards",
     "_temp_view",
-    "_view_cleanup",
 ];
 
 /// Answers a request.
@@ -63,6 +45,8 @@ pub(crate) async fn route(call: &mut Call<'_>) -> Answer {
     match first.as_ref() {
         "_up" if path.at_end() => return root::up(call),
         "_session" if path.at_end() => return session::handle(call).await,
+        "_utils" => return root::utils(call, &path.rest()?.unwrap_or_default()),
+        "favicon.ico" => return root::favicon(call),
         _ => {}
     }
     if call.caller == Caller::Anonymous {
@@ -71,9 +55,14 @@ pub(crate) async fn route(call: &mut Call<'_>) -> Answer {
     match first.as_ref() {
         "_all_dbs" if path.at_end() => root::all_dbs(call),
         "_uuids" if path.at_end() => root::uuids(call),
-        "_node" => route_node(call, path),
+        "_node" => node::handle(call, path).await,
+        "_active_tasks" if path.at_end() => tasks::active(call),
+        "_cluster_setup" if path.at_end() => cluster::setup(call).await,
+        "_db_updates" if path.at_end() => db_updates::handle(call).await,
+        "_dbs_info" if path.at_end() => dbs_info::handle(call).await,
+        "_membership" if path.at_end() => cluster::membership(call),
+        "_reload_query_servers" if path.at_end() => root::reload_query_servers(call),
         "_settee" if path.next()?.as_deref() == Some("backup") && path.at_end() => backup::handle(call).await,
-        "favicon.ico" => Err(Failure::missing()),
         name if SERVER_NOT_YET.contains(&name) => Err(not_yet(name)),
         name if path.at_end() && *call.method() == Method::PUT => database::create(call, name).await,
         name if path.at_end() && *call.method() == Method::DELETE => database::delete(call, name).await,
@@ -95,21 +84,6 @@ fn refusal(call: &Call<'_>, first: &str, path: &Segments<'_>) -> Failure {
     })
 }
 
-/// `_node/NAME/…`: of the machines of a cluster there is this one, `_local`.
-fn route_node(call: &Call<'_>, mut path: Segments<'_>) -> Answer {
-    let (Some(node), Some(what)) = (path.next()?, path.next()?) else {
-        return Err(not_yet("_node"));
-    };
-    match what.as_ref() {
-        _ if node != "_local" => {
-            let reason = format!("no such node: {node}");
-            Err(Failure::new(hyper::StatusCode::NOT_FOUND, "not_found", reason))
-        }
-        "_prometheus" if path.at_end() => metrics::scrape(call),
-        what => Err(not_yet(&format!("_node/_local/{what}"))),
-    }
-}
-
 async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: Segments<'_>) -> Answer {
     let Some(second) = path.next()? else {
         return database::handle(call, database).await;
@@ -117,8 +91,17 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
     if path.at_end() {
         match second.as_ref() {
             "_bulk_docs" => return bulk::docs(call, database).await,
-            "_bulk_get" => return bulk::get(call, database).await,
-            "_all_docs" => return all_docs::handle(call, database).await,
+            "_bulk_get" => return bulk_get::handle(call, database).await,
+            "_all_docs" => return all_docs::handle(call, database, Scope::All).await,
+            "_design_docs" => return all_docs::handle(call, database, Scope::Design).await,
+            "_local_docs" => return all_docs::handle(call, database, Scope::Local).await,
+            "_purge" => return purge::handle(call, database).await,
+            "_purged_infos" => return purge::infos(call, database).await,
+            "_purged_infos_limit" => return purge::infos_limit(call, database).await,
+            "_revs_limit" => return purge::revs_limit(call, database).await,
+            "_shards" => return shards::all(call),
+            "_sync_shards" => return shards::sync(call),
+            "_view_cleanup" => return database::clean_up_views(call),
             "_changes" => return changes::handle(call, database).await,
             "_revs_diff" => return revisions::diff(call, database).await,
             "_missing_revs" => return revisions::missing(call, database).await,
@@ -130,15 +113,41 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
     match second.as_ref() {
         "_design" => route_design(call, database, path).await,
         "_local" => route_local(call, database, path).await,
-        "_compact" => Err(not_yet("_compact of a design document's views")),
+        "_compact" => {
+            let name = path.next()?.unwrap_or_default();
+            database::compact_views(call, database, &name).await
+        }
+        "_partition" => partition::handle(call, database, path).await,
+        "_shards" => {
+            let id = path.next()?.unwrap_or_default();
+            shards::of_document(call, &database, &id)
+        }
+        "_all_docs" => route_queries(call, database, path, Scope::All).await,
+        "_design_docs" => route_queries(call, database, path, Scope::Design).await,
+        "_local_docs" => route_queries(call, database, path, Scope::Local).await,
         name if DATABASE_NOT_YET.contains(&name) => Err(not_yet(name)),
-        "_all_docs" => Err(not_yet("_all_docs/queries")),
-        id if !path.at_end() => Err(attachments(id)),
+        id if !path.at_end() && !id.starts_with("_local/") => {
+            let name = path.rest()?.expect("it isn't at its end");
+            attachment::handle(call, database, id, &name).await
+        }
         id => match id.strip_prefix("_local/") {
             Some("") => Err(Failure::bad_request("Invalid _local document id.")),
             Some(_) => local::handle(call, database, id).await,
             None => document::handle(call, database, id).await,
         },
+    }
+}
+
+/// What `_all_docs` and its like have below them.
+async fn route_queries(
+    call: &mut Call<'_>,
+    database: Arc<Database>,
+    mut path: Segments<'_>,
+    scope: Scope,
+) -> Answer {
+    match path.next()?.as_deref() {
+        Some("queries") if path.at_end() => all_docs::queries(call, database, scope).await,
+        _ => Err(Failure::missing()),
     }
 }
 
@@ -151,7 +160,13 @@ async fn route_design(call: &mut Call<'_>, database: Arc<Database>, mut path: Se
     match path.next()? {
         None => document::handle(call, database, &id).await,
         Some(below) if below.starts_with('_') => Err(not_yet(&below)),
-        Some(_) => Err(attachments(&id)),
+        Some(first) => {
+            let name = match path.rest()? {
+                Some(rest) => format!("{first}/{rest}"),
+                None => first.into_owned(),
+            };
+            attachment::handle(call, database, &id, &name).await
+        }
     }
 }
 
@@ -168,8 +183,4 @@ async fn route_local(call: &mut Call<'_>, database: Arc<Database>, mut path: Seg
 
 fn not_yet(what: &str) -> Failure {
     Failure::not_implemented(format!("{what} is not implemented yet."))
-}
-
-fn attachments(id: &str) -> Failure {
-    Failure::not_implemented(format!("Attachments are not implemented yet (document `{id}`)."))
 }

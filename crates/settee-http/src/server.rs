@@ -1,26 +1,27 @@
 //! Accepting connections, and what all requests share.
 //!
-//! A connection is a task; its requests are answered in it, one after another. Stopping goes in
-//! this order: no more connections are accepted, feeds end, requests in flight are answered,
-//! and what isn't done by `stop_timeout_ms` is cut off.
+//! A connection is a task (`connection.rs`). Stopping goes in this order: no more connections are
+//! accepted, feeds end, requests in flight are answered, and what isn't done by `stop_timeout_ms`
+//! is cut off.
+//!
+//! What requests see of the server ([`Server`]) is replaced as a whole where its configuration is
+//! changed over HTTP; a request sees one of them from its beginning to its end.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{self, HeaderName};
+use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use settee_doc::{Databases, Stage};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -28,19 +29,28 @@ use tokio::task::JoinSet;
 
 use crate::auth::{Admin, Auth, Caller};
 use crate::body::{Held, Room};
+use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
 use crate::error::Failure;
 use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
-use crate::root::{self, Uuids};
-use crate::socket::{Phase, Socket};
-use crate::{Limits, body, router};
+use crate::uuids::{Algorithm, Uuids};
+use crate::{Limits, body, compress, connection, root, router};
 
 /// How long accepting pauses after it failed, most likely for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A header by which a client may choose how it is asked for a password.
 const CHOSEN_CHALLENGE: HeaderName = HeaderName::from_static("x-couchdb-www-authenticate");
+
+/// Names a request, in its answer and in the log.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-couch-request-id");
+
+/// The method that a client which can only send POST means.
+const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
+
+/// The methods that it may name.
+const OVERRIDES: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "COPY"];
 
 /// How a server is to run.
 #[derive(Debug, Clone, Default)]
@@ -51,6 +61,9 @@ pub struct ServerOptions {
     pub uuid: String,
     /// The limits.
     pub limits: Limits,
+    /// The file that keeps what is configured over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the
+    /// folder of the data. None: it is kept in memory alone.
+    pub config_file: Option<PathBuf>,
 }
 
 /// Why a server ended, or didn't begin.
@@ -82,8 +95,10 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     check_listener(&listener, &options)?;
     let (stop, stopping) = watch::channel(false);
-    let server = Arc::new(Server::new(databases, options, stopping));
-    let mut connections = accept_until(listener, &server, shutdown).await;
+    let address = listener.local_addr().ok();
+    let shared = Arc::new(Shared::new(databases, options, address, stopping));
+    let server = shared.current();
+    let mut connections = accept_until(listener, &shared, shutdown).await;
 
     stop.send_replace(true);
     let patience = Duration::from_millis(server.limits.stop_timeout_ms);
@@ -109,16 +124,17 @@ pub fn check_listener(listener: &TcpListener, options: &ServerOptions) -> Result
 
 /// An identity for a server: 32 hex digits.
 pub fn new_uuid() -> String {
-    Uuids::new().next()
+    Uuids::new(Algorithm::Sequential).next()
 }
 
 async fn accept_until(
     listener: TcpListener,
-    server: &Arc<Server>,
+    shared: &Arc<Shared>,
     shutdown: impl Future<Output = ()>,
 ) -> JoinSet<()> {
     let mut shutdown = pin!(shutdown);
-    let slots = Arc::new(Semaphore::new(server.limits.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let connections_max = shared.current().limits.max_connections;
+    let slots = Arc::new(Semaphore::new(connections_max.clamp(1, Semaphore::MAX_PERMITS)));
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -127,7 +143,7 @@ async fn accept_until(
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = accept(&listener, &slots) => match accepted {
                 Ok((stream, slot)) => {
-                    connections.spawn(serve_connection(server.clone(), stream, slot));
+                    connections.spawn(connection::serve(shared.clone(), stream, slot));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -148,81 +164,150 @@ async fn accept(
     Ok((stream, slot))
 }
 
-async fn serve_connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphorePermit) {
-    let _slot = slot;
-    let _open = server.metrics.count_connection();
-    // Answers are whole buffers: waiting for more to send would only delay them.
-    stream.set_nodelay(true).ok();
-    let limits = &server.limits;
-    let phase = Phase::default();
-    let socket = Socket::new(stream, Duration::from_millis(limits.send_timeout_ms), &phase);
-    let service = service_fn(async |request: Request<Incoming>| {
-        let has_body = !request.body().is_end_stream();
-        let response = answer(&server, request).await;
-        phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
-        // Of a body some may still come: what follows it is left as it is.
-        phase.expects_request.store(!has_body, Ordering::Relaxed);
-        Ok::<_, Infallible>(response)
-    });
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_millis(limits.head_timeout_ms))
-        .max_buf_size(limits.max_head_bytes.max(8192))
-        .max_headers(limits.max_headers);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
-    let mut stopping = server.stopping.clone();
-    let served = tokio::select! {
-        served = connection.as_mut() => served,
-        () = stopped(&mut stopping) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = served {
-        tracing::debug!(%error, "a connection broke off");
-    }
-}
-
 /// Completes when the server begins to stop.
 pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
     stopping.wait_for(|stopping| *stopping).await.ok();
+}
+
+/// What outlives every change of the configuration.
+pub(crate) struct Shared {
+    current: ArcSwap<Server>,
+    pub(crate) config: ConfigStore,
+    /// Requests at work: from the end of their heads to the head of their answers.
+    in_flight: AtomicUsize,
+    /// Counts requests, from a number that was drawn: what is made of it names them.
+    next_id: AtomicU64,
+}
+
+impl Shared {
+    fn new(
+        databases: Arc<Databases>,
+        options: ServerOptions,
+        address: Option<SocketAddr>,
+        stopping: watch::Receiver<bool>,
+    ) -> Shared {
+        let uuid = if options.uuid.is_empty() { new_uuid() } else { options.uuid };
+        let admin = options.admin.as_ref();
+        let facts = Facts { admin: admin.map(Admin::name), uuid: &uuid, address };
+        let room = Arc::new(Room::new(&options.limits));
+        let (config, derived) = ConfigStore::open(options.config_file, options.limits, &facts);
+        let Derived { limits, maintenance, uuids } = derived;
+        let server = Server {
+            metrics: Arc::new(Metrics::new(databases.clone(), &limits)),
+            databases,
+            document_options: document_options(&limits),
+            auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
+            room,
+            limits,
+            maintenance,
+            uuids: Arc::new(Uuids::new(uuids)),
+            welcome: root::welcome_text(&uuid),
+            stopping,
+        };
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed).expect("the system gives randomness");
+        Shared {
+            current: ArcSwap::from_pointee(server),
+            config,
+            in_flight: AtomicUsize::new(0),
+            next_id: AtomicU64::new(u64::from_ne_bytes(seed)),
+        }
+    }
+
+    /// The server as it is configured now.
+    pub(crate) fn current(&self) -> Arc<Server> {
+        self.current.load_full()
+    }
+
+    /// From now on requests see what a change of the configuration means. Changes come one by one:
+    /// who makes one holds `ConfigStore::changing`.
+    pub(crate) fn apply(&self, derived: Derived) {
+        let Derived { limits, maintenance, uuids } = derived;
+        let before = self.current();
+        before.uuids.choose(uuids);
+        let document_options = document_options(&limits);
+        self.current.store(Arc::new(Server { limits, maintenance, document_options, ..before.renewed() }));
+    }
+
+    /// Room for one request more, until what this returns is dropped.
+    ///
+    /// # Errors
+    /// 503 where as many as may be are at work.
+    fn begin_request(&self, server: &Server) -> Result<InFlight<'_>, Failure> {
+        let begun = InFlight(&self.in_flight);
+        let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        match others < server.limits.max_requests_in_flight {
+            true => Ok(begun),
+            false => {
+                server.metrics.counters.count_refused();
+                Err(Failure::too_many_requests())
+            }
+        }
+    }
+
+    /// 10 hex digits that no request of this process had before.
+    fn request_id(&self) -> HeaderValue {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        // An odd factor moves each number elsewhere, and no two to one place.
+        let count = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut number = count.wrapping_mul(0x9e37_79b9_7f4a_7c15) & 0xff_ffff_ffff;
+        let mut text = [0; 10];
+        for digit in &mut text {
+            *digit = DIGITS[(number & 15) as usize];
+            number >>= 4;
+        }
+        HeaderValue::from_bytes(&text).expect("digits are a header's value")
+    }
+}
+
+/// A request at work.
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn document_options(limits: &Limits) -> settee_doc::Options {
+    settee_doc::Options { document_bytes_max: limits.max_document_size }
 }
 
 /// What all requests share.
 pub(crate) struct Server {
     pub(crate) databases: Arc<Databases>,
     pub(crate) limits: Limits,
-    pub(crate) room: Room,
+    pub(crate) maintenance: Maintenance,
+    pub(crate) room: Arc<Room>,
     pub(crate) document_options: settee_doc::Options,
-    pub(crate) auth: Auth,
-    pub(crate) uuids: Uuids,
+    pub(crate) auth: Arc<Auth>,
+    pub(crate) uuids: Arc<Uuids>,
     pub(crate) welcome: Bytes,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) stopping: watch::Receiver<bool>,
 }
 
 impl Server {
-    fn new(databases: Arc<Databases>, options: ServerOptions, stopping: watch::Receiver<bool>) -> Server {
-        let limits = options.limits;
-        let uuids = Uuids::new();
-        let uuid = if options.uuid.is_empty() { uuids.next() } else { options.uuid };
+    /// Another of the same parts.
+    fn renewed(&self) -> Server {
         Server {
-            metrics: Metrics::new(databases.clone(), &limits),
-            databases,
-            document_options: settee_doc::Options { document_bytes_max: limits.max_document_size },
-            auth: Auth::new(options.admin.as_ref(), limits.session_timeout_s),
-            room: Room::new(&limits),
-            limits,
-            uuids,
-            welcome: root::welcome_text(&uuid),
-            stopping,
+            databases: self.databases.clone(),
+            limits: self.limits.clone(),
+            maintenance: self.maintenance,
+            room: self.room.clone(),
+            document_options: self.document_options,
+            auth: self.auth.clone(),
+            uuids: self.uuids.clone(),
+            welcome: self.welcome.clone(),
+            metrics: self.metrics.clone(),
+            stopping: self.stopping.clone(),
         }
     }
 }
 
 /// A request on its way through its handler.
 pub(crate) struct Call<'a> {
+    pub(crate) shared: &'a Shared,
     pub(crate) server: &'a Server,
     pub(crate) head: &'a Parts,
     pub(crate) body: &'a mut Incoming,
@@ -278,19 +363,29 @@ impl<'a> Call<'a> {
     }
 }
 
-async fn answer(server: &Server, request: Request<Incoming>) -> Response<Body> {
-    let (head, mut body) = request.into_parts();
+/// Answers a request; what happens to it is in the answer.
+pub(crate) async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Body> {
+    let (mut head, mut body) = request.into_parts();
+    let server = shared.current.load();
+    let server: &Server = &server;
     let started = tracing::enabled!(tracing::Level::DEBUG).then(Instant::now);
-    let response = match handle(server, &head, &mut body).await {
-        Ok(response) => response,
-        Err(failure) => failed(&failure, &head),
+    let id = shared.request_id();
+    let sent_method = override_method(&mut head);
+    let answered = match shared.begin_request(server) {
+        Ok(_at_work) => handle(shared, server, &head, &mut body).await,
+        Err(failure) => Err(failure),
     };
-    server.metrics.count_request(&head.method, response.status());
+    let mut response = answered.unwrap_or_else(|failure| failed(&failure, &head, &id));
+    server.metrics.count_request(sent_method.as_ref().unwrap_or(&head.method), response.status());
     if !body.is_end_stream() {
         body::discard(&mut body, &head.headers, &server.limits).await;
     }
+    if server.limits.compress_answers && compress::takes_gzip(&head.headers) {
+        compress::compress(&mut response);
+    }
     if let Some(started) = started {
         tracing::debug!(
+            id = id.to_str().unwrap_or_default(),
             method = %head.method,
             path = head.uri.path(),
             status = response.status().as_u16(),
@@ -298,24 +393,39 @@ async fn answer(server: &Server, request: Request<Incoming>) -> Response<Body> {
             "request"
         );
     }
+    response.headers_mut().insert(REQUEST_ID, id);
     response
 }
 
-async fn handle(server: &Server, head: &Parts, body: &mut Incoming) -> reply::Answer {
+/// Puts the method in force that a POST says it means, and returns that of the request then. A HEAD
+/// becomes a GET: what was asked for by POST is sent with its body.
+fn override_method(head: &mut Parts) -> Option<Method> {
+    let meant = head.headers.get(METHOD_OVERRIDE).filter(|_| head.method == Method::POST)?.to_str().ok()?;
+    let meant = meant.split(';').next().unwrap_or_default().trim();
+    if !OVERRIDES.contains(&meant) {
+        return None;
+    }
+    let meant = if meant == "HEAD" { "GET" } else { meant };
+    let meant = Method::from_bytes(meant.as_bytes()).ok()?;
+    Some(std::mem::replace(&mut head.method, meant))
+}
+
+async fn handle(shared: &Shared, server: &Server, head: &Parts, body: &mut Incoming) -> reply::Answer {
     if let Some(path) = head.uri.path_and_query() {
         query::check_encoding(path.as_str())?;
     }
     let caller = server.auth.caller(&head.uri, &head.headers)?;
-    let mut response = router::route(&mut Call { server, head, body, caller }).await?;
+    let mut response = router::route(&mut Call { shared, server, head, body, caller }).await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {
         reply::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
     }
     Ok(response)
 }
 
-fn failed(failure: &Failure, head: &Parts) -> Response<Body> {
+fn failed(failure: &Failure, head: &Parts, id: &HeaderValue) -> Response<Body> {
     if failure.status.is_server_error() && failure.status != hyper::StatusCode::NOT_IMPLEMENTED {
-        tracing::error!(path = head.uri.path(), error = failure.error, reason = %failure.reason, "failed");
+        let (id, path) = (id.to_str().unwrap_or_default(), head.uri.path());
+        tracing::error!(id, path, error = failure.error, reason = %failure.reason, "failed");
     }
     let mut response = reply::failure(failure);
     if failure.status == hyper::StatusCode::UNAUTHORIZED

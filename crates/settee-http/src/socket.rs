@@ -47,6 +47,11 @@ impl<'a, S> Socket<'a, S> {
         Socket { stream, encoded: VecDeque::new(), timeout, stalled: None, phase }
     }
 
+    /// As if these bytes came first: they did, and were looked at.
+    pub(crate) fn begun_with(self, bytes: Vec<u8>) -> Socket<'a, S> {
+        Socket { encoded: bytes.into(), ..self }
+    }
+
     /// Passes on what became of a write.
     fn watch(
         &mut self,

@@ -47,6 +47,18 @@ impl Out {
         self.sender.send(Part::Chunk(chunk)).await.map_err(|_| Failure::gone())
     }
 
+    /// Sends bytes as they are, behind what the buffer holds.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub(crate) async fn send(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        self.flush().await?;
+        match bytes.is_empty() {
+            true => Ok(()),
+            false => self.sender.send(Part::Chunk(bytes)).await.map_err(|_| Failure::gone()),
+        }
+    }
+
     /// Sends the rest, and that this was all.
     async fn end(mut self) -> Result<(), Failure> {
         self.flush().await?;
@@ -86,7 +98,7 @@ where
             tracing::warn!(error = failure.error, reason = %failure.reason, "an answer broke off");
         }
     });
-    Ok(reply::with_body(StatusCode::OK, Body::Chunks { first, rest: chunks }))
+    Ok(reply::with_body(StatusCode::OK, Body::Chunks { first, rest: chunks, gzip: None }))
 }
 
 /// The answer of a producer that ended before its first chunk was taken.

@@ -170,6 +170,10 @@ limit_settings! {
     LimitSettings, Limits, "Limits";
     /// Connections served at once
     max_connections: usize, 1, "SETTEE_MAX_CONNECTIONS";
+    /// Requests at work at once, whose answers haven't begun; past it: 503
+    max_requests_in_flight: usize, 1, "SETTEE_MAX_REQUESTS_IN_FLIGHT";
+    /// Requests that an HTTP/2 connection may have under way at once
+    max_streams: u32, 1, "SETTEE_MAX_STREAMS";
     /// Bytes of a request's head
     max_head_bytes: usize, 1, "SETTEE_MAX_HEAD_BYTES";
     /// Headers of a request
@@ -180,12 +184,18 @@ limit_settings! {
     request_bytes_in_flight_max: u64, 1, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
     /// Bytes of a document
     max_document_size: usize, 1, "SETTEE_MAX_DOCUMENT_SIZE";
+    /// Bytes of an attachment
+    max_attachment_size: u64, 1, "SETTEE_MAX_ATTACHMENT_SIZE";
     /// Bytes of a refused body that are read before the connection is closed
     max_discard_bytes: u64, 1, "SETTEE_MAX_DISCARD_BYTES";
     /// Milliseconds to send a request's head, idle time before it included
     head_timeout_ms: u64, 1, "SETTEE_HEAD_TIMEOUT_MS";
     /// Milliseconds for which a client may pause within a body
     body_timeout_ms: u64, 1, "SETTEE_BODY_TIMEOUT_MS";
+    /// Whether answers are compressed for clients that take gzip
+    compress_answers: bool, false, "SETTEE_COMPRESS_ANSWERS";
+    /// Names that POST /_dbs_info takes
+    max_dbs_info_names: usize, 1, "SETTEE_MAX_DBS_INFO_NAMES";
     /// Identifiers that _uuids gives at once
     max_uuids: u64, 1, "SETTEE_MAX_UUIDS";
     /// Ids that a feed filtered by _doc_ids takes
@@ -767,13 +777,13 @@ mod tests {
     fn all_limits_in_force_are_told() {
         let config = resolve(flags(&["--max-uuids", "7"]), "[log]\ngroup_writes_max = 9").unwrap();
         let text = config.limits_text();
-        let limits: Vec<(&str, u64)> = text
-            .split(' ')
-            .map(|limit| limit.split_once('=').unwrap())
-            .map(|(name, value)| (name, value.parse().unwrap()))
-            .collect();
-        assert!(limits.contains(&("max_uuids", 7)) && limits.contains(&("group_writes_max", 9)), "{text}");
-        assert!(limits.contains(&("io_threads", 8)) && limits.len() == 17 + 2 + 12 + 12 + 6, "{text}");
+        let limits: Vec<(&str, &str)> = text.split(' ').map(|limit| limit.split_once('=').unwrap()).collect();
+        assert!(
+            limits.contains(&("max_uuids", "7")) && limits.contains(&("group_writes_max", "9")),
+            "{text}"
+        );
+        assert!(limits.contains(&("io_threads", "8")), "{text}");
+        assert_eq!(limits.len(), 22 + 2 + 12 + 12 + 6, "{text}");
     }
 
     #[test]

@@ -57,7 +57,12 @@ async fn serve(mut config: Config) -> CommandResult {
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let limits = config.limits_text();
-    let mut options = ServerOptions { admin: config.admin, uuid: String::new(), limits: config.limits };
+    let mut options = ServerOptions {
+        admin: config.admin,
+        limits: config.limits,
+        config_file: Some(config.data_dir.join(settee_http::CONFIG_FILE)),
+        ..ServerOptions::default()
+    };
     check_listener(&listener, &options)?;
     let address = listener.local_addr()?;
 

@@ -16,6 +16,7 @@ use settee_store::{Batch, Seq, Stage, Store, Writer};
 use crate::{Error, ErrorKind, Result};
 
 use super::slots::Slots;
+use super::updates::EventKind;
 use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, Inner};
 
 /// Keys of the marks of deleted databases begin with this; no name does.
@@ -44,12 +45,16 @@ pub(super) struct Entry {
     pub(super) incarnation: [u8; 16],
     /// It holds something, which was persisted before this was noted.
     pub(super) was_written: bool,
+    /// Its documents' ids name partitions.
+    pub(super) is_partitioned: bool,
 }
 
 const ENTRY_SIZE: usize = 32;
 
-/// Follows the entry of a database that was written.
+/// Marks that follow the entry in a byte, where there are any: of a database that was written,
 const WRITTEN_MARK: u8 = 1;
+/// and of a partitioned one.
+const PARTITIONED_MARK: u8 = 2;
 
 impl Entry {
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -57,23 +62,26 @@ impl Entry {
         meta.extend_from_slice(&self.created_us.to_le_bytes());
         meta.extend_from_slice(&self.folder_number.to_le_bytes());
         meta.extend_from_slice(&self.incarnation);
-        meta.extend(self.was_written.then_some(WRITTEN_MARK));
+        let marks = [(self.was_written, WRITTEN_MARK), (self.is_partitioned, PARTITIONED_MARK)];
+        let marks: u8 = marks.iter().filter(|(is_set, _)| *is_set).map(|(_, mark)| mark).sum();
+        meta.extend((marks != 0).then_some(marks));
         meta
     }
 
     pub(super) fn decode(meta: &[u8]) -> Result<Entry> {
         let damaged = || Error::damaged("an entry of the catalogue");
         let (meta, marks) = meta.split_first_chunk::<ENTRY_SIZE>().ok_or_else(damaged)?;
-        let was_written = match marks {
-            [] => false,
-            [WRITTEN_MARK] => true,
+        let marks = match marks {
+            [] => 0,
+            [marks @ 1..=3] => *marks,
             _ => return Err(damaged()),
         };
         Ok(Entry {
             created_us: u64::from_le_bytes(meta[..8].try_into().expect("8 bytes")),
             folder_number: u64::from_le_bytes(meta[8..16].try_into().expect("8 bytes")),
             incarnation: meta[16..].try_into().expect("16 bytes"),
-            was_written,
+            was_written: marks & WRITTEN_MARK != 0,
+            is_partitioned: marks & PARTITIONED_MARK != 0,
         })
     }
 }
@@ -133,7 +141,7 @@ impl Inner {
         Ok(())
     }
 
-    pub(super) async fn create(&self, name: &str) -> Result<()> {
+    pub(super) async fn create(&self, name: &str, is_partitioned: bool) -> Result<()> {
         let mut writer = self.catalogue.writer().await;
         if writer.get(name.as_bytes()).await?.is_some() {
             self.persist_what_is_told(writer).await?;
@@ -150,6 +158,7 @@ impl Inner {
             folder_number,
             incarnation: self.env.random_bytes(),
             was_written: false,
+            is_partitioned,
         };
         let mut batch = Batch::new();
         batch.put(name.as_bytes(), &entry.encode(), Bytes::new(), false);
@@ -163,6 +172,7 @@ impl Inner {
             slots.creating.remove(name);
             if persisted.is_ok() {
                 slots.known.insert(name.into(), folder_number);
+                self.updates.note(EventKind::Created, name);
             }
         }
         Ok(persisted?)
@@ -197,6 +207,7 @@ impl Inner {
             if slots.is_current(name, number) {
                 slots.known.remove(name);
             }
+            self.updates.note(EventKind::Deleted, name);
         }
         let closed = self.close_for_good(number, async |database| {
             database.close_deleted().await;
@@ -297,6 +308,7 @@ mod tests {
             folder_number: 9,
             incarnation: [0xab; 16],
             was_written: false,
+            is_partitioned: false,
         };
         let mut golden = vec![8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 0, 0, 0, 0];
         golden.extend([0xab; 16]);
@@ -306,7 +318,11 @@ mod tests {
         let written = Entry { was_written: true, ..entry };
         assert_eq!(written.encode(), golden);
         assert_eq!(Entry::decode(&golden).unwrap(), written);
-        for damaged in [&golden[..31], &[&golden[..32], &[2]].concat(), &[&golden[..], &[1]].concat()] {
+        golden[32] = 3;
+        let partitioned = Entry { is_partitioned: true, ..written };
+        assert_eq!(partitioned.encode(), golden);
+        assert_eq!(Entry::decode(&golden).unwrap(), partitioned);
+        for damaged in [&golden[..31], &[&golden[..32], &[4]].concat(), &[&golden[..], &[1]].concat()] {
             assert!(Entry::decode(damaged).is_err(), "{damaged:?}");
         }
     }

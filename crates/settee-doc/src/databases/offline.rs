@@ -260,6 +260,7 @@ impl OfflineDatabases {
                 // Its updates have other numbers now: whoever followed it begins anew.
                 incarnation: self.env.random_bytes(),
                 was_written: done.record_count > 0,
+                is_partitioned: found.entry.is_some_and(|entry| entry.is_partitioned),
             };
             let mut batch = Batch::new();
             batch.put(found.name.as_bytes(), &entry.encode(), Bytes::new(), false);

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use settee_store::Stage;
 
-use crate::database::Database;
+use crate::database::{Database, Identity};
 use crate::keys;
 use crate::{Error, ErrorKind, Result};
 
@@ -62,15 +62,17 @@ impl Inner {
         let transition = self.transition(number);
         self.make_room().await;
         let folder = self.database_folder(number);
-        let Entry { created_us, incarnation, was_written, .. } = self.entry(name, number).await?;
+        let entry = self.entry(name, number).await?;
+        let Entry { created_us, incarnation, is_partitioned, .. } = entry;
+        let identity = Identity { created_us, incarnation, is_partitioned };
         let options = self.resources.options(self.options.log, Some(keys::measure));
-        let mut database =
-            Database::open(&self.env, &folder, name, created_us, &incarnation, options).await?;
-        if !was_written {
+        let mut database = Database::open(&self.env, &folder, name, identity, options).await?;
+        database.changed = self.updates.of(name);
+        if !entry.was_written {
             self.note_when_written(&mut database, number);
         }
         let database = Arc::new(database);
-        if was_written && database.is_empty() {
+        if entry.was_written && database.is_empty() {
             database.close_deleted().await;
             let reason = format!(
                 "the files of this database are gone from {}: put them back, or delete it",

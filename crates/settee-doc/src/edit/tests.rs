@@ -97,7 +97,7 @@ fn what_is_no_document_is_refused_by_its_kind() {
     for text in [r#"{"_id":""}"#, r#"{"_id":1}"#, r#"{"_id":"_x"}"#, r#"{"_id":"_design/"}"#] {
         assert_eq!(kind(text), ErrorKind::IllegalDocId, "{text}");
     }
-    assert_eq!(kind(r#"{"_attachments":{"a":{"data":""}}}"#), ErrorKind::NotImplemented);
+    assert_eq!(kind(r#"{"_attachments":{"a":{"data":"*"}}}"#), ErrorKind::BadRequest);
 }
 
 #[test]
@@ -137,7 +137,7 @@ proptest! {
         let edit = parse(&text).unwrap();
         prop_assert!(!edit.body().iter().any(|byte| *byte < b' '));
         let revision = "1-00112233445566778899aabbccddeeff".parse().unwrap();
-        let document = Document { id: "the \"id\"".into(), revision, deleted: false, body: edit.body() };
+        let document = Document { id: "the \"id\"".into(), revision, deleted: false, body: edit.body(), attachments: Vec::new() };
         let mut out = Vec::new();
         document.write_json(&Extras::default(), &mut out);
         let mut found: Value = serde_json::from_slice(&out).unwrap();

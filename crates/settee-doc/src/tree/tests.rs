@@ -33,7 +33,8 @@ fn leaf(made: &[(Revision, Option<usize>)], index: usize, depth: usize) -> Leaf 
         revision: made[index].0,
         deleted: false,
         path,
-        body: Body::New(Bytes::new()),
+        body: Body::New(Bytes::new(), Vec::new()),
+        has_attachments: false,
         stored_as_winner: false,
     }
 }
@@ -72,7 +73,7 @@ proptest! {
         let parents: Vec<usize> = (0..generation as usize).map(|index| index.saturating_sub(1)).collect();
         let made = revisions(&parents);
         let leaf = leaf(&made, generation as usize - 1, known);
-        let meta = crate::keys::encode_leaf_meta(generation, &leaf.path, false, false);
+        let meta = crate::keys::encode_leaf_meta(generation, &leaf.path, false, false, false);
         prop_assert!(meta.len() <= settee_store::META_SIZE_MAX);
         let mut path = LeafMeta::decode(&meta).unwrap().tail();
         for (leads_to, ancestors) in leaf.chunks() {

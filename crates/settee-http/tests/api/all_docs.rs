@@ -188,3 +188,21 @@ fn quotes_in_a_query_may_stand_as_people_type_them() {
         assert_eq!(ids(&reply.expect_status(200), "rows"), ["b", "d"]);
     }
 }
+
+#[test]
+fn documents_come_with_their_attachments_where_these_are_asked_for() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let attached = json!({"text.txt": {"content_type": "text/plain", "data": "aGVsbG8="}});
+    client.put("/db/a", &json!({"_attachments": attached}).to_string()).expect_status(201);
+    let shown = |client: &mut Client, query: &str| {
+        let reply = client.get(&format!("/db/_all_docs?include_docs=true{query}")).expect_status(200).json();
+        reply["rows"][0]["doc"]["_attachments"]["text.txt"].clone()
+    };
+    assert_eq!(shown(&mut client, "")["stub"], true);
+    assert_eq!(shown(&mut client, "&attachments=true")["data"], "aGVsbG8=");
+    assert_eq!(shown(&mut client, "&attachments=true&keys=[%22a%22]")["data"], "aGVsbG8=");
+    assert_eq!(shown(&mut client, "&att_encoding_info=true")["encoding"], "gzip");
+    client.get("/db/_all_docs?attachments=maybe").expect_status(400);
+}

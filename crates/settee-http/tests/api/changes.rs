@@ -129,10 +129,18 @@ fn filters_by_id_and_by_design_are_there_and_others_are_not_yet() {
     let no_list = client.post("/db/_changes?filter=_doc_ids", "{}");
     no_list.expect_error(400, "bad_request", "`doc_ids` filter parameter is not a list of doc ids.");
     client.get("/db/_changes?filter=_zing").expect_error(400, "bad_request", "unknown builtin filter name");
-    for later in ["_selector", "_view", "design/name"] {
+    for later in ["_view&view=design/name", "design/name"] {
         assert_eq!(client.get(&format!("/db/_changes?filter={later}")).status, 501, "{later}");
     }
+    let no_view = client.get("/db/_changes?filter=_view");
+    no_view.expect_error(400, "bad_request", "`view` filter parameter is not provided.");
+    let no_view = client.get("/db/_changes?filter=_view&view=x");
+    no_view.expect_error(400, "bad_request", "`view` must be of the form `designname/viewname`");
+    let no_name = client.get("/db/_changes?filter=x");
+    no_name.expect_error(400, "bad_request", "`filter` must be of the form `designname/filtername`");
     assert_eq!(ids(&client.post("/db/_changes", "{}"), "results").len(), 4);
+    // A filter is one by its name alone.
+    assert_eq!(ids(&client.post("/db/_changes", "{\"doc_ids\":[\"a\"]}"), "results").len(), 4);
     assert_eq!(ids(&client.post("/db/_changes", ""), "results").len(), 4);
 }
 
@@ -303,4 +311,292 @@ fn a_feed_of_many_chunks_arrives_whole() {
     let results = reply.json()["results"].as_array().unwrap().clone();
     assert!(results.iter().enumerate().all(|(n, row)| row["doc"]["n"] == n), "{} rows", results.len());
     assert_eq!(results.len(), 300);
+}
+
+/// Documents with a number each, and their revisions.
+fn numbered(client: &mut Client, count: usize) -> Vec<String> {
+    client.create("db");
+    let docs: Vec<_> = (0..count).map(|n| json!({"_id": format!("d{n:03}"), "n": n})).collect();
+    let reply = client.post("/db/_bulk_docs", &json!({"docs": docs}).to_string()).expect_status(201);
+    let rows = reply.json().as_array().unwrap().clone();
+    rows.iter().map(|row| row["rev"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_selector_passes_the_documents_that_match() {
+    let server = Server::start();
+    let mut client = server.connect();
+    numbered(&mut client, 600);
+    let mut select = |query: &str, body: Value| {
+        client.post(&format!("/db/_changes?filter=_selector{query}"), &body.to_string()).expect_status(200)
+    };
+    let few = select("", json!({"selector": {"n": {"$gte": 597}}}));
+    assert_eq!(ids(&few, "results"), ["d597", "d598", "d599"]);
+    assert_eq!(few.json()["pending"], 0);
+    assert!(few.json()["results"][0].get("doc").is_none());
+    let by_id = select("", json!({"selector": {"_id": "d007"}}));
+    assert_eq!(ids(&by_id, "results"), ["d007"]);
+    let limited = select("&limit=2&include_docs=true", json!({"selector": {"n": {"$mod": [100, 50]}}}));
+    assert_eq!(ids(&limited, "results"), ["d050", "d150"]);
+    assert_eq!(
+        (&limited.json()["pending"], &limited.json()["results"][1]["doc"]["n"]),
+        (&json!(449), &json!(150))
+    );
+    let last = seq(&limited.json()["last_seq"]);
+    let rest = select(&format!("&since={last}"), json!({"selector": {"n": {"$mod": [100, 50]}}}));
+    assert_eq!(ids(&rest, "results"), ["d250", "d350", "d450", "d550"]);
+    let backwards = select("&descending=true&limit=1", json!({"selector": {"n": {"$lt": 300}}}));
+    assert_eq!(
+        (ids(&backwards, "results"), &backwards.json()["pending"]),
+        (vec!["d299".to_owned()], &json!(299))
+    );
+    let shown = select("&include_docs=true", json!({"selector": {"_id": "d001"}, "fields": ["n", "none"]}));
+    assert_eq!(shown.json()["results"][0]["doc"], json!({"n": 1}));
+    assert_eq!(ids(&select("", json!({"selector": {}, "fields": []})), "results").len(), 600);
+}
+
+#[test]
+fn a_selector_is_refused_with_its_reason() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let in_query = client.get("/db/_changes?filter=_selector");
+    in_query.expect_error(400, "bad_request", "Selector must be specified in POST payload");
+    for (body, reason) in [
+        ("", "Selector error: expected a JSON object"),
+        ("{}", "Selector error: expected a JSON object"),
+        ("{\"selector\":[]}", "Selector error: expected a JSON object"),
+        ("{\"selector\":{\"a\":{\"$x\":1}}}", "Invalid operator: $x"),
+        ("{\"selector\":{\"a\":{\"$in\":1}}}", "Bad argument for operator $in: 1"),
+        ("{\"selector\":{},\"fields\":1}", "Selector error: fields must be JSON array"),
+    ] {
+        let reply = client.post("/db/_changes?filter=_selector", body);
+        reply.expect_error(400, "bad_request", reason);
+    }
+    let reply = client.send("POST", "/db/_changes", &[("Content-Type", "text/plain")], b"{}");
+    assert_eq!(reply.status, 415);
+}
+
+#[test]
+fn a_selector_with_all_leaves_shows_those_that_match() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let rev = |digit: &str| format!("1-{}", digit.repeat(32));
+    for (digit, kind) in [("a", "old"), ("b", "new"), ("c", "new")] {
+        let body = json!({"_rev": rev(digit), "kind": kind});
+        client.put("/db/x?new_edits=false", &body.to_string()).expect_status(201);
+    }
+    let mut select = |style: &str, selector: Value| {
+        let path = format!("/db/_changes?filter=_selector&style={style}");
+        client.post(&path, &json!({"selector": selector}).to_string()).json()["results"].clone()
+    };
+    assert_eq!(select("main_only", json!({"kind": "old"})), json!([]));
+    let all = select("all_docs", json!({"kind": "old"}));
+    assert_eq!(all[0]["changes"], json!([{"rev": rev("a")}]));
+    let all = select("all_docs", json!({"kind": "new"}));
+    assert_eq!(all[0]["changes"], json!([{"rev": rev("c")}, {"rev": rev("b")}]));
+    let in_conflict = select("main_only", json!({"_conflicts": {"$size": 2}}));
+    assert_eq!(in_conflict[0]["changes"], json!([{"rev": rev("c")}]));
+}
+
+#[test]
+fn a_selector_sees_deletions_and_a_feed_with_one_goes_on() {
+    let server = Server::start();
+    let (mut writer, mut reader) = (server.connect(), server.connect());
+    let revs = numbered(&mut writer, 3);
+    let body = "{\"selector\":{\"$or\":[{\"_deleted\":true},{\"wanted\":true}]}}";
+    let path = "/db/_changes?feed=continuous&filter=_selector&limit=2&heartbeat=60000";
+    let length = body.len().to_string();
+    reader.write_head("POST", path, &[("Content-Type", "application/json"), ("Content-Length", &length)]);
+    reader.write(body.as_bytes());
+    assert_eq!(reader.read_head().0, 200);
+    let mut text = reader.read_chunk().unwrap();
+    writer.put("/db/no", "{\"wanted\":1}").expect_status(201);
+    writer.put("/db/yes", "{\"wanted\":true}").expect_status(201);
+    writer.delete(&format!("/db/d001?rev={}", revs[1])).expect_status(200);
+    while let Some(chunk) = reader.read_chunk() {
+        text.extend_from_slice(&chunk);
+    }
+    let rows = lines(&text);
+    assert_eq!((&rows[0]["id"], &rows[1]["id"]), (&json!("yes"), &json!("d001")));
+    assert_eq!(rows[1]["deleted"], true);
+}
+
+#[test]
+fn ids_that_are_looked_up_give_what_a_scan_gives() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let revs = numbered(&mut client, 300);
+    client.put(&format!("/db/d002?rev={}", revs[2]), "{\"n\":\"new\"}").expect_status(201);
+    client.delete(&format!("/db/d250?rev={}", revs[250])).expect_status(200);
+    let few = ["d250", "d100", "d002", "none"];
+    // So many ids that the feed is scanned: the others don't exist.
+    let many: Vec<_> =
+        few.iter().map(|id| (*id).to_owned()).chain((0..100).map(|n| format!("x{n}"))).collect();
+    let since = seq(&client.get("/db/_changes?limit=50").json()["last_seq"]);
+    for query in [
+        "",
+        "&include_docs=true",
+        "&descending=true",
+        "&descending=true&limit=2",
+        "&limit=1&include_docs=true",
+    ] {
+        for since in ["0", &since] {
+            let mut ask = |ids: Value| {
+                let path = format!("/db/_changes?filter=_doc_ids{query}&since={since}");
+                client.post(&path, &json!({"doc_ids": ids}).to_string()).expect_status(200).json()
+            };
+            let (looked_up, scanned) = (ask(json!(few)), ask(json!(many)));
+            assert_eq!(looked_up, scanned, "{query} {since}");
+            assert!(!looked_up["results"].as_array().unwrap().is_empty());
+        }
+    }
+    let all = client.post("/db/_changes?filter=_doc_ids", &json!({"doc_ids": few}).to_string());
+    assert_eq!(ids(&all, "results"), ["d100", "d002", "d250"]);
+}
+
+#[test]
+fn documents_come_with_their_attachments_when_asked_for() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let text = "a text that is long enough to be compressed, compressed, compressed and compressed";
+    let rev = client.put("/db/x", "{\"a\":1}").rev();
+    let path = format!("/db/x/note?rev={rev}");
+    client.send("PUT", &path, &[("Content-Type", "text/plain")], text.as_bytes()).expect_status(201);
+    let mut note = |query: &str| {
+        let json = client.get(&format!("/db/_changes?include_docs=true{query}")).expect_status(200).json();
+        json["results"][0]["doc"]["_attachments"]["note"].clone()
+    };
+    assert_eq!((&note("")["stub"], note("").get("data")), (&json!(true), None));
+    let whole = note("&attachments=true");
+    assert_eq!((whole.get("stub"), &whole["content_type"]), (None, &json!("text/plain")));
+    assert!(whole["data"].as_str().unwrap().starts_with("YSB0ZXh0IHRoYXQ"), "{whole}");
+    let encoded = note("&att_encoding_info=true");
+    assert_eq!((&encoded["encoding"], &encoded["stub"]), (&json!("gzip"), &json!(true)));
+    assert!(encoded["encoded_length"].is_u64() && note("").get("encoding").is_none());
+}
+
+#[test]
+fn places_are_given_at_intervals() {
+    let server = Server::start();
+    let mut client = server.connect();
+    three(&mut client);
+    // CouchDB counts down from 10^15, and so the second of three has its place.
+    let json = client.get("/db/_changes?seq_interval=3").json();
+    let given: Vec<_> = (0..3).map(|row| json["results"][row]["seq"].is_string()).collect();
+    assert_eq!(given, [false, true, false]);
+    assert_eq!(json["results"][0]["seq"], Value::Null);
+    assert!(json["last_seq"].is_string());
+    let failed = client.get("/db/_changes?seq_interval=0");
+    failed.expect_error(400, "bad_request", "invalid_seq_interval");
+}
+
+#[test]
+fn a_normal_feed_is_tagged_by_the_state_of_its_database() {
+    let server = Server::start();
+    let mut client = server.connect();
+    three(&mut client);
+    let tag = client.get("/db/_changes").header("etag").unwrap().to_owned();
+    let again = client.send("GET", "/db/_changes", &[("If-None-Match", &tag)], b"");
+    assert_eq!((again.status, again.header("etag")), (304, Some(tag.as_str())));
+    client.put("/db/d", "{}").expect_status(201);
+    let changed = client.send("GET", "/db/_changes", &[("If-None-Match", &tag)], b"").expect_status(200);
+    assert!(changed.header("etag").is_some_and(|new| new != tag));
+    assert_eq!(client.get("/db/_changes?feed=longpoll").header("etag"), None);
+}
+
+#[test]
+fn a_limit_of_zero_backwards_stays_at_the_end() {
+    let server = Server::start();
+    let mut client = server.connect();
+    three(&mut client);
+    let json = client.get("/db/_changes?limit=0&descending=true").json();
+    assert_eq!((&json["results"], &json["last_seq"]), (&json!([]), &client.get("/db").json()["update_seq"]));
+    let json = client.get("/db/_changes?limit=0&feed=continuous").json();
+    assert_eq!(json["pending"], 3);
+    assert!(seq(&json["last_seq"]).starts_with("0-"));
+}
+
+#[test]
+fn heartbeats_of_an_event_source_are_events() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("GET", "/db/_changes?feed=eventsource&heartbeat=5", &[]);
+    assert_eq!(client.read_head().0, 200);
+    assert_eq!(client.read_chunk().unwrap(), b"\n");
+    for _ in 0..3 {
+        assert_eq!(client.read_chunk().unwrap(), b"event: heartbeat\ndata: \n\n");
+    }
+}
+
+#[test]
+fn a_heartbeat_wins_over_a_timeout() {
+    let server = Server::start();
+    let (mut writer, mut client) = (server.connect(), server.connect());
+    writer.create("db");
+    client.write_head("GET", "/db/_changes?feed=longpoll&timeout=1&heartbeat=20", &[]);
+    assert_eq!(client.read_head().0, 200);
+    let mut text = client.read_chunk().unwrap();
+    for _ in 0..3 {
+        assert_eq!(client.read_chunk().unwrap(), b"\n");
+    }
+    writer.put("/db/a", "{}").expect_status(201);
+    while let Some(chunk) = client.read_chunk() {
+        text.extend_from_slice(&chunk);
+    }
+    let json: Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!(json["results"][0]["id"], "a");
+}
+
+#[test]
+fn all_leaves_and_the_winners_document_come_together() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let rev = |digit: &str| format!("1-{}", digit.repeat(32));
+    for digit in ["a", "b"] {
+        let body = json!({"_rev": rev(digit), "is": digit});
+        client.put("/db/x?new_edits=false", &body.to_string()).expect_status(201);
+    }
+    let json = client.post("/db/_changes?style=all_docs&include_docs=true&attachments=true", "{}").json();
+    assert_eq!(json["results"][0]["changes"], json!([{"rev": rev("b")}, {"rev": rev("a")}]));
+    assert_eq!(json["results"][0]["doc"], json!({"_id": "x", "_rev": rev("b"), "is": "b"}));
+}
+
+#[test]
+fn large_and_small_documents_come_in_order_through_windows() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    // Windows end by their bytes in front, and by their rows behind.
+    let sizes: Vec<usize> = (0..40).map(|n| if n % 7 == 0 { 700_000 } else { 10 }).chain([10; 700]).collect();
+    let docs: Vec<_> = sizes
+        .iter()
+        .enumerate()
+        .map(|(n, size)| json!({"_id": format!("{n:04}"), "text": "x".repeat(*size)}))
+        .collect();
+    client.post("/db/_bulk_docs", &json!({"docs": docs}).to_string()).expect_status(201);
+    for query in ["", "&descending=true"] {
+        let reply = client.get(&format!("/db/_changes?include_docs=true{query}"));
+        let results = reply.json()["results"].as_array().unwrap().clone();
+        assert_eq!(results.len(), sizes.len());
+        for (index, row) in results.iter().enumerate() {
+            let place = if query.is_empty() { index } else { sizes.len() - 1 - index };
+            assert_eq!(row["doc"]["_id"], format!("{place:04}"));
+            assert_eq!(row["doc"]["text"].as_str().unwrap().len(), sizes[place], "{place}");
+        }
+    }
+}
+
+#[test]
+fn a_scan_that_finds_nothing_for_long_sends_heartbeats_and_stays_json() {
+    let server = Server::start();
+    let mut client = server.connect();
+    numbered(&mut client, 5_000);
+    let body = "{\"selector\":{\"n\":{\"$gt\":4998}}}";
+    let reply = client.post("/db/_changes?filter=_selector&heartbeat=1", body).expect_status(200);
+    assert_eq!(ids(&reply, "results"), ["d4999"]);
 }

@@ -177,7 +177,7 @@ fn conflicts_and_histories_are_shown_when_asked_for() {
     let meta = client.get("/db/c?meta=true").json();
     assert!(meta.get("_conflicts").is_none());
     assert_eq!(meta["_deleted_conflicts"].as_array().unwrap().len(), 1);
-    assert!(client.get("/db/c?local_seq=true").json()["_local_seq"].is_string());
+    assert!(client.get("/db/c?local_seq=true").json()["_local_seq"].is_u64());
 }
 
 #[test]
@@ -187,21 +187,25 @@ fn open_revs_gives_leaves_and_says_what_is_missing() {
     client.create("db");
     let (root, lost, won) = conflicted(&mut client);
 
-    let all = client.get("/db/c?open_revs=all").expect_status(200).json();
+    let accept = [("Accept", "application/json")];
+    let all = client.send("GET", "/db/c?open_revs=all", &accept, b"").expect_status(200).json();
     let revs: Vec<_> = all.as_array().unwrap().iter().map(|item| item["ok"]["_rev"].clone()).collect();
     assert_eq!(revs, [json!(won), json!(lost)]);
 
     let unknown = rev('9', 5);
     let list = json!([lost, unknown]).to_string().replace('"', "%22");
-    let some = client.get(&format!("/db/c?open_revs={list}")).expect_status(200).json();
+    let path = format!("/db/c?open_revs={list}");
+    let some = client.send("GET", &path, &accept, b"").expect_status(200).json();
     assert_eq!(some[0]["ok"]["n"], 1);
     assert_eq!(some[1], json!({"missing": unknown}));
 
     let list = json!([root]).to_string().replace('"', "%22");
-    let latest = client.get(&format!("/db/c?open_revs={list}&latest=true&revs=true")).json();
+    let path = format!("/db/c?open_revs={list}&latest=true&revs=true");
+    let latest = client.send("GET", &path, &accept, b"").json();
     assert_eq!(latest.as_array().unwrap().len(), 2);
     assert!(latest[0]["ok"]["_revisions"]["ids"].is_array());
 
+    assert_eq!(client.get("/db/c?open_revs=[]").json()["_rev"], json!(won), "none is no revision");
     client.get("/db/none?open_revs=all").expect_error(404, "not_found", "missing");
     client.get("/db/c?open_revs=%7B%7D").expect_error(400, "bad_request", "Invalid list of revisions");
     client.get("/db/c?open_revs=%5B%22x%22%5D").expect_error(400, "bad_request", "Invalid rev format");
@@ -209,7 +213,7 @@ fn open_revs_gives_leaves_and_says_what_is_missing() {
 }
 
 #[test]
-fn open_revs_is_multipart_for_who_takes_nothing_else() {
+fn open_revs_is_multipart_for_who_takes_that() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("db");

@@ -3,17 +3,26 @@
 //! socket by hand, and compare statuses, headers and bodies.
 
 mod all_docs;
+mod attachments;
 mod bad_input;
 mod bulk;
 mod changes;
 mod client;
+mod config;
+mod copy;
 mod damage;
 mod databases;
+mod db_updates;
 mod documents;
 mod faults;
 mod limits;
 mod local;
 mod methods;
 mod metrics;
+mod namespaces;
+mod node;
+mod partitions;
+mod protocol;
+mod purge;
 mod server;
 mod session;

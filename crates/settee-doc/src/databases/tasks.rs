@@ -1,0 +1,80 @@
+//! What goes on in the background because somebody asked for it, for those who want to know.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Databases;
+
+/// A compaction of a database that is under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompactionTask {
+    /// Counts the tasks since the process began.
+    pub number: u64,
+    /// The database's name.
+    pub database: String,
+    /// When it was begun, in microseconds since 1970.
+    pub started_us: u64,
+}
+
+/// The tasks under way.
+#[derive(Clone, Default)]
+pub(super) struct Tasks(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    begun_count: u64,
+    compactions: BTreeMap<u64, CompactionTask>,
+}
+
+/// A task that is under way until this is dropped.
+pub(super) struct Task {
+    tasks: Tasks,
+    number: u64,
+}
+
+impl Tasks {
+    /// A compaction begins. There is at most one of each open database.
+    pub(super) fn begin_compaction(&self, database: &str, started_us: u64) -> Task {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.begun_count += 1;
+        let number = state.begun_count;
+        let task = CompactionTask { number, database: database.to_owned(), started_us };
+        state.compactions.insert(number, task);
+        Task { tasks: self.clone(), number }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.tasks.0.lock().unwrap_or_else(PoisonError::into_inner).compactions.remove(&self.number);
+    }
+}
+
+impl Databases {
+    /// The compactions under way that somebody asked for, in the order in which they began.
+    pub fn compactions(&self) -> Vec<CompactionTask> {
+        let state = self.inner.tasks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.compactions.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_told_of_while_it_is_under_way() {
+        let tasks = Tasks::default();
+        let first = tasks.begin_compaction("a", 7);
+        let second = tasks.begin_compaction("b", 8);
+        let names = |tasks: &Tasks| {
+            let state = tasks.0.lock().unwrap();
+            state.compactions.values().map(|task| task.database.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&tasks), ["a", "b"]);
+        drop(first);
+        assert_eq!(names(&tasks), ["b"]);
+        drop(second);
+        assert_eq!(names(&tasks), [""; 0]);
+    }
+}

@@ -1,0 +1,42 @@
+//! Partitions: in a partitioned database a document's id is `partition:id`.
+//!
+//! Design documents and local documents belong to none. Ids sort by their bytes, so that a
+//! partition's documents lie side by side.
+
+use crate::edit::check_document_id;
+use crate::{Error, ErrorKind, Result};
+
+/// Checks a partition's name by CouchDB's rules.
+///
+/// # Errors
+/// `IllegalPartition`.
+pub fn check_partition(partition: &str) -> Result<()> {
+    let illegal = |reason: &str| Err(Error::new(ErrorKind::IllegalPartition, reason));
+    if partition.is_empty() {
+        return illegal("Partition must not be empty");
+    }
+    if partition.starts_with('_') {
+        return illegal("Partition must not start with an underscore");
+    }
+    if partition.contains(':') {
+        return illegal("Partition must not contain a colon");
+    }
+    Ok(())
+}
+
+/// What the ids of a partition's documents begin with.
+pub fn partition_prefix(partition: &str) -> String {
+    format!("{partition}:")
+}
+
+/// Checks an id in a partitioned database, which is an allowed one otherwise.
+pub(crate) fn check_partitioned_id(id: &str) -> Result<()> {
+    if id.starts_with("_design/") || id.starts_with("_local/") {
+        return Ok(());
+    }
+    let parts = id.split_once(':');
+    let (partition, rest) =
+        parts.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Doc id must be of form partition:id"))?;
+    check_partition(partition)?;
+    check_document_id(rest)
+}

@@ -1,0 +1,229 @@
+//! The values that a selector holds, and how a document's values compare with them.
+
+use std::cmp::Ordering;
+use std::sync::LazyLock;
+
+use icu_collator::options::CollatorOptions;
+use icu_collator::{Collator, CollatorBorrowed, CollatorPreferences};
+
+use super::raw::{Kind, Number, Raw};
+use super::{NESTING_MAX, SelectorError};
+
+/// Unicode's root collation, by which CouchDB's views order strings as well.
+static COLLATOR: LazyLock<CollatorBorrowed<'static>> = LazyLock::new(|| {
+    Collator::try_new(CollatorPreferences::default(), CollatorOptions::default())
+        .expect("the root collation is compiled in")
+});
+
+/// How values compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As in views: null, false, true, numbers, strings by collation, arrays, objects.
+    Collated,
+    /// As Erlang orders terms, strings by their bytes: what Mango does for `_id`.
+    Bytes,
+}
+
+/// A value in a selector.
+#[derive(Debug, Clone)]
+pub(super) enum Constant {
+    Null,
+    Boolean(bool),
+    Number(Number),
+    Text(String),
+    Array(Vec<Constant>),
+    Object(Vec<(String, Constant)>),
+}
+
+impl Constant {
+    /// Reads one; `depth` is how deep it lies.
+    pub(super) fn parse(raw: Raw<'_>, depth: usize) -> Result<Constant, SelectorError> {
+        if depth > NESTING_MAX {
+            return Err(SelectorError::too_deep());
+        }
+        Ok(match raw.kind() {
+            Kind::Null => Constant::Null,
+            Kind::False => Constant::Boolean(false),
+            Kind::True => Constant::Boolean(true),
+            Kind::Number => Constant::Number(raw.number().ok_or_else(SelectorError::bad_json)?),
+            Kind::Text => Constant::Text(raw.text().ok_or_else(SelectorError::bad_json)?.into_owned()),
+            Kind::Array => {
+                let elements = raw.elements().map(|element| Constant::parse(element, depth + 1));
+                Constant::Array(elements.collect::<Result<_, _>>()?)
+            }
+            Kind::Object => {
+                let members = raw.members().map(|(name, value)| {
+                    let name = name.text().ok_or_else(SelectorError::bad_json)?;
+                    Ok((name.into_owned(), Constant::parse(value, depth + 1)?))
+                });
+                Constant::Object(members.collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Constant::Null => Kind::Null,
+            Constant::Boolean(false) => Kind::False,
+            Constant::Boolean(true) => Kind::True,
+            Constant::Number(_) => Kind::Number,
+            Constant::Text(_) => Kind::Text,
+            Constant::Array(_) => Kind::Array,
+            Constant::Object(_) => Kind::Object,
+        }
+    }
+
+    /// How `value` stands to this one.
+    pub(super) fn order_of(&self, value: Raw<'_>, order: Order) -> Ordering {
+        let kind = value.kind();
+        let by_kind = match order {
+            Order::Collated => kind.cmp(&self.kind()),
+            Order::Bytes => term_rank(kind).cmp(&term_rank(self.kind())),
+        };
+        by_kind.then_with(|| self.order_within(value, order))
+    }
+
+    /// How a value of the same kind stands to this one.
+    fn order_within(&self, value: Raw<'_>, order: Order) -> Ordering {
+        match self {
+            Constant::Null | Constant::Boolean(_) => Ordering::Equal,
+            Constant::Number(own) => value.number().map_or(Ordering::Less, |number| number.order(*own)),
+            Constant::Text(own) => order_text(&value.text().unwrap_or_default(), own, order),
+            Constant::Array(own) => {
+                let mut values = value.elements();
+                for constant in own {
+                    let Some(value) = values.next() else { return Ordering::Less };
+                    match constant.order_of(value, order) {
+                        Ordering::Equal => {}
+                        unequal => return unequal,
+                    }
+                }
+                if values.next().is_some() { Ordering::Greater } else { Ordering::Equal }
+            }
+            Constant::Object(own) => {
+                let mut members = value.members();
+                for (own_name, constant) in own {
+                    let Some((name, value)) = members.next() else { return Ordering::Less };
+                    let by_name = order_text(&name.text().unwrap_or_default(), own_name, order);
+                    match by_name.then_with(|| constant.order_of(value, order)) {
+                        Ordering::Equal => {}
+                        unequal => return unequal,
+                    }
+                }
+                if members.next().is_some() { Ordering::Greater } else { Ordering::Equal }
+            }
+        }
+    }
+
+    /// Whether `value` is this one: strings byte by byte, members in the same order; `strict`: 1 isn't
+    /// 1.0.
+    pub(super) fn is(&self, value: Raw<'_>, strict: bool) -> bool {
+        if value.kind() != self.kind() {
+            return false;
+        }
+        match self {
+            Constant::Null | Constant::Boolean(_) => true,
+            Constant::Number(own) => value.number().is_some_and(|number| match strict {
+                true => number.is_exactly(*own),
+                false => number.order(*own) == Ordering::Equal,
+            }),
+            Constant::Text(own) => value.is_text(own),
+            Constant::Array(own) => {
+                let mut values = value.elements();
+                let alike = own.iter().all(|own| values.next().is_some_and(|value| own.is(value, strict)));
+                alike && values.next().is_none()
+            }
+            Constant::Object(own) => {
+                let mut members = value.members();
+                let alike = own.iter().all(|(own_name, own)| {
+                    let member = members.next();
+                    member.is_some_and(|(name, value)| name.is_text(own_name) && own.is(value, strict))
+                });
+                alike && members.next().is_none()
+            }
+        }
+    }
+}
+
+fn order_text(one: &str, other: &str, order: Order) -> Ordering {
+    match order {
+        Order::Collated if one == other => Ordering::Equal,
+        Order::Collated => COLLATOR.compare(one, other),
+        Order::Bytes => one.cmp(other),
+    }
+}
+
+/// Erlang's order of terms, as CouchDB holds JSON in them.
+fn term_rank(kind: Kind) -> u8 {
+    match kind {
+        Kind::Number => 0,
+        Kind::False => 1,
+        Kind::Null => 2,
+        Kind::True => 3,
+        Kind::Object => 4,
+        Kind::Array => 5,
+        Kind::Text => 6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each sorts before the next.
+    const COLLATED: [&str; 24] = [
+        "null",
+        "false",
+        "true",
+        "-2",
+        "1",
+        "1.5",
+        "20",
+        "\"\"",
+        "\"_\"",
+        "\"1\"",
+        "\"a\"",
+        "\"A\"",
+        "\"á\"",
+        "\"aa\"",
+        "\"b\"",
+        "\"B\"",
+        "\"ba\"",
+        "\"z\"",
+        "[]",
+        "[1]",
+        "[1,2]",
+        "[\"a\"]",
+        "{}",
+        "{\"a\":1}",
+    ];
+
+    #[test]
+    fn values_are_collated_as_views_collate_them() {
+        for (one_index, one) in COLLATED.iter().enumerate() {
+            for (other_index, other) in COLLATED.iter().enumerate() {
+                let constant = Constant::parse(Raw(other), 0).unwrap();
+                let found = constant.order_of(Raw(one), Order::Collated);
+                assert_eq!(found, one_index.cmp(&other_index), "{one} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn ids_are_compared_byte_by_byte_and_sort_behind_all_that_is_no_string() {
+        let constant = |text| Constant::parse(Raw(text), 0).unwrap();
+        assert_eq!(constant("\"a\"").order_of(Raw("\"B\""), Order::Bytes), Ordering::Less);
+        for other in ["null", "true", "7", "[\"z\"]", "{\"z\":1}"] {
+            assert_eq!(constant(other).order_of(Raw("\"\""), Order::Bytes), Ordering::Greater, "{other}");
+        }
+    }
+
+    #[test]
+    fn sameness_is_by_the_order_of_members_and_strictly_by_the_form_of_numbers() {
+        let is = |constant, value, strict| Constant::parse(Raw(constant), 0).unwrap().is(Raw(value), strict);
+        assert!(is("{\"a\":[1,\"x\"],\"b\":null}", "{\"a\":[1,\"\\u0078\"],\"b\":null}", true));
+        assert!(!is("{\"a\":1,\"b\":2}", "{\"b\":2,\"a\":1}", false));
+        assert!(!is("1", "1.0", true) && is("1", "1.0", false));
+        assert!(!is("[1]", "[1,2]", false) && !is("[1,2]", "[1]", false) && !is("\"1\"", "1", false));
+    }
+}

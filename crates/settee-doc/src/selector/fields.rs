@@ -1,0 +1,138 @@
+//! `fields`: of a document only those named.
+
+use serde_json::value::RawValue;
+
+use super::parse::parse_path;
+use super::raw::{Kind, Raw};
+use super::{Found, SelectorError, find_within};
+use crate::json::write_json_string;
+
+/// Most fields of a list.
+const FIELDS_MAX: usize = 1_000;
+
+/// Which fields are shown of a document, each with the objects that it lies in.
+#[derive(Debug, Clone)]
+pub struct Fields(Vec<Vec<String>>);
+
+/// What is shown: a value's text, or members.
+enum Shown<'a> {
+    Value(Raw<'a>),
+    Object(Vec<(&'a str, Shown<'a>)>),
+}
+
+impl Fields {
+    /// Reads a list of names. An empty one means all fields, which is None.
+    ///
+    /// # Errors
+    /// `invalid_fields`, `invalid_field` and `invalid_field_name`.
+    pub fn parse(text: &str) -> Result<Option<Fields>, SelectorError> {
+        let raw = serde_json::from_str::<&RawValue>(text).map_err(|_| SelectorError::bad_json())?;
+        let raw = Raw::new(raw.get());
+        if raw.kind() != Kind::Array {
+            let reason = "Selector error: fields must be JSON array";
+            return Err(SelectorError::new("invalid_fields", reason));
+        }
+        let mut paths = Vec::new();
+        for field in raw.elements() {
+            let Some(name) = field.text() else {
+                let reason = format!("Invalid JSON for field spec: {}", field.0);
+                return Err(SelectorError::new("invalid_field", reason));
+            };
+            if paths.len() == FIELDS_MAX {
+                let reason = format!("A list of fields has at most {FIELDS_MAX}.");
+                return Err(SelectorError::new("invalid_fields", reason));
+            }
+            if name.is_empty() {
+                return Err(SelectorError::new("invalid_field_name", "Invalid field name: "));
+            }
+            paths.push(parse_path(&name)?);
+        }
+        Ok((!paths.is_empty()).then_some(Fields(paths)))
+    }
+
+    /// Appends an object with those fields of `object`, a JSON text, that it has.
+    pub fn write(&self, object: &str, out: &mut Vec<u8>) {
+        let object = Raw::new(object);
+        let mut shown = Vec::new();
+        for path in &self.0 {
+            if let Found::Value(value) = find_within(object, path) {
+                show(&mut shown, path, value);
+            }
+        }
+        write_object(&shown, out);
+    }
+}
+
+/// Puts a value where its path says. What a whole value that is shown already has, is there.
+fn show<'a>(mut members: &mut Vec<(&'a str, Shown<'a>)>, path: &'a [String], value: Raw<'a>) {
+    let Some((last, outer)) = path.split_last() else { return };
+    for name in outer {
+        let place = place_of(members, name, || Shown::Object(Vec::new()));
+        match &mut members[place].1 {
+            Shown::Value(_) => return,
+            Shown::Object(inner) => members = inner,
+        }
+    }
+    let place = place_of(members, last, || Shown::Value(value));
+    members[place].1 = Shown::Value(value);
+}
+
+fn place_of<'a>(
+    members: &mut Vec<(&'a str, Shown<'a>)>,
+    name: &'a str,
+    new: impl FnOnce() -> Shown<'a>,
+) -> usize {
+    members.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+        members.push((name, new()));
+        members.len() - 1
+    })
+}
+
+fn write_object(members: &[(&str, Shown<'_>)], out: &mut Vec<u8>) {
+    out.push(b'{');
+    for (index, (name, shown)) in members.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        write_json_string(name, out);
+        out.push(b':');
+        match shown {
+            Shown::Value(value) => out.extend_from_slice(value.0.as_bytes()),
+            Shown::Object(members) => write_object(members, out),
+        }
+    }
+    out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(fields: &str, object: &str) -> String {
+        let mut out = Vec::new();
+        Fields::parse(fields).unwrap().unwrap().write(object, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn fields_are_shown_with_the_objects_that_they_lie_in() {
+        let object = r#"{"_id":"x","a":{"b":1,"c":[5,{"d":2}]},"e.f":3}"#;
+        assert_eq!(shown(r#"["_id","a.b","none","a.x.y"]"#, object), r#"{"_id":"x","a":{"b":1}}"#);
+        assert_eq!(shown(r#"["e\\.f"]"#, object), r#"{"e.f":3}"#);
+        assert_eq!(shown(r#"["a.c.1.d"]"#, object), r#"{"a":{"c":{"1":{"d":2}}}}"#);
+        let whole = r#"{"a":{"b":1,"c":[5,{"d":2}]}}"#;
+        assert_eq!(shown(r#"["a","a.b"]"#, object), whole);
+        assert_eq!(shown(r#"["a.b","a"]"#, object), whole);
+    }
+
+    #[test]
+    fn a_list_of_fields_is_a_list_of_names() {
+        assert!(Fields::parse("[]").unwrap().is_none());
+        let error = |text| Fields::parse(text).unwrap_err().error;
+        assert_eq!(error("{}"), "invalid_fields");
+        assert_eq!(error("[1]"), "invalid_field");
+        assert_eq!(error("[\"a..b\"]"), "invalid_field_name");
+        assert_eq!(error("[\"\"]"), "invalid_field_name");
+        assert_eq!(error("x"), "bad_request");
+    }
+}

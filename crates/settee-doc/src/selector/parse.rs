@@ -1,0 +1,283 @@
+//! Reading selectors: every form becomes conditions on fields and their combinations.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use regex::bytes::{Regex, RegexBuilder};
+use serde_json::value::RawValue;
+
+use super::constant::Constant;
+use super::raw::{Kind, Number, Raw};
+use super::{
+    CONDITIONS_MAX, Comparison, NESTING_MAX, Node, Path, REGEX_BYTES_MAX, REGEXES_MAX, SELECTOR_BYTES_MAX,
+    Selector, SelectorError, Test,
+};
+
+/// What becomes of a condition.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// It stays as it is.
+    Plain,
+    /// A negation around it was pushed down to it.
+    Negated,
+    /// It stands within `$elemMatch` or its like, where negations aren't pushed.
+    Inside,
+}
+
+/// Reads a selector.
+pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
+    if text.len() > SELECTOR_BYTES_MAX {
+        let reason = format!("A selector has at most {SELECTOR_BYTES_MAX} bytes.");
+        return Err(SelectorError::new("invalid_selector", reason));
+    }
+    let raw = serde_json::from_str::<&RawValue>(text).map_err(|_| SelectorError::bad_json())?;
+    let raw = Raw::new(raw.get());
+    if raw.kind() != Kind::Object {
+        let reason = format!("Selector must be a JSON object, not: {}", raw.0);
+        return Err(SelectorError::new("invalid_selector_json", reason));
+    }
+    let mut selector = Selector { root: None, names: Vec::new(), needs_whole: false };
+    if raw.members().next().is_none() {
+        return Ok(selector);
+    }
+    let root = Parser { condition_count: 0, regex_count: 0 }.node(raw, "", Mode::Plain, 0)?;
+    if matches!(&root, Node::Field { path, .. } if path.parts.is_empty()) {
+        let reason = "One or more conditions is missing a field name.";
+        return Err(SelectorError::new("invalid_selector", reason));
+    }
+    collect_names(&root, &mut selector);
+    selector.names.sort_unstable();
+    selector.names.dedup();
+    selector.root = Some(root);
+    Ok(selector)
+}
+
+fn collect_names(node: &Node, selector: &mut Selector) {
+    match node {
+        Node::And(nodes) | Node::Or(nodes) => nodes.iter().for_each(|node| collect_names(node, selector)),
+        Node::Not(node) => collect_names(node, selector),
+        Node::Field { path, .. } => match path.parts.first() {
+            None => selector.needs_whole = true,
+            Some(name) => selector.names.push(name.clone()),
+        },
+    }
+}
+
+struct Parser {
+    condition_count: usize,
+    regex_count: usize,
+}
+
+impl Parser {
+    /// The condition that `value` is on the field at `path`.
+    fn node(&mut self, value: Raw<'_>, path: &str, mode: Mode, depth: usize) -> Result<Node, SelectorError> {
+        if depth > NESTING_MAX {
+            return Err(SelectorError::too_deep());
+        }
+        self.condition_count += 1;
+        if self.condition_count > CONDITIONS_MAX {
+            let reason = format!("A selector has at most {CONDITIONS_MAX} conditions.");
+            return Err(SelectorError::new("invalid_selector", reason));
+        }
+        let mut members = members_of(value)?;
+        match members.len() {
+            0 => {
+                let constant = Constant::parse(value, depth)?;
+                leaf(Test::Compare(Comparison::Equal, constant), path, mode)
+            }
+            1 => {
+                let (name, value) = members.remove(0);
+                self.member(&name, value, path, mode, depth)
+            }
+            _ => {
+                let nodes = members.iter().map(|(name, value)| self.member(name, *value, path, mode, depth));
+                let nodes = nodes.collect::<Result<_, _>>()?;
+                Ok(if mode == Mode::Negated { Node::Or(nodes) } else { Node::And(nodes) })
+            }
+        }
+    }
+
+    /// The condition that a member of a selector is.
+    fn member(
+        &mut self,
+        name: &str,
+        value: Raw<'_>,
+        path: &str,
+        mode: Mode,
+        depth: usize,
+    ) -> Result<Node, SelectorError> {
+        match name {
+            "$and" | "$or" | "$nor" => self.combination(name, value, path, mode, depth),
+            "$not" if value.kind() != Kind::Object => Err(SelectorError::bad_argument(name, value)),
+            "$not" => match mode {
+                Mode::Plain => self.node(value, path, Mode::Negated, depth + 1),
+                Mode::Negated => self.node(value, path, Mode::Plain, depth + 1),
+                Mode::Inside => Ok(Node::Not(Box::new(self.node(value, path, mode, depth + 1)?))),
+            },
+            name if name.starts_with('$') => leaf(self.test(name, value, depth)?, path, mode),
+            name if path.is_empty() => self.node(value, name, mode, depth + 1),
+            name => self.node(value, &format!("{path}.{name}"), mode, depth + 1),
+        }
+    }
+
+    fn combination(
+        &mut self,
+        name: &str,
+        list: Raw<'_>,
+        path: &str,
+        mode: Mode,
+        depth: usize,
+    ) -> Result<Node, SelectorError> {
+        if list.kind() != Kind::Array {
+            return Err(SelectorError::bad_argument(name, list));
+        }
+        let within = match (name, mode) {
+            ("$nor", Mode::Plain) => Mode::Negated,
+            ("$nor", Mode::Negated) => Mode::Plain,
+            (_, mode) => mode,
+        };
+        let mut nodes = Vec::new();
+        for value in list.elements() {
+            let node = self.node(value, path, within, depth + 1)?;
+            let inverted = name == "$nor" && mode == Mode::Inside;
+            nodes.push(if inverted { Node::Not(Box::new(node)) } else { node });
+        }
+        // None of them, or, negated, not all of them.
+        let all = match name {
+            "$or" => mode == Mode::Negated,
+            _ => mode != Mode::Negated,
+        };
+        Ok(if all { Node::And(nodes) } else { Node::Or(nodes) })
+    }
+
+    fn test(&mut self, name: &str, value: Raw<'_>, depth: usize) -> Result<Test, SelectorError> {
+        let bad = || SelectorError::bad_argument(name, value);
+        let constant = || Constant::parse(value, depth + 1);
+        let compare = |comparison| Ok(Test::Compare(comparison, constant()?));
+        match name {
+            "$lt" => compare(Comparison::Less),
+            "$lte" => compare(Comparison::LessOrEqual),
+            "$eq" => compare(Comparison::Equal),
+            "$ne" => compare(Comparison::NotEqual),
+            "$gte" => compare(Comparison::GreaterOrEqual),
+            "$gt" => compare(Comparison::Greater),
+            "$in" | "$nin" | "$all" => {
+                let Constant::Array(constants) = constant()? else { return Err(bad()) };
+                Ok(match name {
+                    "$in" => Test::In(constants),
+                    "$nin" => Test::NotIn(constants),
+                    _ => Test::All(constants),
+                })
+            }
+            "$exists" => match value.kind() {
+                Kind::True => Ok(Test::Exists(true)),
+                Kind::False => Ok(Test::Exists(false)),
+                _ => Err(bad()),
+            },
+            "$type" => Ok(Test::Type(value.text().ok_or_else(bad)?.into_owned())),
+            "$size" => match integer(value) {
+                Some(size) if size >= 0 => Ok(Test::Size(size)),
+                _ => Err(bad()),
+            },
+            "$mod" => {
+                let numbers: Vec<_> = value.elements().take(3).map(integer).collect();
+                match numbers[..] {
+                    [Some(divisor), Some(rest)] if divisor != 0 => Ok(Test::Remainder { divisor, rest }),
+                    _ => Err(bad()),
+                }
+            }
+            "$elemMatch" | "$allMatch" | "$keyMapMatch" => {
+                if value.kind() != Kind::Object {
+                    return Err(bad());
+                }
+                let node = Box::new(self.node(value, "", Mode::Inside, depth + 1)?);
+                Ok(match name {
+                    "$elemMatch" => Test::AnyElement(node),
+                    "$allMatch" => Test::EachElement(node),
+                    _ => Test::AnyKey(node),
+                })
+            }
+            // Of what is no string CouchDB says that the operator doesn't exist.
+            "$regex" if value.kind() == Kind::Text => self.regex(value).map(Test::Regex),
+            "$beginsWith" if value.kind() == Kind::Text => {
+                Ok(Test::BeginsWith(value.text().ok_or_else(SelectorError::bad_json)?.into_owned()))
+            }
+            "$text" | "$where" | "$geoWithin" | "$geoIntersects" | "$near" | "$nearSphere" => {
+                Err(SelectorError::new("not_supported", format!("Unsupported operator: {name}")))
+            }
+            _ => Err(SelectorError::new("invalid_operator", format!("Invalid operator: {name}"))),
+        }
+    }
+
+    /// Bytes are matched, as PCRE does it for CouchDB; by characters where the expression can't be
+    /// had otherwise.
+    fn regex(&mut self, value: Raw<'_>) -> Result<Regex, SelectorError> {
+        self.regex_count += 1;
+        if self.regex_count > REGEXES_MAX {
+            let reason = format!("A selector has at most {REGEXES_MAX} regular expressions.");
+            return Err(SelectorError::new("invalid_selector", reason));
+        }
+        let pattern = value.text().ok_or_else(SelectorError::bad_json)?;
+        let build = |unicode| {
+            RegexBuilder::new(&pattern)
+                .unicode(unicode)
+                .size_limit(REGEX_BYTES_MAX)
+                .dfa_size_limit(REGEX_BYTES_MAX)
+                .build()
+        };
+        let regex = build(false).or_else(|_| build(true));
+        regex.map_err(|_| SelectorError::bad_argument("$regex", value))
+    }
+}
+
+fn leaf(test: Test, path: &str, mode: Mode) -> Result<Node, SelectorError> {
+    let test = if mode == Mode::Negated { test.negated() } else { test };
+    let path = Path { parts: parse_path(path)?, is_id: path == "_id" };
+    Ok(Node::Field { path, test })
+}
+
+fn integer(value: Raw<'_>) -> Option<i128> {
+    match value.number()? {
+        Number::Integer(integer) => Some(integer),
+        Number::Float(_) => None,
+    }
+}
+
+/// An object's members; of two of the same name the last.
+fn members_of(object: Raw<'_>) -> Result<Vec<(Cow<'_, str>, Raw<'_>)>, SelectorError> {
+    let mut members: Vec<(Cow<'_, str>, Raw<'_>)> = Vec::new();
+    let mut places = HashMap::new();
+    for (name, value) in object.members() {
+        let name = name.text().ok_or_else(SelectorError::bad_json)?;
+        let place = *places.entry(name.clone()).or_insert(members.len());
+        match members.get_mut(place) {
+            Some(member) => member.1 = value,
+            None => members.push((name, value)),
+        }
+    }
+    Ok(members)
+}
+
+/// The names in a field's name: dots part them, but where a backslash stands before.
+///
+/// # Errors
+/// `invalid_field_name` where one is empty.
+pub(super) fn parse_path(field: &str) -> Result<Vec<String>, SelectorError> {
+    if field.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut parts = Vec::new();
+    let (mut start, mut before) = (0, 0);
+    for (at, byte) in field.bytes().enumerate() {
+        if byte == b'.' && before != b'\\' {
+            parts.push(&field[start..at]);
+            start = at + 1;
+        }
+        before = byte;
+    }
+    parts.push(&field[start..]);
+    if parts.iter().any(|part| part.is_empty()) {
+        return Err(SelectorError::new("invalid_field_name", format!("Invalid field name: {field}")));
+    }
+    Ok(parts.into_iter().map(|part| part.replace('\\', "")).collect())
+}

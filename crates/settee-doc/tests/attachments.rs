@@ -1,0 +1,285 @@
+//! Goal: attachments are stored once, shared between revisions, and gone with the last one that has
+//! them, also where an upload, the power or an edit broke off.
+//! Method: in the simulation; contents of all sizes around a chunk's, and what the database holds.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use settee_doc::{
+    CHUNK_BYTES, Content, Database, Databases, Document, Edit, ErrorKind, NewAttachment, Options, Revision,
+    Stage,
+};
+use settee_sim::{Sim, SimDisk, seeds};
+
+/// Bytes that don't repeat.
+fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+async fn upload(database: &Database, id: &str, name: &str, kind: &str, bytes: &[u8]) -> NewAttachment {
+    let mut uploading = database.upload(id, kind, false, u64::MAX);
+    for part in bytes.chunks(100_000) {
+        uploading.write(part).await.unwrap();
+    }
+    let content = Content::Stored(uploading.finish(None).await.unwrap());
+    NewAttachment { name: name.into(), content_type: kind.into(), revpos: None, content }
+}
+
+async fn put(database: &Database, edit: Edit) -> Revision {
+    database.update(edit, Stage::Persisted).await.unwrap()
+}
+
+async fn content(database: &Database, document: &Document, name: &str, decode: bool) -> Vec<u8> {
+    let attachment = document.attachments.iter().find(|other| other.name == name).expect("it is there");
+    let mut reader = database.view().attachment(&document.id, attachment, None, decode);
+    let mut all = Vec::new();
+    while let Some(bytes) = reader.next().await.unwrap() {
+        all.extend_from_slice(&bytes);
+    }
+    all
+}
+
+/// What the database's live records take.
+fn live(database: &Database) -> u64 {
+    database.info().active_bytes
+}
+
+fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Database>) -> F) {
+    let sim = Sim::new(seed);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+        test(databases.create("db").await.unwrap()).await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_was_put_is_read_whatever_its_size_and_type() {
+    with_database(1, |database| async move {
+        let sizes = [0, 1, 64 << 10, (64 << 10) + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES / 2];
+        for (index, size) in sizes.into_iter().enumerate() {
+            let id = format!("doc-{index}");
+            let mut text = noise(size, 3);
+            text.iter_mut().for_each(|byte| *byte = b'a' + *byte % 4);
+            let raw = noise(size, 7);
+            let mut edit = Edit::empty(&id);
+            edit.attachments.push(upload(&database, &id, "text", "text/plain; charset=utf-8", &text).await);
+            edit.attachments.push(upload(&database, &id, "raw", "image/png", &raw).await);
+            put(&database, edit).await;
+            let document = database.view().document(&id).await.unwrap();
+            let [first, second] = &document.attachments[..] else { panic!("{document:?}") };
+            assert_eq!((first.length, second.length), (size as u64, size as u64));
+            assert_eq!((first.gzip_length.is_some(), second.gzip_length), (true, None));
+            assert!(size < 1000 || first.stored_length() < first.length / 2, "{first:?}");
+            assert!(content(&database, &document, "text", true).await == text, "size {size}");
+            assert!(content(&database, &document, "raw", true).await == raw, "size {size}");
+            assert_ne!(content(&database, &document, "text", false).await, text);
+            for range in [0..1, 1..CHUNK_BYTES as u64, CHUNK_BYTES as u64 - 1..CHUNK_BYTES as u64 + 1] {
+                let range = range.start.min(size as u64)..range.end.min(size as u64);
+                let mut reader = database.view().attachment(&id, second, Some(range.clone()), false);
+                let mut part = Vec::new();
+                while let Some(bytes) = reader.next().await.unwrap() {
+                    part.extend_from_slice(&bytes);
+                }
+                assert!(part == raw[range.start as usize..range.end as usize], "size {size} {range:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_revision_shares_what_it_names_by_a_stub_and_what_no_leaf_names_goes() {
+    with_database(2, |database| async move {
+        let bytes = noise(3 * CHUNK_BYTES, 1);
+        let empty = live(&database);
+        let mut edit = Edit::empty("doc");
+        edit.attachments.push(upload(&database, "doc", "file", "image/png", &bytes).await);
+        put(&database, edit).await;
+        let with_one = live(&database);
+        assert!(with_one - empty > bytes.len() as u64);
+        for _ in 0..20 {
+            let document = database.view().document("doc").await.unwrap();
+            put(&database, Edit::again(&document)).await;
+        }
+        assert!(live(&database) < with_one + 4096, "{} {with_one}", live(&database));
+        let document = database.view().document("doc").await.unwrap();
+        assert_eq!(document.attachments[0].revpos, 1);
+        assert!(content(&database, &document, "file", true).await == bytes);
+
+        // A conflict that has it too keeps it.
+        let mut other = Edit::again(&document);
+        other.revision = Some(Revision { generation: 22, hash: [255; 16] });
+        other.history = vec![[255; 16], document.revision.hash];
+        let mut sibling = other.clone();
+        sibling.revision = Some(Revision { generation: 22, hash: [3; 16] });
+        sibling.history[0] = [3; 16];
+        for edit in [other, sibling] {
+            database.replicate_all(vec![edit], Stage::Persisted).await.unwrap().pop().unwrap().unwrap();
+        }
+        let winner = database.view().document("doc").await.unwrap();
+        assert_eq!(winner.revision.hash, [255; 16]);
+        let mut edit = Edit::again(&winner);
+        edit.attachments.clear();
+        put(&database, edit).await;
+        let leaves = database.view().leaves("doc").await.unwrap();
+        let loser = leaves.iter().find(|leaf| leaf.revision.hash == [3; 16]).unwrap().revision;
+        let loser = database.view().revision("doc", loser, false).await.unwrap().pop().unwrap();
+        assert!(content(&database, &loser, "file", true).await == bytes);
+        database.update(Edit::delete("doc", Some(loser.revision)), Stage::Persisted).await.unwrap();
+        assert!(live(&database) < empty + 8192, "{} {empty}", live(&database));
+    });
+}
+
+#[test]
+fn an_edit_with_a_stub_of_nothing_is_refused_and_a_wrong_digest_too() {
+    with_database(3, |database| async move {
+        let text = r#"{"_id":"doc","_attachments":{"a":{"stub":true}}}"#;
+        let edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
+        let refused = database.update(edit, Stage::Persisted).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::MissingStub);
+        let mut uploading = database.upload("doc", "text/plain", false, u64::MAX);
+        uploading.write(b"abc").await.unwrap();
+        let refused = uploading.finish(Some([1; 16])).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::DigestMismatch);
+        let mut uploading = database.upload("doc", "text/plain", false, 10);
+        assert_eq!(uploading.write(&[0; 11]).await.unwrap_err().kind(), ErrorKind::AttachmentTooLarge);
+    });
+}
+
+#[test]
+fn inline_attachments_come_with_the_document_and_their_digest_is_that_of_what_is_stored() {
+    with_database(4, |database| async move {
+        let text = r#"{"_id":"doc","x":1,"_attachments":{
+            "plain.bin":{"content_type":"application/octet-stream","data":"aGVsbG8="},
+            "no-type":{"data":""}}}"#;
+        let edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
+        put(&database, edit).await;
+        let document = database.view().document("doc").await.unwrap();
+        assert_eq!(content(&database, &document, "plain.bin", true).await, b"hello");
+        let mut json = Vec::new();
+        document.write_json(&settee_doc::Extras::default(), &mut json);
+        let json = String::from_utf8(json).unwrap();
+        // `echo -n hello | md5sum`
+        let stub = r#""plain.bin":{"content_type":"application/octet-stream","revpos":1,"length":5,"digest":"md5-XUFAKrxLKna5cZ2REBfFkg==","stub":true}"#;
+        assert!(json.contains(stub), "{json}");
+        assert!(json.contains(r#""x":1,"_attachments":{"#), "{json}");
+        for bad in
+            [r#"{"a":{"data":"*"}}"#, r#"{"a":{}}"#, r#"{"_a":{"data":""}}"#, r#"{"":{"data":""}}"#, "[]"]
+        {
+            let text = format!(r#"{{"_attachments":{bad}}}"#);
+            let refused = Edit::parse(text.as_bytes(), &Options::default()).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::BadRequest, "{bad}");
+        }
+    });
+}
+
+#[test]
+fn what_comes_compressed_is_checked_and_counted_and_stays_as_it_came() {
+    with_database(5, |database| async move {
+        let text = noise(3 * CHUNK_BYTES / 2, 5);
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut encoder, &text).unwrap();
+        let packed = encoder.finish().unwrap();
+        let mut garbled = packed.clone();
+        garbled[packed.len() / 2] ^= 0xFF;
+        for bad in [&text[..], &packed[..packed.len() - 1], &garbled, &[&packed[..], b"more"].concat(), b""] {
+            let mut uploading = database.upload("doc", "text/plain", true, u64::MAX);
+            let refused = match uploading.write(bad).await {
+                Ok(()) => uploading.finish(None).await.map(drop),
+                Err(error) => Err(error),
+            };
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::BadRequest, "{} bytes", bad.len());
+        }
+        let mut uploading = database.upload("doc", "text/plain", true, u64::MAX);
+        for part in packed.chunks(1000) {
+            uploading.write(part).await.unwrap();
+        }
+        let content_of = Content::Stored(uploading.finish(None).await.unwrap());
+        let mut edit = Edit::empty("doc");
+        let (name, content_type) = ("file".to_owned(), "text/plain".to_owned());
+        edit.attachments.push(NewAttachment { name, content_type, revpos: None, content: content_of });
+        put(&database, edit).await;
+        let document = database.view().document("doc").await.unwrap();
+        let attachment = &document.attachments[0];
+        let lengths = (attachment.length, attachment.gzip_length);
+        assert_eq!(lengths, (text.len() as u64, Some(packed.len() as u64)));
+        assert!(content(&database, &document, "file", true).await == text);
+        assert!(content(&database, &document, "file", false).await == packed);
+    });
+}
+
+#[test]
+fn the_same_attachments_make_the_same_revision_and_others_another() {
+    let revisions: Vec<Revision> = [("a/b", 1), ("a/b", 1), ("a/c", 1), ("a/b", 2)]
+        .into_iter()
+        .map(|(kind, seed)| {
+            let sim = Sim::new(seed + 10);
+            let env = sim.env();
+            sim.run(async {
+                let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+                let database = databases.create("db").await.unwrap();
+                let mut edit = Edit::empty("doc");
+                edit.attachments.push(upload(&database, "doc", "file", kind, &noise(100, seed)).await);
+                put(&database, edit).await
+            })
+            .unwrap()
+        })
+        .collect();
+    assert_eq!(revisions[0], revisions[1]);
+    assert_ne!(revisions[0], revisions[2]);
+    assert_ne!(revisions[0], revisions[3]);
+}
+
+#[test]
+fn what_was_uploaded_for_nothing_goes_also_after_a_power_loss() {
+    for seed in seeds(30) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let before = std::cell::Cell::new(0);
+        sim.run(async {
+            let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+            let database = databases.create("db").await.unwrap();
+            put(&database, Edit::empty("first")).await;
+            before.set(live(&database));
+            let before = before.get();
+            // One that breaks off, one whose edit is refused, and one that the power cuts off.
+            let mut broken = database.upload("doc", "image/png", false, u64::MAX);
+            broken.write(&noise(2 * CHUNK_BYTES, 1)).await.unwrap();
+            drop(broken);
+            let mut refused = Edit::empty("first");
+            refused
+                .attachments
+                .push(upload(&database, "first", "file", "image/png", &noise(CHUNK_BYTES + 7, 2)).await);
+            let refused = database.update(refused, Stage::Persisted).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Conflict);
+            put(&database, Edit::empty("second")).await;
+            assert!(live(&database) < before + 4096, "seed={seed}: {} {before}", live(&database));
+            let mut cut = database.upload("doc", "image/png", false, u64::MAX);
+            cut.write(&noise(3 * CHUNK_BYTES, 3)).await.unwrap();
+            put(&database, Edit::empty("third")).await;
+            std::mem::forget(cut);
+            disk.cut_power();
+        });
+        assert_ne!(before.get(), 0, "seed={seed}");
+        let before = before.get();
+        let disk = disk.after_power_loss();
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let databases = Databases::open(env, Path::new("/data")).await.unwrap();
+            let database = databases.get("db").await.unwrap();
+            put(&database, Edit::empty("fourth")).await;
+            assert!(live(&database) < before + 8192, "seed={seed}: {} {before}", live(&database));
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,489 @@
+//! The configuration as CouchDB's clients see it: sections of keys with texts for values, read and
+//! written through `_node/_local/_config`.
+//!
+//! What holds without any change comes from the server's own settings. Changes lie over it, in
+//! memory, and in the file [`CONFIG_FILE`] of the data folder, which is TOML with a table for a
+//! section. A key that means something here takes effect at once ([`Derived`]); any other is kept
+//! and given back, for clients that look for it.
+//!
+//! Invariants:
+//! 1. The file is replaced as a whole and synced before a change is answered: a crash leaves the
+//!    one before or the one after.
+//! 2. What a key that takes effect can't mean is refused, and changes nothing.
+//! 3. Administrators' passwords are neither shown nor written.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hyper::StatusCode;
+
+use crate::Limits;
+use crate::error::Failure;
+use crate::uuids::Algorithm;
+
+/// The file of the data folder that keeps what was changed over HTTP.
+pub const CONFIG_FILE: &str = "config.toml";
+
+/// Bytes of that file at most.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// Keys that may be changed, in all sections together.
+const CHANGES_MAX: usize = 4096;
+
+/// Bytes of a section's name or a key, and of a value.
+const NAME_BYTES_MAX: usize = 256;
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// Shown in place of what is secret.
+const HIDDEN: &str = "****";
+
+/// Sections that CouchDB lets nobody change over HTTP: they name programs.
+const FORBIDDEN_SECTIONS: &[&str] = &[
+    "daemons",
+    "external",
+    "feature_flags",
+    "httpd_db_handlers",
+    "httpd_design_handlers",
+    "httpd_global_handlers",
+    "native_query_servers",
+    "os_daemons",
+    "query_servers",
+];
+
+/// Keys that tell of this server and are decided elsewhere.
+const FIXED_KEYS: &[(&str, &str)] = &[
+    ("chttpd", "bind_address"),
+    ("chttpd", "port"),
+    ("cluster", "n"),
+    ("cluster", "q"),
+    ("couchdb", "uuid"),
+    ("chttpd_auth", "timeout"),
+];
+
+/// Sections, each with its keys and their values.
+pub(crate) type Sections = BTreeMap<String, BTreeMap<String, String>>;
+
+/// What was changed: of each section and key the value, None where it was deleted.
+type Changes = BTreeMap<(String, String), Option<String>>;
+
+/// Whether the server is to be kept out of its users' way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Maintenance {
+    #[default]
+    None,
+    /// `_up` says that the server is being worked at.
+    Mode,
+    /// As `Mode`, under another name: load balancers are to leave it alone.
+    NoBalancing,
+}
+
+/// What the configuration means to the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Derived {
+    pub(crate) limits: Limits,
+    pub(crate) maintenance: Maintenance,
+    pub(crate) uuids: Algorithm,
+}
+
+/// The configuration of a server.
+pub(crate) struct ConfigStore {
+    file: Option<PathBuf>,
+    limits: Limits,
+    /// What holds where nothing was changed.
+    known: Sections,
+    state: Mutex<State>,
+    /// Held by who changes something, until it is in the file.
+    pub(crate) changing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What holds.
+    changes: Changes,
+    /// Of that, what the file has.
+    kept: Changes,
+}
+
+/// What tells of a server to who asks for its configuration.
+pub(crate) struct Facts<'a> {
+    pub(crate) admin: Option<&'a str>,
+    pub(crate) uuid: &'a str,
+    pub(crate) address: Option<SocketAddr>,
+}
+
+impl ConfigStore {
+    /// Reads what was changed; what can't be read is logged, and left out. The file is read in the
+    /// caller's thread: to be called at the start.
+    pub(crate) fn open(file: Option<PathBuf>, limits: Limits, facts: &Facts<'_>) -> (ConfigStore, Derived) {
+        let known = known(&limits, facts);
+        let changing = tokio::sync::Mutex::new(());
+        let mut store = ConfigStore { file, limits, known, state: Mutex::default(), changing };
+        let mut kept = store.read_file().unwrap_or_else(|error| {
+            tracing::error!(%error, "what was configured over HTTP is left out");
+            Changes::new()
+        });
+        kept.retain(|(section, key), value| {
+            let alone = Changes::from([((section.clone(), key.clone()), value.clone())]);
+            match store.derive(&alone) {
+                Ok(_) => true,
+                Err(reason) => {
+                    tracing::error!(section, key, %reason, "what was configured over HTTP is left out");
+                    false
+                }
+            }
+        });
+        let derived = store.derive(&kept).expect("each of them was looked at");
+        store.state = Mutex::new(State { changes: kept.clone(), kept });
+        (store, derived)
+    }
+
+    /// Everything, secrets hidden.
+    pub(crate) fn all(&self) -> Sections {
+        let state = self.lock();
+        let mut all = self.known.clone();
+        for ((section, key), value) in &state.changes {
+            match value {
+                Some(value) => {
+                    all.entry(section.clone()).or_default().insert(key.clone(), value.clone());
+                }
+                None => {
+                    all.get_mut(section).map(|keys| keys.remove(key));
+                }
+            }
+        }
+        all.retain(|_, keys| !keys.is_empty());
+        all
+    }
+
+    /// A section; empty where there is none.
+    pub(crate) fn section(&self, section: &str) -> BTreeMap<String, String> {
+        self.all().remove(section).unwrap_or_default()
+    }
+
+    /// The value of a key.
+    pub(crate) fn get(&self, section: &str, key: &str) -> Option<String> {
+        let state = self.lock();
+        match state.changes.get(&(section.to_owned(), key.to_owned())) {
+            Some(value) => value.clone(),
+            None => self.known.get(section)?.get(key).cloned(),
+        }
+    }
+
+    /// Sets a key, or deletes it, in the file too where that `persist`s. Returns what the
+    /// configuration means then. The caller holds `changing`.
+    ///
+    /// # Errors
+    /// 403 and 501 for what can't be changed, 400 for a name, a key or a value that can't be;
+    /// 500 where the file can't be written: nothing is changed then.
+    pub(crate) async fn change(
+        &self,
+        section: &str,
+        key: &str,
+        value: Option<String>,
+        persist: bool,
+    ) -> Result<Derived, Failure> {
+        check_changeable(section, key)?;
+        check_texts(section, key, value.as_deref().unwrap_or_default())?;
+        let place = (section.to_owned(), key.to_owned());
+        let (changes, kept) = {
+            let state = self.lock();
+            let (mut changes, mut kept) = (state.changes.clone(), state.kept.clone());
+            changes.insert(place.clone(), value.clone());
+            if persist {
+                kept.insert(place, value.clone());
+            }
+            (changes, kept)
+        };
+        if changes.len() > CHANGES_MAX {
+            return Err(Failure::bad_request(format!("more than {CHANGES_MAX} keys can't be configured")));
+        }
+        let derived = self.derive(&changes).map_err(Failure::bad_request)?;
+        if persist {
+            self.write_file(&kept).await?;
+        }
+        *self.lock() = State { changes, kept };
+        let shown = if is_secret(section, key) { HIDDEN } else { value.as_deref().unwrap_or("(deleted)") };
+        tracing::info!(section, key, value = shown, persist, "configured over HTTP");
+        Ok(derived)
+    }
+
+    /// Takes what the file has, and forgets what was changed in memory alone. The caller holds
+    /// `changing`.
+    ///
+    /// # Errors
+    /// 400 where the file can't be read, or holds what can't be: nothing is changed then.
+    pub(crate) fn reload(&self) -> Result<Derived, Failure> {
+        let kept = self.read_file().map_err(|error| Failure::bad_request(error.to_string()))?;
+        let derived = self.derive(&kept).map_err(Failure::bad_request)?;
+        *self.lock() = State { changes: kept.clone(), kept };
+        Ok(derived)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What changes mean; the reason where one can't mean anything.
+    fn derive(&self, changes: &Changes) -> Result<Derived, String> {
+        let changed = |section: &str, key: &str| {
+            let value = changes.get(&(section.to_owned(), key.to_owned()));
+            value.and_then(Option::as_deref).filter(|value| !value.is_empty())
+        };
+        let number =
+            |section: &str, key: &str, least: u64, most: u64, default: u64| match changed(section, key) {
+                None => Ok(default),
+                Some(text) => match text.parse::<u64>() {
+                    Ok(number) if (least..=most).contains(&number) => Ok(number),
+                    _ => Err(format!("{section}/{key} must be a number from {least} to {most}")),
+                },
+            };
+        let as_size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let base = &self.limits;
+        let mut limits = base.clone();
+        let document_max = settee_doc::DOCUMENT_BYTES_LIMIT as u64;
+        limits.max_document_size =
+            as_size(number("couchdb", "max_document_size", 1, document_max, base.max_document_size as u64)?);
+        limits.max_attachment_size = match changed("couchdb", "max_attachment_size") {
+            Some("infinity") => u64::MAX,
+            _ => number("couchdb", "max_attachment_size", 0, u64::MAX, base.max_attachment_size)?,
+        };
+        // The room for bodies is made at the start.
+        let room = base.request_bytes_in_flight_max.max(base.max_request_bytes);
+        limits.max_request_bytes =
+            number("chttpd", "max_http_request_size", 1, room, base.max_request_bytes)?;
+        limits.changes_timeout_ms =
+            number("chttpd", "changes_timeout", 1, u64::from(u32::MAX), base.changes_timeout_ms)?;
+        let names = base.max_dbs_info_names as u64;
+        limits.max_dbs_info_names =
+            as_size(number("chttpd", "max_db_number_for_dbs_info_req", 1, 1_000_000, names)?);
+        limits.max_uuids = number("uuids", "max_count", 1, 1_000_000, base.max_uuids)?;
+        let in_flight = base.max_requests_in_flight as u64;
+        limits.max_requests_in_flight =
+            as_size(number("settee", "max_requests_in_flight", 1, u64::from(u32::MAX), in_flight)?);
+        limits.compress_answers = match changed("settee", "compress_answers") {
+            None => base.compress_answers,
+            Some("true") => true,
+            Some("false") => false,
+            Some(_) => return Err("settee/compress_answers must be true or false".to_owned()),
+        };
+        let maintenance = match changed("couchdb", "maintenance_mode") {
+            None | Some("false") => Maintenance::None,
+            Some("true") => Maintenance::Mode,
+            Some("nolb") => Maintenance::NoBalancing,
+            Some(_) => return Err("couchdb/maintenance_mode must be true, false or nolb".to_owned()),
+        };
+        let suffix = changed("uuids", "utc_id_suffix").unwrap_or_default();
+        let uuids = Algorithm::parse(changed("uuids", "algorithm").unwrap_or("sequential"), suffix)?;
+        Ok(Derived { limits, maintenance, uuids })
+    }
+
+    fn read_file(&self) -> Result<Changes, io::Error> {
+        let Some(path) = &self.file else { return Ok(Changes::new()) };
+        let mut text = String::new();
+        match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Changes::new()),
+            Err(error) => return Err(named(path, &error)),
+            Ok(file) => file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| named(path, &e))?,
+        };
+        let sections: Sections = toml::from_str(&text).map_err(|error| named(path, &error))?;
+        let mut changes = Changes::new();
+        for (section, keys) in sections {
+            for (key, value) in keys {
+                // As in CouchDB's files: a key without a value was deleted.
+                let value = (!value.is_empty()).then_some(value);
+                changes.insert((section.clone(), key), value);
+            }
+        }
+        Ok(changes)
+    }
+
+    async fn write_file(&self, kept: &Changes) -> Result<(), Failure> {
+        let Some(path) = self.file.clone() else { return Ok(()) };
+        let mut sections = Sections::new();
+        for ((section, key), value) in kept {
+            let keys = sections.entry(section.clone()).or_default();
+            keys.insert(key.clone(), value.clone().unwrap_or_default());
+        }
+        let failed =
+            |error: String| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error);
+        let text = toml::to_string(&sections).map_err(|error| failed(error.to_string()))?;
+        let text = format!("# What was configured over HTTP. An empty value: the key was deleted.\n\n{text}");
+        let written = tokio::task::spawn_blocking(move || replace(&path, &text)).await;
+        match written {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(panicked) => Err(failed(panicked.to_string())),
+        }
+    }
+}
+
+fn named(path: &Path, error: &dyn std::fmt::Display) -> io::Error {
+    io::Error::other(format!("{}: {error}", path.display()))
+}
+
+/// Replaces a file that only its owner may read; it is on stable storage when this returns.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let unfinished = path.with_extension("toml.new");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(&unfinished).map_err(|error| named(&unfinished, &error))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path).map_err(|error| named(path, &error))?;
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+/// What holds where nothing was changed.
+fn known(limits: &Limits, facts: &Facts<'_>) -> Sections {
+    let mut known = Sections::new();
+    let mut set = |section: &str, key: &str, value: String| {
+        known.entry(section.to_owned()).or_default().insert(key.to_owned(), value);
+    };
+    if let Some(admin) = facts.admin {
+        set("admins", admin, HIDDEN.to_owned());
+    }
+    if let Some(address) = facts.address {
+        set("chttpd", "bind_address", address.ip().to_string());
+        set("chttpd", "port", address.port().to_string());
+    }
+    set("chttpd", "changes_timeout", limits.changes_timeout_ms.to_string());
+    set("chttpd", "max_db_number_for_dbs_info_req", limits.max_dbs_info_names.to_string());
+    set("chttpd", "max_http_request_size", limits.max_request_bytes.to_string());
+    set("chttpd_auth", "timeout", limits.session_timeout_s.to_string());
+    set("cluster", "n", "1".to_owned());
+    set("cluster", "q", "1".to_owned());
+    set("couchdb", "max_attachment_size", limits.max_attachment_size.to_string());
+    set("couchdb", "max_document_size", limits.max_document_size.to_string());
+    set("couchdb", "uuid", facts.uuid.to_owned());
+    set("settee", "compress_answers", limits.compress_answers.to_string());
+    set("settee", "max_requests_in_flight", limits.max_requests_in_flight.to_string());
+    set("uuids", "algorithm", "sequential".to_owned());
+    set("uuids", "max_count", limits.max_uuids.to_string());
+    set("vendor", "name", "Settee".to_owned());
+    set("vendor", "version", env!("CARGO_PKG_VERSION").to_owned());
+    known
+}
+
+fn check_changeable(section: &str, key: &str) -> Result<(), Failure> {
+    if FORBIDDEN_SECTIONS.contains(&section) {
+        return Err(Failure::forbidden("Config section blacklisted for modification over HTTP API."));
+    }
+    if section == "admins" {
+        let reason =
+            "Administrators are set where the server is started: over HTTP that is not implemented yet.";
+        return Err(Failure::not_implemented(reason));
+    }
+    if FIXED_KEYS.contains(&(section, key)) || section == "vendor" {
+        let reason = format!("{section}/{key} is decided where the server is started.");
+        return Err(Failure::not_implemented(reason));
+    }
+    Ok(())
+}
+
+/// CouchDB's checks of what becomes a line of a file, and our limits.
+fn check_texts(section: &str, key: &str, value: &str) -> Result<(), Failure> {
+    let is_shown = |text: &str| text.chars().all(|char| !char.is_control() || char == '\t');
+    let is_name = |text: &str| is_shown(text) && !text.contains(['[', ']']) && text.len() <= NAME_BYTES_MAX;
+    if !is_name(section) {
+        return Err(Failure::bad_request("Invalid configuration section"));
+    }
+    if !is_name(key) {
+        return Err(Failure::bad_request("Invalid configuration key"));
+    }
+    if !is_shown(value) || value.len() > VALUE_BYTES_MAX {
+        return Err(Failure::bad_request("Invalid configuration value"));
+    }
+    Ok(())
+}
+
+fn is_secret(section: &str, key: &str) -> bool {
+    section == "admins" || ["password", "secret"].iter().any(|word| key.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(folder: &Path) -> (ConfigStore, Derived) {
+        let facts = Facts { admin: Some("ann"), uuid: "ab", address: None };
+        ConfigStore::open(Some(folder.join(CONFIG_FILE)), Limits::default(), &facts)
+    }
+
+    async fn set(store: &ConfigStore, section: &str, key: &str, value: &str) -> Result<Derived, Failure> {
+        store.change(section, key, Some(value.to_owned()), true).await
+    }
+
+    #[tokio::test]
+    async fn changes_hold_after_a_restart_and_deletions_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, derived) = open(folder.path());
+        assert_eq!(derived.limits, Limits::default());
+        let derived = set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
+        assert_eq!(derived.limits.max_document_size, 1234);
+        set(&store, "my section", "a \"key\" = ü", "va;lue [x] = \\ y").await.unwrap();
+        store.change("uuids", "max_count", None, true).await.unwrap();
+        store.change("couchdb", "maintenance_mode", Some("true".to_owned()), false).await.unwrap();
+
+        let (again, derived) = open(folder.path());
+        assert_eq!((derived.limits.max_document_size, derived.maintenance), (1234, Maintenance::None));
+        assert_eq!(again.get("my section", "a \"key\" = ü").as_deref(), Some("va;lue [x] = \\ y"));
+        assert_eq!(again.get("uuids", "max_count"), None);
+        assert_eq!(store.get("couchdb", "maintenance_mode").as_deref(), Some("true"));
+    }
+
+    #[tokio::test]
+    async fn what_a_key_can_not_mean_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = open(folder.path());
+        let before = store.all();
+        for (section, key, value) in [
+            ("couchdb", "max_document_size", "0"),
+            ("couchdb", "max_document_size", "99999999999"),
+            ("couchdb", "max_document_size", "x"),
+            ("couchdb", "maintenance_mode", "maybe"),
+            ("chttpd", "max_http_request_size", "18446744073709551615"),
+            ("uuids", "algorithm", "dice"),
+            ("settee", "compress_answers", "yes"),
+            ("a[b", "c", "d"),
+            ("a", "c\n", "d"),
+            ("a", "c", "d\r\n[e]"),
+        ] {
+            let failure = set(&store, section, key, value).await.unwrap_err();
+            assert_eq!(failure.status.as_u16(), 400, "{section}/{key} = {value}");
+        }
+        assert_eq!(store.all(), before);
+        assert!(!folder.path().join(CONFIG_FILE).exists(), "nothing was written");
+    }
+
+    #[tokio::test]
+    async fn what_the_file_can_not_mean_is_left_out_and_the_rest_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "[uuids]\nalgorithm = \"dice\"\nmax_count = \"7\"\n";
+        fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
+        let (store, derived) = open(folder.path());
+        assert_eq!((derived.limits.max_uuids, derived.uuids), (7, Algorithm::Sequential));
+        assert!(store.reload().is_err(), "who asks is told");
+        fs::write(folder.path().join(CONFIG_FILE), "[uuids").unwrap();
+        let (_, derived) = open(folder.path());
+        assert_eq!(derived.limits, Limits::default());
+    }
+
+    #[test]
+    fn only_its_owner_may_read_the_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(CONFIG_FILE);
+        replace(&path, "a").unwrap();
+        replace(&path, "b").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "b");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

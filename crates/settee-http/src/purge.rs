@@ -1,0 +1,110 @@
+//! Purging, and the notes of it: `_purge`, `_purged_infos`, `_purged_infos_limit`.
+
+use std::sync::Arc;
+
+use hyper::{Method, StatusCode};
+use settee_doc::{Database, Revision};
+
+use crate::body::Held;
+use crate::document::parse_revision;
+use crate::error::Failure;
+use crate::json;
+use crate::reply::{self, Answer};
+use crate::server::Call;
+use crate::stream;
+
+/// Revisions in one request: other writers wait for all of them.
+const REVISIONS_MAX: usize = 10_000;
+
+/// `_purge`: `{id: [rev, …], …}`. A revision that isn't a leaf isn't purged, and isn't in the answer.
+pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    if *call.method() != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    let Held { text, share: _for_the_revisions } = call.read_json_body().await?;
+    let mut requests: Vec<(String, Vec<Revision>)> = Vec::new();
+    let mut count = 0;
+    for (id, list) in json::members(&text)?.0 {
+        let list = json::list(list.get()).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
+        count += list.len();
+        if count > REVISIONS_MAX || requests.len() == REVISIONS_MAX {
+            return Err(Failure::bad_request("Exceeded maximum number of revisions."));
+        }
+        let revisions = list.into_iter().map(|raw| parse_revision(raw.get())).collect::<Result<_, _>>()?;
+        requests.push((id.into_owned(), revisions));
+    }
+    drop(text);
+    let gone = database.purge(&requests).await?;
+    let mut text = b"{\"purge_seq\":null,\"purged\":".to_vec();
+    json::object(&mut text, |text| {
+        for (index, ((id, _), gone)) in requests.iter().zip(&gone).enumerate() {
+            if index > 0 {
+                text.push(b',');
+            }
+            settee_doc::write_json_string(id, text);
+            text.push(b':');
+            json::revisions(gone, text);
+        }
+    });
+    text.extend_from_slice(b"}\n");
+    Ok(reply::json(StatusCode::CREATED, text))
+}
+
+/// `_purged_infos`: what was asked for by the purges of which there are notes, the oldest first.
+pub(crate) async fn infos(call: &Call<'_>, database: Arc<Database>) -> Answer {
+    if !call.is_get() {
+        return Err(Failure::method_not_allowed("GET"));
+    }
+    let mut purges = database.view().purges(0);
+    stream::respond(&call.server.limits, async move |mut out| {
+        out.buffer.extend_from_slice(b"{\"purged_infos\":[");
+        let mut is_first = true;
+        while let Some(purge) = purges.next().await? {
+            if !std::mem::take(&mut is_first) {
+                out.buffer.push(b',');
+            }
+            out.buffer.extend_from_slice(&purge.text);
+            out.flush_full().await?;
+        }
+        out.buffer.extend_from_slice(b"]}\n");
+        Ok(out)
+    })
+    .await
+}
+
+/// `_purged_infos_limit`: how many notes of purges are kept.
+pub(crate) async fn infos_limit(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    match *call.method() {
+        Method::GET | Method::HEAD => Ok(number(database.purged_infos_limit())),
+        Method::PUT => {
+            let limit = read_limit(call, "`purged_infos_limit` must be positive integer").await?;
+            database.set_purged_infos_limit(limit).await?;
+            Ok(reply::ok(StatusCode::OK))
+        }
+        _ => Err(Failure::method_not_allowed("GET,PUT")),
+    }
+}
+
+/// `_revs_limit`: how many revisions of each leaf's path are kept.
+pub(crate) async fn revs_limit(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
+    match *call.method() {
+        Method::GET | Method::HEAD => Ok(number(database.revs_limit())),
+        Method::PUT => {
+            let limit = read_limit(call, "`revs_limit` must be positive integer").await?;
+            database.set_revs_limit(limit).await?;
+            Ok(reply::ok(StatusCode::OK))
+        }
+        _ => Err(Failure::method_not_allowed("PUT,GET")),
+    }
+}
+
+fn number(value: u64) -> hyper::Response<reply::Body> {
+    reply::json(StatusCode::OK, format!("{value}\n"))
+}
+
+/// A positive number, which is the request's whole body.
+async fn read_limit(call: &mut Call<'_>, reason: &'static str) -> Result<u64, Failure> {
+    let body = call.read_body().await?;
+    let value: serde_json::Value = serde_json::from_slice(&body.text).map_err(|_| Failure::bad_json())?;
+    value.as_u64().filter(|limit| *limit > 0).ok_or_else(|| Failure::bad_request(reason))
+}

@@ -1,0 +1,179 @@
+//! `_node/_local/_stats`: figures in the form in which CouchDB has them, a tree of them by name.
+//!
+//! Only what is counted here is there: CouchDB has more names, and a name without a figure answers
+//! `null`, as there. All figures, with CouchDB's and without, are in `_prometheus`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hyper::{Method, StatusCode};
+
+use crate::json;
+use crate::server::Server;
+
+/// The statuses that CouchDB counts.
+const CODES: [u16; 27] = [
+    200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 405, 406, 408, 409, 412, 413, 414, 415, 416,
+    417, 431, 500, 501, 503, 507,
+];
+
+/// The methods that CouchDB counts, in the order of `requests`' counters.
+const METHODS: [&str; 7] = ["COPY", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT"];
+
+/// What is counted for each request.
+#[derive(Default)]
+pub(crate) struct Counters {
+    codes: [AtomicU64; CODES.len()],
+    methods: [AtomicU64; METHODS.len()],
+    /// Requests that were refused since as many as may be were at work.
+    refused: AtomicU64,
+}
+
+impl Counters {
+    /// Counts an answer.
+    pub(crate) fn count(&self, method: &Method, status: StatusCode) {
+        if let Ok(at) = CODES.binary_search(&status.as_u16()) {
+            self.codes[at].fetch_add(1, Ordering::Relaxed);
+        }
+        if let Ok(at) = METHODS.binary_search(&method.as_str()) {
+            self.methods[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request that found no room.
+    pub(crate) fn count_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&'static str, &AtomicU64)> {
+        METHODS.into_iter().zip(&self.methods)
+    }
+}
+
+/// A figure, or names below a name.
+enum Node {
+    Figure { value: u64, is_gauge: bool, about: String },
+    Names(Vec<(String, Node)>),
+}
+
+fn counter(value: u64, about: impl Into<String>) -> Node {
+    Node::Figure { value, is_gauge: false, about: about.into() }
+}
+
+fn gauge(value: u64, about: &str) -> Node {
+    Node::Figure { value, is_gauge: true, about: about.to_owned() }
+}
+
+fn names<const N: usize>(list: [(&str, Node); N]) -> Node {
+    Node::Names(list.map(|(name, node)| (name.to_owned(), node)).into())
+}
+
+/// The figures below the names of a path, as JSON; `null` where there are none.
+pub(crate) fn text(server: &Server, path: &[String]) -> Vec<u8> {
+    let tree = tree(server);
+    let found = path.iter().try_fold(&tree, |node, name| match node {
+        Node::Names(list) => list.iter().find(|(found, _)| found == name).map(|(_, node)| node),
+        Node::Figure { .. } => None,
+    });
+    let mut text = Vec::new();
+    match (found, path.split_last()) {
+        (Some(node), _) => write(node, &mut text),
+        (None, Some((member, above))) => write_member(&tree, above, member, &mut text),
+        (None, None) => unreachable!("the tree itself is there"),
+    }
+    text.push(b'\n');
+    text
+}
+
+/// A path may lead to a member of a figure.
+fn write_member(tree: &Node, path: &[String], member: &str, out: &mut Vec<u8>) {
+    let found = path.iter().try_fold(tree, |node, name| match node {
+        Node::Names(list) => list.iter().find(|(found, _)| found == name).map(|(_, node)| node),
+        Node::Figure { .. } => None,
+    });
+    match (found, member) {
+        (Some(Node::Figure { value, .. }), "value") => json::number(*value, out),
+        (Some(Node::Figure { is_gauge, .. }), "type") => {
+            settee_doc::write_json_string(kind(*is_gauge), out);
+        }
+        (Some(Node::Figure { about, .. }), "desc") => settee_doc::write_json_string(about, out),
+        _ => out.extend_from_slice(b"null"),
+    }
+}
+
+fn kind(is_gauge: bool) -> &'static str {
+    if is_gauge { "gauge" } else { "counter" }
+}
+
+fn write(node: &Node, out: &mut Vec<u8>) {
+    match node {
+        Node::Figure { value, is_gauge, about } => json::object(out, |out| {
+            out.extend_from_slice(b"\"value\":");
+            json::number(*value, out);
+            out.extend_from_slice(b",\"type\":");
+            settee_doc::write_json_string(kind(*is_gauge), out);
+            out.extend_from_slice(b",\"desc\":");
+            settee_doc::write_json_string(about, out);
+        }),
+        Node::Names(list) => json::object(out, |out| {
+            for (index, (name, node)) in list.iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                settee_doc::write_json_string(name, out);
+                out.push(b':');
+                write(node, out);
+            }
+        }),
+    }
+}
+
+fn tree(server: &Server) -> Node {
+    let counters = &server.metrics.counters;
+    let stats = server.databases.stats();
+    let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let by_method = counters.all().map(|(method, count)| {
+        (method.to_owned(), counter(load(count), format!("requests whose method is {method}")))
+    });
+    let by_code = CODES.iter().zip(&counters.codes).map(|(code, count)| {
+        let reason = StatusCode::from_u16(*code).ok().and_then(|code| code.canonical_reason());
+        let about = format!("answers with status {code} {}", reason.unwrap_or_default());
+        (code.to_string(), counter(load(count), about))
+    });
+    let requests = server.metrics.request_count();
+    let httpd = names([
+        ("requests", counter(requests, "requests answered")),
+        ("refused_requests", counter(load(&counters.refused), "requests refused for want of room")),
+    ]);
+    let couchdb = names([
+        ("httpd", httpd),
+        ("httpd_request_methods", Node::Names(by_method.collect())),
+        ("httpd_status_codes", Node::Names(by_code.collect())),
+        ("open_databases", gauge(stats.open_count as u64, "databases that are open")),
+        ("commits", counter(stats.log.batch_count, "batches committed to the logs")),
+    ]);
+    let fsync = names([("count", counter(stats.log.sync_count, "syncs of the logs"))]);
+    names([("couchdb", couchdb), ("fsync", fsync)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_up_by_halving_is_sorted() {
+        assert!(CODES.is_sorted() && METHODS.is_sorted());
+    }
+
+    #[test]
+    fn answers_are_counted_by_method_and_status() {
+        let counters = Counters::default();
+        counters.count(&Method::GET, StatusCode::OK);
+        counters.count(&Method::GET, StatusCode::IM_A_TEAPOT);
+        counters.count(&Method::PATCH, StatusCode::NOT_FOUND);
+        let found: Vec<_> = counters.all().filter(|(_, count)| count.load(Ordering::Relaxed) > 0).collect();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].0, found[0].1.load(Ordering::Relaxed)), ("GET", 2));
+        let codes = counters.codes.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+        assert_eq!(codes, 2);
+    }
+}

@@ -1,0 +1,343 @@
+//! HTTP itself: what every answer has, methods in disguise, compressed answers, requests that find
+//! no room, HTTP/2 and its slow clients.
+
+use std::collections::HashSet;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+use crate::client::{Server, lines};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn every_answer_has_an_id_of_its_own_and_says_who_and_when() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut ids = HashSet::new();
+    for n in 0..500 {
+        let path = ["/", "/none", "/_all_dbs", "/_node/x/y", "/%"][n % 5];
+        let reply = client.get(path);
+        let id = reply.header("x-couch-request-id").unwrap_or_else(|| panic!("{path}: {reply:?}"));
+        assert!(id.len() == 10 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");
+        assert!(ids.insert(id.to_owned()), "{id} twice");
+        assert!(reply.header("server").unwrap().starts_with("Settee/"), "{path}");
+        assert!(reply.header("date").unwrap().ends_with(" GMT"), "{path}");
+    }
+}
+
+#[test]
+fn a_post_may_mean_another_method_and_no_other_method_may() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let meant = |method: &'static str| [("X-HTTP-Method-Override", method)];
+    client.send("POST", "/db", &meant("PUT"), b"").expect_status(201);
+    client.send("POST", "/db/a", &meant("PUT"), b"{\"n\":1}").expect_status(201);
+    assert_eq!(client.send("POST", "/db/a", &meant("GET"), b"").json()["n"], 1);
+    assert_eq!(client.send("POST", "/db/a", &meant("HEAD"), b"").expect_status(200).json()["n"], 1);
+    // What isn't a POST is what it says.
+    assert_eq!(client.send("GET", "/db/a", &meant("DELETE"), b"").expect_status(200).json()["n"], 1);
+    client.send("PUT", "/db/b", &meant("DELETE"), b"{}").expect_status(201);
+    // Methods are told apart by their letters, and the others are as if they weren't there.
+    let reply = client.send("POST", "/_all_dbs", &meant("get"), b"");
+    reply.expect_error(405, "method_not_allowed", "Only GET,HEAD allowed");
+    client.send("POST", "/db", &meant("DELETE"), b"").expect_status(200);
+    client.get("/db").expect_status(404);
+}
+
+#[test]
+fn requests_with_bodies_are_pipelined_too() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let mut text = String::new();
+    for n in 0..100 {
+        let body = format!("{{\"n\":{n}}}");
+        let host = server.address;
+        text.push_str(&format!(
+            "PUT /db/{n} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        text.push_str(&format!("GET /db/{n} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    }
+    client.write(text.as_bytes());
+    for n in 0..100 {
+        client.read("PUT").expect_status(201);
+        assert_eq!(client.read("GET").expect_status(200).json()["n"], n);
+    }
+}
+
+fn unfolded(body: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    flate2::read::GzDecoder::new(body).read_to_end(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn answers_are_compressed_where_the_server_and_the_client_want_it() {
+    let gzip = [("Accept-Encoding", "gzip, deflate")];
+    let plain = Server::start();
+    let mut client = plain.connect();
+    assert_eq!(client.send("GET", "/_node/_local/_stats", &gzip, b"").header("content-encoding"), None);
+
+    let server = Server::with_limits(|limits| limits.compress_answers = true);
+    let mut client = server.connect();
+    client.create("db");
+    // One that goes at once, one in pieces, and one that is streamed.
+    for (id, count) in [("small", 2_000), ("large", 500_000), ("larger", 500_000)] {
+        let body = format!("{{\"a\":\"{}\"}}", "abcde".repeat(count / 5));
+        client.put(&format!("/db/{id}"), &body).expect_status(201);
+    }
+    for path in ["/db/small", "/db/large", "/db/_all_docs?include_docs=true"] {
+        let as_it_is = client.get(path).expect_status(200);
+        assert_eq!(as_it_is.header("content-encoding"), None);
+        let reply = client.send("GET", path, &gzip, b"").expect_status(200);
+        assert_eq!(reply.header("content-encoding"), Some("gzip"), "{path}");
+        assert_eq!(reply.header("vary"), Some("Accept-Encoding"), "{path}");
+        assert!(reply.body.len() < as_it_is.body.len() / 10, "{path}: {}", reply.body.len());
+        assert_eq!(unfolded(&reply.body), as_it_is.body, "{path}");
+    }
+    assert_eq!(client.send("GET", "/", &gzip, b"").header("content-encoding"), None, "it isn't worth it");
+    // An attachment has an encoding of its own, and is what it is otherwise.
+    let text = "x".repeat(5_000);
+    client.send("PUT", "/db/b/text", &[("Content-Type", "text/plain")], text.as_bytes()).expect_status(201);
+    let reply = client.send("GET", "/db/b/text", &gzip, b"").expect_status(200);
+    assert_eq!(unfolded(&reply.body), text.as_bytes(), "compressed once");
+}
+
+#[test]
+fn a_compressed_feed_arrives_as_it_happens() {
+    let server = Server::with_limits(|limits| limits.compress_answers = true);
+    let mut client = server.connect();
+    client.create("db");
+    let mut feed = server.connect();
+    let path = "/db/_changes?feed=continuous&heartbeat=60000";
+    feed.write_head("GET", path, &[("Accept-Encoding", "gzip")]);
+    assert_eq!(feed.read_head().0, 200);
+    let mut came = feed.read_chunk().unwrap();
+    let so_far = |came: &[u8]| {
+        let mut text = Vec::new();
+        // It isn't at its end.
+        assert!(flate2::read::GzDecoder::new(came).read_to_end(&mut text).is_err());
+        text
+    };
+    assert_eq!(so_far(&came), b"\n");
+    client.put("/db/a", "{}").expect_status(201);
+    came.extend(feed.read_chunk().unwrap());
+    assert_eq!(lines(&so_far(&came))[0]["id"], "a");
+}
+
+#[test]
+fn a_request_that_finds_no_room_can_be_tried_again() {
+    let server = Server::with_limits(|limits| limits.max_requests_in_flight = 1);
+    let mut first = server.connect();
+    first.create("db");
+    first.write_head("PUT", "/db/a", &[("Content-Length", "2"), ("Expect", "100-continue")]);
+    // From here on it is at work, and waits for its body.
+    assert_eq!(first.read_head().0, 100);
+    let mut second = server.connect();
+    let refused = second.put("/db/b", &format!("{{\"a\":\"{}\"}}", "x".repeat(100_000)));
+    refused.expect_error(503, "service unavailable", "The server works at as many requests as it may.");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    first.write(b"{}");
+    first.read("PUT").expect_status(201);
+    second.get("/db/a").expect_status(200);
+    // A feed isn't at work once its answer has begun.
+    first.write_head("GET", "/db/_changes?feed=continuous&heartbeat=60000", &[]);
+    assert_eq!(first.read_head().0, 200);
+    second.get("/db/a").expect_status(200);
+    let path = "/_node/_local/_stats/couchdb/httpd/refused_requests/value";
+    assert_eq!(second.get(path).json(), 1);
+}
+
+/// A client that speaks HTTP/2 and knows that the server does.
+async fn connect(
+    address: SocketAddr,
+    change: impl FnOnce(&mut Builder<TokioExecutor>),
+) -> (SendRequest<Full<Bytes>>, JoinHandle<()>) {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let mut builder = Builder::new(TokioExecutor::new());
+    change(&mut builder);
+    let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+    let ended = tokio::spawn(async move {
+        connection.await.ok();
+    });
+    (sender, ended)
+}
+
+fn request(address: SocketAddr, method: &str, path: &str, body: &str) -> Request<Full<Bytes>> {
+    Request::builder()
+        .method(Method::from_bytes(method.as_bytes()).unwrap())
+        .uri(format!("http://{address}{path}"))
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_owned())))
+        .unwrap()
+}
+
+async fn json(response: Response<hyper::body::Incoming>) -> (StatusCode, serde_json::Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+#[test]
+fn http2_answers_as_http1_does() {
+    let server = Server::start();
+    let address = server.address;
+    server.run(async {
+        let (mut sender, _) = connect(address, |_| {}).await;
+        let mut send = async |method: &str, path: &str, body: &str| {
+            sender.send_request(request(address, method, path, body)).await.unwrap()
+        };
+        let made = send("PUT", "/db", "").await;
+        let place = format!("http://{address}/db");
+        assert_eq!((made.status().as_u16(), made.headers()["location"].to_str().unwrap()), (201, &*place));
+        assert_eq!(send("PUT", "/db/a", "{\"n\":1}").await.status(), 201);
+        let found = send("GET", "/db/a", "").await;
+        assert!(found.headers().contains_key("x-couch-request-id"));
+        assert_eq!(json(found).await.1["n"], 1);
+        let (status, error) = json(send("GET", "/db/none", "").await).await;
+        assert_eq!((status.as_u16(), &error["reason"]), (404, &"missing".into()));
+        let head = send("HEAD", "/db", "").await;
+        let length = head.headers()["content-length"].to_str().unwrap().to_owned();
+        assert!(head.into_body().collect().await.unwrap().to_bytes().is_empty());
+        let whole = send("GET", "/db", "").await.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(whole.len().to_string(), length);
+        // A foreign host, as a page of another site would name.
+        let foreign = Request::builder().uri("http://example.org/_all_dbs").body(Full::default()).unwrap();
+        assert_eq!(sender.send_request(foreign).await.unwrap().status(), 403);
+    });
+    // Both at the same time.
+    assert_eq!(server.connect().get("/db/a").json()["n"], 1);
+}
+
+#[test]
+fn an_http2_connection_has_many_requests_under_way_and_large_ones() {
+    let server = Server::start();
+    let address = server.address;
+    server.run(async {
+        let (mut sender, _) = connect(address, |_| {}).await;
+        let made = sender.send_request(request(address, "PUT", "/db", "")).await.unwrap();
+        assert_eq!(made.status(), 201);
+        let large = format!("{{\"a\":\"{}\"}}", "x".repeat(3_000_000));
+        let mut tasks = Vec::new();
+        for n in 0..300 {
+            let mut sender = sender.clone();
+            let body = if n % 100 == 0 { large.clone() } else { format!("{{\"n\":{n}}}") };
+            tasks.push(tokio::spawn(async move {
+                let path = format!("/db/{n}");
+                sender.ready().await.unwrap();
+                let put = sender.send_request(request(address, "PUT", &path, &body)).await.unwrap();
+                assert_eq!(put.status(), 201, "{path}");
+                let got = sender.send_request(request(address, "GET", &path, "")).await.unwrap();
+                let got = got.into_body().collect().await.unwrap().to_bytes();
+                assert!(got.len() > body.len(), "{path}: {}", got.len());
+            }));
+        }
+        for task in tasks {
+            tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+        }
+    });
+    assert_eq!(server.connect().get("/db").json()["doc_count"], 300);
+}
+
+#[test]
+fn an_http2_client_that_takes_nothing_of_its_answer_is_cut_off() {
+    let server = Server::with_limits(|limits| limits.send_timeout_ms = 100);
+    let address = server.address;
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(1_000_000))).expect_status(201);
+    server.run(async {
+        let small = |builder: &mut Builder<TokioExecutor>| {
+            builder.initial_stream_window_size(1000).initial_connection_window_size(65_535);
+        };
+        let (mut sender, ended) = connect(address, small).await;
+        let response = sender.send_request(request(address, "GET", "/db/a", "")).await.unwrap();
+        assert_eq!(response.status(), 200);
+        tokio::time::timeout(PATIENCE, ended).await.expect("the server ends the connection").unwrap();
+        assert!(response.into_body().collect().await.is_err(), "a part passed for the whole");
+    });
+}
+
+#[test]
+fn an_http2_connection_without_requests_ends_and_one_with_a_feed_does_not() {
+    let server = Server::with_limits(|limits| {
+        limits.head_timeout_ms = 100;
+        limits.send_timeout_ms = 100;
+    });
+    let address = server.address;
+    server.run(async {
+        let (_sender, ended) = connect(address, |_| {}).await;
+        tokio::time::timeout(PATIENCE, ended).await.expect("it does nothing").unwrap();
+
+        let (mut sender, ended) = connect(address, |_| {}).await;
+        let path = "/_db_updates?feed=continuous&heartbeat=20";
+        let mut feed = sender.send_request(request(address, "GET", path, "")).await.unwrap().into_body();
+        let begun = tokio::time::Instant::now();
+        while begun.elapsed() < Duration::from_millis(600) {
+            let frame = tokio::time::timeout(PATIENCE, feed.frame()).await.unwrap();
+            assert_eq!(frame.unwrap().unwrap().into_data().unwrap(), "\n");
+        }
+        assert!(!ended.is_finished());
+        drop(feed);
+        tokio::time::timeout(PATIENCE, ended).await.expect("it does nothing any more").unwrap();
+    });
+}
+
+#[test]
+fn what_begins_like_http2_and_does_not_go_on_is_cut_off() {
+    let server = Server::with_limits(|limits| {
+        limits.head_timeout_ms = 50;
+        limits.send_timeout_ms = 50;
+    });
+    for begun in ["P", "PRI * HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""] {
+        let mut client = server.connect();
+        client.write(begun.as_bytes());
+        assert!(client.is_closed(), "{begun:?}");
+    }
+}
+
+#[test]
+fn an_http2_head_past_its_limits_is_refused() {
+    let server = Server::with_limits(|limits| limits.max_headers = 20);
+    let address = server.address;
+    server.run(async {
+        let (mut sender, _) = connect(address, |_| {}).await;
+        let mut many = request(address, "GET", "/", "");
+        for n in 0..30 {
+            let name = hyper::header::HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
+            many.headers_mut().insert(name, hyper::header::HeaderValue::from_static("x"));
+        }
+        assert_eq!(sender.send_request(many).await.unwrap().status(), 431);
+        let ordinary = sender.send_request(request(address, "GET", "/", "")).await.unwrap();
+        assert_eq!(ordinary.status(), 200);
+    });
+}
+
+#[test]
+fn a_stop_ends_http2_connections_once_they_are_answered() {
+    let mut server = Server::start();
+    let address = server.address;
+    let (mut sender, ended) = server.run(connect(address, |_| {}));
+    let feed = server.run(async {
+        let path = "/_db_updates?feed=continuous&heartbeat=60000";
+        sender.send_request(request(address, "GET", path, "")).await.unwrap()
+    });
+    server.begin_stop();
+    let told = server.run(async {
+        let told = tokio::time::timeout(PATIENCE, feed.into_body().collect()).await.unwrap();
+        tokio::time::timeout(PATIENCE, ended).await.unwrap().unwrap();
+        told.unwrap().to_bytes()
+    });
+    assert!(lines(&told).last().unwrap()["last_seq"].is_string());
+    server.finish_stop().unwrap();
+}
