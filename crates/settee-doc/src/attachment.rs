@@ -442,19 +442,17 @@ impl<'a> Uploading<'a> {
     /// All has come. `expected` is what the digest of what came should be.
     ///
     /// # Errors
-    /// As [`Uploading::write`]; `Precondition`, "content_md5_mismatch", where the digest is another.
+    /// As [`Uploading::write`]; `DigestMismatch` where the digest is another: what was uploaded goes.
     pub async fn finish(mut self, expected: Option<Md5Digest>) -> Result<Upload> {
         let is_gzip = matches!(self.sink, Sink::Gzip(_));
-        let rest = match std::mem::replace(&mut self.sink, Sink::Plain(BytesMut::new())) {
+        let mut rest: Bytes = match std::mem::replace(&mut self.sink, Sink::Plain(BytesMut::new())) {
             Sink::Plain(buffer) => buffer.freeze(),
             Sink::Gzip(encoder) => encoder.finish().expect("a vector takes it").into(),
         };
-        self.sink = Sink::Plain(BytesMut::from(&rest[..]));
-        self.put_full().await?;
-        let Sink::Plain(rest) = std::mem::replace(&mut self.sink, Sink::Plain(BytesMut::new())) else {
-            unreachable!("it was set above")
-        };
-        let rest = rest.freeze();
+        while rest.len() >= CHUNK_BYTES {
+            let chunk = rest.split_to(CHUNK_BYTES);
+            self.put(chunk).await?;
+        }
         let is_first = self.claim.chunk_count.load(Ordering::Acquire) == 0;
         let chunk = if is_first && rest.len() <= TOGETHER_BYTES {
             self.count(&rest);

@@ -74,8 +74,9 @@ pub struct Database {
     was_written: AtomicBool,
 }
 
-/// Of an edit's uploads so many bytes go to the log with it; the others before.
-const TOGETHER_BYTES_MAX: u64 = 1 << 20;
+/// Of an edit's uploads so many bytes go to the log with it; the others before. They fit a batch beside
+/// two of the largest documents.
+const TOGETHER_BYTES_MAX: u64 = 256 << 10;
 
 impl Database {
     pub(crate) async fn open(
