@@ -2,16 +2,27 @@
 //!
 //! Text comes from a pool of random characters, six bits of randomness each, cut at random
 //! places: as incompressible as JSON text gets, at the price of a copy, so that making documents
-//! costs the measurement next to nothing.
+//! costs the measurement next to nothing. All generators share the pool. What belongs to a number
+//! ([`Generator::numbered_document`], [`attachment`]) can be told by whoever reads it back.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::sync::OnceLock;
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 
 /// Size in bytes of the pool of random text.
 const POOL_BYTES: usize = 1 << 20;
+
+/// Size in bytes of the pool of random bytes, for attachments.
+const BINARY_POOL_BYTES: usize = 4 << 20;
+
+/// Where the pools begin.
+const POOL_SEED: u64 = 0x5e77ee;
+
+/// The member that holds a document's random text.
+const TEXT_MEMBER: &str = "rest";
 
 /// Characters that JSON needs no escapes for: 64 of them.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -51,21 +62,16 @@ impl DocumentSize {
 #[derive(Debug)]
 pub struct Generator {
     random: Xoshiro256PlusPlus,
-    pool: Vec<u8>,
+    pool: &'static [u8],
     /// The two arrays of a medium document, which are the same in each.
-    arrays: String,
+    arrays: &'static str,
 }
 
 impl Generator {
     /// One that makes the same documents each time it is made with `seed`.
     pub fn new(seed: u64) -> Generator {
-        let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut pool = vec![0; POOL_BYTES];
-        random.fill(&mut pool[..]);
-        for byte in &mut pool {
-            *byte = ALPHABET[usize::from(*byte & 63)];
-        }
-        Generator { random, pool, arrays: arrays() }
+        let random = Xoshiro256PlusPlus::seed_from_u64(seed);
+        Generator { random, pool: text_pool(), arrays: arrays() }
     }
 
     /// A number below `end`.
@@ -101,6 +107,17 @@ impl Generator {
         self.finish(end, out);
     }
 
+    /// Appends a document of exactly `bytes` with the text that belongs to `number`:
+    /// [`is_numbered_document`] knows it again.
+    pub fn numbered_document(id: &str, number: u64, bytes: usize, out: &mut Vec<u8>) {
+        let length = bytes.checked_sub(frame_bytes(id.len())).expect("the document's size holds its members");
+        out.extend_from_slice(b"{\"_id\":\"");
+        out.extend_from_slice(id.as_bytes());
+        out.extend_from_slice(b"\",\"rest\":\"");
+        out.extend_from_slice(numbered_text(number, length));
+        out.extend_from_slice(b"\"}");
+    }
+
     /// Appends a document whose content beside the id is an object of ten bytes.
     pub fn tiny_document(&mut self, id: &str, out: &mut Vec<u8>) {
         self.begin(id, out);
@@ -114,9 +131,9 @@ impl Generator {
 
     /// Ends a document with a random text that brings it to its size.
     fn finish(&mut self, end: usize, out: &mut Vec<u8>) {
-        let frame = ",\"rest\":\"\"}".len();
+        let frame = ",\"\":\"\"}".len() + TEXT_MEMBER.len();
         let length = end.checked_sub(out.len() + frame).expect("the document's size holds its members");
-        self.text_member("rest", length, out);
+        self.text_member(TEXT_MEMBER, length, out);
         out.push(b'}');
     }
 
@@ -184,7 +201,82 @@ impl Generator {
     }
 }
 
-fn arrays() -> String {
+/// The characters that texts are cut from.
+fn text_pool() -> &'static [u8] {
+    static POOL: OnceLock<Vec<u8>> = OnceLock::new();
+    POOL.get_or_init(|| {
+        let mut pool = random_bytes(POOL_SEED, POOL_BYTES);
+        for byte in &mut pool {
+            *byte = ALPHABET[usize::from(*byte & 63)];
+        }
+        pool
+    })
+}
+
+/// Random bytes: what attachments are cut from, and what the bare server sends.
+pub fn binary_pool() -> &'static [u8] {
+    static POOL: OnceLock<Vec<u8>> = OnceLock::new();
+    POOL.get_or_init(|| random_bytes(POOL_SEED + 1, BINARY_POOL_BYTES))
+}
+
+fn random_bytes(seed: u64, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    Xoshiro256PlusPlus::seed_from_u64(seed).fill(&mut bytes[..]);
+    bytes
+}
+
+/// The attachment with this number: random bytes.
+///
+/// # Panics
+/// Where it is no smaller than the pool.
+pub fn attachment(number: u64, bytes: usize) -> &'static [u8] {
+    let start = place(number, BINARY_POOL_BYTES - bytes);
+    &binary_pool()[start..start + bytes]
+}
+
+/// Whether `body` is the numbered document as a server shows it: its id and a revision in front,
+/// then the text that belongs to its number.
+pub fn is_numbered_document(body: &[u8], id: &str, number: u64, bytes: usize) -> bool {
+    let rest = body.strip_prefix(b"{\"_id\":\"").and_then(|rest| rest.strip_prefix(id.as_bytes()));
+    let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b"\",\"_rev\":\"")) else {
+        return false;
+    };
+    let Some(revision_end) = memchr::memchr(b'"', rest) else {
+        return false;
+    };
+    let frame = frame_bytes(id.len());
+    let text = &rest[revision_end + 1..];
+    let text = text.strip_prefix(b",\"rest\":\"").map(<[u8]>::trim_ascii_end);
+    bytes >= frame
+        && text.and_then(|text| text.strip_suffix(b"\"}")) == Some(numbered_text(number, bytes - frame))
+}
+
+/// Bytes of a document besides its text: its id, members and braces.
+fn frame_bytes(id_bytes: usize) -> usize {
+    "{\"_id\":\"\",\"\":\"\"}".len() + id_bytes + TEXT_MEMBER.len()
+}
+
+/// The text of so many characters that belongs to a number.
+fn numbered_text(number: u64, length: usize) -> &'static [u8] {
+    let start = place(number, POOL_BYTES - length);
+    &text_pool()[start..start + length]
+}
+
+/// A place below `end` for a number: neighbours lie anywhere (Steele, Lea and Flood's SplitMix64).
+fn place(number: u64, end: usize) -> usize {
+    let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(POOL_SEED);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((mixed ^ (mixed >> 31)) % end as u64) as usize
+}
+
+/// The two arrays of a medium document.
+fn arrays() -> &'static str {
+    static ARRAYS: OnceLock<String> = OnceLock::new();
+    ARRAYS.get_or_init(make_arrays)
+}
+
+fn make_arrays() -> String {
     let (mut integers, mut floats) = (String::new(), String::new());
     for number in 1..=1000 {
         let comma = if number > 1 { "," } else { "" };
@@ -224,6 +316,32 @@ mod tests {
             assert_eq!(text.len(), bytes);
             assert!(serde_json::from_slice::<Value>(&text).unwrap()["rest"].is_string());
         }
+    }
+
+    #[test]
+    fn a_numbered_document_is_known_again_and_no_other() {
+        let (id, bytes) = ("0000000000000007", 1024);
+        let mut text = Vec::new();
+        Generator::numbered_document(id, 7, bytes, &mut text);
+        assert_eq!(text.len(), bytes);
+        let parsed: Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(parsed["_id"], id);
+        let shown = String::from_utf8(text).unwrap();
+        let shown = shown.replace("\",\"rest\"", "\",\"_rev\":\"1-abc\",\"rest\"") + "\n";
+        assert!(is_numbered_document(shown.as_bytes(), id, 7, bytes));
+        assert!(!is_numbered_document(shown.as_bytes(), id, 8, bytes), "another's text");
+        assert!(!is_numbered_document(shown.as_bytes(), "0000000000000008", 7, bytes), "another's id");
+        assert!(!is_numbered_document(shown.as_bytes(), id, 7, bytes + 1), "another size");
+        assert!(!is_numbered_document(&shown.as_bytes()[..900], id, 7, bytes), "cut");
+        assert!(!is_numbered_document(b"{\"error\":\"not_found\"}", id, 7, bytes));
+    }
+
+    #[test]
+    fn attachments_are_random_and_differ_by_number() {
+        assert_eq!(attachment(3, 1 << 20), attachment(3, 1 << 20));
+        assert_ne!(attachment(3, 1 << 20), attachment(4, 1 << 20));
+        let zeros = attachment(5, 1 << 20).iter().filter(|&&byte| byte == 0).count();
+        assert!((2_000..8_000).contains(&zeros), "one in 256: {zeros} of 1,048,576");
     }
 
     #[test]

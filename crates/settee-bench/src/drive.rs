@@ -17,6 +17,11 @@ pub(crate) trait Client: Send + 'static {
     /// Appends its next request to `request`, which is empty; false where it has done its share.
     fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool;
 
+    /// What follows of the request just rendered: a body too large to copy.
+    fn body(&self) -> &[u8] {
+        &[]
+    }
+
     /// Checks the answer: how many operations it stands for, or what is wrong with it.
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String>;
 }
@@ -37,14 +42,44 @@ pub(crate) struct Outcome {
     pub(crate) elapsed: Elapsed,
 }
 
-/// Runs `clients` side by side. `server_pid` names whose processor time is counted.
+impl Outcome {
+    /// Adds what came after.
+    pub(crate) fn append(&mut self, other: Outcome) {
+        self.operations += other.operations;
+        self.latencies.append(other.latencies);
+        self.elapsed.add(other.elapsed);
+    }
+
+    /// Operations a second.
+    pub(crate) fn rate(&self) -> f64 {
+        let seconds = self.elapsed.wall.as_secs_f64();
+        if seconds > 0.0 { self.operations as f64 / seconds } else { 0.0 }
+    }
+
+    /// The server's processor time for an operation in microseconds.
+    pub(crate) fn server_cpu_us(&self) -> Option<f64> {
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / self.operations.max(1) as f64;
+        self.elapsed.server_cpu.map(each)
+    }
+}
+
+/// Adds the outcome of one more stretch to those before it.
+pub(crate) fn tally(sum: &mut Option<Outcome>, next: Outcome) {
+    match sum {
+        Some(sum) => sum.append(next),
+        None => *sum = Some(next),
+    }
+}
+
+/// Runs `clients` side by side and gives them back, in any order. `server_pid` names whose
+/// processor time is counted.
 pub(crate) async fn drive<C: Client>(
     workload: &str,
     server: &Server,
     server_pid: Option<u32>,
     clients: Vec<C>,
     until: Until,
-) -> Result<Outcome> {
+) -> Result<(Outcome, Vec<C>)> {
     let mut connected = Vec::with_capacity(clients.len());
     for client in clients {
         let connection = Connection::open(server).await.map_err(|error| broken(workload, &error))?;
@@ -60,14 +95,16 @@ pub(crate) async fn drive<C: Client>(
         let (workload, server) = (workload.to_owned(), server.clone());
         tasks.spawn(async move { one(&workload, &server, client, connection, deadline).await });
     }
-    let mut outcome = Outcome::default();
+    let (mut outcome, mut clients) = (Outcome::default(), Vec::new());
     while let Some(joined) = tasks.join_next().await {
-        let (operations, latencies) = joined.map_err(|error| Error::wrong(workload, error.to_string()))??;
+        let (client, operations, latencies) =
+            joined.map_err(|error| Error::wrong(workload, error.to_string()))??;
         outcome.operations += operations;
         outcome.latencies.append(latencies);
+        clients.push(client);
     }
     outcome.elapsed = stopwatch.read();
-    Ok(outcome)
+    Ok((outcome, clients))
 }
 
 fn broken(workload: &str, error: &HttpError) -> Error {
@@ -80,32 +117,46 @@ async fn one<C: Client>(
     mut client: C,
     mut connection: Connection,
     deadline: Option<Instant>,
-) -> Result<(u64, Samples)> {
+) -> Result<(C, u64, Samples)> {
     let (mut operations, mut latencies) = (0, Samples::default());
     let mut request = Vec::new();
     loop {
         request.clear();
         if !client.render(server, &mut request) {
-            return Ok((operations, latencies));
+            return Ok((client, operations, latencies));
         }
         let sent = Instant::now();
-        let answer = connection.exchange(&request).await.map_err(|error| broken(workload, &error))?;
+        let answer = connection
+            .exchange_parts(&request, client.body())
+            .await
+            .map_err(|error| broken(workload, &error))?;
         let answered = Instant::now();
         latencies.push(answered - sent);
         operations += client.check(answer).map_err(|reason| Error::wrong(workload, reason))?;
         if deadline.is_some_and(|deadline| answered >= deadline) {
-            return Ok((operations, latencies));
+            return Ok((client, operations, latencies));
         }
     }
 }
 
 /// Reads a streamed answer to its end: how often `needle` occurs in it.
-pub(crate) async fn count_in_stream(mut connection: Connection, needle: &[u8]) -> Result<u64> {
-    let mut counter = Counter { finder: memchr::memmem::Finder::new(needle), joint: Vec::new(), count: 0 };
+pub(crate) async fn count_in_stream(connection: Connection, needle: &[u8]) -> Result<u64> {
+    let ([count], _) = scan_stream(connection, [needle]).await?;
+    Ok(count)
+}
+
+/// Reads a streamed answer to its end: how often each needle occurs in it, and its length.
+pub(crate) async fn scan_stream<const N: usize>(
+    mut connection: Connection,
+    needles: [&[u8]; N],
+) -> Result<([u64; N], u64)> {
+    let mut counters = needles.map(Counter::new);
+    let mut bytes = 0;
     while let Some(chunk) = connection.chunk().await? {
-        counter.take(chunk);
+        bytes += chunk.len() as u64;
+        counters.iter_mut().for_each(|counter| counter.take(chunk));
     }
-    Ok(counter.count)
+    Ok((counters.map(|counter| counter.count), bytes))
 }
 
 /// Counts occurrences in a text that comes in pieces.
@@ -116,7 +167,11 @@ struct Counter<'a> {
     count: u64,
 }
 
-impl Counter<'_> {
+impl<'a> Counter<'a> {
+    fn new(needle: &'a [u8]) -> Counter<'a> {
+        Counter { finder: memchr::memmem::Finder::new(needle), joint: Vec::new(), count: 0 }
+    }
+
     fn take(&mut self, chunk: &[u8]) {
         let overlap = self.finder.needle().len() - 1;
         self.joint.extend_from_slice(&chunk[..chunk.len().min(overlap)]);
@@ -139,6 +194,24 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn stretches_are_counted_as_one() {
+        let stretch = |operations, seconds| {
+            let wall = Duration::from_secs(seconds);
+            let server_cpu = Some(Duration::from_millis(operations));
+            Outcome {
+                operations,
+                latencies: Samples::default(),
+                elapsed: Elapsed { wall, server_cpu, ..Elapsed::default() },
+            }
+        };
+        let mut sum = None;
+        tally(&mut sum, stretch(10, 1));
+        tally(&mut sum, stretch(50, 3));
+        let sum = sum.unwrap();
+        assert_eq!((sum.operations, sum.rate(), sum.server_cpu_us()), (60, 15.0, Some(1000.0)));
+    }
+
     proptest! {
         #[test]
         fn occurrences_are_counted_once_wherever_the_pieces_end(
@@ -146,7 +219,7 @@ mod tests {
             sizes in prop::collection::vec(1_usize..9, 1..4),
         ) {
             let needle = b"\"id\":";
-            let mut counter = Counter { finder: memchr::memmem::Finder::new(needle), joint: Vec::new(), count: 0 };
+            let mut counter = Counter::new(needle);
             let (mut rest, mut turn) = (text.as_bytes(), 0);
             while !rest.is_empty() {
                 let (piece, others) = rest.split_at(sizes[turn % sizes.len()].min(rest.len()));

@@ -143,14 +143,21 @@ impl Server {
     /// Appends a request to `out`. `target` begins with `/` and is encoded already
     /// ([`encode_segment`]); a body is declared as JSON.
     pub fn render(&self, method: &str, target: &str, body: Option<&[u8]>, out: &mut Vec<u8>) {
-        let head = format!("{method} {}{target} HTTP/1.1\r\n{}", self.prefix, self.headers);
-        out.extend_from_slice(head.as_bytes());
-        if let Some(body) = body {
-            let length = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
-            out.extend_from_slice(length.as_bytes());
+        let content = body.map(|body| ("application/json", body.len()));
+        self.render_head(method, target, content, out);
+        out.extend_from_slice(body.unwrap_or_default());
+    }
+
+    /// Appends a request's head to `out`: of one with a body, the body's type and length.
+    pub fn render_head(&self, method: &str, target: &str, content: Option<(&str, usize)>, out: &mut Vec<u8>) {
+        for part in [method, " ", &self.prefix, target, " HTTP/1.1\r\n", &self.headers] {
+            out.extend_from_slice(part.as_bytes());
+        }
+        if let Some((kind, length)) = content {
+            let text = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\n");
+            out.extend_from_slice(text.as_bytes());
         }
         out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(body.unwrap_or_default());
     }
 }
 
@@ -225,7 +232,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// # Errors
     /// Any [`HttpError`] but those of addresses; whether the server did the request is unknown.
     pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer<'_>> {
-        let status = self.begin(request).await?;
+        self.exchange_parts(request, &[]).await
+    }
+
+    /// The same with a body that lies elsewhere than its rendered head.
+    pub(crate) async fn exchange_parts(&mut self, head: &[u8], body: &[u8]) -> Result<Answer<'_>> {
+        let status = self.begin_parts(head, body).await?;
         if let Body::Fixed(length) = self.body {
             let length = usize::try_from(length).map_err(|_| HttpError::TooLarge)?;
             if length > ANSWER_BYTES_MAX {
@@ -256,10 +268,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// # Errors
     /// Any [`HttpError`] but those of addresses.
     pub async fn begin(&mut self, request: &[u8]) -> Result<u16> {
+        self.begin_parts(request, &[]).await
+    }
+
+    async fn begin_parts(&mut self, head: &[u8], body: &[u8]) -> Result<u16> {
         assert!(matches!(self.body, Body::End), "the last answer was read to its end");
         self.input.consume(std::mem::take(&mut self.shown));
         // A server may refuse a body and close before it has read it: its answer says why.
-        let sent = self.stream.write_all(request).await;
+        let mut sent = self.stream.write_all(head).await;
+        if sent.is_ok() && !body.is_empty() {
+            sent = self.stream.write_all(body).await;
+        }
         match (self.head().await, sent) {
             (Err(_), Err(error)) => Err(error.into()),
             (answer, sent) => {
@@ -276,6 +295,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     pub async fn chunk(&mut self) -> Result<Option<&[u8]>> {
         let range = self.advance().await?;
         Ok(range.map(|range| &self.input.filled()[range]))
+    }
+
+    /// Its stream, the decoder of the chunked answer that has begun, and what came of it so far.
+    ///
+    /// # Errors
+    /// [`HttpError::Malformed`] where the answer isn't chunked.
+    pub(crate) fn into_chunked(self) -> Result<(S, Chunked, Vec<u8>)> {
+        match self.body {
+            Body::Chunked(chunked) => Ok((self.stream, chunked, self.input.filled()[self.shown..].to_vec())),
+            _ => Err(HttpError::Malformed("its transfer encoding isn't chunked")),
+        }
     }
 
     async fn head(&mut self) -> Result<u16> {
@@ -410,7 +440,7 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
 
 /// Decodes the chunked transfer encoding (RFC 9112, section 7.1), a piece at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Chunked {
+pub(crate) enum Chunked {
     /// In the line that holds a chunk's size; `digits` tells whether any came.
     Size {
         size: u64,
@@ -427,13 +457,13 @@ enum Chunked {
 }
 
 impl Chunked {
-    fn new() -> Chunked {
+    pub(crate) fn new() -> Chunked {
         Chunked::Size { size: 0, digits: 0, extension: false }
     }
 
     /// Reads up to the end of the next piece of data: how much of `input` is used up by then,
     /// and where the data lies in it (nowhere: an empty range).
-    fn decode(&mut self, input: &[u8]) -> Result<(usize, Range<usize>)> {
+    pub(crate) fn decode(&mut self, input: &[u8]) -> Result<(usize, Range<usize>)> {
         let mut at = 0;
         while at < input.len() {
             if let Chunked::Data(left) = *self {

@@ -32,16 +32,16 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts `program serve` on a free port of the loopback, with its data in `folder`, and
-    /// returns once it answers.
+    /// Starts `program serve` on a free port of the loopback, with its data in `folder` and
+    /// `settings` as flags, and returns once it answers.
     ///
     /// # Errors
     /// [`Error::Server`] with what it said; nothing runs afterwards.
-    pub async fn settee(program: &Path, folder: &Path) -> Result<ServerProcess> {
+    pub async fn settee(program: &Path, folder: &Path, settings: &[String]) -> Result<ServerProcess> {
         let port = free_port().map_err(|error| Error::Server(error.to_string()))?;
         let mut command = Command::new(program);
         command.arg("serve").arg("--data-dir").arg(folder);
-        command.args(["--listen", &format!("127.0.0.1:{port}")]);
+        command.args(["--listen", &format!("127.0.0.1:{port}")]).args(settings);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|error| Error::Server(error.to_string()))?;
         let server = format!("http://127.0.0.1:{port}").parse().map_err(crate::couch::CouchError::from)?;
@@ -116,7 +116,8 @@ impl Drop for ServerProcess {
 }
 
 fn stop(child: &mut Child) {
-    let asked = kill_process(Pid::from_child(child), Signal::TERM).is_ok();
+    // One that reads its input ends with it.
+    let asked = child.stdin.take().is_some() || kill_process(Pid::from_child(child), Signal::TERM).is_ok();
     let deadline = Instant::now() + STOP_WAIT_MAX;
     while asked && Instant::now() < deadline {
         if !matches!(child.try_wait(), Ok(None)) {

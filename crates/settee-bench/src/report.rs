@@ -18,9 +18,91 @@ pub struct Recorded {
     pub cpu_us: f64,
 }
 
+/// What the machine allows a row at most, measured in the same run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Limit {
+    /// What was measured.
+    pub name: String,
+    /// Operations a second that it allows.
+    pub rate: f64,
+    /// Processor time that it takes for an operation in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_us: Option<f64>,
+    /// The row's rate as a share of it.
+    pub share: f64,
+    /// The row's processor time as a multiple of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_multiple: Option<f64>,
+}
+
+/// Where a figure should lie.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// No smaller than this.
+    AtLeast(f64),
+    /// No larger than this.
+    AtMost(f64),
+}
+
+/// What a row should reach, and what it did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Aim {
+    /// The figure, in words.
+    pub what: String,
+    /// Where it should lie.
+    pub bound: Bound,
+    /// What it is; none where this run couldn't measure it.
+    pub reached: Option<f64>,
+    /// Whether it lies there; none where it wasn't measured.
+    pub met: Option<bool>,
+}
+
+impl Aim {
+    fn new(what: String, bound: Bound, reached: Option<f64>) -> Aim {
+        let met = reached.map(|reached| match bound {
+            Bound::AtLeast(least) => reached >= least,
+            Bound::AtMost(most) => reached <= most,
+        });
+        Aim { what, bound, reached, met }
+    }
+
+    fn text(&self) -> String {
+        let (sign, bound) = match self.bound {
+            Bound::AtLeast(least) => ('≥', least),
+            Bound::AtMost(most) => ('≤', most),
+        };
+        let verdict = match self.met {
+            None => "not measured",
+            Some(true) => "met",
+            Some(false) => "MISSED",
+        };
+        let reached = self.reached.map_or(String::new(), |reached| format!("{} ", figure(reached)));
+        format!("{} {sign} {bound}: {reached}{verdict}", self.what)
+    }
+}
+
+/// An aim that many rows share: which figure of a row, and where it should lie.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Goal {
+    /// The rate over the recorded one.
+    Rate(f64),
+    /// The recorded processor time over the server's.
+    Cpu(f64),
+    /// The rate as a share of the limit's.
+    Share(f64),
+    /// The processor time as a multiple of the limit's.
+    CpuMultiple(f64),
+    /// The latency's 99th percentile in milliseconds.
+    P99(f64),
+}
+
 /// One workload's result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
+    /// What selects it, where rows can be selected.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub name: &'static str,
     /// What was done, in words: sizes, clients and batches where they aren't the table's own.
     pub workload: String,
     /// What is counted: `docs`, `rows`, `requests`.
@@ -48,12 +130,15 @@ pub struct Row {
     /// The recorded processor time of an operation over the server's here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ratio: Option<f64>,
-    /// What was reached of what the machine allows, as measured in the same run.
+    /// What the machine allows.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit_ratio: Option<f64>,
-    /// How that limit is made up, in words.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
+    pub limit: Option<Limit>,
+    /// What should be reached.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub aims: Vec<Aim>,
+    /// What else there is to know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl Row {
@@ -70,6 +155,7 @@ impl Row {
         let percentiles = latencies.percentiles([0.5, 0.99]).map(|both| both.map(milliseconds));
         let seconds = elapsed.wall.as_secs_f64();
         Row {
+            name: "",
             workload: workload.into(),
             unit,
             operations,
@@ -82,9 +168,16 @@ impl Row {
             recorded: None,
             rate_ratio: None,
             cpu_ratio: None,
-            limit_ratio: None,
-            note: None,
+            limit: None,
+            aims: Vec::new(),
+            notes: Vec::new(),
         }
+    }
+
+    /// The row under the name that selects it.
+    pub(crate) fn named(mut self, name: &'static str) -> Row {
+        self.name = name;
+        self
     }
 
     /// The row compared with a recorded figure.
@@ -98,10 +191,46 @@ impl Row {
         self
     }
 
-    /// The row compared with a limit of the machine.
-    pub fn with_limit(mut self, ratio: f64, note: String) -> Row {
-        self.limit_ratio = Some(ratio);
-        self.note = Some(note);
+    /// The row compared with a limit of the machine: so many operations a second, at so much
+    /// processor time each.
+    pub fn with_limit(mut self, name: impl Into<String>, rate: f64, cpu_us: Option<f64>) -> Row {
+        let share = if rate > 0.0 { self.rate / rate } else { 0.0 };
+        let cpu_multiple = match (self.server_cpu_us, cpu_us) {
+            (Some(ours), Some(theirs)) if theirs > 0.0 => Some(ours / theirs),
+            _ => None,
+        };
+        self.limit = Some(Limit { name: name.into(), rate, cpu_us, share, cpu_multiple });
+        self
+    }
+
+    /// The row with something else to know.
+    pub fn note(mut self, note: impl Into<String>) -> Row {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// The row with an aim, judged.
+    pub fn aim(mut self, what: impl Into<String>, bound: Bound, reached: Option<f64>) -> Row {
+        self.aims.push(Aim::new(what.into(), bound, reached));
+        self
+    }
+
+    /// The row judged by `goals`.
+    pub(crate) fn judged(mut self, goals: &[Goal]) -> Row {
+        for goal in goals {
+            let limit = self.limit.as_ref();
+            let (what, bound, reached) = match *goal {
+                Goal::Rate(least) => ("rate × recorded", Bound::AtLeast(least), self.rate_ratio),
+                Goal::Cpu(least) => ("recorded CPU ×", Bound::AtLeast(least), self.cpu_ratio),
+                Goal::Share(least) => ("of the limit", Bound::AtLeast(least), limit.map(|limit| limit.share)),
+                Goal::CpuMultiple(most) => {
+                    let reached = limit.and_then(|limit| limit.cpu_multiple);
+                    ("CPU × the limit's", Bound::AtMost(most), reached)
+                }
+                Goal::P99(most) => ("p99 ms", Bound::AtMost(most), self.p99_ms),
+            };
+            self.aims.push(Aim::new(what.to_owned(), bound, reached));
+        }
         self
     }
 
@@ -111,18 +240,54 @@ impl Row {
     }
 }
 
+/// A row that gave no figure, since an answer was wrong or didn't come.
+#[derive(Debug, Clone, Serialize)]
+pub struct Failed {
+    /// What selects it.
+    pub name: &'static str,
+    /// What was done.
+    pub workload: String,
+    /// What was wrong.
+    pub failed: String,
+}
+
+impl Failed {
+    /// The row as one line of JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).expect("a row is plain data")
+    }
+
+    /// The row as a line of the table.
+    pub fn line(&self) -> String {
+        format!("{:<WORKLOAD_WIDTH$} FAILED: {}", self.workload, self.failed)
+    }
+}
+
+/// What becomes of a row.
+#[derive(Debug, Clone)]
+pub enum Reported {
+    /// It was measured, and every answer was right.
+    Measured(Box<Row>),
+    /// It failed.
+    Failed(Failed),
+}
+
 /// Width of the column of workloads, in characters.
 const WORKLOAD_WIDTH: usize = 58;
 
-/// The table's heading. `compared` adds the columns of recorded figures.
+/// The table's heading. `compared` adds the columns of recorded figures and of limits.
 pub fn heading(compared: bool) -> String {
     let mut line = format!(
         "{:<WORKLOAD_WIDTH$} {:>10} {:<10} {:>17} {:>9} {:>9}",
         "workload", "rate", "", "p50/p99 ms", "CPU µs", "client"
     );
     if compared {
-        write!(line, " | {:>9} {:>7} {:>6} {:>6}", "recorded", "CPU µs", "rate ×", "CPU ×")
-            .expect("writing to memory");
+        write!(
+            line,
+            " | {:>9} {:>7} {:>6} {:>6} | {:>9} {:>7} {:>5} {:>5}",
+            "recorded", "CPU µs", "rate ×", "CPU ×", "limit", "CPU µs", "share", "CPU ×"
+        )
+        .expect("writing to memory");
     }
     line
 }
@@ -144,19 +309,37 @@ pub fn line(row: &Row, compared: bool) -> String {
         figure(row.client_cpu_us),
     );
     if compared {
-        let (rate, cpu) =
-            (row.recorded.map(|recorded| recorded.rate), row.recorded.map(|recorded| recorded.cpu_us));
+        let recorded = row.recorded.as_ref();
+        let limit = row.limit.as_ref();
         write!(
             line,
-            " | {:>9} {:>7} {:>6} {:>6}",
-            optional(rate),
-            optional(cpu),
+            " | {:>9} {:>7} {:>6} {:>6} | {:>9} {:>7} {:>5} {:>5}",
+            optional(recorded.map(|recorded| recorded.rate)),
+            optional(recorded.map(|recorded| recorded.cpu_us)),
             optional(row.rate_ratio),
-            optional(row.cpu_ratio)
+            optional(row.cpu_ratio),
+            optional(limit.map(|limit| limit.rate)),
+            optional(limit.and_then(|limit| limit.cpu_us)),
+            optional(limit.map(|limit| limit.share)),
+            optional(limit.and_then(|limit| limit.cpu_multiple)),
         )
         .expect("writing to memory");
     }
     line
+}
+
+/// What follows a row in the table: the limit's name, the aims, the notes.
+pub fn remarks(row: &Row) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut judged: Vec<String> = row.aims.iter().map(Aim::text).collect();
+    if let Some(limit) = &row.limit {
+        judged.push(format!("limit: {}", limit.name));
+    }
+    if !judged.is_empty() {
+        lines.push(judged.join("; "));
+    }
+    lines.extend(row.notes.iter().cloned());
+    lines
 }
 
 /// A number with three significant digits, or all before the point, in groups of three.
@@ -212,6 +395,43 @@ mod tests {
         assert!(parsed.get("recorded").is_none());
         assert_eq!(line(&row, true).chars().count(), heading(true).chars().count());
         assert_eq!(line(&row, false).chars().count(), heading(false).chars().count());
+    }
+
+    #[test]
+    fn a_limit_is_compared_by_rate_and_by_processor_time() {
+        let limit = row().with_limit("bare", 1000.0, Some(10.0)).limit.unwrap();
+        assert_eq!((limit.share, limit.cpu_multiple), (0.5, Some(2.0)));
+        let limit = row().with_limit("bare", 0.0, None).limit.unwrap();
+        assert_eq!((limit.share, limit.cpu_multiple), (0.0, None));
+    }
+
+    #[test]
+    fn a_row_is_judged_by_what_was_measured_alone() {
+        let goals =
+            [Goal::Rate(10.0), Goal::Cpu(5.1), Goal::Share(0.5), Goal::CpuMultiple(1.9), Goal::P99(1.5)];
+        let met = |row: Row| row.judged(&goals).aims.iter().map(|aim| aim.met).collect::<Vec<_>>();
+        let recorded = Recorded { rate: 50.0, p50_p99_ms: None, cpu_us: 100.0 };
+        let whole = row().against(Some(recorded)).with_limit("bare", 1000.0, Some(10.0));
+        assert_eq!(met(whole), [Some(true), Some(false), Some(true), Some(false), Some(true)]);
+        assert_eq!(met(row()), [None, None, None, None, Some(true)]);
+    }
+
+    #[test]
+    fn an_aim_tells_its_bound_what_was_reached_and_the_verdict() {
+        let row =
+            row().aim("KiB each", Bound::AtMost(16.0), Some(20.0)).aim("share", Bound::AtLeast(0.5), None);
+        assert_eq!(remarks(&row), ["KiB each ≤ 16: 20.0 MISSED; share ≥ 0.5: not measured"]);
+        let parsed: serde_json::Value = serde_json::from_str(&row.json()).unwrap();
+        assert_eq!(parsed["aims"][0]["bound"]["at_most"], 16.0);
+        assert_eq!(parsed["aims"][0]["met"], false);
+    }
+
+    #[test]
+    fn a_failed_row_has_no_figure() {
+        let failed = Failed { name: "get-1", workload: "get".to_owned(), failed: "status 500".to_owned() };
+        let parsed: serde_json::Value = serde_json::from_str(&failed.json()).unwrap();
+        assert_eq!((&parsed["failed"], parsed.get("rate")), (&"status 500".into(), None));
+        assert!(failed.line().ends_with("FAILED: status 500"));
     }
 
     #[test]

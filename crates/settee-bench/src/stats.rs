@@ -1,7 +1,8 @@
 //! What is measured: latencies, rates, processor time.
 
-use std::fs;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 /// Most latencies that one row keeps; later ones count for the rate alone.
 pub const SAMPLE_COUNT_MAX: usize = 8 << 20;
@@ -56,15 +57,60 @@ impl Samples {
     }
 }
 
-/// Least processor time of another process that is told: it comes in ticks of 10 ms.
+/// Least processor time of another process that is told where it comes in ticks, of 10 ms.
 const SERVER_CPU_MIN: Duration = Duration::from_millis(50);
 
-/// Processor time that a process has used, user and system together, all its threads.
-///
-/// From `/proc/PID/stat` (proc(5)), in the system's clock ticks. None where there is no such
-/// file or process.
-fn cpu_time(pid: u32) -> Option<Duration> {
-    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// Processor time that another process has used, user and system together.
+#[derive(Debug)]
+struct CpuReading {
+    /// All its threads, in the system's clock ticks: `/proc/PID/stat` (proc(5)).
+    ticks: Duration,
+    /// Each thread that lives, exactly: `/proc/PID/task/TID/schedstat`. None where the system
+    /// doesn't tell.
+    threads: Option<HashMap<u64, Duration>>,
+}
+
+impl CpuReading {
+    /// None where there is no such process.
+    fn take(pid: u32) -> Option<CpuReading> {
+        let ticks = parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        Some(CpuReading { ticks, threads: thread_times(pid) })
+    }
+
+    /// What was used since `then`, where it is exact or long enough for ticks to tell.
+    fn since(&self, then: &CpuReading) -> Option<Duration> {
+        let exact = self.threads.as_ref().zip(then.threads.as_ref()).and_then(|(now, then)| {
+            // A thread that ended took its time along: only ticks have it.
+            then.keys().all(|thread| now.contains_key(thread)).then(|| {
+                let sum = |times: &HashMap<u64, Duration>| times.values().sum::<Duration>();
+                sum(now).saturating_sub(sum(then))
+            })
+        });
+        let ticks = self.ticks.saturating_sub(then.ticks);
+        exact.or((ticks >= SERVER_CPU_MIN).then_some(ticks))
+    }
+}
+
+/// What a read of a thread's file says once the thread has ended.
+const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
+
+fn thread_times(pid: u32) -> Option<HashMap<u64, Duration>> {
+    let mut times = HashMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+        let entry = entry.ok()?;
+        let thread = entry.file_name().to_str()?.parse().ok()?;
+        match fs::read_to_string(entry.path().join("schedstat")) {
+            Ok(text) => {
+                let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;
+                times.insert(thread, Duration::from_nanos(nanoseconds));
+            }
+            // It ended just now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
+            Err(_) => return None,
+        }
+    }
+    // A kernel that doesn't count says 0 of each.
+    times.values().any(|time| !time.is_zero()).then_some(times)
 }
 
 fn parse_stat(stat: &str) -> Option<Duration> {
@@ -88,7 +134,7 @@ pub struct Stopwatch {
     server: Option<u32>,
     started: Instant,
     client_cpu: Duration,
-    server_cpu: Option<Duration>,
+    server_cpu: Option<CpuReading>,
 }
 
 /// What a [`Stopwatch`] read.
@@ -105,7 +151,7 @@ pub struct Elapsed {
 impl Stopwatch {
     /// Starts.
     pub fn start(server: Option<u32>) -> Stopwatch {
-        let server_cpu = server.and_then(cpu_time);
+        let server_cpu = server.and_then(CpuReading::take);
         Stopwatch { server, started: Instant::now(), client_cpu: own_cpu_time(), server_cpu }
     }
 
@@ -113,9 +159,18 @@ impl Stopwatch {
     pub fn read(&self) -> Elapsed {
         let wall = self.started.elapsed();
         let client_cpu = own_cpu_time().saturating_sub(self.client_cpu);
-        let server_now = self.server.and_then(cpu_time);
-        let server_cpu = server_now.zip(self.server_cpu).map(|(now, then)| now.saturating_sub(then));
-        Elapsed { wall, client_cpu, server_cpu: server_cpu.filter(|&time| time >= SERVER_CPU_MIN) }
+        let server_now = self.server.and_then(CpuReading::take);
+        let server_cpu = server_now.zip(self.server_cpu.as_ref()).and_then(|(now, then)| now.since(then));
+        Elapsed { wall, client_cpu, server_cpu }
+    }
+}
+
+impl Elapsed {
+    /// Adds another stretch. The server's processor time is known where it is for both.
+    pub(crate) fn add(&mut self, other: Elapsed) {
+        self.wall += other.wall;
+        self.client_cpu += other.client_cpu;
+        self.server_cpu = self.server_cpu.zip(other.server_cpu).map(|(own, other)| own + other);
     }
 }
 
@@ -157,10 +212,41 @@ mod tests {
     #[test]
     fn processor_time_rises_with_work() {
         let stopwatch = Stopwatch::start(Some(std::process::id()));
-        while stopwatch.read().server_cpu.is_none() {
+        while stopwatch.read().server_cpu.is_none_or(|time| time < SERVER_CPU_MIN) {
             std::hint::black_box(samples(0..1000));
         }
         assert!(stopwatch.read().client_cpu >= SERVER_CPU_MIN / 2);
+    }
+
+    fn reading(ticks_ms: u64, threads: Option<&[(u64, u64)]>) -> CpuReading {
+        let times = |threads: &[(u64, u64)]| {
+            threads.iter().map(|&(thread, ns)| (thread, Duration::from_nanos(ns))).collect()
+        };
+        CpuReading { ticks: Duration::from_millis(ticks_ms), threads: threads.map(times) }
+    }
+
+    #[test]
+    fn processor_time_is_exact_unless_a_thread_ended() {
+        let then = reading(100, Some(&[(1, 500), (2, 700)]));
+        let now = reading(180, Some(&[(1, 600), (2, 700), (3, 11)]));
+        assert_eq!(now.since(&then), Some(Duration::from_nanos(111)), "a thread that began counts whole");
+        let ended = reading(180, Some(&[(1, 600)]));
+        assert_eq!(ended.since(&then), Some(Duration::from_millis(80)));
+        assert_eq!(reading(130, None).since(&then), None, "too few ticks to tell");
+    }
+
+    #[test]
+    fn stretches_add_up_and_an_unknown_one_makes_the_sum_unknown() {
+        let known = Elapsed {
+            wall: Duration::from_secs(1),
+            server_cpu: Some(Duration::from_secs(2)),
+            ..Elapsed::default()
+        };
+        let mut sum = known;
+        sum.add(known);
+        assert_eq!((sum.wall.as_secs(), sum.server_cpu), (2, Some(Duration::from_secs(4))));
+        sum.add(Elapsed::default());
+        assert_eq!(sum.server_cpu, None);
     }
 
     #[test]

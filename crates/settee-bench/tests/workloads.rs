@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_bench::baseline::{self, Target};
+use settee_bench::api::{self, Target};
 use settee_bench::couch::{Couch, CouchError};
 use settee_bench::documents::DocumentSize;
 use settee_bench::fabric::{self, Place};
 use settee_bench::http::Server;
 use settee_bench::limits;
-use settee_bench::report::Row;
+use settee_bench::report::{Failed, Reported, Row};
 use settee_doc::{Databases, Stage};
 use settee_http::ServerOptions;
 use settee_io::{Env, ThreadOptions};
@@ -97,47 +97,92 @@ fn the_fabric_table_runs_over_http() {
     });
 }
 
-fn baseline_config(
-    server: Server,
-    floor: Option<Target>,
-    folder: Option<&Path>,
-    rows: &[&str],
-) -> baseline::Config {
-    baseline::Config {
+fn api_config(server: Server, floor: Option<Target>, folder: Option<&Path>, rows: &[&str]) -> api::Config {
+    api::Config {
         target: Target { server, pid: Some(std::process::id()) },
         floor,
         folder: folder.map(Path::to_owned),
         scale: 0.001,
-        row_time: Duration::from_millis(10),
+        row_time: Duration::from_millis(40),
         durability: Stage::Persisted,
         rows: rows.iter().map(|&row| row.to_owned()).collect(),
     }
 }
 
+/// Runs the table: the rows that were measured, and those that failed.
+async fn run_api(config: &api::Config) -> (Vec<Row>, Vec<Failed>) {
+    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    let count = api::run(config, |reported| match reported {
+        Reported::Measured(row) => rows.push(*row),
+        Reported::Failed(row) => failed.push(row),
+    });
+    assert_eq!(count.await.unwrap(), failed.len() as u64);
+    (rows, failed)
+}
+
 #[test]
-fn every_row_of_the_baseline_runs_beside_the_limits() {
+fn every_row_of_the_api_runs_beside_its_limit() {
     let folder = tempfile::tempdir().unwrap();
     with_server(async |server: Server| {
-        let config = baseline_config(server, Some(floor().await), Some(folder.path()), &[]);
-        let mut rows = Vec::new();
-        baseline::run(&config, |row| rows.push(row)).await.unwrap();
-        // Writer and readers side by side are two rows.
-        assert_eq!(rows.len(), baseline::row_names().count() + 1);
+        let config = api_config(server, Some(floor().await), Some(folder.path()), &[]);
+        let (rows, failed) = run_api(&config).await;
+        assert!(failed.is_empty(), "{failed:?}");
+        // Writer and readers are four rows, followers two.
+        assert_eq!(rows.len(), api::row_names().count() + 4);
         assert!(rows.iter().all(|row| row.operations > 0 && row.rate > 0.0), "{rows:?}");
-        let limited = rows.iter().filter(|row| row.limit_ratio.is_some()).count();
-        assert_eq!(limited, 7, "six rows of gets and the lone put are held against a limit");
+        let limited = rows.iter().filter(|row| row.limit.is_some()).count();
+        assert_eq!(limited, 18, "gets, listings, bulk gets, attachments, and lone writes");
         let recorded = rows.iter().filter(|row| row.rate_ratio.is_some()).count();
-        assert_eq!(recorded, rows.len() - 4, "all but the bare server's are held against a record");
+        assert_eq!(recorded, rows.len() - 3, "all but the history and the followers");
     });
 }
 
 #[test]
-fn a_read_row_alone_loads_what_it_reads() {
+fn a_read_row_alone_loads_what_it_reads_and_needs_no_limit() {
     with_server(async |server: Server| {
-        let config = baseline_config(server, None, None, &["bulk-get-1"]);
-        let mut rows = Vec::new();
-        baseline::run(&config, |row| rows.push(row)).await.unwrap();
-        assert_eq!(rows.len(), 2, "bulk-get-1 and bulk-get-10");
+        let config = api_config(server, None, None, &["bulk-get", "put-1"]);
+        let (rows, failed) = run_api(&config).await;
+        assert!(failed.is_empty(), "{failed:?}");
+        let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
+        // And the attachments that are put by 1 and 10 clients.
+        assert_eq!(names, ["put-1", "bulk-get-1", "bulk-get-10", "attachment-put-1", "attachment-put-10"]);
+        assert!(rows.iter().all(|row| row.limit.is_none()), "{rows:?}");
+    });
+}
+
+/// A server whose every answer is 200 with the same few bytes of JSON.
+async fn liar() -> Server {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 1 << 20];
+                while stream.read(&mut buffer).await.is_ok_and(|count| count > 0) {
+                    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 17\r\n\r\n{\"doc_count\":200}";
+                    if stream.write_all(&answer[..]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    server
+}
+
+#[test]
+fn a_row_with_wrong_answers_fails_and_has_no_figure() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let names = ["get-1", "load-sequential", "put-50", "update-1", "all-docs", "bulk-get-1", "followers"];
+        let config = api_config(liar().await, None, None, &names);
+        let (rows, failed) = run_api(&config).await;
+        assert!(rows.is_empty(), "{rows:?}");
+        let failed: Vec<&str> = failed.iter().map(|row| row.name).collect();
+        for name in names {
+            assert!(failed.contains(&name), "{name} of {failed:?}");
+        }
     });
 }
 

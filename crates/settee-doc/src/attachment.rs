@@ -13,6 +13,7 @@
 //! 1. Each chunk that a leaf's table names is there: they precede it in the log.
 //! 2. A chunk that no leaf names has a mark, or somebody who will remove it.
 
+use std::collections::HashSet;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +33,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// Bytes of a chunk; an attachment's last one may have fewer.
 pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// In a leaf's table the name of its body, where that stands apart: no attachment has it.
+pub(crate) const BODY_NAME: &str = "";
 
 /// An upload up to this size goes to the log with its document.
 const TOGETHER_BYTES: usize = 64 << 10;
@@ -207,6 +211,23 @@ pub struct Upload {
 }
 
 impl Upload {
+    /// Writes a document's body ahead of the document, as `upload`. It has no digest.
+    pub(crate) async fn of_body(
+        database: &Database,
+        id: &str,
+        body: &Bytes,
+        orphans: Orphans,
+        upload: UploadId,
+    ) -> Result<Upload> {
+        let claim = Arc::new(Claim::new(id, orphans, upload));
+        for start in (0..body.len()).step_by(CHUNK_BYTES) {
+            let end = body.len().min(start + CHUNK_BYTES);
+            claim.put(database, body.slice(start..end)).await?;
+        }
+        let length = body.len() as u64;
+        Ok(Upload { length, gzip_length: None, digest: Md5Digest::default(), chunk: None, claim })
+    }
+
     /// The digest of what is stored.
     pub fn digest(&self) -> &Md5Digest {
         &self.digest
@@ -287,6 +308,11 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
+    fn new(id: &str, orphans: Orphans, upload: UploadId) -> Claim {
+        let (id, kept) = (id.to_owned(), AtomicBool::new(false));
+        Claim { id, upload, chunk_count: Default::default(), kept, orphans }
+    }
+
     /// Stores the next chunk; with the first one a mark.
     async fn put(&self, database: &Database, chunk: Bytes) -> Result<()> {
         let Claim { id, upload, chunk_count, .. } = self;
@@ -364,20 +390,13 @@ impl<'a> Uploading<'a> {
         upload: UploadId,
         bytes_max: u64,
     ) -> Uploading<'a> {
-        let claim = Claim {
-            id: id.to_owned(),
-            upload,
-            chunk_count: Default::default(),
-            kept: AtomicBool::new(false),
-            orphans,
-        };
         let sink = match !is_gzip && is_compressible(content_type) {
             true => Sink::Gzip(GzEncoder::new(Vec::new(), Compression::new(COMPRESSION_LEVEL))),
             false => Sink::Plain(BytesMut::new()),
         };
         Uploading {
             database,
-            claim: Arc::new(claim),
+            claim: Arc::new(Claim::new(id, orphans, upload)),
             sink,
             length: 0,
             identity: Md5::new(),
@@ -562,14 +581,12 @@ impl AttachmentReader {
 
 /// The records that remove the content of those attachments that no leaf has any more.
 pub(crate) fn remove_unused(id: &str, old: &[Attachment], kept: &[Attachment], batch: &mut Batch) {
-    let mut removed: Vec<UploadId> = Vec::new();
+    // Used, or removed already.
+    let mut seen: HashSet<UploadId> = kept.iter().map(|attachment| attachment.upload).collect();
     for attachment in old {
-        let is_used = kept.iter().any(|other| other.upload == attachment.upload);
-        if is_used || removed.contains(&attachment.upload) {
-            continue;
+        if seen.insert(attachment.upload) {
+            attachment.chunk_keys(id).for_each(|key| batch.delete(&key));
         }
-        removed.push(attachment.upload);
-        attachment.chunk_keys(id).for_each(|key| batch.delete(&key));
     }
 }
 

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use bytes::Bytes;
 use settee_io::Env;
 use settee_store::{Backup, Batch, Compaction, Seq, Stage, Store, StoreOptions};
 
-use crate::attachment::{Content, Orphan, Orphans, Uploading};
+use crate::attachment::{Content, Orphan, Orphans, Upload, Uploading};
 use crate::databases::Changed;
 use crate::edit::{Edit, check_document_id};
 use crate::followers::Followers;
@@ -437,6 +438,11 @@ impl Database {
     pub fn upload(&self, id: &str, content_type: &str, is_gzip: bool, bytes_max: u64) -> Uploading<'_> {
         let upload = self.env.random_bytes();
         Uploading::new(self, id, content_type, is_gzip, self.orphans.clone(), upload, bytes_max)
+    }
+
+    /// See [`Upload::of_body`].
+    pub(crate) async fn upload_body(&self, id: &str, body: &Bytes) -> Result<Upload> {
+        Upload::of_body(self, id, body, self.orphans.clone(), self.env.random_bytes()).await
     }
 
     /// Uploads what edits carry themselves.

@@ -1,14 +1,16 @@
 //! A document on its way in: parsed and checked in its caller's task, before any lock.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use base64::Engine as _;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use settee_store::Value;
 
-use crate::attachment::{Content, Following, NewAttachment, parse_digest};
+use crate::attachment::{Content, Following, NewAttachment, Upload, parse_digest};
 use crate::document::Document;
 use crate::json::{self, write_json_string};
 use crate::revision::{Hash, Revision, parse_hash};
@@ -58,6 +60,9 @@ pub struct Edit {
     /// `_rev`: for an interactive edit the revision that it replaces, for a replicated one the
     /// revision itself.
     pub revision: Option<Revision>,
+    /// The revision's text where its hash, or one in `_revisions`, isn't of our form. Without a
+    /// `revision` the edit names one that no document has; a replicated one can't be taken.
+    pub foreign_revision: Option<String>,
     /// `_rev` of a local document, `0-N`: its N.
     pub local_revision: Option<u64>,
     /// `_revisions`: the hashes from the revision itself back to its oldest known ancestor.
@@ -68,8 +73,10 @@ pub struct Edit {
     pub attachments: Vec<NewAttachment>,
     /// The members that aren't reserved, as they are stored: the encoding, then their text without
     /// white space and without the braces.
-    stored: Bytes,
+    stored: Value,
     digest: [u8; 32],
+    /// The body, where it was written ahead.
+    pub(crate) ahead: Option<Upload>,
 }
 
 impl Edit {
@@ -105,7 +112,7 @@ impl Edit {
             return Err(Error::new(ErrorKind::TooLarge, edit.id));
         }
         edit.digest = *blake3::hash(body).as_bytes();
-        edit.stored = stored.into();
+        edit.stored = Value::new(stored.into());
         Ok(edit)
     }
 
@@ -115,12 +122,14 @@ impl Edit {
         Edit {
             id: id.into(),
             revision,
+            foreign_revision: None,
             local_revision: None,
             history: Vec::new(),
             deleted: true,
             attachments: Vec::new(),
-            stored: Bytes::from_static(&[ENCODING_PLAIN]),
+            stored: Value::new(Bytes::from_static(&[ENCODING_PLAIN])),
             digest,
+            ahead: None,
         }
     }
 
@@ -144,18 +153,18 @@ impl Edit {
             deleted: document.deleted,
             attachments: document.attachments.iter().map(keep).collect(),
             digest: *blake3::hash(&document.body).as_bytes(),
-            stored: stored.into(),
+            stored: Value::new(stored.into()),
             ..Edit::delete(&document.id, Some(document.revision))
         }
     }
 
     /// The body's text: members without white space and without the braces.
     pub fn body(&self) -> Bytes {
-        self.stored.slice(1..)
+        self.stored.bytes().slice(1..)
     }
 
     /// The body as it is stored.
-    pub(crate) fn stored(&self) -> &Bytes {
+    pub(crate) fn stored(&self) -> &Value {
         &self.stored
     }
 
@@ -176,8 +185,10 @@ impl Edit {
                 let text = json::string(value).ok_or_else(|| Error::bad_request("Invalid rev format"))?;
                 self.local_revision = parse_local_revision(&text);
                 // `_revisions` says more, wherever it stands.
-                if self.history.is_empty() && self.local_revision.is_none() {
-                    self.revision = Some(text.parse()?);
+                let is_said = !self.history.is_empty() || self.foreign_revision.is_some();
+                if !is_said && self.local_revision.is_none() {
+                    self.revision = Revision::parse_any(&text)?;
+                    self.foreign_revision = self.revision.is_none().then(|| text.into_owned());
                 }
             }
             "_deleted" => {
@@ -206,8 +217,13 @@ impl Edit {
         if revisions.ids.is_empty() || revisions.ids.len() > revisions.start as usize {
             return Err(bad("_revisions.ids must have between one and start members"));
         }
-        self.history = revisions.ids.into_iter().map(parse_hash).collect::<Result<_>>()?;
-        self.revision = Some(Revision { generation: revisions.start, hash: self.history[0] });
+        let named = format!("{}-{}", revisions.start, revisions.ids[0]);
+        let no_hex = |_| bad("RevId isn't a valid hexadecimal");
+        self.revision = Revision::parse_any(&named).map_err(no_hex)?;
+        let parse = |id: &str| parse_hash(id).or_else(|_| parse_hash(&id.to_ascii_lowercase()));
+        let known = |id: &&str| (id.len() == 32).then(|| parse(id));
+        self.history = revisions.ids.iter().map_while(known).collect::<Result<_>>().map_err(no_hex)?;
+        self.foreign_revision = (self.history.len() < revisions.ids.len()).then_some(named);
         Ok(())
     }
 }
@@ -241,12 +257,14 @@ fn parse_attachments(value: &RawValue) -> Result<Vec<NewAttachment>> {
     let members = json::members(value.get().as_bytes())
         .map_err(|_| Error::bad_request("`_attachments` must be an object of attachments"))?;
     let mut attachments: Vec<NewAttachment> = Vec::with_capacity(members.0.len());
-    for (name, value) in members.0 {
-        check_attachment_name(&name)?;
-        if attachments.iter().any(|other| other.name == name) {
+    // There may be as many as a request has room for: none is compared with all others.
+    let mut seen = HashSet::with_capacity(members.0.len());
+    for (name, value) in &members.0 {
+        check_attachment_name(name)?;
+        if !seen.insert(name) {
             return Err(Error::bad_request(format!("Attachment {name} comes twice.")));
         }
-        attachments.push(parse_attachment(&name, value)?);
+        attachments.push(parse_attachment(name, value)?);
     }
     Ok(attachments)
 }

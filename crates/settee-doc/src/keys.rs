@@ -5,7 +5,7 @@
 //! | `d` id | the winning leaf | its body |
 //! | `c` id-size id generation hash | another leaf | its body |
 //! | `p` id-size id generation hash | how many | the hashes of that revision's ancestors |
-//! | `a` id-size id upload number | | a chunk of an attachment |
+//! | `a` id-size id upload number | | a chunk of an attachment, or of a body that stands apart |
 //! | `u` id-size id upload | | a mark: no leaf refers to these chunks yet |
 //! | `l` id | the local document's revision number | its body |
 //! | `s` name | a number | of the database: a setting, or how often it purged |
@@ -49,9 +49,11 @@ pub(crate) const PURGE: u8 = b'g';
 const FLAG_DELETED: u8 = 1;
 const FLAG_CONFLICTS: u8 = 2;
 const FLAG_ATTACHMENTS: u8 = 4;
+const FLAG_APART: u8 = 8;
 
-/// Bytes of a leaf's meta before its hashes.
+/// Bytes of a leaf's meta before its hashes; of one whose body stands apart, so many more.
 const META_HEADER_SIZE: usize = 5;
+const APART_SIZE: usize = 4;
 const HASH_SIZE: usize = 16;
 
 pub(crate) fn document_key(id: &str) -> Vec<u8> {
@@ -96,7 +98,7 @@ pub(crate) fn describe(key: &[u8]) -> String {
             None => format!("what stands under the key \"{}\"", key.escape_ascii()),
         },
         CHUNK | UPLOAD => match decode_upload(rest) {
-            Some((id, _)) => format!("an attachment of document {id:?}"),
+            Some((id, _)) => format!("an attachment, or the body, of document {id:?}"),
             None => format!("what stands under the key \"{}\"", key.escape_ascii()),
         },
         NUMBER => format!("the database's {}", text(rest)),
@@ -213,12 +215,16 @@ pub(crate) fn chunk_boundary(generation: u32) -> u32 {
 pub(crate) struct LeafMeta<'a> {
     flags: u8,
     pub revision: Revision,
+    /// Bytes of its body where that stands apart; else 0.
+    pub apart_bytes: u32,
     hashes: &'a [u8],
 }
 
 impl<'a> LeafMeta<'a> {
     pub(crate) fn decode(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
-        let hashes = meta.get(META_HEADER_SIZE..).unwrap_or_default();
+        let is_apart = meta.first().is_some_and(|flags| flags & FLAG_APART != 0);
+        let header_size = META_HEADER_SIZE + if is_apart { APART_SIZE } else { 0 };
+        let hashes = meta.get(header_size..).unwrap_or_default();
         if hashes.is_empty() || !hashes.len().is_multiple_of(HASH_SIZE) {
             return Err(Error::damaged("a leaf's meta has a wrong size"));
         }
@@ -227,7 +233,11 @@ impl<'a> LeafMeta<'a> {
             return Err(Error::damaged("a leaf's meta has more ancestors than generations"));
         }
         let hash = hashes[..HASH_SIZE].try_into().expect("16 bytes");
-        Ok(LeafMeta { flags: meta[0], revision: Revision { generation, hash }, hashes })
+        let apart_bytes = match is_apart {
+            true => u32::from_le_bytes(meta[META_HEADER_SIZE..header_size].try_into().expect("4 bytes")),
+            false => 0,
+        };
+        Ok(LeafMeta { flags: meta[0], revision: Revision { generation, hash }, apart_bytes, hashes })
     }
 
     pub(crate) fn deleted(&self) -> bool {
@@ -239,7 +249,7 @@ impl<'a> LeafMeta<'a> {
         self.flags & FLAG_CONFLICTS != 0
     }
 
-    /// Whether its value begins with a table of attachments.
+    /// Whether its value begins with a table of uploads: attachments, or its body.
     pub(crate) fn has_attachments(&self) -> bool {
         self.flags & FLAG_ATTACHMENTS != 0
     }
@@ -258,13 +268,21 @@ pub(crate) fn encode_leaf_meta(
     deleted: bool,
     has_conflicts: bool,
     has_attachments: bool,
+    apart_bytes: u32,
 ) -> Vec<u8> {
     let count = path.len().min((generation - chunk_boundary(generation) + 1) as usize);
-    let mut meta = Vec::with_capacity(META_HEADER_SIZE + count * HASH_SIZE);
-    let flags =
-        [(deleted, FLAG_DELETED), (has_conflicts, FLAG_CONFLICTS), (has_attachments, FLAG_ATTACHMENTS)];
+    let mut meta = Vec::with_capacity(META_HEADER_SIZE + APART_SIZE + count * HASH_SIZE);
+    let flags = [
+        (deleted, FLAG_DELETED),
+        (has_conflicts, FLAG_CONFLICTS),
+        (has_attachments, FLAG_ATTACHMENTS),
+        (apart_bytes > 0, FLAG_APART),
+    ];
     meta.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum());
     meta.extend_from_slice(&generation.to_le_bytes());
+    if apart_bytes > 0 {
+        meta.extend_from_slice(&apart_bytes.to_le_bytes());
+    }
     meta.extend_from_slice(path[..count].as_flattened());
     meta
 }

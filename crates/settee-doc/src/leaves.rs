@@ -116,7 +116,7 @@ impl Leaves {
         let Body::Stored(entry) = &leaf.body else {
             unreachable!("a leaf in the index has its body in the log");
         };
-        let (attachments, body) = self.view.read_body(entry.location).await?;
+        let (attachments, body) = self.view.read_body(&self.id, entry.location).await?;
         let (id, revision, deleted) = (self.id.clone(), leaf.revision, leaf.deleted);
         Ok(Document { id, revision, deleted, body, attachments })
     }

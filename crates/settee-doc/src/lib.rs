@@ -7,6 +7,7 @@
 //!
 //! This crate knows nothing of HTTP and nothing of file formats.
 
+mod ahead;
 mod attachment;
 mod database;
 mod databases;
@@ -14,6 +15,8 @@ mod document;
 mod edit;
 mod error;
 mod followers;
+#[cfg(test)]
+mod fuzz;
 mod json;
 mod keys;
 mod leaves;
@@ -28,6 +31,7 @@ mod tree;
 mod update;
 mod view;
 
+pub use ahead::AHEAD_BYTES_MIN;
 pub use attachment::{
     Attachment, AttachmentReader, CHUNK_BYTES, Content, Following, Md5Digest, NewAttachment, Upload,
     Uploading, digest_text, is_compressible, parse_digest,

@@ -36,6 +36,25 @@ impl Revision {
         Some(Revision { generation, hash })
     }
 
+    /// Reads any text that CouchDB takes for a revision. Its hashes have any form, and their digits any
+    /// case; `None` stands for one whose hash isn't of ours, which no document here has.
+    ///
+    /// # Errors
+    /// `BadRequest` for what CouchDB refuses as well.
+    pub fn parse_any(text: &str) -> Result<Option<Revision>> {
+        let (generation, hash) = text.split_once('-').ok_or_else(invalid)?;
+        let digits = generation.strip_prefix('+').unwrap_or(generation);
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(invalid());
+        }
+        if hash.len() != 32 {
+            return Ok(None);
+        }
+        let hash = parse_hash(hash).or_else(|_| parse_hash(&hash.to_ascii_lowercase()))?;
+        let generation = digits.parse().ok().filter(|generation| *generation > 0);
+        Ok(generation.map(|generation| Revision { generation, hash }))
+    }
+
     /// Appends the revision's text.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.reserve(TEXT_SIZE_MAX);
@@ -121,6 +140,22 @@ mod tests {
         let signed = "+1-00ff102030405060708090a0b0c0d0e0";
         for junk in ["", "1", "-", "1-", "1-abc", "x-00ff", long, upper, zero, huge, signed] {
             assert!(junk.parse::<Revision>().is_err(), "{junk}");
+        }
+    }
+
+    #[test]
+    fn a_revision_of_another_form_is_no_junk_but_none_of_ours() {
+        let ours = "12-00ff102030405060708090a0b0c0d0e0";
+        for text in [ours, "12-00FF102030405060708090A0B0C0D0E0"] {
+            assert_eq!(Revision::parse_any(text).unwrap().unwrap().to_string(), ours);
+        }
+        let zero = "0-00ff102030405060708090a0b0c0d0e0";
+        let huge = "4294967296-00ff102030405060708090a0b0c0d0e0";
+        for foreign in ["1-abc", "1-", "+3-ü", "2-a-b", "99999999999999999999-x", zero, huge] {
+            assert_eq!(Revision::parse_any(foreign).unwrap(), None, "{foreign}");
+        }
+        for junk in ["", "1", "-", "-1-a", "x-00ff", "1 -a", "1-zzff102030405060708090a0b0c0d0e0"] {
+            assert!(Revision::parse_any(junk).is_err(), "{junk}");
         }
     }
 

@@ -18,6 +18,8 @@
 
 mod constant;
 mod fields;
+#[cfg(test)]
+pub(crate) mod fuzz;
 mod parse;
 mod raw;
 #[cfg(test)]
@@ -39,6 +41,10 @@ pub const SELECTOR_BYTES_MAX: usize = 1 << 20;
 
 /// Conditions of a selector: each may walk a document's value.
 const CONDITIONS_MAX: usize = 10_000;
+
+/// Bytes of the names that lead to a selector's conditions, each with those that it lies in: a long name
+/// with many conditions is kept for each of them.
+const PATH_BYTES_MAX: usize = 1 << 20;
 
 /// Regular expressions of a selector.
 const REGEXES_MAX: usize = 64;

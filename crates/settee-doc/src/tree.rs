@@ -11,8 +11,7 @@
 use std::borrow::Cow;
 use std::ops::Bound;
 
-use bytes::Bytes;
-use settee_store::{Entry, Snapshot};
+use settee_store::{Entry, Snapshot, Value};
 
 use crate::attachment::{Attachment, decode_table};
 use crate::keys::{
@@ -27,8 +26,8 @@ use crate::{Error, Result};
 pub(crate) enum Body {
     /// In the log: the leaf's entry in the index.
     Stored(Entry),
-    /// On its way in, as it is stored; and its attachments.
-    New(Bytes, Vec<Attachment>),
+    /// On its way in, as it is stored; and what its table names.
+    New(Value, Vec<Attachment>),
 }
 
 /// A leaf of a tree.
@@ -39,7 +38,10 @@ pub(crate) struct Leaf {
     /// Its path, newest first, itself included: in full, or as far as its meta holds it.
     pub path: Vec<Hash>,
     pub body: Body,
+    /// Whether its value begins with a table.
     pub has_attachments: bool,
+    /// Bytes of its body where that stands apart; else 0.
+    pub apart_bytes: u32,
     /// Whether it is stored as the winner.
     pub stored_as_winner: bool,
 }
@@ -48,11 +50,12 @@ impl Leaf {
     fn from_entry(entry: Entry, stored_as_winner: bool) -> Result<Leaf> {
         let meta = LeafMeta::decode(&entry.meta)?;
         let (revision, deleted, path) = (meta.revision, meta.deleted(), meta.tail());
-        let has_attachments = meta.has_attachments();
-        Ok(Leaf { revision, deleted, path, body: Body::Stored(entry), has_attachments, stored_as_winner })
+        let (has_attachments, apart_bytes) = (meta.has_attachments(), meta.apart_bytes);
+        let body = Body::Stored(entry);
+        Ok(Leaf { revision, deleted, path, body, has_attachments, apart_bytes, stored_as_winner })
     }
 
-    /// Its attachments, read where they are stored.
+    /// Its attachments, read where they are stored; and last its body, where that stands apart.
     pub(crate) async fn attachments(&self, snapshot: &Snapshot) -> Result<Cow<'_, [Attachment]>> {
         match &self.body {
             Body::New(_, attachments) => Ok(Cow::Borrowed(attachments)),

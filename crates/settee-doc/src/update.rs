@@ -10,13 +10,15 @@
 //!    everything accepted so far is.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_store::{BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot, Stage, Writer};
+use settee_store::{BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot, Stage, Value, Writer};
 
-use crate::attachment::{Attachment, Claim, Content, NewAttachment, Orphan, encode_table, remove_unused};
+use crate::attachment::{
+    Attachment, BODY_NAME, Claim, Content, NewAttachment, Orphan, encode_table, remove_unused,
+};
 use crate::edit::{Edit, check_document_id};
 use crate::keys::{
     PATH_CHUNK_COUNT, chunk_boundary, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta,
@@ -40,6 +42,9 @@ pub(crate) const ENCODING_PLAIN: u8 = 0;
 
 /// In front of a stored body: a table of attachments comes first.
 pub(crate) const ENCODING_ATTACHMENTS: u8 = 1;
+
+/// In front of a table of attachments whose last entry is the body, which stands apart.
+pub(crate) const ENCODING_APART: u8 = 2;
 
 /// The one updater of a database, for the edits of one request.
 pub(crate) struct Updater<'a> {
@@ -108,7 +113,7 @@ impl<'a> Updater<'a> {
     pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
         self.prepare(edit).await?;
         let key = local_key(id);
-        if edit.revision.is_some() {
+        if edit.revision.is_some() || edit.foreign_revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
         }
         if !edit.attachments.is_empty() {
@@ -125,7 +130,7 @@ impl<'a> Updater<'a> {
             batch.delete(&key);
         } else {
             number = edit.local_revision.unwrap_or(0).saturating_add(1);
-            batch.put(&key, &encode_number(number), edit.stored().clone(), false);
+            batch.put_value(&key, &encode_number(number), edit.stored().clone(), false);
         }
         self.add(edit, Ok(Decided::new(number, batch))).await
     }
@@ -181,6 +186,7 @@ impl<'a> Updater<'a> {
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
         let parent = match (edit.revision, old.first()) {
+            (None, _) if edit.foreign_revision.is_some() => return Err(Error::conflict()),
             (None, None) => None,
             (None, Some(winner)) if winner.deleted && !edit.deleted => Some(winner),
             (Some(revision), Some(_)) => {
@@ -209,6 +215,9 @@ impl<'a> Updater<'a> {
 
     async fn decide_replicated(&self, edit: &Edit) -> Result<Decided<Revision>> {
         check_edit(edit)?;
+        if edit.foreign_revision.is_some() {
+            return Err(Error::bad_request("Revisions have 32 hexadecimal digits here."));
+        }
         let revision = edit.revision.ok_or_else(|| {
             Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
         })?;
@@ -243,15 +252,20 @@ impl<'a> Updater<'a> {
 
 /// The attachments that an edit's revision has; `stored` are those that it may refer to.
 fn attachments_of(edit: &Edit, generation: u32, stored: &[Attachment]) -> Result<Vec<Attachment>> {
+    // By name: several leaves may have one of the same.
+    let mut by_name: HashMap<&str, Vec<&Attachment>> = HashMap::new();
+    for known in stored {
+        by_name.entry(&known.name).or_default().push(known);
+    }
     let resolve = |new: &NewAttachment| match &new.content {
         Content::Stored(upload) => {
             Ok(upload.to_attachment(&new.name, &new.content_type, new.revpos.unwrap_or(generation)))
         }
         Content::Stub => {
             // Where it says what it came with, that must be it, as in CouchDB.
-            let fits = |known: &&Attachment| new.revpos.is_none_or(|revpos| revpos == known.revpos);
-            let known = stored.iter().filter(|known| known.name == new.name).find(fits);
-            known.cloned().ok_or_else(|| {
+            let fits = |known: &&&Attachment| new.revpos.is_none_or(|revpos| revpos == known.revpos);
+            let known = by_name.get(&*new.name).and_then(|known| known.iter().find(fits));
+            known.map(|known| Attachment::clone(known)).ok_or_else(|| {
                 let reason = format!("Invalid attachment stub in {} for {}", edit.id, new.name);
                 Error::new(ErrorKind::MissingStub, reason)
             })
@@ -281,13 +295,13 @@ fn digest(edit: &Edit, attachments: &[Attachment]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// Makes an edit's uploads its document's.
+/// Makes an edit's uploads its document's, its body's among them.
 fn take_in(edit: &Edit, records: &mut Batch) -> Vec<Arc<Claim>> {
     let uploads = edit.attachments.iter().filter_map(|new| match &new.content {
         Content::Stored(upload) => Some(upload),
         _ => None,
     });
-    uploads.map(|upload| upload.take_in(records)).collect()
+    uploads.chain(&edit.ahead).map(|upload| upload.take_in(records)).collect()
 }
 
 /// The records that turn a document's tree from `old` into `new`, `revs_limit` revisions of each
@@ -303,7 +317,7 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf], revs_l
             Body::New(body, _) => body.clone(),
             // It stays where it is.
             Body::Stored(_) if !wins && !leaf.stored_as_winner => continue,
-            Body::Stored(entry) => latest.read(entry.location).await?.value(),
+            Body::Stored(entry) => Value::new(latest.read(entry.location).await?.value()),
         };
         let generation = leaf.revision.generation;
         let meta = encode_leaf_meta(
@@ -312,10 +326,11 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf], revs_l
             leaf.deleted,
             wins && has_conflicts,
             leaf.has_attachments,
+            leaf.apart_bytes,
         );
         match wins {
-            true => batch.put(&document_key(id), &meta, body, true),
-            false => batch.put(&conflict_key(id, leaf.revision), &meta, body, false),
+            true => batch.put_value(&document_key(id), &meta, body, true),
+            false => batch.put_value(&conflict_key(id, leaf.revision), &meta, body, false),
         }
         if matches!(leaf.body, Body::New(..)) {
             let begins_tail = generation % PATH_CHUNK_COUNT == 1;
@@ -415,18 +430,24 @@ fn new_leaf(
     edit: &Edit,
     revision: Revision,
     path: Vec<crate::Hash>,
-    attachments: Vec<Attachment>,
+    mut attachments: Vec<Attachment>,
 ) -> Result<Leaf> {
-    let has_attachments = !attachments.is_empty();
-    let body = match has_attachments {
-        true => encode_table(&attachments, &edit.body(), ENCODING_ATTACHMENTS),
-        false => edit.stored().clone(),
+    let mut apart_bytes = 0;
+    let body = if let Some(upload) = &edit.ahead {
+        apart_bytes = edit.body().len() as u32;
+        attachments.push(upload.to_attachment(BODY_NAME, "", revision.generation));
+        Value::new(encode_table(&attachments, b"", ENCODING_APART))
+    } else if attachments.is_empty() {
+        edit.stored().clone()
+    } else {
+        Value::new(encode_table(&attachments, &edit.body(), ENCODING_ATTACHMENTS))
     };
-    if body.len() > 1 + DOCUMENT_BYTES_LIMIT {
+    if body.bytes().len() > 1 + DOCUMENT_BYTES_LIMIT {
         return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
     }
+    let (deleted, has_attachments) = (edit.deleted, !attachments.is_empty());
     let body = Body::New(body, attachments);
-    Ok(Leaf { revision, deleted: edit.deleted, path, body, has_attachments, stored_as_winner: false })
+    Ok(Leaf { revision, deleted, path, body, has_attachments, apart_bytes, stored_as_winner: false })
 }
 
 /// How far back the known paths matter for merging this leaf: to its own generation, to see

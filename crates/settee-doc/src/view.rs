@@ -6,7 +6,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use settee_store::{EntryRef, Location, Scan, Seq, Snapshot};
 
 use crate::attachment::{Attachment, AttachmentReader, decode_table};
@@ -17,7 +17,7 @@ use crate::keys::{
 };
 use crate::revision::{Hash, Revision};
 use crate::tree::{self, Body};
-use crate::update::{ENCODING_ATTACHMENTS, ENCODING_PLAIN};
+use crate::update::{ENCODING_APART, ENCODING_ATTACHMENTS, ENCODING_PLAIN};
 use crate::{Error, Result};
 
 /// A document's entry in the index: its winning leaf.
@@ -44,12 +44,16 @@ pub struct Leaf {
 
 /// Where a body lies that has not been read yet.
 #[derive(Debug, Clone, Copy)]
-pub struct BodyRef(Location);
+pub struct BodyRef {
+    location: Location,
+    /// Its bytes where it stands apart from there.
+    apart_bytes: u32,
+}
 
 impl BodyRef {
     /// Bytes of its record.
     pub fn size(&self) -> u64 {
-        self.0.length.into()
+        u64::from(self.location.length) + u64::from(self.apart_bytes)
     }
 }
 
@@ -129,7 +133,7 @@ impl View {
     /// `Internal` for damage, or where the index can't be read.
     pub async fn find(&self, id: &str) -> Result<Option<Summary>> {
         let entry = self.snapshot.get(&document_key(id)).await?;
-        entry.map(|entry| summary(&entry.meta, entry.seq())).transpose()
+        entry.map(|entry| Ok(row(&entry.meta, entry.location)?.0)).transpose()
     }
 
     /// The winning revision with its body.
@@ -150,8 +154,7 @@ impl View {
         let Some(entry) = self.snapshot.get(&document_key(id)).await? else {
             return Ok(None);
         };
-        let summary = summary(&entry.meta, entry.seq())?;
-        let body = BodyRef(entry.location);
+        let (summary, body) = row(&entry.meta, entry.location)?;
         self.read(id, summary, body).await.map(Some)
     }
 
@@ -161,7 +164,7 @@ impl View {
     /// `Internal` where it can't be read.
     pub async fn read(&self, id: &str, summary: Summary, body: BodyRef) -> Result<Document> {
         let Summary { revision, deleted, .. } = summary;
-        let (attachments, body) = self.read_body(body.0).await?;
+        let (attachments, body) = self.read_body(id, body.location).await?;
         Ok(Document { id: id.into(), revision, deleted, body, attachments })
     }
 
@@ -171,7 +174,7 @@ impl View {
     /// `Internal` for damage, or where the index can't be read.
     pub async fn find_row(&self, id: &str) -> Result<Option<(Summary, BodyRef)>> {
         let entry = self.snapshot.get(&document_key(id)).await?;
-        entry.map(|entry| Ok((summary(&entry.meta, entry.seq())?, BodyRef(entry.location)))).transpose()
+        entry.map(|entry| row(&entry.meta, entry.location)).transpose()
     }
 
     /// Reads the bodies of many rows together, in the rows' order. Takes as much memory as the bodies:
@@ -180,14 +183,19 @@ impl View {
     /// # Errors
     /// For each by itself, `Internal` where it can't be read.
     pub async fn read_many(&self, rows: Vec<(String, Summary, BodyRef)>) -> Vec<Result<Document>> {
-        let locations: Vec<Location> = rows.iter().map(|(_, _, body)| body.0).collect();
+        let locations: Vec<Location> = rows.iter().map(|(_, _, body)| body.location).collect();
         let records = self.snapshot.read_many(&locations).await;
-        let documents = rows.into_iter().zip(records).map(|((id, summary, _), record)| {
-            let (attachments, body) = decode_body(&record?.value())?;
+        let mut documents = Vec::with_capacity(rows.len());
+        for ((id, summary, _), record) in rows.into_iter().zip(records) {
+            let body = match record {
+                Ok(record) => self.body_of(&id, &record.value()).await,
+                Err(error) => Err(error.into()),
+            };
             let Summary { revision, deleted, .. } = summary;
-            Ok(Document { id, revision, deleted, body, attachments })
-        });
-        documents.collect()
+            let make = |(attachments, body)| Document { id, revision, deleted, body, attachments };
+            documents.push(body.map(make));
+        }
+        documents
     }
 
     /// The revision with its body, which only leaves have; with `latest` every leaf that
@@ -210,7 +218,7 @@ impl View {
             let Body::Stored(entry) = &leaf.body else {
                 unreachable!("a leaf in the index has its body in the log");
             };
-            let (attachments, body) = self.read_body(entry.location).await?;
+            let (attachments, body) = self.read_body(id, entry.location).await?;
             let (id, revision, deleted) = (id.into(), leaf.revision, leaf.deleted);
             found.push(Document { id, revision, deleted, body, attachments });
         }
@@ -269,7 +277,7 @@ impl View {
     pub async fn local(&self, id: &str) -> Result<(String, Bytes)> {
         let entry = self.snapshot.get(&local_key(id)).await?.ok_or_else(Error::missing)?;
         let revision = format!("0-{}", decode_number(&entry.meta)?);
-        Ok((revision, self.read_body(entry.location).await?.1))
+        Ok((revision, self.read_plain(entry.location).await?))
     }
 
     /// The local documents in a range, in the order of their ids, which begin with `_local/` here too.
@@ -284,7 +292,7 @@ impl View {
     /// # Errors
     /// `Internal` where it can't be read.
     pub async fn read_local(&self, body: BodyRef) -> Result<Bytes> {
-        Ok(self.read_body(body.0).await?.1)
+        self.read_plain(body.location).await
     }
 
     /// The notes of the purges after the one of that number, oldest first; of the older ones there may
@@ -366,22 +374,56 @@ impl View {
         AttachmentReader::new(self.clone(), id, attachment, range, decode)
     }
 
-    pub(crate) async fn read_body(&self, location: Location) -> Result<(Vec<Attachment>, Bytes)> {
-        decode_body(&self.snapshot.read(location).await?.value())
+    /// A leaf's attachments and its body.
+    pub(crate) async fn read_body(&self, id: &str, location: Location) -> Result<(Vec<Attachment>, Bytes)> {
+        self.body_of(id, &self.snapshot.read(location).await?.value()).await
+    }
+
+    async fn body_of(&self, id: &str, value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
+        match value.first() {
+            Some(&ENCODING_PLAIN) => Ok((Vec::new(), value.slice(1..))),
+            Some(&ENCODING_ATTACHMENTS) => decode_table(&value.slice(1..)),
+            Some(&ENCODING_APART) => {
+                let (mut attachments, _) = decode_table(&value.slice(1..))?;
+                let apart = attachments.pop().ok_or_else(|| Error::damaged("a body is nowhere"))?;
+                let body = self.read_apart(id, &apart).await?;
+                Ok((attachments, body))
+            }
+            _ => Err(unknown_encoding()),
+        }
+    }
+
+    /// A local document's body: it never stands apart.
+    async fn read_plain(&self, location: Location) -> Result<Bytes> {
+        let value = self.snapshot.read(location).await?.value();
+        if value.first() == Some(&ENCODING_PLAIN) { Ok(value.slice(1..)) } else { Err(unknown_encoding()) }
+    }
+
+    /// A body that stands apart from its leaf, as an attachment does.
+    async fn read_apart(&self, id: &str, apart: &Attachment) -> Result<Bytes> {
+        let mut reader = self.attachment(id, apart, None, false);
+        let mut body = BytesMut::new();
+        while let Some(chunk) = reader.next().await? {
+            if chunk.len() as u64 == apart.length {
+                return Ok(chunk);
+            }
+            body.reserve(usize::try_from(apart.length).unwrap_or(0) - body.len());
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body.freeze())
     }
 }
 
-fn decode_body(value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
-    match value.first() {
-        Some(&ENCODING_PLAIN) => Ok((Vec::new(), value.slice(1..))),
-        Some(&ENCODING_ATTACHMENTS) => decode_table(&value.slice(1..)),
-        _ => Err(Error::damaged("a body has an unknown encoding")),
-    }
+fn unknown_encoding() -> Error {
+    Error::damaged("a body has an unknown encoding")
 }
 
-fn summary(meta: &[u8], seq: Seq) -> Result<Summary> {
+/// What the entry of a winning leaf says, and where its body lies.
+fn row(meta: &[u8], location: Location) -> Result<(Summary, BodyRef)> {
     let meta = LeafMeta::decode(meta)?;
-    Ok(Summary { revision: meta.revision, deleted: meta.deleted(), has_conflicts: meta.has_conflicts(), seq })
+    let (deleted, has_conflicts) = (meta.deleted(), meta.has_conflicts());
+    let summary = Summary { revision: meta.revision, deleted, has_conflicts, seq: Seq(location.seq) };
+    Ok((summary, BodyRef { location, apart_bytes: meta.apart_bytes }))
 }
 
 /// The range's lower and upper bounds among the keys.
@@ -483,7 +525,8 @@ impl Rows {
             return Ok(None);
         };
         let id = document_id(entry.key)?;
-        Ok(Some(Row { id, summary: summary(entry.meta, entry.seq())?, body: BodyRef(entry.location) }))
+        let (summary, body) = row(entry.meta, entry.location)?;
+        Ok(Some(Row { id, summary, body }))
     }
 }
 
@@ -527,7 +570,8 @@ impl LocalRows {
         }
         let Some(entry) = self.scan.next().await? else { return Ok(None) };
         let (name, number) = (document_id(entry.key)?, decode_number(entry.meta)?);
-        Ok(Some(LocalRow { name, number, body: BodyRef(entry.location) }))
+        let body = BodyRef { location: entry.location, apart_bytes: 0 };
+        Ok(Some(LocalRow { name, number, body }))
     }
 }
 

@@ -30,6 +30,10 @@ struct Args {
     attachments: bool,
     encoding: bool,
     update_seq: bool,
+    /// What of an option for views alone makes no sense here.
+    group: Option<bool>,
+    group_level: Option<u64>,
+    reduce: bool,
     /// Of local documents those too that CouchDB writes for itself.
     include_system: bool,
     partition: Option<String>,
@@ -50,6 +54,9 @@ impl Default for Args {
             attachments: false,
             encoding: false,
             update_seq: false,
+            group: None,
+            group_level: None,
+            reduce: false,
             include_system: false,
             partition: None,
         }
@@ -74,18 +81,21 @@ impl Args {
             "update_seq" => self.update_seq = query::boolean(value)?,
             "include_system" => self.include_system = value == "true",
             "partition" => self.partition = Some(value.to_owned()),
-            _ => {}
+            "group" => self.group = Some(query::boolean(value)?),
+            "group_level" => self.group_level = Some(query::positive(value)?),
+            "reduce" => self.reduce = query::boolean(value)?,
+            name => return check_ignored(name, value),
         }
         Ok(())
     }
 
     /// Takes `keys` from JSON text.
-    fn set_keys(&mut self, raw: &str, whose: &'static str) -> Result<(), Failure> {
+    fn set_keys(&mut self, raw: &str, no_list: Failure) -> Result<(), Failure> {
         let raw = query::json_value(raw)?;
         if raw == "null" {
             return Ok(());
         }
-        let list = json::list(raw).ok_or_else(|| Failure::bad_request(whose))?;
+        let list = json::list(raw).ok_or(no_list)?;
         self.keys = Some(list.into_iter().map(|key| key.get().to_owned()).collect());
         Ok(())
     }
@@ -94,7 +104,10 @@ impl Args {
     fn take_members(&mut self, text: &[u8]) -> Result<(), Failure> {
         for (name, value) in json::members(text)?.0 {
             match name.as_ref() {
-                "keys" => self.set_keys(value.get(), "`keys` body member must be an array.")?,
+                "keys" => {
+                    let no_list = Failure::bad_request("`keys` body member must be an array.");
+                    self.set_keys(value.get(), no_list)?;
+                }
                 name if name.ends_with("key") => self.set(name, value.get())?,
                 // A number or boolean may come as a string as well.
                 name => {
@@ -111,6 +124,17 @@ impl Args {
         if self.keys.is_some() && (self.start.is_some() || self.end.is_some()) {
             let reason = "`keys` is incompatible with `key`, `start_key` and `end_key`";
             return Err(Failure::query_parse_error(reason));
+        }
+        if self.reduce {
+            return Err(Failure::query_parse_error("Reduce is invalid for map-only views."));
+        }
+        match (self.group, self.group_level) {
+            (_, Some(0)) | (None | Some(false), None) => {}
+            (Some(false), Some(_)) => {
+                let reason = "Can't specify group=false and group_level>0 at the same time";
+                return Err(Failure::query_parse_error(reason));
+            }
+            _ => return Err(Failure::query_parse_error("Invalid use of grouping on a map view.")),
         }
         let Some(partition) = self.partition.as_ref().filter(|_| scope == Scope::All) else {
             return Ok(scope);
@@ -148,6 +172,21 @@ impl Args {
             (Some(low), Some(high)) if low > high => None,
             _ => Some(range),
         }
+    }
+}
+
+/// Checks what says how fresh or how sorted a view is to be: this list is always both.
+fn check_ignored(name: &str, value: &str) -> Result<(), Failure> {
+    let allowed: &[&str] = match name {
+        "stale" => &["ok", "update_after"],
+        "stable" => &["true", "false"],
+        "update" => &["true", "false", "lazy"],
+        "sorted" => return query::boolean(value).map(drop),
+        _ => return Ok(()),
+    };
+    match allowed.contains(&value) {
+        true => Ok(()),
+        false => Err(Failure::query_parse_error(format!("Invalid value for `{name}`."))),
     }
 }
 
@@ -205,8 +244,12 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: 
     }
     for (name, value) in call.query().pairs() {
         match name.as_ref() {
-            "keys" if *call.method() == Method::POST => {}
-            "keys" => args.set_keys(&value, "`keys` parameter must be an array.")?,
+            // It goes before those in the body.
+            "keys" if *call.method() == Method::POST => {
+                let no_list = Failure::query_parse_error("`keys` must be an array of strings.");
+                args.set_keys(&value, no_list)?;
+            }
+            "keys" => args.set_keys(&value, Failure::bad_request("`keys` parameter must be an array."))?,
             name => args.set(name, &value)?,
         }
     }

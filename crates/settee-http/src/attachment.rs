@@ -18,6 +18,7 @@ use settee_doc::{
 use crate::database::location_of_attachment;
 use crate::document::{self, etag, matches_tag, not_modified};
 use crate::error::Failure;
+use crate::named::{Named, conflict, one_of};
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
 use crate::{body, multipart, related, stream};
@@ -32,7 +33,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &st
         Method::GET | Method::HEAD => get(call, &database, id, name).await,
         Method::PUT => put(call, &database, id, name).await,
         Method::DELETE => delete(call, &database, id, name).await,
-        _ => Err(Failure::method_not_allowed("GET,HEAD,PUT,DELETE")),
+        _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,PUT")),
     }
 }
 
@@ -42,10 +43,7 @@ fn no_attachment() -> Failure {
 
 async fn get(call: &Call<'_>, database: &Arc<Database>, id: &str, name: &str) -> Answer {
     let view = database.view();
-    let document = match call.query().get("rev") {
-        Some(text) => document::one_revision(&view, id, text.parse::<Revision>()?).await?,
-        None => view.document(id).await?,
-    };
+    let document = holder(call, &view, id).await?;
     let attachment =
         document.attachments.into_iter().find(|other| other.name == name).ok_or_else(no_attachment)?;
     let digest = BASE64.encode(attachment.digest);
@@ -87,6 +85,20 @@ async fn get(call: &Call<'_>, database: &Arc<Database>, id: &str, name: &str) ->
     }
     reply::set_header(&mut response, header::ETAG, tag);
     Ok(response)
+}
+
+/// The document whose attachment is asked for.
+async fn holder(call: &Call<'_>, view: &View, id: &str) -> Result<Document, Failure> {
+    let query = call.query();
+    match query.get("rev") {
+        Some(text) => {
+            let latest = query.is_true("latest");
+            let found = view.revision(id, Named::parse(&text)?.known()?, latest).await?;
+            found.into_iter().next().ok_or_else(Failure::missing)
+        }
+        None if query.is_true("deleted") => view.document_or_deleted(id).await?.ok_or_else(Failure::missing),
+        None => Ok(view.document(id).await?),
+    }
 }
 
 async fn send(
@@ -156,7 +168,7 @@ const RANGES_MAX: usize = 10;
 
 /// The ranges that are asked for; none where all is to be sent: where all is asked for, or too many, or
 /// what makes no sense.
-fn parse_ranges(text: &str, length: u64) -> Result<Vec<Range<u64>>, Failure> {
+pub(crate) fn parse_ranges(text: &str, length: u64) -> Result<Vec<Range<u64>>, Failure> {
     let Some(list) = text.strip_prefix("bytes=") else { return Ok(Vec::new()) };
     let number = |text: &str| text.trim().parse::<u64>().ok();
     let mut ranges = Vec::new();
@@ -182,10 +194,10 @@ fn parse_ranges(text: &str, length: u64) -> Result<Vec<Range<u64>>, Failure> {
 
 /// An edit that keeps what the named revision has.
 async fn edit_of(call: &Call<'_>, view: &View, id: &str) -> Result<(Edit, Option<Document>), Failure> {
-    let parse = |text: &str| Ok(text.parse::<Revision>()?);
-    let Some(revision) = document::one_of(call, None, parse)? else {
+    let Some(named) = one_of(call, None, Named::parse)? else {
         return Ok((Edit::empty(id), None));
     };
+    let revision = named.known().map_err(or_conflict)?;
     let document = document::one_revision(view, id, revision).await.map_err(or_conflict)?;
     Ok((Edit::again(&document), Some(document)))
 }
@@ -196,10 +208,6 @@ pub(crate) fn or_conflict(failure: Failure) -> Failure {
         StatusCode::NOT_FOUND => Failure::new(StatusCode::CONFLICT, "not_found", "missing_rev"),
         _ => failure,
     }
-}
-
-fn conflict() -> Failure {
-    settee_doc::Error::new(ErrorKind::Conflict, "Document update conflict.").into()
 }
 
 async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str) -> Answer {

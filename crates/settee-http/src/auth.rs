@@ -140,9 +140,10 @@ impl Auth {
         set_cookie(&self.cookie_value(now_s), now_s + self.timeout_s, self.timeout_s)
     }
 
-    /// The `Set-Cookie` that ends a session.
+    /// The `Set-Cookie` that ends a session: an empty one as long as that lasted, as in CouchDB.
+    /// Clients look for it where a login failed, and one that is over they wouldn't find.
     pub(crate) fn ended_cookie(&self) -> String {
-        set_cookie("", 0, 0)
+        set_cookie("", now_s() + self.timeout_s, self.timeout_s)
     }
 
     fn cookie_value(&self, given_s: u64) -> String {
@@ -344,9 +345,7 @@ mod tests {
         let attributes = "Version=1; Expires=Tue, 13-Dec-2022 13:54:19 GMT; Max-Age=600; Path=/; HttpOnly";
         assert_eq!(set, format!("AuthSession=xyz; {attributes}; SameSite=Lax"));
         let ended = auth().ended_cookie();
-        assert!(
-            ended.starts_with("AuthSession=; ") && ended.contains("Expires=Thu, 01-Jan-1970 00:00:00 GMT")
-        );
+        assert!(ended.starts_with("AuthSession=; ") && ended.contains("Max-Age=600; "), "{ended}");
     }
 
     #[test]

@@ -1,17 +1,19 @@
 //! Many documents in a request: `_bulk_docs`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_doc::{Database, Edit, Revision, Stage};
+use settee_doc::{Database, Edit, Stage};
 
 use crate::body::{self, Held};
 use crate::document;
 use crate::error::Failure;
 use crate::json;
+use crate::named::{self, Named};
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
@@ -22,6 +24,17 @@ struct Request<'a> {
     docs: Option<Vec<&'a RawValue>>,
     #[serde(borrow, default)]
     new_edits: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    all_or_nothing: Option<&'a RawValue>,
+}
+
+/// What a bulk asks for.
+pub(crate) struct Bulk {
+    pub(crate) edits: Vec<Edit>,
+    /// Whether they are edits of this database's own.
+    pub(crate) new_edits: bool,
+    /// Whether all are to be stored or none, which CouchDB refuses.
+    all_or_nothing: bool,
 }
 
 /// `_bulk_docs`: a bad document fails the request before anything is stored; after that each
@@ -32,16 +45,32 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
     }
     let Held { text, share: _for_the_edits } = call.read_json_body().await?;
     let stage = call.stage()?;
+    let is_optimistic = document::is_optimistic(call)?;
     let options = call.server.document_options;
-    let (mut edits, new_edits) = body::parse(&text, move |text| parse_edits(text, &options)).await?;
+    let bulk = body::parse(&text, move |text| parse_bulk(text, &options)).await?;
+    let Bulk { mut edits, new_edits, all_or_nothing } = bulk;
     drop(text);
     for edit in edits.iter_mut().filter(|edit| edit.id.is_empty()) {
         edit.id = call.server.uuids.next();
     }
+    if all_or_nothing && new_edits && !edits.is_empty() {
+        return Ok(reply::json(StatusCode::EXPECTATION_FAILED, refused(&edits)));
+    }
 
-    let named: Vec<(String, Option<Revision>)> =
-        edits.iter().map(|edit| (edit.id.clone(), edit.revision)).collect();
-    let (locals, edits): (Vec<Edit>, Vec<Edit>) = edits.into_iter().partition(is_local);
+    let named: Vec<(String, Option<Named>)> =
+        edits.iter().map(|edit| (edit.id.clone(), Named::of(edit))).collect();
+    // An edit that can't be taken doesn't keep the others out.
+    let mut refusals: HashMap<usize, Failure> = HashMap::new();
+    if !new_edits {
+        let of = |(index, edit): (usize, &Edit)| Some((index, named::refusal(edit)?));
+        refusals = edits.iter().enumerate().filter(|(_, edit)| !is_local(edit)).filter_map(of).collect();
+        let mut index = 0..;
+        edits.retain(|_| !refusals.contains_key(&index.next().unwrap_or_default()));
+    }
+    let (locals, mut edits): (Vec<Edit>, Vec<Edit>) = edits.into_iter().partition(is_local);
+    if is_optimistic {
+        database.write_ahead(&mut edits, !new_edits).await?;
+    }
     let results = match new_edits {
         true => database.update_all(edits, stage).await?,
         false => database.replicate_all(edits, stage).await?,
@@ -51,14 +80,16 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
     let (mut results, mut local_results) = (results.into_iter(), local_results.into_iter());
     let mut rows = Vec::with_capacity(named.len() * 96 + 4);
     let mut text = Vec::new();
-    for (id, revision) in &named {
+    for (index, (id, revision)) in named.iter().enumerate() {
         text.clear();
-        let outcome = if id.starts_with(LOCAL) {
+        let outcome = if let Some(failure) = refusals.remove(&index) {
+            Err(failure)
+        } else if id.starts_with(LOCAL) {
             let outcome = local_results.next().expect("an outcome for each local document");
-            outcome.map(|saved| text.extend_from_slice(saved.as_bytes()))
+            outcome.map(|saved| text.extend_from_slice(saved.as_bytes())).map_err(Failure::from)
         } else {
             let outcome = results.next().expect("an outcome for each edit");
-            outcome.map(|saved| saved.write(&mut text))
+            outcome.map(|saved| saved.write(&mut text)).map_err(Failure::from)
         };
         // Of replicated documents only those that failed have a row.
         if outcome.is_err() || new_edits {
@@ -67,7 +98,10 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
         match outcome {
             Ok(()) if new_edits => write_saved(id, &text, &mut rows),
             Ok(()) => {}
-            Err(error) => write_failed(id, revision.filter(|_| !new_edits), &error.into(), &mut rows),
+            Err(failure) => {
+                let revision = revision.as_ref().filter(|_| !new_edits).map(Named::to_string);
+                write_failed(id, revision.as_deref(), &failure, &mut rows);
+            }
         }
     }
     rows.extend_from_slice(if rows.is_empty() { b"[]\n" } else { b"]\n" });
@@ -91,8 +125,21 @@ fn write_saved(id: &str, revision: &[u8], rows: &mut Vec<u8>) {
     rows.extend_from_slice(b"\"}");
 }
 
-/// The documents of `_bulk_docs`, and whether they are edits of this database's own.
-fn parse_edits(text: &[u8], options: &settee_doc::Options) -> Result<(Vec<Edit>, bool), Failure> {
+/// The rows of a bulk of which none was stored.
+fn refused(edits: &[Edit]) -> Vec<u8> {
+    let reason = "all_or_nothing is not supported";
+    let failure = Failure::not_implemented(reason);
+    let mut rows = Vec::new();
+    for edit in edits {
+        rows.push(if rows.is_empty() { b'[' } else { b',' });
+        let revision = Named::of(edit).map_or_else(|| "0-".to_owned(), |named| named.to_string());
+        write_failed(&edit.id, Some(&revision), &failure, &mut rows);
+    }
+    rows.extend_from_slice(b"]\n");
+    rows
+}
+
+pub(crate) fn parse_bulk(text: &[u8], options: &settee_doc::Options) -> Result<Bulk, Failure> {
     let request: Request<'_> = json::parse_object(text, "`docs` parameter must be an array.")?;
     let docs =
         request.docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
@@ -105,22 +152,22 @@ fn parse_edits(text: &[u8], options: &settee_doc::Options) -> Result<(Vec<Edit>,
     for doc in docs {
         let edit = Edit::parse(doc.get().as_bytes(), options)?;
         if !new_edits && !is_local(&edit) {
-            document::check_replicated(&edit)?;
+            named::check_replicated(&edit)?;
         }
         edits.push(edit);
     }
-    Ok((edits, new_edits))
+    let all_or_nothing = request.all_or_nothing.is_some_and(|raw| raw.get() == "true");
+    Ok(Bulk { edits, new_edits, all_or_nothing })
 }
 
 /// `{"id":…,"rev":…,"error":…,"reason":…}`
-fn write_failed(id: &str, revision: Option<Revision>, failure: &Failure, rows: &mut Vec<u8>) {
+fn write_failed(id: &str, revision: Option<&str>, failure: &Failure, rows: &mut Vec<u8>) {
     json::object(rows, |rows| {
         rows.extend_from_slice(b"\"id\":");
         settee_doc::write_json_string(id, rows);
         if let Some(revision) = revision {
-            rows.extend_from_slice(b",\"rev\":\"");
-            revision.write(rows);
-            rows.push(b'"');
+            rows.extend_from_slice(b",\"rev\":");
+            settee_doc::write_json_string(revision, rows);
         }
         rows.push(b',');
         failure.write_members(rows);

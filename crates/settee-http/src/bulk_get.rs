@@ -13,6 +13,7 @@ use settee_doc::{Database, Leaves, Matched, Revision, View};
 use crate::body::{self, Held};
 use crate::document::{self, Opened, Shape};
 use crate::error::Failure;
+use crate::named::Named;
 use crate::open_revs::{self, MIXED};
 use crate::related::{self, Related};
 use crate::reply::{self, Answer};
@@ -38,7 +39,7 @@ struct Wanted {
 /// A revision of a document, or all its leaves.
 struct Choice {
     id: String,
-    revision: Option<Revision>,
+    revision: Option<Named>,
     attachments_since: Vec<Revision>,
 }
 
@@ -110,7 +111,7 @@ fn parse_wanted(raw: &str, database: &Database) -> Wanted {
         return refused(raw_id, null(), error.into());
     }
     let raw_rev = members.get("rev");
-    let revision = match raw_rev.map(document::parse_revision).transpose() {
+    let revision = match raw_rev.map(Named::parse_json).transpose() {
         Ok(revision) => revision,
         Err(failure) => return refused(raw_id, raw_rev.unwrap_or_default().to_owned(), failure),
     };
@@ -127,10 +128,11 @@ fn parse_wanted(raw: &str, database: &Database) -> Wanted {
 fn parse_since(raw: &str) -> Result<Vec<Revision>, (String, Failure)> {
     let no_list = || Failure::bad_request("att_since value must be array of revs.");
     let list = json::list(raw).ok_or_else(|| (raw.to_owned(), no_list()))?;
-    let parse = |item: &RawValue| {
-        document::parse_revision(item.get()).map_err(|failure| (item.get().to_owned(), failure))
-    };
-    list.into_iter().map(parse).collect()
+    let parse =
+        |item: &RawValue| Named::parse_json(item.get()).map_err(|failure| (item.get().to_owned(), failure));
+    // What no document has, none descends from.
+    let named = list.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    Ok(named.into_iter().filter_map(Named::ours).collect())
 }
 
 /// How the answer is written.
@@ -208,8 +210,15 @@ impl Writer {
             shape.attachments = true;
             shape.attachments_since = Some(choice.attachments_since.clone());
         }
-        let list = choice.revision.as_ref().map(std::slice::from_ref);
-        let found = open_revs::find(&leaves, list, self.latest).await?;
+        let found = match choice.revision.clone() {
+            None => open_revs::find(&leaves, None, self.latest).await?,
+            Some(Named::Ours(revision)) => open_revs::find(&leaves, Some(&[revision]), self.latest).await?,
+            Some(Named::Foreign(text)) => {
+                self.write_missing(&wanted.id, &text, out);
+                self.last = Some(leaves);
+                return Ok(());
+            }
+        };
         if found.is_empty() {
             self.write_error(&wanted.id, wanted.rev.as_bytes(), &Failure::missing(), out);
         }
@@ -222,7 +231,7 @@ impl Writer {
                     let opened = shape.open_leaf(&leaves, leaf).await?;
                     self.write_leaf(opened, &shape, out).await?;
                 }
-                Matched::Missing(revision) => self.write_missing(&wanted.id, revision, out),
+                Matched::Missing(revision) => self.write_missing(&wanted.id, &revision.to_string(), out),
             }
             out.flush_full().await?;
         }
@@ -259,10 +268,9 @@ impl Writer {
     }
 
     /// A revision that the document doesn't have.
-    fn write_missing(&self, id: &str, revision: Revision, out: &mut Out) {
-        let mut rev = vec![b'"'];
-        revision.write(&mut rev);
-        rev.push(b'"');
+    fn write_missing(&self, id: &str, revision: &str, out: &mut Out) {
+        let mut rev = Vec::with_capacity(revision.len() + 2);
+        settee_doc::write_json_string(revision, &mut rev);
         match &self.form {
             Form::Json => self.write_error(id, &rev, &Failure::missing(), out),
             Form::Parts { .. } => {

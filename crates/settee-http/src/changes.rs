@@ -99,7 +99,8 @@ impl Args {
         match name {
             "feed" => self.kind = parse_kind(value)?,
             "since" | "last-event-id" => self.since = Some(value.to_owned()),
-            "limit" => self.limit = query::positive(value)?,
+            // Less than none is no limit, as in CouchDB.
+            "limit" => self.limit = query::integer(value)?.unwrap_or(LIMIT_DEFAULT),
             "descending" => self.descending = value == "true",
             "include_docs" => self.include_docs = value == "true",
             "conflicts" => self.conflicts = value == "true",

@@ -65,6 +65,18 @@ const FIXED_KEYS: &[(&str, &str)] = &[
     ("chttpd_auth", "timeout"),
 ];
 
+/// The limits that can be changed: each one's name in [`Limits`], its section and its key.
+const CHANGEABLE_LIMITS: &[(&str, &str, &str)] = &[
+    ("changes_timeout_ms", "chttpd", "changes_timeout"),
+    ("compress_answers", "settee", "compress_answers"),
+    ("max_attachment_size", "couchdb", "max_attachment_size"),
+    ("max_dbs_info_names", "chttpd", "max_db_number_for_dbs_info_req"),
+    ("max_document_size", "couchdb", "max_document_size"),
+    ("max_request_bytes", "chttpd", "max_http_request_size"),
+    ("max_requests_in_flight", "settee", "max_requests_in_flight"),
+    ("max_uuids", "uuids", "max_count"),
+];
+
 /// Sections, each with its keys and their values.
 pub(crate) type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
@@ -109,6 +121,50 @@ struct State {
     kept: Changes,
 }
 
+/// What was configured over HTTP, as it lies over the settings of a start.
+#[derive(Debug)]
+pub struct Configured {
+    /// The limits in force.
+    pub limits: Limits,
+    /// The limits that were changed: each one's name in [`Limits`], and its section and key as
+    /// `section/key`.
+    pub changed: Vec<(&'static str, String)>,
+    /// What else was changed: section, key, and the value, hidden where it is secret; None where
+    /// the key was deleted.
+    pub others: Vec<(String, String, Option<String>)>,
+    /// What the file has and can't mean, by name, and why.
+    pub left_out: Vec<(String, String)>,
+}
+
+/// Reads what a server of these limits would take from its [`CONFIG_FILE`], without one.
+///
+/// The file is read in the caller's thread. One that isn't there changes nothing; one that can't
+/// be read is left out as a whole, as a server does.
+pub fn read_configured(file: &Path, limits: &Limits) -> Configured {
+    let store = ConfigStore {
+        file: Some(file.to_owned()),
+        limits: limits.clone(),
+        known: Sections::new(),
+        state: Mutex::default(),
+        changing: tokio::sync::Mutex::default(),
+    };
+    let (kept, derived, left_out) = store.settle();
+    let mut configured = Configured { limits: derived.limits, changed: vec![], others: vec![], left_out };
+    for ((section, key), value) in kept {
+        let limit = CHANGEABLE_LIMITS.iter().find(|limit| (limit.1, limit.2) == (&section, &key));
+        match (limit, value) {
+            // What was deleted is what the start says.
+            (Some((name, ..)), Some(_)) => configured.changed.push((name, format!("{section}/{key}"))),
+            (_, value) => {
+                let hide = |value| if is_secret(&section, &key) { HIDDEN.to_owned() } else { value };
+                let value = value.map(hide);
+                configured.others.push((section, key, value));
+            }
+        }
+    }
+    configured
+}
+
 /// What tells of a server to who asks for its configuration.
 pub(crate) struct Facts<'a> {
     pub(crate) admin: Option<&'a str>,
@@ -123,23 +179,31 @@ impl ConfigStore {
         let known = known(&limits, facts);
         let changing = tokio::sync::Mutex::new(());
         let mut store = ConfigStore { file, limits, known, state: Mutex::default(), changing };
-        let mut kept = store.read_file().unwrap_or_else(|error| {
-            tracing::error!(%error, "what was configured over HTTP is left out");
+        let (kept, derived, left_out) = store.settle();
+        for (what, reason) in left_out {
+            tracing::error!(what, %reason, "what was configured over HTTP is left out");
+        }
+        store.state = Mutex::new(State { changes: kept.clone(), kept });
+        (store, derived)
+    }
+
+    /// What the file has and what it means; and what it has that can't mean anything, with the
+    /// reasons.
+    fn settle(&self) -> (Changes, Derived, Vec<(String, String)>) {
+        let mut left_out = Vec::new();
+        let mut kept = self.read_file().unwrap_or_else(|error| {
+            left_out.push((CONFIG_FILE.to_owned(), error.to_string()));
             Changes::new()
         });
         kept.retain(|(section, key), value| {
             let alone = Changes::from([((section.clone(), key.clone()), value.clone())]);
-            match store.derive(&alone) {
-                Ok(_) => true,
-                Err(reason) => {
-                    tracing::error!(section, key, %reason, "what was configured over HTTP is left out");
-                    false
-                }
-            }
+            let derived = self.derive(&alone);
+            left_out
+                .extend(derived.as_ref().err().map(|reason| (format!("{section}/{key}"), reason.clone())));
+            derived.is_ok()
         });
-        let derived = store.derive(&kept).expect("each of them was looked at");
-        store.state = Mutex::new(State { changes: kept.clone(), kept });
-        (store, derived)
+        let derived = self.derive(&kept).expect("each of them was looked at");
+        (kept, derived, left_out)
     }
 
     /// Everything, secrets hidden.
@@ -474,6 +538,67 @@ mod tests {
         fs::write(folder.path().join(CONFIG_FILE), "[uuids").unwrap();
         let (_, derived) = open(folder.path());
         assert_eq!(derived.limits, Limits::default());
+    }
+
+    /// The names and values of limits, as they show themselves.
+    fn shown(limits: &Limits) -> Vec<String> {
+        let text = format!("{limits:?}");
+        text.trim_start_matches("Limits { ").trim_end_matches(" }").split(", ").map(str::to_owned).collect()
+    }
+
+    #[tokio::test]
+    async fn each_limit_that_can_be_changed_is_told_by_its_name_and_no_other_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, start) = open(folder.path());
+        let mut found = Vec::new();
+        for (section, keys) in store.all() {
+            for key in keys.keys() {
+                // A number that all take and none has, or what only some take.
+                let (number, other) = (set(&store, &section, key, "12345").await, "true");
+                let (value, changed) = match number {
+                    Ok(derived) => ("12345", derived),
+                    Err(_) => match set(&store, &section, key, other).await {
+                        Ok(derived) => (other, derived),
+                        Err(_) => continue,
+                    },
+                };
+                store.change(&section, key, None, true).await.unwrap();
+                let (before, after) = (shown(&start.limits), shown(&changed.limits));
+                let differing: Vec<&String> = after.iter().filter(|limit| !before.contains(limit)).collect();
+                for limit in &differing {
+                    let (name, now) = limit.split_once(": ").unwrap();
+                    assert_eq!((now, differing.len()), (value, 1), "{section}/{key}");
+                    found.push((name.to_owned(), section.clone(), key.clone()));
+                }
+            }
+        }
+        found.sort();
+        let told = CHANGEABLE_LIMITS.iter().map(|(name, section, key)| (*name, *section, *key));
+        let found = found.iter().map(|(name, section, key)| (&**name, &**section, &**key));
+        assert!(told.eq(found), "what can be changed isn't what is told");
+    }
+
+    #[tokio::test]
+    async fn what_was_configured_is_told_without_a_server_and_without_secrets() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(CONFIG_FILE);
+        let nothing = read_configured(&path, &Limits::default());
+        assert!(nothing.limits == Limits::default() && nothing.changed.is_empty(), "{nothing:?}");
+
+        let (store, _) = open(folder.path());
+        set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
+        set(&store, "replicator", "password", "hidden").await.unwrap();
+        store.change("uuids", "max_count", None, true).await.unwrap();
+        let configured = read_configured(&path, &Limits { max_uuids: 7, ..Limits::default() });
+        assert_eq!((configured.limits.max_document_size, configured.limits.max_uuids), (1234, 7));
+        assert_eq!(configured.changed, [("max_document_size", "couchdb/max_document_size".to_owned())]);
+        let deleted = ("uuids".to_owned(), "max_count".to_owned(), None);
+        assert!(configured.others.contains(&deleted), "{configured:?}");
+        assert!(!format!("{configured:?}").contains("\"hidden\""), "{configured:?}");
+
+        fs::write(&path, "[uuids").unwrap();
+        let damaged = read_configured(&path, &Limits::default());
+        assert!(damaged.left_out[0].1.contains(CONFIG_FILE), "{damaged:?}");
     }
 
     #[test]

@@ -8,8 +8,9 @@ use hyper::header::HeaderName;
 use settee_doc::{Content, Database, Document, Edit, ErrorKind, Revision, Stage, View};
 
 use crate::database::location;
-use crate::document::{self, one_of};
+use crate::document;
 use crate::error::Failure;
+use crate::named::{Named, one_of};
 use crate::query;
 use crate::reply::{self, Answer};
 use crate::server::Call;
@@ -62,7 +63,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: &Database, id: &str) -
     if target.id.starts_with(LOCAL) {
         return put_local(call, database, edit, target.revision.as_deref(), stage).await;
     }
-    edit.revision = target.revision.map(|text| text.parse::<Revision>()).transpose()?;
+    Named::name(target.revision.map(|text| Named::parse(&text)).transpose()?, &mut edit);
     document::check_leaf(&view, &edit).await?;
     for (new, attachment) in edit.attachments.iter_mut().zip(&source.attachments) {
         let is_gzip = attachment.gzip_length.is_some();
@@ -86,8 +87,8 @@ async fn source(call: &Call<'_>, view: &View, id: &str) -> Result<Document, Fail
         let revision = Revision { generation: 1, hash: Default::default() };
         return Ok(Document { id: id.to_owned(), revision, deleted: false, body, attachments: Vec::new() });
     }
-    match one_of(call, None, |text| Ok(text.parse::<Revision>()?))? {
-        Some(revision) => document::one_revision(view, id, revision).await,
+    match one_of(call, None, Named::parse)? {
+        Some(named) => document::one_revision(view, id, named.known()?).await,
         None => Ok(view.document(id).await?),
     }
 }

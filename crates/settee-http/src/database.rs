@@ -18,9 +18,11 @@ const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.')
 /// The address of a database, or of a document in it, as the client reaches us.
 pub(crate) fn location(call: &Call<'_>, name: &str, id: Option<&str>) -> String {
     const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+    const FORWARDED_SSL: HeaderName = HeaderName::from_static("x-forwarded-ssl");
     const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     let host = call.header(FORWARDED_HOST).or_else(|| call.header(header::HOST)).unwrap_or("localhost");
-    let scheme = if call.header(FORWARDED_PROTO) == Some("https") { "https" } else { "http" };
+    let is_tls = call.header(FORWARDED_SSL) == Some("on") || call.header(FORWARDED_PROTO) == Some("https");
+    let scheme = if is_tls { "https" } else { "http" };
     let mut address = format!("{scheme}://{host}/{}", utf8_percent_encode(name, KEPT));
     if let Some(id) = id {
         address.push('/');
@@ -34,6 +36,18 @@ pub(crate) fn location_of_attachment(call: &Call<'_>, database: &str, id: &str, 
     format!("{}/{}", location(call, database, Some(id)), utf8_percent_encode(name, KEPT))
 }
 
+/// The only storage engine that CouchDB comes with.
+const ENGINE: &str = "couch";
+
+/// Whether a text says how many copies lie in which zone: `zone:n,…`.
+fn is_placement(text: &str) -> bool {
+    let is_rule = |rule: &str| {
+        let count = rule.split_once(':').filter(|(zone, _)| !zone.is_empty()).map(|(_, count)| count);
+        count.and_then(|count| count.parse::<u32>().ok()).is_some_and(|count| count > 0)
+    };
+    !text.is_empty() && text.split(',').filter(|rule| !rule.is_empty()).all(is_rule)
+}
+
 pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
     let query = call.query();
     for option in ["n", "q"] {
@@ -43,6 +57,12 @@ pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
             let reason = format!("The `{option}` value should be a positive integer.");
             return Err(Failure::bad_request(reason));
         }
+    }
+    if query.get("engine").is_some_and(|engine| engine != ENGINE) {
+        return Err(Failure::bad_request("invalid_engine_extension"));
+    }
+    if query.get("placement").is_some_and(|value| !is_placement(&value)) {
+        return Err(Failure::bad_request("The `placement` value should be in a format `zone:n`."));
     }
     match query.get("partitioned").as_deref() {
         None | Some("false") => call.server.databases.create_closed(name).await?,
@@ -133,6 +153,9 @@ async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answe
     }
     if edit.id.starts_with("_local/") {
         return local::put(call, database, edit, stage).await;
+    }
+    if document::is_optimistic(call)? {
+        database.write_ahead(std::slice::from_mut(&mut edit), false).await?;
     }
     let id = edit.id.clone();
     let revision = database.update(edit, stage).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use hyper::header;
+use hyper::header::{self, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Leaves, Revision, Stage, View};
 
@@ -13,14 +13,17 @@ use crate::body::Held;
 use crate::database::location;
 use crate::error::Failure;
 use crate::multipart::{self, Parts};
+use crate::named::{self, List, Named, one_of};
 use crate::query::Query;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
 use crate::stream::Out;
-use crate::{body, copy, form, json, open_revs, related, stream};
+use crate::{body, copy, form, open_revs, related, stream};
 
 /// Bytes of a document's answer beside id and body: `_id`, `_rev`, quotes, the line end.
 const ENVELOPE_BYTES: usize = 80;
+
+const OPTIMISTIC_WRITE: &str = "x-optimistic-write";
 
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
     if database.is_partitioned() {
@@ -61,7 +64,8 @@ impl Shape {
         let mut shape = Shape::default();
         for (name, value) in query.pairs() {
             if name == "atts_since" {
-                shape.attachments_since = Some(revision_list(&value)?);
+                // What no document has, none descends from.
+                shape.attachments_since = Some(List::parse_value(&value)?.ours);
                 shape.attachments = true;
             }
             if value != "true" {
@@ -271,7 +275,7 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
             }
         }
         shape = Shape::from_query(query)?;
-        revision = query.get("rev").map(|text| text.parse::<Revision>()).transpose()?;
+        revision = query.get("rev").map(|text| Named::parse(&text)).transpose()?;
         // Asked for the latest CouchDB answers with the winner, whatever `rev` says.
         if query.is_true("latest") {
             revision = None;
@@ -288,7 +292,7 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     let document = match revision {
         None if deleted => view.document_or_deleted(id).await?.ok_or_else(Failure::missing)?,
         None => view.document(id).await?,
-        Some(revision) => one_revision(&view, id, revision).await?,
+        Some(named) => one_revision(&view, id, named.known()?).await?,
     };
     let extras = shape.extras(&view, &document).await?;
     let has_meta = !extras.conflicts.is_empty()
@@ -370,19 +374,6 @@ pub(crate) fn not_modified(tag: Bytes) -> Response<Body> {
     response
 }
 
-/// A JSON list of revisions.
-pub(crate) fn revision_list(text: &str) -> Result<Vec<Revision>, Failure> {
-    let raw = crate::query::json_value(text)?;
-    let list = json::list(raw).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
-    list.into_iter().map(|item| parse_revision(item.get())).collect()
-}
-
-/// A revision from JSON text.
-pub(crate) fn parse_revision(raw: &str) -> Result<Revision, Failure> {
-    let text = json::string(raw).ok_or_else(|| Failure::bad_request("Invalid rev format"))?;
-    Ok(text.parse::<Revision>()?)
-}
-
 async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer {
     settee_doc::check_document_id(id)?;
     let kind = call.header(header::CONTENT_TYPE).unwrap_or("");
@@ -397,12 +388,15 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
         None => call.read_body().await?,
     };
     let parsed = body::parse_edit(&text, call.server.document_options).await;
-    let mut edit = parsed.map_err(|error| named(error, id))?;
+    let mut edit = parsed.map_err(|error| with_id(error, id))?;
     id.clone_into(&mut edit.id);
-    edit.revision = one_of(call, edit.revision, revision_text)?;
+    Named::name(one_of(call, Named::of(&edit), Named::parse)?, &mut edit);
     let deleted = edit.deleted;
     if replicated {
-        check_replicated(&edit)?;
+        named::check_replicated(&edit)?;
+        if let Some(failure) = named::refusal(&edit) {
+            return Err(failure);
+        }
     }
     if let Some(parts) = &mut parts {
         drop(text);
@@ -410,6 +404,9 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
             check_leaf(&database.view(), &edit).await?;
         }
         related::receive(parts, call, database, &mut edit).await?;
+    }
+    if is_optimistic(call)? {
+        database.write_ahead(std::slice::from_mut(&mut edit), replicated).await?;
     }
     let revision = if replicated {
         let revisions = database.replicate_all(vec![edit], stage).await?;
@@ -441,62 +438,39 @@ pub(crate) fn saved(
     response
 }
 
+/// Whether large bodies are to be written ahead of their updates: `X-Optimistic-Write`.
+pub(crate) fn is_optimistic(call: &Call<'_>) -> Result<bool, Failure> {
+    match call.head.headers.get(OPTIMISTIC_WRITE).map(HeaderValue::as_bytes) {
+        None | Some(b"false") => Ok(false),
+        Some(b"true") => Ok(true),
+        Some(_) => Err(Failure::bad_request("X-Optimistic-Write must be true or false.")),
+    }
+}
+
 /// Nothing is uploaded for an edit that is bound to be a conflict.
 pub(crate) async fn check_leaf(view: &View, edit: &Edit) -> Result<(), Failure> {
     let fits = match edit.revision {
+        _ if edit.revision.is_none() && edit.foreign_revision.is_some() => false,
         Some(revision) => view.leaves(&edit.id).await?.iter().any(|leaf| leaf.revision == revision),
         None => view.find(&edit.id).await?.is_none_or(|summary| summary.deleted),
     };
     match fits {
         true => Ok(()),
-        false => Err(settee_doc::Error::new(ErrorKind::Conflict, "Document update conflict.").into()),
+        false => Err(named::conflict()),
     }
 }
 
 /// CouchDB names the document that is too large; its id may be known from the path alone.
-fn named(mut failure: Failure, id: &str) -> Failure {
+fn with_id(mut failure: Failure, id: &str) -> Failure {
     if failure.status == StatusCode::PAYLOAD_TOO_LARGE {
         failure.reason = id.to_owned().into();
     }
     failure
 }
 
-/// What `new_edits=false` needs.
-pub(crate) fn check_replicated(edit: &Edit) -> Result<(), Failure> {
-    match edit.revision {
-        Some(_) => Ok(()),
-        None => Err(Failure::bad_request(
-            "When `new_edits: false`, the document needs `_rev` or `_revisions` specified",
-        )),
-    }
-}
-
-/// The revision that an edit names: in the document, the query or `If-Match`, which must agree.
-pub(crate) fn one_of<T: PartialEq>(
-    call: &Call<'_>,
-    in_body: Option<T>,
-    parse: impl Fn(&str) -> Result<T, Failure>,
-) -> Result<Option<T>, Failure> {
-    let in_query = call.query().get("rev").map(|text| parse(&text)).transpose()?;
-    let in_header = call.header(header::IF_MATCH).map(|tag| parse(tag.trim_matches('"'))).transpose()?;
-    if in_body.is_some() && in_query.is_some() && in_body != in_query {
-        let reason = "Document rev from request body and query string have different values";
-        return Err(Failure::bad_request(reason));
-    }
-    let explicit = in_body.or(in_query);
-    if explicit.is_some() && in_header.is_some() && explicit != in_header {
-        return Err(Failure::bad_request("Document rev and etag have different values"));
-    }
-    Ok(explicit.or(in_header))
-}
-
-fn revision_text(text: &str) -> Result<Revision, Failure> {
-    Ok(text.parse::<Revision>()?)
-}
-
 async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer {
     let stage = call.stage()?;
-    let revision = one_of(call, None, revision_text)?;
+    let named = one_of(call, None, Named::parse)?;
     // Without a revision there is nothing to lose: what isn't there is told from a conflict.
     match database.view().find(id).await? {
         None => return Err(Failure::missing()),
@@ -505,7 +479,9 @@ async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answ
         }
         Some(_) => {}
     }
-    let revision = database.update(Edit::delete(id, revision), stage).await?;
+    let mut edit = Edit::delete(id, None);
+    Named::name(named, &mut edit);
+    let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::OK } else { StatusCode::ACCEPTED };
     let tag = etag(revision);
     let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");

@@ -56,6 +56,11 @@ impl Failure {
         Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "bad_content_type", reason)
     }
 
+    /// 410: what there was in versions long past.
+    pub(crate) fn gone_for_good(reason: impl Into<Cow<'static, str>>) -> Failure {
+        Failure::new(StatusCode::GONE, "gone", reason)
+    }
+
     pub(crate) fn not_implemented(reason: impl Into<Cow<'static, str>>) -> Failure {
         Failure::new(StatusCode::NOT_IMPLEMENTED, "not_implemented", reason)
     }

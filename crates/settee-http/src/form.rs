@@ -14,6 +14,7 @@ use crate::body::{self, Held};
 use crate::document::{self, etag};
 use crate::error::Failure;
 use crate::multipart::{self, Head, Parts};
+use crate::named::{Named, one_of};
 use crate::related::{self, Uploads};
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
@@ -33,7 +34,7 @@ const UNKNOWN_TYPE: &str = "application/octet-stream";
 #[derive(Default)]
 struct Form {
     document: Option<Held>,
-    revision: Option<Revision>,
+    revision: Option<Named>,
     files: Vec<NewAttachment>,
 }
 
@@ -86,7 +87,7 @@ async fn read(
         let get = |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
         match (get("name").map(String::as_str), get("filename")) {
             (Some("_doc"), None) => form.document = Some(parts.collect(call).await?),
-            (Some("_rev"), None) => form.revision = Some(field(parts, call).await?.parse::<Revision>()?),
+            (Some("_rev"), None) => form.revision = Some(Named::parse(&field(parts, call).await?)?),
             (Some("_attachments"), Some(name)) => {
                 let file = upload(parts, call, database, id, name, &head, &mut held).await?;
                 form.files.push(file);
@@ -139,15 +140,16 @@ async fn edit_of(
     database: &Database,
     id: &str,
     document: Option<Held>,
-    revision: Option<Revision>,
+    revision: Option<Named>,
 ) -> Result<Edit, Failure> {
     if let Some(held) = document {
         let mut edit = body::parse_edit(&held.text, call.server.document_options).await?;
         id.clone_into(&mut edit.id);
-        edit.revision = document::one_of(call, edit.revision, |text| Ok(text.parse::<Revision>()?))?;
+        Named::name(one_of(call, Named::of(&edit), Named::parse)?, &mut edit);
         return Ok(edit);
     }
     let revision = revision.ok_or_else(|| Failure::bad_request("Invalid rev format"))?;
+    let revision = revision.known().map_err(attachment::or_conflict)?;
     let found = document::one_revision(&database.view(), id, revision).await;
     let mut edit = Edit::again(&found.map_err(attachment::or_conflict)?);
     edit.deleted = false;

@@ -32,11 +32,14 @@ mod document;
 mod encoding;
 mod error;
 mod form;
+#[cfg(test)]
+mod fuzz;
 mod json;
 mod limits;
 mod local;
 mod metrics;
 mod multipart;
+mod named;
 mod node;
 mod open_revs;
 mod partition;
@@ -58,7 +61,7 @@ mod uuids;
 
 pub use auth::Admin;
 pub use backup::IDENTITY_FILES;
-pub use config_store::CONFIG_FILE;
+pub use config_store::{CONFIG_FILE, Configured, read_configured};
 pub use limits::Limits;
 pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
 

@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
 use hyper::header;
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Edit, Stage};
 
 use crate::database::location;
-use crate::document::one_of;
 use crate::error::Failure;
+use crate::named::one_of;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
-use crate::{body, copy, json};
+use crate::{body, copy, document, json};
 
 /// `id` begins with `_local/`.
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
     match *call.method() {
-        Method::GET | Method::HEAD => get(&database, id).await,
+        Method::GET | Method::HEAD => get(call, &database, id).await,
         Method::PUT => {
             let stage = call.stage()?;
             let body = call.read_body().await?;
@@ -33,12 +36,20 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &st
     }
 }
 
-async fn get(database: &Database, id: &str) -> Answer {
+async fn get(call: &Call<'_>, database: &Database, id: &str) -> Answer {
     let (revision, body) = database.view().local(id.strip_prefix("_local/").unwrap_or(id)).await?;
     let mut text = Vec::with_capacity(body.len() + id.len() + 48);
     write_json(id, &revision, &body, &mut text);
     text.push(b'\n');
-    Ok(reply::json(StatusCode::OK, text))
+    // Of the content: a local document's revision begins anew once it was deleted.
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(&text);
+    let tag = Bytes::from(format!("\"{}\"", BASE64.encode(&digest[..16])));
+    if document::matches_tag(call, &tag) {
+        return Ok(document::not_modified(tag));
+    }
+    let mut response = reply::json(StatusCode::OK, text);
+    reply::set_header(&mut response, header::ETAG, tag);
+    Ok(response)
 }
 
 /// Appends a local document's JSON text.
@@ -73,6 +84,9 @@ pub(crate) async fn put(
         (Stage::Persisted, false) => StatusCode::CREATED,
     };
     let mut response = reply::saved(status, &id, &revision);
+    if *call.method() != Method::POST {
+        reply::set_header(&mut response, header::ETAG, format!("\"{revision}\""));
+    }
     if !deleted {
         reply::set_header(&mut response, header::LOCATION, location(call, database.name(), Some(&id)));
     }

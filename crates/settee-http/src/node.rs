@@ -42,6 +42,9 @@ pub(crate) async fn handle(call: &mut Call<'_>, mut path: Segments<'_>) -> Answe
         "_system" if path.at_end() => only_get(call, system),
         "_versions" if path.at_end() => only_get(call, |_| versions()),
         "_prometheus" if path.at_end() => metrics::scrape(call),
+        "_smoosh" if path.next()?.as_deref() == Some("status") && path.at_end() => {
+            Err(Failure::not_implemented("_smoosh/status is not implemented: compaction has no queues here."))
+        }
         "_restart" if path.at_end() => {
             Err(Failure::not_implemented("_restart is not implemented yet: whoever started the server can."))
         }

@@ -5,9 +5,10 @@
 use hyper::header;
 use settee_doc::{Leaves, Matched, Revision, View};
 
-use crate::document::{self, Shape, revision_list};
+use crate::document::{self, Shape};
 use crate::error::Failure;
 use crate::multipart;
+use crate::named::List;
 use crate::related::Related;
 use crate::reply::{self, Answer};
 use crate::server::Call;
@@ -16,11 +17,14 @@ use crate::stream::{self, Out};
 /// The media type of several revisions.
 pub(crate) const MIXED: &str = "multipart/mixed";
 
+/// The head of a part that says that there is none.
+const ERROR_HEAD: &[u8] = b"\r\nContent-Type: application/json; error=\"true\"\r\n\r\n";
+
 /// What `open_revs` asks for: a list, or all leaves.
-pub(crate) fn parse(list: &str) -> Result<Option<Vec<Revision>>, Failure> {
+pub(crate) fn parse(list: &str) -> Result<Option<List>, Failure> {
     match list {
         "all" => Ok(None),
-        list => revision_list(list).map(Some),
+        list => List::parse_value(list).map(Some),
     }
 }
 
@@ -37,11 +41,13 @@ pub(crate) async fn find(
 }
 
 /// Answers with them: in a list, or in parts.
-pub(crate) async fn get(call: &Call<'_>, view: View, id: &str, wanted: Option<Vec<Revision>>) -> Answer {
+pub(crate) async fn get(call: &Call<'_>, view: View, id: &str, wanted: Option<List>) -> Answer {
     let shape = Shape::from_query(call.query())?;
     let leaves = view.open_leaves(id).await?;
-    let found = find(&leaves, wanted.as_deref(), call.query().is_true("latest")).await?;
-    if found.is_empty() {
+    let ours = wanted.as_ref().map(|wanted| &*wanted.ours);
+    let found = find(&leaves, ours, call.query().is_true("latest")).await?;
+    let foreign = wanted.map(|wanted| wanted.foreign).unwrap_or_default();
+    if found.is_empty() && foreign.is_empty() {
         return Err(Failure::missing());
     }
     let boundary = multipart::accepts(call.header(header::ACCEPT), MIXED).then(multipart::new_boundary);
@@ -53,6 +59,10 @@ pub(crate) async fn get(call: &Call<'_>, view: View, id: &str, wanted: Option<Ve
             // What is in memory never waits: others get their turn.
             tokio::task::consume_budget().await;
             answer.write(matched, &mut out).await?;
+            out.flush_full().await?;
+        }
+        for text in foreign {
+            answer.write_foreign(&text, &mut out.buffer);
             out.flush_full().await?;
         }
         answer.end(&mut out);
@@ -95,7 +105,7 @@ impl Revisions {
         let index = match matched {
             Matched::Leaf(index) => index,
             Matched::Missing(revision) => {
-                write_missing(revision, &mut out.buffer);
+                write_missing(&revision.to_string(), &mut out.buffer);
                 return Ok(());
             }
         };
@@ -118,11 +128,25 @@ impl Revisions {
                 related.write(&self.view, self.leaves.id(), out).await
             }
             Matched::Missing(revision) => {
-                out.buffer.extend_from_slice(b"\r\nContent-Type: application/json; error=\"true\"\r\n\r\n");
-                write_missing(revision, &mut out.buffer);
+                out.buffer.extend_from_slice(ERROR_HEAD);
+                write_missing(&revision.to_string(), &mut out.buffer);
                 Ok(())
             }
         }
+    }
+
+    /// A revision that no document has.
+    fn write_foreign(&mut self, text: &str, out: &mut Vec<u8>) {
+        if let Some(boundary) = &self.boundary {
+            out.extend_from_slice(ERROR_HEAD);
+            write_missing(text, out);
+            out.extend_from_slice(format!("\r\n--{boundary}").as_bytes());
+            return;
+        }
+        if !std::mem::take(&mut self.is_first) {
+            out.push(b',');
+        }
+        write_missing(text, out);
     }
 
     fn end(&self, out: &mut Out) {
@@ -131,8 +155,8 @@ impl Revisions {
 }
 
 /// `{"missing":"…"}`
-fn write_missing(revision: Revision, out: &mut Vec<u8>) {
-    out.extend_from_slice(b"{\"missing\":\"");
-    revision.write(out);
-    out.extend_from_slice(b"\"}");
+fn write_missing(revision: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"{\"missing\":");
+    settee_doc::write_json_string(revision, out);
+    out.push(b'}');
 }

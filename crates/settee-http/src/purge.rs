@@ -6,9 +6,9 @@ use hyper::{Method, StatusCode};
 use settee_doc::{Database, Revision};
 
 use crate::body::Held;
-use crate::document::parse_revision;
 use crate::error::Failure;
 use crate::json;
+use crate::named::List;
 use crate::reply::{self, Answer};
 use crate::server::Call;
 use crate::stream;
@@ -25,16 +25,15 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     let mut requests: Vec<(String, Vec<Revision>)> = Vec::new();
     let mut count = 0;
     for (id, list) in json::members(&text)?.0 {
-        let list = json::list(list.get()).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
-        count += list.len();
+        let List { ours, foreign } = List::parse(list.get())?;
+        count += ours.len() + foreign.len();
         if count > REVISIONS_MAX || requests.len() == REVISIONS_MAX {
             return Err(Failure::bad_request("Exceeded maximum number of revisions."));
         }
-        let revisions = list.into_iter().map(|raw| parse_revision(raw.get())).collect::<Result<_, _>>()?;
-        requests.push((id.into_owned(), revisions));
+        requests.push((id.into_owned(), ours));
     }
     drop(text);
-    let gone = database.purge(&requests).await?;
+    let (requests, gone) = finish(database, requests).await?;
     let mut text = b"{\"purge_seq\":null,\"purged\":".to_vec();
     json::object(&mut text, |text| {
         for (index, ((id, _), gone)) in requests.iter().zip(&gone).enumerate() {
@@ -48,6 +47,22 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     });
     text.extend_from_slice(b"}\n");
     Ok(reply::json(StatusCode::CREATED, text))
+}
+
+/// Purges in a task of its own: a purge that has begun is finished, and counted, whether or not somebody
+/// waits for it.
+async fn finish(
+    database: Arc<Database>,
+    requests: Vec<(String, Vec<Revision>)>,
+) -> Result<(Vec<(String, Vec<Revision>)>, Vec<Vec<Revision>>), Failure> {
+    let purging = tokio::spawn(async move {
+        let gone = database.purge(&requests).await?;
+        Ok((requests, gone))
+    });
+    let failed = |error: tokio::task::JoinError| {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+    };
+    purging.await.map_err(failed)?
 }
 
 /// `_purged_infos`: what was asked for by the purges of which there are notes, the oldest first.

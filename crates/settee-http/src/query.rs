@@ -118,11 +118,16 @@ pub(crate) fn boolean(value: &str) -> Result<bool, Failure> {
 
 /// A number that isn't negative.
 pub(crate) fn positive(value: &str) -> Result<u64, Failure> {
+    let negative =
+        || Failure::query_parse_error(format!("Invalid value for positive integer: {}", quoted(value)));
+    integer(value)?.ok_or_else(negative)
+}
+
+/// A number; `None` for a negative one.
+pub(crate) fn integer(value: &str) -> Result<Option<u64>, Failure> {
     match value.parse::<i128>() {
-        Ok(number) if number < 0 => {
-            Err(Failure::query_parse_error(format!("Invalid value for positive integer: {}", quoted(value))))
-        }
-        Ok(number) => Ok(u64::try_from(number).unwrap_or(u64::MAX)),
+        Ok(number) if number < 0 => Ok(None),
+        Ok(number) => Ok(Some(u64::try_from(number).unwrap_or(u64::MAX))),
         Err(_) => Err(Failure::query_parse_error(format!("Invalid value for integer: {}", quoted(value)))),
     }
 }

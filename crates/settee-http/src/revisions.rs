@@ -5,9 +5,9 @@ use std::sync::Arc;
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Revision};
 
-use crate::document::parse_revision;
 use crate::error::Failure;
 use crate::json;
+use crate::named::List;
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
@@ -22,7 +22,7 @@ pub(crate) async fn diff(call: &mut Call<'_>, database: Arc<Database>) -> Answer
             }
             settee_doc::write_json_string(&item.id, text);
             text.extend_from_slice(b":{\"missing\":");
-            json::revisions(&item.missing, text);
+            item.write_missing(text);
             if !item.ancestors.is_empty() {
                 text.extend_from_slice(b",\"possible_ancestors\":");
                 json::revisions(&item.ancestors, text);
@@ -45,7 +45,7 @@ pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Ans
             }
             settee_doc::write_json_string(&item.id, text);
             text.push(b':');
-            json::revisions(&item.missing, text);
+            item.write_missing(text);
         }
     });
     text.extend_from_slice(b"}\n");
@@ -56,7 +56,22 @@ pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Ans
 struct Lacking {
     id: String,
     missing: Vec<Revision>,
+    /// Revisions that no document has.
+    foreign: Vec<String>,
     ancestors: Vec<Revision>,
+}
+
+impl Lacking {
+    /// Appends all that it lacks.
+    fn write_missing(&self, out: &mut Vec<u8>) {
+        json::revisions(&self.missing, out);
+        for text in &self.foreign {
+            out.pop();
+            out.extend_from_slice(if out.ends_with(b"[") { b"" } else { b"," });
+            settee_doc::write_json_string(text, out);
+            out.push(b']');
+        }
+    }
 }
 
 async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking>, Failure> {
@@ -69,11 +84,10 @@ async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking
     for (id, list) in json::members(&body.text)?.0 {
         // What is in the index never waits: others get their turn.
         tokio::task::consume_budget().await;
-        let list = json::list(list.get()).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
-        let given = list.into_iter().map(|raw| parse_revision(raw.get())).collect::<Result<Vec<_>, _>>()?;
-        let (missing, ancestors) = view.missing(&id, &given).await?;
-        if !missing.is_empty() {
-            lacking.push(Lacking { id: id.into_owned(), missing, ancestors });
+        let List { ours, foreign } = List::parse(list.get())?;
+        let (missing, ancestors) = view.missing(&id, &ours).await?;
+        if !missing.is_empty() || !foreign.is_empty() {
+            lacking.push(Lacking { id: id.into_owned(), missing, foreign, ancestors });
         }
     }
     Ok(lacking)

@@ -3,6 +3,8 @@
 use std::ops::Bound;
 use std::time::{Duration, SystemTime};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, StatusCode};
@@ -13,7 +15,7 @@ use crate::error::Failure;
 use crate::query::{self, Key, Query};
 use crate::reply::{self, Answer};
 use crate::server::Call;
-use crate::{COUCHDB_VERSION, body, database, json};
+use crate::{COUCHDB_VERSION, body, database, document, json};
 
 /// The answer to `GET /`. `git_sha` names Settee's version, since there is no CouchDB here.
 pub(crate) fn welcome_text(uuid: &str) -> Bytes {
@@ -25,7 +27,9 @@ pub(crate) fn welcome_text(uuid: &str) -> Bytes {
         );
         text.extend_from_slice(head.as_bytes());
         settee_doc::write_json_string(uuid, text);
-        let vendor = format!(",\"features\":[],\"vendor\":{{\"name\":\"Settee\",\"version\":\"{version}\"}}");
+        let vendor = format!(
+            ",\"features\":[\"partitioned\"],\"vendor\":{{\"name\":\"Settee\",\"version\":\"{version}\"}}"
+        );
         text.extend_from_slice(vendor.as_bytes());
     });
     text.push(b'\n');
@@ -76,7 +80,14 @@ pub(crate) fn all_dbs(call: &Call<'_>) -> Answer {
     let mut text = vec![b'['];
     call.server.databases.visit_names(range, |name| write_item(name, &mut text));
     text.extend_from_slice(b"]\n");
-    Ok(reply::json(StatusCode::OK, text))
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(&text);
+    let tag = Bytes::from(format!("\"{}\"", BASE64.encode(&digest[..16])));
+    if document::matches_tag(call, &tag) {
+        return Ok(document::not_modified(tag));
+    }
+    let mut response = reply::json(StatusCode::OK, text);
+    reply::set_header(&mut response, header::ETAG, tag);
+    Ok(response)
 }
 
 /// The range of names that a query asks for.

@@ -25,15 +25,22 @@ const SERVER_NOT_YET: &[&str] =
     &["_nouveau_analyze", "_replicate", "_reshard", "_scheduler", "_search_analyze"];
 
 /// What CouchDB's databases have and isn't here yet.
-const DATABASE_NOT_YET: &[&str] = &[
-    "_auto_purge",
-    "_explain",
-    "_find",
-    "_index",
-    "_nouveau_cleanup",
-    "_search_cleanup",
-    "_security",
-    "_temp_view",
+const DATABASE_NOT_YET: &[&str] =
+    &["_auto_purge", "_explain", "_find", "_index", "_nouveau_cleanup", "_search_cleanup", "_security"];
+
+/// What CouchDB's design documents have below them and isn't here yet. Any other name is an attachment's.
+const DESIGN_NOT_YET: &[&str] = &[
+    "_info",
+    "_list",
+    "_nouveau",
+    "_nouveau_info",
+    "_rewrite",
+    "_search",
+    "_search_disk_size",
+    "_search_info",
+    "_show",
+    "_update",
+    "_view",
 ];
 
 /// Answers a request.
@@ -125,6 +132,7 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
         "_all_docs" => route_queries(call, database, path, Scope::All).await,
         "_design_docs" => route_queries(call, database, path, Scope::Design).await,
         "_local_docs" => route_queries(call, database, path, Scope::Local).await,
+        "_temp_view" => Err(Failure::gone_for_good("Temporary views are not supported in CouchDB")),
         name if DATABASE_NOT_YET.contains(&name) => Err(not_yet(name)),
         id if !path.at_end() && !id.starts_with("_local/") => {
             let name = path.rest()?.expect("it isn't at its end");
@@ -159,7 +167,7 @@ async fn route_design(call: &mut Call<'_>, database: Arc<Database>, mut path: Se
     let id = format!("_design/{name}");
     match path.next()? {
         None => document::handle(call, database, &id).await,
-        Some(below) if below.starts_with('_') => Err(not_yet(&below)),
+        Some(below) if DESIGN_NOT_YET.contains(&&*below) => Err(not_yet(&below)),
         Some(first) => {
             let name = match path.rest()? {
                 Some(rest) => format!("{first}/{rest}"),

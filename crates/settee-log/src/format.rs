@@ -373,8 +373,8 @@ fn frame_checksum(seed: FrameSeed, header: &[u8], record_checksums: impl Iterato
 }
 
 /// The hash of a record but for its `Seq`: of its head from the sizes on, and of its value.
-fn record_hash(head: &[u8], value: &[u8]) -> u64 {
-    xxh3_64(head) ^ xxh3_64(value).rotate_left(32)
+fn record_hash(head: &[u8], value_hash: u64) -> u64 {
+    xxh3_64(head) ^ value_hash.rotate_left(32)
 }
 
 fn record_checksum(hash: u64, seq: u64) -> u64 {
@@ -470,7 +470,7 @@ impl<'a> RecordRef<'a> {
     /// What is wrong with it.
     pub fn decode(bytes: &'a [u8]) -> Result<RecordRef<'a>, &'static str> {
         let (record, head) = RecordRef::split(bytes)?;
-        if record.checksum != record_checksum(record_hash(head, record.value), record.seq.0) {
+        if record.checksum != record_checksum(record_hash(head, xxh3_64(record.value)), record.seq.0) {
             return Err("its checksum doesn't match");
         }
         Ok(record)
@@ -608,6 +608,25 @@ impl Record {
     }
 }
 
+/// A value with its hash: for who makes it where nobody waits, and puts it into a batch where others do.
+#[derive(Debug, Clone)]
+pub struct Value {
+    bytes: Bytes,
+    hash: u64,
+}
+
+impl Value {
+    /// Hashes the bytes, which it shares.
+    pub fn new(bytes: Bytes) -> Value {
+        Value { hash: xxh3_64(&bytes), bytes }
+    }
+
+    /// The value itself.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+}
+
 /// Records to append together: all of them survive, or none.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
@@ -650,7 +669,7 @@ impl Batch {
     /// # Panics
     /// Where the key or the meta is over its limit: checking that is the caller's business.
     pub fn push(&mut self, flags: Flags, key: &[u8], meta: &[u8], value: &[u8]) {
-        self.push_record(flags, key, meta, value, None);
+        self.push_record(flags, key, meta, value, None, xxh3_64(value));
     }
 
     /// As [`Batch::push`], but a large value is shared and not copied.
@@ -658,10 +677,19 @@ impl Batch {
     /// # Panics
     /// As [`Batch::push`].
     pub fn push_bytes(&mut self, flags: Flags, key: &[u8], meta: &[u8], value: Bytes) {
-        if value.len() <= VALUE_COPY_MAX {
-            self.push_record(flags, key, meta, &value, None);
+        self.push_value(flags, key, meta, Value::new(value));
+    }
+
+    /// As [`Batch::push_bytes`], but the value isn't hashed again.
+    ///
+    /// # Panics
+    /// As [`Batch::push`].
+    pub fn push_value(&mut self, flags: Flags, key: &[u8], meta: &[u8], value: Value) {
+        let Value { bytes, hash } = value;
+        if bytes.len() <= VALUE_COPY_MAX {
+            self.push_record(flags, key, meta, &bytes, None, hash);
         } else {
-            self.push_record(flags, key, meta, &[], Some(value));
+            self.push_record(flags, key, meta, &[], Some(bytes), hash);
         }
     }
 
@@ -686,7 +714,15 @@ impl Batch {
         batch
     }
 
-    fn push_record(&mut self, flags: Flags, key: &[u8], meta: &[u8], copied: &[u8], shared: Option<Bytes>) {
+    fn push_record(
+        &mut self,
+        flags: Flags,
+        key: &[u8],
+        meta: &[u8],
+        copied: &[u8],
+        shared: Option<Bytes>,
+        value_hash: u64,
+    ) {
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
         assert!(meta.len() <= META_SIZE_MAX, "meta of {} bytes", meta.len());
         let value = shared.as_deref().unwrap_or(copied);
@@ -701,7 +737,7 @@ impl Batch {
         self.bytes.extend_from_slice(&u32::from(flags.0).to_le_bytes());
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(meta);
-        let hash = record_hash(&self.bytes[start + PLACE_SIZE..], value);
+        let hash = record_hash(&self.bytes[start + PLACE_SIZE..], value_hash);
         self.size += self.bytes.len() - start + value.len();
         self.bytes.extend_from_slice(copied);
         self.parts.push(Part { end: self.bytes.len(), hash, value: shared });

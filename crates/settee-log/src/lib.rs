@@ -39,7 +39,7 @@ pub use directory::{
 pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 pub use format::{
     BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record,
-    RecordRef,
+    RecordRef, Value,
 };
 pub use log::{
     Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, SegmentInfo, Seq, Stage, read_record,

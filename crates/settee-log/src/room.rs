@@ -49,11 +49,12 @@ const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
 /// One write of zeros, in bytes.
 const ZEROS: &[u8] = &[0; 256 << 10];
 
-/// A log takes about sixteen segments,
+/// A log takes about so many segments, unless a stream makes them larger.
 const SEGMENT_COUNT_AIM: u64 = 16;
 
-/// and at least this many where a stream makes them larger.
-const SEGMENT_COUNT_MIN: u64 = 4;
+/// A segment has room for so many batches like its first: one that is full with each batch would be
+/// synced, and followed by another, for each.
+const SEGMENT_BATCH_COUNT_MIN: usize = 8;
 
 /// A segment is made ahead only in a log of this many bytes: for it, a spare is at most a
 /// twentieth.
@@ -142,11 +143,11 @@ fn is_of_sync(error: &settee_io::Error) -> bool {
 
 impl LogOptions {
     /// How large a segment gets in a log of so many bytes, of which the last `under_way` aren't
-    /// persisted yet: twice these, if may be. A segment isn't written before the one before is
-    /// persisted, so a stream that fills small ones would wait for a sync behind each.
+    /// persisted yet: twice these, if the log isn't smaller. A segment isn't written before the one
+    /// before is persisted, so a stream that fills small ones would wait for a sync behind each.
     pub(crate) fn segment_bytes(&self, log_bytes: u64, under_way: u64) -> u32 {
         let most = self.segment_bytes_max;
-        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * under_way).min(log_bytes / SEGMENT_COUNT_MIN));
+        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * under_way).min(log_bytes));
         let aim = u32::try_from(aim).unwrap_or(most);
         aim.clamp(self.segment_bytes_min.min(most), most)
     }
@@ -169,11 +170,14 @@ impl State {
             // is there.
             let ahead = ahead(segment.allocated);
             let low = if segment.allocated < FILL_BYTES_MAX { ahead / 2 } else { ahead };
-            return (left < low + reserve_of(segment.bytes_max)).then_some(Chore::Reserve);
+            if left < low + reserve_of(segment.bytes_max) {
+                return Some(Chore::Reserve);
+            }
         }
-        let is_half_full = used > segment.bytes_max / 2;
+        // Soon: a stream that comes to the end before the next one is there waits for a folder's sync.
+        let is_begun = used > segment.bytes_max / 4;
         let pays = self.log_bytes() >= SPARE_LOG_BYTES_MIN && self.spare_number <= segment.number;
-        (is_half_full && pays).then_some(Chore::Prepare)
+        (is_begun && pays).then_some(Chore::Prepare)
     }
 
     /// Whether room made ahead is to be filled with zeros: the groups are small, and so is the one
@@ -291,7 +295,9 @@ impl Shared {
             let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
             (last + 1, self.options.segment_bytes(state.log_bytes(), under_way))
         };
-        let bytes_max = fitting(bytes_max, (SEGMENT_HEADER_SIZE + claim.size) as u32);
+        let batches =
+            SEGMENT_BATCH_COUNT_MIN.saturating_mul(claim.size).min(self.options.segment_bytes_max as usize);
+        let bytes_max = fitting(bytes_max.max(batches as u32), (SEGMENT_HEADER_SIZE + claim.size) as u32);
         let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + reserve_of(bytes_max);
         let spare = match room.next.take_if(|spare| spare.number == number) {
             Some(spare) => spare,

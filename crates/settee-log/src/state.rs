@@ -41,6 +41,10 @@ use crate::room::{OpenSegment, fitting, reserve_of};
 use crate::seal::{Known, Left};
 use crate::waiters::Waiters;
 
+/// A stream that nobody waits for is synced whenever it is so many bytes further, so that the sync
+/// at a segment's end, behind which all that follows waits, is a short one.
+const STREAM_SYNC_BYTES: usize = 8 << 20;
+
 /// How much a new measurement of a sync counts: one part in this many.
 const SYNC_TIME_WEIGHT: u32 = 8;
 
@@ -483,6 +487,9 @@ impl State {
         if self.is_old(self.accepted_since, self.options.accepted_age_ms_max, now) {
             self.want_written();
             self.accepted_since = None;
+        }
+        if self.cut.is_none() && self.group.bytes >= STREAM_SYNC_BYTES {
+            self.persist_wanted = self.accepted;
         }
         if self.cut.is_none() && self.group_is_due(now) {
             self.cut_group();

@@ -353,19 +353,19 @@ fn a_log_that_has_handed_over_most_of_it_begins_no_smaller_segments() {
         let append_many = async |count| {
             for _ in 0..count {
                 let mut batch = Batch::new();
-                batch.push(Flags::none(), b"key", b"", &[1; 60_000]);
+                batch.push(Flags::none(), b"key", b"", &[1; 12_000]);
                 let seq = log.append(&batch, Stage::Persisted).await.unwrap().last_seq;
                 log.wait(seq, Stage::Persisted).await.unwrap();
             }
         };
-        append_many(150).await;
+        append_many(750).await;
         log.hand_over(seal(&log).await);
         let size = |index: usize| log.known_segments()[index].frame_bytes;
-        append_many(20).await;
+        append_many(100).await;
         assert!(size(1) > 400 << 10, "{}", size(1));
         // But the caller knows better.
         log.set_bytes_elsewhere(0);
-        append_many(20).await;
+        append_many(100).await;
         let last = log.known_segments().len() - 2;
         assert!(size(last) < 300 << 10, "{}", size(last));
     })

@@ -133,6 +133,22 @@ fn r7_a_last_segment_without_a_header_is_removed() {
 }
 
 #[test]
+fn r7_so_is_one_that_was_left_before_it_was_persisted_with_those_behind_it() {
+    // The one that was left, the one begun behind it, and the one made ahead of that.
+    for (remains, lengths) in [(0, [0, 0]), (700, [0, 0]), (700, [4096, 0]), (700, [4096, 4096])] {
+        let disk = written(2);
+        disk.write_file(THIRD, vec![0xAB; remains]);
+        let behind = ["4", "5"].map(|number| THIRD.replace("3.log", &format!("{number}.log")));
+        behind.iter().zip(lengths).for_each(|(path, length)| disk.write_file(path, vec![0; length]));
+        let (found, recovery) = open(&disk).unwrap();
+        assert_eq!((found.len(), recovery.cut_bytes), (6, remains as u64));
+        for path in behind.iter().map(String::as_str).chain([THIRD]) {
+            assert_eq!(disk.read_file(path), None, "{path}");
+        }
+    }
+}
+
+#[test]
 fn r8_a_damaged_header_before_persisted_frames_is_refused() {
     for (file, segment_count) in [(FIRST, 1), (FIRST, 2), (SECOND, 2)] {
         // The log's id itself is in bytes 24 to 39.

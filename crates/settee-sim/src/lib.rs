@@ -67,6 +67,7 @@ mod disk;
 mod engine;
 mod executor;
 mod files;
+pub mod fuzz;
 mod machine;
 mod names;
 mod random;

@@ -54,7 +54,7 @@ pub use planted::{LiveTable, Planted};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
-    Recovery, Seq, Stage, Stopped,
+    Recovery, Seq, Stage, Stopped, Value,
 };
 pub use settee_tree::NodeCache;
 pub use snapshot::{Entry, EntryRef, Scan, Snapshot};

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use settee_io::Env;
 use settee_log::{
     Appended, BATCH_SIZE_MAX, Files, Flags, InvalidLimit, Log, LogOptions, LogStats, Recovery, Seq, Stage,
-    Start, Stopped,
+    Start, Stopped, Value,
 };
 use settee_tree::{NodeCache, TreeOptions};
 use tokio::sync::{Notify, oneshot, watch};
@@ -216,10 +216,19 @@ impl Batch {
     /// # Panics
     /// Where the key, the meta or the value is over its limit: that is the caller's to check.
     pub fn put(&mut self, key: &[u8], meta: &[u8], value: Bytes, listed: bool) {
+        self.put_value(key, meta, Value::new(value), listed);
+    }
+
+    /// As [`Batch::put`], but the value has been hashed already.
+    ///
+    /// # Panics
+    /// As [`Batch::put`].
+    pub fn put_value(&mut self, key: &[u8], meta: &[u8], value: Value, listed: bool) {
+        let size = value.bytes().len();
         assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
-        assert!(value.len() <= VALUE_SIZE_MAX, "value of {} bytes", value.len());
+        assert!(size <= VALUE_SIZE_MAX, "value of {size} bytes");
         self.has_listed |= listed;
-        self.records.push_bytes(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
+        self.records.push_value(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
     }
 
     /// Adds a delta to what stands under a key: a read gets it together with what was there, up to the

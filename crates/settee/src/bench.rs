@@ -2,10 +2,9 @@
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
-use settee_bench::baseline::{self, Target};
+use settee_bench::api::Target;
 use settee_bench::documents::DocumentSize;
 use settee_bench::fabric::{self, Place};
 use settee_bench::http::Server;
@@ -20,14 +19,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::CommandResult;
 
 mod files;
+mod http;
 mod log;
+mod soak;
 mod store;
-
-/// How long a row of the baseline lasts at full scale.
-const ROW_TIME: Duration = Duration::from_secs(5);
-
-/// Shortest time of a scaled-down row.
-const ROW_TIME_MIN: Duration = Duration::from_millis(20);
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -41,8 +36,8 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Table {
-    /// Repeat over HTTP what was recorded of CouchDB 3.5.0, beside the machine's limits
-    Baseline(BaselineArgs),
+    /// Measure the HTTP API against what was recorded of CouchDB 3.5.0 and the machine's limits
+    Http(http::Args),
 
     /// Measure what each way of syncing costs on each kind of file
     Sync(SyncArgs),
@@ -63,6 +58,9 @@ enum Table {
     /// Measure the store against other engines, fio, and a bare pread
     Store(store::Args),
 
+    /// Run mixed clients on a server that is killed now and then, and compare what it has with what it said
+    Soak(soak::Args),
+
     /// Run one workload on the store: a part of `bench store`
     #[command(hide = true)]
     StoreRun(store::RunArgs),
@@ -80,7 +78,7 @@ struct CommonArgs {
     url: Option<Server>,
 
     /// The server's process, for its processor time
-    #[arg(long, value_name = "PID", requires = "url")]
+    #[arg(long, visible_alias = "pid", value_name = "PID", requires = "url")]
     server_pid: Option<u32>,
 
     /// Start a server for the measurement, with its data in a folder of its own
@@ -134,20 +132,6 @@ struct FabricArgs {
     updates: u64,
 }
 
-#[derive(clap::Args)]
-struct BaselineArgs {
-    #[command(flatten)]
-    common: CommonArgs,
-
-    /// Rows whose names contain one of these, separated by commas
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = row_name)]
-    rows: Vec<String>,
-
-    /// Multiplies documents and seconds
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = scale)]
-    scale: f64,
-}
-
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Size {
     Small,
@@ -194,18 +178,14 @@ impl From<Size> for DocumentSize {
 }
 
 fn scale(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(scale) if (0.001..=10.0).contains(&scale) => Ok(scale),
-        _ => Err("a number from 0.001 to 10".to_owned()),
-    }
+    number(text, 0.001, 10.0)
 }
 
-fn row_name(text: &str) -> Result<String, String> {
-    if baseline::row_names().any(|name| name.contains(text)) {
-        return Ok(text.to_owned());
+fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("a number from {least} to {most}")),
     }
-    let names: Vec<&str> = baseline::row_names().collect();
-    Err(format!("no row has it in its name; they are {}", names.join(", ")))
 }
 
 pub(crate) fn run(args: Args) -> CommandResult {
@@ -215,9 +195,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
         }
         // One thread for all clients: it shares the machine with the server.
         None => block_on(tokio::runtime::Builder::new_current_thread(), run_fabric(args.fabric)),
-        Some(Table::Baseline(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), run_baseline(args))
-        }
+        Some(Table::Http(args)) => block_on(tokio::runtime::Builder::new_current_thread(), http::run(args)),
         Some(Table::Sync(args)) => run_sync(&args),
         Some(Table::Io(args)) => block_on(tokio::runtime::Builder::new_multi_thread(), files::run_io(args)),
         Some(Table::Reads(args)) => {
@@ -226,6 +204,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
         Some(Table::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
         Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
         Some(Table::Store(args)) => block_on(tokio::runtime::Builder::new_current_thread(), store::run(args)),
+        Some(Table::Soak(args)) => block_on(tokio::runtime::Builder::new_current_thread(), soak::run(args)),
         Some(Table::StoreRun(args)) => store::run_here(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }
@@ -255,10 +234,12 @@ struct Host {
 }
 
 impl Host {
-    /// `needed` is what will be written, in bytes of JSON.
+    /// `needed` is what will be written, in bytes of JSON; `settings` are flags of a server that
+    /// is started.
     async fn open(
         common: &CommonArgs,
         needed: u64,
+        settings: &[String],
     ) -> Result<Host, Box<dyn std::error::Error + Send + Sync>> {
         if let Some(server) = &common.url {
             let folder = common.data_dir.as_deref().map(|parent| Folder::new(Some(parent))).transpose()?;
@@ -276,7 +257,7 @@ impl Host {
         let mut host = Host { server: None, _process: None, folder: Some(folder) };
         if common.spawn {
             let folder = host.folder.as_ref().expect("just made").path().join("server");
-            let process = ServerProcess::settee(&std::env::current_exe()?, &folder).await?;
+            let process = ServerProcess::settee(&std::env::current_exe()?, &folder, settings).await?;
             host.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
             host._process = Some(process);
         }
@@ -301,8 +282,8 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
         DocumentSize::Large => fabric::LARGE_DOCUMENT_COUNT_DEFAULT,
         _ => fabric::DOCUMENT_COUNT_DEFAULT,
     });
-    let host =
-        Host::open(&args.common, (documents + args.updates).saturating_mul(size.bytes() as u64)).await?;
+    let needed = (documents + args.updates).saturating_mul(size.bytes() as u64);
+    let host = Host::open(&args.common, needed, &[]).await?;
     let place = match (&host.server, host.folder()) {
         (Some(Target { server, pid }), _) => Place::Server { server: server.clone(), pid: *pid },
         (None, folder) => Place::Process { folder: folder.expect("made where no URL is given").to_owned() },
@@ -324,7 +305,7 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
         args.clients,
         durability_text(&args.common),
     );
-    let printer = Printer::new(&args.common, &title, false);
+    let printer = Printer::new(&args.common, &title);
     fabric::run(&config, |row| printer.row(&row)).await?;
     Ok(())
 }
@@ -338,35 +319,6 @@ fn run_sync(args: &SyncArgs) -> CommandResult {
         folder.display()
     );
     print!("{}", sync::table(&sync::measure(&folder, args.count)?));
-    Ok(())
-}
-
-async fn run_baseline(args: BaselineArgs) -> CommandResult {
-    if args.common.is_in_process() {
-        return Err("give --url of a server, or --spawn to start one".into());
-    }
-    let row_time = ROW_TIME.mul_f64(args.scale).max(ROW_TIME_MIN);
-    let needed = baseline::document_bytes(&args.rows, args.scale, row_time);
-    let host = Host::open(&args.common, needed).await?;
-    let floor = ServerProcess::floor(&std::env::current_exe()?)?;
-    let config = baseline::Config {
-        target: host.server.clone().expect("given or started"),
-        floor: Some(Target { server: floor.server().clone(), pid: Some(floor.pid()) }),
-        folder: host.folder().map(Path::to_owned),
-        scale: args.scale,
-        row_time,
-        durability: args.common.durability.into(),
-        rows: args.rows,
-    };
-    let title = format!(
-        "baseline, {}: documents of {} bytes, {}; recorded: {}",
-        host.place(),
-        baseline::DOCUMENT_BYTES,
-        durability_text(&args.common),
-        baseline::RECORDED_SOURCE,
-    );
-    let printer = Printer::new(&args.common, &title, true);
-    baseline::run(&config, |row| printer.row(&row)).await?;
     Ok(())
 }
 
@@ -397,25 +349,17 @@ async fn run_floor_server() -> CommandResult {
 /// Prints each row as it comes.
 struct Printer {
     json: bool,
-    compared: bool,
 }
 
 impl Printer {
-    fn new(common: &CommonArgs, title: &str, compared: bool) -> Printer {
+    fn new(common: &CommonArgs, title: &str) -> Printer {
         if !common.json {
-            println!("{title}\n{}", report::heading(compared));
+            println!("{title}\n{}", report::heading(false));
         }
-        Printer { json: common.json, compared }
+        Printer { json: common.json }
     }
 
     fn row(&self, row: &Row) {
-        if self.json {
-            println!("{}", row.json());
-            return;
-        }
-        println!("{}", report::line(row, self.compared));
-        if let Some(note) = &row.note {
-            println!("    {note}");
-        }
+        println!("{}", if self.json { row.json() } else { report::line(row, false) });
     }
 }

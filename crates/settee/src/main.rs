@@ -14,6 +14,11 @@ mod load;
 mod place;
 mod serve;
 
+/// Small buffers that one thread makes and another lets go are what most of the allocations are: see
+/// docs/decisions/0019-allocator.md.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Parser)]
 #[command(name = "settee", version, about = "A document database that speaks CouchDB's HTTP API")]
 struct Cli {
@@ -25,6 +30,8 @@ struct Cli {
 enum Command {
     /// Serve databases over HTTP
     Serve(Box<serve::Args>),
+    /// Show the settings in force and where they come from, or convert CouchDB's
+    Config(Box<config::Args>),
     /// Load JSON documents into a database
     Load(load::Args),
     /// Write a database's documents as JSON lines
@@ -44,6 +51,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => serve::run(*args),
+        Command::Config(args) => config::run(*args),
         Command::Load(args) => load::run(args),
         Command::Dump(args) => dump::run(args),
         Command::Check(args) => return check::run(args),

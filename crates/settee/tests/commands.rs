@@ -168,13 +168,12 @@ fn the_bench_tables_run_and_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let place = ["--data-dir", folder.path().to_str().unwrap(), "--json"];
     let fabric = ["bench", "--docs", "20", "--batch", "7", "--updates", "2"];
-    let baseline =
-        ["bench", "baseline", "--spawn", "--scale", "0.001", "--rows", "floor-1,put-1,all-docs,load-2560"];
+    let http = ["bench", "http", "--spawn", "--scale", "0.001", "--rows", "get-64,put-50,all-docs,followers"];
     let cases: [(Vec<&str>, usize); 3] = [
         ([&fabric[..], &place].concat(), 6),
         ([&fabric[..], &place, &["--spawn"]].concat(), 6),
-        // floor-1 and floor-15, put-1, all-docs with and without documents, load-2560.
-        ([&baseline[..], &place].concat(), 6),
+        // get-64, put-50, all-docs with and without documents, followers paced and not.
+        ([&http[..], &place].concat(), 6),
     ];
     for (arguments, count) in cases {
         let rows = ok(&arguments, "");

@@ -2,12 +2,13 @@
 //!
 //! `test` runs named steps in order, each a process group with a time limit (`steps`); `tidy`
 //! is the first of them and holds the rules no compiler checks (`tidy`). `crashes` tries as many
-//! power losses as one has time for (`crashes`).
+//! power losses as one has time for (`crashes`), `fuzz` as many inputs (`fuzz`).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 mod crashes;
+mod fuzz;
 mod steps;
 mod tidy;
 
@@ -16,6 +17,8 @@ usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at t
        cargo xtask tidy                        check the rules of the source tree
        cargo xtask crashes [--crate log|store] [--count N] [--seed S]
                                                try N power losses (1,000,000), from seed S (0) on
+       cargo xtask fuzz [--target NAME] [--count N] [--seed S]
+                                               try N inputs (20,000,000) on what parses them
 steps: tidy, fmt, clippy, doc, test, build, bench, npm, interop";
 
 fn main() -> ExitCode {
@@ -25,6 +28,7 @@ fn main() -> ExitCode {
         ["tidy"] => root().and_then(|root| tidy::run(&root)),
         ["test"] => root().and_then(|root| steps::run(&root, None)),
         ["crashes", ref options @ ..] => root().and_then(|root| crashes::run(&root, options)),
+        ["fuzz", ref options @ ..] => root().and_then(|root| fuzz::run(&root, options)),
         ["test", "--only", names] => root().and_then(|root| steps::run(&root, Some(names))),
         _ => Err(USAGE.to_owned()),
     };

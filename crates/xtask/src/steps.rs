@@ -10,7 +10,7 @@
 //! 2. What a step leaves running is ended with it.
 //! 3. The last line printed is `N passed, N failed`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -35,12 +35,32 @@ const BENCH_SECONDS_MAX: u64 = 5 * 60;
 const NPM_SECONDS_MAX: u64 = 5 * 60;
 /// CouchDB's clients against the built binary, kills and full disks included.
 const INTEROP_SECONDS_MAX: u64 = 20 * 60;
+/// Making a Python environment and fetching a dozen small packages, or Go's modules.
+const FETCH_SECONDS_MAX: u64 = 5 * 60;
+/// Python's or Go's clients against the built binary; Go builds its client first.
+const CLIENTS_SECONDS_MAX: u64 = 10 * 60;
 
-/// The benchmarks with small values, so that they can't rot: in process and over HTTP.
-const BENCHES: [&str; 3] = [
+/// The programs that the steps run and cargo doesn't bring, with what to say where one is missing.
+const PROGRAMS: [(&str, &str); 4] = [
+    ("npm", "npm, which comes with Node.js 20.11 or later (nodejs.org)"),
+    ("node", "Node.js 20.11 or later (nodejs.org)"),
+    ("python3", "Python 3.11 or later with venv (python.org; Debian's packages python3 and python3-venv)"),
+    ("go", "Go 1.24 or later (go.dev)"),
+];
+
+/// Where the Python clients are installed, below their tests.
+const PYTHON_FOLDER: &str = ".venv";
+
+/// Ends with a reason where Python is too old for the clients.
+const PYTHON_CHECK: &str = "import sys; sys.version_info >= (3, 11) or sys.exit(\
+    'Python 3.11 or later is needed (python.org), not ' + sys.version.split()[0])";
+
+/// The benchmarks with small values, so that they can't rot: in process and over HTTP; a short soak.
+const BENCHES: [&str; 4] = [
     "bench --docs 200 --batch 50 --updates 20 --json",
     "bench --docs 200 --batch 50 --updates 20 --json --spawn --clients 4",
-    "bench baseline --scale 0.001 --json --spawn",
+    "bench http --scale 0.001 --json --spawn",
+    "bench soak --seconds 30 --kills 1",
 ];
 
 /// One step: commands that share a limit.
@@ -75,6 +95,7 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
         }
         steps.retain(|step| names.contains(&step.name));
     }
+    let path = std::env::var_os("PATH").unwrap_or_default();
     let mut results: Vec<(&'static str, f64, Outcome)> = Vec::new();
     for mut step in steps {
         if results.iter().any(|(_, _, outcome)| *outcome != Outcome::Passed) {
@@ -87,7 +108,13 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
         let mut outcome = Outcome::Passed;
         for command in &mut step.commands {
             if outcome == Outcome::Passed {
-                outcome = run_limited(command, limit.saturating_sub(start.elapsed()))?;
+                outcome = match missing(command, &path) {
+                    Some(what) => {
+                        println!("step {} needs {what}: it is not in the PATH", step.name);
+                        Outcome::Failed
+                    }
+                    None => run_limited(command, limit.saturating_sub(start.elapsed()))?,
+                };
             }
         }
         if outcome == Outcome::Expired {
@@ -123,6 +150,9 @@ fn steps(root: &Path) -> Result<Vec<Step>, String> {
     let mut node = command("node".into(), "--test --test-concurrency=1 --test-reporter=spec");
     node.current_dir(&interop).env("SETTEE_BIN", &settee);
 
+    let [pip, python] = python_steps(root, &settee);
+    let [go_mod, go] = go_steps(root, &settee);
+
     let step = |name, seconds_max, command| Step { name, seconds_max, commands: vec![command] };
     Ok(vec![
         step("tidy", TIDY_SECONDS_MAX, command(own.into(), "tidy")),
@@ -134,7 +164,66 @@ fn steps(root: &Path) -> Result<Vec<Step>, String> {
         Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, commands: benches.into() },
         step("npm", NPM_SECONDS_MAX, npm),
         step("interop", INTEROP_SECONDS_MAX, node),
+        pip,
+        python,
+        go_mod,
+        go,
     ])
+}
+
+/// Python's clients, installed in the locked versions in a folder of their own, and their tests.
+fn python_steps(root: &Path, settee: &Path) -> [Step; 2] {
+    let folder = root.join("tests/interop-python");
+    let python = folder.join(PYTHON_FOLDER).join("bin/python");
+    let command = |program: &Path, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(&folder);
+        command
+    };
+    let any = Path::new("python3");
+    // Built packages alone: building one fetches what no lock file names.
+    let pip = "-m pip install --require-hashes --no-deps --only-binary :all: --requirement requirements.txt \
+               --disable-pip-version-check --no-input --quiet";
+    let pip: Vec<&str> = pip.split_whitespace().collect();
+    let install = vec![
+        command(any, &["-c", PYTHON_CHECK]),
+        command(any, &["-m", "venv", "--clear", PYTHON_FOLDER]),
+        command(&python, &pip),
+    ];
+    let mut test = command(&python, &["-B", "-m", "unittest", "discover", "--verbose"]);
+    test.env("SETTEE_BIN", settee);
+    [
+        Step { name: "pip", seconds_max: FETCH_SECONDS_MAX, commands: install },
+        Step { name: "interop-py", seconds_max: CLIENTS_SECONDS_MAX, commands: vec![test] },
+    ]
+}
+
+/// Go's client, fetched as `go.sum` has it, and its tests.
+fn go_steps(root: &Path, settee: &Path) -> [Step; 2] {
+    let command = |arguments: &str| {
+        let mut command = Command::new("go");
+        // The Go that is there, or none: no other one is fetched.
+        command.args(arguments.split_whitespace()).env("GOTOOLCHAIN", "local");
+        command.current_dir(root.join("tests/interop-go"));
+        command
+    };
+    // Always run: a test's result depends on the binary, of which Go knows nothing.
+    let mut test = command("test -count=1 -v ./...");
+    test.env("SETTEE_BIN", settee);
+    [
+        Step { name: "go-mod", seconds_max: FETCH_SECONDS_MAX, commands: vec![command("mod download")] },
+        Step {
+            name: "interop-go",
+            seconds_max: CLIENTS_SECONDS_MAX,
+            commands: vec![command("vet ./..."), test],
+        },
+    ]
+}
+
+/// What to get where the program of `command` is in no folder of `path`.
+fn missing(command: &Command, path: &OsStr) -> Option<&'static str> {
+    let (name, what) = PROGRAMS.iter().find(|(name, _)| command.get_program() == *name)?;
+    (!std::env::split_paths(path).any(|folder| folder.join(name).is_file())).then_some(*what)
 }
 
 /// Where cargo builds: as `CARGO_TARGET_DIR` has it, else `target`.
@@ -212,6 +301,17 @@ mod tests {
         assert_eq!(run_limited(&mut shell("exit 0"), limit), Ok(Outcome::Passed));
         assert_eq!(run_limited(&mut shell("exit 3"), limit), Ok(Outcome::Failed));
         assert_eq!(run_limited(&mut Command::new("no-such-program"), limit), Ok(Outcome::Failed));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_told_with_what_to_get() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+        for command in steps(&root).unwrap().iter().flat_map(|step| &step.commands) {
+            let program = command.get_program();
+            let is_ours = Path::new(program).is_absolute() || program == cargo;
+            assert_eq!(missing(command, OsStr::new("")).is_none(), is_ours, "{program:?}");
+        }
     }
 
     #[test]

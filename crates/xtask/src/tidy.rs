@@ -6,7 +6,8 @@
 //! 2. `unsafe` occurs in `settee-io` alone; and where LMDB is opened, to compare with it.
 //! 3. No file has [`LINES_MAX`] lines or more.
 //! 4. No test is ignored; no file names a path of somebody's machine.
-//! 5. Text is plain: no NUL, tab, carriage return or trailing white space, one newline last.
+//! 5. Text is plain: no NUL, tab, carriage return or trailing white space, one newline last; Go's own
+//!    formatter indents by tabs.
 //! 6. Every crate's root begins with its doc.
 //! 7. The engine's crates forbid the same ways around the environment ([`ENGINE`]).
 
@@ -59,7 +60,7 @@ const PLANTED: &str = "planted-faults";
 const LINES_MAX: usize = 1000;
 
 /// Files that tools write, or that came as they are.
-const NOT_OURS: [&str; 3] = ["Cargo.lock", "package-lock.json", "LICENSE"];
+const NOT_OURS: [&str; 4] = ["Cargo.lock", "package-lock.json", "go.sum", "LICENSE"];
 
 /// Where a machine's own paths begin; split, so that this file isn't a breach of its own.
 const MACHINE_PATHS: [&str; 6] = [
@@ -130,6 +131,10 @@ fn check(tree: &[Source]) -> Vec<String> {
             check_rust(path, text, &mut breaches);
         } else if path.ends_with(".js") || path.ends_with(".mjs") {
             check_node_tests(path, text, &mut breaches);
+        } else if path.ends_with(".go") {
+            check_skips(path, text, [".Skip(", ".Skipf(", ".SkipNow("], &mut breaches);
+        } else if path.ends_with(".py") {
+            check_skips(path, text, ["unittest.skip", ".skipTest(", "SkipTest"], &mut breaches);
         } else if path.starts_with("crates/") && path.ends_with("/Cargo.toml") {
             check_manifest(path, text, &mut breaches);
         }
@@ -160,10 +165,11 @@ fn check_text(path: &str, text: &str, breaches: &mut Vec<String>) {
     if !text.is_empty() && (!text.ends_with('\n') || text.ends_with("\n\n")) {
         breaches.push(format!("{path}: must end with one newline"));
     }
+    let is_go = path.ends_with(".go") || path.ends_with("go.mod");
     for (index, line) in text.split('\n').enumerate() {
         let mut breach = |what: &str| breaches.push(format!("{path}:{}: {what}", index + 1));
         for (character, name) in [('\0', "a NUL"), ('\t', "a tab"), ('\r', "a carriage return")] {
-            if line.contains(character) {
+            if line.contains(character) && !(character == '\t' && is_go) {
                 breach(name);
             }
         }
@@ -209,6 +215,15 @@ fn check_node_tests(path: &str, text: &str, breaches: &mut Vec<String>) {
     for (index, line) in text.lines().enumerate() {
         let option = line.contains("test(") && has(line, ["skip:", "todo:", "only:"]);
         if option || has(line, [".skip(", ".todo(", ".only("]) {
+            breaches.push(format!("{path}:{}: an ignored test", index + 1));
+        }
+    }
+}
+
+/// Rule 4 for Go's and Python's tests: none of `words`, by which they leave tests out.
+fn check_skips(path: &str, text: &str, words: [&str; 3], breaches: &mut Vec<String>) {
+    for (index, line) in text.lines().enumerate() {
+        if words.iter().any(|word| line.contains(word)) {
             breaches.push(format!("{path}:{}: an ignored test", index + 1));
         }
     }

@@ -7,16 +7,22 @@ use super::{Bench, Who, figure_row, load_text};
 use crate::Result;
 use crate::io::row::{Aim, Row, Series};
 
-/// Bytes of the values.
-const VALUE_BYTES: usize = 100;
+/// Bytes of the values, and by how much there are fewer records of them.
+const SIZES: [(usize, u64); 2] = [(100, 1), (1024, 10)];
 
 /// How often everything is overwritten: with compaction; without, as the disk must hold it all.
 const TIMES: u64 = 10;
 const TIMES_WITHOUT: u64 = 2;
 
 pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
-    let records = bench.config.records;
-    let before = bench.spec(Operation::Ingest, VALUE_BYTES, records);
+    for (value_bytes, divisor) in SIZES {
+        size(bench, value_bytes, (bench.config.records / divisor).max(1), each)?;
+    }
+    Ok(())
+}
+
+fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Row)) -> Result<()> {
+    let before = bench.spec(Operation::Ingest, value_bytes, records);
     let before = Spec { write_out: true, ..before };
     let overwrite = Spec { operation: Operation::Overwrite, ..before.clone() };
     let with = [before.clone(), Spec { count: TIMES, ..overwrite.clone() }];
@@ -59,7 +65,8 @@ fn steady(run: &Run) -> Vec<(f64, f64, f64)> {
 
 fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(Row)) -> Result<Option<Run>> {
     let [_, overwrite] = specs;
-    let name = format!("overwrite {} of {VALUE_BYTES} B {} times, {how}", overwrite.records, overwrite.count);
+    let Spec { records, value_bytes, count, .. } = overwrite;
+    let name = format!("overwrite {records} of {value_bytes} B {count} times, {how}");
     let mut contender = super::Contender::new(Who::Ours);
     let folder = bench.new_folder();
     let loaded = bench.programs.run(Who::Ours, &folder, &specs[0]);

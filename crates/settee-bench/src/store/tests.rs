@@ -139,7 +139,7 @@ fn every_part_tells_its_rows_against_the_best_peer() {
         (Part::Ingest, 2 * 3 * 2 * 3),
         (Part::Growth, 1),
         (Part::Durable, 2),
-        (Part::Overwrite, 2),
+        (Part::Overwrite, 4),
         (Part::Open, 1),
     ] {
         let (rows, result) = rows(SCRIPT, &[part], true);

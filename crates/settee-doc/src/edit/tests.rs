@@ -54,6 +54,23 @@ fn reserved_members_are_read_whatever_their_spelling() {
 }
 
 #[test]
+fn a_revision_of_another_form_is_told_and_never_half_taken() {
+    let foreign = |text: &str| {
+        let edit = parse(text).unwrap();
+        (edit.revision.map(|revision| revision.generation), edit.history.len(), edit.foreign_revision)
+    };
+    assert_eq!(foreign(r#"{"_rev":"1-abc"}"#), (None, 0, Some("1-abc".into())));
+    let (named, listed) = (r#""_rev":"1-abc""#, format!(r#""_revisions":{{"start":2,"ids":["{HASH}"]}}"#));
+    for text in [format!("{{{named},{listed}}}"), format!("{{{listed},{named}}}")] {
+        assert_eq!(foreign(&text), (Some(2), 1, None), "{text}");
+    }
+    let head = format!(r#"{{"_revisions":{{"start":2,"ids":["b","{HASH}"]}},"_rev":"2-{HASH}"}}"#);
+    assert_eq!(foreign(&head), (None, 0, Some("2-b".into())));
+    let ancestor = format!(r#"{{"_revisions":{{"start":2,"ids":["{HASH}","a"]}}}}"#);
+    assert_eq!(foreign(&ancestor), (Some(2), 1, Some(format!("2-{HASH}"))));
+}
+
+#[test]
 fn what_is_no_document_is_refused_by_its_kind() {
     for text in [
         "",

@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 
 use super::parse::parse_path;
 use super::raw::{Kind, Raw};
-use super::{Found, SelectorError, find_within};
+use super::{Found, SELECTOR_BYTES_MAX, SelectorError, find_within};
 use crate::json::write_json_string;
 
 /// Most fields of a list.
@@ -26,6 +26,10 @@ impl Fields {
     /// # Errors
     /// `invalid_fields`, `invalid_field` and `invalid_field_name`.
     pub fn parse(text: &str) -> Result<Option<Fields>, SelectorError> {
+        if text.len() > SELECTOR_BYTES_MAX {
+            let reason = format!("A list of fields has at most {SELECTOR_BYTES_MAX} bytes.");
+            return Err(SelectorError::new("invalid_fields", reason));
+        }
         let raw = serde_json::from_str::<&RawValue>(text).map_err(|_| SelectorError::bad_json())?;
         let raw = Raw::new(raw.get());
         if raw.kind() != Kind::Array {

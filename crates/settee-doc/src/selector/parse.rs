@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 use super::constant::Constant;
 use super::raw::{Kind, Number, Raw};
 use super::{
-    CONDITIONS_MAX, Comparison, NESTING_MAX, Node, Path, REGEX_BYTES_MAX, REGEXES_MAX, SELECTOR_BYTES_MAX,
-    Selector, SelectorError, Test,
+    CONDITIONS_MAX, Comparison, NESTING_MAX, Node, PATH_BYTES_MAX, Path, REGEX_BYTES_MAX, REGEXES_MAX,
+    SELECTOR_BYTES_MAX, Selector, SelectorError, Test,
 };
 
 /// What becomes of a condition.
@@ -40,7 +40,7 @@ pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
     if raw.members().next().is_none() {
         return Ok(selector);
     }
-    let root = Parser { condition_count: 0, regex_count: 0 }.node(raw, "", Mode::Plain, 0)?;
+    let root = Parser { condition_count: 0, path_bytes: 0, regex_count: 0 }.node(raw, "", Mode::Plain, 0)?;
     if matches!(&root, Node::Field { path, .. } if path.parts.is_empty()) {
         let reason = "One or more conditions is missing a field name.";
         return Err(SelectorError::new("invalid_selector", reason));
@@ -65,6 +65,7 @@ fn collect_names(node: &Node, selector: &mut Selector) {
 
 struct Parser {
     condition_count: usize,
+    path_bytes: usize,
     regex_count: usize,
 }
 
@@ -80,6 +81,12 @@ impl Parser {
             return Err(SelectorError::new("invalid_selector", reason));
         }
         let mut members = members_of(value)?;
+        // A condition for each member, or one for none.
+        self.path_bytes = self.path_bytes.saturating_add(path.len().saturating_mul(members.len().max(1)));
+        if self.path_bytes > PATH_BYTES_MAX {
+            let reason = format!("The names in a selector have at most {PATH_BYTES_MAX} bytes.");
+            return Err(SelectorError::new("invalid_selector", reason));
+        }
         match members.len() {
             0 => {
                 let constant = Constant::parse(value, depth)?;

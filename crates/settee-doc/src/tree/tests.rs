@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
@@ -33,8 +34,9 @@ fn leaf(made: &[(Revision, Option<usize>)], index: usize, depth: usize) -> Leaf 
         revision: made[index].0,
         deleted: false,
         path,
-        body: Body::New(Bytes::new(), Vec::new()),
+        body: Body::New(Value::new(Bytes::new()), Vec::new()),
         has_attachments: false,
+        apart_bytes: 0,
         stored_as_winner: false,
     }
 }
@@ -69,12 +71,17 @@ proptest! {
     }
 
     #[test]
-    fn chunks_and_tail_hold_the_whole_path(generation in 1..200_u32, known in 1..200_usize) {
+    fn chunks_and_tail_hold_the_whole_path(
+        generation in 1..200_u32,
+        known in 1..200_usize,
+        apart_bytes in prop_oneof![Just(0), any::<u32>()],
+    ) {
         let parents: Vec<usize> = (0..generation as usize).map(|index| index.saturating_sub(1)).collect();
         let made = revisions(&parents);
         let leaf = leaf(&made, generation as usize - 1, known);
-        let meta = crate::keys::encode_leaf_meta(generation, &leaf.path, false, false, false);
+        let meta = crate::keys::encode_leaf_meta(generation, &leaf.path, false, false, false, apart_bytes);
         prop_assert!(meta.len() <= settee_store::META_SIZE_MAX);
+        prop_assert_eq!(LeafMeta::decode(&meta).unwrap().apart_bytes, apart_bytes);
         let mut path = LeafMeta::decode(&meta).unwrap().tail();
         for (leads_to, ancestors) in leaf.chunks() {
             prop_assert_eq!(leads_to.generation % PATH_CHUNK_COUNT, 0);

@@ -43,6 +43,61 @@ fn rows_are_written_as_couchdb_writes_them() {
 }
 
 #[test]
+fn options_for_views_are_checked_and_change_nothing() {
+    let server = Server::start();
+    let mut client = server.connect();
+    five(&mut client);
+    let all = client.get("/db/_all_docs").json();
+    for good in [
+        "stale=ok",
+        "stale=update_after",
+        "stable=true",
+        "update=lazy",
+        "sorted=true",
+        "reduce=false",
+        "group=false",
+        "group_level=0",
+        "startkey_docid=d",
+        "end_key_doc_id=a",
+        "callback=x",
+        "any=thing",
+    ] {
+        assert_eq!(client.get(&path(good)).expect_status(200).json(), all, "{good}");
+    }
+    let group = "Invalid use of grouping on a map view.";
+    let bad = [
+        ("stale=no", "Invalid value for `stale`."),
+        ("stable=1", "Invalid value for `stable`."),
+        ("update=later", "Invalid value for `update`."),
+        ("sorted=x", "Invalid boolean parameter: \"x\""),
+        ("reduce=true", "Reduce is invalid for map-only views."),
+        ("reduce=x", "Invalid boolean parameter: \"x\""),
+        ("group=true", group),
+        ("group_level=1", group),
+        ("group_level=-1", "Invalid value for positive integer: \"-1\""),
+        ("group=false&group_level=1", "Can't specify group=false and group_level>0 at the same time"),
+    ];
+    for (query, reason) in bad {
+        client.get(&path(query)).expect_error(400, "query_parse_error", reason);
+    }
+    let reply = client.post("/db/_all_docs/queries", "{\"queries\":[{\"reduce\":true}]}");
+    reply.expect_error(400, "query_parse_error", "Reduce is invalid for map-only views.");
+}
+
+#[test]
+fn keys_in_the_query_go_before_those_in_the_body() {
+    let server = Server::start();
+    let mut client = server.connect();
+    five(&mut client);
+    let reply = client.post(&path("keys=[\"b\"]"), "{\"keys\":[\"a\"]}");
+    assert_eq!(ids(&reply, "rows"), ["b"]);
+    let reply = client.post(&path("keys={}"), "{}");
+    reply.expect_error(400, "query_parse_error", "`keys` must be an array of strings.");
+    let reply = client.get(&path("keys={}"));
+    reply.expect_error(400, "bad_request", "`keys` parameter must be an array.");
+}
+
+#[test]
 fn ranges_and_directions_select_rows() {
     let server = Server::start();
     let mut client = server.connect();

@@ -686,3 +686,20 @@ fn a_form_adds_files_to_a_revision() {
     let found = client.get("/db/a").json();
     assert_eq!((&found["m"], &found["_attachments"]), (&json!(2), &Value::Null));
 }
+
+#[test]
+fn an_attachment_of_the_latest_or_of_a_deleted_revision_is_found() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let first = client.put("/db/a/f", "one").expect_status(201).rev();
+    let second = client.put(&format!("/db/a/f?rev={first}"), "two").expect_status(201).rev();
+    client.get(&format!("/db/a/f?rev={first}")).expect_error(404, "not_found", "missing");
+    assert_eq!(client.get(&format!("/db/a/f?rev={first}&latest=true")).expect_status(200).text(), "two");
+    let stub = json!({"f": {"stub": true}});
+    let gone = json!({"_rev": second, "_deleted": true, "_attachments": stub}).to_string();
+    client.put("/db/a", &gone).expect_status(200);
+    client.get("/db/a/f").expect_error(404, "not_found", "deleted");
+    assert_eq!(client.get("/db/a/f?deleted=true").expect_status(200).text(), "two");
+    client.get("/db/none/f?deleted=true").expect_error(404, "not_found", "missing");
+}

@@ -44,6 +44,51 @@ fn replicated_bulks_answer_with_failures_alone_and_keep_conflicts() {
 }
 
 #[test]
+fn all_or_nothing_stores_nothing_and_says_so_row_by_row() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let rev = format!("1-{}", "a".repeat(32));
+    let docs = json!([{"_id": "a"}, {"_id": "b", "_rev": rev}, {}]);
+    let body = json!({"all_or_nothing": true, "docs": docs});
+    let rows = client.post("/db/_bulk_docs", &body.to_string()).expect_status(417).json();
+    let reason = "all_or_nothing is not supported";
+    let row =
+        |id: &str, rev: &str| json!({"id": id, "rev": rev, "error": "not_implemented", "reason": reason});
+    assert_eq!((&rows[0], &rows[1]), (&row("a", "0-"), &row("b", &rev)));
+    assert_eq!(rows[2]["id"].as_str().unwrap().len(), 32);
+    assert_eq!(client.get("/db").json()["doc_count"], 0);
+    // What means nothing is passed over, and so it is with replicated edits.
+    let none = client.post("/db/_bulk_docs", "{\"all_or_nothing\":true,\"docs\":[]}").expect_status(201);
+    assert_eq!(none.text(), "[]\n");
+    let body = json!({"all_or_nothing": false, "docs": [{"_id": "a"}]});
+    client.post("/db/_bulk_docs", &body.to_string()).expect_status(201);
+    let body = json!({"all_or_nothing": true, "new_edits": false, "docs": [{"_id": "b", "_rev": rev}]});
+    assert_eq!(client.post("/db/_bulk_docs", &body.to_string()).expect_status(201).text(), "[]\n");
+    assert_eq!(client.get("/db").json()["doc_count"], 2);
+}
+
+#[test]
+fn a_stub_of_nothing_keeps_no_other_document_out() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let rev = format!("1-{}", "a".repeat(32));
+    let stub = json!({"x": {"stub": true, "revpos": 1, "content_type": "text/plain"}});
+    let docs = json!([{"_id": "a", "_rev": rev, "_attachments": stub}, {"_id": "b", "_rev": rev}]);
+    let reason = "Invalid attachment stub in a for x";
+    let mut row = json!({"id": "a", "error": "missing_stub", "reason": reason});
+    let rows =
+        client.post("/db/_bulk_docs", &json!({"docs": [{"_id": "a", "_attachments": stub}]}).to_string());
+    assert_eq!(rows.expect_status(201).json(), json!([row]));
+    row["rev"] = json!(rev);
+    let rows = client.post("/db/_bulk_docs", &json!({"new_edits": false, "docs": docs}).to_string());
+    assert_eq!(rows.expect_status(201).json(), json!([row]));
+    client.get("/db/a").expect_status(404);
+    client.get("/db/b").expect_status(200);
+}
+
+#[test]
 fn one_bad_document_stores_none() {
     let server = Server::start();
     let mut client = server.connect();
@@ -184,4 +229,39 @@ fn local_documents_of_a_bulk_share_syncs_and_keep_their_order() {
     let rows = reply.json();
     assert_eq!((&rows[7]["rev"], &rows[100]["rev"]), (&json!("0-1"), &json!("0-2")));
     assert_eq!(client.get("/db/_local/7").json()["last"], true);
+}
+
+#[test]
+fn an_optimistic_write_makes_what_any_other_makes() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let headers = |value| [("x-optimistic-write", value), ("content-type", "application/json")];
+    let document = |id: &str, n: usize| json!({"_id": id, "n": n, "large": "x".repeat(200_000 + n)});
+    let rev = client.put("/db/plain", &document("plain", 1).to_string()).expect_status(201).rev();
+    for (number, value) in ["true", "false"].into_iter().enumerate() {
+        let [one, two, three, four] = ["one", "two", "three", "four"].map(|name| format!("{name}{number}"));
+        let headers = headers(value);
+        let text = document(&one, 1).to_string();
+        let path = format!("/db/{one}");
+        assert_eq!(client.send("PUT", &path, &headers, text.as_bytes()).expect_status(201).rev(), rev);
+        client.send("PUT", &path, &headers, text.as_bytes()).expect_status(409);
+        let text = document(&two, 1).to_string();
+        assert_eq!(client.send("POST", "/db", &headers, text.as_bytes()).expect_status(201).rev(), rev);
+        let body = json!({"docs": [document(&three, 1), {"_id": two}, document(&four, 2)]}).to_string();
+        let rows = client.send("POST", "/db/_bulk_docs", &headers, body.as_bytes()).expect_status(201).json();
+        assert_eq!((&rows[0]["rev"], &rows[1]["error"]), (&json!(rev), &json!("conflict")));
+        for (id, n) in [(&one, 1), (&two, 1), (&three, 1), (&four, 2)] {
+            let mut found = client.get(&format!("/db/{id}")).expect_status(200).json();
+            found.as_object_mut().unwrap().remove("_rev");
+            assert_eq!(found, document(id, n));
+        }
+    }
+    let rows = client.get("/db/_all_docs?include_docs=true").expect_status(200).json();
+    let read = |row: &Value| row["doc"]["large"].as_str().map_or(0, str::len);
+    assert!(rows["rows"].as_array().unwrap().iter().all(|row| read(row) > 200_000));
+    let reason = "X-Optimistic-Write must be true or false.";
+    let refused = client.send("PUT", "/db/bad", &headers("maybe"), b"{}");
+    refused.expect_error(400, "bad_request", reason);
+    client.get("/db/bad").expect_status(404);
 }

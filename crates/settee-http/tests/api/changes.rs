@@ -150,11 +150,22 @@ fn bad_options_are_refused() {
     let mut client = server.connect();
     client.create("db");
     for bad in
-        ["feed=x", "since=junk", "style=x", "limit=x", "limit=-1", "heartbeat=0", "heartbeat=x", "timeout=x"]
+        ["feed=x", "since=junk", "style=x", "limit=x", "limit=", "heartbeat=0", "heartbeat=x", "timeout=x"]
     {
         assert_eq!(client.get(&format!("/db/_changes?{bad}")).status, 400, "{bad}");
     }
     client.get("/none/_changes").expect_error(404, "not_found", "Database does not exist.");
+}
+
+#[test]
+fn a_limit_below_zero_is_none() {
+    let server = Server::start();
+    let mut client = server.connect();
+    three(&mut client);
+    let all = client.get("/db/_changes").json();
+    for limit in ["-1", "-99999999999999999999"] {
+        assert_eq!(client.get(&format!("/db/_changes?limit={limit}")).expect_status(200).json(), all);
+    }
 }
 
 #[test]

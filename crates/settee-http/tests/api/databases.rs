@@ -11,7 +11,7 @@ fn the_welcome_names_version_and_vendor() {
     let welcome = reply.json();
     assert_eq!(welcome["couchdb"], "Welcome");
     assert_eq!(welcome["version"], "3.5.0");
-    assert_eq!(welcome["features"], json!([]));
+    assert_eq!(welcome["features"], json!(["partitioned"]));
     assert_eq!(welcome["vendor"]["name"], "Settee");
     assert_eq!(welcome["uuid"].as_str().map(str::len), Some(32));
     assert_eq!(reply.header("content-type"), Some("application/json"));
@@ -122,6 +122,25 @@ fn all_dbs_takes_a_range() {
 }
 
 #[test]
+fn a_list_of_databases_that_is_known_is_not_sent_again() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let first = client.get("/_all_dbs").expect_status(200);
+    let tag = first.header("etag").unwrap().to_owned();
+    let again = [("If-None-Match", &*tag)];
+    assert_eq!(client.send("GET", "/_all_dbs", &again, b"").status, 304);
+    assert_eq!(client.head("/_all_dbs").header("etag"), Some(&*tag));
+    client.create("other");
+    assert_eq!(ids_of(&client.send("GET", "/_all_dbs", &again, b"").expect_status(200)), ["db", "other"]);
+}
+
+/// The names in an answer that is a list of them.
+fn ids_of(reply: &crate::client::Reply) -> Vec<String> {
+    serde_json::from_slice(&reply.body).unwrap()
+}
+
+#[test]
 fn uuids_are_as_many_as_asked_for_and_never_cached() {
     let server = Server::start();
     let mut client = server.connect();
@@ -185,5 +204,10 @@ fn options_of_creation_are_checked() {
     client.put("/db?q=0", "").expect_error(400, "bad_request", "The `q` value should be a positive integer.");
     client.put("/db?n=x", "").expect_error(400, "bad_request", "The `n` value should be a positive integer.");
     client.put("/db?partitioned=x", "").expect_error(400, "bad_request", "Invalid `partitioned` parameter");
-    client.put("/db?q=8&n=1", "").expect_status(201);
+    client.put("/db?engine=x", "").expect_error(400, "bad_request", "invalid_engine_extension");
+    let reason = "The `placement` value should be in a format `zone:n`.";
+    for bad in ["", "moon", "moon:eagle", "az:1,co:moon", "az:0", ":1"] {
+        client.put(&format!("/db?placement={bad}"), "").expect_error(400, "bad_request", reason);
+    }
+    client.put("/db?q=8&n=1&engine=couch&placement=az:1,co:3", "").expect_status(201);
 }

@@ -27,6 +27,23 @@ fn a_local_document_is_written_read_updated_and_deleted() {
 }
 
 #[test]
+fn a_local_document_has_tags_by_which_it_is_not_sent_again() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    assert_eq!(client.put("/db/_local/x", "{}").header("etag"), Some("\"0-1\""));
+    let tag = client.get("/db/_local/x").header("etag").unwrap().to_owned();
+    assert_eq!(client.head("/db/_local/x").header("etag"), Some(tag.as_str()));
+    let known = [("If-None-Match", tag.as_str())];
+    let unchanged = client.send("GET", "/db/_local/x", &known, b"").expect_status(304);
+    assert_eq!(unchanged.header("etag"), Some(tag.as_str()));
+    assert_eq!(client.delete("/db/_local/x").header("etag"), Some("\"0-0\""));
+    // Its revision is the first once more, its content another.
+    client.put("/db/_local/x", "{\"n\":1}").expect_status(201);
+    assert_eq!(client.send("GET", "/db/_local/x", &known, b"").expect_status(200).json()["n"], 1);
+}
+
+#[test]
 fn local_documents_are_in_no_listing_and_no_feed() {
     let server = Server::start();
     let mut client = server.connect();

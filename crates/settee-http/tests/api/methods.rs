@@ -23,6 +23,8 @@ fn a_method_that_is_not_there_is_405_with_those_that_are() {
         ("GET", "/db/_ensure_full_commit", "POST"),
         ("PATCH", "/db/doc", "DELETE,GET,HEAD,POST,PUT,COPY"),
         ("PATCH", "/db/_local/x", "DELETE,GET,HEAD,POST,PUT,COPY"),
+        ("PATCH", "/db/doc/file.txt", "DELETE,GET,HEAD,PUT"),
+        ("POST", "/db/_design/x/file.txt", "DELETE,GET,HEAD,PUT"),
         ("OPTIONS", "/", "GET,HEAD"),
     ];
     for (method, path, allowed) in cases {
@@ -57,6 +59,74 @@ fn what_couchdb_has_and_we_do_not_is_501_with_a_reason() {
             "{method} {path}"
         );
         assert!(reply.json()["reason"].as_str().unwrap().contains("not implemented yet"), "{method} {path}");
+    }
+}
+
+#[test]
+fn what_couchdb_gave_up_is_gone_here_too() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    for method in ["GET", "POST"] {
+        let reply = client.send(method, "/db/_temp_view", &[], b"");
+        reply.expect_error(410, "gone", "Temporary views are not supported in CouchDB");
+    }
+}
+
+#[test]
+fn what_is_no_function_of_a_design_document_is_an_attachment_of_it() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/_design/x", "{}").expect_status(201);
+    client.get("/db/_design/x/_foo").expect_error(404, "not_found", "Document is missing attachment");
+    let reason = "Attachment name '_foo' starts with prohibited character '_'";
+    client.put("/db/_design/x/_foo", "x").expect_error(400, "bad_request", reason);
+    client.get("/db/_design/none/_foo").expect_error(404, "not_found", "missing");
+}
+
+#[test]
+fn slashes_more_or_fewer_make_no_difference() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/_design/x", "{}").expect_status(201);
+    client.put("/db/a%2Fb", "{}").expect_status(201);
+    for path in
+        ["//db", "/db/", "/db//a%2Fb", "/db/a%2fb/", "/db/_design//x/", "/db/_design%2Fx", "/db//_all_docs/"]
+    {
+        client.get(path).expect_status(200);
+    }
+    client.get("/db%2Fa").expect_error(404, "not_found", "Database does not exist.");
+    client.get("/db/a/b").expect_error(404, "not_found", "missing");
+}
+
+#[test]
+fn a_head_never_tells_a_length_that_a_get_has_not() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", "{\"n\":1}").expect_status(201);
+    client.put("/db/b/file", "abc").expect_status(201);
+    client.put("/db/_local/l", "{}").expect_status(201);
+    let paths = [
+        "/",
+        "/db",
+        "/db/a",
+        "/db/a?revs=true",
+        "/db/none",
+        "/db/b",
+        "/db/b/file",
+        "/db/_local/l",
+        "/db/_all_docs",
+        "/db/_changes",
+        "/_all_dbs",
+        "/db/b?attachments=true",
+    ];
+    for path in paths {
+        let length = client.get(path).body.len().to_string();
+        let told = client.head(path).header("content-length").map(str::to_owned);
+        assert!(told.as_ref().is_none_or(|told| *told == length), "{path}: {told:?} for {length}");
     }
 }
 

@@ -51,6 +51,35 @@ fn a_purged_conflict_leaves_the_winner() {
 }
 
 #[test]
+fn a_purge_whose_client_went_away_counts() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let rev = client.put("/db/a", "{}").rev();
+    for number in 1..=20 {
+        let mut gone = server.connect();
+        let body = json!({"a": [rev]}).to_string();
+        let length = body.len().to_string();
+        let headers = [("Content-Type", "application/json"), ("Content-Length", &*length)];
+        gone.write_head("POST", "/db/_purge", &headers);
+        gone.write(body.as_bytes());
+        drop(gone);
+        // It may not have been read before its client went; what left a note is counted.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut noted = 0;
+        let counted = (0..500).any(|_| {
+            let notes = client.get("/db/_purged_infos").json();
+            noted = notes["purged_infos"].as_array().unwrap().len();
+            let seq = client.get("/db").json()["purge_seq"].as_str().unwrap().to_owned();
+            let is_counted = seq.starts_with(&format!("{noted}-"));
+            std::thread::sleep(std::time::Duration::from_millis(if is_counted { 0 } else { 10 }));
+            is_counted
+        });
+        assert!(counted, "of {noted} purges after {number} requests");
+    }
+}
+
+#[test]
 fn bad_purges_are_refused() {
     let server = Server::start();
     let mut client = server.connect();

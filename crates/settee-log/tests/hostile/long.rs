@@ -8,7 +8,7 @@ use std::time::Duration;
 use settee_io::{Env, File, OpenMode, ThreadOptions};
 use settee_log::{Batch, Flags, Log, LogOptions, SEGMENT_BYTES_LIMIT, Stage};
 
-const RECORD_COUNT: u64 = 4;
+const RECORD_COUNT: u64 = 12;
 
 fn options() -> LogOptions {
     LogOptions { batch_bytes_max: 48 << 10, segment_bytes_max: SEGMENT_BYTES_LIMIT, ..LogOptions::default() }

@@ -4,5 +4,6 @@
 mod forgetting;
 mod late_chores;
 mod preparing;
+mod streams;
 mod sync_errors;
 mod zeros;

@@ -1,0 +1,92 @@
+//! Rows of attachments, each in turn with the bare server, which reads or sends as many bytes.
+
+use super::clients::{AttachmentGetter, AttachmentPutter, IdPath, Numbers};
+use super::plan::{ATTACHMENT_BYTES, Plan};
+use super::{Bench, beside_floor, folder, generators, row, scaled};
+use crate::documents::{Generator, attachment};
+use crate::drive::{Client, Until};
+use crate::error::{Error, Result};
+use crate::limits::FloorClient;
+use crate::report::Row;
+
+/// Most attachments that a row puts: the disk has to hold them.
+const PUT_COUNT_MAX: u64 = 2_000;
+
+/// Attachments to choose from for those who get them.
+const GET_COUNT: u64 = 64;
+
+/// Fewest of either at a small scale.
+const SCALED_COUNT_MIN: u64 = 16;
+
+/// Attachments read back after a row has put them.
+const READ_BACK_COUNT: u64 = 3;
+
+/// How many a row puts at most at this scale.
+pub(super) fn put_count(scale: f64) -> u64 {
+    scaled(scale, PUT_COUNT_MAX, SCALED_COUNT_MIN)
+}
+
+impl Bench<'_> {
+    fn putters(&self, database: &str, numbers: &Numbers, clients: u64) -> Vec<AttachmentPutter> {
+        let putter = |_| AttachmentPutter {
+            target: IdPath::new(&folder(database)),
+            numbers: numbers.clone(),
+            body: &[],
+            bytes: ATTACHMENT_BYTES,
+        };
+        (0..clients).map(putter).collect()
+    }
+
+    fn attachment_getters(&self, database: &str, clients: u64, count: u64) -> Vec<AttachmentGetter> {
+        let getter = |generator| AttachmentGetter {
+            target: IdPath::new(&folder(database)),
+            count,
+            bytes: ATTACHMENT_BYTES,
+            generator,
+            number: 0,
+        };
+        generators(clients).map(getter).collect()
+    }
+
+    pub(super) async fn attachment_put(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
+        let database = self.create().await?;
+        let numbers = Numbers::up_to(put_count(self.config.scale));
+        let putters = self.putters(&database, &numbers, clients);
+        let floor = vec![FloorClient::put(attachment(0, ATTACHMENT_BYTES).to_vec()); clients as usize];
+        let (outcome, floor) = self.in_turn(plan.name, putters, floor).await?;
+        self.check_count(plan.name, &database, numbers.taken()).await?;
+        self.read_back(plan, &database, numbers.taken()).await?;
+        let row = row(plan, "requests", &outcome);
+        let what = format!("bare server, which reads {ATTACHMENT_BYTES} bytes and lets them go");
+        Ok(beside_floor(row, floor.as_ref(), what).judged(plan.goals))
+    }
+
+    /// Gets some of those that were put and compares them.
+    async fn read_back(&mut self, plan: &Plan, database: &str, count: u64) -> Result<()> {
+        let mut random = Generator::new(0);
+        let mut getters = self.attachment_getters(database, 1, count);
+        for _ in 0..READ_BACK_COUNT {
+            let getter = &mut getters[0];
+            getter.generator = Generator::new(random.below(u64::MAX));
+            let mut request = Vec::new();
+            getter.render(&self.config.target.server, &mut request);
+            let mut connection = crate::http::Connection::open(&self.config.target.server).await?;
+            let answer = connection.exchange(&request).await?;
+            getter.check(answer).map_err(|reason| Error::wrong(plan.name, reason))?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn attachment_get(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
+        let database = self.create().await?;
+        let count = self.scaled(GET_COUNT, SCALED_COUNT_MIN);
+        let putters = self.putters(&database, &Numbers::up_to(count), 1);
+        self.ours(plan.name, putters, Until::Done).await?;
+        self.settle().await;
+        let getters = self.attachment_getters(&database, clients, count);
+        let floor = vec![FloorClient::get(ATTACHMENT_BYTES as u64); clients as usize];
+        let (outcome, floor) = self.in_turn(plan.name, getters, floor).await?;
+        let what = format!("bare server, {ATTACHMENT_BYTES} bytes");
+        Ok(beside_floor(row(plan, "requests", &outcome), floor.as_ref(), what).judged(plan.goals))
+    }
+}

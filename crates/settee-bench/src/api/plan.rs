@@ -1,0 +1,191 @@
+//! The rows, what CouchDB reached in them, and what is aimed at.
+//!
+//! The recorded figures are CouchDB 3.5.0's, parallel reads on, one node, `q=2`, on 2 cores with
+//! 24 GiB and ext4 on a virtual disk, over HTTP on loopback with keep-alive, the client on the
+//! same 2 cores: medians of three to five runs, which spread by about 15 %. They tell on any
+//! other machine only roughly; a CouchDB beside (`--url`) tells exactly. Of attachments a range
+//! of processor times was recorded: its lower end stands here.
+
+use super::clients::{Content, Ids};
+use crate::report::{Goal, Recorded};
+
+/// Where the recorded figures come from, for the table's head.
+pub const RECORDED_SOURCE: &str = "CouchDB 3.5.0 on 2 cores, 24 GiB, ext4";
+
+/// Size in bytes of the documents, where a row doesn't say otherwise.
+pub const DOCUMENT_BYTES: usize = 1024;
+
+/// Documents in the database that is read.
+pub const DOCUMENT_COUNT: u64 = 100_000;
+
+/// Size in bytes of an attachment.
+pub const ATTACHMENT_BYTES: usize = 1 << 20;
+
+/// Followers of changes at full scale.
+pub const FOLLOWER_COUNT: u64 = 10_000;
+
+/// One row, or several that need each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    /// What `--rows` selects by.
+    pub(super) name: &'static str,
+    pub(super) workload: &'static str,
+    pub(super) kind: Kind,
+    pub(super) recorded: Option<Recorded>,
+    pub(super) goals: &'static [Goal],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Loads a database of its own; the first one is kept and read by others.
+    Load { ids: Ids, content: Content, batch: u64, writers: u64, documents: u64 },
+    /// Puts new documents.
+    Put { clients: u64 },
+    /// Updates documents in turn.
+    Update { clients: u64 },
+    /// Updates one document again and again.
+    History,
+    /// Gets random documents, or the same one.
+    Get { clients: u64, one: bool },
+    /// A writer of tiny documents, in batches, and readers of one document: each alone, and both.
+    Beside,
+    /// Lists all, with documents or without.
+    List { target: &'static str, documents: bool },
+    /// Gets many documents with each request.
+    BulkGet { clients: u64 },
+    /// Puts attachments, each in a document of its own.
+    AttachmentPut { clients: u64 },
+    /// Gets random attachments.
+    AttachmentGet { clients: u64 },
+    /// Many follow the changes while one writes.
+    Followers,
+}
+
+const fn recorded(rate: f64, p50_p99_ms: Option<(f64, f64)>, cpu_us: f64) -> Option<Recorded> {
+    Some(Recorded { rate, p50_p99_ms, cpu_us })
+}
+
+const fn plan(
+    name: &'static str,
+    workload: &'static str,
+    kind: Kind,
+    recorded: Option<Recorded>,
+    goals: &'static [Goal],
+) -> Plan {
+    Plan { name, workload, kind, recorded, goals }
+}
+
+const fn load(ids: Ids, bytes: usize, batch: u64, writers: u64, documents: u64) -> Kind {
+    Kind::Load { ids, content: Content::Random(bytes), batch, writers, documents }
+}
+
+/// What is aimed at: of gets, loads, lone durable writes, many of them, listings without and with
+/// documents, attachments.
+const GETS: &[Goal] = &[Goal::Rate(30.0), Goal::Cpu(40.0), Goal::Share(0.7), Goal::CpuMultiple(1.7)];
+const LOADS: &[Goal] = &[Goal::Rate(10.0)];
+const LONE: &[Goal] = &[Goal::Share(0.8)];
+const MANY: &[Goal] = &[Goal::Rate(15.0)];
+const LISTS: &[Goal] = &[Goal::Rate(10.0)];
+const DOCUMENTS: &[Goal] = &[Goal::Rate(20.0)];
+const ATTACHMENTS: &[Goal] = &[Goal::Rate(8.0), Goal::Share(0.5)];
+
+/// The rows that [`Kind::Beside`] prints: writer alone, readers alone, and both side by side,
+/// where the server's processor time is that of both.
+pub(super) const BESIDE: [Plan; 4] = [
+    plan(
+        "beside-writer-alone",
+        "batches of 1,000 documents of 10 B, 1 writer alone",
+        Kind::Beside,
+        recorded(25_500.0, Some((38.0, 57.0)), 59.0),
+        &[],
+    ),
+    plan(
+        "beside-readers-alone",
+        "readers of one document alone, 15 clients",
+        Kind::Beside,
+        recorded(2630.0, Some((5.1, 13.6)), 691.0),
+        &[],
+    ),
+    plan(
+        "beside-writer",
+        "that writer beside those readers",
+        Kind::Beside,
+        recorded(3390.0, Some((295.0, 559.0)), 558.0),
+        &[],
+    ),
+    plan(
+        "beside-readers",
+        "those readers beside that writer",
+        Kind::Beside,
+        recorded(2250.0, Some((6.1, 19.0)), 833.0),
+        &[Goal::P99(5.0)],
+    ),
+];
+
+/// The rows that [`Kind::Followers`] prints.
+pub(super) const FOLLOWERS: [Plan; 2] = [
+    plan("followers-paced", "one change each 250 ms", Kind::Followers, None, &[Goal::P99(200.0)]),
+    plan("followers-burst", "one writer without pause", Kind::Followers, None, &[]),
+];
+
+/// Every row, in the table's order. Followers come first: what they take of the server's memory is
+/// told only where it hasn't freed any yet that it would use again.
+#[rustfmt::skip]
+pub(super) const PLANS: [Plan; 29] = [
+    plan("followers", "continuous changes followers, one writer", Kind::Followers, None, &[]),
+    plan("get-1", "get random of 100k, 1 client",
+        Kind::Get { clients: 1, one: false }, recorded(1_190.0, Some((0.80, 1.7)), 1_445.0), GETS),
+    plan("get-15", "get random of 100k, 15 clients",
+        Kind::Get { clients: 15, one: false }, recorded(2_420.0, Some((5.8, 15.0)), 764.0), GETS),
+    plan("get-64", "get random of 100k, 64 clients",
+        Kind::Get { clients: 64, one: false }, recorded(3_010.0, Some((20.0, 44.0)), 620.0), GETS),
+    plan("get-200", "get random of 100k, 200 clients",
+        Kind::Get { clients: 200, one: false }, recorded(3_200.0, Some((48.0, 103.0)), 476.0), GETS),
+    plan("get-one-15", "get one document, 15 clients",
+        Kind::Get { clients: 15, one: true }, recorded(2_630.0, Some((5.4, 13.0)), 723.0), GETS),
+    plan("get-one-200", "get one document, 200 clients",
+        Kind::Get { clients: 200, one: true }, recorded(3_340.0, Some((54.0, 112.0)), 543.0), GETS),
+    plan("load-sequential", "bulk load 100k, batch 500, 10 writers, sequential ids",
+        load(Ids::Sequential, DOCUMENT_BYTES, 500, 10, DOCUMENT_COUNT), recorded(19_600.0, Some((232.0, 343.0)), 79.0), LOADS),
+    plan("load-2560", "  the same, 2.5 KiB",
+        load(Ids::Sequential, 2560, 500, 10, DOCUMENT_COUNT), recorded(19_200.0, Some((256.0, 327.0)), 88.0), LOADS),
+    plan("load-random", "  the same, 1 KiB, random ids",
+        load(Ids::Random, DOCUMENT_BYTES, 500, 10, DOCUMENT_COUNT), recorded(8_100.0, Some((622.0, 913.0)), 202.0), LOADS),
+    plan("load-100x50", "bulk load 100k, batch 100, 50 writers",
+        load(Ids::Sequential, DOCUMENT_BYTES, 100, 50, DOCUMENT_COUNT), recorded(22_400.0, Some((220.0, 281.0)), 69.0), LOADS),
+    plan("load-10x50", "bulk load 100k, batch 10, 50 writers",
+        load(Ids::Sequential, DOCUMENT_BYTES, 10, 50, DOCUMENT_COUNT), recorded(10_800.0, Some((43.0, 84.0)), 160.0), LOADS),
+    plan("load-1x50", "bulk load 20k, batch 1, 50 writers",
+        load(Ids::Sequential, DOCUMENT_BYTES, 1, 50, 20_000), recorded(2_000.0, Some((23.0, 68.0)), 823.0), LOADS),
+    plan("put-1", "durable PUT of new documents, 1 client",
+        Kind::Put { clients: 1 }, recorded(480.0, Some((2.0, 6.0)), 3_930.0), LONE),
+    plan("put-50", "durable PUT of new documents, 50 clients",
+        Kind::Put { clients: 50 }, recorded(2_030.0, Some((24.0, 44.0)), 871.0), MANY),
+    plan("update-1", "durable update, 1 client",
+        Kind::Update { clients: 1 }, recorded(220.0, Some((4.3, 8.9)), 7_540.0), LONE),
+    plan("update-10", "durable update, 10 clients",
+        Kind::Update { clients: 10 }, recorded(520.0, Some((19.0, 36.0)), 3_700.0), &[]),
+    plan("update-same", "durable update of one document, 2,000 times, 1 client",
+        Kind::History, None, &[]),
+    plan("beside", "readers of one document beside a bulk writer", Kind::Beside, None, &[]),
+    plan("all-docs", "all docs",
+        Kind::List { target: "_all_docs", documents: false }, recorded(126_000.0, None, 13.0), LISTS),
+    plan("all-docs-with", "all docs with documents",
+        Kind::List { target: "_all_docs?include_docs=true", documents: true }, recorded(22_200.0, None, 71.0), DOCUMENTS),
+    plan("changes", "changes",
+        Kind::List { target: "_changes", documents: false }, recorded(60_400.0, None, 27.0), LISTS),
+    plan("changes-with", "changes with documents",
+        Kind::List { target: "_changes?include_docs=true", documents: true }, recorded(18_100.0, None, 87.0), DOCUMENTS),
+    plan("bulk-get-1", "bulk get, 100 ids a request, 1 client",
+        Kind::BulkGet { clients: 1 }, recorded(8_900.0, Some((11.0, 19.0)), 180.0), LISTS),
+    plan("bulk-get-10", "bulk get, 100 ids a request, 10 clients",
+        Kind::BulkGet { clients: 10 }, recorded(16_900.0, Some((56.0, 85.0)), 107.0), LISTS),
+    plan("attachment-put-1", "put attachment of 1 MiB, 1 client",
+        Kind::AttachmentPut { clients: 1 }, recorded(84.0, None, 15_100.0), ATTACHMENTS),
+    plan("attachment-put-10", "put attachment of 1 MiB, 10 clients",
+        Kind::AttachmentPut { clients: 10 }, recorded(125.0, None, 15_100.0), ATTACHMENTS),
+    plan("attachment-get-1", "get attachment of 1 MiB, 1 client",
+        Kind::AttachmentGet { clients: 1 }, recorded(102.0, None, 12_000.0), ATTACHMENTS),
+    plan("attachment-get-10", "get attachment of 1 MiB, 10 clients",
+        Kind::AttachmentGet { clients: 10 }, recorded(125.0, None, 12_000.0), ATTACHMENTS),
+];

@@ -1,0 +1,60 @@
+//! Goal: whatever bytes come, what is made of them is right, or they are refused.
+//! Method: inputs that are real, or almost, from seeds (`settee_sim::fuzz`); for each decoder a property
+//! beyond not panicking. `cargo xtask fuzz` runs as many as one has time for.
+
+mod document;
+mod selector;
+mod stored;
+
+use settee_sim::fuzz::Target;
+
+/// Executions of each target in an ordinary test run.
+const COUNT: u64 = 12_000;
+
+/// All targets of this crate.
+pub(crate) const TARGETS: [Target; 6] = [
+    document::DOCUMENT,
+    document::REVISION,
+    document::SEQUENCE,
+    selector::SELECTOR,
+    crate::selector::fuzz::RAW,
+    stored::STORED,
+];
+
+#[test]
+fn document() {
+    document::DOCUMENT.run(COUNT);
+}
+
+#[test]
+fn revision() {
+    document::REVISION.run(COUNT);
+}
+
+#[test]
+fn sequence() {
+    document::SEQUENCE.run(COUNT);
+}
+
+#[test]
+fn selector() {
+    selector::SELECTOR.run(COUNT);
+}
+
+#[test]
+fn raw() {
+    crate::selector::fuzz::RAW.run(COUNT);
+}
+
+#[test]
+fn stored() {
+    stored::STORED.run(COUNT);
+}
+
+#[test]
+fn real_inputs_are_accepted() {
+    for target in TARGETS {
+        let accepted = target.corpus.iter().filter(|input| (target.check)(input)).count();
+        assert!(accepted * 2 > target.corpus.len(), "{}: {accepted}", target.name);
+    }
+}

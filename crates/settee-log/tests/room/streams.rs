@@ -1,0 +1,61 @@
+//! Goal: a stream that nobody waits for is not held up by segments that are too small for it.
+//! Method: segments are counted, and bytes that no sync has reached, in batches larger than the
+//! least segment.
+
+use std::path::Path;
+
+use settee_log::{Batch, Flags, Log, LogOptions, Stage};
+use settee_sim::{Sim, SimDisk};
+
+/// A batch that fills the least segment.
+fn batch() -> Batch {
+    let mut batch = Batch::new();
+    batch.push(Flags::none(), b"key", b"", &vec![1; 128 << 10]);
+    batch
+}
+
+#[test]
+fn a_stream_of_large_batches_does_not_fill_a_segment_with_each() {
+    let disk = SimDisk::new(1).short_writes(0.0);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new("/log"), LogOptions::default(), |_, _| {}).await.unwrap();
+        for _ in 0..256 {
+            log.append(&batch(), Stage::Accepted).await.unwrap();
+        }
+        log.flush().await.unwrap();
+        // 32 MiB: 1 MiB, as much again, and from there on up to twice as many each time.
+        let segments = log.known_segments().len();
+        assert!(segments <= 12, "{segments} segments");
+        log.close().await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_stream_that_nobody_waits_for_is_synced_as_it_goes() {
+    let options = LogOptions {
+        segment_bytes_min: 64 << 20,
+        accepted_age_ms_max: u64::MAX / 2,
+        written_age_ms_max: u64::MAX / 2,
+        ..LogOptions::default()
+    };
+    let disk = SimDisk::new(1).short_writes(0.0);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new("/log"), options, |_, _| {}).await.unwrap();
+        let mut appended = log.append(&batch(), Stage::Accepted).await.unwrap();
+        for _ in 1..320 {
+            appended = log.append(&batch(), Stage::Accepted).await.unwrap();
+        }
+        log.wait(appended.last_seq, Stage::Written).await.unwrap();
+        // 40 MiB, all in one segment.
+        let syncs = log.stats().sync_count;
+        assert!((2..=8).contains(&syncs), "{syncs} syncs");
+        assert_eq!(log.known_segments().len(), 1);
+        log.close().await.unwrap();
+    })
+    .unwrap();
+}

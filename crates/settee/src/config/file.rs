@@ -1,0 +1,73 @@
+//! Reads the file of settings; what is wrong with it is told by line, key and table.
+//!
+//! Of an error of TOML's the message alone is kept: what would be shown beside it is a line of
+//! the file, which may hold the password.
+
+use std::path::Path;
+
+use toml::de::DeTable;
+
+use super::settings::Settings;
+
+/// Largest file in bytes: of settings, of an administrator, of CouchDB's.
+const FILE_SIZE_MAX: u64 = 1 << 20;
+
+/// Reads a file that there is.
+pub(super) fn read(path: &Path) -> Result<String, String> {
+    let problem = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
+    let size = std::fs::metadata(path).map_err(|error| problem(&error))?.len();
+    if size > FILE_SIZE_MAX {
+        return Err(problem(&format!("it is larger than {FILE_SIZE_MAX} bytes")));
+    }
+    std::fs::read_to_string(path).map_err(|error| problem(&error))
+}
+
+/// The settings of a file.
+pub(super) fn settings(path: &Path) -> Result<Settings, String> {
+    parse(&read(path)?).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The settings of a file's text.
+pub(super) fn parse(text: &str) -> Result<Settings, String> {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let at = error.span().map_or(0, |span| span.start);
+        let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+        // What isn't TOML at all has no keys.
+        let table = DeTable::parse(text).ok();
+        let keys = table.and_then(|table| keys_to(table.get_ref(), at)).unwrap_or_default();
+        match keys.split_last() {
+            None => format!("line {line}: {}", error.message()),
+            Some((key, outer)) => format!("line {line}: {}", complaint(outer, key, error.message())),
+        }
+    })
+}
+
+/// The keys that lead to what stands at a byte, the outermost first.
+fn keys_to(table: &DeTable<'_>, at: usize) -> Option<Vec<String>> {
+    table.iter().find_map(|(key, value)| {
+        let inner = value.get_ref().as_table().and_then(|table| keys_to(table, at));
+        let is_here = || key.span().contains(&at) || value.span().contains(&at);
+        let mut keys = inner.or_else(|| is_here().then(Vec::new))?;
+        keys.insert(0, key.get_ref().to_string());
+        Some(keys)
+    })
+}
+
+/// What is wrong with a key below others.
+fn complaint(outer: &[String], key: &str, message: &str) -> String {
+    let place = match outer {
+        [] => String::new(),
+        outer => format!(" in [{}]", outer.join(".")),
+    };
+    if !message.starts_with("unknown field") {
+        return format!("`{key}`{place}: {message}");
+    }
+    let belongs = Settings::names().into_iter().find(|(_, name)| *name == key);
+    let advice = match belongs {
+        None => String::new(),
+        Some(("", _)) => "; it belongs above all tables".to_owned(),
+        Some((table, _)) => format!("; it belongs in [{table}]"),
+    };
+    let place = if place.is_empty() { " above all tables" } else { &place };
+    format!("unknown key `{key}`{place}{advice}")
+}

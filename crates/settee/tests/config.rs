@@ -1,0 +1,281 @@
+//! Goal: `settee config` says what `settee serve` would do, or refuses with the same words; what
+//! CouchDB was told becomes a file of settings, and nothing of it gets lost on the way.
+//! Method: the built binary, with flags, variables and files, and CouchDB's files as its
+//! documentation has them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn settee(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_settee"));
+    command.args(arguments);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("SETTEE_")) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn done(mut command: Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    output
+}
+
+fn json(command: Command) -> Value {
+    serde_json::from_slice(&done(command).stdout).unwrap()
+}
+
+fn name(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The values alone, by table and name.
+fn values(shown: &Value) -> Vec<(String, Value)> {
+    let mut values = Vec::new();
+    for (name, member) in shown["settings"].as_object().unwrap() {
+        match member.get("source") {
+            Some(_) => values.push((name.clone(), member["value"].clone())),
+            None => {
+                let table = member.as_object().unwrap().iter();
+                values.extend(table.map(|(key, member)| (format!("{name}.{key}"), member["value"].clone())));
+            }
+        }
+    }
+    values
+}
+
+/// CouchDB's files.
+fn couchdb(file: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/couchdb");
+    name(&folder.join(file)).to_owned()
+}
+
+#[test]
+fn each_value_is_shown_with_the_flag_variable_or_file_that_it_comes_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settee.toml");
+    std::fs::write(&file, "[limits]\nmax_uuids = 5\nmax_headers = 50\nmax_streams = 9\n").unwrap();
+    std::fs::write(folder.path().join("config.toml"), "[chttpd]\nchanges_timeout = \"7\"\n").unwrap();
+    let command = || {
+        let data = name(folder.path());
+        let mut command =
+            settee(&["config", "--data-dir", data, "--max-uuids", "6", "--config", name(&file)]);
+        command
+            .env("SETTEE_MAX_HEADERS", "60")
+            .env("SETTEE_MAX_UUIDS", "8")
+            .env("SETTEE_ADMIN", "ann:hidden");
+        command
+    };
+    let printed = text(&done(command()).stdout);
+    for (begin, end) in [
+        ("max_uuids = 6 ", "# flag --max-uuids"),
+        ("max_headers = 60 ", "# variable SETTEE_MAX_HEADERS"),
+        ("max_streams = 9 ", &format!("# file {}", name(&file))),
+        ("max_connections = 4096 ", "# default"),
+        (
+            "#admin = \"ann:****\" ",
+            "# variable SETTEE_ADMIN; the password isn't shown: it has to be given again",
+        ),
+    ] {
+        let is_it = |line: &&str| line.starts_with(begin) && line.ends_with(end);
+        assert!(printed.lines().any(|line| is_it(&line)), "{begin}… {end}: {printed}");
+    }
+    assert!(printed.contains("changes_timeout_ms = 7 ") && !printed.contains("hidden"), "{printed}");
+    let mut as_json = command();
+    as_json.arg("--json");
+    let shown = json(as_json);
+    assert_eq!(shown["settings"]["limits"]["max_headers"]["source"], "variable");
+    assert_eq!(shown["settings"]["limits"]["changes_timeout_ms"]["where"]["key"], "chttpd/changes_timeout");
+    assert!(!shown.to_string().contains("hidden"), "{shown}");
+}
+
+#[test]
+fn what_is_printed_holds_the_same_as_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("printed.toml");
+    let data = name(folder.path());
+    let given = ["--data-dir", data, "--max-uuids", "6", "--io-threads", "3", "--listen", "[::1]:0"];
+    let first = json(settee(&[&["config", "--json"], &given[..]].concat()));
+    let printed = done(settee(&[&["config"], &given[..]].concat())).stdout;
+    std::fs::write(&file, &printed).unwrap();
+    let again = json(settee(&["config", "--json", "--config", name(&file)]));
+    assert_eq!(values(&first), values(&again));
+    let limits = again["settings"]["limits"].as_object().unwrap();
+    assert!(limits.values().all(|limit| limit["source"] == "file"), "{again}");
+}
+
+#[test]
+fn what_the_server_refuses_is_refused_with_the_same_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settee.toml");
+    let none = folder.path().join("none.toml");
+    for (written, words) in [
+        ("[limits]\nmax_fun = 1", "line 2: unknown key `max_fun` in [limits]"),
+        ("[store]\n\nmax_uuids = 1", "line 3: unknown key `max_uuids` in [store]; it belongs in [limits]"),
+        ("max_uuids = 1", "line 1: unknown key `max_uuids` above all tables; it belongs in [limits]"),
+        ("limits = { listen = \"x\" }", "unknown key `listen` in [limits]; it belongs above all tables"),
+        ("[limitz]\nmax_uuids = 1", "line 1: unknown key `limitz`"),
+        ("[limits]\nmax_uuids = \"many\"", "line 2: `max_uuids` in [limits]: invalid type"),
+        ("[limits]\nmax_uuids = 0", "the limit `max_uuids` must be at least 1"),
+        ("[limits]\nmax_uuids = 1\nmax_uuids = 2", "line 3: "),
+        ("admin = \"hidden\" oops", "line 1: "),
+        ("admin = \"hidden\"", "NAME:PASSWORD"),
+        ("admin_file = \"/nowhere/at all\"", "cannot read /nowhere/at all"),
+    ] {
+        std::fs::write(&file, written).unwrap();
+        let refusals = ["config", "serve"].map(|command| {
+            let output =
+                settee(&[command, "--config", name(&file), "--data-dir", name(&none)]).output().unwrap();
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{command}: {written}");
+            text(&output.stderr)
+        });
+        assert_eq!(refusals[0], refusals[1], "{written}");
+        assert!(refusals[0].contains(words) && !refusals[0].contains("hidden"), "{written}: {}", refusals[0]);
+    }
+    assert!(!none.exists(), "nothing was begun");
+}
+
+#[test]
+fn what_the_data_folder_has_and_can_not_mean_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.toml"), "[uuids\n").unwrap();
+    let output = done(settee(&["config", "--data-dir", name(folder.path())]));
+    assert!(text(&output.stderr).contains("left out"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("left out"), "{}", text(&output.stdout));
+}
+
+/// Converts CouchDB's files of the example; the result and what was said.
+fn import(others: &[&str]) -> (String, String) {
+    let (default, local, folder) = (couchdb("default.ini"), couchdb("local.ini"), couchdb("local.d"));
+    let mut command = settee(&["config", "import-ini"]);
+    command.args(others).args([default, local, folder]);
+    let output = done(command);
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn couchdbs_files_become_settings_that_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settee.toml");
+    let (stdout, said) = import(&["-o", name(&file)]);
+    assert!(stdout.is_empty(), "{stdout}");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let shown = json(settee(&["config", "--json", "--config", name(&file)]));
+    for (table, name, value) in [
+        ("", "listen", Value::from("[::]:5985")),
+        ("limits", "max_document_size", Value::from(8_355_840)),
+        ("limits", "max_attachment_size", Value::from(1 << 30)),
+        ("limits", "max_request_bytes", Value::from(64 << 20)),
+        ("limits", "changes_timeout_ms", Value::from(60_000)),
+        ("limits", "session_timeout_s", Value::from(3600)),
+        ("limits", "max_dbs_info_names", Value::from(100)),
+        ("databases", "open_databases_max", Value::from(3000)),
+    ] {
+        let member =
+            if table.is_empty() { &shown["settings"][name] } else { &shown["settings"][table][name] };
+        assert_eq!((&member["value"], &member["source"]), (&value, &Value::from("file")), "{name}");
+    }
+    assert_eq!(shown["settings"]["limits"]["max_uuids"]["source"], "default", "the last file took it away");
+    for words in ["administrator admin ", "administrator architect ", "8355840", "doesn't start on [::]:5985"]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
+#[test]
+fn every_key_of_couchdbs_files_is_told_and_no_secret() {
+    let (result, said) = import(&[]);
+    let mut files = vec![couchdb("default.ini"), couchdb("local.ini")];
+    files.extend(["local.d/10-admins.ini", "local.d/20-size.ini"].map(couchdb));
+    // Read anew, line by line: sections and keys alone.
+    let mut keys = std::collections::BTreeSet::new();
+    for file in &files {
+        let mut section = String::new();
+        for line in
+            std::fs::read_to_string(file).unwrap().lines().filter(|line| !line.starts_with([';', '#']))
+        {
+            if let Some(name) = line.strip_prefix('[') {
+                section = name.trim_end_matches(']').to_owned();
+            } else if let Some((key, value)) = line.split_once('=') {
+                // What has no value was taken away.
+                let key = format!("{section}/{}", key.trim());
+                if value.trim().is_empty() {
+                    keys.remove(&key)
+                } else {
+                    keys.insert(key)
+                };
+            }
+        }
+    }
+    assert!(keys.len() > 60, "{keys:?}");
+    for key in &keys {
+        let told = [format!("# {key} = "), format!("{key} (")];
+        assert!(told.iter().any(|told| result.contains(told)), "{key}: {result}");
+    }
+    for secret in ["92de07df", "open-sesame", "aGVsbG8", "43ecbd25", "2f3e9d1c", "8c7d6e5f"] {
+        assert!(!result.contains(secret) && !said.contains(secret), "{secret}: {result}{said}");
+    }
+    for (key, words) in [
+        ("ssl/cert_file", "TLS isn't there yet"),
+        ("cors/origins", "CORS isn't there yet"),
+        ("uuids/algorithm", "PUT /_node/_local/_config/uuids/algorithm \"utc_id\""),
+        ("log/level", "SETTEE_LOG=warn"),
+        ("couchdb/database_dir", "data_dir"),
+        ("couchdb/single_node", "does that anyway"),
+        ("my_plugin/favourite", "no counterpart"),
+    ] {
+        let (_, after) =
+            result.split_once(&format!("# {key} = ")).unwrap_or_else(|| panic!("{key}: {result}"));
+        assert!(after.lines().nth(1).unwrap().contains(words), "{key}: {after}");
+    }
+    assert!(result.contains("local.ini:29: neither a section nor a key"), "{result}");
+}
+
+#[test]
+fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settee.toml");
+    std::fs::write(&file, "mine").unwrap();
+    let ini = couchdb("local.ini");
+    let import = |out: &Path, more: &[&str]| {
+        let arguments = [&["config", "import-ini", "-o", name(out), &ini], more].concat();
+        settee(&arguments).output().unwrap()
+    };
+    let refused = import(&file, &[]);
+    assert!(!refused.status.success() && text(&refused.stderr).contains("--force"), "{refused:?}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    let link = folder.path().join("link.toml");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert!(import(&link, &["--force"]).status.success());
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink(), "the link stays");
+    assert!(std::fs::read_to_string(&file).unwrap().contains("listen = \"[::]:5985\""));
+    assert!(!import(folder.path(), &["--force"]).status.success(), "a folder is no file");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside");
+}
+
+#[test]
+fn what_can_not_be_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let none = folder.path().join("none.ini");
+    for (path, words) in [(&none, "No such file"), (&PathBuf::from(folder.path()), "there is no *.ini")] {
+        let output = settee(&["config", "import-ini", name(path)]).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{output:?}");
+        assert!(text(&output.stderr).contains(words), "{output:?}");
+    }
+}
+
+#[test]
+fn variables_of_the_server_keep_nobody_from_importing() {
+    let mut command = settee(&["config", "import-ini", &couchdb("local.ini")]);
+    command.env("SETTEE_MAX_UUIDS", "5").env("SETTEE_CONFIG", "/nowhere");
+    assert!(text(&done(command).stdout).contains("listen = "));
+}

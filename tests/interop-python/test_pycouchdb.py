@@ -1,0 +1,141 @@
+"""Goal: `pycouchdb` works as with CouchDB 3.5.0.
+
+Method: its interface, part by part, against one server; a database of its own for each test. It reads
+the content type of every answer, of those to HEAD too, and takes errors out of answers that say 201.
+"""
+
+import io
+
+import pycouchdb
+from pycouchdb import exceptions
+from pycouchdb.feedreader import BaseFeedReader
+
+from settee import ServerTest
+
+
+class Reader(BaseFeedReader):
+    """Takes `count` lines of a feed, then leaves it; `act` is done with each."""
+
+    def __init__(self, count, act=lambda line: None):
+        self.lines, self.count, self.act, self.closed = [], count, act, False
+
+    def on_message(self, message):
+        self.lines.append(message)
+        self.act(message)
+        if len(self.lines) == self.count:
+            raise exceptions.FeedReaderExited()
+
+    def on_close(self):
+        self.closed = True
+
+
+class Pycouchdb(ServerTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.couch = pycouchdb.Server(cls.server.url + "/")
+
+    def new_database(self):
+        return self.couch.create(self.new_name())
+
+    def test_databases_are_made_found_and_removed(self):
+        name = self.new_name()
+        db = self.couch.create(name)
+        with self.assertRaises(exceptions.Conflict):
+            self.couch.create(name)
+        self.assertIn(name, self.couch)
+        self.assertIn(name, list(self.couch))
+        self.assertEqual((db.config()["db_name"], len(db)), (name, 0))
+        self.assertRegex(self.couch.version(), r"^3\.5\.")
+        self.couch.delete(name)
+        self.assertNotIn(name, self.couch)
+        for call in (self.couch.database, self.couch.delete):
+            with self.assertRaises(exceptions.NotFound):
+                call(name)
+        with self.assertRaises(exceptions.GenericError) as caught:
+            self.couch.create("Capital")
+        self.assertEqual(caught.exception.args[0]["error"], "illegal_database_name")
+
+    def test_documents_are_saved_read_and_deleted(self):
+        db = self.new_database()
+        doc = db.save({"_id": "ulm", "name": "Ulm"})
+        self.assertRegex(doc["_rev"], r"^1-")
+        newer = db.save(dict(doc, visits=2))
+        with self.assertRaisesRegex(exceptions.Conflict, "^Document update conflict.$"):
+            db.save(doc)
+        self.assertEqual(db.get("ulm"), {"_id": "ulm", "_rev": newer["_rev"], "name": "Ulm", "visits": 2})
+        # Of those that are there: what was replaced is not, as in CouchDB after a compaction.
+        self.assertEqual([revision["_rev"][:2] for revision in db.revisions("ulm")], ["2-"])
+        self.assertIn("ulm", db)
+        with self.assertRaises(exceptions.Conflict):
+            db.delete(doc)
+        db.delete("ulm")
+        self.assertNotIn("ulm", db)
+        with self.assertRaisesRegex(exceptions.NotFound, "^deleted$"):
+            db.get("ulm")
+        self.assertIn("_id", db.save({"name": "later"}, batch=True))
+
+    def test_bulks_are_saved_deleted_and_refused(self):
+        db = self.new_database()
+        docs = db.save_bulk([{"_id": f"{number}", "n": number} for number in range(5)])
+        self.assertEqual([row["id"] for row in db.all(as_list=True)], list("01234"))
+        self.assertEqual([row["doc"]["n"] for row in db.all(startkey="1", endkey="3")], [1, 2, 3])
+        self.assertEqual([row["id"] for row in db.all(keys=["4", "0"])], ["4", "0"])
+        with self.assertRaises(exceptions.Conflict):
+            db.save_bulk([{"_id": "0"}])
+        self.assertEqual(len(db.delete_bulk(docs[:2])), 2)
+        with self.assertRaises(exceptions.Conflict):
+            db.delete_bulk([dict(docs[4], _rev=f"1-{'a' * 32}")])
+        self.assertEqual(len(db), 3)
+
+    def test_attachments_come_back_whole_and_streamed(self):
+        db = self.new_database()
+        large = bytes(range(256)) * 1000
+        doc = db.put_attachment(db.save({"_id": "a"}), io.BytesIO(large), "large.bin", "application/octet-stream")
+        doc = db.put_attachment(doc, b"hello", "small.txt")
+        self.assertEqual(db.get_attachment(doc, "small.txt"), b"hello")
+        streamed = db.get_attachment(doc, "large.bin", stream=True)
+        self.assertEqual(b"".join(streamed.iter_content(chunk_size=1000)), large)
+        doc = db.delete_attachment(doc, "small.txt")
+        self.assertEqual(list(db.get("a")["_attachments"]), ["large.bin"])
+        with self.assertRaises(exceptions.NotFound):
+            db.get_attachment(doc, "small.txt")
+
+    def test_changes_are_listed_and_followed(self):
+        db = self.new_database()
+        db.save_bulk([{"_id": name} for name in "abc"])
+        last_seq, results = db.changes_list(limit=2)
+        self.assertEqual([row["id"] for row in results], ["a", "b"])
+        self.assertEqual([row["id"] for row in db.changes_list(since=last_seq)[1]], ["c"])
+        reader = Reader(4, lambda line: line["id"] == "c" and db.save({"_id": "d"}))
+        db.changes_feed(reader, timeout=30_000)
+        self.assertEqual([line["id"] for line in reader.lines], list("abcd"))
+        self.assertTrue(reader.closed)
+        chosen = Reader(2)
+        db.changes_feed(chosen, feed="continuous", filter="_doc_ids", data={"doc_ids": ["b", "d"]}, timeout=30_000)
+        self.assertEqual([line["id"] for line in chosen.lines], ["b", "d"])
+
+    def test_what_happens_to_databases_is_followed(self):
+        # The client asks by POST, which CouchDB refuses.
+        with self.assertRaises(exceptions.GenericError) as caught:
+            self.couch.changes_feed(Reader(1))
+        self.assertEqual(caught.exception.args[0], {"error": "method_not_allowed", "reason": "Only GET allowed"})
+
+    def test_a_database_is_compacted_cleaned_and_committed(self):
+        db = self.new_database()
+        for call in (db.compact, db.cleanup, db.commit):
+            self.assertEqual(call()["ok"], True)
+
+
+class Logins(ServerTest):
+    arguments = ("--admin", "ann:secret")
+
+    def test_a_session_or_a_password_opens(self):
+        address = self.server.url.replace("//", "//ann:secret@") + "/"
+        for method in ("session", "basic"):
+            self.assertEqual(list(pycouchdb.Server(address, authmethod=method)), [])
+        with self.assertRaises(exceptions.AuthenticationFailed):
+            pycouchdb.Server(address.replace("secret", "wrong"), authmethod="session")
+        with self.assertRaises(exceptions.GenericError) as caught:
+            list(pycouchdb.Server(address.replace("secret", "wrong"), authmethod="basic"))
+        self.assertEqual(caught.exception.args[0]["error"], "unauthorized")
