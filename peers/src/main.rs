@@ -22,10 +22,6 @@ mod fjall_log;
 mod rocksdb_log;
 mod store;
 
-/// As Settee has it; engines in C and C++ too, by its override of `malloc`.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Bytes of each value of the batches, and values in a batch.
 const BATCH_VALUE_BYTES: usize = 100;
 const BATCH_COUNT: usize = 16;

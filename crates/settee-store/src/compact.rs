@@ -359,6 +359,8 @@ impl Shared {
             clean_to: victims.base.seq,
         };
         let path = self.place.folder.join(name.file_name());
+        // A manifest that names such a file may be there, of a compaction that could not tell.
+        self.check_files()?;
         match folder::remove(&*self.place.env.engine, &path).await {
             // Left by one that failed.
             Err(error) if !error.is_not_found() => return Err(error.into()),

@@ -14,11 +14,6 @@ mod load;
 mod place;
 mod serve;
 
-/// Small buffers that one thread makes and another lets go are what most of the allocations are: see
-/// docs/decisions/0019-allocator.md.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 #[derive(Parser)]
 #[command(name = "settee", version, about = "A document database that speaks CouchDB's HTTP API")]
 struct Cli {
