@@ -73,7 +73,11 @@ fn a_stream_into_a_new_log_waits_for_few_syncs_between_segments() {
             let segments = log.segments().len();
             // A sixteenth of the log each would be some 80.
             assert!(segments <= 40, "seed={seed}: {segments} segments");
-            // Where each commit is waited for, a sixteenth it is.
+            // Where each commit is waited for, a sixteenth it is, behind what the stream began.
+            while log.segments().len() == segments {
+                append(&log, 64 << 10, Stage::Persisted).await;
+            }
+            let segments = log.segments().len();
             let size = log.stats().file_bytes;
             while log.stats().file_bytes < size * 5 / 4 {
                 append(&log, 64 << 10, Stage::Persisted).await;

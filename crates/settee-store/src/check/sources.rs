@@ -188,8 +188,9 @@ impl Survey<'_> {
     }
 
     /// What the damage of a record touches: the index may point to it, or it comes after the checkpoint.
+    /// Without an index nobody can tell whether it was its key's last.
     fn touched_by(&mut self, seq: u64, key: Vec<u8>) -> Touched {
-        if seq <= self.checkpoint_seq() {
+        if seq <= self.checkpoint_seq() && self.tree.is_some() {
             return Touched::OldVersion(key);
         }
         self.lost.insert(seq, key.clone());
@@ -411,7 +412,8 @@ impl Survey<'_> {
             rows[start + index].is_damaged = true;
             if out.is_none() {
                 let what = format!("a record: {what}");
-                self.report(&source.path, place, what, Touched::OldVersion(entry.key));
+                let touched = self.touched_by(entry.seq.0, entry.key);
+                self.report(&source.path, place, what, touched);
             }
         }
         Ok(())
