@@ -348,12 +348,13 @@ pub struct Uploading<'a> {
     database: &'a Database,
     claim: Arc<Claim>,
     sink: Sink,
-    /// Bytes that came, and their digest.
+    /// Bytes that came, and their digest, taken while they are in the processor's cache.
     length: u64,
-    identity: Md5,
+    came: Md5,
     /// Of an upload that comes compressed: checks that, and counts what it is.
     unfolding: Option<GzDecoder<Count>>,
-    stored: Md5,
+    /// Of what is stored, where that is compressed here.
+    stored: Option<Md5>,
     stored_length: u64,
     bytes_max: u64,
 }
@@ -379,6 +380,16 @@ enum Sink {
     Gzip(GzEncoder<Vec<u8>>),
 }
 
+impl Sink {
+    /// Bytes that it takes at once.
+    fn room(&self) -> usize {
+        match self {
+            Sink::Plain(buffer) => CHUNK_BYTES - buffer.len(),
+            Sink::Gzip(_) => CHUNK_BYTES,
+        }
+    }
+}
+
 impl<'a> Uploading<'a> {
     /// See [`Database::upload`].
     pub(crate) fn new(
@@ -390,18 +401,21 @@ impl<'a> Uploading<'a> {
         upload: UploadId,
         bytes_max: u64,
     ) -> Uploading<'a> {
-        let sink = match !is_gzip && is_compressible(content_type) {
-            true => Sink::Gzip(GzEncoder::new(Vec::new(), Compression::new(COMPRESSION_LEVEL))),
-            false => Sink::Plain(BytesMut::new()),
+        let (sink, stored) = match !is_gzip && is_compressible(content_type) {
+            true => {
+                let encoder = GzEncoder::new(Vec::new(), Compression::new(COMPRESSION_LEVEL));
+                (Sink::Gzip(encoder), Some(Md5::new()))
+            }
+            false => (Sink::Plain(BytesMut::new()), None),
         };
         Uploading {
             database,
             claim: Arc::new(Claim::new(id, orphans, upload)),
             sink,
             length: 0,
-            identity: Md5::new(),
+            came: Md5::new(),
             unfolding: is_gzip.then(|| GzDecoder::new(Count::default())),
-            stored: Md5::new(),
+            stored,
             stored_length: 0,
             bytes_max,
         }
@@ -417,16 +431,23 @@ impl<'a> Uploading<'a> {
         if self.length > self.bytes_max {
             return Err(Error::new(ErrorKind::AttachmentTooLarge, "the attachment is too large"));
         }
-        for part in bytes.chunks(CHUNK_BYTES) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let part;
+            (part, rest) = rest.split_at(rest.len().min(self.sink.room()));
             if let Some(unfolding) = &mut self.unfolding {
                 unfolding.write_all(part).map_err(|_| not_gzip())?;
             }
+            self.came.update(part);
             match &mut self.sink {
-                Sink::Plain(buffer) => buffer.extend_from_slice(part),
-                Sink::Gzip(encoder) => {
-                    self.identity.update(part);
-                    encoder.write_all(part).expect("a vector takes it");
+                Sink::Plain(buffer) => {
+                    if buffer.len() + part.len() > TOGETHER_BYTES {
+                        // All at once, so that nothing is copied while it grows.
+                        buffer.reserve(CHUNK_BYTES - buffer.len());
+                    }
+                    buffer.extend_from_slice(part);
                 }
+                Sink::Gzip(encoder) => encoder.write_all(part).expect("a vector takes it"),
             }
             self.put_full().await?;
         }
@@ -437,7 +458,7 @@ impl<'a> Uploading<'a> {
     async fn put_full(&mut self) -> Result<()> {
         loop {
             let chunk = match &mut self.sink {
-                Sink::Plain(buffer) if buffer.len() >= CHUNK_BYTES => buffer.split_to(CHUNK_BYTES).freeze(),
+                Sink::Plain(buffer) if buffer.len() == CHUNK_BYTES => std::mem::take(buffer).freeze(),
                 Sink::Gzip(encoder) if encoder.get_ref().len() >= CHUNK_BYTES => {
                     let rest = encoder.get_mut().split_off(CHUNK_BYTES);
                     Bytes::from(std::mem::replace(encoder.get_mut(), rest))
@@ -454,7 +475,9 @@ impl<'a> Uploading<'a> {
     }
 
     fn count(&mut self, chunk: &Bytes) {
-        self.stored.update(chunk);
+        if let Some(stored) = &mut self.stored {
+            stored.update(chunk);
+        }
         self.stored_length += chunk.len() as u64;
     }
 
@@ -463,7 +486,6 @@ impl<'a> Uploading<'a> {
     /// # Errors
     /// As [`Uploading::write`]; `DigestMismatch` where the digest is another: what was uploaded goes.
     pub async fn finish(mut self, expected: Option<Md5Digest>) -> Result<Upload> {
-        let is_gzip = matches!(self.sink, Sink::Gzip(_));
         let mut rest: Bytes = match std::mem::replace(&mut self.sink, Sink::Plain(BytesMut::new())) {
             Sink::Plain(buffer) => buffer.freeze(),
             Sink::Gzip(encoder) => encoder.finish().expect("a vector takes it").into(),
@@ -482,12 +504,13 @@ impl<'a> Uploading<'a> {
             }
             None
         };
-        let digest: Md5Digest = self.stored.finalize().into();
-        let identity: Md5Digest = if is_gzip { self.identity.finalize().into() } else { digest };
-        if expected.is_some_and(|expected| expected != identity) {
+        let came: Md5Digest = self.came.finalize().into();
+        if expected.is_some_and(|expected| expected != came) {
             return Err(Error::new(ErrorKind::DigestMismatch, "Possible message corruption."));
         }
-        let gzip_length = (is_gzip || self.unfolding.is_some()).then_some(self.stored_length);
+        let is_compressed = self.stored.is_some() || self.unfolding.is_some();
+        let digest = self.stored.map_or(came, |stored| stored.finalize().into());
+        let gzip_length = is_compressed.then_some(self.stored_length);
         let length = match self.unfolding {
             Some(unfolding) => unfolding.finish().map_err(|_| not_gzip())?.0,
             None => self.length,

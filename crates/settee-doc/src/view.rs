@@ -407,7 +407,7 @@ impl View {
             if chunk.len() as u64 == apart.length {
                 return Ok(chunk);
             }
-            body.reserve(usize::try_from(apart.length).unwrap_or(0) - body.len());
+            body.reserve(usize::try_from(apart.length).unwrap_or(0).saturating_sub(body.len()));
             body.extend_from_slice(&chunk);
         }
         Ok(body.freeze())

@@ -368,6 +368,18 @@ pub(crate) fn matches_tag(call: &Call<'_>, tag: &[u8]) -> bool {
         .any(|sent| sent.trim().trim_start_matches("W/").as_bytes() == tag)
 }
 
+/// JSON text with its digest for a tag, or that the client's cache has it.
+pub(crate) fn tagged_by_content(call: &Call<'_>, text: Vec<u8>) -> Response<Body> {
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(&text);
+    let tag = Bytes::from(format!("\"{}\"", BASE64.encode(&digest[..16])));
+    if matches_tag(call, &tag) {
+        return not_modified(tag);
+    }
+    let mut response = reply::json(StatusCode::OK, text);
+    reply::set_header(&mut response, header::ETAG, tag);
+    response
+}
+
 pub(crate) fn not_modified(tag: Bytes) -> Response<Body> {
     let mut response = reply::empty(StatusCode::NOT_MODIFIED);
     reply::set_header(&mut response, header::ETAG, tag);

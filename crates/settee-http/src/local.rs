@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::header;
 use hyper::{Method, Response, StatusCode};
@@ -42,14 +40,7 @@ async fn get(call: &Call<'_>, database: &Database, id: &str) -> Answer {
     write_json(id, &revision, &body, &mut text);
     text.push(b'\n');
     // Of the content: a local document's revision begins anew once it was deleted.
-    let digest = <sha2::Sha256 as sha2::Digest>::digest(&text);
-    let tag = Bytes::from(format!("\"{}\"", BASE64.encode(&digest[..16])));
-    if document::matches_tag(call, &tag) {
-        return Ok(document::not_modified(tag));
-    }
-    let mut response = reply::json(StatusCode::OK, text);
-    reply::set_header(&mut response, header::ETAG, tag);
-    Ok(response)
+    Ok(document::tagged_by_content(call, text))
 }
 
 /// Appends a local document's JSON text.

@@ -3,8 +3,6 @@
 use std::ops::Bound;
 use std::time::{Duration, SystemTime};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, StatusCode};
@@ -80,14 +78,7 @@ pub(crate) fn all_dbs(call: &Call<'_>) -> Answer {
     let mut text = vec![b'['];
     call.server.databases.visit_names(range, |name| write_item(name, &mut text));
     text.extend_from_slice(b"]\n");
-    let digest = <sha2::Sha256 as sha2::Digest>::digest(&text);
-    let tag = Bytes::from(format!("\"{}\"", BASE64.encode(&digest[..16])));
-    if document::matches_tag(call, &tag) {
-        return Ok(document::not_modified(tag));
-    }
-    let mut response = reply::json(StatusCode::OK, text);
-    reply::set_header(&mut response, header::ETAG, tag);
-    Ok(response)
+    Ok(document::tagged_by_content(call, text))
 }
 
 /// The range of names that a query asks for.
