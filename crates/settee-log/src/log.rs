@@ -84,7 +84,7 @@ pub struct LogOptions {
     /// Largest batch in bytes; at most [`BATCH_SIZE_MAX`].
     pub batch_bytes_max: usize,
     /// A segment takes about a sixteenth of the log's live bytes: at least this many bytes (but no
-    /// more than the maximum), and the batch for which it was begun,
+    /// more than the maximum), and room for eight batches like its first, where the log has half of that,
     pub segment_bytes_min: u32,
     /// and at most this many; at least a header, two of the largest batches and a reserve, at
     /// most [`SEGMENT_BYTES_LIMIT`].
@@ -783,7 +783,9 @@ impl Log {
         self.shared.wait_for_operations().await;
         let mut room = self.shared.room.lock().await;
         let _sealing = self.shared.sealing.lock().await;
-        room.next = None;
+        if let Err(error) = self.shared.give_up_spare(&mut room).await {
+            tracing::warn!(%error, folder = %self.shared.folder.display(), "a segment made ahead stays");
+        }
         self.shared.let_go_of_files();
         flushed
     }

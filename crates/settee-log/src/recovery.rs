@@ -87,8 +87,8 @@ pub(crate) struct Tail {
 const YIELD_BYTES: usize = 1 << 20;
 
 /// How many segments a crash can leave without a header: the one that was left and is on its way to
-/// stable storage, where its first group is also its last one; the one that was begun after it, to
-/// which nothing is written until then; and the one that was made ahead of that.
+/// stable storage, of which no sync has ended yet; the one that was begun after it, to which nothing is
+/// written until then; and the one that was made ahead of that.
 const TORN_SEGMENT_COUNT_MAX: usize = 3;
 
 /// How often it is tried to lock a segment that another log may have, and how far apart.

@@ -52,8 +52,9 @@ const ZEROS: &[u8] = &[0; 256 << 10];
 /// A log takes about so many segments, unless a stream makes them larger.
 const SEGMENT_COUNT_AIM: u64 = 16;
 
-/// A segment has room for so many batches like its first: one that is full with each batch would be
-/// synced, and followed by another, for each.
+/// A segment has room for so many batches like its first, as far as that is no more than twice the log:
+/// one that is full with each batch would be synced, and followed by another, for each; and what was
+/// overwritten in the open one can't be freed.
 const SEGMENT_BATCH_COUNT_MIN: usize = 8;
 
 /// A segment is made ahead only in a log of this many bytes: for it, a spare is at most a
@@ -128,11 +129,16 @@ pub(crate) enum RoomError {
 
 impl From<settee_io::Error> for RoomError {
     fn from(error: settee_io::Error) -> RoomError {
-        match error.is_no_space() && !is_of_sync(&error) {
+        match is_no_room(&error) {
             true => RoomError::Refused(error),
             false => RoomError::Failed(error),
         }
     }
+}
+
+/// Whether the disk refused room, and nothing else happened.
+pub(crate) fn is_no_room(error: &settee_io::Error) -> bool {
+    error.is_no_space() && !is_of_sync(error)
 }
 
 /// Whether a sync failed: it may have dropped what others wrote before, and is never just a full
@@ -174,14 +180,14 @@ impl State {
                 return Some(Chore::Reserve);
             }
         }
-        // Soon: a stream that comes to the end before the next one is there waits for a folder's sync.
+        // Early: a stream that comes to the end before the next one is there waits for a folder's sync.
         let is_begun = used > segment.bytes_max / 4;
         let pays = self.log_bytes() >= SPARE_LOG_BYTES_MIN && self.spare_number <= segment.number;
         (is_begun && pays).then_some(Chore::Prepare)
     }
 
     /// Whether room made ahead is to be filled with zeros: the groups are small, and so is the one
-    /// that is forming, which for a stream that nobody waits for never ends.
+    /// that is forming, which for a stream that nobody waits for gets large.
     fn fill_pays(&self) -> bool {
         self.stats.sync_count > 0 && self.group_bytes.max(self.forming_bytes()) < FILL_GROUP_BYTES_MAX
     }
@@ -233,7 +239,15 @@ impl Shared {
         };
         let made = match lack {
             None | Some(Lack::Buffer(_)) => Ok(()),
-            Some(Lack::Room(end)) => self.reserve(end).await,
+            Some(Lack::Room(end)) => match self.reserve(end).await {
+                Err(RoomError::Refused(_)) if room.next.is_some() => {
+                    match self.give_up_spare(&mut room).await {
+                        Ok(()) => self.reserve(end).await,
+                        Err(error) => Err(RoomError::Failed(error)),
+                    }
+                }
+                reserved => reserved,
+            },
             Some(Lack::Segment) => self.roll(claim, &mut room).await,
         };
         self.lock().rolling = false;
@@ -290,14 +304,16 @@ impl Shared {
                 return Err(RoomError::Stopped(self.why_stopped()));
             }
         }
-        let (number, bytes_max) = {
+        let (number, log_bytes) = {
             let state = self.lock();
             let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
-            (last + 1, self.options.segment_bytes(state.log_bytes(), under_way))
+            (last + 1, state.log_bytes())
         };
-        let batches =
-            SEGMENT_BATCH_COUNT_MIN.saturating_mul(claim.size).min(self.options.segment_bytes_max as usize);
-        let bytes_max = fitting(bytes_max.max(batches as u32), (SEGMENT_HEADER_SIZE + claim.size) as u32);
+        let batches = (SEGMENT_BATCH_COUNT_MIN * claim.size)
+            .min(usize::try_from(2 * log_bytes).unwrap_or(usize::MAX))
+            .min(self.options.segment_bytes_max as usize);
+        let bytes_max = self.options.segment_bytes(log_bytes, under_way).max(batches as u32);
+        let bytes_max = fitting(bytes_max, (SEGMENT_HEADER_SIZE + claim.size) as u32);
         let needed = (SEGMENT_HEADER_SIZE + claim.size) as u32 + reserve_of(bytes_max);
         let spare = match room.next.take_if(|spare| spare.number == number) {
             Some(spare) => spare,
@@ -488,6 +504,16 @@ impl Shared {
         }
         room.next = Some(spare);
         self.lock().spare_number = number;
+        Ok(())
+    }
+
+    /// Gives back to the disk what was made ahead. Where that fails, the next opening does it; until then
+    /// the segment can't be created.
+    pub(crate) async fn give_up_spare(&self, room: &mut Room) -> Result<(), settee_io::Error> {
+        let Some(Spare { number, file, .. }) = room.next.take() else { return Ok(()) };
+        drop(file);
+        folder::remove(&*self.env.engine, &segment_path(&self.folder, number)).await?;
+        self.lock().spare_number = 0;
         Ok(())
     }
 

@@ -40,7 +40,7 @@ use crate::error::ReadError;
 use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
 use crate::log::{Location, SegmentInfo, Seq, Shared};
 use crate::recovery::{Tail, next_frame, segment_path};
-use crate::room::{OpenSegment, Room, RoomError, Spare};
+use crate::room::{OpenSegment, Room, RoomError, Spare, is_no_room};
 use crate::state::State;
 use crate::view::{Slot, View};
 
@@ -64,6 +64,8 @@ pub(crate) struct Left {
     /// All below are sealed, or can't be: then they are among `unsealed`.
     pub seal_next: u32,
     pub unsealed: BTreeSet<u32>,
+    /// Those among them for whose directory the disk had no room.
+    pub without_room: BTreeSet<u32>,
     pub is_sealing: bool,
     /// Those below are sealed without waiting for a pause.
     pub seal_soon: u32,
@@ -144,11 +146,16 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
         return None;
     }
     let sealed = shared.seal(number).await;
+    let without_room = found_no_room(&sealed).then_some(number);
     if let Err(error) = &sealed {
         tracing::warn!(%error, number, folder = %shared.folder.display(), "a segment stays without a directory");
     }
+    if matches!(sealed, Ok(true)) {
+        shared.seal_those_without_room().await;
+    }
     let (below, next) = {
         let mut state = shared.lock();
+        state.left.without_room.extend(without_room);
         if !sealed.unwrap_or(false) && state.segments.contains_key(&number) {
             state.left.unsealed.insert(number);
         }
@@ -187,6 +194,22 @@ impl Shared {
                 number = next;
             }
         });
+    }
+
+    /// Seals those segments that couldn't be, for a disk that was full, as far as it has room now.
+    async fn seal_those_without_room(&self) {
+        let numbers = self.lock().left.without_room.clone();
+        for number in numbers {
+            let sealed = self.seal(number).await;
+            if found_no_room(&sealed) {
+                return;
+            }
+            let mut state = self.lock();
+            state.left.without_room.remove(&number);
+            if matches!(sealed, Ok(true)) {
+                state.left.unsealed.remove(&number);
+            }
+        }
     }
 
     /// Writes a segment's directory, unless it has one, or is gone. Returns whether it has one.
@@ -241,6 +264,7 @@ impl Shared {
         state.stats.file_bytes = state.stats.file_bytes.saturating_sub(gone_bytes);
         state.bytes_elsewhere += gone_bytes;
         state.left.unsealed = state.left.unsealed.split_off(&below);
+        state.left.without_room = state.left.without_room.split_off(&below);
         state.left.oldest = below;
         let files = (*self.view.load().files).clone().split_off(&below);
         self.view.store(Arc::new(View::new(Arc::new(files), &state)));
@@ -308,6 +332,12 @@ impl Shared {
         room.next = Some(Spare { number, file: Arc::new(file), allocated: length as u32, is_reused: true });
         Ok(true)
     }
+}
+
+/// Whether sealing failed for want of room alone. After a sync that failed, whyever, a later one proves
+/// nothing of what was written before.
+fn found_no_room(sealed: &Result<bool, DirectoryError>) -> bool {
+    matches!(sealed, Err(DirectoryError::Io(error)) if is_no_room(error))
 }
 
 /// A segment's header and its checksum, where it is whole.

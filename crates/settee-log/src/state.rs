@@ -260,6 +260,7 @@ impl State {
             left: Left {
                 seal_next: oldest,
                 unsealed: BTreeSet::new(),
+                without_room: BTreeSet::new(),
                 is_sealing: false,
                 seal_soon: 0,
                 oldest,

@@ -42,6 +42,9 @@ const ROW_COUNT_MAX: usize = 4 << 20;
 /// Nodes of the tree that are kept for single lookups, in bytes.
 const CACHE_BYTES: usize = 8 << 20;
 
+/// So much of a file that may be zeros is read at once.
+const ZEROS_READ_BYTES: usize = 1 << 20;
+
 /// Something that is wrong with a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
@@ -67,7 +70,7 @@ pub enum Touched {
     Unknown,
     /// A version of this key; if it is the one that counts, another problem says so.
     OldVersion(Vec<u8>),
-    /// The newest version of this key.
+    /// A version of this key that may be its newest.
     Key(Vec<u8>),
     /// The index of the keys from the first on, up to the other, or to the last: lookups fail there,
     /// and the values are still in the segments.
@@ -155,7 +158,7 @@ pub(crate) struct Survey<'a> {
     all_bytes: u64,
     /// Of the last of the log's segments so far: its number, where its frames end, and their checksum.
     log_end: Option<(u32, u64, u64)>,
-    /// Records that the tree points to and that can't be read.
+    /// Records that can't be read, and that may be the last of their keys.
     pub(crate) lost: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -287,8 +290,10 @@ impl<'a> Survey<'a> {
             let head = segment_head(&file).await?;
             found.push((number, file.length().await?, path, head));
         }
-        // Made ahead, and not begun.
-        while found.last().is_some_and(|(_, _, _, head)| matches!(head, Err(true))) {
+        // Made ahead, and not begun. One that has more than its header's zeros was.
+        while let Some((_, length, path, Err(true))) = found.last()
+            && is_all_zeros(&self.place.env, path, *length).await?
+        {
             found.pop();
         }
         let heads = || found.iter().rev().filter_map(|(_, _, _, head)| head.as_ref().ok());
@@ -482,4 +487,18 @@ fn key_hash(key: &[u8]) -> u64 {
 
 fn meta_hash(meta: &[u8]) -> u32 {
     twox_hash::XxHash3_64::oneshot(meta) as u32
+}
+
+/// Whether a file holds nothing but zeros.
+async fn is_all_zeros(env: &Env, path: &Path, length: u64) -> Result<bool, StoreError> {
+    let file = File::open(&env.engine, path, OpenMode::Read).await?;
+    let mut at = 0;
+    while at < length {
+        let bytes = file.read_at(at, ZEROS_READ_BYTES).await?;
+        if bytes.is_empty() || bytes.iter().any(|byte| *byte != 0) {
+            return Ok(bytes.is_empty());
+        }
+        at += bytes.len() as u64;
+    }
+    Ok(true)
 }

@@ -23,6 +23,7 @@
 //!    [`RECORD_COUNT_MAX`] records, but for one segment that had more of them before.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -218,7 +219,12 @@ impl Shared {
         // Whoever has the manifest may be waiting for its turn.
         drop(slot);
         let name = segment.as_ref().map(|segment| segment.name);
-        self.replace(&victims, segment).await?;
+        if let Err(error) = self.replace(&victims, segment).await {
+            if let Some(name) = name {
+                self.give_up(&self.place.folder.join(name.file_name())).await;
+            }
+            return Err(error);
+        }
         let plans = &victims.plans;
         Ok(Some(Compaction {
             segment_count: plans.len() as u64,
@@ -375,10 +381,24 @@ impl Shared {
                 return Err(error);
             }
         }
-        let segment = copy.finish().await.map_err(|error| self.failed_sync(error))?;
+        let segment = match copy.finish().await {
+            Ok(segment) => segment,
+            Err(error) => {
+                let error = self.failed_sync(error);
+                self.give_up(&path).await;
+                return Err(error);
+            }
+        };
         #[cfg(feature = "planted-faults")]
         let segment = self.with_stale_chunks(segment, &victims.plans[0].segment);
         Ok(segment)
+    }
+
+    /// Removes a new segment that no manifest names, unless nobody can tell.
+    async fn give_up(&self, path: &Path) {
+        if self.check_files().is_ok() {
+            self.remove_file(path).await;
+        }
     }
 
     /// Puts the new segment in the victims' place.

@@ -46,7 +46,7 @@ pub struct Loss {
 pub struct RepairSummary {
     /// Records that were stored again.
     pub record_count: u64,
-    /// Keys that lost their newest version.
+    /// Keys that may have lost their newest version: without an index nobody can tell.
     pub lost_count: u64,
     /// Problems that the check before found.
     pub problem_count: u64,
@@ -115,7 +115,8 @@ impl<'a> Salvage<'a> {
         Ok(pointers.any(|seq| seq == record.seq || is_lost(seq)))
     }
 
-    /// Keys whose newest version, or a part of it, can't be read, each with the last such update.
+    /// Keys of which a version can't be read that may be their newest, or a part of it, each with the
+    /// last such update.
     pub fn lost(&self) -> BTreeMap<Vec<u8>, u64> {
         self.survey.lost.iter().map(|(seq, key)| (key.clone(), *seq)).collect()
     }
@@ -143,20 +144,15 @@ pub async fn repair(
     let mut salvage = Salvage::begin(env, from, options, told).await?;
     let (store, _) = Store::open(env, to, options.clone()).await?;
     let mut summary = RepairSummary { problem_count: salvage.problem_count(), ..RepairSummary::default() };
-    let mut target = Target::new(&store, options);
+    let mut target = Target::new(&store, options, salvage.lost());
     while let Some(records) = salvage.next().await? {
         for record in records {
             target.take(record, &mut summary).await?;
         }
     }
     target.commit().await?;
-    let mut all_lost = salvage.lost();
-    for (key, seq) in target.left_out {
-        let last = all_lost.entry(key).or_default();
-        *last = seq.max(*last);
-    }
     store.flush().await?;
-    for (key, seq) in all_lost {
+    for (key, seq) in target.lost {
         let has_older = store.snapshot().get(&key).await?.is_some();
         summary.lost_count += 1;
         lost(Loss { key, seq, has_older });
@@ -173,19 +169,20 @@ struct Target<'a> {
     /// Records of the keys in the batch, with those that the store has: the values are made from so many.
     chains: HashMap<Vec<u8>, usize>,
     folds: bool,
-    /// Deltas that were too many for their keys.
-    left_out: BTreeMap<Vec<u8>, u64>,
+    /// Keys whose last version can't be kept, as far as it looks until now, each with its update: what
+    /// can't be read, and deltas that were too many.
+    lost: BTreeMap<Vec<u8>, u64>,
 }
 
 impl<'a> Target<'a> {
-    fn new(store: &'a Store, options: &StoreOptions) -> Target<'a> {
+    fn new(store: &'a Store, options: &StoreOptions, lost: BTreeMap<Vec<u8>, u64>) -> Target<'a> {
         Target {
             store,
             batch: Batch::new(),
             batch_bytes: BATCH_BYTES.min(options.log.batch_bytes_max),
             chains: HashMap::new(),
             folds: options.fold.is_some(),
-            left_out: BTreeMap::new(),
+            lost,
         }
     }
 
@@ -195,13 +192,17 @@ impl<'a> Target<'a> {
         if bytes > self.batch_bytes {
             self.commit().await?;
         }
+        if !flags.has(Flags::DELTA) && self.lost.get(&key).is_some_and(|last| *last < seq) {
+            // What was lost didn't count any more.
+            self.lost.remove(&key);
+        }
         if flags.has(Flags::TOMBSTONE) {
             self.batch.delete(&key);
             self.chains.insert(key, 0);
         } else if flags.has(Flags::DELTA) {
             let count = self.chain_count(&key).await?;
             if count >= CHAIN_COUNT_MAX && !self.folds {
-                let last = self.left_out.entry(key).or_default();
+                let last = self.lost.entry(key).or_default();
                 *last = seq.max(*last);
                 return Ok(());
             }

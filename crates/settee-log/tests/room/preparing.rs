@@ -2,9 +2,10 @@
 //! Method: one write of zeros fails with ENOSPC; appends go on into the next segments.
 
 use std::path::Path;
+use std::time::Duration;
 
 use settee_io::OperationKind;
-use settee_log::{Batch, Flags, Log, LogOptions, Stage};
+use settee_log::{AppendError, Batch, Flags, Log, LogOptions, Stage};
 use settee_sim::{Fault, Sim, SimDisk};
 
 #[test]
@@ -63,4 +64,118 @@ fn a_next_segment_that_could_not_be_made_ahead_is_made_when_it_is_needed() {
         })
         .unwrap();
     }
+}
+
+/// A log in which a segment was made ahead, on a disk that is full from then on.
+async fn fill_up(log: &Log, disk: &SimDisk) {
+    let segments =
+        || disk.paths().iter().filter(|path| path.extension().is_some_and(|end| end == "log")).count();
+    while segments() <= log.known_segments().len() {
+        log.append(&batch(), Stage::Accepted).await.unwrap();
+        log.flush().await.unwrap();
+    }
+    let bytes = disk.paths().iter().map(|path| disk.read_file(path).unwrap().len() as u64).sum();
+    disk.clone().capacity(Some(bytes));
+}
+
+fn batch() -> Batch {
+    let mut batch = Batch::new();
+    batch.push(Flags::none(), b"key", b"", &[1; 28_000]);
+    batch
+}
+
+#[test]
+fn a_segment_made_ahead_takes_no_room_from_the_open_one() {
+    let options = LogOptions {
+        segment_bytes_min: 2 << 20,
+        segment_bytes_max: 2 << 20,
+        batch_bytes_max: 64 << 10,
+        spare_percent_max: 100,
+        ..LogOptions::default()
+    };
+    let disk = SimDisk::new(3).short_writes(0.0);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new("/log"), options, |_, _| {}).await.unwrap();
+        fill_up(&log, &disk).await;
+        let segments = log.known_segments();
+        let open = segments.last().unwrap().number;
+        loop {
+            match log.append(&batch(), Stage::Accepted).await {
+                Ok(_) => log.flush().await.unwrap(),
+                // For the next one there is no room.
+                Err(AppendError::NoSpace { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+            if log.known_segments().last().unwrap().number > open {
+                break;
+            }
+        }
+        let full = log.known_segments().into_iter().find(|segment| segment.number == open).unwrap();
+        assert!(full.frame_bytes > (2 << 20) - 100_000, "it holds {} bytes", full.frame_bytes);
+        assert!(log.health().is_ok());
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_log_that_is_closed_leaves_no_segment_made_ahead() {
+    let options = LogOptions { segment_bytes_min: 1 << 20, ..LogOptions::default() };
+    let disk = SimDisk::new(3).short_writes(0.0);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new("/log"), options, |_, _| {}).await.unwrap();
+        fill_up(&log, &disk).await;
+        let known = log.known_segments().len();
+        log.close().await.unwrap();
+        assert_eq!(disk.paths().len(), known);
+    })
+    .unwrap();
+}
+
+/// Records so small that their directory doesn't fit the room that is left behind them.
+fn many() -> Batch {
+    let mut batch = Batch::new();
+    (0..400_u32).for_each(|key| batch.push(Flags::none(), &key.to_be_bytes(), b"", b""));
+    batch
+}
+
+#[test]
+fn a_segment_that_a_full_disk_kept_unsealed_is_sealed_once_there_is_room() {
+    let options =
+        LogOptions { segment_bytes_max: 1 << 20, batch_bytes_max: 64 << 10, ..LogOptions::default() };
+    let disk = SimDisk::new(3).short_writes(0.0);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new("/log"), options, |_, _| {}).await.unwrap();
+        // One that was left and waits for its pause.
+        let waiting = loop {
+            log.append(&many(), Stage::Accepted).await.unwrap();
+            log.flush().await.unwrap();
+            let segments = log.known_segments();
+            let left = &segments[..segments.len() - 1];
+            if let Some(found) = left.iter().find(|segment| !segment.is_sealed) {
+                break found.number;
+            }
+        };
+        disk.clone().capacity(Some(0));
+        env.clock.sleep(Duration::from_secs(5)).await;
+        let segments = log.known_segments();
+        assert!(segments.iter().any(|segment| segment.number == waiting && !segment.is_sealed));
+        let count = segments.len();
+        disk.clone().capacity(None);
+        while log.known_segments().len() < count + 2 {
+            log.append(&many(), Stage::Accepted).await.unwrap();
+            log.flush().await.unwrap();
+        }
+        env.clock.sleep(Duration::from_secs(5)).await;
+        let segments = log.known_segments();
+        let unsealed: Vec<u32> = segments.iter().filter(|one| !one.is_sealed).map(|one| one.number).collect();
+        assert_eq!(unsealed, [segments.last().unwrap().number]);
+        log.close().await.unwrap();
+    })
+    .unwrap();
 }

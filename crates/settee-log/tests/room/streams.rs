@@ -25,7 +25,7 @@ fn a_stream_of_large_batches_does_not_fill_a_segment_with_each() {
             log.append(&batch(), Stage::Accepted).await.unwrap();
         }
         log.flush().await.unwrap();
-        // 32 MiB: 1 MiB, as much again, and from there on up to twice as many each time.
+        // 32 MiB: each segment takes about as much as all before.
         let segments = log.known_segments().len();
         assert!(segments <= 12, "{segments} segments");
         log.close().await.unwrap();
@@ -55,6 +55,26 @@ fn a_stream_that_nobody_waits_for_is_synced_as_it_goes() {
         let syncs = log.stats().sync_count;
         assert!((2..=8).contains(&syncs), "{syncs} syncs");
         assert_eq!(log.known_segments().len(), 1);
+        log.close().await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_open_segment_of_a_small_log_is_small() {
+    let disk = SimDisk::new(1).short_writes(0.0);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let (log, _) = Log::open(&env, Path::new("/log"), LogOptions::default(), |_, _| {}).await.unwrap();
+        for _ in 0..4 {
+            let mut batch = Batch::new();
+            batch.push(Flags::none(), b"key", b"", &vec![1; 1 << 20]);
+            log.append(&batch, Stage::Accepted).await.unwrap();
+            log.flush().await.unwrap();
+        }
+        let segments = log.known_segments();
+        assert!(segments.len() >= 2, "what was overwritten can be freed");
         log.close().await.unwrap();
     })
     .unwrap();

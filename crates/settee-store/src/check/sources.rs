@@ -190,7 +190,7 @@ impl Survey<'_> {
     /// What the damage of a record touches: the index may point to it, or it comes after the checkpoint.
     /// Without an index nobody can tell whether it was its key's last.
     fn touched_by(&mut self, seq: u64, key: Vec<u8>) -> Touched {
-        if seq <= self.checkpoint_seq() && self.tree.is_some() {
+        if seq <= self.checkpoint_seq() {
             return Touched::OldVersion(key);
         }
         self.lost.insert(seq, key.clone());
