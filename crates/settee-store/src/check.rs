@@ -299,7 +299,9 @@ impl<'a> Survey<'a> {
         let heads = || found.iter().rev().filter_map(|(_, _, _, head)| head.as_ref().ok());
         self.log_id = heads().next().map(|head| head.log_id);
         let oldest = heads().next().map_or(0, |head| head.oldest);
-        if self.manifest.is_none() && self.summary.problem_count == 0 && oldest > 1 {
+        // A store writes its first manifest before it rewrites anything.
+        let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_handed_over);
+        if self.manifest.is_none() && self.summary.problem_count == 0 && had_one {
             let path = self.place.folder.join(MANIFEST_FILE);
             let what = "it is missing: the log has handed segments over to the store";
             self.report(&path, 0, what, Touched::Unknown);

@@ -278,3 +278,23 @@ fn a_last_segment_that_lost_its_header_is_no_segment_made_ahead() {
         .unwrap();
     assert!(kept >= model.entries.len() as u64, "{kept} of {}", model.entries.len());
 }
+
+#[test]
+fn a_missing_manifest_is_told_wherever_there_was_one() {
+    let mut count = 0;
+    for seed in seeds(30) {
+        let disk = SimDisk::new(seed);
+        make(&disk, seed, 120, false);
+        let manifest = Path::new(FOLDER).join("manifest");
+        if !disk.paths().iter().any(|path| path.extension().is_some_and(|end| end == "seg")) {
+            continue;
+        }
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async { settee_io::folder::remove(&*env.engine, &manifest).await.unwrap() }).unwrap();
+        let (_, problems) = check(&disk, seed);
+        assert!(problems.iter().any(|problem| problem.path == manifest), "seed={seed}: {problems:?}");
+        count += 1;
+    }
+    assert!(count > 5, "{count} stores had one");
+}
