@@ -11,18 +11,18 @@
 //!
 //! Invariants:
 //! 1. Each chunk that a leaf's table names is there: they precede it in the log.
-//! 2. A chunk that no leaf names has a mark, or somebody who will remove it.
+//! 2. A chunk that no leaf names has a mark.
 
-use std::collections::HashSet;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use flate2::Compression;
 use flate2::write::{GzDecoder, GzEncoder};
 use md5::{Digest as _, Md5};
 use serde::{Deserialize, Serialize};
+use settee_io::yield_now;
 use settee_store::{Batch, Stage};
 
 use crate::database::Database;
@@ -30,6 +30,10 @@ use crate::json::write_json_string;
 use crate::keys::{chunk_key, upload_key};
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
+
+mod orphans;
+
+pub(crate) use orphans::{Orphan, Orphans, remove_unused};
 
 /// Bytes of a chunk; an attachment's last one may have fewer.
 pub const CHUNK_BYTES: usize = 1 << 20;
@@ -40,8 +44,19 @@ pub(crate) const BODY_NAME: &str = "";
 /// An upload up to this size goes to the log with its document.
 const TOGETHER_BYTES: usize = 64 << 10;
 
-/// So much is decoded at once: it may be a thousand times as much then.
-const DECODED_BYTES: usize = 16 << 10;
+/// So much is unfolded at once: it may be a thousand times as much then.
+const UNFOLDED_AT_ONCE_BYTES: usize = 1 << 10;
+
+/// So much is compressed at once.
+const COMPRESSED_AT_ONCE_BYTES: usize = 16 << 10;
+
+/// Who takes an attachment in lets others run after so many bytes that were compressed, or unfolded: some
+/// milliseconds of compressing. A chunk that was hashed and stored counts as many.
+const WORK_BYTES_MAX: u64 = 64 << 10;
+
+/// Unfolded content is read in pieces of so many bytes, where there are as many; what the last bytes that
+/// were unfolded come to may be more.
+const UNFOLDED_PIECE_BYTES: usize = 64 << 10;
 
 /// CouchDB's own level of compression.
 const COMPRESSION_LEVEL: u32 = 8;
@@ -79,6 +94,11 @@ impl Attachment {
         self.gzip_length.unwrap_or(self.length)
     }
 
+    /// The keys of its chunks.
+    pub(crate) fn chunk_keys(&self, id: &str) -> impl Iterator<Item = Vec<u8>> {
+        (0..chunk_count(self.stored_length())).map(move |index| chunk_key(id, &self.upload, index))
+    }
+
     /// Appends the members that a stub has, but for `stub` itself. With `encoding` it tells how what is
     /// stored is compressed.
     pub fn write_members(&self, encoding: bool, out: &mut Vec<u8>) {
@@ -97,11 +117,6 @@ impl Attachment {
         out.extend_from_slice(b",\"digest\":\"");
         out.extend_from_slice(digest_text(&self.digest).as_bytes());
         out.push(b'"');
-    }
-
-    /// The keys of its chunks.
-    fn chunk_keys<'a>(&'a self, id: &'a str) -> impl Iterator<Item = Vec<u8>> + 'a {
-        chunk_keys(id, &self.upload, chunk_count(self.stored_length()))
     }
 }
 
@@ -136,10 +151,6 @@ fn chunk_count(length: u64) -> u32 {
     u32::try_from(length.div_ceil(CHUNK_BYTES as u64)).unwrap_or(u32::MAX)
 }
 
-fn chunk_keys<'a>(id: &'a str, upload: &'a UploadId, count: u32) -> impl Iterator<Item = Vec<u8>> + 'a {
-    (0..count).map(move |index| chunk_key(id, upload, index))
-}
-
 /// In front of a leaf's value that has attachments: the table's size (4 bytes, little-endian), the
 /// table, and the body follow.
 pub(crate) fn encode_table(attachments: &[Attachment], body: &[u8], encoding: u8) -> Bytes {
@@ -169,7 +180,8 @@ pub struct NewAttachment {
     pub name: String,
     /// Its media type; of a stub the one that is stored counts.
     pub content_type: String,
-    /// The generation that it came with: of a replicated one.
+    /// The generation that it came with: of a replicated one, and of a stub. What an interactive edit
+    /// brings comes with the revision that it makes, whatever is said here.
     pub revpos: Option<u32>,
     /// Where its content is.
     pub content: Content,
@@ -178,8 +190,8 @@ pub struct NewAttachment {
 /// Where the content of an edit's attachment is.
 #[derive(Debug, Clone)]
 pub enum Content {
-    /// In the revision that the edit replaces.
-    Stub,
+    /// In the revision that the edit replaces; with the digest that is said to be its.
+    Stub(Option<Md5Digest>),
     /// In the edit, decoded.
     Inline(Bytes),
     /// It comes behind the document, and has to be put in before the edit is made.
@@ -273,29 +285,6 @@ impl Upload {
     }
 }
 
-/// Chunks that no document refers to.
-#[derive(Debug)]
-pub(crate) struct Orphan {
-    id: String,
-    upload: UploadId,
-    chunk_count: u32,
-}
-
-impl Orphan {
-    pub(crate) fn new(id: String, upload: UploadId, chunk_count: u32) -> Orphan {
-        Orphan { id, upload, chunk_count }
-    }
-
-    /// Removes its chunks and its mark.
-    pub(crate) fn remove(&self, batch: &mut Batch) {
-        chunk_keys(&self.id, &self.upload, self.chunk_count).for_each(|key| batch.delete(&key));
-        batch.delete(&upload_key(&self.id, &self.upload));
-    }
-}
-
-/// What has been uploaded for nothing, to be removed by the next update.
-pub(crate) type Orphans = Arc<Mutex<Vec<Orphan>>>;
-
 /// Holds an upload until a document refers to it.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -324,7 +313,7 @@ impl Claim {
         batch.put(&chunk_key(id, upload, index), &[], chunk, false);
         // Before the commit, whose future may be dropped when it is done.
         chunk_count.store(index + 1, Ordering::Release);
-        database.commit(&batch, Stage::Accepted).await
+        database.commit(&batch, Stage::Accepted).await.map(drop)
     }
 
     /// A document refers to it.
@@ -337,8 +326,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let count = *self.chunk_count.get_mut();
         if count > 0 && !*self.kept.get_mut() {
-            let orphan = Orphan::new(std::mem::take(&mut self.id), self.upload, count);
-            self.orphans.lock().unwrap_or_else(PoisonError::into_inner).push(orphan);
+            self.orphans.push(Orphan::new(std::mem::take(&mut self.id), self.upload, count));
         }
     }
 }
@@ -357,6 +345,8 @@ pub struct Uploading<'a> {
     stored: Option<Md5>,
     stored_length: u64,
     bytes_max: u64,
+    /// Work since others could run, in bytes that were compressed or unfolded.
+    worked: u64,
 }
 
 /// Counts what is written to it.
@@ -385,7 +375,7 @@ impl Sink {
     fn room(&self) -> usize {
         match self {
             Sink::Plain(buffer) => CHUNK_BYTES - buffer.len(),
-            Sink::Gzip(_) => CHUNK_BYTES,
+            Sink::Gzip(_) => COMPRESSED_AT_ONCE_BYTES,
         }
     }
 }
@@ -418,10 +408,11 @@ impl<'a> Uploading<'a> {
             stored,
             stored_length: 0,
             bytes_max,
+            worked: 0,
         }
     }
 
-    /// Takes what comes next. Waits while the store is behind.
+    /// Takes what comes next. Waits while the store is behind, and lets others run where it is much work.
     ///
     /// # Errors
     /// `AttachmentTooLarge`; `BadRequest` for what isn't gzip though it should be; `NoSpace`; `Stopped`.
@@ -434,24 +425,45 @@ impl<'a> Uploading<'a> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let part;
-            (part, rest) = rest.split_at(rest.len().min(self.sink.room()));
+            (part, rest) = rest.split_at(rest.len().min(self.room()));
             if let Some(unfolding) = &mut self.unfolding {
+                let before = unfolding.get_ref().0;
                 unfolding.write_all(part).map_err(|_| not_gzip())?;
+                self.worked += unfolding.get_ref().0 - before;
             }
             self.came.update(part);
-            match &mut self.sink {
-                Sink::Plain(buffer) => {
-                    if buffer.len() + part.len() > TOGETHER_BYTES {
-                        // All at once, so that nothing is copied while it grows.
-                        buffer.reserve(CHUNK_BYTES - buffer.len());
-                    }
-                    buffer.extend_from_slice(part);
-                }
-                Sink::Gzip(encoder) => encoder.write_all(part).expect("a vector takes it"),
-            }
+            self.take(part);
             self.put_full().await?;
+            if self.worked >= WORK_BYTES_MAX {
+                self.worked = 0;
+                yield_now().await;
+            }
         }
         Ok(())
+    }
+
+    /// Bytes that are worked on at once.
+    fn room(&self) -> usize {
+        match self.unfolding {
+            Some(_) => self.sink.room().min(UNFOLDED_AT_ONCE_BYTES),
+            None => self.sink.room(),
+        }
+    }
+
+    fn take(&mut self, part: &[u8]) {
+        match &mut self.sink {
+            Sink::Plain(buffer) => {
+                if buffer.len() + part.len() > TOGETHER_BYTES {
+                    // All at once, so that nothing is copied while it grows.
+                    buffer.reserve(CHUNK_BYTES - buffer.len());
+                }
+                buffer.extend_from_slice(part);
+            }
+            Sink::Gzip(encoder) => {
+                self.worked += part.len() as u64;
+                encoder.write_all(part).expect("a vector takes it");
+            }
+        }
     }
 
     /// Stores the chunks that are full.
@@ -470,6 +482,7 @@ impl<'a> Uploading<'a> {
     }
 
     async fn put(&mut self, chunk: Bytes) -> Result<()> {
+        self.worked += WORK_BYTES_MAX;
         self.count(&chunk);
         self.claim.put(self.database, chunk).await
     }
@@ -557,7 +570,7 @@ impl AttachmentReader {
         }
     }
 
-    /// What comes next; `None` at the end. At most a chunk, or what 16 KiB of it unfold to.
+    /// What comes next; `None` at the end. At most a chunk; unfolded, little more than a mebibyte.
     ///
     /// # Errors
     /// `Internal` where it can't be read. The reader can't go on then.
@@ -573,8 +586,10 @@ impl AttachmentReader {
             let Some(decoder) = &mut self.decoder else {
                 return Ok(Some(std::mem::take(&mut self.encoded)));
             };
-            let part = self.encoded.split_to(DECODED_BYTES.min(self.encoded.len()));
-            decoder.write_all(&part).map_err(garbled)?;
+            while !self.encoded.is_empty() && decoder.get_ref().len() < UNFOLDED_PIECE_BYTES {
+                let part = self.encoded.split_to(UNFOLDED_AT_ONCE_BYTES.min(self.encoded.len()));
+                decoder.write_all(&part).map_err(garbled)?;
+            }
             if self.encoded.is_empty() && self.at == self.end {
                 decoder.try_finish().map_err(garbled)?;
             }
@@ -599,17 +614,6 @@ impl AttachmentReader {
         }
         self.at += (end - start) as u64;
         Ok(chunk.slice(start..end))
-    }
-}
-
-/// The records that remove the content of those attachments that no leaf has any more.
-pub(crate) fn remove_unused(id: &str, old: &[Attachment], kept: &[Attachment], batch: &mut Batch) {
-    // Used, or removed already.
-    let mut seen: HashSet<UploadId> = kept.iter().map(|attachment| attachment.upload).collect();
-    for attachment in old {
-        if seen.insert(attachment.upload) {
-            attachment.chunk_keys(id).for_each(|key| batch.delete(&key));
-        }
     }
 }
 

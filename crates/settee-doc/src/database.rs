@@ -2,8 +2,8 @@
 
 use std::ops::Bound;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use settee_io::Env;
@@ -69,7 +69,7 @@ pub struct Database {
     pub(crate) changed: Changed,
     env: Env,
     /// What was uploaded for nothing.
-    orphans: Orphans,
+    pub(crate) orphans: Orphans,
     /// `None` where it held something when it was opened.
     on_first_write: Option<OnFirstWrite>,
     was_written: AtomicBool,
@@ -148,7 +148,7 @@ impl Database {
 
     /// The newest persisted state. Never waits.
     pub fn view(&self) -> View {
-        View::new(self.store.snapshot(), self.numbers.revs_limit(), self.views.clone())
+        View::new(self.store.snapshot(), self.path_limit(), self.views.clone())
     }
 
     /// Whether nothing that it ever held is persisted.
@@ -170,7 +170,7 @@ impl Database {
             doc_count: view.doc_count(),
             doc_del_count: view.doc_del_count(),
             update_seq: view.update_seq(),
-            purge_seq: self.numbers.get(Number::PurgeSeq),
+            purge_seq: self.number(Number::PurgeSeq),
             file_bytes: self.store.stats().file_bytes,
             active_bytes: live,
             external_bytes: live,
@@ -213,7 +213,6 @@ impl Database {
             outcomes.push(updater.update(edit).await.map_err(|error| self.explain(error))?);
         }
         self.finish(updater, stage).await?;
-        self.changed.note();
         Ok(outcomes)
     }
 
@@ -230,7 +229,6 @@ impl Database {
             outcomes.push(updater.replicate(edit).await.map_err(|error| self.explain(error))?);
         }
         self.finish(updater, stage).await?;
-        self.changed.note();
         Ok(outcomes)
     }
 
@@ -243,25 +241,20 @@ impl Database {
     /// documents before the one that failed may have been purged, each whole.
     pub async fn purge(&self, requests: &[(String, Vec<Revision>)]) -> Result<Vec<Vec<Revision>>> {
         requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
-        let notes_max = self.numbers.get(Number::PurgedInfosLimit);
+        let notes_max = self.number(Number::PurgedInfosLimit);
         let mut updater = self.updater(Stage::Persisted).await?;
         let mut gone = Vec::with_capacity(requests.len());
-        let mut last = 0;
         for (id, revisions) in requests {
-            let purged =
-                updater.purge(id, revisions, notes_max).await.map_err(|error| self.explain(error))?;
-            last = purged.number;
-            gone.push(purged.revisions);
+            let purged = updater.purge(id, revisions, notes_max).await;
+            gone.push(purged.map_err(|error| self.explain(error))?);
         }
         self.finish(updater, Stage::Persisted).await?;
-        self.numbers.raise_to(Number::PurgeSeq, last);
-        self.changed.note();
         Ok(gone)
     }
 
     /// How many revisions of each leaf's path are kept and shown.
     pub fn revs_limit(&self) -> u64 {
-        self.numbers.get(Number::RevsLimit)
+        self.number(Number::RevsLimit)
     }
 
     /// Sets [`Database::revs_limit`], for what is read from now on; what is stored follows with the
@@ -279,7 +272,7 @@ impl Database {
 
     /// How many notes of purges are kept.
     pub fn purged_infos_limit(&self) -> u64 {
-        self.numbers.get(Number::PurgedInfosLimit)
+        self.number(Number::PurgedInfosLimit)
     }
 
     /// Sets [`Database::purged_infos_limit`], and removes the notes that are too many. Returns once that
@@ -293,7 +286,7 @@ impl Database {
         }
         let _changing = self.numbers.changing.lock().await;
         self.put_number(Number::PurgedInfosLimit, limit).await?;
-        let up_to = self.numbers.get(Number::PurgeSeq).saturating_sub(limit);
+        let up_to = self.number(Number::PurgeSeq).saturating_sub(limit);
         let mut has_more = true;
         while has_more {
             let mut batch = Batch::new();
@@ -307,9 +300,23 @@ impl Database {
     async fn put_number(&self, number: Number, value: u64) -> Result<()> {
         let mut batch = Batch::new();
         number.put(value, &mut batch);
-        self.commit_whole(batch).await?;
-        self.numbers.set(number, value);
-        Ok(())
+        let seq = self.commit(&batch, Stage::Persisted).await?;
+        self.accept_number(seq, number, value);
+        self.barrier().await
+    }
+
+    fn number(&self, number: Number) -> u64 {
+        self.numbers.get(number, || self.store.snapshot().seq())
+    }
+
+    /// How many revisions of a leaf's path are kept and shown.
+    pub(crate) fn path_limit(&self) -> u32 {
+        u32::try_from(self.number(Number::RevsLimit)).unwrap_or(u32::MAX)
+    }
+
+    /// See [`Numbers::accept`].
+    pub(crate) fn accept_number(&self, seq: Seq, number: Number, value: u64) {
+        self.numbers.accept(seq, number, value, self.store.snapshot().seq());
     }
 
     /// Commits and persists records that aren't a document's.
@@ -468,47 +475,53 @@ impl Database {
     }
 
     /// Commits records that aren't a document's.
-    pub(crate) async fn commit(&self, batch: &Batch, stage: Stage) -> Result<()> {
+    pub(crate) async fn commit(&self, batch: &Batch, stage: Stage) -> Result<Seq> {
         self.health()?;
         let committed = self.store.writer().await.commit(batch, stage).await;
-        committed.map(drop).map_err(|error| self.explain(error.into()))
+        committed.map_err(|error| self.explain(error.into()))
     }
 
-    /// Finds what was being uploaded when the database ended the last time.
+    /// Finds what was being uploaded, or removed, when the database ended the last time.
     async fn find_orphans(&self) -> Result<()> {
         let snapshot = self.store.snapshot();
         let range = (Bound::Included(&[UPLOAD][..]), Bound::Excluded(&[UPLOAD + 1][..]));
         let mut marks = snapshot.scan(range.0, range.1, false);
-        let mut found = Vec::new();
         while let Some(mark) = marks.next().await? {
             let (id, upload) = decode_upload_key(mark.key)?;
+            if Orphan::is_listed(mark.meta) {
+                let list = snapshot.read(mark.location).await.map_err(Error::from);
+                match list.and_then(|list| Orphan::from_list(id, upload, &list.value())) {
+                    Ok(orphan) => self.orphans.push(orphan),
+                    // Documents don't need it: they can be used, and what it lists stays.
+                    Err(error) => tracing::warn!(database = self.name, %error, "a list of uploads is lost"),
+                }
+                continue;
+            }
             let mut count = 0;
             while snapshot.get(&chunk_key(&id, &upload, count)).await?.is_some() {
                 count += 1;
             }
-            found.push(Orphan::new(id, upload, count));
+            self.orphans.push(Orphan::new(id, upload, count));
         }
-        self.orphans.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         Ok(())
     }
 
     async fn updater(&self, stage: Stage) -> Result<Updater<'_>> {
         self.health()?;
         let writer = self.store.writer().await;
-        let mut updater = Updater::new(writer, stage, self.numbers.revs_limit());
-        let orphans = std::mem::take(&mut *self.orphans.lock().unwrap_or_else(PoisonError::into_inner));
-        if !orphans.is_empty() {
-            updater.sweep(orphans).await.map_err(|error| self.explain(error))?;
-        }
+        let mut updater = Updater::new(self, writer, stage);
+        updater.sweep().await;
         Ok(updater)
     }
 
     async fn finish(&self, updater: Updater<'_>, stage: Stage) -> Result<()> {
         let finish = async {
-            let seq = updater.finish().await?;
-            Ok(self.store.wait(seq, stage).await?)
+            let (seq, news) = updater.finish().await?;
+            self.store.wait(seq, stage).await?;
+            Ok(news)
         };
-        finish.await.map_err(|error| self.explain(error))?;
+        // Those who follow all databases are told when it goes.
+        let _news = finish.await.map_err(|error| self.explain(error))?;
         if let Some(told) = &self.on_first_write
             && !self.was_written.load(Ordering::Relaxed)
             && !self.was_written.swap(true, Ordering::Relaxed)

@@ -19,6 +19,7 @@ mod offline;
 mod opening;
 mod restore;
 mod runs;
+mod salvage;
 mod slots;
 mod tasks;
 mod updates;

@@ -44,11 +44,13 @@ pub struct Options {
     /// Largest body in bytes: its text as it is stored. At most
     /// [`DOCUMENT_BYTES_LIMIT`](crate::DOCUMENT_BYTES_LIMIT).
     pub document_bytes_max: usize,
+    /// Largest attachment in bytes that comes inside of a document.
+    pub attachment_bytes_max: u64,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { document_bytes_max: 8_000_000 }
+        Options { document_bytes_max: 8_000_000, attachment_bytes_max: u64::MAX }
     }
 }
 
@@ -86,7 +88,8 @@ impl Edit {
     /// # Errors
     /// `BadRequest` for what isn't one JSON object in UTF-8, has half a surrogate pair in a
     /// string, nests too deep, or has a bad `_rev`; `DocValidation` for other reserved members
-    /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`.
+    /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `AttachmentTooLarge`, which
+    /// names it.
     pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
         let body_bytes_max = options.document_bytes_max.min(crate::DOCUMENT_BYTES_LIMIT);
         let mut edit = Edit::delete("", None);
@@ -106,6 +109,13 @@ impl Edit {
             write_json_string(&name, &mut stored);
             stored.push(b':');
             json::write_compact(value, &mut stored)?;
+        }
+        let is_too_large = |new: &&NewAttachment| match &new.content {
+            Content::Inline(bytes) => bytes.len() as u64 > options.attachment_bytes_max,
+            _ => false,
+        };
+        if let Some(new) = edit.attachments.iter().find(is_too_large) {
+            return Err(Error::new(ErrorKind::AttachmentTooLarge, new.name.clone()));
         }
         let body = &stored[1..];
         if body.len() > body_bytes_max {
@@ -147,7 +157,7 @@ impl Edit {
             name: attachment.name.clone(),
             content_type: attachment.content_type.clone(),
             revpos: Some(attachment.revpos),
-            content: Content::Stub,
+            content: Content::Stub(Some(attachment.digest)),
         };
         Edit {
             deleted: document.deleted,
@@ -294,17 +304,21 @@ fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
 
     let bad = || Error::bad_request(format!("Invalid attachment data for {name}"));
     let said: Said<'_> = serde_json::from_str(value.get()).map_err(|_| bad())?;
+    let digest = said.digest.as_deref().filter(|text| text.starts_with("md5-")).map(parse_digest);
     let content = if said.stub {
-        Content::Stub
+        // What names no content of ours needs none of it: as in CouchDB that is no error.
+        Content::Stub(digest.and_then(Result::ok))
     } else if said.follows {
         let is_gzip = said.encoding.as_deref() == Some("gzip");
         let encoded_length = said.encoded_length.filter(|_| is_gzip);
         let length = encoded_length.or(said.length).ok_or_else(bad)?;
-        let digest = said.digest.as_deref().filter(|text| text.starts_with("md5-"));
-        let digest = digest.map(parse_digest).transpose()?;
-        Content::Follows(Following { length, is_gzip, digest })
+        Content::Follows(Following { length, is_gzip, digest: digest.transpose()? })
     } else {
-        let data = said.data.ok_or_else(bad)?;
+        let mut data = said.data.ok_or_else(bad)?;
+        if data.bytes().any(|byte| byte.is_ascii_whitespace()) {
+            // Encoders for mail break lines.
+            data.to_mut().retain(|letter| !letter.is_ascii_whitespace());
+        }
         // What `encoding` says is how it was stored: inline it always comes as what it is.
         Content::Inline(BASE64.decode(data.as_bytes()).map_err(|_| bad())?.into())
     };

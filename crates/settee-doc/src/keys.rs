@@ -292,6 +292,20 @@ pub(crate) fn hashes(bytes: &[u8]) -> Vec<Hash> {
     bytes.as_chunks::<HASH_SIZE>().0.to_vec()
 }
 
+/// A leaf's meta where its value begins with no table any more.
+pub(crate) fn without_attachments(meta: &[u8]) -> Vec<u8> {
+    let mut meta = meta.to_vec();
+    meta[0] &= !FLAG_ATTACHMENTS;
+    meta
+}
+
+/// The document of which something was lost that stood under this key: a part of an attachment, or of a
+/// body that stands apart.
+pub(crate) fn document_of_chunk(key: &[u8]) -> Option<String> {
+    let (kind, rest) = key.split_first()?;
+    decode_upload(rest).filter(|_| *kind == CHUNK).map(|(id, _)| id)
+}
+
 /// A chunk's meta: how many hashes it holds.
 pub(crate) fn encode_chunk_meta(count: usize) -> [u8; 1] {
     [u8::try_from(count).expect("a chunk is small")]

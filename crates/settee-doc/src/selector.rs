@@ -1,8 +1,12 @@
 //! Mango's selectors: conditions on documents, as `_find` and `_changes` take them.
 //!
 //! A selector is parsed once, into a tree. A document is matched as the text that it is stored as:
-//! one walk over its members finds those that the selector names, and conditions are then decided
-//! in their text. Nothing is built of what the selector doesn't ask about.
+//! one walk over it finds all that the selector names, and conditions are then decided in its text.
+//! Nothing is built of what the selector doesn't ask about.
+//!
+//! Work is bounded by the document's size: a value is looked up among the constants of `$in` and its like,
+//! which are sorted; and of the conditions that may walk a value anew, or are asked of each of its
+//! elements, a selector has at most `WALKS_MAX`.
 //!
 //! What a selector means is what CouchDB 3.5 makes of it, oddities included:
 //! 1. A negation is pushed down to the conditions, each of which needs its field to be there: with
@@ -17,19 +21,25 @@
 //! selector is read; `$text` is refused, for want of text indexes; an argument is shown as JSON.
 
 mod constant;
+mod constants;
 mod fields;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod parse;
+mod paths;
 mod raw;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod work;
 
 use std::cmp::Ordering;
 
 pub use fields::Fields;
 
 use self::constant::{Constant, Order};
+use self::constants::Constants;
+use self::paths::Paths;
 use self::raw::{Kind, Members, Raw};
 use crate::document::{Document, Extras};
 
@@ -39,8 +49,14 @@ const NESTING_MAX: usize = 100;
 /// Bytes of a selector's text.
 pub const SELECTOR_BYTES_MAX: usize = 1 << 20;
 
-/// Conditions of a selector: each may walk a document's value.
+/// Conditions of a selector.
 const CONDITIONS_MAX: usize = 10_000;
+
+/// Of these, how many may walk the whole of a value, or are asked of each of its elements.
+const WALKS_MAX: usize = 500;
+
+/// Values in the lists of a selector's `$in`, `$nin` and `$all`: they are sorted when it is read.
+const LISTED_MAX: usize = 100_000;
 
 /// Bytes of the names that lead to a selector's conditions, each with those that it lies in: a long name
 /// with many conditions is kept for each of them.
@@ -92,6 +108,8 @@ impl SelectorError {
 pub struct Selector {
     /// None: every document matches.
     root: Option<Node>,
+    /// Where the fields lie that its conditions are on.
+    paths: Paths,
     /// The members of a document that it looks at, sorted.
     names: Vec<String>,
     /// Whether it looks at a document as a whole.
@@ -112,21 +130,23 @@ enum Node {
 struct Path {
     parts: Vec<String>,
     is_id: bool,
+    /// Among those of the selector, where it is one of a document.
+    place: usize,
 }
 
 /// What a field's value is asked.
 #[derive(Debug, Clone)]
 enum Test {
     Compare(Comparison, Constant),
-    In(Vec<Constant>),
-    NotIn(Vec<Constant>),
+    In(Constants),
+    NotIn(Constants),
     Exists(bool),
     Type(String),
     Size(i128),
     Remainder { divisor: i128, rest: i128 },
     Regex(regex::bytes::Regex),
     BeginsWith(String),
-    All(Vec<Constant>),
+    All(Constants),
     AnyElement(Box<Node>),
     EachElement(Box<Node>),
     AnyKey(Box<Node>),
@@ -170,13 +190,13 @@ impl Comparison {
 /// What is matched.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
-    /// A document: what it has of the members that the selector names, and its text where that is
-    /// looked at as a whole.
-    Document(&'a [(&'a str, Option<Raw<'a>>)], Option<Raw<'a>>),
+    /// A document: what it has of the paths that the selector names.
+    Document(&'a [Found<'a>]),
     Value(Raw<'a>),
 }
 
 /// What was found at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found<'a> {
     Value(Raw<'a>),
     Missing,
@@ -196,9 +216,7 @@ impl Selector {
     /// Whether a document matches: its members, and `_id`, `_rev`, `_deleted`, `_attachments` and
     /// what `extras` adds to them.
     pub fn matches(&self, document: &Document, extras: &Extras) -> bool {
-        if self.root.is_none() {
-            return true;
-        }
+        let Some(root) = &self.root else { return true };
         let mut reserved = Vec::new();
         let mut whole = Vec::new();
         if self.needs_whole {
@@ -210,17 +228,17 @@ impl Selector {
         let text = |bytes| std::str::from_utf8(bytes).unwrap_or("");
         let reserved = Raw::new(text(&reserved)).members();
         let members = Members::of(text(&document.body));
-        let whole = self.needs_whole.then(|| Raw::new(text(&whole)));
-        match whole {
-            Some(whole) => self.matches_members(whole.members(), Some(whole)),
-            None => self.matches_members(members.chain(reserved), None),
-        }
+        let found = match self.needs_whole {
+            true => self.paths.find(Raw::new(text(&whole))),
+            false => self.paths.find_among(members.chain(reserved)),
+        };
+        root.holds(Subject::Document(&found), Order::Collated)
     }
 
     /// Whether an object, as JSON text, matches.
     pub fn matches_json(&self, object: &str) -> bool {
-        let whole = Raw::new(object);
-        self.matches_members(whole.members(), Some(whole))
+        let Some(root) = &self.root else { return true };
+        root.holds(Subject::Document(&self.paths.find(Raw::new(object))), Order::Collated)
     }
 
     /// Whether what it says of a document depends on its body or its attachments, and not only on
@@ -234,24 +252,6 @@ impl Selector {
     pub fn needs_conflicts(&self) -> bool {
         self.needs_whole || self.names.iter().any(|name| name == "_conflicts")
     }
-
-    fn matches_members<'a>(
-        &'a self,
-        members: impl Iterator<Item = (Raw<'a>, Raw<'a>)>,
-        whole: Option<Raw<'a>>,
-    ) -> bool {
-        let Some(root) = &self.root else { return true };
-        let mut found: Vec<(&str, Option<Raw<'_>>)> =
-            self.names.iter().map(|name| (name.as_str(), None)).collect();
-        for (name, value) in members {
-            let Some(name) = name.text() else { continue };
-            // The last of two of the same name counts.
-            if let Ok(place) = found.binary_search_by(|(wanted, _)| (*wanted).cmp(&name)) {
-                found[place].1 = Some(value);
-            }
-        }
-        root.holds(Subject::Document(&found, whole), Order::Collated)
-    }
 }
 
 impl Node {
@@ -262,7 +262,7 @@ impl Node {
             Node::Not(node) => !node.holds(subject, order),
             Node::Field { path, test } => {
                 let order = if path.is_id { Order::Bytes } else { order };
-                match subject.find(&path.parts) {
+                match subject.find(path) {
                     Found::Value(value) => test.holds(value, order),
                     Found::Missing => matches!(test, Test::Exists(false)),
                     Found::NoPath => false,
@@ -273,19 +273,11 @@ impl Node {
 }
 
 impl<'a> Subject<'a> {
-    fn find(self, parts: &[String]) -> Found<'a> {
-        let (value, rest) = match (self, parts) {
-            (Subject::Value(value), parts) => (value, parts),
-            (Subject::Document(_, whole), []) => return whole.map_or(Found::Missing, Found::Value),
-            (Subject::Document(members, _), [first, rest @ ..]) => {
-                let place = members.binary_search_by(|(name, _)| (*name).cmp(first));
-                match place.ok().and_then(|place| members[place].1) {
-                    Some(value) => (value, rest),
-                    None => return Found::Missing,
-                }
-            }
-        };
-        find_within(value, rest)
+    fn find(self, path: &Path) -> Found<'a> {
+        match self {
+            Subject::Document(found) => found[path.place],
+            Subject::Value(value) => find_within(value, &path.parts),
+        }
     }
 }
 
@@ -326,7 +318,7 @@ impl Test {
             },
             Test::Regex(regex) => value.text().is_some_and(|text| regex.is_match(text.as_bytes())),
             Test::BeginsWith(prefix) => value.text().is_some_and(|text| text.starts_with(prefix.as_str())),
-            Test::All(constants) => is_array() && has_all(value, constants),
+            Test::All(constants) => is_array() && constants.all_in(value),
             Test::AnyElement(node) => {
                 value.elements().any(|element| node.holds(Subject::Value(element), order))
             }
@@ -337,6 +329,16 @@ impl Test {
             }
             Test::AnyKey(node) => value.members().any(|(name, _)| node.holds(Subject::Value(name), order)),
             Test::Not(test) => !test.holds(value, order),
+        }
+    }
+
+    /// Whether deciding it may take a walk through all of a value.
+    fn walks(&self) -> bool {
+        match self {
+            Test::Compare(_, constant) => matches!(constant, Constant::Array(_) | Constant::Object(_)),
+            Test::Exists(_) | Test::Type(_) | Test::Remainder { .. } | Test::BeginsWith(_) => false,
+            Test::Not(test) => test.walks(),
+            _ => true,
         }
     }
 
@@ -353,22 +355,10 @@ impl Test {
 }
 
 /// Whether a value, or one of an array's elements, is among `constants`.
-fn is_in(value: Raw<'_>, constants: &[Constant], order: Order) -> bool {
-    let is_one = |value| constants.iter().any(|constant| constant.order_of(value, order).is_eq());
+fn is_in(value: Raw<'_>, constants: &Constants, order: Order) -> bool {
     match value.kind() {
-        Kind::Array => value.elements().any(is_one),
-        _ => is_one(value),
-    }
-}
-
-/// Whether an array has all `constants`, or is the only one.
-fn has_all(array: Raw<'_>, constants: &[Constant]) -> bool {
-    match constants {
-        [] => false,
-        [only @ Constant::Array(_)] if only.is(array, false) => true,
-        constants => {
-            constants.iter().all(|constant| array.elements().any(|element| constant.is(element, true)))
-        }
+        Kind::Array => value.elements().any(|element| constants.has(element, order)),
+        _ => constants.has(value, order),
     }
 }
 

@@ -9,8 +9,7 @@
 //! 2. What an edit's outcome rests on is accepted when it is told, and persisted when
 //!    everything accepted so far is.
 
-use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,19 +18,28 @@ use settee_store::{BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot, Stage, Va
 use crate::attachment::{
     Attachment, BODY_NAME, Claim, Content, NewAttachment, Orphan, encode_table, remove_unused,
 };
+use crate::database::Database;
+use crate::databases::Changed;
 use crate::edit::{Edit, check_document_id};
 use crate::keys::{
     PATH_CHUNK_COUNT, chunk_boundary, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta,
     encode_leaf_meta, encode_number, local_key, path_key,
 };
+use crate::numbers::Number;
 use crate::revision::Revision;
 use crate::tree::{Body, Leaf, leaves, merge, needs_chunk, unused_chunks};
 use crate::{Error, ErrorKind, Result};
 
 mod purge;
+mod stubs;
+
+use stubs::Stubs;
 
 /// Edits that come together are committed together up to this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
+
+/// Deletions of what no document refers to that one sweep commits, in bytes; the next goes on.
+const SWEPT_BYTES_MAX: usize = 16 << 20;
 
 /// The most that [`crate::Options::document_bytes_max`] may be: a batch holds two documents of
 /// that size, which is what it takes when a leaf loses to another.
@@ -48,48 +56,108 @@ pub(crate) const ENCODING_APART: u8 = 2;
 
 /// The one updater of a database, for the edits of one request.
 pub(crate) struct Updater<'a> {
+    database: &'a Database,
     writer: Writer<'a>,
     stage: Stage,
     /// How many revisions of a path are kept.
     revs_limit: u32,
-    batch: Batch,
-    /// Ids whose edits are in the batch, and so not in the index yet.
+    records: Records,
+    /// Ids whose edits are among the records, and so not in the index yet.
     touched: HashSet<String>,
-    /// Whether all that is in the batch deletes.
+    /// Whether all of the records delete.
     deletes_alone: bool,
-    /// Uploads that documents in the batch refer to.
+    /// Whether what an edit let go of is left to be removed.
+    is_sweep_due: bool,
+    news: News<'a>,
+}
+
+/// Records that are committed together, and what is to be told then.
+#[derive(Default)]
+struct Records {
+    batch: Batch,
+    /// Uploads that documents among them refer to.
     claims: Vec<Arc<Claim>>,
+    /// What they mark as let go of.
+    orphans: Vec<Orphan>,
+    /// One of the database's numbers that is among them.
+    number: Option<(Number, u64)>,
+    /// Whether there is a document's among them.
+    is_change: bool,
+}
+
+/// Tells those who follow all databases what was accepted: when it goes, and so also where whoever wrote
+/// it doesn't wait for the rest.
+pub(crate) struct News<'a> {
+    changed: &'a Changed,
+    is_due: bool,
+}
+
+impl Drop for News<'_> {
+    fn drop(&mut self) {
+        if self.is_due {
+            self.changed.note();
+        }
+    }
 }
 
 /// What an edit comes to.
 struct Decided<T> {
     outcome: T,
-    records: Batch,
-    claims: Vec<Arc<Claim>>,
-}
-
-impl<T> Decided<T> {
-    fn new(outcome: T, records: Batch) -> Decided<T> {
-        Decided { outcome, records, claims: Vec::new() }
-    }
+    records: Records,
 }
 
 /// What of an edit's failure ends the whole request: nothing more can be accepted.
 type Outcome<T> = Result<Result<T>>;
 
 impl<'a> Updater<'a> {
-    pub(crate) fn new(writer: Writer<'a>, stage: Stage, revs_limit: u32) -> Updater<'a> {
-        let (batch, touched, claims) = (Batch::new(), HashSet::new(), Vec::new());
-        Updater { writer, stage, revs_limit, batch, touched, deletes_alone: true, claims }
+    pub(crate) fn new(database: &'a Database, writer: Writer<'a>, stage: Stage) -> Updater<'a> {
+        Updater {
+            database,
+            writer,
+            stage,
+            revs_limit: database.path_limit(),
+            records: Records::default(),
+            touched: HashSet::new(),
+            deletes_alone: true,
+            is_sweep_due: false,
+            news: News { changed: &database.changed, is_due: false },
+        }
     }
 
-    /// Removes what was uploaded for nothing.
-    pub(crate) async fn sweep(&mut self, orphans: Vec<Orphan>) -> Result<()> {
-        for orphan in orphans {
-            orphan.remove(&mut self.batch);
-            if self.batch.size() > BATCH_BYTES {
-                self.commit().await?;
+    /// Removes what no document refers to, before any edit. Its failure isn't the edits': what is left is
+    /// left to the next updater.
+    pub(crate) async fn sweep(&mut self) {
+        if let Err(error) = self.try_sweep().await {
+            // Each update would say so; why is told by whoever has failed.
+            tracing::debug!(
+                database = self.database.name(),
+                %error,
+                "uploads that no document refers to could not be removed yet"
+            );
+        }
+    }
+
+    async fn try_sweep(&mut self) -> Result<()> {
+        let mut swept_bytes = 0;
+        while swept_bytes < SWEPT_BYTES_MAX {
+            let mut taken = self.database.orphans.take();
+            let (mut batch, mut rest) = (Batch::new(), None);
+            while batch.size() < BATCH_BYTES
+                && let Some(lot) = taken.next()
+            {
+                match self.writer.get(&lot.mark_key()).await? {
+                    Some(_) => rest = lot.clone().remove(BATCH_BYTES, &mut batch),
+                    // A document has taken it in, or the update that let go of it wasn't accepted.
+                    None => taken.forget_last(),
+                }
             }
+            if batch.is_empty() {
+                return Ok(());
+            }
+            batch.use_reserve();
+            self.writer.commit(&batch, self.stage).await?;
+            taken.removed(rest);
+            swept_bytes += batch.size();
         }
         Ok(())
     }
@@ -132,14 +200,18 @@ impl<'a> Updater<'a> {
             number = edit.local_revision.unwrap_or(0).saturating_add(1);
             batch.put_value(&key, &encode_number(number), edit.stored().clone(), false);
         }
-        self.add(edit, Ok(Decided::new(number, batch))).await
+        let records = Records { batch, ..Records::default() };
+        self.add(edit, Ok(Decided { outcome: number, records })).await
     }
 
-    /// Commits what is left. Returns the last `Seq` accepted so far, by whomever: whoever is
-    /// told of an outcome waits for it.
-    pub(crate) async fn finish(mut self) -> Result<Seq> {
+    /// Commits what is left. Returns the last `Seq` accepted so far, by whomever: whoever is told of an
+    /// outcome waits for it, and lets go of the news then.
+    pub(crate) async fn finish(mut self) -> Result<(Seq, News<'a>)> {
         self.commit().await?;
-        Ok(self.writer.last_seq())
+        if self.is_sweep_due {
+            self.sweep().await;
+        }
+        Ok((self.writer.last_seq(), self.news))
     }
 
     /// Lets an edit see those of its own request.
@@ -149,35 +221,42 @@ impl<'a> Updater<'a> {
 
     /// Adds an edit's records to those that wait to be committed.
     async fn add<T>(&mut self, edit: &Edit, decided: Result<Decided<T>>) -> Outcome<T> {
-        let Decided { outcome, records, claims } = match decided {
+        let Decided { outcome, records } = match decided {
             Ok(decided) => decided,
             Err(error) => return Ok(Err(error)),
         };
-        if self.batch.size() + records.size() > BATCH_BYTES {
+        if records.batch.size() > BATCH_SIZE_MAX {
+            // The log would refuse it with the whole request.
+            return Ok(Err(Error::new(ErrorKind::TooLarge, edit.id.clone())));
+        }
+        if self.records.batch.size() + records.batch.size() > BATCH_BYTES {
             self.commit().await?;
         }
         self.deletes_alone &= edit.deleted && edit.body().is_empty();
         self.touched.insert(edit.id.clone());
-        self.claims.extend(claims);
-        if self.batch.is_empty() {
-            self.batch = records;
-        } else {
-            self.batch.extend(&records);
-        }
+        self.records.extend(records);
         Ok(Ok(outcome))
     }
 
     async fn commit(&mut self) -> Result<()> {
-        if !self.batch.is_empty() {
-            let mut batch = std::mem::take(&mut self.batch);
-            if self.deletes_alone {
-                batch.use_reserve();
-            }
-            self.writer.commit(&batch, self.stage).await?;
-        }
-        self.claims.drain(..).for_each(|claim| claim.keep());
+        let mut records = std::mem::take(&mut self.records);
         self.touched.clear();
-        self.deletes_alone = true;
+        let deletes_alone = std::mem::replace(&mut self.deletes_alone, true);
+        if records.batch.is_empty() {
+            return Ok(());
+        }
+        if deletes_alone {
+            records.batch.use_reserve();
+        }
+        // Before the commit, whose future may be dropped: without their marks they are forgotten again.
+        self.is_sweep_due |= !records.orphans.is_empty();
+        records.orphans.drain(..).for_each(|orphan| self.database.orphans.push(orphan));
+        let seq = self.writer.commit(&records.batch, self.stage).await?;
+        records.claims.iter().for_each(|claim| claim.keep());
+        self.news.is_due |= records.is_change;
+        if let Some((number, value)) = records.number {
+            self.database.accept_number(seq, number, value);
+        }
         Ok(())
     }
 
@@ -195,11 +274,9 @@ impl<'a> Updater<'a> {
             _ => return Err(Error::conflict()),
         };
         let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
-        let stored = match parent {
-            Some(leaf) if !edit.attachments.is_empty() => leaf.attachments(&latest).await?,
-            _ => Cow::Borrowed(&[][..]),
-        };
-        let attachments = attachments_of(edit, generation, &stored)?;
+        let stubs = Stubs::of_update(&latest, edit, parent).await?;
+        // What an interactive edit brings is new with it, whatever a client says it came with.
+        let attachments = attachments_of(edit, &stubs, |_| generation)?;
         let digest = digest(edit, &attachments);
         let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, &digest);
         let revision = revision.ok_or_else(|| Error::bad_request("the document has too many revisions"))?;
@@ -209,8 +286,8 @@ impl<'a> Updater<'a> {
         let mut new: Vec<Leaf> = old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
         new.push(new_leaf(edit, revision, path, attachments)?);
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
-        let claims = take_in(edit, &mut records);
-        Ok(Decided { outcome: revision, records, claims })
+        take_in(edit, &mut records);
+        Ok(Decided { outcome: revision, records })
     }
 
     async fn decide_replicated(&self, edit: &Edit) -> Result<Decided<Revision>> {
@@ -227,49 +304,52 @@ impl<'a> Updater<'a> {
         let mut new = old.clone();
         if old.iter().any(|leaf| leaf.descends_from(revision)) {
             // Known already: what came with it goes again.
-            return Ok(Decided::new(revision, Batch::new()));
+            return Ok(Decided { outcome: revision, records: Records::default() });
         }
-        let mut stored = Vec::new();
-        if edit.attachments.iter().any(|new| matches!(new.content, Content::Stub)) {
-            for leaf in &old {
-                stored.extend_from_slice(&leaf.attachments(&latest).await?);
-            }
-        }
-        let attachments = attachments_of(edit, revision.generation, &stored)?;
+        let stubs = Stubs::of_replica(&latest, edit, revision, &path, &old).await?;
+        let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
+        let attachments = attachments_of(edit, &stubs, revpos)?;
         let leaf = new_leaf(edit, revision, path, attachments)?;
         let back_to = merge_depth(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
             known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
         }
         if !merge(&mut new, leaf) {
-            return Ok(Decided::new(revision, Batch::new()));
+            return Ok(Decided { outcome: revision, records: Records::default() });
         }
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
-        let claims = take_in(edit, &mut records);
-        Ok(Decided { outcome: revision, records, claims })
+        take_in(edit, &mut records);
+        Ok(Decided { outcome: revision, records })
     }
 }
 
-/// The attachments that an edit's revision has; `stored` are those that it may refer to.
-fn attachments_of(edit: &Edit, generation: u32, stored: &[Attachment]) -> Result<Vec<Attachment>> {
-    // By name: several leaves may have one of the same.
-    let mut by_name: HashMap<&str, Vec<&Attachment>> = HashMap::new();
-    for known in stored {
-        by_name.entry(&known.name).or_default().push(known);
+impl Records {
+    /// Adds others behind these.
+    fn extend(&mut self, other: Records) {
+        if self.batch.is_empty() {
+            self.batch = other.batch;
+        } else {
+            self.batch.extend(&other.batch);
+        }
+        self.claims.extend(other.claims);
+        self.orphans.extend(other.orphans);
+        self.number = other.number.or(self.number);
+        self.is_change |= other.is_change;
     }
+}
+
+/// The attachments that an edit's revision has; `revpos` is what those that it brings came with.
+fn attachments_of(
+    edit: &Edit,
+    stubs: &Stubs,
+    revpos: impl Fn(&NewAttachment) -> u32,
+) -> Result<Vec<Attachment>> {
     let resolve = |new: &NewAttachment| match &new.content {
-        Content::Stored(upload) => {
-            Ok(upload.to_attachment(&new.name, &new.content_type, new.revpos.unwrap_or(generation)))
-        }
-        Content::Stub => {
-            // Where it says what it came with, that must be it, as in CouchDB.
-            let fits = |known: &&&Attachment| new.revpos.is_none_or(|revpos| revpos == known.revpos);
-            let known = by_name.get(&*new.name).and_then(|known| known.iter().find(fits));
-            known.map(|known| Attachment::clone(known)).ok_or_else(|| {
-                let reason = format!("Invalid attachment stub in {} for {}", edit.id, new.name);
-                Error::new(ErrorKind::MissingStub, reason)
-            })
-        }
+        Content::Stored(upload) => Ok(upload.to_attachment(&new.name, &new.content_type, revpos(new))),
+        Content::Stub(_) => stubs.find(new).cloned().ok_or_else(|| {
+            let reason = format!("Invalid attachment stub in {} for {}", edit.id, new.name);
+            Error::new(ErrorKind::MissingStub, reason)
+        }),
         Content::Inline(..) | Content::Follows(..) => {
             Err(Error::bad_request(format!("the content of attachment {} didn't come", new.name)))
         }
@@ -296,18 +376,27 @@ fn digest(edit: &Edit, attachments: &[Attachment]) -> [u8; 32] {
 }
 
 /// Makes an edit's uploads its document's, its body's among them.
-fn take_in(edit: &Edit, records: &mut Batch) -> Vec<Arc<Claim>> {
+fn take_in(edit: &Edit, records: &mut Records) {
     let uploads = edit.attachments.iter().filter_map(|new| match &new.content {
         Content::Stored(upload) => Some(upload),
         _ => None,
     });
-    uploads.chain(&edit.ahead).map(|upload| upload.take_in(records)).collect()
+    for upload in uploads.chain(&edit.ahead) {
+        records.claims.push(upload.take_in(&mut records.batch));
+    }
 }
 
 /// The records that turn a document's tree from `old` into `new`, `revs_limit` revisions of each
 /// path kept.
-async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf], revs_limit: u32) -> Result<Batch> {
-    let mut batch = Batch::new();
+async fn rewrite(
+    latest: &Snapshot,
+    id: &str,
+    old: &[Leaf],
+    new: &[Leaf],
+    revs_limit: u32,
+) -> Result<Records> {
+    let mut records = Records { is_change: true, ..Records::default() };
+    let batch = &mut records.batch;
     let mut is_pruning_due = false;
     let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");
     let has_conflicts = new.len() > 1;
@@ -334,21 +423,26 @@ async fn rewrite(latest: &Snapshot, id: &str, old: &[Leaf], new: &[Leaf], revs_l
         }
         if matches!(leaf.body, Body::New(..)) {
             let begins_tail = generation % PATH_CHUNK_COUNT == 1;
-            is_pruning_due |= put_chunks(&mut batch, latest, id, leaf, revs_limit).await? || begins_tail;
+            is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || begins_tail;
         } else if wins && !leaf.stored_as_winner {
             batch.delete(&conflict_key(id, leaf.revision));
         }
     }
+    let kept = revisions(new);
     for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
-        if new.iter().all(|kept| kept.revision != leaf.revision) {
+        if !kept.contains(&leaf.revision) {
             batch.delete(&conflict_key(id, leaf.revision));
         }
     }
     if is_pruning_due {
-        prune(&mut batch, latest, id, new, revs_limit).await?;
+        prune(batch, latest, id, new, revs_limit).await?;
     }
-    remove_unused_attachments(&mut batch, latest, id, old, new).await?;
-    Ok(batch)
+    remove_unused_attachments(&mut records, latest, id, old, new).await?;
+    Ok(records)
+}
+
+fn revisions(leaves: &[Leaf]) -> HashSet<Revision> {
+    leaves.iter().map(|leaf| leaf.revision).collect()
 }
 
 /// Removes the chunks that have become too old for every leaf. It looks at the oldest ones alone, and
@@ -368,13 +462,14 @@ async fn prune(batch: &mut Batch, latest: &Snapshot, id: &str, new: &[Leaf], rev
 
 /// What the leaves that went had and no other has goes with them.
 async fn remove_unused_attachments(
-    batch: &mut Batch,
+    records: &mut Records,
     latest: &Snapshot,
     id: &str,
     old: &[Leaf],
     new: &[Leaf],
 ) -> Result<()> {
-    let is_gone = |leaf: &&Leaf| new.iter().all(|kept| kept.revision != leaf.revision);
+    let kept = revisions(new);
+    let is_gone = |leaf: &&Leaf| !kept.contains(&leaf.revision);
     let mut unused: Vec<Attachment> = Vec::new();
     for leaf in old.iter().filter(is_gone) {
         unused.extend_from_slice(&leaf.attachments(latest).await?);
@@ -386,7 +481,7 @@ async fn remove_unused_attachments(
     for leaf in new {
         kept.extend_from_slice(&leaf.attachments(latest).await?);
     }
-    remove_unused(id, &unused, &kept, batch);
+    records.orphans.extend(remove_unused(id, &unused, &kept, &mut records.batch)?);
     Ok(())
 }
 

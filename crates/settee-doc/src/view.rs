@@ -3,6 +3,7 @@
 //! A view is a persisted state of the database, unchanged by later writes. What the index holds
 //! (revisions, deletion, conflicts, counts) costs no read; a body costs one positional read.
 
+use std::collections::HashSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -257,12 +258,12 @@ impl View {
     pub async fn missing(&self, id: &str, revisions: &[Revision]) -> Result<(Vec<Revision>, Vec<Revision>)> {
         let mut leaves = tree::leaves(&self.snapshot, id).await?;
         let mut missing = revisions.to_vec();
-        missing.retain(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)));
+        remove_known(&mut missing, &leaves);
         if let Some(oldest) = missing.iter().map(|revision| revision.generation).min() {
             for leaf in &mut leaves {
                 leaf.complete_path(&self.snapshot, id, oldest).await?;
             }
-            missing.retain(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)));
+            remove_known(&mut missing, &leaves);
         }
         let newest = missing.iter().map(|revision| revision.generation).max().unwrap_or(0);
         let ancestors =
@@ -412,6 +413,26 @@ impl View {
         }
         Ok(body.freeze())
     }
+}
+
+/// Leaves of `revisions` those that are no leaf, nor on the path of one as far as it was read.
+fn remove_known(revisions: &mut Vec<Revision>, leaves: &[tree::Leaf]) {
+    let mut unknown: HashSet<Revision> = revisions.iter().copied().collect();
+    let mut generations: Vec<u32> = unknown.iter().map(|revision| revision.generation).collect();
+    generations.sort_unstable();
+    generations.dedup();
+    for leaf in leaves {
+        // Those that the path has: neither many leaves nor many revisions make it a product of both.
+        let newest = leaf.revision.generation;
+        let oldest = u64::from(newest) + 1 - leaf.path.len() as u64;
+        let start = generations.partition_point(|generation| u64::from(*generation) < oldest);
+        for &generation in generations[start..].iter().take_while(|generation| **generation <= newest) {
+            if let Some(hash) = leaf.ancestor(generation) {
+                unknown.remove(&Revision { generation, hash });
+            }
+        }
+    }
+    revisions.retain(|revision| unknown.contains(revision));
 }
 
 fn unknown_encoding() -> Error {
@@ -600,5 +621,52 @@ impl Purges {
         let (number, location) = (decode_purge_key(entry.key)?, entry.location);
         let text = self.view.snapshot.read(location).await?.value();
         Ok(Some(Purge { number, text }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use settee_store::Value;
+
+    use super::*;
+
+    /// A leaf whose path goes back `count` revisions; paths of one digit are the same up to `fork`.
+    fn leaf(generation: u32, count: u32, digit: u8, fork: u32) -> tree::Leaf {
+        let hash = |generation: u32| {
+            let mut hash = [if generation > fork { digit } else { 0 }; 16];
+            hash[..4].copy_from_slice(&generation.to_le_bytes());
+            hash
+        };
+        let path: Vec<Hash> = (generation + 1 - count..=generation).rev().map(hash).collect();
+        tree::Leaf {
+            revision: Revision { generation, hash: path[0] },
+            deleted: false,
+            path,
+            body: Body::New(Value::new(Bytes::new()), Vec::new()),
+            has_attachments: false,
+            apart_bytes: 0,
+            stored_as_winner: false,
+        }
+    }
+
+    #[test]
+    fn a_revision_is_missing_where_no_path_has_it() {
+        let leaves = [leaf(40, 40, 1, 20), leaf(30, 12, 2, 20), leaf(25, 1, 3, 0), leaf(1, 1, 4, 0)];
+        let mut revisions = Vec::new();
+        for generation in [1, 2, 18, 19, 20, 21, 25, 30, 31, 40, 41, u32::MAX] {
+            for digit in 0..6 {
+                let mut hash = [digit; 16];
+                hash[..4].copy_from_slice(&generation.to_le_bytes());
+                revisions.push(Revision { generation, hash });
+            }
+        }
+        let expected: Vec<Revision> = revisions
+            .iter()
+            .copied()
+            .filter(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)))
+            .collect();
+        assert!(expected.len() < revisions.len());
+        remove_known(&mut revisions, &leaves);
+        assert_eq!(revisions, expected);
     }
 }

@@ -2,12 +2,14 @@
 //! them, also where an upload, the power or an edit broke off.
 //! Method: in the simulation; contents of all sizes around a chunk's, and what the database holds.
 
+use std::future::poll_fn;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use settee_doc::{
     CHUNK_BYTES, Content, Database, Databases, Document, Edit, ErrorKind, NewAttachment, Options, Revision,
-    Stage,
+    Stage, digest_text,
 };
 use settee_sim::{Sim, SimDisk, seeds};
 
@@ -282,4 +284,166 @@ fn what_was_uploaded_for_nothing_goes_also_after_a_power_loss() {
         })
         .unwrap();
     }
+}
+
+/// A replicated edit as a replicator sends it; its path by the hashes' digits, newest first.
+async fn replicate(
+    database: &Database,
+    start: u32,
+    path: &[u8],
+    attachments: &str,
+) -> Result<Revision, ErrorKind> {
+    let ids: Vec<String> =
+        path.iter().map(|digit| format!("\"{}\"", format!("{digit:02x}").repeat(16))).collect();
+    let revisions = format!(r#"{{"start":{start},"ids":[{}]}}"#, ids.join(","));
+    let text = format!(r#"{{"_id":"doc","_revisions":{revisions},"_attachments":{attachments}}}"#);
+    let edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
+    let mut outcomes = database.replicate_all(vec![edit], Stage::Persisted).await.unwrap();
+    outcomes.pop().unwrap().map_err(|error| error.kind())
+}
+
+async fn revision(database: &Database, revision: Revision) -> Document {
+    database.view().revision("doc", revision, false).await.unwrap().pop().unwrap()
+}
+
+#[test]
+fn a_stub_stands_for_what_its_own_ancestor_had_whichever_leaf_wins() {
+    for (own, other) in [(0xff, 0), (0, 0xff)] {
+        for with_digest in [false, true] {
+            with_database(6, |database| async move {
+                replicate(&database, 1, &[1], "{}").await.unwrap();
+                // "AAA" and "BBB"
+                let data = |text: &str| format!(r#"{{"x":{{"revpos":2,"data":"{text}"}}}}"#);
+                let first = replicate(&database, 2, &[own, 1], &data("QUFB")).await.unwrap();
+                let second = replicate(&database, 2, &[other, 1], &data("QkJC")).await.unwrap();
+                let digest = digest_text(&revision(&database, first).await.attachments[0].digest);
+                let digest = if with_digest { format!(r#","digest":"{digest}""#) } else { String::new() };
+                let stub = format!(r#"{{"x":{{"stub":true,"revpos":2{digest}}}}}"#);
+                let third = replicate(&database, 3, &[0x0c, own, 1], &stub).await.unwrap();
+                assert_eq!(database.view().leaves("doc").await.unwrap().len(), 2);
+                for (leaf, expected) in [(third, b"AAA"), (second, b"BBB")] {
+                    let document = revision(&database, leaf).await;
+                    assert_eq!(content(&database, &document, "x", true).await, expected, "{own} {leaf}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_stub_of_an_ancestor_that_is_gone_stands_for_the_same_content_or_for_nothing() {
+    with_database(7, |database| async move {
+        replicate(&database, 1, &[1], r#"{"y":{"data":"UlJS"}}"#).await.unwrap();
+        let both = r#"{"x":{"data":"QUFB"},"y":{"stub":true,"revpos":1}}"#;
+        let first = replicate(&database, 2, &[0xff, 1], both).await.unwrap();
+        let first = revision(&database, first).await;
+        let digest = digest_text(&first.attachments[0].digest);
+        // What it came with is an ancestor of both leaves, and so it is the same.
+        let old = r#"{"y":{"stub":true,"revpos":1}}"#;
+        let sibling = replicate(&database, 2, &[0x22, 1], old).await.unwrap();
+        let sibling = revision(&database, sibling).await;
+        assert_eq!(content(&database, &sibling, "y", true).await, b"RRR");
+        let missing = Err(ErrorKind::MissingStub);
+        assert_eq!(replicate(&database, 2, &[0x33, 9], old).await, missing, "another root");
+        let no_revpos = r#"{"y":{"stub":true}}"#;
+        assert_eq!(replicate(&database, 2, &[0x33, 1], no_revpos).await, missing);
+        // Of an ancestor that never came here nothing but the digest is known.
+        let stub = |digest: &str| format!(r#"{{"x":{{"stub":true,"revpos":2,"digest":"{digest}"}}}}"#);
+        let wrong = stub("md5-AAAAAAAAAAAAAAAAAAAAAA==");
+        let elsewhere = stub("md5-?").replace('2', "9");
+        for stub in [&wrong, r#"{"x":{"stub":true,"revpos":2}}"#, &elsewhere] as [&str; 3] {
+            assert_eq!(replicate(&database, 3, &[0x0d, 0x77, 1], stub).await, missing, "{stub}");
+        }
+        let third = replicate(&database, 3, &[0x0d, 0x77, 1], &stub(&digest)).await.unwrap();
+        let third = revision(&database, third).await;
+        assert_eq!(content(&database, &third, "x", true).await, b"AAA");
+    });
+}
+
+#[test]
+fn what_an_update_brings_came_with_its_revision_whatever_it_says() {
+    with_database(8, |database| async move {
+        let update = async |text: String| {
+            let revision = put(&database, Edit::parse(text.as_bytes(), &Options::default()).unwrap()).await;
+            let document = database.view().document("doc").await.unwrap();
+            assert_eq!(document.revision, revision);
+            let mut came: Vec<(String, u32)> = document
+                .attachments
+                .into_iter()
+                .map(|attachment| (attachment.name, attachment.revpos))
+                .collect();
+            came.sort();
+            (revision, came)
+        };
+        let of = |all: &[(&str, u32)]| all.iter().map(|(name, revpos)| ((*name).into(), *revpos)).collect();
+        let (first, came) =
+            update(r#"{"_id":"doc","_attachments":{"a":{"revpos":7,"data":"QUFB"}}}"#.into()).await;
+        let expected: Vec<(String, u32)> = of(&[("a", 1)]);
+        assert_eq!(came, expected);
+        // As a client sends back what it has read, with other content.
+        let attachments = r#"{"a":{"revpos":1,"data":"QkJC"},"b":{"revpos":1,"data":"QUFB"}}"#;
+        let (second, came) =
+            update(format!(r#"{{"_id":"doc","_rev":"{first}","_attachments":{attachments}}}"#)).await;
+        let expected: Vec<(String, u32)> = of(&[("a", 2), ("b", 2)]);
+        assert_eq!(came, expected);
+        let attachments = r#"{"a":{"stub":true,"revpos":2},"b":{"revpos":2,"data":"QUFB"}}"#;
+        let (_, came) =
+            update(format!(r#"{{"_id":"doc","_rev":"{second}","_attachments":{attachments}}}"#)).await;
+        let expected: Vec<(String, u32)> = of(&[("a", 2), ("b", 3)]);
+        assert_eq!(came, expected);
+        // A replica says when it came.
+        let fifth = replicate(&database, 5, &[0x55, 0x44], r#"{"a":{"revpos":3,"data":"QUFB"}}"#).await;
+        assert_eq!(revision(&database, fifth.unwrap()).await.attachments[0].revpos, 3);
+    });
+}
+
+/// What a future gives, and how often others could run before it was done.
+async fn count_polls<F: Future>(future: F) -> (F::Output, usize) {
+    let mut future = pin!(future);
+    let mut count = 0;
+    let output = poll_fn(|context| {
+        count += 1;
+        future.as_mut().poll(context)
+    });
+    (output.await, count)
+}
+
+#[test]
+fn compressing_and_unfolding_much_lets_others_run_meanwhile() {
+    with_database(9, |database| async move {
+        let mut text = noise(8 << 20, 3);
+        text.iter_mut().for_each(|byte| *byte = b'a' + *byte % 4);
+        let mut uploading = database.upload("doc", "text/plain", false, u64::MAX);
+        let (written, polls) = count_polls(uploading.write(&text)).await;
+        written.unwrap();
+        println!("8 MiB of text compressed in {polls} turns");
+        assert!(polls > 100, "{polls}");
+
+        let zeros = vec![0; 64 << 20];
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        std::io::Write::write_all(&mut encoder, &zeros).unwrap();
+        let packed = encoder.finish().unwrap();
+        assert!(packed.len() < 100_000);
+        let mut uploading = database.upload("doc", "text/plain", true, u64::MAX);
+        let (written, polls) = count_polls(uploading.write(&packed)).await;
+        written.unwrap();
+        println!("{} bytes that unfold to 64 MiB taken in {polls} turns", packed.len());
+        assert!(polls > 50, "{polls}");
+
+        let content = Content::Stored(uploading.finish(None).await.unwrap());
+        let mut edit = Edit::empty("doc");
+        let (name, content_type) = ("file".to_owned(), "text/plain".to_owned());
+        edit.attachments.push(NewAttachment { name, content_type, revpos: None, content });
+        put(&database, edit).await;
+        let document = database.view().document("doc").await.unwrap();
+        let mut reader = database.view().attachment("doc", &document.attachments[0], None, true);
+        let (mut length, mut longest) = (0, 0);
+        while let Some(piece) = reader.next().await.unwrap() {
+            assert!(piece.iter().all(|byte| *byte == 0));
+            (length, longest) = (length + piece.len(), longest.max(piece.len()));
+        }
+        println!("read in pieces of up to {longest} bytes");
+        assert_eq!(length, zeros.len());
+        assert!(longest < 2 << 20, "{longest}");
+    });
 }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use settee_doc::{
-    Database, Databases, DatabasesOptions, Edit, ErrorKind, OfflineDatabases, OfflineEvent, Options, Stage,
-    restore,
+    Content, Database, Databases, DatabasesOptions, Edit, ErrorKind, NewAttachment, OfflineDatabases,
+    OfflineEvent, Options, Stage, restore,
 };
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
@@ -163,6 +163,85 @@ fn a_damaged_document_is_named_by_its_id_and_all_others_are_salvaged() {
         for (name, count) in [("one", 49), ("two", 50)] {
             assert_eq!(new.get(name).await.unwrap().info().doc_count, count, "{name}");
         }
+        new.close().await.unwrap();
+    })
+    .unwrap();
+}
+
+/// A document with two attachments, each of which went to the log before it.
+async fn put_with_attachments(database: &Database, id: &str) {
+    let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
+    edit.id = id.into();
+    for (name, byte) in [("first", b'1'), ("second", b'2')] {
+        let mut uploading = database.upload(id, "image/png", false, u64::MAX);
+        uploading.write(&vec![byte; 100_000]).await.unwrap();
+        let content = Content::Stored(uploading.finish(None).await.unwrap());
+        let (name, content_type) = (name.into(), "image/png".into());
+        edit.attachments.push(NewAttachment { name, content_type, revpos: None, content });
+    }
+    database.update(edit, Stage::Persisted).await.unwrap();
+}
+
+#[test]
+fn a_document_whose_attachment_is_lost_is_there_without_it() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let databases = Databases::open_with(env.clone(), Path::new("/data"), options()).await.unwrap();
+        let database = databases.create("one").await.unwrap();
+        put_with_attachments(&database, "both").await;
+        put_with_attachments(&database, "cut").await;
+        // So that it isn't the log's end, which a crash may tear.
+        for number in 0..5 {
+            put(&database, &format!("doc-{number}")).await.unwrap();
+        }
+        drop(database);
+        databases.close().await.unwrap();
+        drop(databases);
+        let is_log = |path: &&std::path::PathBuf| path.to_string_lossy().contains("databases/0000000001/");
+        let (path, at) = disk
+            .paths()
+            .iter()
+            .filter(is_log)
+            .rev()
+            .find_map(|path| {
+                let bytes = disk.read_file(path).unwrap();
+                let at = bytes.windows(50_000).rposition(|window| window.iter().all(|byte| *byte == b'2'))?;
+                Some((path.clone(), at))
+            })
+            .expect("it is stored");
+        disk.damage_file(&path, |bytes| bytes[at] ^= 1);
+        let found = problems(&env, Path::new("/data")).await;
+        assert!(found.iter().any(|problem| problem.contains("document \"cut\"")), "{path:?} {at} {found:?}");
+        let offline = OfflineDatabases::open(&env, Path::new("/data"), options()).await.unwrap();
+        let mut lost = Vec::new();
+        let told =
+            |event| lost.extend(if let OfflineEvent::Lost { what, .. } = event { Some(what) } else { None });
+        offline.repair(Path::new("/new"), told).await.unwrap();
+        assert!(
+            lost.iter().any(|what| what.starts_with("attachment \"second\" of document \"cut\"")),
+            "{lost:?}"
+        );
+        drop(offline);
+        assert_eq!(problems(&env, Path::new("/new")).await, [] as [String; 0]);
+        let new = Databases::open_with(env.clone(), Path::new("/new"), options()).await.unwrap();
+        let database = new.get("one").await.unwrap();
+        for (id, names) in [("both", &["first", "second"][..]), ("cut", &["first"])] {
+            let view = database.view();
+            let document = view.document(id).await.unwrap();
+            let found: Vec<&str> = document.attachments.iter().map(|one| &one.name[..]).collect();
+            assert_eq!(found, names, "{id}");
+            for attachment in &document.attachments {
+                let mut reader = view.attachment(id, attachment, None, false);
+                let mut length = 0;
+                while let Some(bytes) = reader.next().await.unwrap() {
+                    length += bytes.len();
+                }
+                assert_eq!(length, 100_000);
+            }
+        }
+        drop(database);
         new.close().await.unwrap();
     })
     .unwrap();

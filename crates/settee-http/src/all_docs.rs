@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, Response, StatusCode};
+use serde_json::value::RawValue;
 use settee_doc::{Database, Document, ErrorKind, LocalRow, Range, Revision, Row, View};
 
-use crate::body::{Held, Share};
+use crate::body::{self, ALLOCATION_BYTES, Charge, Share};
 use crate::document::{Shape, write_document};
 use crate::error::Failure;
 use crate::query::{self, Key};
@@ -38,6 +39,13 @@ struct Args {
     include_system: bool,
     partition: Option<String>,
 }
+
+/// Asked before room is made for so many keys more.
+type Admit<'a> = &'a mut dyn FnMut(usize) -> Result<(), Failure>;
+
+/// Bytes that a key takes beside its text, and a list among several.
+const KEY_BYTES: usize = size_of::<(&RawValue, String)>() + ALLOCATION_BYTES;
+const QUERY_BYTES: usize = size_of::<(&RawValue, Scope, Args)>() + ALLOCATION_BYTES;
 
 impl Default for Args {
     fn default() -> Args {
@@ -90,23 +98,23 @@ impl Args {
     }
 
     /// Takes `keys` from JSON text.
-    fn set_keys(&mut self, raw: &str, no_list: Failure) -> Result<(), Failure> {
+    fn set_keys(&mut self, raw: &str, no_list: Failure, admit: Admit<'_>) -> Result<(), Failure> {
         let raw = query::json_value(raw)?;
         if raw == "null" {
             return Ok(());
         }
-        let list = json::list(raw).ok_or(no_list)?;
+        let list = json::list_within(raw, admit)?.ok_or(no_list)?;
         self.keys = Some(list.into_iter().map(|key| key.get().to_owned()).collect());
         Ok(())
     }
 
     /// Takes the options in a request's body.
-    fn take_members(&mut self, text: &[u8]) -> Result<(), Failure> {
+    fn take_members(&mut self, text: &[u8], admit: Admit<'_>) -> Result<(), Failure> {
         for (name, value) in json::members(text)?.0 {
             match name.as_ref() {
                 "keys" => {
                     let no_list = Failure::bad_request("`keys` body member must be an array.");
-                    self.set_keys(value.get(), no_list)?;
+                    self.set_keys(value.get(), no_list, admit)?;
                 }
                 name if name.ends_with("key") => self.set(name, value.get())?,
                 // A number or boolean may come as a string as well.
@@ -236,9 +244,12 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: 
     match *call.method() {
         Method::GET | Method::HEAD => {}
         Method::POST => {
-            let body = call.read_json_body().await?;
-            args.take_members(&body.text)?;
-            share = body.share;
+            let held = call.read_json_body().await?;
+            let parse = move |text: &[u8], charge: &mut Charge| {
+                args.take_members(text, &mut |count| charge.take(count, KEY_BYTES))?;
+                Ok(args)
+            };
+            (args, share) = body::parse_held(held, &call.server.room, parse).await?;
         }
         _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
     }
@@ -247,9 +258,12 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: 
             // It goes before those in the body.
             "keys" if *call.method() == Method::POST => {
                 let no_list = Failure::query_parse_error("`keys` must be an array of strings.");
-                args.set_keys(&value, no_list)?;
+                args.set_keys(&value, no_list, &mut |_| Ok(()))?;
             }
-            "keys" => args.set_keys(&value, Failure::bad_request("`keys` parameter must be an array."))?,
+            "keys" => {
+                let no_list = Failure::bad_request("`keys` parameter must be an array.");
+                args.set_keys(&value, no_list, &mut |_| Ok(()))?;
+            }
             name => args.set(name, &value)?,
         }
     }
@@ -272,21 +286,12 @@ pub(crate) async fn queries(call: &mut Call<'_>, database: Arc<Database>, scope:
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let Held { text, share } = call.read_body().await?;
-    let members = json::members(&text)?;
-    let list = members.get("queries");
-    let list = list.ok_or_else(|| Failure::bad_request("POST body must include `queries` parameter."))?;
-    let list = json::list(list).ok_or_else(|| Failure::bad_request("`queries` member must be an array."))?;
-    let mut asked = Vec::with_capacity(list.len());
-    for query in list {
-        let mut args = Args::default();
-        for (name, value) in call.query().pairs() {
-            args.set(&name, &value)?;
-        }
-        args.take_members(query.get().as_bytes())?;
-        let scope = args.check(&database, scope.clone())?;
-        asked.push((scope, args));
-    }
+    let held = call.read_body().await?;
+    let options: Vec<(String, String)> =
+        call.query().pairs().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+    let of = database.clone();
+    let parse = move |text: &[u8], charge: &mut Charge| parse_queries(text, &options, &of, &scope, charge);
+    let (asked, share) = body::parse_held(held, &call.server.room, parse).await?;
     let view = database.view();
     stream::respond(&call.server.limits, async move |mut out| {
         let _for_the_keys = share;
@@ -299,6 +304,33 @@ pub(crate) async fn queries(call: &mut Call<'_>, database: Arc<Database>, scope:
         Ok(out)
     })
     .await
+}
+
+/// Reads several lists' options; `options` are those of all.
+fn parse_queries(
+    text: &[u8],
+    options: &[(String, String)],
+    database: &Database,
+    scope: &Scope,
+    charge: &mut Charge,
+) -> Result<Vec<(Scope, Args)>, Failure> {
+    let members = json::members(text)?;
+    let list = members.get("queries");
+    let list = list.ok_or_else(|| Failure::bad_request("POST body must include `queries` parameter."))?;
+    let each = QUERY_BYTES + options.iter().map(|(_, value)| value.len()).sum::<usize>();
+    let list = json::list_within(list, |count| charge.take(count, each))?;
+    let list = list.ok_or_else(|| Failure::bad_request("`queries` member must be an array."))?;
+    let mut asked = Vec::with_capacity(list.len());
+    for query in list {
+        let mut args = Args::default();
+        for (name, value) in options {
+            args.set(name, value)?;
+        }
+        args.take_members(query.get().as_bytes(), &mut |count| charge.take(count, KEY_BYTES))?;
+        let scope = args.check(database, scope.clone())?;
+        asked.push((scope, args));
+    }
+    Ok(asked)
 }
 
 /// The headers of an answer whose length isn't known.

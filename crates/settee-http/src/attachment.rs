@@ -1,7 +1,7 @@
 //! One attachment: read, put, removed.
 //!
-//! Nothing is held in memory but a chunk: what comes goes to the store as it comes, what goes is read
-//! from there as the client takes it.
+//! Nothing is held in memory but a chunk, for which room is taken among requests' bodies: what comes goes
+//! to the store as it comes, what goes is read from there as the client takes it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,17 +9,19 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use hyper::body::Body as _;
 use hyper::header::{self, HeaderName};
-use hyper::{Method, Response, StatusCode};
+use hyper::{Method, StatusCode};
 use settee_doc::{
-    Attachment, Content, Database, Document, Edit, ErrorKind, NewAttachment, Revision, Stage, View,
+    Attachment, CHUNK_BYTES, Content, Database, Document, Edit, ErrorKind, NewAttachment, Stage, View,
 };
 
+use crate::compress::takes_gzip;
 use crate::database::location_of_attachment;
-use crate::document::{self, etag, matches_tag, not_modified};
+use crate::document::{self, matches_tag, not_modified};
 use crate::error::Failure;
 use crate::named::{Named, conflict, one_of};
-use crate::reply::{self, Answer, Body};
+use crate::reply::{self, Answer};
 use crate::server::Call;
 use crate::{body, multipart, related, stream};
 
@@ -52,7 +54,7 @@ async fn get(call: &Call<'_>, database: &Arc<Database>, id: &str, name: &str) ->
         return Ok(not_modified(tag));
     }
     let is_encoded = attachment.gzip_length.is_some();
-    let decode = is_encoded && !accepts_gzip(call);
+    let decode = is_encoded && !takes_gzip(&call.head.headers);
     let whole = if decode { attachment.length } else { attachment.stored_length() };
     let ranges = match call.header(header::RANGE) {
         Some(text) if !is_encoded => parse_ranges(text, whole)?,
@@ -150,19 +152,6 @@ async fn send_ranges(
     Ok(response)
 }
 
-/// Whether the client takes gzip.
-fn accepts_gzip(call: &Call<'_>) -> bool {
-    let accepted = call.header(header::ACCEPT_ENCODING).unwrap_or("");
-    accepted.split(',').any(|one| {
-        let mut parts = one.split(';').map(str::trim);
-        let name = parts.next().unwrap_or("");
-        let is_refused = parts.any(|part| {
-            part.strip_prefix("q=").and_then(|q| q.parse::<f32>().ok()).is_some_and(|q| q == 0.0)
-        });
-        !is_refused && (name.eq_ignore_ascii_case("gzip") || name == "*")
-    })
-}
-
 /// From so many ranges on all is sent.
 const RANGES_MAX: usize = 10;
 
@@ -193,12 +182,16 @@ pub(crate) fn parse_ranges(text: &str, length: u64) -> Result<Vec<Range<u64>>, F
 }
 
 /// An edit that keeps what the named revision has.
-async fn edit_of(call: &Call<'_>, view: &View, id: &str) -> Result<(Edit, Option<Document>), Failure> {
+async fn edit_of(
+    call: &Call<'_>,
+    database: &Database,
+    id: &str,
+) -> Result<(Edit, Option<Document>), Failure> {
     let Some(named) = one_of(call, None, Named::parse)? else {
         return Ok((Edit::empty(id), None));
     };
     let revision = named.known().map_err(or_conflict)?;
-    let document = document::one_revision(view, id, revision).await.map_err(or_conflict)?;
+    let document = document::edited_revision(database, id, revision).await?;
     Ok((Edit::again(&document), Some(document)))
 }
 
@@ -214,13 +207,10 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str
     settee_doc::check_attachment_name(name)?;
     settee_doc::check_document_id(id)?;
     let stage = call.stage()?;
-    let view = database.view();
-    let (mut edit, known) = edit_of(call, &view, id).await?;
-    // Nothing is uploaded for what is bound to be refused.
-    if known.is_none() && view.find(id).await?.is_some_and(|summary| !summary.deleted) {
-        return Err(conflict());
+    let (mut edit, known) = edit_of(call, database, id).await?;
+    if known.is_none() {
+        document::check_leaf(database, &edit).await?;
     }
-    drop(view);
     edit.deleted = false;
     let content_type = call.header(header::CONTENT_TYPE).unwrap_or(UNKNOWN_TYPE).to_owned();
     let expected = call.header(CONTENT_MD5).map(settee_doc::parse_digest).transpose()?;
@@ -234,6 +224,8 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str
         }
     };
     let bytes_max = call.server.limits.max_attachment_size;
+    let declared = call.body.size_hint().exact().unwrap_or(u64::MAX);
+    let _for_the_chunk = call.server.room.take(declared.min(CHUNK_BYTES as u64)).await?;
     // What comes compressed is kept so.
     let mut uploading = database.upload(id, &content_type, is_gzip, bytes_max);
     while let Some(frame) = body::next_frame(call.body, &call.server.limits).await? {
@@ -250,7 +242,7 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str
     }
     let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    let mut response = saved(status, id, revision);
+    let mut response = document::saved_as(status, id, revision);
     let place = location_of_attachment(call, database.name(), id, name);
     reply::set_header(&mut response, header::LOCATION, place);
     Ok(response)
@@ -258,10 +250,9 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str
 
 async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str) -> Answer {
     let stage = call.stage()?;
-    let view = database.view();
-    let (mut edit, known) = edit_of(call, &view, id).await?;
+    let (mut edit, known) = edit_of(call, database, id).await?;
     if known.is_none() {
-        let document = view.document(id).await?;
+        let document = database.view().document(id).await?;
         let is_there = document.attachments.iter().any(|other| other.name == name);
         return Err(if is_there { conflict() } else { no_attachment() });
     }
@@ -271,13 +262,5 @@ async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &
     edit.attachments.retain(|other| other.name != name);
     let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(saved(status, id, revision))
-}
-
-fn saved(status: StatusCode, id: &str, revision: Revision) -> Response<Body> {
-    let tag = etag(revision);
-    let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");
-    let mut response = reply::saved(status, id, text);
-    reply::set_header(&mut response, header::ETAG, tag);
-    response
+    Ok(document::saved_as(status, id, revision))
 }

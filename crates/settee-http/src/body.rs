@@ -4,6 +4,9 @@
 //! All bodies share one room. One whose length is declared takes its share whole before it is
 //! read; any other takes what it needs as it grows, and never waits: so nobody waits who holds a
 //! share already, and no two requests can wait for each other.
+//!
+//! A text of many small things is a multiple of itself once it is parsed: what they take is charged to the
+//! share before room is made for them ([`Charge`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +28,9 @@ use crate::error::Failure;
 /// ones: there are never more of them than connections.
 const SMALL_BODY_BYTES: u64 = 16 << 10;
 
+/// Bytes that a small thing of its own takes of the allocator, at least.
+pub(crate) const ALLOCATION_BYTES: usize = 32;
+
 /// The unit of shares.
 const UNIT_BYTES: u64 = 1 << 10;
 
@@ -35,18 +41,39 @@ const PARSE_INLINE_BYTES: usize = 1 << 20;
 /// The memory for request bodies.
 pub(crate) struct Room {
     units: Arc<Semaphore>,
+    bytes: u64,
     patience: Duration,
 }
 
 /// A part of the room; none for a small body. Given back when it is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+pub(crate) struct Share {
+    permit: Option<OwnedSemaphorePermit>,
+    /// What it is to hold.
+    bytes: u64,
+}
 
 /// A body with its share of the room, which is kept as long as what was made of the text.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) text: Bytes,
     pub(crate) share: Share,
+}
+
+/// What the things in a text take beside it, as its parser comes upon them.
+pub(crate) struct Charge {
+    room: Arc<Room>,
+    share: Share,
+}
+
+impl Charge {
+    /// Makes room for so many things more, of so many bytes each.
+    ///
+    /// # Errors
+    /// 413 where the room could never hold them beside the text, 503 where it is used up.
+    pub(crate) fn take(&mut self, count: usize, bytes_each: usize) -> Result<(), Failure> {
+        self.room.add(&mut self.share, (count as u64).saturating_mul(bytes_each as u64))
+    }
 }
 
 impl Room {
@@ -56,21 +83,29 @@ impl Room {
         let units = usize::try_from(units(bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Room {
             units: Arc::new(Semaphore::new(units)),
+            bytes,
             patience: Duration::from_millis(limits.body_timeout_ms),
         }
     }
 
-    /// Takes the whole share of a body of that size, and waits for it in turn.
+    /// Bytes that it holds.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes the whole share of a body of that size, or the whole room for a larger one, and waits for it in
+    /// turn.
     ///
     /// # Errors
     /// 503 where it isn't free in time.
-    async fn take(&self, bytes: u64) -> Result<Share, Failure> {
+    pub(crate) async fn take(&self, bytes: u64) -> Result<Share, Failure> {
+        let bytes = bytes.min(self.bytes);
         if bytes <= SMALL_BODY_BYTES {
-            return Ok(Share::default());
+            return Ok(Share { permit: None, bytes });
         }
         let taken = self.units.clone().acquire_many_owned(units(bytes));
         match tokio::time::timeout(self.patience, taken).await {
-            Ok(Ok(permit)) => Ok(Share(Some(permit))),
+            Ok(Ok(permit)) => Ok(Share { permit: Some(permit), bytes }),
             Ok(Err(_)) | Err(_) => Err(Failure::no_room()),
         }
     }
@@ -80,17 +115,30 @@ impl Room {
     /// # Errors
     /// 503 where the room is used up.
     fn widen(&self, share: &mut Share, bytes: u64) -> Result<(), Failure> {
-        let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        share.bytes = share.bytes.max(bytes);
+        let held = share.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = units(bytes).saturating_sub(u32::try_from(held).unwrap_or(u32::MAX));
         if bytes <= SMALL_BODY_BYTES || more == 0 {
             return Ok(());
         }
         let taken = self.units.clone().try_acquire_many_owned(more).map_err(|_| Failure::no_room())?;
-        match &mut share.0 {
+        match &mut share.permit {
             Some(permit) => permit.merge(taken),
             none => *none = Some(taken),
         }
         Ok(())
+    }
+
+    /// Widens a share by so many bytes. Never waits.
+    ///
+    /// # Errors
+    /// 413 where the room could never hold them, 503 where it is used up.
+    pub(crate) fn add(&self, share: &mut Share, bytes: u64) -> Result<(), Failure> {
+        let whole = share.bytes.saturating_add(bytes);
+        match whole <= self.bytes {
+            true => self.widen(share, whole),
+            false => Err(Failure::body_too_large()),
+        }
     }
 }
 
@@ -107,7 +155,16 @@ pub(crate) async fn parse<T: Send + 'static>(
     text: &Bytes,
     parse: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    if text.len() <= PARSE_INLINE_BYTES {
+    parse_from(PARSE_INLINE_BYTES, text, parse).await
+}
+
+/// As [`parse`], of which `inline_bytes` are parsed in the request's own task.
+pub(crate) async fn parse_from<T: Send + 'static>(
+    inline_bytes: usize,
+    text: &Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    if text.len() <= inline_bytes {
         return parse(text);
     }
     let text = text.clone();
@@ -115,6 +172,18 @@ pub(crate) async fn parse<T: Send + 'static>(
     parsed.unwrap_or_else(|error| {
         Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string()))
     })
+}
+
+/// As [`parse`], of a body whose parser charges what it makes of it to the share.
+pub(crate) async fn parse_held<T: Send + 'static>(
+    held: Held,
+    room: &Arc<Room>,
+    parse_text: impl FnOnce(&[u8], &mut Charge) -> Result<T, Failure> + Send + 'static,
+) -> Result<(T, Share), Failure> {
+    let Held { text, share } = held;
+    let mut charge = Charge { room: room.clone(), share };
+    let parse_charged = move |text: &[u8]| Ok((parse_text(text, &mut charge)?, charge.share));
+    parse(&text, parse_charged).await
 }
 
 /// The edit that a document's text asks for.
@@ -319,6 +388,21 @@ mod tests {
         drop(share);
         room.widen(&mut other, 100 * UNIT_BYTES).unwrap();
         drop(other);
+        assert_eq!(room.units.available_permits(), 100);
+    }
+
+    #[tokio::test]
+    async fn what_a_text_is_parsed_to_has_its_share_too() {
+        let room = Arc::new(room());
+        let held = || Held { text: Bytes::from_static(b"[]"), share: Share { permit: None, bytes: 2 } };
+        let charged = |count| parse_held(held(), &room, move |_, charge| charge.take(count, 1_000));
+        let ((), share) = charged(50).await.unwrap();
+        assert_eq!(room.units.available_permits(), 51, "50,002 bytes are 49 units");
+        assert_eq!(status(charged(100).await), Some(503), "it may be tried again");
+        assert_eq!(status(charged(103).await), Some(413), "it never fits");
+        assert_eq!(status(charged(usize::MAX).await), Some(413));
+        drop(share);
+        assert!(charged(100).await.is_ok());
         assert_eq!(room.units.available_permits(), 100);
     }
 

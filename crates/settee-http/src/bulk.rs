@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_doc::{Database, Edit, Stage};
+use settee_doc::{Database, Edit, Revision, Stage};
 
-use crate::body::{self, Held};
+use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::document;
 use crate::error::Failure;
 use crate::json;
@@ -17,11 +17,22 @@ use crate::named::{self, Named};
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
+/// Bytes that a document takes beside its text, however small it is: its edit, what came of it, its row.
+const EDIT_BYTES: usize = size_of::<&RawValue>()
+    + size_of::<Edit>()
+    + size_of::<(String, Option<Named>)>()
+    + size_of::<settee_doc::Result<Revision>>()
+    + ROW_BYTES
+    + 4 * ALLOCATION_BYTES;
+
+/// Bytes of a row, by which the answer's room is made.
+const ROW_BYTES: usize = 96;
+
 /// The request's body. Members that aren't known are skipped.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow, default)]
-    docs: Option<Vec<&'a RawValue>>,
+    docs: Option<&'a RawValue>,
     #[serde(borrow, default)]
     new_edits: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -43,13 +54,15 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let Held { text, share: _for_the_edits } = call.read_json_body().await?;
+    let held = call.read_json_body().await?;
     let stage = call.stage()?;
     let is_optimistic = document::is_optimistic(call)?;
     let options = call.server.document_options;
-    let bulk = body::parse(&text, move |text| parse_bulk(text, &options)).await?;
+    let parse = move |text: &[u8], charge: &mut Charge| {
+        parse_bulk(text, &options, |count| charge.take(count, EDIT_BYTES))
+    };
+    let (bulk, _for_the_edits) = body::parse_held(held, &call.server.room, parse).await?;
     let Bulk { mut edits, new_edits, all_or_nothing } = bulk;
-    drop(text);
     for edit in edits.iter_mut().filter(|edit| edit.id.is_empty()) {
         edit.id = call.server.uuids.next();
     }
@@ -78,7 +91,7 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
     // At the same time, so that they share a sync.
     let local_results = join_all(locals.into_iter().map(|edit| database.put_local(edit, stage))).await;
     let (mut results, mut local_results) = (results.into_iter(), local_results.into_iter());
-    let mut rows = Vec::with_capacity(named.len() * 96 + 4);
+    let mut rows = Vec::with_capacity(named.len() * ROW_BYTES + 4);
     let mut text = Vec::new();
     for (index, (id, revision)) in named.iter().enumerate() {
         text.clear();
@@ -139,10 +152,17 @@ fn refused(edits: &[Edit]) -> Vec<u8> {
     rows
 }
 
-pub(crate) fn parse_bulk(text: &[u8], options: &settee_doc::Options) -> Result<Bulk, Failure> {
-    let request: Request<'_> = json::parse_object(text, "`docs` parameter must be an array.")?;
+/// Reads a bulk; `admit` is asked before room is made for so many documents more.
+pub(crate) fn parse_bulk(
+    text: &[u8],
+    options: &settee_doc::Options,
+    admit: impl FnMut(usize) -> Result<(), Failure>,
+) -> Result<Bulk, Failure> {
+    const NO_LIST: &str = "`docs` parameter must be an array.";
+    let request: Request<'_> = json::parse_object(text, NO_LIST)?;
     let docs =
         request.docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
+    let docs = json::list_within(docs.get(), admit)?.ok_or_else(|| Failure::bad_request(NO_LIST))?;
     let new_edits = match request.new_edits.map(RawValue::get) {
         None | Some("true") => true,
         Some("false") => false,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use settee_doc::{Database, Leaves, Matched, Revision, View};
 
-use crate::body::{self, Held};
+use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::document::{self, Opened, Shape};
 use crate::error::Failure;
 use crate::named::Named;
@@ -25,7 +25,7 @@ use crate::{json, multipart};
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow, default)]
-    docs: Option<Vec<&'a RawValue>>,
+    docs: Option<&'a RawValue>,
 }
 
 /// A document that is asked for: what of it, or why it can't be looked for. `id` and `rev` are JSON text,
@@ -35,6 +35,9 @@ struct Wanted {
     rev: String,
     what: Result<Choice, Failure>,
 }
+
+/// Bytes that it takes beside its text, however short that is.
+const WANTED_BYTES: usize = size_of::<(&RawValue, Wanted)>() + 4 * ALLOCATION_BYTES;
 
 /// A revision of a document, or all its leaves.
 struct Choice {
@@ -47,7 +50,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let Held { text, share } = call.read_json_body().await?;
+    let held = call.read_json_body().await?;
     for name in ["open_revs", "new_edits", "w", "rev", "atts_since"] {
         if call.query().get(name).is_some() {
             return Err(Failure::bad_request(format!("\"{name}\" query parameter is not acceptable")));
@@ -55,13 +58,14 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     }
     const NO_LIST: &str = "Missing JSON list of 'docs'.";
     let of = database.clone();
-    let parse = move |text: &[u8]| {
+    let parse = move |text: &[u8], charge: &mut Charge| {
+        let no_list = || Failure::bad_request(NO_LIST);
         let request: Request<'_> = json::parse_object(text, NO_LIST)?;
-        let docs = request.docs.ok_or_else(|| Failure::bad_request(NO_LIST))?;
+        let docs = request.docs.ok_or_else(no_list)?.get();
+        let docs = json::list_within(docs, |count| charge.take(count, WANTED_BYTES))?.ok_or_else(no_list)?;
         Ok(docs.into_iter().map(|doc| parse_wanted(doc.get(), &of)).collect::<Vec<_>>())
     };
-    let wanted = body::parse(&text, parse).await?;
-    drop(text);
+    let (wanted, share) = body::parse_held(held, &call.server.room, parse).await?;
     let form = Form::of(call);
     let kind = form.content_type();
     let mut writer = Writer {

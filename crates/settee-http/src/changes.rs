@@ -14,7 +14,8 @@ use hyper::{Method, StatusCode};
 use settee_doc::{Database, Seq};
 
 use self::feed::Feed;
-use self::filter::Filter;
+use self::filter::{Asked, Filter};
+use crate::body;
 use crate::document::{Shape, matches_tag, not_modified};
 use crate::error::Failure;
 use crate::json;
@@ -25,6 +26,10 @@ use crate::stream;
 
 /// Rows that a feed without a `limit` sends. CouchDB's number, by which `seq_interval` counts.
 const LIMIT_DEFAULT: u64 = 1_000_000_000_000_000;
+
+/// Bytes of a filter that is read in its request's own task: of lists it is made what takes far longer than
+/// to read them.
+const FILTER_INLINE_BYTES: usize = 16 << 10;
 
 /// How a feed is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,18 +164,29 @@ fn parse_heartbeat(value: &str, longest: Duration) -> Result<Duration, Failure> 
 }
 
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    let body = match *call.method() {
+    let held = match *call.method() {
         Method::GET | Method::HEAD => None,
         Method::POST => {
-            crate::body::check_json_type(&call.head.headers)?;
+            body::check_json_type(&call.head.headers)?;
             let has_body = hyper::body::Body::size_hint(&*call.body).exact() != Some(0);
             if has_body { Some(call.read_body().await?) } else { None }
         }
         _ => return Err(Failure::method_not_allowed("GET,POST,HEAD")),
     };
-    let members = body.as_ref().map(|body| json::members(&body.text)).transpose()?;
-    let args = Args::parse(call)?;
-    let filter = Filter::parse(call, args.filter.as_deref(), members.as_ref())?;
+    let args = Args::parse(call);
+    let asked = Asked::of(call, args.as_ref().ok().and_then(|args| args.filter.clone()));
+    let filter = match &held {
+        None => Filter::parse(&asked, None),
+        Some(held) => {
+            let parse = move |text: &[u8]| {
+                let members = json::members(text)?;
+                Ok(Filter::parse(&asked, Some(&members)))
+            };
+            body::parse_from(FILTER_INLINE_BYTES, &held.text, parse).await?
+        }
+    };
+    let args = args?;
+    let filter = filter?;
     let since = match args.since.as_deref() {
         Some(text) => database.parse_since(text)?,
         None => Seq(0),
@@ -186,7 +202,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     } else {
         let feed = Feed::new(database, &args, filter, since, call.server.stopping.clone());
         // The ids or the selector of a filter are held as long as the feed.
-        let share = body.map(|body| body.share);
+        let share = held.map(|held| held.share);
         stream::respond(&call.server.limits, move |out| feed.run(out, share)).await?
     };
     if let Some(tag) = tag {

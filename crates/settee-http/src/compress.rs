@@ -88,6 +88,8 @@ pub(crate) fn compress(response: &mut Response<Body>) {
         Body::Compressed { .. } => return,
     }
     let headers = response.headers_mut();
+    // It was told of what is sent no more.
+    headers.remove(header::CONTENT_LENGTH);
     headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
 }
@@ -112,6 +114,21 @@ mod tests {
             assert!(!takes(no), "{no}");
         }
         assert!(!takes_gzip(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn what_is_compressed_is_not_as_long_as_was_told() {
+        for bytes in [0, BYTES_MIN, INLINE_BYTES_MAX + 1] {
+            let mut response = Response::new(Body::Full(vec![b'x'; bytes].into()));
+            let headers = response.headers_mut();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+            compress(&mut response);
+            let headers = response.headers();
+            let is_compressed = headers.contains_key(header::CONTENT_ENCODING);
+            assert_eq!(is_compressed, bytes >= BYTES_MIN, "{bytes}");
+            assert_eq!(headers.contains_key(header::CONTENT_LENGTH), !is_compressed, "{bytes}");
+        }
     }
 
     #[test]

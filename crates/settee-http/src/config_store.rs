@@ -11,6 +11,8 @@
 //!    one before or the one after.
 //! 2. What a key that takes effect can't mean is refused, and changes nothing.
 //! 3. Administrators' passwords are neither shown nor written.
+//! 4. What was answered with success is read at the next start: no file is written that is too long to be
+//!    read.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -206,7 +208,7 @@ impl ConfigStore {
         (kept, derived, left_out)
     }
 
-    /// Everything, secrets hidden.
+    /// Everything. Who may ask may set it all; of administrators the passwords are hidden even so.
     pub(crate) fn all(&self) -> Sections {
         let state = self.lock();
         let mut all = self.known.clone();
@@ -239,10 +241,11 @@ impl ConfigStore {
     }
 
     /// Sets a key, or deletes it, in the file too where that `persist`s. Returns what the
-    /// configuration means then. The caller holds `changing`.
+    /// configuration means then. The caller holds `changing`, and waits to the end: the file may still be
+    /// being written where this is dropped.
     ///
     /// # Errors
-    /// 403 and 501 for what can't be changed, 400 for a name, a key or a value that can't be;
+    /// 403 and 501 for what can't be changed, 400 for a name, a key or a value that can't be, or one too much;
     /// 500 where the file can't be written: nothing is changed then.
     pub(crate) async fn change(
         &self,
@@ -352,8 +355,13 @@ impl ConfigStore {
         match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Changes::new()),
             Err(error) => return Err(named(path, &error)),
-            Ok(file) => file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| named(path, &e))?,
+            Ok(file) => {
+                file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| named(path, &e))?
+            }
         };
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(named(path, &format!("more than {FILE_BYTES_MAX} bytes")));
+        }
         let sections: Sections = toml::from_str(&text).map_err(|error| named(path, &error))?;
         let mut changes = Changes::new();
         for (section, keys) in sections {
@@ -377,6 +385,10 @@ impl ConfigStore {
             |error: String| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error);
         let text = toml::to_string(&sections).map_err(|error| failed(error.to_string()))?;
         let text = format!("# What was configured over HTTP. An empty value: the key was deleted.\n\n{text}");
+        if text.len() as u64 > FILE_BYTES_MAX {
+            let reason = format!("The configuration has at most {FILE_BYTES_MAX} bytes.");
+            return Err(Failure::bad_request(reason));
+        }
         let written = tokio::task::spawn_blocking(move || replace(&path, &text)).await;
         match written {
             Ok(Ok(())) => Ok(()),
@@ -501,6 +513,32 @@ mod tests {
         assert_eq!(again.get("my section", "a \"key\" = ü").as_deref(), Some("va;lue [x] = \\ y"));
         assert_eq!(again.get("uuids", "max_count"), None);
         assert_eq!(store.get("couchdb", "maintenance_mode").as_deref(), Some("true"));
+    }
+
+    #[tokio::test]
+    async fn what_makes_the_file_too_long_to_be_read_is_refused_and_the_rest_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = open(folder.path());
+        // As many as the file has room for, but for one: written at once, which takes less time.
+        let long = "x".repeat(VALUE_BYTES_MAX);
+        let count = usize::try_from(FILE_BYTES_MAX).unwrap() / (VALUE_BYTES_MAX + 16) - 1;
+        let place = |n: usize| (("long".to_owned(), format!("{n:04}")), Some(long.clone()));
+        let changes: Changes = (0..count).map(place).collect();
+        *store.lock() = State { changes: changes.clone(), kept: changes };
+        let mut refused = None;
+        for n in count..count + 3 {
+            let ((section, key), value) = place(n);
+            refused = store.change(&section, &key, value, true).await.err().map(|failure| (n, failure));
+            if refused.is_some() {
+                break;
+            }
+        }
+        let (kept, failure) = refused.expect("there is a limit");
+        assert_eq!((failure.status.as_u16(), kept > count), (400, true), "{}", failure.reason);
+        set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
+        let (again, derived) = open(folder.path());
+        assert_eq!(derived.limits.max_document_size, 1234);
+        assert_eq!(again.section("long").len(), kept, "all that was told to be kept, and nothing else");
     }
 
     #[tokio::test]

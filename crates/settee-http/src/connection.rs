@@ -105,15 +105,12 @@ async fn recognize(stream: &TcpStream, begun: &mut Vec<u8>) -> io::Result<Protoc
 async fn serve_http1(shared: &Arc<Shared>, server: &Server, stream: TcpStream, begun: Vec<u8>) {
     let limits = &server.limits;
     let phase = Phase::default();
-    let socket = Socket::new(stream, Duration::from_millis(limits.send_timeout_ms), &phase).begun_with(begun);
-    let service = service_fn(async |request: Request<Incoming>| {
-        let has_body = !request.body().is_end_stream();
-        // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
-        let response = Box::pin(answer(shared, request)).await;
-        phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
-        // Of a body some may still come: what follows it is left as it is.
-        phase.expects_request.store(!has_body, Ordering::Relaxed);
-        Ok::<_, Infallible>(response)
+    let send_timeout = Duration::from_millis(limits.send_timeout_ms);
+    let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun);
+    let service = service_fn(|request: Request<Incoming>| {
+        // At once: what hyper reads next lies behind this head.
+        phase.told.tell(request.body().size_hint().exact());
+        respond(shared, &phase, request)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -135,14 +132,23 @@ async fn serve_http1(shared: &Arc<Shared>, server: &Server, stream: TcpStream, b
     }
 }
 
+async fn respond(
+    shared: &Arc<Shared>,
+    phase: &Phase,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
+    let response = Box::pin(answer(shared, request)).await;
+    phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
+    Ok(response)
+}
+
 async fn serve_http2(shared: &Arc<Shared>, server: &Server, stream: TcpStream, begun: Vec<u8>) {
     let limits = &server.limits;
     let phase = Phase::default();
-    // Frames aren't lines.
-    phase.expects_request.store(false, Ordering::Relaxed);
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
     let idle_timeout = Duration::from_millis(limits.head_timeout_ms);
-    let socket = Socket::new(stream, send_timeout, &phase).begun_with(begun);
+    let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun).without_lines();
     let streams = Arc::new(Streams::default());
     let service = {
         let (shared, streams) = (shared.clone(), streams.clone());

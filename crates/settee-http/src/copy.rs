@@ -64,7 +64,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: &Database, id: &str) -
         return put_local(call, database, edit, target.revision.as_deref(), stage).await;
     }
     Named::name(target.revision.map(|text| Named::parse(&text)).transpose()?, &mut edit);
-    document::check_leaf(&view, &edit).await?;
+    document::check_leaf(database, &edit).await?;
     for (new, attachment) in edit.attachments.iter_mut().zip(&source.attachments) {
         let is_gzip = attachment.gzip_length.is_some();
         let mut uploading = database.upload(&target.id, &attachment.content_type, is_gzip, u64::MAX);

@@ -18,7 +18,7 @@ use crate::query::Query;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
 use crate::stream::Out;
-use crate::{body, copy, form, open_revs, related, stream};
+use crate::{attachment, body, copy, form, open_revs, related, stream};
 
 /// Bytes of a document's answer beside id and body: `_id`, `_rev`, quotes, the line end.
 const ENVELOPE_BYTES: usize = 80;
@@ -413,7 +413,7 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     if let Some(parts) = &mut parts {
         drop(text);
         if !replicated {
-            check_leaf(&database.view(), &edit).await?;
+            check_leaf(database, &edit).await?;
         }
         related::receive(parts, call, database, &mut edit).await?;
     }
@@ -442,10 +442,16 @@ pub(crate) fn saved(
     id: &str,
     revision: Revision,
 ) -> Response<Body> {
+    let mut response = saved_as(status, id, revision);
+    reply::set_header(&mut response, header::LOCATION, location(call, name, Some(id)));
+    response
+}
+
+/// As [`saved`], without a place.
+pub(crate) fn saved_as(status: StatusCode, id: &str, revision: Revision) -> Response<Body> {
     let tag = etag(revision);
     let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");
     let mut response = reply::saved(status, id, text);
-    reply::set_header(&mut response, header::LOCATION, location(call, name, Some(id)));
     reply::set_header(&mut response, header::ETAG, tag);
     response
 }
@@ -459,17 +465,47 @@ pub(crate) fn is_optimistic(call: &Call<'_>) -> Result<bool, Failure> {
     }
 }
 
-/// Nothing is uploaded for an edit that is bound to be a conflict.
-pub(crate) async fn check_leaf(view: &View, edit: &Edit) -> Result<(), Failure> {
-    let fits = match edit.revision {
-        _ if edit.revision.is_none() && edit.foreign_revision.is_some() => false,
-        Some(revision) => view.leaves(&edit.id).await?.iter().any(|leaf| leaf.revision == revision),
-        None => view.find(&edit.id).await?.is_none_or(|summary| summary.deleted),
-    };
-    match fits {
+/// Nothing is uploaded for an edit that is bound to be a conflict. What was accepted and can't be seen yet
+/// counts: where the edit doesn't fit what can be, it is waited for.
+pub(crate) async fn check_leaf(database: &Database, edit: &Edit) -> Result<(), Failure> {
+    if edit.revision.is_none() && edit.foreign_revision.is_some() {
+        return Err(named::conflict());
+    }
+    if fits(&database.view(), edit).await? {
+        return Ok(());
+    }
+    database.barrier().await?;
+    match fits(&database.view(), edit).await? {
         true => Ok(()),
         false => Err(named::conflict()),
     }
+}
+
+async fn fits(view: &View, edit: &Edit) -> Result<bool, Failure> {
+    Ok(match edit.revision {
+        Some(revision) => view.leaves(&edit.id).await?.iter().any(|leaf| leaf.revision == revision),
+        None => view.find(&edit.id).await?.is_none_or(|summary| summary.deleted),
+    })
+}
+
+/// A revision that an edit goes on from, which may have been accepted just now.
+///
+/// # Errors
+/// A conflict where there is none, in CouchDB's words.
+pub(crate) async fn edited_revision(
+    database: &Database,
+    id: &str,
+    revision: Revision,
+) -> Result<Document, Failure> {
+    let found = one_revision(&database.view(), id, revision).await;
+    let found = match found {
+        Err(failure) if failure.status == StatusCode::NOT_FOUND => {
+            database.barrier().await?;
+            one_revision(&database.view(), id, revision).await
+        }
+        found => found,
+    };
+    found.map_err(attachment::or_conflict)
 }
 
 /// CouchDB names the document that is too large; its id may be known from the path alone.
@@ -483,8 +519,14 @@ fn with_id(mut failure: Failure, id: &str) -> Failure {
 async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer {
     let stage = call.stage()?;
     let named = one_of(call, None, Named::parse)?;
+    let mut found = database.view().find(id).await?;
+    if named.is_some() && found.is_none_or(|summary| summary.deleted) {
+        // It may have been accepted just now.
+        database.barrier().await?;
+        found = database.view().find(id).await?;
+    }
     // Without a revision there is nothing to lose: what isn't there is told from a conflict.
-    match database.view().find(id).await? {
+    match found {
         None => return Err(Failure::missing()),
         Some(summary) if summary.deleted => {
             return Err(settee_doc::Error::new(ErrorKind::NotFound, "deleted").into());
@@ -495,9 +537,5 @@ async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answ
     Named::name(named, &mut edit);
     let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::OK } else { StatusCode::ACCEPTED };
-    let tag = etag(revision);
-    let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");
-    let mut response = reply::saved(status, id, text);
-    reply::set_header(&mut response, header::ETAG, tag);
-    Ok(response)
+    Ok(saved_as(status, id, revision))
 }

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use hyper::header;
-use hyper::{Response, StatusCode};
-use settee_doc::{Content, Database, Edit, NewAttachment, Revision, Stage};
+use settee_doc::{Content, Database, Edit, NewAttachment, Stage};
 
 use crate::attachment;
 use crate::body::{self, Held};
-use crate::document::{self, etag};
+use crate::document;
 use crate::error::Failure;
 use crate::multipart::{self, Head, Parts};
 use crate::named::{Named, one_of};
 use crate::related::{self, Uploads};
-use crate::reply::{self, Answer, Body};
+use crate::reply::Answer;
 use crate::server::Call;
 
 const TYPE: &str = "multipart/form-data";
@@ -55,7 +55,7 @@ pub(crate) async fn post(call: &mut Call<'_>, database: &Arc<Database>, id: &str
     }
     let revision = database.update(edit, stage).await?;
     let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    Ok(saved(status, id, revision))
+    Ok(document::saved_as(status, id, revision))
 }
 
 /// A form may be sent by any page that a user looks at: one that the server sent itself says so.
@@ -76,7 +76,7 @@ async fn read(
     id: &str,
 ) -> Result<Form, Failure> {
     let mut form = Form::default();
-    let mut held = Uploads::default();
+    let mut held = Uploads::of(call)?;
     let mut count = 0;
     while let Some(head) = parts.next_part(call).await? {
         count += 1;
@@ -150,16 +150,7 @@ async fn edit_of(
     }
     let revision = revision.ok_or_else(|| Failure::bad_request("Invalid rev format"))?;
     let revision = revision.known().map_err(attachment::or_conflict)?;
-    let found = document::one_revision(&database.view(), id, revision).await;
-    let mut edit = Edit::again(&found.map_err(attachment::or_conflict)?);
+    let mut edit = Edit::again(&document::edited_revision(database, id, revision).await?);
     edit.deleted = false;
     Ok(edit)
-}
-
-fn saved(status: StatusCode, id: &str, revision: Revision) -> Response<Body> {
-    let tag = etag(revision);
-    let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");
-    let mut response = reply::saved(status, id, text);
-    reply::set_header(&mut response, header::ETAG, tag);
-    response
 }

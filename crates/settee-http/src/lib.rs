@@ -32,6 +32,7 @@ mod document;
 mod encoding;
 mod error;
 mod form;
+mod framing;
 #[cfg(test)]
 mod fuzz;
 mod json;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use hyper::header;
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Edit, Stage};

@@ -7,8 +7,10 @@
 use std::fmt;
 
 use hyper::header;
+use serde_json::value::RawValue;
 use settee_doc::{Edit, ErrorKind, Revision};
 
+use crate::body::ALLOCATION_BYTES;
 use crate::error::Failure;
 use crate::json;
 use crate::query;
@@ -77,6 +79,9 @@ impl fmt::Display for Named {
     }
 }
 
+/// Bytes that a revision of a list takes while it is read, and behind that.
+pub(crate) const LISTED_BYTES: usize = size_of::<(&RawValue, Named, Named)>() + 2 * ALLOCATION_BYTES;
+
 /// Revisions that were asked for together.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct List {
@@ -99,7 +104,16 @@ impl List {
 
     /// Reads a JSON list.
     pub(crate) fn parse(raw: &str) -> Result<List, Failure> {
-        let items = json::list(raw).ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
+        List::parse_within(raw, |_| Ok(()))
+    }
+
+    /// As [`List::parse`], of any length: `admit` is asked before room is made for so many more.
+    pub(crate) fn parse_within(
+        raw: &str,
+        admit: impl FnMut(usize) -> Result<(), Failure>,
+    ) -> Result<List, Failure> {
+        let items = json::list_within(raw, admit)?;
+        let items = items.ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
         let mut list = List::default();
         for item in items {
             list.push(Named::parse_json(item.get())?);

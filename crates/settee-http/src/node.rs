@@ -92,21 +92,35 @@ async fn set(call: &mut Call<'_>, section: &str, key: &str) -> Answer {
     let text = crate::query::json_value(text)?;
     let value = json::string(text).ok_or_else(|| Failure::bad_request("a JSON string expected"))?;
     let value = value.trim().to_owned();
-    let shared = call.shared;
-    let _changing = shared.config.changing.lock().await;
-    let old = shared.config.get(section, key).unwrap_or_default();
-    let derived = shared.config.change(section, key, Some(value), persists(call)).await?;
-    shared.apply(derived);
+    let old = change(call, section, key, Some(value)).await?;
     Ok(text_answer(&old))
 }
 
 async fn delete(call: &Call<'_>, section: &str, key: &str) -> Answer {
-    let shared = call.shared;
-    let _changing = shared.config.changing.lock().await;
-    let old = shared.config.get(section, key).ok_or_else(unknown)?;
-    let derived = shared.config.change(section, key, None, persists(call)).await?;
-    shared.apply(derived);
+    let old = change(call, section, key, None).await?;
     Ok(text_answer(&old))
+}
+
+/// Sets a key, or deletes one that is there, and returns its old value. In a task of its own: a change that
+/// has begun is finished, in the file and in force, whether or not somebody waits for it, and before the
+/// next one begins.
+async fn change(call: &Call<'_>, section: &str, key: &str, value: Option<String>) -> Result<String, Failure> {
+    let shared = call.shared.clone();
+    let (section, key, persist) = (section.to_owned(), key.to_owned(), persists(call));
+    let changing = tokio::spawn(async move {
+        let _changing = shared.config.changing.lock().await;
+        let old = shared.config.get(&section, &key);
+        if value.is_none() && old.is_none() {
+            return Err(unknown());
+        }
+        let derived = shared.config.change(&section, &key, value, persist).await?;
+        shared.apply(derived);
+        Ok(old.unwrap_or_default())
+    });
+    let failed = |error: tokio::task::JoinError| {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+    };
+    changing.await.map_err(failed)?
 }
 
 async fn reload(call: &Call<'_>) -> Answer {

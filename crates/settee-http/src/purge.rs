@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Revision};
 
-use crate::body::Held;
+use crate::body::{self, Held};
 use crate::error::Failure;
 use crate::json;
 use crate::named::List;
@@ -22,16 +22,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         return Err(Failure::method_not_allowed("POST"));
     }
     let Held { text, share: _for_the_revisions } = call.read_json_body().await?;
-    let mut requests: Vec<(String, Vec<Revision>)> = Vec::new();
-    let mut count = 0;
-    for (id, list) in json::members(&text)?.0 {
-        let List { ours, foreign } = List::parse(list.get())?;
-        count += ours.len() + foreign.len();
-        if count > REVISIONS_MAX || requests.len() == REVISIONS_MAX {
-            return Err(Failure::bad_request("Exceeded maximum number of revisions."));
-        }
-        requests.push((id.into_owned(), ours));
-    }
+    let requests = body::parse(&text, parse).await?;
     drop(text);
     let (requests, gone) = finish(database, requests).await?;
     let mut text = b"{\"purge_seq\":null,\"purged\":".to_vec();
@@ -47,6 +38,27 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     });
     text.extend_from_slice(b"}\n");
     Ok(reply::json(StatusCode::CREATED, text))
+}
+
+/// Reads ids with their revisions. Those that no document here has count too.
+fn parse(text: &[u8]) -> Result<Vec<(String, Vec<Revision>)>, Failure> {
+    let too_many = || Failure::bad_request("Exceeded maximum number of revisions.");
+    let mut requests = Vec::new();
+    let mut count = 0;
+    for (id, list) in json::members(text)?.0 {
+        let mut asked = 0;
+        let List { ours, foreign } = List::parse_within(list.get(), |more| {
+            asked += more;
+            // Room is made for some more than come.
+            if asked > 2 * REVISIONS_MAX { Err(too_many()) } else { Ok(()) }
+        })?;
+        count += ours.len() + foreign.len();
+        if count > REVISIONS_MAX || requests.len() == REVISIONS_MAX {
+            return Err(too_many());
+        }
+        requests.push((id.into_owned(), ours));
+    }
+    Ok(requests)
 }
 
 /// Purges in a task of its own: a purge that has begun is finished, and counted, whether or not somebody

@@ -4,11 +4,14 @@
 //! same order. What comes is stored as it comes, what goes is read as the client takes it.
 
 use bytes::Bytes;
+use hyper::body::Body as _;
 use hyper::header;
 use hyper::{Response, StatusCode};
-use settee_doc::{Attachment, Content, Database, Document, Edit, Extras, Following, Upload, View};
+use settee_doc::{
+    Attachment, CHUNK_BYTES, Content, Database, Document, Edit, Extras, Following, Upload, View,
+};
 
-use crate::body::Held;
+use crate::body::{Held, Share};
 use crate::error::Failure;
 use crate::multipart::{self, Parts};
 use crate::reply::{self, Body};
@@ -20,6 +23,9 @@ pub(crate) const TYPE: &str = "multipart/related";
 
 /// Of a request's small attachments so many bytes are held in memory until the document is written.
 const HELD_BYTES_MAX: u64 = 1 << 20;
+
+/// Of a room that is small for them, attachments take one part in so many, beside their document's.
+const ROOM_SHARE: u64 = 4;
 
 /// Pieces of attachments up to this size are sent together.
 const SMALL_PIECE_BYTES: usize = 16 << 10;
@@ -46,7 +52,7 @@ pub(crate) async fn receive(
     database: &Database,
     edit: &mut Edit,
 ) -> Result<(), Failure> {
-    let mut held = Uploads::default();
+    let mut held = Uploads::of(call)?;
     let bytes_max = call.server.limits.max_attachment_size;
     for attachment in &mut edit.attachments {
         let Content::Follows(following) = attachment.content else { continue };
@@ -86,12 +92,25 @@ pub(crate) fn too_large(name: &str) -> Failure {
 }
 
 /// Uploads of one request: small ones are held in memory up to a limit, the others are written.
-#[derive(Default)]
 pub(crate) struct Uploads {
     bytes: u64,
+    /// For those, and for a chunk of the one that comes.
+    _share: Share,
 }
 
 impl Uploads {
+    /// None yet, with room for what the request's body may make necessary.
+    ///
+    /// # Errors
+    /// 503 without room. Nothing is waited for: the document before them has its share already.
+    pub(crate) fn of(call: &Call<'_>) -> Result<Uploads, Failure> {
+        let most = (HELD_BYTES_MAX + CHUNK_BYTES as u64).min(call.server.room.bytes() / ROOM_SHARE);
+        let bytes = call.body.size_hint().exact().map_or(most, |bytes| bytes.min(most));
+        let mut share = Share::default();
+        call.server.room.add(&mut share, bytes)?;
+        Ok(Uploads { bytes: 0, _share: share })
+    }
+
     /// Takes one in.
     ///
     /// # Errors

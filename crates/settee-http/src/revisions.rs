@@ -1,20 +1,23 @@
 //! Which revisions a replica lacks: `_revs_diff` and `_missing_revs`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
+use serde_json::value::RawValue;
 use settee_doc::{Database, Revision};
 
+use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::error::Failure;
 use crate::json;
-use crate::named::List;
+use crate::named::{LISTED_BYTES, List};
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
 /// `{id: {"missing": […], "possible_ancestors": […]}}` of those that lack any.
 pub(crate) async fn diff(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
     let lacking = lacking(call, &database).await?;
-    let mut text = Vec::with_capacity(lacking.len() * 96 + 3);
+    let mut text = Vec::with_capacity(lacking.len() * ROW_BYTES + 3);
     json::object(&mut text, |text| {
         for (index, item) in lacking.iter().enumerate() {
             if index > 0 {
@@ -52,6 +55,17 @@ pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Ans
     Ok(reply::json(StatusCode::OK, text))
 }
 
+/// Bytes that an id takes beside its text: while it is read, in what is asked, in what it lacks, in the
+/// answer.
+const ID_BYTES: usize = size_of::<(Cow<'_, str>, &RawValue)>()
+    + size_of::<(String, List)>()
+    + size_of::<Lacking>()
+    + ROW_BYTES
+    + 4 * ALLOCATION_BYTES;
+
+/// Bytes of a row, by which the answer's room is made.
+const ROW_BYTES: usize = 96;
+
 /// A document that lacks revisions.
 struct Lacking {
     id: String,
@@ -78,17 +92,28 @@ async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let body = call.read_json_body().await?;
+    let held = call.read_json_body().await?;
+    let (asked, _for_the_revisions) = body::parse_held(held, &call.server.room, parse).await?;
     let view = database.view();
     let mut lacking = Vec::new();
-    for (id, list) in json::members(&body.text)?.0 {
+    for (id, List { ours, foreign }) in asked {
         // What is in the index never waits: others get their turn.
         tokio::task::consume_budget().await;
-        let List { ours, foreign } = List::parse(list.get())?;
         let (missing, ancestors) = view.missing(&id, &ours).await?;
         if !missing.is_empty() || !foreign.is_empty() {
-            lacking.push(Lacking { id: id.into_owned(), missing, foreign, ancestors });
+            lacking.push(Lacking { id, missing, foreign, ancestors });
         }
     }
     Ok(lacking)
+}
+
+/// Reads ids with their revisions.
+fn parse(text: &[u8], charge: &mut Charge) -> Result<Vec<(String, List)>, Failure> {
+    let members = json::members_within(text, |count| charge.take(count, ID_BYTES))?.0;
+    let mut asked = Vec::with_capacity(members.len());
+    for (id, list) in members {
+        let list = List::parse_within(list.get(), |count| charge.take(count, LISTED_BYTES))?;
+        asked.push((id.into_owned(), list));
+    }
+    Ok(asked)
 }

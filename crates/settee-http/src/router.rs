@@ -92,7 +92,11 @@ fn refusal(call: &Call<'_>, first: &str, path: &Segments<'_>) -> Failure {
 }
 
 async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: Segments<'_>) -> Answer {
-    let Some(second) = path.next()? else {
+    let second = path.next()?;
+    if stores_for_nobody(call, database.name(), second.as_deref()) {
+        return Err(not_yet(&format!("What documents of {} do", database.name())));
+    }
+    let Some(second) = second else {
         return database::handle(call, database).await;
     };
     if path.at_end() {
@@ -138,6 +142,7 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
             let name = path.rest()?.expect("it isn't at its end");
             attachment::handle(call, database, id, &name).await
         }
+        _ if !path.at_end() => Err(no_local_attachments()),
         id => match id.strip_prefix("_local/") {
             Some("") => Err(Failure::bad_request("Invalid _local document id.")),
             Some(_) => local::handle(call, database, id).await,
@@ -185,8 +190,23 @@ async fn route_local(call: &mut Call<'_>, database: Arc<Database>, mut path: Seg
     };
     match path.at_end() {
         true => local::handle(call, database, &format!("_local/{name}")).await,
-        false => Err(Failure::bad_request("_local documents do not accept attachments.")),
+        false => Err(no_local_attachments()),
     }
+}
+
+/// Whether a request would store documents that are for a part of CouchDB which isn't there yet: a password
+/// would lie there as it came, and nothing would replicate.
+fn stores_for_nobody(call: &Call<'_>, database: &str, second: Option<&str>) -> bool {
+    let last = database.rsplit('/').next().unwrap_or(database);
+    ["_users", "_replicator"].contains(&last)
+        && match second {
+            None | Some("_bulk_docs") => *call.method() == Method::POST,
+            Some(id) => !id.starts_with('_') && !call.is_get() && *call.method() != Method::DELETE,
+        }
+}
+
+fn no_local_attachments() -> Failure {
+    Failure::bad_request("_local documents do not accept attachments.")
 }
 
 fn not_yet(what: &str) -> Failure {

@@ -270,7 +270,10 @@ impl Drop for InFlight<'_> {
 }
 
 fn document_options(limits: &Limits) -> settee_doc::Options {
-    settee_doc::Options { document_bytes_max: limits.max_document_size }
+    settee_doc::Options {
+        document_bytes_max: limits.max_document_size,
+        attachment_bytes_max: limits.max_attachment_size,
+    }
 }
 
 /// What all requests share.
@@ -307,7 +310,7 @@ impl Server {
 
 /// A request on its way through its handler.
 pub(crate) struct Call<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a Arc<Shared>,
     pub(crate) server: &'a Server,
     pub(crate) head: &'a Parts,
     pub(crate) body: &'a mut Incoming,
@@ -364,7 +367,7 @@ impl<'a> Call<'a> {
 }
 
 /// Answers a request; what happens to it is in the answer.
-pub(crate) async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let (mut head, mut body) = request.into_parts();
     let server = shared.current.load();
     let server: &Server = &server;
@@ -410,7 +413,7 @@ fn override_method(head: &mut Parts) -> Option<Method> {
     Some(std::mem::replace(&mut head.method, meant))
 }
 
-async fn handle(shared: &Shared, server: &Server, head: &Parts, body: &mut Incoming) -> reply::Answer {
+async fn handle(shared: &Arc<Shared>, server: &Server, head: &Parts, body: &mut Incoming) -> reply::Answer {
     if let Some(path) = head.uri.path_and_query() {
         query::check_encoding(path.as_str())?;
     }

@@ -2,40 +2,39 @@
 //! ends the connection, and with it whatever its answer holds.
 //!
 //! And quotes in a request's target are encoded on the way in: CouchDB takes `?startkey="a"` as
-//! people type it, hyper's parser refuses it. Only what arrives where a request is known to begin
-//! is looked at (a connection's first, and those after requests without a body), so no body is
-//! ever changed.
+//! people type it, hyper's parser refuses it. Requests are followed for that (`framing.rs`), and
+//! nothing but their first lines is ever changed.
 
-use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+use crate::framing::{Framing, Told};
+
 /// What a connection's socket and its requests tell each other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Phase {
     /// While it is set, no write times out.
     pub(crate) patient: AtomicBool,
-    /// The next bytes to come begin a request: the one before had no body, and has its answer.
-    pub(crate) expects_request: AtomicBool,
-}
-
-impl Default for Phase {
-    fn default() -> Phase {
-        Phase { patient: AtomicBool::new(false), expects_request: AtomicBool::new(true) }
-    }
+    /// The body of the request that came last.
+    pub(crate) told: Told,
 }
 
 /// A stream whose writes time out.
 pub(crate) struct Socket<'a, S> {
     stream: S,
-    /// Read, changed, and not yet given on.
-    encoded: VecDeque<u8>,
+    /// Read, and not yet looked at: what came behind a head.
+    held: BytesMut,
+    /// Read, changed, and not yet given on. Goes before `held`.
+    encoded: BytesMut,
+    framing: Framing,
     timeout: Duration,
     /// Runs from the first attempt that the stream took nothing of.
     stalled: Option<Pin<Box<Sleep>>>,
@@ -44,12 +43,18 @@ pub(crate) struct Socket<'a, S> {
 
 impl<'a, S> Socket<'a, S> {
     pub(crate) fn new(stream: S, timeout: Duration, phase: &'a Phase) -> Socket<'a, S> {
-        Socket { stream, encoded: VecDeque::new(), timeout, stalled: None, phase }
+        let (held, encoded) = (BytesMut::new(), BytesMut::new());
+        Socket { stream, held, encoded, framing: Framing::new(), timeout, stalled: None, phase }
     }
 
-    /// As if these bytes came first: they did, and were looked at.
-    pub(crate) fn begun_with(self, bytes: Vec<u8>) -> Socket<'a, S> {
-        Socket { encoded: bytes.into(), ..self }
+    /// As if these bytes came first: they did.
+    pub(crate) fn begun_with(self, bytes: &[u8]) -> Socket<'a, S> {
+        Socket { held: bytes.into(), ..self }
+    }
+
+    /// Of a protocol that isn't lines.
+    pub(crate) fn without_lines(self) -> Socket<'a, S> {
+        Socket { framing: Framing::none(), ..self }
     }
 
     /// Passes on what became of a write.
@@ -74,43 +79,51 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<'_, S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.encoded.is_empty() {
+        let this = &mut *self;
+        if this.encoded.is_empty() && this.held.is_empty() {
             let before = buffer.filled().len();
-            ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
             let came = &buffer.filled()[before..];
-            if came.is_empty() || !self.phase.expects_request.swap(false, Ordering::Relaxed) {
+            let (count, line) = this.framing.look(came, &this.phase.told);
+            if !came[line.clone()].contains(&b'"') {
+                this.held.extend_from_slice(&came[count..]);
+                buffer.set_filled(before + count);
                 return Poll::Ready(Ok(()));
             }
-            let Some(encoded) = encode_quotes(came) else {
-                return Poll::Ready(Ok(()));
-            };
+            encode_quotes(&came[..count], line, &mut this.encoded);
+            this.held.extend_from_slice(&came[count..]);
             buffer.set_filled(before);
-            self.encoded = encoded.into();
+        } else if this.encoded.is_empty() {
+            let (count, line) = this.framing.look(&this.held, &this.phase.told);
+            encode_quotes(&this.held[..count], line, &mut this.encoded);
+            this.held.advance(count);
         }
-        let count = buffer.remaining().min(self.encoded.len());
-        for byte in self.encoded.drain(..count) {
-            buffer.put_slice(&[byte]);
-        }
+        let count = buffer.remaining().min(this.encoded.len());
+        buffer.put_slice(&this.encoded[..count]);
+        this.encoded.advance(count);
+        give_back(&mut this.encoded);
+        give_back(&mut this.held);
         Poll::Ready(Ok(()))
     }
 }
 
-/// The bytes of a request with the quotes of its first line encoded, where it has any.
-fn encode_quotes(request: &[u8]) -> Option<Vec<u8>> {
-    let end = request.iter().position(|byte| *byte == b'\r' || *byte == b'\n').unwrap_or(request.len());
-    let (line, rest) = request.split_at(end);
-    if !line.contains(&b'"') {
-        return None;
+/// A connection that waits holds nothing.
+fn give_back(buffer: &mut BytesMut) {
+    if buffer.is_empty() {
+        *buffer = BytesMut::new();
     }
-    let mut encoded = Vec::with_capacity(request.len() + 16);
-    for byte in line {
-        match byte {
-            b'"' => encoded.extend_from_slice(b"%22"),
-            byte => encoded.push(*byte),
-        }
+}
+
+/// Appends `bytes` with the quotes in their part `line` encoded.
+fn encode_quotes(bytes: &[u8], line: Range<usize>, out: &mut BytesMut) {
+    out.extend_from_slice(&bytes[..line.start]);
+    let mut pieces = bytes[line.clone()].split(|byte| *byte == b'"');
+    out.extend_from_slice(pieces.next().unwrap_or_default());
+    for piece in pieces {
+        out.extend_from_slice(b"%22");
+        out.extend_from_slice(piece);
     }
-    encoded.extend_from_slice(rest);
-    Some(encoded)
+    out.extend_from_slice(&bytes[line.end..]);
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<'_, S> {
@@ -203,8 +216,15 @@ mod tests {
         let count = socket.read(&mut found).await.unwrap();
         let whole = [&first[..], &found[..count]].concat();
         assert_eq!(whole, b"GET /a?b=%22c%22 HTTP/1.1\r\nif-none-match: \"d\"\r\n\r\n");
-        client.write_all(b"{\"body\":1}").await.unwrap();
+        phase.told.tell(Some(10));
+        client.write_all(b"{\"body\":1}PUT /\"f\" HTTP/1.1\r\n").await.unwrap();
         let count = socket.read(&mut found).await.unwrap();
-        assert_eq!(&found[..count], b"{\"body\":1}");
+        assert_eq!(&found[..count], b"{\"body\":1}PUT /%22f%22 HTTP/1.1\r\n");
+        client.write_all(b"content-length: 3\r\n\r\na\"b").await.unwrap();
+        let count = socket.read(&mut found).await.unwrap();
+        assert_eq!(&found[..count], b"content-length: 3\r\n\r\n", "nobody knows yet what follows");
+        phase.told.tell(Some(3));
+        let count = socket.read(&mut found).await.unwrap();
+        assert_eq!(&found[..count], b"a\"b");
     }
 }

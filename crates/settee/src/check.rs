@@ -11,6 +11,7 @@ use settee_doc::{DatabasesOptions, ErrorKind, OfflineDatabases, OfflineEvent};
 use settee_io::{Env, ThreadOptions};
 
 use crate::place;
+use crate::serve::{UUID_FILE, read_server_uuid};
 
 /// What the command ends with where it could not check.
 const FAILED: u8 = 2;
@@ -67,6 +68,13 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
         );
     }
     let mut printer = Printer::new();
+    let has_identity = match read_server_uuid(&folder) {
+        Ok(_) => true,
+        Err(error) => {
+            println!("{error}");
+            false
+        }
+    };
     let is_sound = match &args.repair {
         None => {
             let checked = databases.check(args.database.as_deref(), |event| printer.print(event)).await;
@@ -77,31 +85,32 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
                 _ => error,
             })?;
             printer.bar.finish_and_clear();
-            let verdict = match sums.problem_count {
-                0 => "sound".to_owned(),
-                count => problems(count),
-            };
+            let problem_count = sums.problem_count + u64::from(!has_identity);
+            let verdict = if problem_count == 0 { "sound".to_owned() } else { problems(problem_count) };
             println!(
                 "{verdict}: {} files, {} bytes, {} records, {} index entries checked",
                 sums.file_count, sums.bytes, sums.record_count, sums.entry_count
             );
-            sums.problem_count == 0
+            problem_count == 0
         }
         Some(to) => {
             let new = place::real(to)
                 .map_err(|error| settee_doc::Error::new(ErrorKind::BadRequest, error.to_string()))?;
             let sums = databases.repair(&new, |event| printer.print(event)).await?;
-            copy_identity(&args.folder, to)?;
+            if has_identity {
+                copy_identity(&args.folder, to)?;
+            }
+            let problem_count = sums.problem_count + u64::from(!has_identity);
             printer.bar.finish_and_clear();
             println!(
                 "{} records (of documents, their branches and local documents) salvaged into {}; {}, {} lost \
                  their newest version",
                 sums.record_count,
                 to.display(),
-                problems(sums.problem_count),
+                problems(problem_count),
                 sums.lost_count
             );
-            sums.problem_count == 0
+            problem_count == 0
         }
     };
     Ok(is_sound)
@@ -113,7 +122,7 @@ fn problems(count: u64) -> String {
 
 /// The server stays the same one to whoever replicates with it.
 fn copy_identity(from: &std::path::Path, to: &std::path::Path) -> settee_doc::Result<()> {
-    match std::fs::copy(from.join(crate::serve::UUID_FILE), to.join(crate::serve::UUID_FILE)) {
+    match std::fs::copy(from.join(UUID_FILE), to.join(UUID_FILE)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(settee_doc::Error::new(ErrorKind::Internal, format!("the server's identity: {error}")))
         }

@@ -73,7 +73,7 @@ pub(crate) struct Args {
 
 impl Args {
     fn options(&self) -> Options {
-        Options { document_bytes_max: self.max_document_size }
+        Options { document_bytes_max: self.max_document_size, ..Options::default() }
     }
 }
 

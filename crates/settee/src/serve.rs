@@ -127,13 +127,34 @@ fn limit_databases(options: &mut DatabasesOptions, descriptor_count_max: Option<
     }
 }
 
+/// The identity kept with the data; `None` where there is none yet.
+///
+/// # Errors
+/// What the system says; of kind `InvalidData` where the file holds something else.
+pub(crate) fn read_server_uuid(data_dir: &Path) -> io::Result<Option<String>> {
+    match std::fs::read(data_dir.join(UUID_FILE)) {
+        Ok(bytes) if bytes.len() == 32 && bytes.iter().all(u8::is_ascii_hexdigit) => {
+            Ok(Some(bytes.into_iter().map(char::from).collect()))
+        }
+        Ok(_) => {
+            let what = format!(
+                "{} is damaged: it holds no 32 hex digits. Without the file the server gives itself a new \
+                 identity, and whoever replicates with it begins anew",
+                data_dir.join(UUID_FILE).display()
+            );
+            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// The identity kept with the data; a server that has none draws it.
 fn server_uuid(data_dir: &Path) -> io::Result<String> {
     let path = data_dir.join(UUID_FILE);
-    match std::fs::read_to_string(&path) {
-        Ok(uuid) if uuid.len() == 32 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit()) => Ok(uuid),
-        Ok(_) => Err(io::Error::other(format!("{UUID_FILE} is damaged"))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    match read_server_uuid(data_dir)? {
+        Some(uuid) => Ok(uuid),
+        None => {
             let fresh = settee_http::new_uuid();
             // Renamed into place, so that there is never half of one.
             let unfinished = path.with_extension("new");
@@ -144,7 +165,6 @@ fn server_uuid(data_dir: &Path) -> io::Result<String> {
             std::fs::File::open(data_dir)?.sync_all()?;
             Ok(fresh)
         }
-        Err(error) => Err(error),
     }
 }
 

@@ -194,6 +194,14 @@ fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
     assert!(dumped.lines().count() >= 400, "{}", dumped.lines().count());
     assert_eq!(run(&["check", "/nonexistent"]).0, 2);
     assert_eq!(run(&["check", data_text, "--database", "none"]).0, 2);
+
+    flip(victim, 3000);
+    std::fs::write(data.join("server-uuid"), [0xff; 32]).unwrap();
+    let (code, text) = run(&["check", data_text]);
+    assert!(code == 1 && text.contains("server-uuid is damaged"), "{code} {text}");
+    let another = home.path().join("another");
+    assert_eq!(run(&["check", data_text, "--repair", another.to_str().unwrap()]).0, 1);
+    assert_eq!(run(&["check", another.to_str().unwrap()]).0, 0);
 }
 
 #[test]

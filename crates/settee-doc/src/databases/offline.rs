@@ -18,6 +18,7 @@ use settee_store::{
 
 use super::catalogue::{Entry, deleted_number};
 use super::runs::{self, Contents, FailedDatabase, Kind};
+use super::salvage;
 use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, DatabasesOptions, LOCK_FILE, folder_of};
 use crate::{Error, ErrorKind, Result, keys};
 
@@ -232,16 +233,25 @@ impl OfflineDatabases {
             told(OfflineEvent::Database(Some(found.name.clone())));
             let (from, to) =
                 (folder_of(&self.folder, found.folder_number), folder_of(to, found.folder_number));
+            let mut cut = BTreeSet::new();
             let done = {
                 let told = std::sync::Mutex::new(&mut told);
                 let tell = |event| (told.lock().unwrap_or_else(std::sync::PoisonError::into_inner))(event);
                 let mut event = |event| tell(explain(event, keys::describe));
                 let mut lost = |Loss { key, has_older, .. }: Loss| {
+                    cut.extend(keys::document_of_chunk(&key));
                     tell(OfflineEvent::Lost { what: keys::describe(&key), has_older });
                 };
                 settee_store::repair(&self.env, &from, &to, &self.store_options(false), &mut event, &mut lost)
                     .await?
             };
+            if !cut.is_empty() {
+                let lost = |id: &str, name: &str| {
+                    let what = format!("attachment {name:?} of document {id:?}, which is there without it");
+                    told(OfflineEvent::Lost { what, has_older: false });
+                };
+                salvage::drop_cut_attachments(&self.env, &to, self.store_options(false), &cut, lost).await?;
+            }
             let is_empty = done.record_count == 0 && {
                 let checked =
                     settee_store::check(&self.env, &from, &self.store_options(false), |_| ()).await?;
@@ -364,7 +374,9 @@ fn explain(event: CheckEvent, describe: fn(&[u8]) -> String) -> OfflineEvent {
     };
     let touched = match &problem.touched {
         Touched::Nothing => "no document: it can be made anew from the rest".to_owned(),
-        Touched::Unknown => "what other problems name; which documents else, this doesn't tell".to_owned(),
+        Touched::Unknown => {
+            "what this alone doesn't tell: documents that other problems name, or any".to_owned()
+        }
         Touched::OldVersion(key) => format!("a version of {}", describe(key)),
         Touched::Key(key) => describe(key),
         Touched::IndexOf(start, end) => {

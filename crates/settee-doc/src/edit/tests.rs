@@ -123,9 +123,16 @@ fn deep_and_large_documents_are_refused_and_those_at_the_limit_taken() {
     assert!(parse(&nested(crate::NESTING_MAX - 1)).is_ok());
     assert_eq!(kind(&nested(crate::NESTING_MAX)), ErrorKind::BadRequest);
     assert_eq!(kind(&nested(1_000_000)), ErrorKind::BadRequest);
-    let options = Options { document_bytes_max: 11 };
+    let options = Options { document_bytes_max: 11, attachment_bytes_max: 5 };
     assert!(Edit::parse(br#"{"a":"12345"}  "#, &options).unwrap().body().len() == 11);
     assert_eq!(Edit::parse(br#"{"a":"123456"}"#, &options).unwrap_err().kind(), ErrorKind::TooLarge);
+    let attached = |data: &str| {
+        Edit::parse(format!(r#"{{"_attachments":{{"n":{{"data":"{data}"}}}}}}"#).as_bytes(), &options)
+    };
+    assert!(attached("MTIzNDU=").is_ok());
+    assert!(attached("MTIz\\r\\n NDU=\\n").is_ok(), "lines as mail has them");
+    let error = attached("MTIzNDU2").unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::AttachmentTooLarge, "n"));
 }
 
 fn json() -> impl Strategy<Value = Value> {

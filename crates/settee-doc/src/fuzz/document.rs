@@ -118,7 +118,12 @@ fn attached_and_read(edit: &Edit) {
             member["revpos"] = revpos.into();
         }
         match &attachment.content {
-            Content::Stub => member["stub"] = true.into(),
+            Content::Stub(digest) => {
+                member["stub"] = true.into();
+                if let Some(digest) = digest {
+                    member["digest"] = digest_text(digest).into();
+                }
+            }
             Content::Inline(bytes) => {
                 member["data"] = base64::engine::general_purpose::STANDARD.encode(bytes).into();
             }

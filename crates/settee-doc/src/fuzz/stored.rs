@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use settee_sim::fuzz::{Target, check_json};
 
-use crate::attachment::{decode_table, encode_table};
+use crate::attachment::{Orphan, decode_table, encode_table};
 use crate::keys::{
     LeafMeta, chunk_boundary, chunk_key, decode_chunk_meta, decode_number, decode_path_key, decode_purge_key,
     decode_upload_key, describe, describe_name, encode_leaf_meta, encode_number, hashes, measure, path_key,
@@ -30,6 +30,7 @@ pub(super) const STORED: Target = Target {
         b"ku\x00\x01x0123456789abcdef",
         b"ksrevs_limit",
         b"kg\x00\x00\x00\x00\x00\x00\x00\x07",
+        b"l0123456789abcdef\x02\x00\x00\x00ABCDEFGHIJKLMNOP\x00\x01\x00\x00",
     ],
     words: &[HASHES, "m", "t", "k", "\"name\":", "\"revpos\":", "\"upload\":", "[", "]", "{}", ",", "d", "u", "g"],
     generate: |source| {
@@ -52,6 +53,7 @@ fn stored(input: &[u8]) -> bool {
         Some((b'm', meta)) => leaf_meta(meta),
         Some((b't', table)) => attachment_table(table),
         Some((b'k', key)) => any_key(key),
+        Some((b'l', list)) => listed_uploads(list),
         _ => false,
     }
 }
@@ -95,6 +97,13 @@ fn attachment_table(bytes: &[u8]) -> bool {
         text.push(b'}');
         assert!(check_json(&text).is_some(), "a stub is no JSON");
     }
+    true
+}
+
+/// What a mark lists is what was listed.
+fn listed_uploads(bytes: &[u8]) -> bool {
+    let Ok(orphan) = Orphan::from_list("x".into(), [7; 16], bytes) else { return false };
+    assert_eq!(orphan.list(), bytes);
     true
 }
 

@@ -22,6 +22,8 @@ pub(super) enum Order {
     Collated,
     /// As Erlang orders terms, strings by their bytes: what Mango does for `_id`.
     Bytes,
+    /// As `Bytes`, with 1 before 1.0: only what is the same is equal.
+    Exact,
 }
 
 /// A value in a selector.
@@ -75,19 +77,42 @@ impl Constant {
 
     /// How `value` stands to this one.
     pub(super) fn order_of(&self, value: Raw<'_>, order: Order) -> Ordering {
-        let kind = value.kind();
-        let by_kind = match order {
-            Order::Collated => kind.cmp(&self.kind()),
-            Order::Bytes => term_rank(kind).cmp(&term_rank(self.kind())),
-        };
+        #[cfg(test)]
+        super::work::count();
+        let by_kind = order_kinds(value.kind(), self.kind(), order);
         by_kind.then_with(|| self.order_within(value, order))
+    }
+
+    /// How it stands to another one.
+    pub(super) fn order(&self, other: &Constant, order: Order) -> Ordering {
+        let pairs = |one: &[Constant], other: &[Constant]| {
+            let mut pairs = one.iter().zip(other).map(|(one, other)| one.order(other, order));
+            pairs.find(|unequal| unequal.is_ne())
+        };
+        order_kinds(self.kind(), other.kind(), order).then_with(|| match (self, other) {
+            (Constant::Number(one), Constant::Number(other)) => order_numbers(*one, *other, order),
+            (Constant::Text(one), Constant::Text(other)) => order_text(one, other, order),
+            (Constant::Array(one), Constant::Array(other)) => {
+                pairs(one, other).unwrap_or_else(|| one.len().cmp(&other.len()))
+            }
+            (Constant::Object(one), Constant::Object(other)) => {
+                let mut pairs = one.iter().zip(other).map(|(one, other)| {
+                    order_text(&one.0, &other.0, order).then_with(|| one.1.order(&other.1, order))
+                });
+                let unequal = pairs.find(|unequal| unequal.is_ne());
+                unequal.unwrap_or_else(|| one.len().cmp(&other.len()))
+            }
+            _ => Ordering::Equal,
+        })
     }
 
     /// How a value of the same kind stands to this one.
     fn order_within(&self, value: Raw<'_>, order: Order) -> Ordering {
         match self {
             Constant::Null | Constant::Boolean(_) => Ordering::Equal,
-            Constant::Number(own) => value.number().map_or(Ordering::Less, |number| number.order(*own)),
+            Constant::Number(own) => {
+                value.number().map_or(Ordering::Less, |number| order_numbers(number, *own, order))
+            }
             Constant::Text(own) => order_text(&value.text().unwrap_or_default(), own, order),
             Constant::Array(own) => {
                 let mut values = value.elements();
@@ -145,11 +170,26 @@ impl Constant {
     }
 }
 
+fn order_kinds(one: Kind, other: Kind, order: Order) -> Ordering {
+    match order {
+        Order::Collated => one.cmp(&other),
+        Order::Bytes | Order::Exact => term_rank(one).cmp(&term_rank(other)),
+    }
+}
+
+fn order_numbers(one: Number, other: Number, order: Order) -> Ordering {
+    let is_float = |number| matches!(number, Number::Float(_));
+    match order {
+        Order::Collated | Order::Bytes => one.order(other),
+        Order::Exact => one.order(other).then_with(|| is_float(one).cmp(&is_float(other))),
+    }
+}
+
 fn order_text(one: &str, other: &str, order: Order) -> Ordering {
     match order {
         Order::Collated if one == other => Ordering::Equal,
         Order::Collated => COLLATOR.compare(one, other),
-        Order::Bytes => one.cmp(other),
+        Order::Bytes | Order::Exact => one.cmp(other),
     }
 }
 
@@ -206,6 +246,23 @@ mod tests {
                 let found = constant.order_of(Raw(one), Order::Collated);
                 assert_eq!(found, one_index.cmp(&other_index), "{one} and {other}");
             }
+        }
+    }
+
+    #[test]
+    fn constants_are_ordered_among_themselves_as_values_are_by_them() {
+        let more = ["1.0", "[1.0]", "{\"a\":1.0}", "{\"a\":2}", "{\"a\":1,\"b\":1}", "1e300", "[[],{}]"];
+        let texts = [&COLLATED[..], &more].concat();
+        for (one, other) in texts.iter().flat_map(|one| texts.iter().map(move |other| (one, other))) {
+            for order in [Order::Collated, Order::Bytes, Order::Exact] {
+                let constants = [one, other].map(|text| Constant::parse(Raw(text), 0).unwrap());
+                let found = constants[0].order(&constants[1], order);
+                assert_eq!(found, constants[1].order_of(Raw(one), order), "{one} and {other} by {order:?}");
+                assert_eq!(found, constants[1].order(&constants[0], order).reverse(), "{one} and {other}");
+            }
+            let is_same = Constant::parse(Raw(one), 0).unwrap().is(Raw(other), true);
+            let exact = Constant::parse(Raw(one), 0).unwrap().order_of(Raw(other), Order::Exact);
+            assert_eq!(is_same, exact.is_eq(), "{one} and {other}");
         }
     }
 

@@ -7,10 +7,12 @@ use regex::bytes::{Regex, RegexBuilder};
 use serde_json::value::RawValue;
 
 use super::constant::Constant;
+use super::constants::Constants;
+use super::paths::Paths;
 use super::raw::{Kind, Number, Raw};
 use super::{
-    CONDITIONS_MAX, Comparison, NESTING_MAX, Node, PATH_BYTES_MAX, Path, REGEX_BYTES_MAX, REGEXES_MAX,
-    SELECTOR_BYTES_MAX, Selector, SelectorError, Test,
+    CONDITIONS_MAX, Comparison, LISTED_MAX, NESTING_MAX, Node, PATH_BYTES_MAX, Path, REGEX_BYTES_MAX,
+    REGEXES_MAX, SELECTOR_BYTES_MAX, Selector, SelectorError, Test, WALKS_MAX,
 };
 
 /// What becomes of a condition.
@@ -36,37 +38,46 @@ pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
         let reason = format!("Selector must be a JSON object, not: {}", raw.0);
         return Err(SelectorError::new("invalid_selector_json", reason));
     }
-    let mut selector = Selector { root: None, names: Vec::new(), needs_whole: false };
+    let no_paths = Paths::new(Vec::new());
+    let mut selector = Selector { root: None, paths: no_paths, names: Vec::new(), needs_whole: false };
     if raw.members().next().is_none() {
         return Ok(selector);
     }
-    let root = Parser { condition_count: 0, path_bytes: 0, regex_count: 0 }.node(raw, "", Mode::Plain, 0)?;
+    let mut root = Parser::default().node(raw, "", Mode::Plain, 0)?;
     if matches!(&root, Node::Field { path, .. } if path.parts.is_empty()) {
         let reason = "One or more conditions is missing a field name.";
         return Err(SelectorError::new("invalid_selector", reason));
     }
-    collect_names(&root, &mut selector);
+    let mut paths = Vec::new();
+    each_path(&mut root, &mut |path| paths.push(path.parts.clone()));
+    selector.needs_whole = paths.iter().any(Vec::is_empty);
+    selector.names = paths.iter().filter_map(|path| path.first().cloned()).collect();
     selector.names.sort_unstable();
     selector.names.dedup();
+    selector.paths = Paths::new(paths);
+    each_path(&mut root, &mut |path| {
+        path.place = selector.paths.place(&path.parts).expect("all of them are there");
+    });
     selector.root = Some(root);
     Ok(selector)
 }
 
-fn collect_names(node: &Node, selector: &mut Selector) {
+/// Does something with the paths of those conditions that are on the document, not on what lies in it.
+fn each_path(node: &mut Node, with: &mut impl FnMut(&mut Path)) {
     match node {
-        Node::And(nodes) | Node::Or(nodes) => nodes.iter().for_each(|node| collect_names(node, selector)),
-        Node::Not(node) => collect_names(node, selector),
-        Node::Field { path, .. } => match path.parts.first() {
-            None => selector.needs_whole = true,
-            Some(name) => selector.names.push(name.clone()),
-        },
+        Node::And(nodes) | Node::Or(nodes) => nodes.iter_mut().for_each(|node| each_path(node, with)),
+        Node::Not(node) => each_path(node, with),
+        Node::Field { path, .. } => with(path),
     }
 }
 
+#[derive(Default)]
 struct Parser {
     condition_count: usize,
     path_bytes: usize,
     regex_count: usize,
+    walk_count: usize,
+    listed_count: usize,
 }
 
 impl Parser {
@@ -90,7 +101,7 @@ impl Parser {
         match members.len() {
             0 => {
                 let constant = Constant::parse(value, depth)?;
-                leaf(Test::Compare(Comparison::Equal, constant), path, mode)
+                self.leaf(Test::Compare(Comparison::Equal, constant), path, mode)
             }
             1 => {
                 let (name, value) = members.remove(0);
@@ -121,7 +132,10 @@ impl Parser {
                 Mode::Negated => self.node(value, path, Mode::Plain, depth + 1),
                 Mode::Inside => Ok(Node::Not(Box::new(self.node(value, path, mode, depth + 1)?))),
             },
-            name if name.starts_with('$') => leaf(self.test(name, value, depth)?, path, mode),
+            name if name.starts_with('$') => {
+                let test = self.test(name, value, depth)?;
+                self.leaf(test, path, mode)
+            }
             name if path.is_empty() => self.node(value, name, mode, depth + 1),
             name => self.node(value, &format!("{path}.{name}"), mode, depth + 1),
         }
@@ -170,6 +184,12 @@ impl Parser {
             "$gt" => compare(Comparison::Greater),
             "$in" | "$nin" | "$all" => {
                 let Constant::Array(constants) = constant()? else { return Err(bad()) };
+                self.listed_count += constants.len();
+                if self.listed_count > LISTED_MAX {
+                    let reason = format!("A selector's lists have at most {LISTED_MAX} values.");
+                    return Err(SelectorError::new("invalid_selector", reason));
+                }
+                let constants = Constants::new(constants);
                 Ok(match name {
                     "$in" => Test::In(constants),
                     "$nin" => Test::NotIn(constants),
@@ -216,6 +236,18 @@ impl Parser {
         }
     }
 
+    fn leaf(&mut self, test: Test, path: &str, mode: Mode) -> Result<Node, SelectorError> {
+        self.walk_count += usize::from(mode == Mode::Inside || test.walks());
+        if self.walk_count > WALKS_MAX {
+            let reason =
+                format!("A selector has at most {WALKS_MAX} conditions that look into arrays and objects.");
+            return Err(SelectorError::new("invalid_selector", reason));
+        }
+        let test = if mode == Mode::Negated { test.negated() } else { test };
+        let path = Path { parts: parse_path(path)?, is_id: path == "_id", place: 0 };
+        Ok(Node::Field { path, test })
+    }
+
     /// Bytes are matched, as PCRE does it for CouchDB; by characters where the expression can't be
     /// had otherwise.
     fn regex(&mut self, value: Raw<'_>) -> Result<Regex, SelectorError> {
@@ -235,12 +267,6 @@ impl Parser {
         let regex = build(false).or_else(|_| build(true));
         regex.map_err(|_| SelectorError::bad_argument("$regex", value))
     }
-}
-
-fn leaf(test: Test, path: &str, mode: Mode) -> Result<Node, SelectorError> {
-    let test = if mode == Mode::Negated { test.negated() } else { test };
-    let path = Path { parts: parse_path(path)?, is_id: path == "_id" };
-    Ok(Node::Field { path, test })
 }
 
 fn integer(value: Raw<'_>) -> Option<i128> {

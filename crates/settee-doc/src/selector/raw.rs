@@ -119,7 +119,15 @@ fn order_mixed(integer: i128, float: f64) -> Ordering {
     if (-EXACT_MAX..=EXACT_MAX).contains(&integer) {
         return (integer as f64).partial_cmp(&float).unwrap_or(Ordering::Equal);
     }
-    // So large a float has no fraction where it is near the integer; the cast saturates.
+    // Beyond all integers, where the cast would saturate.
+    let least = i128::MIN as f64;
+    if float >= -least {
+        return Ordering::Less;
+    }
+    if float < least {
+        return Ordering::Greater;
+    }
+    // So large a float has no fraction where it is near the integer.
     integer.cmp(&(float as i128))
 }
 
@@ -170,6 +178,8 @@ fn after(text: &str, mark: u8) -> Option<&str> {
 
 /// The value at the front, and what follows it.
 fn split_value(text: &str) -> Option<(Raw<'_>, &str)> {
+    #[cfg(test)]
+    super::work::count();
     let text = text.trim_start_matches(SPACE);
     let (value, rest) = text.split_at_checked(value_end(text.as_bytes())?)?;
     Some((Raw(value), rest))
@@ -266,5 +276,12 @@ mod tests {
         assert_eq!(number("-1e300").order(number("-9007199254740993")), Ordering::Less);
         assert_eq!(number("1e300").order(number("9007199254740993")), Ordering::Greater);
         assert_eq!(number("-0").order(number("-0.0")), Ordering::Equal);
+        let (most, least) = (i128::MAX.to_string(), i128::MIN.to_string());
+        assert_eq!(number(&most).order(number("1e300")), Ordering::Less);
+        assert_eq!(number(&least).order(number("-1e300")), Ordering::Greater);
+        assert_eq!(
+            number(&least).order(number("-170141183460469231731687303715884105728.0")),
+            Ordering::Equal
+        );
     }
 }

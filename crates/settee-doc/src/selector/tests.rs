@@ -240,6 +240,49 @@ fn a_selector_is_bounded_in_depth_size_and_automata() {
 }
 
 #[test]
+fn what_matching_costs_grows_with_the_document_and_not_with_the_selector_too() {
+    let list = |count: usize, of: &dyn Fn(usize) -> String| (0..count).map(of).collect::<Vec<_>>().join(",");
+    let numbers = |count, from: usize| list(count, &|n| (n + from).to_string());
+    let wanted = 20_000;
+    let others = format!(
+        "{{\"a\":[{}],\"b\":{{{}}}}}",
+        numbers(50_000, 1_000_000),
+        list(50_000, &|n| format!("\"x{n}\":{n}"))
+    );
+    let selectors = [
+        format!("{{\"a\":{{\"$in\":[{}]}}}}", numbers(wanted, 0)),
+        format!("{{\"a\":{{\"$nin\":[{}]}}}}", numbers(wanted, 0)),
+        format!("{{\"a\":{{\"$all\":[{}]}}}}", numbers(wanted, 1_000_000)),
+        format!("{{\"$or\":[{}]}}", list(4_000, &|n| format!("{{\"b.x{n}\":-1}}"))),
+        format!("{{\"$and\":[{}]}}", list(4_000, &|n| format!("{{\"a.{n}\":{{\"$gt\":0}}}}"))),
+    ];
+    let matches = [false, true, true, false, true];
+    for (selector, expected) in selectors.iter().zip(matches) {
+        let parsed = Selector::parse(selector).unwrap();
+        let mut found = None;
+        let steps = work::of(|| found = Some(parsed.matches_json(&others)));
+        assert_eq!(found, Some(expected), "{}", &selector[..40]);
+        // Halving 20,000 takes 15 comparisons.
+        assert!(steps < 100_000 * 17, "{steps} for {}", &selector[..40]);
+    }
+}
+
+#[test]
+fn conditions_that_walk_and_values_in_lists_are_bounded() {
+    let refusal = |selector: Value| Selector::parse(&selector.to_string()).err().map(|error| error.reason);
+    let walks = |count| json!({"$or": vec![json!({"a": {"$size": 1}}); count]});
+    assert_eq!(refusal(walks(WALKS_MAX)), None);
+    assert!(refusal(walks(WALKS_MAX + 1)).unwrap().contains("that look into"));
+    let within = json!({"a": {"$elemMatch": {"$or": vec![json!({"b": 1}); WALKS_MAX]}}});
+    assert!(refusal(within).unwrap().contains("that look into"));
+    // Of others there may be more.
+    assert_eq!(refusal(json!({"$or": vec![json!({"a": "x"}); WALKS_MAX + 1]})), None);
+    assert_eq!(refusal(json!({"a": {"$in": vec![1; LISTED_MAX]}})), None);
+    let two = json!({"a": {"$in": vec![1; LISTED_MAX]}, "b": {"$all": [1]}});
+    assert!(refusal(two).unwrap().contains("lists have at most"));
+}
+
+#[test]
 fn a_documents_reserved_members_are_fields_too() {
     let revision: Revision = "2-0123456789abcdef0123456789abcdef".parse().unwrap();
     let document = Document {

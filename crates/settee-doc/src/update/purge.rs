@@ -6,8 +6,10 @@
 //!
 //! Invariant: what goes and the note of it are one batch.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
-use settee_store::{Batch, Snapshot};
+use settee_store::Snapshot;
 
 use crate::Result;
 use crate::json::write_json_string;
@@ -16,67 +18,64 @@ use crate::numbers::{Number, remove_notes};
 use crate::revision::Revision;
 use crate::tree::{Leaf, leaves, unused_chunks};
 
-use super::{Updater, remove_unused_attachments, rewrite};
-
-/// What a purge has come to.
-pub(crate) struct Purged {
-    /// The leaves that went.
-    pub revisions: Vec<Revision>,
-    /// The purge's number.
-    pub number: u64,
-}
+use super::{Records, Updater, remove_unused_attachments, rewrite};
 
 impl Updater<'_> {
-    /// Removes those of `revisions` that are leaves of a document. At most `notes_max` notes of
-    /// purges are left.
-    pub(crate) async fn purge(&mut self, id: &str, revisions: &[Revision], notes_max: u64) -> Result<Purged> {
+    /// Removes those of `revisions` that are leaves of a document, and returns them. At most `notes_max`
+    /// notes of purges are left.
+    pub(crate) async fn purge(
+        &mut self,
+        id: &str,
+        revisions: &[Revision],
+        notes_max: u64,
+    ) -> Result<Vec<Revision>> {
         // Each has a batch of its own, since all write the same number.
         self.commit().await?;
         let latest = self.writer.latest();
         let old = leaves(&latest, id).await?;
         let mut kept = old.clone();
-        kept.retain(|leaf| !revisions.contains(&leaf.revision));
-        let mut records = Batch::new();
+        let mut asked = HashSet::with_capacity(revisions.len());
+        let once: Vec<Revision> =
+            revisions.iter().copied().filter(|revision| asked.insert(*revision)).collect();
+        kept.retain(|leaf| !asked.contains(&leaf.revision));
+        let mut records = Records::default();
         if kept.len() < old.len() {
             records = match kept.is_empty() {
                 true => remove(&latest, id, &old).await?,
                 false => rewrite(&latest, id, &old, &kept, self.revs_limit).await?,
             };
             for key in unused_chunks(&latest, id, &mut kept, u32::MAX, self.revs_limit).await? {
-                records.delete(&key);
+                records.batch.delete(&key);
             }
         }
         let number = match self.writer.get(&Number::PurgeSeq.key()).await? {
             Some(last) => decode_number(&last.meta)? + 1,
             None => 1,
         };
-        Number::PurgeSeq.put(number, &mut records);
+        Number::PurgeSeq.put(number, &mut records.batch);
+        records.number = Some((Number::PurgeSeq, number));
         if let Some(up_to) = number.checked_sub(notes_max) {
-            remove_notes(&latest, up_to, &mut records).await?;
+            remove_notes(&latest, up_to, &mut records.batch).await?;
         }
-        records.put(&purge_key(number), &[], note(id, revisions), false);
+        records.batch.put(&purge_key(number), &[], note(id, revisions), false);
+        records.is_change = true;
         self.deletes_alone &= kept.is_empty();
         self.touched.insert(id.to_owned());
-        self.batch = records;
-        let mut gone: Vec<Revision> = Vec::new();
-        for revision in revisions {
-            if old.iter().any(|leaf| leaf.revision == *revision) && !gone.contains(revision) {
-                gone.push(*revision);
-            }
-        }
-        Ok(Purged { revisions: gone, number })
+        self.records = records;
+        let leaves: HashSet<Revision> = old.iter().map(|leaf| leaf.revision).collect();
+        Ok(once.into_iter().filter(|revision| leaves.contains(revision)).collect())
     }
 }
 
 /// The records that remove a document, but for the chunks of its paths.
-async fn remove(latest: &Snapshot, id: &str, old: &[Leaf]) -> Result<Batch> {
-    let mut batch = Batch::new();
-    batch.delete(&document_key(id));
+async fn remove(latest: &Snapshot, id: &str, old: &[Leaf]) -> Result<Records> {
+    let mut records = Records::default();
+    records.batch.delete(&document_key(id));
     for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
-        batch.delete(&conflict_key(id, leaf.revision));
+        records.batch.delete(&conflict_key(id, leaf.revision));
     }
-    remove_unused_attachments(&mut batch, latest, id, old, &[]).await?;
-    Ok(batch)
+    remove_unused_attachments(&mut records, latest, id, old, &[]).await?;
+    Ok(records)
 }
 
 /// `{"id":…,"revs":[…]}`

@@ -15,6 +15,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use settee_doc::{BodyRef, Database, Document, Extras, Revision, Row, Seq, Summary, View};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -40,6 +41,9 @@ const LOOKED_UP_MAX: usize = 1_000;
 
 /// A lookup costs about as much as so many rows of a scan.
 const ROWS_PER_LOOKUP: u64 = 4;
+
+/// Bytes of a document that is matched in the feed's own task; a larger one gets a thread that may block.
+const MATCHED_INLINE_BYTES: usize = 64 << 10;
 
 /// Rows that don't pass between two looks at the clock.
 const ROWS_PER_BEAT: u32 = 256;
@@ -358,33 +362,32 @@ impl Feed {
     async fn matching(
         &self,
         view: &View,
-        selected: &Selected,
+        selected: &Arc<Selected>,
         summary: Summary,
         winner: &Document,
     ) -> Result<Vec<Revision>, Failure> {
         let selector = &selected.selector;
         let shows_all = self.all_leaves && summary.has_conflicts;
         if !(shows_all || selector.needs_conflicts() && summary.has_conflicts) {
-            let matches = selector.matches(winner, &Extras::default());
+            let matches = matches(selected, winner, Extras::default()).await?;
             return Ok(if matches { vec![summary.revision] } else { Vec::new() });
         }
         let leaves = view.open_leaves(&winner.id).await?;
         let mut revisions = Vec::new();
         for (index, leaf) in leaves.iter().enumerate() {
             tokio::task::consume_budget().await;
-            let others = leaves.iter().filter(|other| other.revision != leaf.revision && !other.deleted);
-            let conflicts = if selector.needs_conflicts() {
-                others.map(|other| other.revision).collect()
-            } else {
-                Vec::new()
-            };
-            let extras = Extras { conflicts, ..Extras::default() };
-            let matches = if leaf.revision == winner.revision {
-                selector.matches(winner, &extras)
-            } else if shows_all {
-                selector.matches(&leaves.document(index).await?, &extras)
-            } else {
-                false
+            let is_winner = leaf.revision == winner.revision;
+            if !is_winner && !shows_all {
+                continue;
+            }
+            let mut extras = Extras::default();
+            if selector.needs_conflicts() {
+                let others = leaves.iter().filter(|other| other.revision != leaf.revision && !other.deleted);
+                extras.conflicts = others.map(|other| other.revision).collect();
+            }
+            let matches = match is_winner {
+                true => matches(selected, winner, extras).await?,
+                false => matches(selected, &leaves.document(index).await?, extras).await?,
             };
             if matches {
                 revisions.push(leaf.revision);
@@ -500,6 +503,19 @@ fn write_beat(kind: Kind, out: &mut Vec<u8>) {
         Kind::EventSource => out.extend_from_slice(b"event: heartbeat\ndata: \n\n"),
         Kind::Normal | Kind::Longpoll | Kind::Continuous => out.push(b'\n'),
     }
+}
+
+/// Whether a document matches. A large one is matched where it holds up no other task.
+async fn matches(selected: &Arc<Selected>, document: &Document, extras: Extras) -> Result<bool, Failure> {
+    if document.body.len() <= MATCHED_INLINE_BYTES {
+        return Ok(selected.selector.matches(document, &extras));
+    }
+    let (selected, document) = (selected.clone(), document.clone());
+    let matching = tokio::task::spawn_blocking(move || selected.selector.matches(&document, &extras));
+    let failed = |error: tokio::task::JoinError| {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+    };
+    matching.await.map_err(failed)
 }
 
 /// What the index alone has of a document.

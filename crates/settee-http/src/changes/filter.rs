@@ -1,6 +1,7 @@
 //! Which changes are sent: all, those of some documents, those whose documents match.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use settee_doc::{Fields, Selector, SelectorError};
 
@@ -14,7 +15,7 @@ pub(super) enum Filter {
     All,
     DocIds(HashSet<String>),
     Design,
-    Selector(Box<Selected>),
+    Selector(Arc<Selected>),
 }
 
 /// The documents that match a selector.
@@ -24,35 +25,50 @@ pub(super) struct Selected {
     pub(super) fields: Option<Fields>,
 }
 
+/// What a filter is read from beside a body.
+pub(super) struct Asked {
+    name: Option<String>,
+    is_get: bool,
+    /// From the query.
+    doc_ids: Option<String>,
+    view: String,
+    doc_ids_max: usize,
+}
+
+impl Asked {
+    pub(super) fn of(call: &Call<'_>, name: Option<String>) -> Asked {
+        let get = |name| call.query().get(name).map(|value| value.into_owned());
+        Asked {
+            name,
+            is_get: call.is_get(),
+            doc_ids: get("doc_ids"),
+            view: get("view").unwrap_or_default(),
+            doc_ids_max: call.server.limits.max_feed_doc_ids,
+        }
+    }
+}
+
 impl Filter {
-    /// The filter of that name; what it needs is in the body of a POST, or in the query.
-    pub(super) fn parse(
-        call: &Call<'_>,
-        name: Option<&str>,
-        body: Option<&Members<'_>>,
-    ) -> Result<Filter, Failure> {
-        match name {
+    /// The filter that is asked for; what it needs is in the body of a POST, or in the query.
+    pub(super) fn parse(asked: &Asked, body: Option<&Members<'_>>) -> Result<Filter, Failure> {
+        match asked.name.as_deref() {
             None => Ok(Filter::All),
             Some("_design") => Ok(Filter::Design),
             Some("_doc_ids") => {
-                let in_query;
                 let raw = match body {
                     Some(members) => members.get("doc_ids"),
-                    None => {
-                        in_query = call.query().get("doc_ids");
-                        in_query.as_deref().map(query::json_value).transpose()?
-                    }
+                    None => asked.doc_ids.as_deref().map(query::json_value).transpose()?,
                 };
-                parse_doc_ids(raw.unwrap_or("null"), call.server.limits.max_feed_doc_ids).map(Filter::DocIds)
+                parse_doc_ids(raw.unwrap_or("null"), asked.doc_ids_max).map(Filter::DocIds)
             }
-            Some("_selector") if call.is_get() => {
+            Some("_selector") if asked.is_get => {
                 Err(Failure::bad_request("Selector must be specified in POST payload"))
             }
             Some("_selector") => {
                 let member = |name| body.and_then(|members| members.get(name));
                 parse_selected(member("selector"), member("fields"))
             }
-            Some("_view") => Err(view_filter(call.query().get("view").as_deref().unwrap_or(""))),
+            Some("_view") => Err(view_filter(&asked.view)),
             Some(name) if name.starts_with('_') => Err(Failure::bad_request("unknown builtin filter name")),
             Some(name) => function_filter(name),
         }
@@ -67,7 +83,7 @@ impl Filter {
         }
     }
 
-    pub(super) fn selected(&self) -> Option<&Selected> {
+    pub(super) fn selected(&self) -> Option<&Arc<Selected>> {
         match self {
             Filter::Selector(selected) => Some(selected),
             Filter::All | Filter::DocIds(_) | Filter::Design => None,
@@ -77,9 +93,16 @@ impl Filter {
 
 fn parse_doc_ids(raw: &str, most: usize) -> Result<HashSet<String>, Failure> {
     let no_list = || Failure::bad_request("`doc_ids` filter parameter is not a list of doc ids.");
-    let list = json::list(raw).ok_or_else(no_list)?;
+    let too_many = || Failure::bad_request(format!("`doc_ids` has more than {most} ids."));
+    let mut asked = 0_usize;
+    let list = json::list_within(raw, |more| {
+        asked += more;
+        // Room is made for some more than come.
+        if asked > most.saturating_mul(2) { Err(too_many()) } else { Ok(()) }
+    })?;
+    let list = list.ok_or_else(no_list)?;
     if list.len() > most {
-        return Err(Failure::bad_request(format!("`doc_ids` has more than {most} ids.")));
+        return Err(too_many());
     }
     list.into_iter().map(|id| json::string(id.get()).map(Into::into).ok_or_else(no_list)).collect()
 }
@@ -92,7 +115,7 @@ fn parse_selected(selector: Option<&str>, fields: Option<&str>) -> Result<Filter
     let refused = |error: SelectorError| Failure::bad_request(error.reason);
     let selector = Selector::parse(selector).map_err(refused)?;
     let fields = fields.map(|fields| Fields::parse(fields).map_err(refused)).transpose()?.flatten();
-    Ok(Filter::Selector(Box::new(Selected { selector, fields })))
+    Ok(Filter::Selector(Arc::new(Selected { selector, fields })))
 }
 
 /// Names that slashes part, as CouchDB takes them: empty ones don't count.

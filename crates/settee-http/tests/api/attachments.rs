@@ -703,3 +703,27 @@ fn an_attachment_of_the_latest_or_of_a_deleted_revision_is_found() {
     assert_eq!(client.get("/db/a/f?deleted=true").expect_status(200).text(), "two");
     client.get("/db/none/f?deleted=true").expect_error(404, "not_found", "missing");
 }
+
+#[test]
+fn a_revision_that_was_accepted_just_now_can_be_edited() {
+    let (_server, mut client) = started();
+    let accepted = "durability=accepted";
+    for n in 0..30 {
+        let path = format!("/db/new{n}");
+        let rev = client.put(&format!("{path}?{accepted}"), "{}").expect_status(202).rev();
+        let rev = client.put(&format!("{path}/att?rev={rev}&{accepted}"), "text").expect_status(202).rev();
+        let document = json!({"_rev": rev, "_attachments": {"b": follows("text/plain", 3)}});
+        let rev = client.send("PUT", &format!("{path}?{accepted}"), &RELATED, &related(&document, &[b"abc"]));
+        let rev = rev.expect_status(202).rev();
+        let copied = [("Destination", format!("new{n}?rev={rev}"))];
+        let copied: Vec<(&str, &str)> = copied.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        client.put("/db/source", "{}");
+        let rev =
+            client.send("COPY", &format!("/db/source?{accepted}"), &copied, b"").expect_status(202).rev();
+        client.delete(&format!("{path}?rev={rev}&{accepted}")).expect_status(202);
+        client.put(&format!("{path}/att?{accepted}"), "text").expect_status(202);
+        // What isn't there is a conflict even so.
+        let other = "1-00000000000000000000000000000000";
+        client.put(&format!("{path}/att?rev={other}"), "text").expect_status(409);
+    }
+}

@@ -611,3 +611,18 @@ fn a_scan_that_finds_nothing_for_long_sends_heartbeats_and_stays_json() {
     let reply = client.post("/db/_changes?filter=_selector&heartbeat=1", body).expect_status(200);
     assert_eq!(ids(&reply, "results"), ["d4999"]);
 }
+
+#[test]
+fn a_selector_is_asked_of_large_documents_and_of_small_ones_alike() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let list = |from: usize| (from..from + 100_000).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    for (id, body) in [("a", list(0)), ("b", list(7)), ("c", "3".to_owned()), ("d", "7".to_owned())] {
+        client.put(&format!("/db/{id}"), &format!("{{\"n\":[{body}]}}")).expect_status(201);
+    }
+    let wanted: Vec<String> = (0..7).chain(1_000_000..1_010_000).map(|n| n.to_string()).collect();
+    let selector = format!("{{\"selector\":{{\"n\":{{\"$in\":[{}]}}}}}}", wanted.join(","));
+    let found = client.post("/db/_changes?filter=_selector", &selector).expect_status(200);
+    assert_eq!(ids(&found, "results"), ["a", "c"]);
+}

@@ -187,3 +187,27 @@ fn passwords_are_not_shown_and_only_the_administrator_sees_the_rest() {
     assert_eq!(client.send("PUT", &path, &ann, b"\"pass\"").status, 501);
     assert!(!folder.path().join(CONFIG_FILE).exists());
 }
+
+#[test]
+fn a_change_whose_client_has_gone_is_made_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start_in(folder.path());
+    let mut client = server.connect();
+    for n in 0..200 {
+        let mut gone = server.connect();
+        let length = [("Content-Length", "3")];
+        gone.write_head("PUT", &format!("{CONFIG}/gone/{n}"), &length);
+        gone.write(b"\"x\"");
+        drop(gone);
+        // The next one follows while it is under way.
+        set(&mut client, &format!("kept/{n}"), "y");
+    }
+    let in_force = client.get(CONFIG).json();
+    assert_eq!(in_force["kept"].as_object().unwrap().len(), 200);
+    // What is in force is what the file has, once none is under way.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let in_force = client.get(CONFIG).json();
+    client.post(&format!("{CONFIG}/_reload"), "").expect_status(200);
+    let in_file = client.get(CONFIG).json();
+    assert_eq!((&in_file["kept"], &in_file["gone"]), (&in_force["kept"], &in_force["gone"]));
+}

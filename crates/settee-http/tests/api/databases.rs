@@ -99,6 +99,22 @@ fn legal_names_hold_slashes_and_signs() {
 }
 
 #[test]
+fn no_password_and_no_replication_is_stored_where_nothing_acts_on_it() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let user = r#"{"_id":"org.couchdb.user:ann","name":"ann","password":"secret","roles":[],"type":"user"}"#;
+    for name in ["_users", "_replicator", "a%2F_replicator"] {
+        client.put(&format!("/{name}"), "").expect_status(201);
+        client.put(&format!("/{name}/org.couchdb.user:ann"), user).expect_status(501);
+        client.post(&format!("/{name}"), user).expect_status(501);
+        client.post(&format!("/{name}/_bulk_docs"), &format!("{{\"docs\":[{user}]}}")).expect_status(501);
+        assert_eq!(client.get(&format!("/{name}/_all_docs")).json()["total_rows"], 0);
+        client.put(&format!("/{name}/_local/checkpoint"), "{}").expect_status(201);
+        client.get(&format!("/{name}/org.couchdb.user:ann")).expect_status(404);
+    }
+}
+
+#[test]
 fn all_dbs_takes_a_range() {
     let server = Server::start();
     let mut client = server.connect();

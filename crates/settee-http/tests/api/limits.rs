@@ -191,3 +191,64 @@ fn a_client_that_stops_reading_its_answer_is_cut_off() {
     server.connect().get("/db").expect_status(200);
     drop(client);
 }
+
+#[test]
+fn a_text_of_many_small_things_is_refused_before_they_take_more_than_bodies_may() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 1_000_000;
+        limits.request_bytes_in_flight_max = 1_000_000;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    let list = |item: &str, count: usize| vec![item; count].join(",");
+    let many = |item: &str| list(item, 300_000 / (item.len() + 1));
+    let requests = [
+        ("_bulk_docs", format!("{{\"docs\":[{}]}}", many("{}"))),
+        ("_bulk_get", format!("{{\"docs\":[{}]}}", many("{}"))),
+        ("_all_docs", format!("{{\"keys\":[{}]}}", many("1"))),
+        ("_all_docs/queries", format!("{{\"queries\":[{}]}}", many("{}"))),
+        ("_all_docs/queries", format!("{{\"queries\":[{{\"keys\":[{}]}}]}}", many("1"))),
+        ("_revs_diff", format!("{{{}}}", many("\"\":[]"))),
+        ("_missing_revs", format!("{{\"a\":[{}]}}", many("\"1-x\""))),
+    ];
+    for (path, body) in &requests {
+        let reply = client.post(&format!("/db/{path}"), body);
+        reply.expect_error(413, "too_large", "the request entity is too large");
+    }
+    assert_eq!(client.get("/db").json()["doc_count"], 0);
+    // What they took is free again, and larger things of the same length are fewer.
+    let large = format!("{{\"a\":\"{}\"}}", "x".repeat(1_000));
+    let body = format!("{{\"docs\":[{}]}}", list(&large, 300));
+    client.post("/db/_bulk_docs", &body).expect_status(201);
+    let keys = format!("{{\"keys\":[{}]}}", list("\"a\"", 3_000));
+    assert_eq!(client.post("/db/_all_docs", &keys).expect_status(200).json()["rows"][2_999]["key"], "a");
+    let revisions = format!("{{\"a\":[{}]}}", list("\"1-x\"", 3_000));
+    client.post("/db/_revs_diff", &revisions).expect_status(200);
+}
+
+#[test]
+fn an_upload_has_its_share_of_the_room_for_bodies() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 1_500_000;
+        limits.request_bytes_in_flight_max = 1_500_000;
+    });
+    let mut first = server.connect();
+    first.create("db");
+    let content = vec![b'x'; 3_000_000];
+    let length = [("Content-Length", "3000000"), ("Expect", "100-continue")];
+    first.write_head("PUT", "/db/a/att", &length);
+    // It has its share: it is told to send.
+    assert_eq!(first.read_head().0, 100);
+    let document = format!("{{\"a\":\"{}\"}}", "x".repeat(600_000));
+    let chunk = format!("{:x}\r\n{document}\r\n0\r\n\r\n", document.len());
+    let mut second = server.connect();
+    let mut put = |status| {
+        second.write_head("PUT", "/db/b", &[("Transfer-Encoding", "chunked")]);
+        second.write(chunk.as_bytes());
+        second.read("PUT").expect_status(status);
+    };
+    put(503);
+    first.write(&content);
+    first.read("PUT").expect_status(201);
+    put(201);
+}

@@ -74,4 +74,12 @@ fn bad_local_requests_are_refused() {
     );
     client.put("/db/_local/x", "[]").expect_error(400, "bad_request", "Document must be a JSON object");
     client.get("/db/_local/x").expect_status(404);
+    client.put("/db/_local/kept", "{}").expect_status(201);
+    for path in ["/db/_local%2Fkept/y", "/db/_local/kept/y"] {
+        for method in ["GET", "PUT", "DELETE"] {
+            let reason = "_local documents do not accept attachments.";
+            client.send(method, path, &[], b"").expect_error(400, "bad_request", reason);
+        }
+    }
+    client.get("/db/_local%2Fkept").expect_status(200);
 }

@@ -14,7 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use crate::client::{Server, lines};
+use crate::client::{Client, Server, lines};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -340,4 +340,71 @@ fn a_stop_ends_http2_connections_once_they_are_answered() {
     });
     assert!(lines(&told).last().unwrap()["last_seq"].is_string());
     server.finish_stop().unwrap();
+}
+
+/// Heads that end behind the segment of the request before them, bodies of quotes, and targets with some.
+#[test]
+fn quotes_are_encoded_in_targets_and_nowhere_else_however_requests_come() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let host = server.address;
+    let head = |first: &str, more: &str| format!("{first} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n");
+    let get = head("GET /db/_all_docs?startkey=\"a\"&endkey=\"b\"", "");
+    for (n, body) in ["a\"b\"c", "\"", "\"\r\n\r\nGET /\" HTTP/1.1\r\n\r\n"].iter().enumerate() {
+        let length = format!("Content-Length: {}\r\n", body.len());
+        let put = head(&format!("PUT /db/d{n}/att?x=\"y\""), &length);
+        let read = head(&format!("GET /db/d{n}/att?x=\"y\""), "If-None-Match: \"x\"\r\n");
+        let whole = [get.as_str(), &put, body, &get, &read].concat();
+        // The body alone in a segment, a head cut in its middle, all at once.
+        let cuts =
+            [vec![get.len() + put.len(), get.len() + put.len() + body.len()], vec![get.len() + 8], vec![]];
+        for cuts in cuts {
+            let rev = tag(&mut client, n);
+            client.delete(&format!("/db/d{n}?rev={rev}"));
+            let mut start = 0;
+            for cut in cuts.into_iter().chain([whole.len()]) {
+                client.write(&whole.as_bytes()[start..cut]);
+                std::thread::sleep(Duration::from_millis(30));
+                start = cut;
+            }
+            client.read("GET").expect_status(200);
+            client.read("PUT").expect_status(201);
+            client.read("GET").expect_status(200);
+            let found = client.read("GET").expect_status(200);
+            assert_eq!(std::str::from_utf8(&found.body).unwrap(), *body);
+        }
+    }
+    // A body in chunks has an end as well.
+    client.write(head("PUT /db/chunked", "Transfer-Encoding: chunked\r\n").as_bytes());
+    client.write(b"9\r\n{\"a\":\"b\"}\r\n0\r\n\r\n");
+    client.read("PUT").expect_status(201);
+    assert_eq!(client.get("/db/chunked?x=\"y\"").json()["a"], "b");
+}
+
+fn tag(client: &mut Client, n: usize) -> String {
+    let reply = client.head(&format!("/db/d{n}"));
+    reply.header("etag").map(|tag| tag.trim_matches('"').to_owned()).unwrap_or_default()
+}
+
+#[test]
+fn what_is_told_of_a_compressed_answers_length_is_true() {
+    let server = Server::with_limits(|limits| limits.compress_answers = true);
+    let mut client = server.connect();
+    client.create("db");
+    let document =
+        format!("{{\"a\":\"{}\",\"_attachments\":{{\"x\":{{\"data\":\"eHg=\"}}}}}}", "x".repeat(5_000));
+    let rev = client.put("/db/a", &document).rev();
+    let path = format!("/db/a?atts_since=%5B%22{rev}%22%5D");
+    let headers = [("Accept-Encoding", "gzip"), ("Accept", "multipart/related, application/json")];
+    let reply = client.send("GET", &path, &headers, b"").expect_status(200);
+    let text = match reply.header("content-encoding") {
+        Some(_) => unfolded(&reply.body),
+        None => reply.body.clone(),
+    };
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!((&json["_rev"], &json["_attachments"]["x"]["stub"]), (&rev.into(), &true.into()));
+    let reply = client.send("GET", &path, &[("Accept-Encoding", "gzip")], b"").expect_status(200);
+    assert_eq!(reply.header("content-encoding"), Some("gzip"), "{reply:?}");
+    client.get("/db").expect_status(200);
 }
