@@ -222,7 +222,8 @@ fn a_conflict_leaves_the_document_and_compaction_gives_its_bytes_back() {
         database.compact().await.unwrap();
         let left = database.info().file_bytes.saturating_sub(before.1);
         println!("{wasted} bytes wasted, {left} left by compaction");
-        assert!(wasted > 30 * 600_000 && left < wasted / 10, "{wasted} {left}");
+        // The open segment stays, which has room for eight such bodies.
+        assert!(wasted > 30 * 600_000 && left < 9 * 300_000, "{wasted} {left}");
         databases.close().await.unwrap();
     })
     .unwrap();
