@@ -21,6 +21,7 @@
 //!    before it goes after that.
 //! 3. A state is rebased only onto a base that has all of the layers which it loses.
 //! 4. Once the manifest is in place nothing can fail before all states are rebased.
+//! 5. The log lets go of a segment once all states stand on a base that has it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -281,9 +282,9 @@ impl Shared {
                 return Err(error);
             }
         }
-        self.log.hand_over(manifest.first_log_segment);
-        self.log.set_bytes_elsewhere(base.live_bytes());
+        let live_bytes = base.live_bytes();
         self.rebase(Arc::new(base), frozen.generation).await;
+        self.hand_over(manifest, live_bytes);
         if let Some(number) = replaced {
             self.is_index_damaged.store(false, Ordering::Release);
             // Snapshots that read it have it open.
@@ -411,10 +412,16 @@ impl Shared {
         next.checkpoint = base.seq;
         next.last_listed = base.last_listed;
         self.install(&mut manifest, next).await?;
-        self.log.hand_over(manifest.first_log_segment);
-        self.log.set_bytes_elsewhere(base.live_bytes());
         self.rebase(Arc::new(Base { segments, ..(*base).clone() }), 0).await;
+        self.hand_over(&manifest, base.live_bytes());
         Ok(())
+    }
+
+    /// Has the log let go of what the manifest doesn't count as its own. Not before all states have that in
+    /// their base: a commit takes the log's files as they are then, also while a base waits for its writer.
+    fn hand_over(&self, manifest: &Manifest, live_bytes: u64) {
+        self.log.hand_over(manifest.first_log_segment);
+        self.log.set_bytes_elsewhere(live_bytes);
     }
 
     /// Makes the store's what is wholly checkpointed and sealed of the log's segments.

@@ -1,21 +1,23 @@
 //! Goal: what the log hands over to the store is on the medium, whoever wrote it, and it is always handed
-//! over in the end.
+//! over in the end; whoever writes meanwhile sees what was there before.
 //! Method: in the simulation, small segments. The process is killed as soon as a directory shows in a
 //! segment's file, and the power goes when the next process has counted on it; commits are dropped
-//! after each of their first steps, and then all is compacted.
+//! after each of their first steps, and then all is compacted. A writer who has much to commit reads all
+//! that is older behind each of its commits.
 
 #[path = "common/model.rs"]
 mod model;
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, select};
 use model::{OPTIONS, Random, open};
 use settee_sim::{Sim, SimDisk, seeds};
-use settee_store::{Batch, CheckEvent, Stage, Store, StoreOptions, check};
+use settee_store::{Batch, CheckEvent, Snapshot, Stage, Store, StoreOptions, check};
 
 /// No checkpoint but those that are asked for.
 const QUIET: StoreOptions = StoreOptions { checkpoint_entries_min: 1 << 20, ..OPTIONS };
@@ -133,4 +135,66 @@ fn a_compaction_ends_though_a_commit_was_dropped_while_room_was_made() {
         }
     }
     assert!(hung.is_empty(), "{} of {tried} have no end: {hung:?}", hung.len());
+}
+
+/// Reads each of the first `count` values from a snapshot; what couldn't be read.
+async fn unreadable(snapshot: &Snapshot, count: u32) -> Vec<String> {
+    let mut failed = Vec::new();
+    for number in 0..count {
+        let read = match snapshot.get(&number.to_be_bytes()).await {
+            Ok(Some(entry)) => {
+                snapshot.read(entry.location).await.map(drop).map_err(|error| error.to_string())
+            }
+            Ok(None) => Err("it is gone".into()),
+            Err(error) => Err(error.to_string()),
+        };
+        failed.extend(read.err().map(|error| format!("{number}: {error}")));
+    }
+    failed
+}
+
+#[test]
+fn a_writer_and_its_readers_see_all_while_segments_are_handed_over() {
+    const COUNT: u32 = 12;
+    let (mut problems, mut handed_over) = (Vec::new(), 0);
+    for seed in seeds(20) {
+        let sim = Sim::new(seed);
+        let env = sim.env();
+        sim.run(async {
+            let mut random = Random::new(seed);
+            let store = open(&env, &QUIET).await;
+            for number in 0..COUNT {
+                put(&store, number, &mut random).await;
+            }
+            // Long enough for the log to seal what it has left.
+            env.clock.sleep(Duration::from_secs(2)).await;
+            let is_done = Cell::new(false);
+            let write = async {
+                while !is_done.get() {
+                    let mut writer = store.writer().await;
+                    for step in 0..20 {
+                        let mut batch = Batch::new();
+                        batch.put(b"newest", &[], random.bytes(10).into(), true);
+                        writer.commit(&batch, Stage::Persisted).await.unwrap();
+                        env.clock.sleep(Duration::from_micros(random.below(200) as u64)).await;
+                        for (who, snapshot) in [("writer", writer.latest()), ("reader", store.snapshot())] {
+                            let failed = unreadable(&snapshot, COUNT).await;
+                            let told =
+                                failed.iter().map(|error| format!("seed={seed} {step} {who}: {error}"));
+                            problems.extend(told);
+                        }
+                    }
+                }
+            };
+            let checkpoint = async {
+                store.checkpoint().await.unwrap();
+                is_done.set(true);
+            };
+            join(write, checkpoint).await;
+            handed_over += usize::from(store.store_stats().segment_bytes > 0);
+        })
+        .unwrap();
+    }
+    assert_eq!(problems, [] as [String; 0]);
+    assert_eq!(handed_over, 20, "segments are handed over");
 }
