@@ -396,7 +396,7 @@ impl Recovered {
             read => read?,
         };
         let mut yield_at = YIELD_BYTES;
-        while let Some((start, frame)) = next_frame(&bytes, &header, &self.tail, self.last_seq)
+        while let Some((start, frame)) = next_frame((0, &bytes), &header, &self.tail, self.last_seq)
             .or_else(|| self.recycled_frame(&bytes, &header))
         {
             if start > yield_at {
@@ -476,14 +476,14 @@ impl Recovered {
 /// The frame that follows in a segment whose frames so far end at `tail` with the record
 /// `last_seq`, and where it begins: right there, or at the next boundary.
 pub(crate) fn next_frame<'a>(
-    bytes: &'a [u8],
+    (base, bytes): (usize, &'a [u8]),
     segment: &SegmentHeader,
     tail: &Tail,
     last_seq: u64,
 ) -> Option<(usize, Frame<'a>)> {
     let (end, seed) = (tail.end as usize, segment.frame_seed());
     let next = |start: usize| {
-        let bytes = bytes.get(start..)?;
+        let bytes = bytes.get(start.checked_sub(base)?..)?;
         let header = FrameHeader::decode(bytes, seed)?;
         let belongs = header.segment == segment.segment
             && header.epoch == segment.epoch

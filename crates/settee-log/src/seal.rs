@@ -24,9 +24,9 @@
 //! 5. What counts as sealed has its directory on the medium, also where an earlier process wrote it.
 //!
 //! Limits: few segments are sealed at a time in each environment ([`settee_io::Env::background`]);
-//! it takes the segment's bytes and its directory's in memory. A stream that fills one segment
-//! after another needs the disk and the processor itself: sealing waits for a pause, as long as
-//! no more than [`SEAL_BACKLOG_MAX`] segments wait.
+//! it takes [`WINDOW_BYTES`] in memory, or up to four times the segment's largest frame, and what the
+//! directory takes. A stream that fills one segment after another needs the disk and the processor
+//! itself: sealing waits for a pause, as long as no more than [`SEAL_BACKLOG_MAX`] segments wait.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -49,6 +49,10 @@ const SEAL_PAUSE: Duration = Duration::from_millis(200);
 
 /// or when more than this many wait for it: a log takes about as many.
 const SEAL_BACKLOG_MAX: u32 = 16;
+
+/// What is read of a segment at once, in bytes, where no frame is larger: little enough to stay in the
+/// processor's cache, in memory that was used before.
+const WINDOW_BYTES: u64 = 256 << 10;
 
 /// What the log knows of a segment.
 #[derive(Debug, Clone, Copy)]
@@ -227,8 +231,7 @@ impl Shared {
             return Ok(true);
         }
         let end = following.previous_end;
-        let bytes = file.read_exact_at(0, end as usize).await?;
-        let (builder, tail) = directory_of(&bytes, &header, checksum).await;
+        let (builder, tail) = directory_of(&file, &header, checksum, end).await?;
         if (tail.end, tail.checksum) != (end, following.previous_checksum) {
             let (path, what) = (segment_path(&self.folder, number), "a frame is damaged");
             return Err(DirectoryError::Damaged { path, offset: tail.end, what });
@@ -346,8 +349,13 @@ async fn header(file: &File) -> Result<Option<(SegmentHeader, u64)>, settee_io::
     Ok(SegmentHeader::decode(&bytes).ok())
 }
 
-/// The directory of the frames in `bytes`, and where they end.
-async fn directory_of(bytes: &[u8], header: &SegmentHeader, checksum: u64) -> (DirectoryBuilder, Tail) {
+/// The directory of a segment's frames, up to `end`, and where those that are whole end.
+async fn directory_of(
+    file: &File,
+    header: &SegmentHeader,
+    checksum: u64,
+    end: u64,
+) -> Result<(DirectoryBuilder, Tail), settee_io::Error> {
     let mut builder = DirectoryBuilder::new(header.segment, header.epoch);
     let push = |location: Location, record: RecordRef<'_>| {
         if !record.is_extent() {
@@ -355,41 +363,50 @@ async fn directory_of(bytes: &[u8], header: &SegmentHeader, checksum: u64) -> (D
             builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
         }
     };
-    let tail = walk(bytes, header, checksum, push).await;
-    (builder, tail)
+    let tail = walk(file, header, checksum, end, push).await?;
+    Ok((builder, tail))
 }
 
-/// Hands each record and extent of the frames in `bytes` to `visit`, and returns where they end.
+/// Hands each record and extent of a segment's frames, up to `end`, to `visit`, and returns where those
+/// that are whole end.
 async fn walk(
-    bytes: &[u8],
+    file: &File,
     header: &SegmentHeader,
     checksum: u64,
+    end: u64,
     mut visit: impl FnMut(Location, RecordRef<'_>),
-) -> Tail {
-    let end = SEGMENT_HEADER_SIZE as u64;
-    let mut tail = Tail { segment: header.segment, end, checksum };
+) -> Result<Tail, settee_io::Error> {
+    let mut tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
     let mut last_seq = header.first_seq - 1;
-    let mut turn = 0;
-    while let Some((start, frame)) = next_frame(bytes, header, &tail, last_seq) {
-        for (offset, record) in frame.records() {
-            let offset = (start + offset) as u32;
-            let location = Location { segment: header.segment, offset, length: record.size() as u32 };
-            visit(location, record);
+    let mut size = WINDOW_BYTES;
+    loop {
+        let base = tail.end;
+        let is_last = end.saturating_sub(base) <= size;
+        let window = file.read_exact_at(base, end.saturating_sub(base).min(size) as usize).await?;
+        while let Some((start, frame)) = next_frame((base as usize, &window), header, &tail, last_seq) {
+            for (offset, record) in frame.records() {
+                let offset = (start + offset) as u32;
+                let location = Location { segment: header.segment, offset, length: record.size() as u32 };
+                visit(location, record);
+            }
+            last_seq = frame.header.next_seq() - 1;
+            tail.end = (start + frame.header.frame_size()) as u64;
+            tail.checksum = frame.checksum;
         }
-        last_seq = frame.header.next_seq() - 1;
-        tail.end = (start + frame.header.frame_size()) as u64;
-        tail.checksum = frame.checksum;
-        if start >> 20 != turn {
-            turn = start >> 20;
-            settee_io::yield_now().await;
+        if is_last {
+            return Ok(tail);
         }
+        // A frame that is larger, or damaged: then all there is is looked at.
+        if tail.end == base {
+            size = size.saturating_mul(4);
+        }
+        settee_io::yield_now().await;
     }
-    tail
 }
 
 /// Hands each record and extent of a segment to `visit`, in order, as its frames have them: for who
 /// has taken over one without a directory, or with a damaged one. `frame_bytes` is where its frames
-/// end ([`SegmentInfo::frame_bytes`]); so much is in memory meanwhile. Dropping the future ends it.
+/// end ([`SegmentInfo::frame_bytes`]). A few of them are in memory at a time. Dropping the future ends it.
 ///
 /// # Errors
 /// [`ReadError::Damaged`] where the frames end before: what stands before that was visited. Or what
@@ -401,12 +418,12 @@ pub async fn scan_segment(
     visit: impl FnMut(Location, RecordRef<'_>),
 ) -> Result<(), ReadError> {
     let damaged = |offset, what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
-    let bytes = file.read_exact_at(0, frame_bytes as usize).await?;
-    let (header, checksum) = match SegmentHeader::decode(&bytes) {
+    let head = file.read_exact_at(0, SEGMENT_HEADER_SIZE).await?;
+    let (header, checksum) = match SegmentHeader::decode(&head) {
         Ok((header, checksum)) if header.segment == segment => (header, checksum),
         _ => return Err(damaged(0, "its header isn't that of the segment")),
     };
-    let tail = walk(&bytes, &header, checksum, visit).await;
+    let tail = walk(file, &header, checksum, frame_bytes, visit).await?;
     match tail.end == frame_bytes {
         true => Ok(()),
         false => Err(damaged(tail.end, "a frame is damaged")),

@@ -339,6 +339,48 @@ fn a_segment_can_be_read_without_its_directory() {
 }
 
 #[test]
+fn a_segment_is_sealed_in_pieces_whatever_its_frames_size() {
+    let disk = SimDisk::new(1);
+    let sim = Sim::with_disk(&disk);
+    let env = sim.env();
+    sim.run(async {
+        let options = LogOptions { segment_bytes_min: 8 << 20, ..LogOptions::default() };
+        let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+        // Smaller and larger than what is read at once, and than the largest before.
+        let sizes =
+            [10, 100_000, 100_000, 300_000, 10, 1_500_000, 262_144, 261_000, 3_000_000, 10, 3_000_000];
+        let mut expected = Vec::new();
+        for size in sizes {
+            let mut batch = Batch::new();
+            batch.push(Flags::none(), b"key", b"", &vec![7; size]);
+            let appended = log.append(&batch, Stage::Persisted).await.unwrap();
+            log.wait(appended.last_seq, Stage::Persisted).await.unwrap();
+            expected.push((appended.locations[0], appended.last_seq));
+        }
+        seal(&log).await;
+        expected.retain(|(location, _)| location.segment == 1);
+        assert!(expected.len() > 9, "{expected:?}");
+        let directory = log.directory(1).await.unwrap();
+        let mut scan = directory.scan_seq(Seq(0));
+        let mut found = Vec::new();
+        while let Some((entry, _)) = scan.next().await.unwrap() {
+            found.push((entry.location, entry.seq));
+        }
+        assert_eq!(found[..expected.len()], expected);
+        // What lies behind damage is neither listed nor taken for the end.
+        let (damaged, _) = expected[8];
+        disk.damage_file(path(1), |bytes| bytes[damaged.offset as usize + 2_000_000] ^= 1);
+        let file = File::open(&env.engine, &path(1), OpenMode::Read).await.unwrap();
+        let mut found = Vec::new();
+        let visit = |location, record: RecordRef<'_>| found.push((location, record.seq));
+        let scanned = scan_segment(&file, 1, log.known_segments()[0].frame_bytes, visit).await;
+        assert!(matches!(scanned, Err(ReadError::Damaged { .. })), "{scanned:?}");
+        assert_eq!(found, expected[..8]);
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_log_that_has_handed_over_most_of_it_begins_no_smaller_segments() {
     let sim = Sim::new(1);
     let env = sim.env();
