@@ -3,6 +3,8 @@
 //! One [`Couch`] is one connection; it opens another where the server said that it closes the
 //! first, and never repeats a request by itself.
 
+use std::time::{Duration, Instant};
+
 use serde::Deserialize;
 
 use crate::http::{Connection, HttpError, Server, encode_segment};
@@ -61,11 +63,15 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
+/// A connection that was idle for longer isn't used again: the server may be about to close it.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
 /// A connection to a server that speaks CouchDB's API.
 #[derive(Debug)]
 pub struct Couch {
     server: Server,
-    connection: Option<Connection>,
+    /// With when it was used last.
+    connection: Option<(Connection, Instant)>,
     request: Vec<u8>,
 }
 
@@ -89,13 +95,13 @@ impl Couch {
         self.server.render(method, target, body, &mut self.request);
         // Taken out while it is in use, so that a broken or cancelled exchange is never resumed.
         let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => Connection::open(&self.server).await?,
+            Some((connection, used)) if used.elapsed() < IDLE_MAX => connection,
+            _ => Connection::open(&self.server).await?,
         };
         let answer = connection.exchange(&self.request).await?;
         let reply = Reply { status: answer.status, body: answer.body.to_vec() };
         if !connection.is_closing() {
-            self.connection = Some(connection);
+            self.connection = Some((connection, Instant::now()));
         }
         if (200..300).contains(&reply.status) { Ok(reply) } else { Err(refusal(reply.status, &reply.body)) }
     }

@@ -3,6 +3,7 @@
 //!
 //! Exit code 0: sound. 1: there are problems, each of which was printed. 2: it could not be checked.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -56,6 +57,13 @@ fn failed(error: &dyn std::fmt::Display) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
+/// As `println`, but whoever reads may have gone: a check, or a repair, goes on to its end.
+macro_rules! say {
+    ($($text:tt)*) => {
+        drop(writeln!(std::io::stdout(), $($text)*))
+    };
+}
+
 async fn check(args: &Args) -> settee_doc::Result<bool> {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let folder = std::path::absolute(&args.folder).unwrap_or_else(|_| args.folder.clone());
@@ -71,7 +79,7 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
     let has_identity = match read_server_uuid(&folder) {
         Ok(_) => true,
         Err(error) => {
-            println!("{error}");
+            say!("{error}");
             false
         }
     };
@@ -87,9 +95,12 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             printer.bar.finish_and_clear();
             let problem_count = sums.problem_count + u64::from(!has_identity);
             let verdict = if problem_count == 0 { "sound".to_owned() } else { problems(problem_count) };
-            println!(
+            say!(
                 "{verdict}: {} files, {} bytes, {} records, {} index entries checked",
-                sums.file_count, sums.bytes, sums.record_count, sums.entry_count
+                sums.file_count,
+                sums.bytes,
+                sums.record_count,
+                sums.entry_count
             );
             problem_count == 0
         }
@@ -102,7 +113,7 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             }
             let problem_count = sums.problem_count + u64::from(!has_identity);
             printer.bar.finish_and_clear();
-            println!(
+            say!(
                 "{} records (of documents, their branches and local documents) salvaged into {}; {}, {} lost \
                  their newest version",
                 sums.record_count,
@@ -159,12 +170,12 @@ impl Printer {
                     ""
                 };
                 let text = format!("{}: {what}{doubtful}\n    touches {touched}", self.database);
-                self.bar.suspend(|| println!("{text}"));
+                self.bar.suspend(|| say!("{text}"));
             }
             OfflineEvent::Lost { what, has_older } => {
                 let kept = if has_older { "another version of it was kept" } else { "nothing of it is left" };
                 let text = format!("{}: lost the newest version of {what}; {kept}", self.database);
-                self.bar.suspend(|| println!("{text}"));
+                self.bar.suspend(|| say!("{text}"));
             }
         }
     }

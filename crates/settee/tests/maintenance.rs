@@ -188,6 +188,13 @@ fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
     println!("$ settee check data --repair new\n{}", text.replace(home.path().to_str().unwrap(), ""));
     assert_eq!(code, 1, "{text}");
     assert_eq!(run(&["check", new.to_str().unwrap()]).0, 0);
+    // Whoever reads what is told may go: all is salvaged all the same.
+    let unread = home.path().join("unread");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut repair = settee(&["check", data_text, "--repair", unread.to_str().unwrap()]);
+    assert_eq!(repair.stdout(writer).status().unwrap().code(), Some(1));
+    assert_eq!(run(&["check", unread.to_str().unwrap()]).0, 0);
     let (code, dumped) = run(&["dump", "--db", "small", "--data-dir", new.to_str().unwrap()]);
     assert_eq!((code, dumped.lines().count()), (0, 401), "{dumped}");
     let (_, dumped) = run(&["dump", "--db", "cities", "--data-dir", new.to_str().unwrap()]);
