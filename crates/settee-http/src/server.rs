@@ -35,7 +35,7 @@ use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::uuids::{Algorithm, Uuids};
-use crate::wake::{Relay, relayed};
+use crate::wake::eager;
 use crate::{Limits, body, compress, connection, root, router};
 
 /// How long accepting pauses after it failed, most likely for want of descriptors.
@@ -99,11 +99,7 @@ pub async fn serve(
     let address = listener.local_addr().ok();
     let shared = Arc::new(Shared::new(databases, options, address, stopping));
     let server = shared.current();
-    let (relay, relay_end) = Relay::new()?;
-    // Ends with this.
-    let mut relaying = JoinSet::new();
-    relaying.spawn(relay_end.serve());
-    let mut connections = accept_until(listener, &shared, &relay, shutdown).await;
+    let mut connections = accept_until(listener, &shared, shutdown).await;
 
     stop.send_replace(true);
     let patience = Duration::from_millis(server.limits.stop_timeout_ms);
@@ -135,7 +131,6 @@ pub fn new_uuid() -> String {
 async fn accept_until(
     listener: TcpListener,
     shared: &Arc<Shared>,
-    relay: &Arc<Relay>,
     shutdown: impl Future<Output = ()>,
 ) -> JoinSet<()> {
     let mut shutdown = pin!(shutdown);
@@ -149,8 +144,7 @@ async fn accept_until(
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = accept(&listener, &slots) => match accepted {
                 Ok((stream, slot)) => {
-                    let connection = connection::serve(shared.clone(), stream, slot);
-                    connections.spawn(relayed(relay.clone(), connection));
+                    connections.spawn(eager(connection::serve(shared.clone(), stream, slot)));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");

@@ -83,6 +83,14 @@ pub(crate) struct Tail {
     pub checksum: u64,
 }
 
+impl Tail {
+    /// Where the next frame may begin.
+    fn next_starts(&self) -> [usize; 2] {
+        let end = self.end as usize;
+        [end, end.next_multiple_of(SYNC_ALIGNMENT as usize)]
+    }
+}
+
 /// After how many bytes of a segment recovery lets other tasks run.
 const YIELD_BYTES: usize = 1 << 20;
 
@@ -474,28 +482,45 @@ impl Recovered {
 }
 
 /// The frame that follows in a segment whose frames so far end at `tail` with the record
-/// `last_seq`, and where it begins: right there, or at the next boundary.
+/// `last_seq`, and where it begins: right there, or at the next boundary. `bytes` are the segment's from
+/// `base` on.
 pub(crate) fn next_frame<'a>(
     (base, bytes): (usize, &'a [u8]),
     segment: &SegmentHeader,
     tail: &Tail,
     last_seq: u64,
 ) -> Option<(usize, Frame<'a>)> {
-    let (end, seed) = (tail.end as usize, segment.frame_seed());
     let next = |start: usize| {
         let bytes = bytes.get(start.checked_sub(base)?..)?;
-        let header = FrameHeader::decode(bytes, seed)?;
-        let belongs = header.segment == segment.segment
+        // A frame whose padding is missing is torn as well.
+        next_header(bytes, segment, tail, last_seq).filter(|header| header.frame_size() <= bytes.len())?;
+        Some((start, Frame::decode(bytes, segment.frame_seed())?))
+    };
+    tail.next_starts().into_iter().find_map(next)
+}
+
+/// Where that frame ends by what its header says, though not all of it is among `bytes`.
+pub(crate) fn next_frame_end(
+    (base, bytes): (usize, &[u8]),
+    segment: &SegmentHeader,
+    tail: &Tail,
+    last_seq: u64,
+) -> Option<usize> {
+    tail.next_starts().into_iter().find_map(|start| {
+        let header = next_header(bytes.get(start.checked_sub(base)?..)?, segment, tail, last_seq)?;
+        Some(start + header.frame_size())
+    })
+}
+
+/// The header in front of these bytes, where it is that of the next frame.
+fn next_header(bytes: &[u8], segment: &SegmentHeader, tail: &Tail, last_seq: u64) -> Option<FrameHeader> {
+    let belongs = |header: &FrameHeader| {
+        header.segment == segment.segment
             && header.epoch == segment.epoch
             && header.first_seq == last_seq + 1
-            && header.previous == tail.checksum;
-        // A frame whose padding is missing is torn as well.
-        if !belongs || header.frame_size() > bytes.len() {
-            return None;
-        }
-        Some((start, Frame::decode(bytes, seed)?))
+            && header.previous == tail.checksum
     };
-    next(end).or_else(|| next(end.next_multiple_of(SYNC_ALIGNMENT as usize)))
+    FrameHeader::decode(bytes, segment.frame_seed()).filter(belongs)
 }
 
 /// Whether a footer is that of the segment with this header, before the segment `next`.

@@ -24,9 +24,9 @@
 //! 5. What counts as sealed has its directory on the medium, also where an earlier process wrote it.
 //!
 //! Limits: few segments are sealed at a time in each environment ([`settee_io::Env::background`]);
-//! it takes [`WINDOW_BYTES`] in memory, or up to four times the segment's largest frame, and what the
-//! directory takes. A stream that fills one segment after another needs the disk and the processor
-//! itself: sealing waits for a pause, as long as no more than [`SEAL_BACKLOG_MAX`] segments wait.
+//! it takes [`WINDOW_BYTES`] in memory, or the segment's largest frame, and what the directory takes. A
+//! stream that fills one segment after another needs the disk and the processor itself: sealing waits
+//! for a pause, as long as no more than [`SEAL_BACKLOG_MAX`] segments wait.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -39,7 +39,7 @@ use crate::directory::{Directory, DirectoryBuilder, DirectoryError, EntryRef, fo
 use crate::error::ReadError;
 use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
 use crate::log::{Location, SegmentInfo, Seq, Shared};
-use crate::recovery::{Tail, next_frame, segment_path};
+use crate::recovery::{Tail, next_frame, next_frame_end, segment_path};
 use crate::room::{OpenSegment, Room, RoomError, Spare, is_no_room};
 use crate::state::State;
 use crate::view::{Slot, View};
@@ -381,9 +381,10 @@ async fn walk(
     let mut size = WINDOW_BYTES;
     loop {
         let base = tail.end;
-        let is_last = end.saturating_sub(base) <= size;
-        let window = file.read_exact_at(base, end.saturating_sub(base).min(size) as usize).await?;
-        while let Some((start, frame)) = next_frame((base as usize, &window), header, &tail, last_seq) {
+        let left = end.saturating_sub(base);
+        let window = file.read_exact_at(base, left.min(size) as usize).await?;
+        let bytes = (base as usize, &window[..]);
+        while let Some((start, frame)) = next_frame(bytes, header, &tail, last_seq) {
             for (offset, record) in frame.records() {
                 let offset = (start + offset) as u32;
                 let location = Location { segment: header.segment, offset, length: record.size() as u32 };
@@ -393,13 +394,13 @@ async fn walk(
             tail.end = (start + frame.header.frame_size()) as u64;
             tail.checksum = frame.checksum;
         }
-        if is_last {
-            return Ok(tail);
-        }
-        // A frame that is larger, or damaged: then all there is is looked at.
-        if tail.end == base {
-            size = size.saturating_mul(4);
-        }
+        size = match next_frame_end(bytes, header, &tail, last_seq).map(|frame_end| frame_end as u64 - base) {
+            _ if left <= size => return Ok(tail),
+            _ if tail.end > base => WINDOW_BYTES,
+            // It is larger than the window.
+            Some(needed) if needed > size => needed,
+            _ => return Ok(tail),
+        };
         settee_io::yield_now().await;
     }
 }

@@ -346,7 +346,7 @@ fn a_segment_is_sealed_in_pieces_whatever_its_frames_size() {
     sim.run(async {
         let options = LogOptions { segment_bytes_min: 8 << 20, ..LogOptions::default() };
         let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
-        // Smaller and larger than what is read at once, and than the largest before.
+        // Smaller and larger than what is read at once.
         let sizes =
             [10, 100_000, 100_000, 300_000, 10, 1_500_000, 262_144, 261_000, 3_000_000, 10, 3_000_000];
         let mut expected = Vec::new();
