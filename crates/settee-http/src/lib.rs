@@ -59,7 +59,6 @@ mod stats;
 mod stream;
 mod tasks;
 mod uuids;
-mod wake;
 
 pub use auth::Admin;
 pub use backup::IDENTITY_FILES;

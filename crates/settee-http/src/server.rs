@@ -35,7 +35,6 @@ use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::uuids::{Algorithm, Uuids};
-use crate::wake::eager;
 use crate::{Limits, body, compress, connection, root, router};
 
 /// How long accepting pauses after it failed, most likely for want of descriptors.
@@ -144,7 +143,7 @@ async fn accept_until(
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = accept(&listener, &slots) => match accepted {
                 Ok((stream, slot)) => {
-                    connections.spawn(eager(connection::serve(shared.clone(), stream, slot)));
+                    connections.spawn(connection::serve(shared.clone(), stream, slot));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
