@@ -1,7 +1,7 @@
 //! The few verbs of CouchDB's API that loading, dumping and measuring need.
 //!
 //! One [`Couch`] is one connection; it opens another where the server said that it closes the
-//! first, and never repeats a request by itself.
+//! first, or where that was idle for long, and never repeats a request by itself.
 
 use std::time::{Duration, Instant};
 
