@@ -55,6 +55,20 @@ impl Leaf {
         Ok(Leaf { revision, deleted, path, body, has_attachments, apart_bytes, stored_as_winner })
     }
 
+    /// One without content whose path leads back from `generation`.
+    #[cfg(test)]
+    pub(crate) fn bare(generation: u32, path: Vec<Hash>) -> Leaf {
+        Leaf {
+            revision: Revision { generation, hash: path[0] },
+            deleted: false,
+            path,
+            body: Body::New(Value::new(bytes::Bytes::new()), Vec::new()),
+            has_attachments: false,
+            apart_bytes: 0,
+            stored_as_winner: false,
+        }
+    }
+
     /// Its attachments, read where they are stored; and last its body, where that stands apart.
     pub(crate) async fn attachments(&self, snapshot: &Snapshot) -> Result<Cow<'_, [Attachment]>> {
         match &self.body {

@@ -626,8 +626,6 @@ impl Purges {
 
 #[cfg(test)]
 mod tests {
-    use settee_store::Value;
-
     use super::*;
 
     /// A leaf whose path goes back `count` revisions; paths of one digit are the same up to `fork`.
@@ -638,15 +636,7 @@ mod tests {
             hash
         };
         let path: Vec<Hash> = (generation + 1 - count..=generation).rev().map(hash).collect();
-        tree::Leaf {
-            revision: Revision { generation, hash: path[0] },
-            deleted: false,
-            path,
-            body: Body::New(Value::new(Bytes::new()), Vec::new()),
-            has_attachments: false,
-            apart_bytes: 0,
-            stored_as_winner: false,
-        }
+        tree::Leaf::bare(generation, path)
     }
 
     #[test]

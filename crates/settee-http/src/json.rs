@@ -77,15 +77,10 @@ pub(crate) fn members_within(
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(no_object(body));
     }
-    let mut within = Within { admit, refused: None };
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let read = deserializer
-        .deserialize_map(MembersWithin(&mut within))
-        .and_then(|read| deserializer.end().map(|()| read));
-    match within.refused {
-        Some(refused) => Err(refused),
-        None => read.map_err(|_| Failure::bad_json()),
-    }
+    let read = read_within(serde_json::Deserializer::from_slice(body), admit, |deserializer, within| {
+        deserializer.deserialize_map(MembersWithin(within))
+    });
+    read?.ok_or_else(Failure::bad_json)
 }
 
 /// An object read into `T`; `other` is the reason where the text is JSON of another form.
@@ -128,14 +123,22 @@ pub(crate) fn list_within(
     raw: &str,
     admit: impl FnMut(usize) -> Result<(), Failure>,
 ) -> Result<Option<Vec<&RawValue>>, Failure> {
+    read_within(serde_json::Deserializer::from_str(raw), admit, |deserializer, within| {
+        deserializer.deserialize_seq(ListWithin(within))
+    })
+}
+
+/// All of a text as `read` takes it; None where it is something else.
+fn read_within<'de, R: serde_json::de::Read<'de>, F, T>(
+    mut deserializer: serde_json::Deserializer<R>,
+    admit: F,
+    read: impl FnOnce(&mut serde_json::Deserializer<R>, &mut Within<F>) -> serde_json::Result<T>,
+) -> Result<Option<T>, Failure> {
     let mut within = Within { admit, refused: None };
-    let mut deserializer = serde_json::Deserializer::from_str(raw);
-    let read = deserializer
-        .deserialize_seq(ListWithin(&mut within))
-        .and_then(|read| deserializer.end().map(|()| read));
+    let whole = read(&mut deserializer, &mut within).and_then(|read| deserializer.end().map(|()| read));
     match within.refused {
         Some(refused) => Err(refused),
-        None => Ok(read.ok()),
+        None => Ok(whole.ok()),
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
@@ -30,15 +29,7 @@ fn leaf(made: &[(Revision, Option<usize>)], index: usize, depth: usize) -> Leaf 
         path.push(made[index].0.hash);
         at = made[index].1;
     }
-    Leaf {
-        revision: made[index].0,
-        deleted: false,
-        path,
-        body: Body::New(Value::new(Bytes::new()), Vec::new()),
-        has_attachments: false,
-        apart_bytes: 0,
-        stored_as_winner: false,
-    }
+    Leaf::bare(made[index].0.generation, path)
 }
 
 proptest! {
