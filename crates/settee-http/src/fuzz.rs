@@ -1,7 +1,7 @@
 //! Goal: whatever a client sends in a request's line, headers or body, what is read of it is right, or it
 //! is refused.
 //! Method: as in `settee_sim::fuzz`; for each parser a property beyond not panicking. Whole requests are
-//! in `tests/fuzz.rs`. `cargo xtask fuzz` runs as many as one has time for.
+//! in `tests/api/fuzz.rs`. `cargo xtask fuzz` runs as many as one has time for.
 
 mod content;
 mod head;

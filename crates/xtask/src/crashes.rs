@@ -37,8 +37,8 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
     let (_, package, test) = CRATES[tested];
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let status = Command::new(&cargo)
-        .args(["test", "--release", "--locked", "-p", package, "--test", "power_loss"])
-        .args(["--", "--exact", test, "--nocapture"])
+        .args(["test", "--release", "--locked", "-p", package, "--test", "suite"])
+        .args(["--", "--exact", &format!("power_loss::{test}"), "--nocapture"])
         .env("SETTEE_CRASHES", count.to_string())
         .env("SETTEE_SEED_FIRST", seed.to_string())
         .env_remove("SETTEE_SEED")
@@ -92,7 +92,7 @@ mod tests {
     fn the_tests_that_it_runs_are_there() {
         let root = crate::root().unwrap();
         for (_, package, test) in CRATES {
-            let path = root.join("crates").join(package).join("tests/power_loss.rs");
+            let path = root.join("crates").join(package).join("tests/suite/power_loss.rs");
             assert!(std::fs::read_to_string(path).unwrap().contains(&format!("fn {test}()")), "{package}");
         }
     }

@@ -18,7 +18,7 @@ const PARSERS: [(&str, &[&str]); 2] = [
     ("settee-http", &["uri", "header", "ranges", "multipart", "gzip", "body"]),
 ];
 
-/// Whole requests: a test of `settee-http/tests/fuzz.rs`.
+/// Whole requests: a test of `settee-http/tests/api/fuzz.rs`.
 const REQUESTS: &str = "requests";
 
 /// Whole requests are one in so many of another target's executions.
@@ -54,8 +54,8 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
     }
     if wants(REQUESTS) {
         let count = if target.is_some() { count } else { share.div_ceil(REQUESTS_SHARE) };
-        let arguments = ["-p", "settee-http", "--test", "fuzz", "--", REQUESTS].map(str::to_owned);
-        test(root, arguments.into_iter(), count, seed)?;
+        let arguments = ["-p", "settee-http", "--test", "api", "--"].map(str::to_owned);
+        test(root, arguments.into_iter().chain([format!("fuzz::{REQUESTS}")]), count, seed)?;
     }
     Ok(())
 }
@@ -124,6 +124,6 @@ mod tests {
         for (package, names) in PARSERS {
             names.iter().for_each(|name| has(format!("{package}/src/fuzz.rs"), name));
         }
-        has("settee-http/tests/fuzz.rs".to_owned(), REQUESTS);
+        has("settee-http/tests/api/fuzz.rs".to_owned(), REQUESTS);
     }
 }

@@ -16,6 +16,7 @@ mod db_updates;
 mod documents;
 mod endpoints;
 mod faults;
+mod fuzz;
 mod limits;
 mod local;
 mod methods;

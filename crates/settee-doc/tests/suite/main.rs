@@ -1,0 +1,15 @@
+//! The documents' tests, in one program: each module's head gives its goal and its method.
+
+mod ahead;
+mod ahead_cost;
+mod attachments;
+mod backup;
+mod backup_runs;
+mod broken_off;
+mod documents;
+mod followers;
+mod idle_races;
+mod many;
+mod power_loss;
+mod purge;
+mod revs_limit;

@@ -1,0 +1,79 @@
+//! Goal: a header that is whole and says what no log writes is an error: no panic, and nothing that
+//! it can't judge is removed.
+//! Method: such a header, alone in a folder, with a right checksum.
+
+use settee_log::OpenError;
+use settee_sim::SimDisk;
+
+use super::{files, open, seal_header, segment_path};
+
+/// What a header says of itself, of the log, and of the segment before.
+#[derive(Debug, Clone, Copy)]
+struct Header {
+    segment: u32,
+    epoch: u32,
+    oldest: u32,
+    first_seq: u64,
+    previous_end: u64,
+    flags: u32,
+}
+
+const SOUND: Header = Header { segment: 2, epoch: 1, oldest: 2, first_seq: 1, previous_end: 512, flags: 0 };
+
+impl Header {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"SETTEELG".to_vec();
+        for number in [2, self.segment, self.epoch, self.oldest] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&[7; 16]);
+        bytes.extend_from_slice(&self.first_seq.to_le_bytes());
+        bytes.extend_from_slice(&self.previous_end.to_le_bytes());
+        bytes.extend_from_slice(&[0; 8]);
+        bytes.extend_from_slice(&self.flags.to_le_bytes());
+        bytes.resize(4096, 0);
+        seal_header(&mut bytes);
+        bytes
+    }
+}
+
+#[test]
+fn a_header_that_no_log_writes_is_refused_and_stays() {
+    let impossible = [
+        Header { first_seq: 0, ..SOUND },
+        Header { first_seq: u64::MAX, ..SOUND },
+        Header { epoch: 0, ..SOUND },
+        Header { epoch: u32::MAX, ..SOUND },
+        Header { oldest: 0, ..SOUND },
+        Header { oldest: 3, ..SOUND },
+        Header { oldest: u32::MAX, ..SOUND },
+        Header { previous_end: 0, ..SOUND },
+        Header { previous_end: (1 << 30) + 1, ..SOUND },
+        Header { previous_end: u64::MAX, ..SOUND },
+        Header { flags: 2, ..SOUND },
+        Header { segment: u32::MAX, oldest: u32::MAX, ..SOUND },
+        Header { segment: u32::MAX, oldest: 1, ..SOUND },
+    ];
+    for header in impossible {
+        let disk = SimDisk::new(1);
+        disk.write_file(segment_path(header.segment), header.bytes());
+        let before = files(&disk);
+        let opened = open(&disk);
+        assert!(matches!(opened, Err(OpenError::Damaged { offset: 0, .. })), "{header:?}: {opened:?}");
+        assert_eq!(files(&disk), before, "{header:?}");
+    }
+    let disk = SimDisk::new(1);
+    disk.write_file(segment_path(2), SOUND.bytes());
+    assert_eq!(open(&disk).unwrap().0, [], "the others differ from a sound one");
+}
+
+#[test]
+fn a_segment_of_another_number_does_not_say_which_are_forgotten() {
+    // What lies in segment 2 calls itself 9, and all before 9 forgotten.
+    let disk = SimDisk::new(1);
+    disk.write_file(segment_path(1), Header { segment: 1, oldest: 1, previous_end: 0, ..SOUND }.bytes());
+    disk.write_file(segment_path(2), Header { segment: 9, oldest: 9, ..SOUND }.bytes());
+    let before = files(&disk);
+    assert!(matches!(open(&disk), Err(OpenError::Damaged { offset: 0, .. })));
+    assert_eq!(files(&disk), before);
+}

@@ -1,0 +1,7 @@
+//! The tree's tests, in one program: each module's head gives its goal and its method.
+
+mod common;
+mod damage;
+mod model;
+mod power_loss;
+mod threads;

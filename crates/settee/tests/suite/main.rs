@@ -1,0 +1,7 @@
+//! The command line's tests, in one program: each module's head gives its goal and its method.
+
+mod bench_store;
+mod commands;
+mod config;
+mod maintenance;
+mod start;
