@@ -41,7 +41,7 @@ func binary() string {
 			target = filepath.Join(target, "target")
 		}
 	}
-	return filepath.Join(target, "release", "settee")
+	return filepath.Join(target, "debug", "settee")
 }
 
 // startServer starts `settee serve` with arguments and returns where it listens, once it does. The

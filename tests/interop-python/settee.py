@@ -22,7 +22,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TARGET = _ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 
 # The binary under test.
-BINARY = os.environ.get("SETTEE_BIN", str(_TARGET / "release/settee"))
+BINARY = os.environ.get("SETTEE_BIN", str(_TARGET / "debug/settee"))
 
 # The clients would send even what is for this machine to a proxy that the environment names.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"

@@ -1,34 +1,41 @@
 //! The steps of `cargo xtask test`: what each runs, how long it may take, what is printed.
 //!
+//! Steps are in two lanes, which run side by side, each in order. One builds everything and runs
+//! the tests; the other fetches the clients meanwhile, and then lints and runs the clients. All
+//! use the profile `dev`, so that dependencies are compiled once; linting checks them, which
+//! produces no code. A step's output goes to a file and is printed when the step ends.
+//!
 //! A step is a process group of its own with a watcher in it that waits for the end of a pipe
 //! whose other end is here. Letting go of the pipe ends the whole group: that is how a step is
 //! stopped at its limit, how servers that a step left behind go, and what happens when this
 //! process itself is killed.
 //!
 //! Invariants:
-//! 1. No step runs after one that failed.
+//! 1. No step starts after one that failed.
 //! 2. What a step leaves running is ended with it.
 //! 3. The last line printed is `N passed, N failed`.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// Reading the tree and looking at each line.
 const TIDY_SECONDS_MAX: u64 = 30;
 /// Parsing and comparing, without a build.
 const FMT_SECONDS_MAX: u64 = 60;
+/// All crates and their tests, from nothing.
+const BUILD_SECONDS_MAX: u64 = 25 * 60;
 /// From nothing: every dependency is checked here first.
 const CLIPPY_SECONDS_MAX: u64 = 20 * 60;
 /// The crates' own pages; dependencies' metadata is there by now.
 const DOC_SECONDS_MAX: u64 = 10 * 60;
-/// Building all in the test profile, then the simulations' seeds.
-const TEST_SECONDS_MAX: u64 = 30 * 60;
-/// The release build, from nothing.
-const BUILD_SECONDS_MAX: u64 = 20 * 60;
+/// The tests and the documentation's examples; what they run is built by then.
+const TEST_SECONDS_MAX: u64 = 20 * 60;
 /// Every row of both benchmarks' tables with a few hundred documents.
 const BENCH_SECONDS_MAX: u64 = 5 * 60;
 /// Fetching some 70 small packages.
@@ -63,11 +70,55 @@ const BENCHES: [&str; 4] = [
     "bench soak --seconds 30 --kills 1",
 ];
 
+/// The step that the other lane's builds and clients wait for.
+const BUILD: &str = "build";
+
 /// One step: commands that share a limit.
 struct Step {
     name: &'static str,
     seconds_max: u64,
+    /// A step of the other lane that has to pass first.
+    after: Option<&'static str>,
     commands: Vec<Command>,
+}
+
+/// One step's name, its duration in seconds, and how it ended.
+type StepResult = (&'static str, f64, Outcome);
+
+/// What both lanes know: the steps that ended so far.
+struct Progress {
+    results: Mutex<Vec<StepResult>>,
+    changed: Condvar,
+}
+
+impl Progress {
+    /// Waits for the step that `step` needs. Returns whether `step` may start.
+    fn may_start(&self, step: &Step) -> bool {
+        let mut results = self.results.lock().expect("no lane panics");
+        loop {
+            if results.iter().any(|(_, _, outcome)| *outcome != Outcome::Passed) {
+                return false;
+            }
+            if step.after.is_none_or(|needed| results.iter().any(|(name, _, _)| *name == needed)) {
+                return true;
+            }
+            results = self.changed.wait(results).expect("no lane panics");
+        }
+    }
+
+    /// Records how a step ended, and prints what it printed.
+    fn end(&self, result: StepResult, output: Option<&Path>) {
+        let mut results = self.results.lock().expect("no lane panics");
+        if let Some(path) = output {
+            println!("== {} ({:.1} s)", result.0, result.1);
+            let copied = File::open(path).and_then(|mut file| io::copy(&mut file, &mut io::stdout().lock()));
+            if let Err(error) = copied {
+                println!("cannot show {}: {error}", path.display());
+            }
+        }
+        results.push(result);
+        self.changed.notify_all();
+    }
 }
 
 /// How a step ended.
@@ -87,51 +138,75 @@ enum Outcome {
 /// An empty message where a step failed (the table has said so); otherwise what kept the steps
 /// from starting.
 pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
-    let mut steps = steps(root)?;
+    let mut lanes = lanes(root)?;
     if let Some(only) = only {
         let names: Vec<&str> = only.split(',').collect();
-        if let Some(unknown) = names.iter().find(|name| steps.iter().all(|step| step.name != **name)) {
+        let known: Vec<&str> = lanes.iter().flatten().map(|step| step.name).collect();
+        if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
             return Err(format!("no step is named {unknown:?}\n{}", crate::USAGE));
         }
-        steps.retain(|step| names.contains(&step.name));
+        for step in lanes.iter_mut().flatten() {
+            step.after = step.after.filter(|needed| names.contains(needed));
+        }
+        lanes.iter_mut().for_each(|lane| lane.retain(|step| names.contains(&step.name)));
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut results: Vec<(&'static str, f64, Outcome)> = Vec::new();
-    for mut step in steps {
-        if results.iter().any(|(_, _, outcome)| *outcome != Outcome::Passed) {
-            results.push((step.name, 0.0, Outcome::NotRun));
-            continue;
+    let outputs = target_folder(root).join("xtask");
+    fs::create_dir_all(&outputs).map_err(|error| format!("cannot make {}: {error}", outputs.display()))?;
+    let start = Instant::now();
+    let progress = Progress { results: Mutex::default(), changed: Condvar::new() };
+    std::thread::scope(|scope| {
+        for lane in lanes {
+            scope.spawn(|| {
+                for step in lane {
+                    run_step(step, &outputs, &progress);
+                }
+            });
         }
-        println!("== {}", step.name);
-        let start = Instant::now();
-        let limit = Duration::from_secs(step.seconds_max);
-        let mut outcome = Outcome::Passed;
-        for command in &mut step.commands {
-            if outcome == Outcome::Passed {
-                outcome = match missing(command, &path) {
-                    Some(what) => {
-                        println!("step {} needs {what}: it is not in the PATH", step.name);
-                        Outcome::Failed
-                    }
-                    None => run_limited(command, limit.saturating_sub(start.elapsed()))?,
-                };
-            }
-        }
-        if outcome == Outcome::Expired {
-            println!("step {} ended at its limit of {} s", step.name, step.seconds_max);
-        }
-        results.push((step.name, start.elapsed().as_secs_f64(), outcome));
-    }
-    print!("{}", table(&results));
+    });
+    let results = progress.results.into_inner().expect("no lane panics");
+    print!("{}", table(&results, start.elapsed().as_secs_f64()));
     let passed = results.iter().all(|(_, _, outcome)| *outcome == Outcome::Passed);
     if passed { Ok(()) } else { Err(String::new()) }
 }
 
-/// What is run, in order: what is quick to fail comes first.
-fn steps(root: &Path) -> Result<Vec<Step>, String> {
+/// Runs a step's commands, once it may start, until one of them fails.
+fn run_step(mut step: Step, outputs: &Path, progress: &Progress) {
+    if !progress.may_start(&step) {
+        return progress.end((step.name, 0.0, Outcome::NotRun), None);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let output = outputs.join(step.name).with_extension("log");
+    let start = Instant::now();
+    let limit = Duration::from_secs(step.seconds_max);
+    let mut run = || -> io::Result<Outcome> {
+        let mut log = File::create(&output)?;
+        for command in &mut step.commands {
+            if let Some(what) = missing(command, &path) {
+                writeln!(log, "step {} needs {what}: it is not in the PATH", step.name)?;
+                return Ok(Outcome::Failed);
+            }
+            let outcome = run_limited(command, limit.saturating_sub(start.elapsed()), &log)?;
+            if outcome == Outcome::Expired {
+                writeln!(log, "step {} ended at its limit of {} s", step.name, step.seconds_max)?;
+            }
+            if outcome != Outcome::Passed {
+                return Ok(outcome);
+            }
+        }
+        Ok(Outcome::Passed)
+    };
+    let outcome = run().unwrap_or_else(|error| {
+        println!("step {}: {error}", step.name);
+        Outcome::Failed
+    });
+    progress.end((step.name, start.elapsed().as_secs_f64(), outcome), Some(&output));
+}
+
+/// What is run, each lane in order: what is quick to fail comes first.
+fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-    let settee = target_folder(root).join("release/settee");
+    let settee = target_folder(root).join("debug/settee");
     let interop = root.join("tests/interop");
     let command = |program: OsString, arguments: &str| {
         let mut command = Command::new(program);
@@ -153,22 +228,26 @@ fn steps(root: &Path) -> Result<Vec<Step>, String> {
     let [pip, python] = python_steps(root, &settee);
     let [go_mod, go] = go_steps(root, &settee);
 
-    let step = |name, seconds_max, command| Step { name, seconds_max, commands: vec![command] };
-    Ok(vec![
+    let step = |name, seconds_max, command| Step { name, seconds_max, after: None, commands: vec![command] };
+    let main = vec![
         step("tidy", TIDY_SECONDS_MAX, command(own.into(), "tidy")),
         step("fmt", FMT_SECONDS_MAX, cargo("fmt --all --check")),
-        step("clippy", CLIPPY_SECONDS_MAX, cargo("clippy --workspace --all-targets --locked -- -D warnings")),
-        step("doc", DOC_SECONDS_MAX, doc),
+        step(BUILD, BUILD_SECONDS_MAX, cargo("test --workspace --locked --no-run")),
         step("test", TEST_SECONDS_MAX, cargo("test --workspace --locked")),
-        step("build", BUILD_SECONDS_MAX, cargo("build --release --locked")),
-        Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, commands: benches.into() },
-        step("npm", NPM_SECONDS_MAX, npm),
+    ];
+    let mut beside = vec![step("npm", NPM_SECONDS_MAX, npm), pip, go_mod];
+    // Linting uses the build's macros and build scripts, all others its binary.
+    let clippy = cargo("clippy --workspace --all-targets --locked -- -D warnings");
+    let after_build = [
+        step("clippy", CLIPPY_SECONDS_MAX, clippy),
+        step("doc", DOC_SECONDS_MAX, doc),
         step("interop", INTEROP_SECONDS_MAX, node),
-        pip,
         python,
-        go_mod,
         go,
-    ])
+        Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, after: None, commands: benches.into() },
+    ];
+    beside.extend(after_build.map(|step| Step { after: Some(BUILD), ..step }));
+    Ok([main, beside])
 }
 
 /// Python's clients, installed in the locked versions in a folder of their own, and their tests.
@@ -193,8 +272,8 @@ fn python_steps(root: &Path, settee: &Path) -> [Step; 2] {
     let mut test = command(&python, &["-B", "-m", "unittest", "discover", "--verbose"]);
     test.env("SETTEE_BIN", settee);
     [
-        Step { name: "pip", seconds_max: FETCH_SECONDS_MAX, commands: install },
-        Step { name: "interop-py", seconds_max: CLIENTS_SECONDS_MAX, commands: vec![test] },
+        Step { name: "pip", seconds_max: FETCH_SECONDS_MAX, after: None, commands: install },
+        Step { name: "interop-py", seconds_max: CLIENTS_SECONDS_MAX, after: None, commands: vec![test] },
     ]
 }
 
@@ -211,10 +290,16 @@ fn go_steps(root: &Path, settee: &Path) -> [Step; 2] {
     let mut test = command("test -count=1 -v ./...");
     test.env("SETTEE_BIN", settee);
     [
-        Step { name: "go-mod", seconds_max: FETCH_SECONDS_MAX, commands: vec![command("mod download")] },
+        Step {
+            name: "go-mod",
+            seconds_max: FETCH_SECONDS_MAX,
+            after: None,
+            commands: vec![command("mod download")],
+        },
         Step {
             name: "interop-go",
             seconds_max: CLIENTS_SECONDS_MAX,
+            after: None,
             commands: vec![command("vet ./..."), test],
         },
     ]
@@ -236,8 +321,12 @@ fn target_folder(root: &Path) -> PathBuf {
 /// standard input ends. A shell gives background commands no input, hence descriptor 3.
 const WATCHED: &str = r#"exec 3<&0; (read -r line <&3; kill -KILL 0) & exec "$@" </dev/null 3<&-"#;
 
-/// Runs `command` to its end or to `limit`, and ends what it leaves running.
-fn run_limited(command: &mut Command, limit: Duration) -> Result<Outcome, String> {
+/// Runs `command` to its end or to `limit`, and ends what it leaves running. What it prints is
+/// appended to `output`.
+///
+/// # Errors
+/// What kept it from starting; nothing runs then.
+fn run_limited(command: &mut Command, limit: Duration, output: &File) -> io::Result<Outcome> {
     let mut shell = Command::new("sh");
     shell.args(["-c", WATCHED, "step"]).arg(command.get_program()).args(command.get_args());
     shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -246,9 +335,10 @@ fn run_limited(command: &mut Command, limit: Duration) -> Result<Outcome, String
     }
     let mut child = shell
         .stdin(Stdio::piped())
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
         .process_group(0)
-        .spawn()
-        .map_err(|error| format!("cannot start {:?}: {error}", command.get_program()))?;
+        .spawn()?;
     let watcher = child.stdin.take();
     let (sender, receiver) = mpsc::channel::<std::io::Result<ExitStatus>>();
     std::thread::spawn(move || sender.send(child.wait()));
@@ -265,8 +355,8 @@ fn run_limited(command: &mut Command, limit: Duration) -> Result<Outcome, String
     }
 }
 
-/// The table of steps and the line that sums it up.
-fn table(results: &[(&'static str, f64, Outcome)]) -> String {
+/// The table of steps, the seconds that all took side by side, and the line that sums it up.
+fn table(results: &[StepResult], total_seconds: f64) -> String {
     let mut text = format!("\n{:<10} {:>8}\n", "step", "seconds");
     for (name, seconds, outcome) in results {
         let note = match outcome {
@@ -279,10 +369,9 @@ fn table(results: &[(&'static str, f64, Outcome)]) -> String {
     }
     let count =
         |wanted: &[Outcome]| results.iter().filter(|(_, _, outcome)| wanted.contains(outcome)).count();
-    let seconds: f64 = results.iter().map(|(_, seconds, _)| seconds).sum();
     let passed = count(&[Outcome::Passed]);
     let failed = count(&[Outcome::Failed, Outcome::Expired]);
-    text + &format!("{:<10} {seconds:>8.1}\n\n{passed} passed, {failed} failed\n", "total")
+    text + &format!("{:<10} {total_seconds:>8.1}\n\n{passed} passed, {failed} failed\n", "total")
 }
 
 #[cfg(test)]
@@ -298,16 +387,18 @@ mod tests {
     #[test]
     fn a_step_passes_by_its_exit_status() {
         let limit = Duration::from_secs(TEST_SECONDS_MAX);
-        assert_eq!(run_limited(&mut shell("exit 0"), limit), Ok(Outcome::Passed));
-        assert_eq!(run_limited(&mut shell("exit 3"), limit), Ok(Outcome::Failed));
-        assert_eq!(run_limited(&mut Command::new("no-such-program"), limit), Ok(Outcome::Failed));
+        let output = tempfile::tempfile().unwrap();
+        let run = |command: &mut Command| run_limited(command, limit, &output).unwrap();
+        assert_eq!(run(&mut shell("exit 0")), Outcome::Passed);
+        assert_eq!(run(&mut shell("exit 3")), Outcome::Failed);
+        assert_eq!(run(&mut Command::new("no-such-program")), Outcome::Failed);
     }
 
     #[test]
     fn a_program_that_is_not_there_is_told_with_what_to_get() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-        for command in steps(&root).unwrap().iter().flat_map(|step| &step.commands) {
+        for command in lanes(&root).unwrap().iter().flatten().flat_map(|step| &step.commands) {
             let program = command.get_program();
             let is_ours = Path::new(program).is_absolute() || program == cargo;
             assert_eq!(missing(command, OsStr::new("")).is_none(), is_ours, "{program:?}");
@@ -317,7 +408,36 @@ mod tests {
     #[test]
     fn a_step_that_would_go_on_for_ever_ends_at_its_limit() {
         let endless = "while :; do sleep 1; done";
-        assert_eq!(run_limited(&mut shell(endless), Duration::from_millis(50)), Ok(Outcome::Expired));
+        let output = tempfile::tempfile().unwrap();
+        let outcome = run_limited(&mut shell(endless), Duration::from_millis(50), &output).unwrap();
+        assert_eq!(outcome, Outcome::Expired);
+    }
+
+    #[test]
+    fn no_step_starts_before_the_one_it_needs_or_after_one_that_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let step = |name, after, script| Step {
+            name,
+            seconds_max: TEST_SECONDS_MAX,
+            after,
+            commands: vec![shell(script)],
+        };
+        let progress = Progress { results: Mutex::default(), changed: Condvar::new() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| run_step(step("second", Some("first"), "exit 0"), folder.path(), &progress));
+            run_step(step("first", None, "exit 0"), folder.path(), &progress);
+        });
+        run_step(step("third", None, "exit 1"), folder.path(), &progress);
+        run_step(step("fourth", Some("never"), "exit 0"), folder.path(), &progress);
+        let results = progress.results.into_inner().unwrap();
+        let ended: Vec<_> = results.into_iter().map(|(name, _, outcome)| (name, outcome)).collect();
+        let expected = [
+            ("first", Outcome::Passed),
+            ("second", Outcome::Passed),
+            ("third", Outcome::Failed),
+            ("fourth", Outcome::NotRun),
+        ];
+        assert_eq!(ended, expected);
     }
 
     #[test]
@@ -338,14 +458,15 @@ mod tests {
 
     #[test]
     fn the_last_line_counts_what_passed_and_failed() {
-        let text = table(&[
+        let results = [
             ("tidy", 0.25, Outcome::Passed),
             ("fmt", 1.0, Outcome::Expired),
             ("clippy", 0.0, Outcome::NotRun),
-        ]);
+        ];
+        let text = table(&results, 1.0);
         assert_eq!(text.lines().last(), Some("1 passed, 1 failed"));
         assert!(text.contains("\nfmt             1.0  failed: time limit\n"), "{text}");
         assert!(text.contains("\nclippy          0.0  not run\n"), "{text}");
-        assert!(text.contains("\ntotal           1.2\n"), "{text}");
+        assert!(text.contains("\ntotal           1.0\n"), "{text}");
     }
 }

@@ -22,7 +22,7 @@ const ROOT = path.resolve(import.meta.dirname, '../../..');
 const TARGET = path.resolve(ROOT, process.env.CARGO_TARGET_DIR ?? 'target');
 
 /** The binary under test. */
-export const BINARY = process.env.SETTEE_BIN ?? path.join(TARGET, 'release/settee');
+export const BINARY = process.env.SETTEE_BIN ?? path.join(TARGET, 'debug/settee');
 
 const children = new Set();
 const folders = new Set();
