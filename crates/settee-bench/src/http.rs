@@ -86,6 +86,7 @@ pub struct Server {
     address: String,
     prefix: String,
     headers: String,
+    has_user: bool,
 }
 
 impl FromStr for Server {
@@ -117,24 +118,34 @@ impl FromStr for Server {
             }
             _ => false,
         };
-        let mut headers = format!("Host: {address}\r\n");
-        if let Some(userinfo) = userinfo {
-            let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
-            let mut plain: Vec<u8> = percent_decode_str(user).collect();
-            plain.push(b':');
-            plain.extend(percent_decode_str(password));
-            let encoded = base64::engine::general_purpose::STANDARD.encode(plain);
-            headers.push_str(&format!("Authorization: Basic {encoded}\r\n"));
-        }
-        Ok(Server {
+        let server = Server {
             address: if has_port { address.to_owned() } else { format!("{address}:80") },
             prefix: path.trim_end_matches('/').to_owned(),
-            headers,
-        })
+            headers: format!("Host: {address}\r\n"),
+            has_user: false,
+        };
+        let Some(userinfo) = userinfo else { return Ok(server) };
+        let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
+        let decode = |text| percent_decode_str(text).collect::<Vec<u8>>();
+        Ok(server.with_user(&decode(user), &decode(password)))
     }
 }
 
 impl Server {
+    /// Whether its requests name a user.
+    pub fn has_user(&self) -> bool {
+        self.has_user
+    }
+
+    /// The same server, whose requests name this user by basic authentication. It must not have one.
+    pub fn with_user(mut self, name: &[u8], password: &[u8]) -> Server {
+        assert!(!self.has_user, "requests name one user");
+        let encoded = base64::engine::general_purpose::STANDARD.encode([name, b":", password].concat());
+        self.headers.push_str(&format!("Authorization: Basic {encoded}\r\n"));
+        self.has_user = true;
+        self
+    }
+
     /// Host and port.
     pub fn address(&self) -> &str {
         &self.address

@@ -20,7 +20,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -33,6 +33,13 @@ use crate::{AlignedBuffer, Alignment};
 
 /// The alignment for direct I/O, in bytes, where the kernel doesn't tell it.
 const UNKNOWN_ALIGNMENT: u32 = 4096;
+
+/// Permissions of the files that are created. They hold what users stored, so only the server's own
+/// user may read them; the process's umask can only take more away (open(2)).
+const FILE_MODE: u32 = 0o600;
+
+/// Permissions of the directories that are created.
+const FOLDER_MODE: u32 = 0o700;
 
 /// The limits of a [`ThreadEngine`].
 #[derive(Debug, Clone, Copy)]
@@ -251,7 +258,9 @@ fn run(operation: Operation) -> io::Result<Outcome> {
             system(&file).try_lock().map_err(io::Error::from)?;
             Ok(Outcome::Done)
         }
-        Operation::CreateFolder { path } => fs::create_dir(path).map(|()| Outcome::Done),
+        Operation::CreateFolder { path } => {
+            fs::DirBuilder::new().mode(FOLDER_MODE).create(path).map(|()| Outcome::Done)
+        }
         Operation::List { path } => list(&path).map(Outcome::Entries),
         Operation::SyncFolder { path } => fs::File::open(path)?.sync_all().map(|()| Outcome::Done),
         Operation::Remove { path } => fs::remove_file(path).map(|()| Outcome::Done),
@@ -298,7 +307,7 @@ struct IoVector {
 
 fn open(path: &Path, mode: OpenMode) -> io::Result<fs::File> {
     let mut options = OpenOptions::new();
-    options.read(true);
+    options.read(true).mode(FILE_MODE);
     match mode {
         OpenMode::Read => &mut options,
         OpenMode::Write => options.write(true),

@@ -9,6 +9,8 @@ use settee_bench::couch::Couch;
 use settee_doc::{BackupProgress, BackupSummary, Databases, FailedDatabase};
 use settee_io::{Env, ThreadOptions};
 
+use crate::output::{complain, say};
+use crate::secret::UserArgs;
 use crate::{CommandResult, place};
 
 /// Time between two looks at how far a backup has got.
@@ -32,6 +34,9 @@ pub(crate) struct Args {
     /// Data folder, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    user: UserArgs,
 }
 
 #[derive(clap::Args)]
@@ -59,10 +64,10 @@ pub(crate) fn run_restore(args: RestoreArgs) -> CommandResult {
 async fn backup(args: Args) -> CommandResult {
     if let Some(url) = &args.url {
         let dir = std::path::absolute(&args.dir)?;
-        let mut couch = Couch::new(url.parse()?);
+        let mut couch = Couch::new(args.user.apply(url.parse()?)?);
         let body = serde_json::to_vec(&serde_json::json!({ "folder": dir }))?;
         let reply = couch.call("POST", "/_settee/backup", Some(&body)).await?;
-        print!("{}", String::from_utf8_lossy(&reply.body));
+        say!("{}", String::from_utf8_lossy(&reply.body).trim_end());
         return Ok(());
     }
     let dir = place::real(&args.dir)?;
@@ -73,9 +78,9 @@ async fn backup(args: Args) -> CommandResult {
     databases.close().await?;
     let BackupSummary { folder, database_count, failed, files, removed_count } = done?;
     if removed_count > 0 {
-        println!("interrupted runs that were removed: {removed_count}");
+        say!("interrupted runs that were removed: {removed_count}");
     }
-    println!(
+    say!(
         "{database_count} databases in {}: {} files copied ({} bytes), {} linked ({} bytes)",
         folder.display(),
         files.copied_count,
@@ -108,7 +113,7 @@ async fn watched(databases: &Databases, dir: &std::path::Path) -> settee_doc::Re
 /// Names the databases that are missing: an error where there are any.
 fn told(what: &str, failed: &[FailedDatabase]) -> CommandResult {
     for FailedDatabase { name, reason, .. } in failed {
-        eprintln!("settee: {name} {what}: {reason}");
+        complain!("settee: {name} {what}: {reason}");
     }
     match failed.len() {
         0 => Ok(()),
@@ -118,9 +123,12 @@ fn told(what: &str, failed: &[FailedDatabase]) -> CommandResult {
 }
 
 async fn restore(args: RestoreArgs) -> CommandResult {
+    if !args.backup.is_dir() {
+        return Err(format!("there is no backup {}", args.backup.display()).into());
+    }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let to = place::real(&args.new_folder)?;
     let done = settee_doc::restore(&env, &place::real(&args.backup)?, &to).await?;
-    println!("{} restored into {}: {} bytes", done.run.display(), to.display(), done.bytes);
+    say!("{} restored into {}: {} bytes", done.run.display(), to.display(), done.bytes);
     told("could not be copied when this backup was made, and is missing", &done.failed)
 }

@@ -17,6 +17,8 @@ use settee_doc::Stage;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::CommandResult;
+use crate::output::{self, complain, say};
+use crate::secret::UserArgs;
 
 mod files;
 mod http;
@@ -76,6 +78,9 @@ struct CommonArgs {
     /// Server that speaks CouchDB's API: `http://[user:password@]host:port`
     #[arg(long, value_name = "URL")]
     url: Option<Server>,
+
+    #[command(flatten)]
+    user: UserArgs,
 
     /// The server's process, for its processor time
     #[arg(long, visible_alias = "pid", value_name = "PID", requires = "url")]
@@ -221,6 +226,7 @@ fn block_on(
             result = command => result,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
             _ = terminate.recv() => Err("terminated".into()),
+            () = output::closed() => Err(output::OutputClosed.into()),
         }
     })
 }
@@ -243,13 +249,13 @@ impl Host {
     ) -> Result<Host, Box<dyn std::error::Error + Send + Sync>> {
         if let Some(server) = &common.url {
             let folder = common.data_dir.as_deref().map(|parent| Folder::new(Some(parent))).transpose()?;
-            let target = Target { server: server.clone(), pid: common.server_pid };
+            let target = Target { server: common.user.apply(server.clone())?, pid: common.server_pid };
             return Ok(Host { server: Some(target), _process: None, folder });
         }
         let folder = Folder::new(common.data_dir.as_deref())?;
         space::check(folder.path(), needed)?;
         if space::is_in_memory(folder.path()) {
-            eprintln!(
+            complain!(
                 "{} lies in memory, where a sync costs nothing: see --data-dir",
                 folder.path().display()
             );
@@ -312,13 +318,13 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
 
 fn run_sync(args: &SyncArgs) -> CommandResult {
     let folder = args.data_dir.clone().unwrap_or_else(std::env::temp_dir);
-    println!(
+    say!(
         "{} durable writes of {} random bytes each, one at a time, under {}",
         args.count,
         sync::BLOCK_BYTES,
         folder.display()
     );
-    print!("{}", sync::table(&sync::measure(&folder, args.count)?));
+    say!("{}", sync::table(&sync::measure(&folder, args.count)?).trim_end());
     Ok(())
 }
 
@@ -334,7 +340,7 @@ fn durability_text(common: &CommonArgs) -> &'static str {
 /// started it.
 async fn run_floor_server() -> CommandResult {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    println!("http://{}", listener.local_addr()?);
+    say!("http://{}", listener.local_addr()?);
     let (ended, wait) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
@@ -354,12 +360,12 @@ struct Printer {
 impl Printer {
     fn new(common: &CommonArgs, title: &str) -> Printer {
         if !common.json {
-            println!("{title}\n{}", report::heading(false));
+            say!("{title}\n{}", report::heading(false));
         }
         Printer { json: common.json }
     }
 
     fn row(&self, row: &Row) {
-        println!("{}", if self.json { row.json() } else { report::line(row, false) });
+        say!("{}", if self.json { row.json() } else { report::line(row, false) });
     }
 }

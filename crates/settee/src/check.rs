@@ -3,7 +3,6 @@
 //!
 //! Exit code 0: sound. 1: there are problems, each of which was printed. 2: it could not be checked.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -11,6 +10,7 @@ use indicatif::ProgressBar;
 use settee_doc::{DatabasesOptions, ErrorKind, OfflineDatabases, OfflineEvent};
 use settee_io::{Env, ThreadOptions};
 
+use crate::output::{complain, say};
 use crate::place;
 use crate::serve::{UUID_FILE, read_server_uuid};
 
@@ -27,8 +27,8 @@ pub(crate) struct Args {
     folder: PathBuf,
 
     /// Check this database alone
-    #[arg(long, value_name = "NAME", conflicts_with = "repair")]
-    database: Option<String>,
+    #[arg(long, alias = "database", value_name = "NAME", conflicts_with = "repair")]
+    db: Option<String>,
 
     /// Write all that can be read of all databases to a new data folder
     #[arg(long, value_name = "NEW_FOLDER")]
@@ -53,23 +53,19 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("settee: {error}");
+    complain!("settee: {error}");
     ExitCode::from(FAILED)
-}
-
-/// As `println`, but whoever reads may have gone: a check, or a repair, goes on to its end.
-macro_rules! say {
-    ($($text:tt)*) => {
-        drop(writeln!(std::io::stdout(), $($text)*))
-    };
 }
 
 async fn check(args: &Args) -> settee_doc::Result<bool> {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let folder = std::path::absolute(&args.folder).unwrap_or_else(|_| args.folder.clone());
+    if !folder.is_dir() {
+        return Err(settee_doc::Error::new(ErrorKind::NotFound, place::no_folder(&args.folder)));
+    }
     let databases = OfflineDatabases::open(&env, &folder, DatabasesOptions::default()).await?;
     if !databases.is_protected() {
-        eprintln!(
+        complain!(
             "settee: {} can't be written, and has no lock: nobody who has it open elsewhere is kept from \
              writing meanwhile",
             args.folder.display()
@@ -85,8 +81,8 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
     };
     let is_sound = match &args.repair {
         None => {
-            let checked = databases.check(args.database.as_deref(), |event| printer.print(event)).await;
-            let sums = checked.map_err(|error| match (&args.database, error.kind()) {
+            let checked = databases.check(args.db.as_deref(), |event| printer.print(event)).await;
+            let sums = checked.map_err(|error| match (&args.db, error.kind()) {
                 (Some(name), ErrorKind::NotFound) => {
                     settee_doc::Error::new(ErrorKind::NotFound, format!("there is no database {name}"))
                 }
@@ -133,7 +129,10 @@ fn problems(count: u64) -> String {
 
 /// The server stays the same one to whoever replicates with it.
 fn copy_identity(from: &std::path::Path, to: &std::path::Path) -> settee_doc::Result<()> {
-    match std::fs::copy(from.join(UUID_FILE), to.join(UUID_FILE)) {
+    // Not `fs::copy`, which copies the permissions too.
+    let copied =
+        std::fs::read(from.join(UUID_FILE)).and_then(|uuid| std::fs::write(to.join(UUID_FILE), uuid));
+    match copied {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(settee_doc::Error::new(ErrorKind::Internal, format!("the server's identity: {error}")))
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use settee_doc::Databases;
 
+use crate::output::say;
 use crate::{CommandResult, place};
 
 #[derive(clap::Args)]
@@ -14,8 +15,8 @@ pub(crate) struct Args {
     folder: PathBuf,
 
     /// Compact this database alone
-    #[arg(long, value_name = "NAME")]
-    database: Option<String>,
+    #[arg(long, alias = "database", value_name = "NAME")]
+    db: Option<String>,
 }
 
 pub(crate) fn run(args: Args) -> CommandResult {
@@ -24,14 +25,18 @@ pub(crate) fn run(args: Args) -> CommandResult {
 
 async fn compact(args: Args) -> CommandResult {
     let databases = place::open(&args.folder, "use POST /NAME/_compact").await?;
-    let names = match args.database {
+    let names = match args.db {
+        Some(name) if !databases.names().contains(&name) => {
+            databases.close().await?;
+            return Err(format!("there is no database {name}").into());
+        }
         Some(name) => vec![name],
         None => databases.names(),
     };
     let mut result: CommandResult = Ok(());
     for name in names {
         match compact_one(&databases, &name).await {
-            Ok(text) => println!("{name}: {text}"),
+            Ok(text) => say!("{name}: {text}"),
             Err(error) => result = Err(format!("{name}: {error}").into()),
         }
     }

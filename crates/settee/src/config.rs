@@ -23,7 +23,7 @@ mod tests;
 pub(crate) use command::{Args, run};
 pub(crate) use settings::{LogFormat, Settings};
 
-use file::read;
+use crate::secret;
 use settings::{Group, IoEngine, IoLimits, Table};
 
 /// Most threads of each kind for operations on files.
@@ -69,8 +69,7 @@ impl Config {
             (Some(_), Some(_)) => return Err("give `admin` or `admin_file`, not both".to_owned()),
             (Some(text), None) => Some(Admin::parse(&text)?),
             (None, Some(path)) => {
-                let text = read(path)?;
-                let admin = Admin::parse(text.trim_end_matches(['\r', '\n']));
+                let admin = Admin::parse(&secret::read(path)?);
                 Some(admin.map_err(|error| format!("{}: {error}", path.display()))?)
             }
             (None, None) => None,

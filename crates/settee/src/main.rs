@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use rustix::fs::Mode;
 
 mod backup;
 mod bench;
@@ -11,8 +12,17 @@ mod compact;
 mod config;
 mod dump;
 mod load;
+mod output;
 mod place;
+mod secret;
 mod serve;
+mod variables;
+
+use output::complain;
+
+/// Permissions that no file or directory gets, whichever part of the program creates it: those of
+/// everybody but the user who runs it.
+const UMASK: u32 = 0o077;
 
 #[derive(Parser)]
 #[command(name = "settee", version, about = "A document database that speaks CouchDB's HTTP API")]
@@ -43,8 +53,17 @@ enum Command {
     Bench(bench::Args),
 }
 
+/// Exit code for arguments and variables that aren't understood, as clap has it.
+const USAGE_EXIT_CODE: u8 = 2;
+
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    rustix::process::umask(Mode::from_raw_mode(UMASK));
+    let command = Cli::parse().command;
+    if let Err(error) = variables::check(&Cli::command(), std::env::vars_os().map(|(name, _)| name)) {
+        complain!("settee: {error}");
+        return ExitCode::from(USAGE_EXIT_CODE);
+    }
+    let result = match command {
         Command::Serve(args) => serve::run(*args),
         Command::Config(args) => config::run(*args),
         Command::Load(args) => load::run(args),
@@ -57,8 +76,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<output::OutputClosed>() => ExitCode::from(output::CLOSED_EXIT_CODE),
         Err(error) => {
-            eprintln!("settee: {error}");
+            complain!("settee: {error}");
             ExitCode::FAILURE
         }
     }

@@ -9,6 +9,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use settee_doc::{Databases, ErrorKind};
 use settee_io::{Env, ThreadOptions};
 
+use crate::output::complain;
+use crate::secret::{self, Closed};
+
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Time between two pictures of a progress bar.
@@ -23,7 +26,7 @@ pub(crate) fn has_databases(folder: &Path) -> bool {
 /// on it.
 pub(crate) async fn open(folder: &Path, while_served: &str) -> Result<Arc<Databases>, Error> {
     if !folder.is_dir() {
-        return Err(format!("there is no data folder {}", folder.display()).into());
+        return Err(no_folder(folder).into());
     }
     if !has_databases(folder) {
         return Err(format!("there are no databases in {}", folder.display()).into());
@@ -33,11 +36,36 @@ pub(crate) async fn open(folder: &Path, while_served: &str) -> Result<Arc<Databa
 
 /// As [`open`], where there may be none yet.
 pub(crate) async fn make(folder: &Path, while_served: &str) -> Result<Arc<Databases>, Error> {
+    if let Some(problem) = close_to_others(folder) {
+        complain!("settee: {problem}");
+    }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     Databases::open(env, &real(folder)?).await.map_err(|error| match error.kind() {
         ErrorKind::InUse => format!("{error} (where a server runs on the folder, {while_served})").into(),
         _ => error.into(),
     })
+}
+
+/// What is said where a data folder was named that isn't there.
+pub(crate) fn no_folder(folder: &Path) -> String {
+    format!("there is no data folder {}", folder.display())
+}
+
+/// Closes a data folder to others (see [`secret::close_folder`]). Returns what an operator has to know.
+pub(crate) fn close_to_others(folder: &Path) -> Option<String> {
+    let own_files = [&["lock"], settee_http::IDENTITY_FILES].concat();
+    let shown = folder.display();
+    match secret::close_folder(folder, &own_files) {
+        Ok(Closed { is_shared: true, .. }) => Some(format!(
+            "{shown} holds other things beside the data and can be read by others: only the data in it are closed \
+             to them"
+        )),
+        Ok(Closed { changed_count: 0, .. }) => None,
+        Ok(Closed { changed_count, .. }) => Some(format!(
+            "{shown} could be read by others: the permissions of {changed_count} files and folders were changed"
+        )),
+        Err(error) => Some(format!("others may be able to read the data: {error}")),
+    }
 }
 
 /// An absolute path without links and `..`, as far as it is there.

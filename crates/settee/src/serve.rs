@@ -13,8 +13,8 @@ use tokio::runtime::{self, Handle};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::CommandResult;
 use crate::config::{Config, LogFormat, Settings};
+use crate::{CommandResult, place};
 
 /// Holds the server's identity, beside the databases.
 pub(crate) const UUID_FILE: &str = "server-uuid";
@@ -66,6 +66,9 @@ async fn serve(mut config: Config) -> CommandResult {
     check_listener(&listener, &options)?;
     let address = listener.local_addr()?;
 
+    if let Some(problem) = place::close_to_others(&config.data_dir) {
+        tracing::warn!("{problem}");
+    }
     let engine = config.io.engine(config.io_engine).start();
     let engine = engine.map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
     tracing::info!(engine = engine.name(), direct_io = config.databases.log.direct, %limits, "settings in force");

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use settee_bench::{io, reads, space};
 
 use crate::CommandResult;
+use crate::output::{complain, say};
 
 /// What the tables of files understand.
 #[derive(clap::Args)]
@@ -84,18 +85,18 @@ impl FilesArgs {
 
     fn heading(&self, title: &str) {
         if space::is_in_memory(&self.folder()) {
-            eprintln!("{} lies in memory, where nothing is cold: see --data-dir", self.folder().display());
+            complain!("{} lies in memory, where nothing is cold: see --data-dir", self.folder().display());
         }
         if !self.json {
-            println!("{title}\n{}", io::row::heading());
+            say!("{title}\n{}", io::row::heading());
         }
     }
 
     fn row(&self, row: &io::Row) {
         match (self.json, &row.note) {
-            (true, _) => println!("{}", row.json()),
-            (false, None) => println!("{}", row.line()),
-            (false, Some(note)) => println!("{}\n    {note}", row.line()),
+            (true, _) => say!("{}", row.json()),
+            (false, None) => say!("{}", row.line()),
+            (false, Some(note)) => say!("{}\n    {note}", row.line()),
         }
     }
 }

@@ -9,6 +9,7 @@ use settee_bench::report::{self, Aim, Reported};
 
 use super::{CommonArgs, Host, durability_text, number, scale};
 use crate::CommandResult;
+use crate::output::say;
 
 /// How long a row lasts that isn't a load.
 const ROW_TIME: Duration = Duration::from_secs(5);
@@ -75,7 +76,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
         let scale = if args.scale == 1.0 { String::new() } else { format!(", counts × {}", args.scale) };
         let settings =
             if args.common.spawn { format!(", with {}", settings.join(" ")) } else { String::new() };
-        println!(
+        say!(
             "{}{settings}: documents of {} bytes, {} s a row{scale}, {}\n\
              recorded: {}, on another day; limits and aims: of this run\n{}",
             host.place(),
@@ -93,20 +94,20 @@ pub(super) async fn run(args: Args) -> CommandResult {
     })
     .await?;
     if !args.common.json {
-        println!("{}, {failed} rows failed", verdicts.text());
+        say!("{}, {failed} rows failed", verdicts.text());
     }
     if failed > 0 { Err(format!("{failed} rows failed").into()) } else { Ok(()) }
 }
 
 fn print(reported: &Reported, json: bool) {
     match (reported, json) {
-        (Reported::Measured(row), true) => println!("{}", row.json()),
-        (Reported::Failed(failed), true) => println!("{}", failed.json()),
+        (Reported::Measured(row), true) => say!("{}", row.json()),
+        (Reported::Failed(failed), true) => say!("{}", failed.json()),
         (Reported::Measured(row), false) => {
-            println!("{}", report::line(row, true));
-            report::remarks(row).iter().for_each(|remark| println!("    {remark}"));
+            say!("{}", report::line(row, true));
+            report::remarks(row).iter().for_each(|remark| say!("    {remark}"));
         }
-        (Reported::Failed(failed), false) => println!("{}", failed.line()),
+        (Reported::Failed(failed), false) => say!("{}", failed.line()),
     }
 }
 

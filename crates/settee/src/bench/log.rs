@@ -8,6 +8,7 @@ use settee_bench::space::{self, Folder};
 use settee_io::EngineKind;
 
 use crate::CommandResult;
+use crate::output::{complain, say};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -89,16 +90,16 @@ pub(super) async fn run(args: Args) -> CommandResult {
         },
     };
     if space::is_in_memory(&config.folder) {
-        eprintln!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
+        complain!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
     }
     if !args.json {
-        println!("{}\n{}", config.title()?, log::heading());
+        say!("{}\n{}", config.title()?, log::heading());
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let print = |row: log::Row| match args.json {
-            true => println!("{}", row.json()),
-            false => print!("{}", row.lines()),
+            true => say!("{}", row.json()),
+            false => say!("{}", row.lines().trim_end()),
         };
         // Nobody listens any more where the command was interrupted.
         let _ = done.send(log::run(&config, print));
@@ -107,6 +108,6 @@ pub(super) async fn run(args: Args) -> CommandResult {
 }
 
 pub(super) fn run_hold_up(args: &HoldUpArgs) -> CommandResult {
-    let each = |phase| println!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
+    let each = |phase| say!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
     Ok(log::hold_up(&args.folder, args.bytes, args.engine, args.group.as_deref(), each)?)
 }

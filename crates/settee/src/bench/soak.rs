@@ -7,6 +7,7 @@ use settee_bench::soak;
 use settee_bench::space::{self, Folder};
 
 use crate::CommandResult;
+use crate::output::say;
 
 /// What a soak may write to its disk: live data stays small, and so does what isn't compacted yet.
 const DISK_BYTES: u64 = 2 << 30;
@@ -45,7 +46,7 @@ pub(crate) async fn run(args: Args) -> CommandResult {
         kills: args.kills,
         seed: args.seed,
     };
-    println!("soak of {:?} with {} kill(s), seed {}", config.duration, config.kills, config.seed);
-    soak::run(&config, |line| println!("{line}")).await?;
+    say!("soak of {:?} with {} kill(s), seed {}", config.duration, config.kills, config.seed);
+    soak::run(&config, |line| say!("{line}")).await?;
     Ok(())
 }

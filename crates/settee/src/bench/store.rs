@@ -9,6 +9,7 @@ use settee_bench::store::{self, Config, PEERS, Part};
 use settee_io::EngineKind;
 
 use crate::CommandResult;
+use crate::output::{complain, say};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -124,10 +125,10 @@ pub(super) async fn run(args: Args) -> CommandResult {
         config.parts = args.parts.into_iter().map(Part::from).collect();
     }
     if space::is_in_memory(&config.folder) {
-        eprintln!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
+        complain!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
     }
     if !args.json {
-        println!("{}\n{}", config.title(), io::row::heading());
+        say!("{}\n{}", config.title(), io::row::heading());
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
@@ -137,9 +138,9 @@ pub(super) async fn run(args: Args) -> CommandResult {
                 (row.aim, row.met) = (None, None);
             }
             match (args.json, &row.note) {
-                (true, _) => println!("{}", row.json()),
-                (false, None) => println!("{}", row.line()),
-                (false, Some(note)) => println!("{}\n    {note}", row.line()),
+                (true, _) => say!("{}", row.json()),
+                (false, None) => say!("{}", row.line()),
+                (false, Some(note)) => say!("{}\n    {note}", row.line()),
             }
         };
         // Nobody listens any more where the command was interrupted.

@@ -10,6 +10,7 @@ use super::import::Conversion;
 use super::settings::Given;
 use super::show::Shown;
 use crate::CommandResult;
+use crate::output::{self, complain};
 
 /// Most of CouchDB's files that are converted together.
 const INI_FILES_MAX: usize = 1000;
@@ -40,6 +41,8 @@ pub(crate) struct Args {
 enum Command {
     /// Convert CouchDB's ini files into a file of settings
     #[command(after_help = "What has no counterpart here is told in comments, with the reason. \
+        Where there are administrators and none can be taken over, since their passwords are hashes, the exit \
+        code is 1. \
         Later files go before earlier ones: give default.ini, local.ini and local.d in this order.")]
     ImportIni(ImportArgs),
 }
@@ -69,13 +72,13 @@ pub(crate) fn run(args: Args) -> CommandResult {
 fn show(args: &Args) -> CommandResult {
     let shown = Shown::gather(&args.given, args.config.as_deref())?;
     for left_out in shown.left_out() {
-        eprintln!("settee: {left_out}");
+        complain!("settee: {left_out}");
     }
     let text = match args.json {
         true => serde_json::to_string_pretty(&shown.json())? + "\n",
         false => shown.toml(),
     };
-    Ok(print(&text)?)
+    print(&text)
 }
 
 fn import_ini(args: &ImportArgs) -> CommandResult {
@@ -92,11 +95,14 @@ fn import_ini(args: &ImportArgs) -> CommandResult {
         }
     }
     for warning in &conversion.warnings {
-        eprintln!("settee: {warning}");
+        complain!("settee: {warning}");
     }
     let (converted, left) = conversion.counts();
-    eprintln!("settee: {converted} settings; {left} keys are no settings here: the comments say why");
-    Ok(())
+    complain!("settee: {converted} settings; {left} keys are no settings here: the comments say why");
+    match conversion.missing_admin() {
+        Some(missing) => Err(missing.into()),
+        None => Ok(()),
+    }
 }
 
 /// The files that are meant, a folder's in the order in which CouchDB reads them.
@@ -122,10 +128,9 @@ fn ini_files(given: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-fn print(text: &str) -> io::Result<()> {
+fn print(text: &str) -> CommandResult {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(output::write_error)
 }
 
 /// Writes a file that may hold a password; one that there is only where that is asked for.

@@ -3,28 +3,43 @@
 //! Of an error of TOML's the message alone is kept: what would be shown beside it is a line of
 //! the file, which may hold the password.
 
+use std::fs::{File, Metadata};
+use std::io::Read;
 use std::path::Path;
 
 use toml::de::DeTable;
 
 use super::settings::Settings;
+use crate::secret;
 
-/// Largest file in bytes: of settings, of an administrator, of CouchDB's.
+/// Largest file in bytes: of settings, of CouchDB's.
 const FILE_SIZE_MAX: u64 = 1 << 20;
 
 /// Reads a file that there is.
 pub(super) fn read(path: &Path) -> Result<String, String> {
-    let problem = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
-    let size = std::fs::metadata(path).map_err(|error| problem(&error))?.len();
-    if size > FILE_SIZE_MAX {
-        return Err(problem(&format!("it is larger than {FILE_SIZE_MAX} bytes")));
-    }
-    std::fs::read_to_string(path).map_err(|error| problem(&error))
+    read_with_metadata(path).map(|(text, _)| text)
 }
 
-/// The settings of a file.
+fn read_with_metadata(path: &Path) -> Result<(String, Metadata), String> {
+    let problem = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
+    let file = File::open(path).map_err(|error| problem(&error))?;
+    let metadata = file.metadata().map_err(|error| problem(&error))?;
+    let mut text = String::new();
+    let size = file.take(FILE_SIZE_MAX + 1).read_to_string(&mut text).map_err(|error| problem(&error))?;
+    match size as u64 > FILE_SIZE_MAX {
+        true => Err(problem(&format!("it is larger than {FILE_SIZE_MAX} bytes"))),
+        false => Ok((text, metadata)),
+    }
+}
+
+/// The settings of a file. One with a password is refused where others can read it.
 pub(super) fn settings(path: &Path) -> Result<Settings, String> {
-    parse(&read(path)?).map_err(|error| format!("{}: {error}", path.display()))
+    let (text, metadata) = read_with_metadata(path)?;
+    let settings = parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    if settings.admin.is_some() {
+        secret::check_permissions(path, &metadata)?;
+    }
+    Ok(settings)
 }
 
 /// The settings of a file's text.

@@ -128,6 +128,8 @@ pub(super) struct Conversion {
     converted: BTreeMap<&'static str, Converted>,
     left: Vec<Left>,
     ignored: Vec<Place>,
+    /// Administrators none of whom could be taken over.
+    lost_admins: Vec<String>,
     /// What whoever starts the server has to know first.
     pub(super) warnings: Vec<String>,
 }
@@ -169,6 +171,16 @@ impl Conversion {
     /// How many keys became settings' values, and how many stay behind.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.converted.len(), self.left.len())
+    }
+
+    /// What is missing where there were administrators and none could be taken over.
+    pub(super) fn missing_admin(&self) -> Option<String> {
+        let names = self.lost_admins.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ");
+        let missing = format!(
+            "no administrator was taken over ({names}): set one by admin_file or SETTEE_ADMIN before anybody \
+             else reaches the server"
+        );
+        (!self.lost_admins.is_empty()).then_some(missing)
     }
 
     fn leave(&mut self, section: &str, key: &str, entry: Entry, reason: impl Into<String>) {
@@ -302,7 +314,11 @@ impl Conversion {
                 }
             };
             self.warnings.push(format!("administrator {name} ({}): {reason}", entry.place));
+            self.lost_admins.push(name.clone());
             self.leave("admins", &name, entry, reason);
+        }
+        if self.converted.contains_key("admin") {
+            self.lost_admins.clear();
         }
         let is_loopback = |listen: &str| listen.starts_with("127.") || listen.starts_with("[::1]");
         let listen = self.converted.get("listen").and_then(|listen| listen.value.as_str());
@@ -345,6 +361,11 @@ impl Conversion {
         text.push_str("# `settee config --config FILE` shows what holds with it.\n");
         for warning in &self.warnings {
             text.push_str(&format!("# Note: {}\n", plain(warning)));
+        }
+        if let Some(missing) = self.missing_admin() {
+            text.push_str(&format!(
+                "#\n# INCOMPLETE: {missing}.\n#admin_file = \"/etc/settee/admin\"    # holds NAME:PASSWORD, mode 0600\n"
+            ));
         }
         text.push('\n');
         let mut last = "";

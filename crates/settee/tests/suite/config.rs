@@ -132,6 +132,7 @@ fn what_the_server_refuses_is_refused_with_the_same_words() {
         ("admin_file = \"/nowhere/at all\"", "cannot read /nowhere/at all"),
     ] {
         std::fs::write(&file, written).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let refusals = ["config", "serve"].map(|command| {
             let output =
                 settee(&[command, "--config", name(&file), "--data-dir", name(&none)]).output().unwrap();
@@ -158,7 +159,9 @@ fn import(others: &[&str]) -> (String, String) {
     let (default, local, folder) = (couchdb("default.ini"), couchdb("local.ini"), couchdb("local.d"));
     let mut command = settee(&["config", "import-ini"]);
     command.args(others).args([default, local, folder]);
-    let output = done(command);
+    let output = command.output().unwrap();
+    // Their administrators' passwords are hashes.
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     (text(&output.stdout), text(&output.stderr))
 }
 
@@ -189,6 +192,21 @@ fn couchdbs_files_become_settings_that_hold() {
     {
         assert!(said.contains(words), "{words}: {said}");
     }
+}
+
+#[test]
+fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settee.toml");
+    let (_, said) = import(&["-o", name(&file)]);
+    let written = std::fs::read_to_string(&file).unwrap();
+    for text in [&said, &written] {
+        assert!(text.contains("no administrator was taken over (admin, architect)"), "{text}");
+    }
+    let ini = folder.path().join("local.ini");
+    std::fs::write(&ini, "[admins]\nann = -pbkdf2-1,2,3\nben = in the clear\n").unwrap();
+    let taken = text(&done(settee(&["config", "import-ini", name(&ini)])).stdout);
+    assert!(taken.contains("admin = \"ben:in the clear\"") && !taken.contains("INCOMPLETE"), "{taken}");
 }
 
 #[test]

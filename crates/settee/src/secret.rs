@@ -1,0 +1,248 @@
+//! Files that hold a password, and directories that hold what users stored: read by their owner alone.
+//!
+//! The rule for a file with a password is PostgreSQL's for its private keys: nobody but its owner, and
+//! where that is root its group, which is how containers hand secrets over.
+
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use settee_bench::http::Server;
+
+/// Largest file with a password, in bytes.
+const SECRET_BYTES_MAX: u64 = 1 << 20;
+
+/// Permissions of everybody but the owner.
+const OTHERS: u32 = 0o077;
+
+/// The same without reading by the group.
+const OTHERS_BUT_GROUP_READ: u32 = 0o037;
+
+/// Permissions with the bits for set-user-ID, set-group-ID and sticky.
+const ALL_BITS: u32 = 0o7777;
+
+/// Set on directories that everybody writes to, as `/tmp`.
+const STICKY: u32 = 0o1000;
+
+/// The user of a client command where neither its URL nor a file names one: `NAME:PASSWORD`.
+pub(crate) const USER_VARIABLE: &str = "SETTEE_USER";
+
+/// What a data directory holds, beside files of which each creates its own name.
+const DATA_FOLDERS: [&str; 2] = ["catalogue", "databases"];
+
+/// What file systems put into the root of a volume.
+const VOLUME_FOLDER: &str = "lost+found";
+
+/// Refuses a file with a password that others can read.
+///
+/// # Errors
+/// Whose file it is, who can read it, and the command that changes that.
+pub(crate) fn check_permissions(path: &Path, metadata: &Metadata) -> Result<(), String> {
+    let denied = if metadata.uid() == 0 { OTHERS_BUT_GROUP_READ } else { OTHERS };
+    // A pipe, as a shell's `<(…)` makes it, is nobody else's.
+    if !metadata.is_file() || metadata.mode() & denied == 0 {
+        return Ok(());
+    }
+    let (shown, mode) = (path.display(), metadata.mode() & 0o777);
+    Err(format!("{shown} holds a password, and others can read it (mode {mode:04o}): chmod 600 {shown}"))
+}
+
+/// Reads a file that holds a password, without the line end behind it.
+///
+/// # Errors
+/// In words, without what the file holds.
+pub(crate) fn read(path: &Path) -> Result<String, String> {
+    let problem = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
+    let file = File::open(path).map_err(|error| problem(&error))?;
+    check_permissions(path, &file.metadata().map_err(|error| problem(&error))?)?;
+    let mut text = String::new();
+    let read = file.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| problem(&error))?;
+    if read as u64 > SECRET_BYTES_MAX {
+        return Err(problem(&format!("it is larger than {SECRET_BYTES_MAX} bytes")));
+    }
+    text.truncate(text.trim_end_matches(['\r', '\n']).len());
+    Ok(text)
+}
+
+/// Who a client command is to the server at its URL.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UserArgs {
+    /// File that holds NAME:PASSWORD for the server at --url, as does the variable SETTEE_USER; arguments
+    /// show in `ps`
+    #[arg(long, env = "SETTEE_USER_FILE", value_name = "FILE")]
+    user_file: Option<PathBuf>,
+}
+
+impl UserArgs {
+    /// Gives `server` the user of the file or the variable, unless its URL names one.
+    ///
+    /// # Errors
+    /// In words, without the password.
+    pub(crate) fn apply(&self, server: Server) -> Result<Server, String> {
+        if server.has_user() {
+            return Ok(server);
+        }
+        let (text, source) = match &self.user_file {
+            Some(path) => (read(path)?, path.display().to_string()),
+            None => match std::env::var(USER_VARIABLE) {
+                Ok(text) => (text, USER_VARIABLE.to_owned()),
+                Err(_) => return Ok(server),
+            },
+        };
+        match text.split_once(':') {
+            Some((name, password)) if !name.is_empty() => {
+                Ok(server.with_user(name.as_bytes(), password.as_bytes()))
+            }
+            _ => Err(format!("{source} must hold NAME:PASSWORD")),
+        }
+    }
+}
+
+/// What [`close_folder`] found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Closed {
+    /// Files and directories whose permissions were changed.
+    pub(crate) changed_count: u64,
+    /// The directory itself stays open to others: it holds what isn't a server's.
+    pub(crate) is_shared: bool,
+}
+
+/// Takes a data directory's permissions for others away, as an older version or `mkdir` left them: 0700,
+/// its files 0600. A directory whose `databases` is closed already isn't walked. One that holds other
+/// things, such as `/tmp` or a home, keeps its own permissions: then only what is the server's is closed.
+///
+/// # Errors
+/// What the system says, with the path; what comes behind it in the walk is as it was.
+pub(crate) fn close_folder(folder: &Path, own_files: &[&str]) -> io::Result<Closed> {
+    let mut closed = Closed::default();
+    if !folder.is_dir() {
+        return Ok(closed);
+    }
+    for name in DATA_FOLDERS {
+        close_tree(&folder.join(name), &mut closed.changed_count)?;
+    }
+    for name in own_files {
+        close(&folder.join(name), &mut closed.changed_count)?;
+    }
+    closed.is_shared = fs::metadata(folder)?.mode() & STICKY != 0;
+    for entry in fs::read_dir(folder).map_err(|error| named(folder, &error))? {
+        let name = entry?.file_name();
+        let is_ours = |known: &&str| name == **known;
+        closed.is_shared |=
+            !(DATA_FOLDERS.iter().any(is_ours) || own_files.iter().any(is_ours) || name == VOLUME_FOLDER);
+    }
+    if closed.is_shared {
+        closed.is_shared = fs::metadata(folder)?.mode() & OTHERS != 0;
+    } else {
+        close(folder, &mut closed.changed_count)?;
+    }
+    Ok(closed)
+}
+
+/// Closes a directory with all that it holds, the directory last: it is what says that all is closed.
+fn close_tree(folder: &Path, changed_count: &mut u64) -> io::Result<()> {
+    match fs::symlink_metadata(folder) {
+        Ok(found) if found.is_dir() && found.mode() & OTHERS != 0 => {}
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(named(folder, &error)),
+        _ => return Ok(()),
+    }
+    for entry in fs::read_dir(folder).map_err(|error| named(folder, &error))? {
+        let path = entry?.path();
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+            close_tree(&path, changed_count)?;
+        } else {
+            close(&path, changed_count)?;
+        }
+    }
+    close(folder, changed_count)
+}
+
+/// Takes the permissions for others away from a file or a directory; a link is left alone.
+fn close(path: &Path, changed_count: &mut u64) -> io::Result<()> {
+    let mode = match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_symlink() => found.mode() & ALL_BITS,
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(named(path, &error)),
+        _ => return Ok(()),
+    };
+    if mode & OTHERS != 0 {
+        fs::set_permissions(path, Permissions::from_mode(mode & !OTHERS))
+            .map_err(|error| named(path, &error))?;
+        *changed_count += 1;
+    }
+    Ok(())
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_password_is_read_only_from_a_file_that_others_can_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("admin");
+        fs::write(&path, "ann:sesame\r\n").unwrap();
+        // Where the tests run as root its group may read.
+        let group_may = rustix::process::getuid().is_root();
+        for (mode, is_taken) in [
+            (0o600, true),
+            (0o400, true),
+            (0o640, group_may),
+            (0o440, group_may),
+            (0o660, false),
+            (0o644, false),
+            (0o604, false),
+            (0o602, false),
+        ] {
+            set(&path, mode);
+            let found = read(&path);
+            assert_eq!(found.is_ok(), is_taken, "{mode:o}: {found:?}");
+            match found {
+                Ok(text) => assert_eq!(text, "ann:sesame"),
+                Err(reason) => {
+                    assert!(reason.contains("chmod 600") && !reason.contains("sesame"), "{reason}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_data_folder_is_closed_and_what_is_not_the_servers_stays_as_it_is() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("data");
+        fs::create_dir_all(folder.join("databases/0000000001")).unwrap();
+        let (log, uuid) = (folder.join("databases/0000000001/0000000001.log"), folder.join("server-uuid"));
+        for path in [&log, &uuid] {
+            fs::write(path, "x").unwrap();
+            set(path, 0o644);
+        }
+        for path in [&folder, &folder.join("databases"), &folder.join("databases/0000000001")] {
+            set(path, 0o755);
+        }
+        let closed = close_folder(&folder, &["server-uuid"]).unwrap();
+        assert_eq!(closed, Closed { changed_count: 5, is_shared: false });
+        assert_eq!((mode(&folder), mode(&log), mode(&uuid)), (0o700, 0o600, 0o600));
+        assert_eq!(close_folder(&folder, &["server-uuid"]).unwrap(), Closed::default());
+
+        fs::write(folder.join("letter"), "x").unwrap();
+        for path in [&folder, &folder.join("databases"), &folder.join("letter")] {
+            set(path, 0o755);
+        }
+        let closed = close_folder(&folder, &["server-uuid"]).unwrap();
+        assert_eq!(closed, Closed { changed_count: 1, is_shared: true });
+        assert_eq!((mode(&folder), mode(&folder.join("letter"))), (0o755, 0o755));
+        assert_eq!(mode(&folder.join("databases")), 0o700);
+    }
+}
