@@ -1,33 +1,35 @@
 //! `settee dump`: a database's documents as JSON lines, the reverse of `settee load`.
 //!
-//! Rows are streamed from one snapshot; memory holds one document. The end of the stream must
-//! be its proper end, and hold as many documents as its beginning announced: a dump that stops
-//! in the middle is an error, and then no file is left under the name asked for.
+//! Rows are streamed; memory holds one document, of a server's documents with all revisions one answer. The
+//! end of the stream must be its proper end, and hold as many documents as its beginning announced: a dump that
+//! stops in the middle is an error, and then no file is left under the name asked for. What was left out is
+//! counted and printed.
+//!
+//! With all revisions each line is a leaf with its `_revisions`, and deleted ones and local documents are
+//! among them: `settee load` merges such lines as replication does.
 
-use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-use settee_bench::http::encode_segment;
-use settee_doc::{Extras, Options, Range};
+use settee_doc::Options;
 
-use crate::CommandResult;
+use crate::load::LINE_BYTES_MAX;
 use crate::load::identity::minify;
-use crate::load::split::{ArrayEvent, ArrayScanner};
-use crate::load::target::{Error, Local, Remote, Target, TargetArgs};
+use crate::load::target::{Error, Missing, Target, TargetArgs};
+use crate::output::{complain, write_error};
+use crate::{CommandResult, members};
 
-/// Most bytes around the rows of a listing.
-const FRAME_BYTES_MAX: usize = 64 << 10;
-
-/// Most bytes of one row of a listing.
-const ROW_BYTES_MAX: usize = 256 << 20;
+mod listing;
+mod local;
+mod remote;
 
 #[derive(clap::Args)]
-#[command(after_help = "Deleted documents, conflicting revisions, local documents and the content of \
-    attachments are not dumped.")]
+#[command(
+    after_help = "Without --all-revisions, deleted documents, conflicting revisions and local documents are \
+    left out, without --attachments the content of attachments; how many is printed. With both, `settee load` \
+    takes back the whole database."
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     target: TargetArgs,
@@ -36,8 +38,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Leave out _rev: loaded again, documents begin anew
+    /// Replace that file where there is one
+    #[arg(long, requires = "out")]
+    force: bool,
+
+    /// With the content of attachments, in base 64
     #[arg(long)]
+    attachments: bool,
+
+    /// With deleted documents, conflicting revisions, each revision's ancestors, and local documents
+    #[arg(long)]
+    all_revisions: bool,
+
+    /// Leave out _rev: loaded again, documents begin anew
+    #[arg(long, conflicts_with = "all_revisions")]
     no_rev: bool,
 }
 
@@ -47,19 +61,22 @@ pub(crate) fn run(args: Args) -> CommandResult {
 }
 
 async fn dump(args: Args) -> CommandResult {
-    let target = Target::open(&args.target, Options::default(), false).await?;
-    let count = match &args.out {
+    if let Some(path) = &args.out {
+        check_free(path, args.force)?;
+    }
+    let mut target = Target::open(&args.target, Options::default(), Missing::Refuse).await?;
+    let (count, left_out) = match &args.out {
         None => {
             let mut sink = Sink::new(io::stdout().lock(), args.no_rev);
-            write_documents(&target, &mut sink).await?;
-            sink.finish()?.1
+            let left_out = write_documents(&mut target, &args, &mut sink).await?;
+            (sink.finish()?.1, left_out)
         }
         Some(path) if is_special(path) => {
             // A device or a pipe is written to, never replaced.
             let file = File::options().write(true).open(path).map_err(|error| named(path, error))?;
             let mut sink = Sink::new(file, args.no_rev);
-            write_documents(&target, &mut sink).await?;
-            sink.finish()?.1
+            let left_out = write_documents(&mut target, &args, &mut sink).await?;
+            (sink.finish()?.1, left_out)
         }
         Some(path) => {
             // What a link leads to is replaced, not the link.
@@ -67,15 +84,33 @@ async fn dump(args: Args) -> CommandResult {
             let temporary = Temporary::new(path)?;
             let file = File::create(&temporary.path).map_err(|error| named(path, error))?;
             let mut sink = Sink::new(file, args.no_rev);
-            write_documents(&target, &mut sink).await?;
+            let left_out = write_documents(&mut target, &args, &mut sink).await?;
             let (file, count) = sink.finish()?;
             file.sync_all()?;
+            check_free(path, args.force)?;
             temporary.rename(path)?;
-            count
+            (count, left_out)
         }
     };
-    eprintln!("dumped {count} documents");
+    match args.all_revisions {
+        false => complain!("dumped {count} documents"),
+        true => complain!("dumped {count} leaf revisions and local documents"),
+    }
+    if let Some(left_out) = left_out.text() {
+        complain!("{left_out}");
+    }
     Ok(())
+}
+
+/// Refuses to replace a file that nobody asked to replace.
+fn check_free(path: &Path, force: bool) -> Result<(), Error> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(format!("{} is a folder", path.display()).into()),
+        Ok(found) if found.is_file() && !force => {
+            Err(format!("{} is there already; --force replaces it", path.display()).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether something is there that is no ordinary file.
@@ -130,96 +165,86 @@ impl<W: Write> Sink<W> {
     fn write(&mut self, document: &[u8]) -> Result<(), Error> {
         self.line.clear();
         if self.no_rev {
-            without_rev(document, &mut self.line)?;
+            members::write_without("_rev", document, &mut self.line)?;
         } else {
             minify(document, &mut self.line);
         }
         self.line.push(b'\n');
-        self.writer.write_all(&self.line)?;
+        self.writer.write_all(&self.line).map_err(write_error)?;
         self.count += 1;
         Ok(())
     }
 
     fn finish(self) -> Result<(W, u64), Error> {
         let count = self.count;
-        let writer = self.writer.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let writer = self.writer.into_inner().map_err(|error| write_error(error.into_error()))?;
         Ok((writer, count))
     }
 }
 
-/// Appends a document's members but `_rev`, each with the text that it has.
-fn without_rev(document: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
-    let Members(members) = serde_json::from_slice(document)?;
-    out.push(b'{');
-    let start = out.len();
-    for (key, value) in members.into_iter().filter(|(key, _)| key != "_rev") {
-        if out.len() > start {
-            out.push(b',');
+/// Writes what was asked for.
+async fn write_documents<W: Write>(
+    target: &mut Target,
+    args: &Args,
+    sink: &mut Sink<W>,
+) -> Result<LeftOut, Error> {
+    let content = if args.attachments { Content::Inline } else { Content::Stubs };
+    match (target, args.all_revisions) {
+        (Target::Local(database), false) => local::write_winners(database, content, sink).await,
+        (Target::Local(database), true) => local::write_all(database, content, sink).await,
+        (Target::Remote(database), false) => remote::write_winners(database, content, sink).await,
+        (Target::Remote(database), true) => remote::write_all(database, content, sink).await,
+    }
+}
+
+/// What is written of attachments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// All but their content.
+    Stubs,
+    /// Their content, in base 64.
+    Inline,
+}
+
+/// What of a database a dump doesn't have.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct LeftOut {
+    deleted_count: u64,
+    /// Leaves that aren't their documents' winners.
+    branch_count: u64,
+    /// Attachments without their content.
+    attachment_count: u64,
+    /// None where the server doesn't tell.
+    local_count: Option<u64>,
+}
+
+impl LeftOut {
+    /// What was left out, and which flag has it; None where nothing was.
+    fn text(&self) -> Option<String> {
+        let counted = |count: u64, what: &str| match count {
+            0 => None,
+            1 => Some(format!("1 {what}")),
+            count => Some(format!("{count} {what}s")),
+        };
+        let local = match self.local_count {
+            Some(count) => counted(count, "local document"),
+            None => Some("local documents, which the server doesn't list".to_owned()),
+        };
+        let revisions = [
+            counted(self.deleted_count, "deleted document"),
+            counted(self.branch_count, "conflicting or deleted revision"),
+            local,
+        ];
+        let revisions: Vec<String> = revisions.into_iter().flatten().collect();
+        let mut parts = Vec::new();
+        if !revisions.is_empty() {
+            parts.push(format!("{} (--all-revisions has them)", revisions.join(", ")));
         }
-        serde_json::to_writer(&mut *out, &key)?;
-        out.push(b':');
-        minify(value.get().as_bytes(), out);
-    }
-    out.push(b'}');
-    Ok(())
-}
-
-/// An object's members in their order, values as they stand.
-struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Members<'a>, D::Error> {
-        struct Visit;
-        impl<'de> serde::de::Visitor<'de> for Visit {
-            type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a document")
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(members)
-            }
+        if let Some(attachments) = counted(self.attachment_count, "attachment") {
+            parts.push(format!("the content of {attachments} (--attachments has it)"));
         }
-        deserializer.deserialize_map(Visit).map(Members)
+        (!parts.is_empty()).then(|| format!("left out: {}", parts.join("; ")))
     }
-}
-
-async fn write_documents<W: Write>(target: &Target, sink: &mut Sink<W>) -> Result<(), Error> {
-    match target {
-        Target::Local(local) => write_local(local, sink).await,
-        Target::Remote(remote) => write_remote(remote, sink).await,
-    }
-}
-
-async fn write_local<W: Write>(local: &Local, sink: &mut Sink<W>) -> Result<(), Error> {
-    let view = local.database.view();
-    let mut rows = view.all_docs(&Range::default()).await?;
-    let mut text = Vec::new();
-    while let Some(row) = rows.next().await? {
-        let (id, summary, body) = (row.id.to_owned(), row.summary, row.body);
-        text.clear();
-        view.read(&id, summary, body).await?.write_json(&Extras::default(), &mut text);
-        sink.write(&text)?;
-    }
-    check_count(sink.count, view.doc_count())
-}
-
-async fn write_remote<W: Write>(remote: &Remote, sink: &mut Sink<W>) -> Result<(), Error> {
-    let target = format!("/{}/_all_docs?include_docs=true", encode_segment(&remote.database));
-    let mut connection = remote.couch.stream("GET", &target).await?;
-    let mut listing = Listing::default();
-    while let Some(chunk) = connection.chunk().await? {
-        listing.take(chunk, |row| sink.write(row_document(row)?.get().as_bytes()))?;
-    }
-    if let Some(total) = listing.finish()? {
-        check_count(sink.count, total)?;
-    }
-    Ok(())
 }
 
 fn check_count(found: u64, announced: u64) -> Result<(), Error> {
@@ -230,87 +255,13 @@ fn check_count(found: u64, announced: u64) -> Result<(), Error> {
     }
 }
 
-/// The document of one row of a listing.
-fn row_document(row: &[u8]) -> Result<&RawValue, Error> {
-    #[derive(Deserialize)]
-    struct Row<'a> {
-        #[serde(borrow)]
-        doc: Option<&'a RawValue>,
-    }
-    let row: Row<'_> = serde_json::from_slice(row)?;
-    row.doc.filter(|doc| doc.get().starts_with('{')).ok_or_else(|| "a row holds no document".into())
-}
-
-/// Takes the answer of `_all_docs` apart as it comes: `{…,"rows":[…]…}`.
-struct Listing {
-    rows: ArrayScanner,
-    is_in_rows: bool,
-    row: Vec<u8>,
-    /// What stands before and behind the rows.
-    frame: Vec<u8>,
-}
-
-impl Default for Listing {
-    fn default() -> Listing {
-        Listing { rows: ArrayScanner::new(), is_in_rows: false, row: Vec::new(), frame: Vec::new() }
-    }
-}
-
-impl Listing {
-    fn take(
-        &mut self,
-        mut text: &[u8],
-        mut on_row: impl FnMut(&[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        while !text.is_empty() {
-            if !self.is_in_rows || self.rows.is_done() {
-                // No string before the rows holds a bracket: the totals are numbers.
-                let end = if self.is_in_rows { None } else { memchr::memchr(b'[', text) };
-                let (piece, rest) = text.split_at(end.unwrap_or(text.len()));
-                if self.frame.len() + piece.len() > FRAME_BYTES_MAX {
-                    return Err("the listing has no rows".into());
-                }
-                self.frame.extend_from_slice(piece);
-                self.is_in_rows |= end.is_some();
-                text = rest;
-                continue;
-            }
-            let step = self.rows.scan(text);
-            if self.row.len() + step.element.len() > ROW_BYTES_MAX {
-                return Err(format!("a row exceeds {ROW_BYTES_MAX} bytes").into());
-            }
-            self.row.extend_from_slice(&text[step.element]);
-            match step.event {
-                ArrayEvent::More => {}
-                ArrayEvent::Element => {
-                    on_row(&self.row)?;
-                    self.row.clear();
-                }
-                ArrayEvent::Broken(reason) => {
-                    return Err(format!("the listing is malformed: {reason}").into());
-                }
-            }
-            text = &text[step.used..];
-        }
-        Ok(())
-    }
-
-    /// The number of documents that the listing announced.
-    fn finish(self) -> Result<Option<u64>, Error> {
-        #[derive(Deserialize)]
-        struct Frame {
-            total_rows: Option<u64>,
-        }
-        if !self.rows.is_done() {
-            return Err("the listing ends in the middle".into());
-        }
-        // The rows were taken out: in their place an empty array makes the frame whole.
-        let mut frame = self.frame;
-        let place = memchr::memmem::rfind(&frame, b"\"rows\":").ok_or("the listing has no rows")? + 7;
-        frame.splice(place..place, *b"[]");
-        let frame: Frame = serde_json::from_slice(&frame).map_err(|_| "the listing ends in the middle")?;
-        Ok(frame.total_rows)
-    }
+/// A document that no load would take.
+fn too_large(id: &str) -> Error {
+    format!(
+        "{id} takes more than {LINE_BYTES_MAX} bytes with its attachments: copy the database by replication, or \
+         by `settee backup`"
+    )
+    .into()
 }
 
 #[cfg(test)]

@@ -5,33 +5,42 @@
 //! ([`identity`]), so that loading again what was loaded before adds nothing: where a batch was
 //! mostly there already, the next one asks first and sends only what is missing.
 //!
+//! Documents with `_revisions` are merged into their trees as replication merges them, so that what
+//! `settee dump --all-revisions` wrote comes back with its conflicts and deletions.
+//!
 //! Invariants:
 //! 1. Memory holds [`BATCHES_AHEAD`] batches and what is being stored, whatever the input's size.
 //! 2. A document counts as loaded once it is persisted.
 //! 3. No document is overwritten: another one under its id is an error that names the line.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{self, IsTerminal as _, Read};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Value;
+use serde_json::{Value, json};
 use settee_doc::Options;
 use tokio::sync::mpsc;
 
 use crate::CommandResult;
+use crate::output::{complain, say};
 use identity::{Identifier, Item};
 use split::{SplitError, Splitter};
-use target::{Error, Stored, Target, TargetArgs};
+use target::{Error, Missing, Stored, Target, TargetArgs};
 
+mod format;
 pub(crate) mod identity;
+mod input;
 pub(crate) mod split;
 pub(crate) mod target;
 
 /// Most bytes of documents in a batch; one document may exceed it.
 const BATCH_BYTES_MAX: usize = 4 << 20;
+
+/// Most bytes of a document with its attachments, and of a line of couchbackup's. Without attachments a
+/// document has a limit of its own.
+pub(crate) const LINE_BYTES_MAX: usize = 256 << 20;
 
 /// Batches that are read ahead of the one being stored.
 const BATCHES_AHEAD: usize = 2;
@@ -44,7 +53,8 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// JSON lines or a JSON array of documents; - reads the standard input
+    /// JSON lines or a JSON array of documents, `{"docs":[…]}`, an answer of _all_docs with include_docs=true,
+    /// or couchbackup's; also compressed by gzip or zstd; - reads the standard input
     file: PathBuf,
 
     #[command(flatten)]
@@ -83,16 +93,9 @@ pub(crate) fn run(args: Args) -> CommandResult {
 }
 
 async fn load(args: Args) -> CommandResult {
-    let (input, size): (Box<dyn Read + Send>, Option<u64>) = if args.file.as_os_str() == "-" {
-        (Box::new(io::stdin()), None)
-    } else {
-        let named = |error| format!("{}: {error}", args.file.display());
-        let file = File::open(&args.file).map_err(named)?;
-        let metadata = file.metadata().map_err(named)?;
-        (Box::new(file), metadata.is_file().then_some(metadata.len()))
-    };
-    let target = Target::open(&args.target, args.options(), args.create).await?;
-    let (mut loader, mut batches) = begin(target, size, input, &args)?;
+    let input = input::open(&args.file)?;
+    let target = Target::open(&args.target, args.options(), Missing::of_load(args.create)).await?;
+    let (mut loader, mut batches) = begin(target, input.size, input.reader, &args)?;
     let failed = loader.store_all(&mut batches).await;
     loader.finish(failed).await
 }
@@ -142,7 +145,7 @@ impl Reader {
     }
 
     fn read(&mut self, input: impl Read) -> Result<(), Gone> {
-        let mut splitter = match Splitter::new(input, self.document_bytes_max) {
+        let mut splitter = match Splitter::new(input, LINE_BYTES_MAX) {
             Ok(splitter) => splitter,
             Err(error) => {
                 return self.send(Message::Bad { line: 1, reason: error.to_string(), is_last: true });
@@ -152,13 +155,13 @@ impl Reader {
         loop {
             let bytes = splitter.bytes_read();
             let found = match splitter.next(&mut document) {
-                Ok(Some(line)) => self.identifier.identify(line, &document).map_err(|bad| (bad, false)),
+                Ok(Some(line)) => self.identify(line, &document).map_err(|bad| (bad, false)),
                 Ok(None) => return self.send_batch(&mut batch, splitter.bytes_read()),
                 Err(error) => Err(split_error(error)),
             };
             match found {
                 Ok(item) => {
-                    if batch.is_full(self.batch) || batch.ids.contains(&item.id) {
+                    if batch.is_full(self.batch) || batch.keys.contains(&item.key()) {
                         self.send_batch(&mut batch, bytes)?;
                     }
                     batch.push(item);
@@ -171,6 +174,14 @@ impl Reader {
                     }
                 }
             }
+        }
+    }
+
+    fn identify(&mut self, line: u64, text: &[u8]) -> Result<Item, (u64, String)> {
+        let item = self.identifier.identify(line, text)?;
+        match !item.has_attachments && text.len() > self.document_bytes_max {
+            true => Err((line, too_large(self.document_bytes_max))),
+            false => Ok(item),
         }
     }
 
@@ -187,16 +198,21 @@ impl Reader {
 /// Line and reason, and whether nothing can be read behind it.
 fn split_error(error: SplitError) -> ((u64, String), bool) {
     match error {
-        SplitError::TooLarge { line, max } => ((line, format!("the document exceeds {max} bytes")), false),
+        SplitError::TooLarge { line, max } => ((line, too_large(max)), false),
+        SplitError::NoDocument { line, reason } => ((line, reason.to_owned()), false),
         SplitError::Syntax { line, reason } => ((line, reason.to_owned()), true),
         SplitError::Read { line, source } => ((line, source.to_string()), true),
     }
 }
 
+fn too_large(max: usize) -> String {
+    format!("the document exceeds {max} bytes")
+}
+
 #[derive(Default)]
 struct Batch {
     items: Vec<Item>,
-    ids: HashSet<String>,
+    keys: HashSet<(String, Option<String>)>,
     bytes: usize,
 }
 
@@ -207,7 +223,7 @@ impl Batch {
 
     fn push(&mut self, item: Item) {
         self.bytes += item.text.len();
-        self.ids.insert(item.id.clone());
+        self.keys.insert(item.key());
         self.items.push(item);
     }
 }
@@ -281,7 +297,7 @@ impl Loader {
             )
             .into());
         }
-        println!("{}", summary(loaded, there, errors, started.elapsed()));
+        say!("{}", summary(loaded, there, errors, started.elapsed()));
         match (stopped, errors) {
             (Some(place), _) => Err(format!("stopped at {place}; {loaded} documents were stored").into()),
             (None, 0) => Ok(()),
@@ -302,10 +318,10 @@ impl Loader {
     fn report(&mut self, line: u64, reason: &str) {
         self.errors += 1;
         if self.errors <= ERRORS_SHOWN_MAX {
-            self.bar.suspend(|| eprintln!("line {line}: {reason}"));
+            self.bar.suspend(|| complain!("line {line}: {reason}"));
         }
         if self.errors == ERRORS_SHOWN_MAX {
-            self.bar.suspend(|| eprintln!("further errors are counted alone"));
+            self.bar.suspend(|| complain!("further errors are counted alone"));
         }
     }
 
@@ -320,9 +336,18 @@ impl Loader {
     }
 
     async fn batch(&mut self, items: &[Item]) -> Result<(), Error> {
+        let (local, listed): (Vec<&Item>, Vec<&Item>) = items.iter().partition(|item| item.is_local());
+        let (branches, others): (Vec<&Item>, Vec<&Item>) =
+            listed.into_iter().partition(|item| item.has_history);
         let (replicated, new): (Vec<&Item>, Vec<&Item>) =
-            items.iter().partition(|item| item.revision.is_some());
+            others.into_iter().partition(|item| item.revision.is_some());
         let there_before = self.there;
+        for item in local {
+            self.store_local(item).await?;
+        }
+        if !branches.is_empty() {
+            self.store_branches(&branches).await?;
+        }
         if !replicated.is_empty() {
             self.store_replicated(&replicated).await?;
         }
@@ -330,6 +355,40 @@ impl Loader {
             self.store_new(new).await?;
         }
         self.ask_first = 2 * (self.there - there_before) > items.len() as u64;
+        Ok(())
+    }
+
+    /// A local document is stored where there is none of its id.
+    async fn store_local(&mut self, item: &Item) -> Result<(), Error> {
+        match self.target.local_document(&item.id).await? {
+            Some(document) if is_same(&document, &item.text) => self.there += 1,
+            Some(_) => self.report(item.line, &format!("{:?} is there with other content", item.id)),
+            None => match self.target.put_local(item).await? {
+                Stored::Yes => self.loaded += 1,
+                Stored::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
+                Stored::Refused(reason) => self.bad(item.line, &reason),
+            },
+        }
+        Ok(())
+    }
+
+    /// Documents with their ancestors are merged; those that are known are there.
+    async fn store_branches(&mut self, items: &[&Item]) -> Result<(), Error> {
+        let mut is_missing = self.target.missing(items).await?.into_iter();
+        let (missing, known): (Vec<&Item>, Vec<&Item>) =
+            items.iter().copied().partition(|_| is_missing.next().expect("an answer for each"));
+        self.there += known.len() as u64;
+        self.store_as_they_are(&missing).await
+    }
+
+    async fn store_as_they_are(&mut self, items: &[&Item]) -> Result<(), Error> {
+        for (item, stored) in items.iter().zip(self.store(items, true).await?) {
+            match stored {
+                Stored::Yes => self.loaded += 1,
+                Stored::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
+                Stored::Refused(reason) => self.bad(item.line, &reason),
+            }
+        }
         Ok(())
     }
 
@@ -349,14 +408,7 @@ impl Loader {
                 }
             }
         }
-        for (item, stored) in missing.iter().zip(self.store(&missing, true).await?) {
-            match stored {
-                Stored::Yes => self.loaded += 1,
-                Stored::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
-                Stored::Refused(reason) => self.bad(item.line, &reason),
-            }
-        }
-        Ok(())
+        self.store_as_they_are(&missing).await
     }
 
     async fn store_new(&mut self, mut items: Vec<&Item>) -> Result<(), Error> {
@@ -404,16 +456,34 @@ impl Loader {
     }
 }
 
-/// Whether two documents have the same members, whatever their order and revisions.
+/// Whether two documents have the same members, whatever their order and revisions. Of attachments the names,
+/// types and digests are compared, not the content, which a stub hasn't.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let members = |text| match serde_json::from_slice(text) {
         Ok(Value::Object(mut members)) => {
             members.shift_remove("_rev");
-            Some(members)
+            let attachments = members.shift_remove("_attachments");
+            Some((members, attachments))
         }
         _ => None,
     };
-    members(one).is_some() && members(one) == members(other)
+    match (members(one), members(other)) {
+        (Some((one, attached)), Some((other, other_attached))) => {
+            one == other && has_same_attachments(attached, other_attached)
+        }
+        _ => false,
+    }
+}
+
+fn has_same_attachments(one: Option<Value>, other: Option<Value>) -> bool {
+    let (one, other) = (one.unwrap_or_else(|| json!({})), other.unwrap_or_else(|| json!({})));
+    let (Value::Object(one), Value::Object(other)) = (one, other) else { return false };
+    let is_alike = |(name, attachment): (&String, &Value)| {
+        other.get(name).is_some_and(|other| {
+            ["content_type", "digest"].iter().all(|member| attachment[member] == other[member])
+        })
+    };
+    one.len() == other.len() && one.iter().all(is_alike)
 }
 
 fn summary(loaded: u64, there: u64, errors: u64, time: Duration) -> String {

@@ -12,6 +12,7 @@ mod compact;
 mod config;
 mod dump;
 mod load;
+mod members;
 mod output;
 mod place;
 mod secret;
@@ -50,7 +51,7 @@ enum Command {
     /// Give back the space of what was replaced
     Compact(compact::Args),
     /// Measure this machine and what Settee reaches on it
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
 }
 
 /// Exit code for arguments and variables that aren't understood, as clap has it.
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
         Command::Backup(args) => backup::run(args),
         Command::Restore(args) => backup::run_restore(args),
         Command::Compact(args) => compact::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(*args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -177,6 +177,13 @@ fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
+/// Writes a file that others can't read.
+#[cfg(test)]
+pub(crate) fn write_private(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

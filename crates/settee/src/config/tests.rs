@@ -20,7 +20,7 @@ fn flags(flags: &[&str]) -> Settings {
 fn resolve(given: Settings, file: &str) -> Result<Config, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("settee.toml");
-    std::fs::write(&path, file).unwrap();
+    secret::write_private(&path, file);
     Config::resolve(given, Some(&path))
 }
 
@@ -64,7 +64,7 @@ fn an_error_in_the_file_does_not_show_the_password() {
 fn the_administrator_may_come_from_a_file_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("admin");
-    std::fs::write(&path, "ann:secret\n").unwrap();
+    secret::write_private(&path, "ann:secret\n");
     let given = flags(&["--admin-file", path.to_str().unwrap()]);
     let config = resolve(given, "admin = \"bob:x\"").unwrap();
     assert_eq!(config.admin.unwrap().name(), "ann");

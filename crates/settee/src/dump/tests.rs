@@ -1,6 +1,8 @@
 //! Goal: what a listing holds comes out document by document, and a listing that is cut or
 //! holds less than it announced is never taken for a whole one.
 
+use super::listing::Listing;
+use super::remote::row_document;
 use super::*;
 
 const LISTING: &str = "{\"total_rows\":2,\"offset\":0,\"rows\":[\r\n\
@@ -8,7 +10,7 @@ const LISTING: &str = "{\"total_rows\":2,\"offset\":0,\"rows\":[\r\n\
     {\"id\":\"b\",\"key\":\"b\",\"value\":{\"rev\":\"1-y\"},\"doc\":{\"_id\":\"b\",\"_rev\":\"1-y\"}}\r\n]}\n";
 
 fn take_apart(text: &str, piece: usize, no_rev: bool) -> Result<(String, Option<u64>), Error> {
-    let mut listing = Listing::default();
+    let mut listing = Listing::of_rows();
     let mut sink = Sink::new(Vec::new(), no_rev);
     for chunk in text.as_bytes().chunks(piece) {
         listing.take(chunk, |row| sink.write(row_document(row)?.get().as_bytes()))?;

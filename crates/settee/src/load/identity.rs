@@ -7,8 +7,10 @@
 //! stay distinct, and the same for the same input, at any number of documents.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
@@ -17,6 +19,9 @@ const SKETCH_ROWS: usize = 4;
 
 /// Counters in a row: 8 MiB in all.
 const SKETCH_WIDTH: usize = 1 << 19;
+
+/// How local documents' ids begin.
+const LOCAL_PREFIX: &str = "_local/";
 
 /// A document on its way into the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +33,10 @@ pub(crate) struct Item {
     pub(crate) is_derived: bool,
     /// `_rev`, which is kept as it is.
     pub(crate) revision: Option<String>,
+    /// It has `_revisions`: it is merged into its document's tree, as replication merges.
+    pub(crate) has_history: bool,
+    /// Its text has the content of attachments.
+    pub(crate) has_attachments: bool,
     /// JSON text with `_id`.
     pub(crate) text: Vec<u8>,
 }
@@ -38,6 +47,18 @@ pub(crate) struct Identifier {
     member: Option<String>,
     sketch: Sketch,
     minified: Vec<u8>,
+}
+
+impl Item {
+    /// Whether it is a local document, which has no place in the changes and is never replicated.
+    pub(crate) fn is_local(&self) -> bool {
+        self.id.starts_with(LOCAL_PREFIX)
+    }
+
+    /// What no two documents of a batch have in common.
+    pub(crate) fn key(&self) -> (String, Option<String>) {
+        (self.id.clone(), self.revision.clone().filter(|_| self.has_history))
+    }
 }
 
 impl Identifier {
@@ -64,14 +85,19 @@ impl Identifier {
             Some(Value::String(revision)) => Some(revision),
             Some(_) => return Err(here("the member \"_rev\" is no revision".to_owned())),
         };
+        if members.has_history && revision.is_none() {
+            return Err(here("the document has \"_revisions\" but no \"_rev\"".to_owned()));
+        }
+        if let Some(name) = members.attachments.as_ref().and_then(Attachments::missing) {
+            return Err(here(format!(
+                "the content of attachment {name:?} isn't here but a stub: `settee dump --attachments` has it, and \
+                 a listing with attachments=true"
+            )));
+        }
+        let has_id = members.id.is_some();
+        let (has_history, has_attachments) = (members.has_history, members.attachments.is_some());
         let (id, is_derived) = match (members.id, &self.member) {
-            (Some(id), _) => {
-                let id = text_id(id, "_id")?;
-                if id.starts_with("_local/") {
-                    return Err(here(format!("{id} is a local document, which loading leaves out")));
-                }
-                return Ok(Item { line, id, is_derived: false, revision, text: text.to_vec() });
-            }
+            (Some(id), _) => (text_id(id, "_id")?, false),
             (None, _) if revision.is_some() => {
                 return Err(here("the document has a \"_rev\" but no \"_id\"".to_owned()));
             }
@@ -81,7 +107,8 @@ impl Identifier {
             }
             (None, None) => (self.derive(text), true),
         };
-        Ok(Item { line, text: with_id(&id, text), id, is_derived, revision })
+        let text = if has_id { text.to_vec() } else { with_id(&id, text) };
+        Ok(Item { line, id, is_derived, revision, has_history, has_attachments, text })
     }
 
     fn derive(&mut self, text: &[u8]) -> String {
@@ -132,6 +159,28 @@ struct Members {
     id: Option<Value>,
     revision: Option<Value>,
     named: Option<Value>,
+    has_history: bool,
+    attachments: Option<Attachments>,
+}
+
+/// What is said of a document's attachments, without their content.
+#[derive(Debug, Deserialize)]
+struct Attachments(BTreeMap<String, Attachment>);
+
+#[derive(Debug, Deserialize)]
+struct Attachment {
+    #[serde(default)]
+    stub: bool,
+    #[serde(default)]
+    follows: bool,
+}
+
+impl Attachments {
+    /// The name of one whose content isn't in the document.
+    fn missing(&self) -> Option<&str> {
+        let missing = self.0.iter().find(|(_, attachment)| attachment.stub || attachment.follows);
+        missing.map(|(name, _)| name.as_str())
+    }
 }
 
 impl Members {
@@ -167,8 +216,13 @@ impl<'de> Visitor<'de> for MembersSeed<'_> {
             let slot = match key.as_ref() {
                 "_id" => &mut members.id,
                 "_rev" => &mut members.revision,
+                "_attachments" => {
+                    members.attachments = Some(map.next_value()?);
+                    continue;
+                }
                 key if Some(key) == self.0 => &mut members.named,
                 _ => {
+                    members.has_history |= key == "_revisions";
                     map.next_value::<IgnoredAny>()?;
                     continue;
                 }
@@ -309,7 +363,8 @@ mod tests {
             ("{\"_id\":1}", "the member \"_id\" is no id"),
             ("{\"_id\":\"x\",\"_rev\":1}", "the member \"_rev\" is no revision"),
             ("{\"_rev\":\"1-a\",\"name\":\"x\"}", "the document has a \"_rev\" but no \"_id\""),
-            ("{\"_id\":\"_local/x\"}", "_local/x is a local document, which loading leaves out"),
+            ("{\"_id\":\"x\",\"_revisions\":{}}", "has \"_revisions\" but no \"_rev\""),
+            ("{\"_id\":\"x\",\"_attachments\":{\"a\":{\"stub\":true}}}", "\"a\" isn't here but a stub"),
             ("[]", "expected a document, which is a JSON object"),
         ];
         for (text, message) in cases {

@@ -1,16 +1,29 @@
-//! Splits a stream into documents: one a line (JSON lines), or the elements of a JSON array.
+//! Splits a stream into documents: one a line (JSON lines), the elements of JSON arrays, the documents in an
+//! answer of CouchDB's, or those of couchbackup's lines.
 //!
-//! Which of the two it is shows at the first character that isn't white space. Lines are cut at
+//! Which of these it is shows at the beginning ([`format`](super::format)). Lines are cut at
 //! line ends, so that a bad line costs that line alone; elements by following strings and depth.
-//! Neither parses a document, and memory holds no more than one.
+//! Neither parses a document, and memory holds no more than one, of couchbackup's lines one line.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::format::{Format, HEAD_BYTES, detect};
 
 /// Bytes read at once.
 const READ_BYTES: usize = 256 << 10;
 
 /// A mark that some editors put in front of UTF-8.
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+
+/// Most bytes behind the array of an object that holds documents.
+const TAIL_BYTES_MAX: u64 = 64 << 10;
+
+/// How couchbackup ends a line that it broke off, when it goes on with a backup.
+const RESUME_MARKER: &[u8] = b"{\"marker\":\"@cloudant/couchbackup:resume\"}";
 
 /// Why there is no document.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +35,15 @@ pub(crate) enum SplitError {
         line: u64,
         /// The limit.
         max: usize,
+    },
+
+    /// What was found is no document; the next one can be read.
+    #[error("line {line}: {reason}")]
+    NoDocument {
+        /// Where it begins.
+        line: u64,
+        /// What it is.
+        reason: &'static str,
     },
 
     /// The array is broken: what follows can't be told apart.
@@ -47,7 +69,8 @@ pub(crate) enum SplitError {
 #[derive(Debug)]
 pub(crate) struct Splitter<R> {
     reader: BufReader<Chain<Cursor<Vec<u8>>, R>>,
-    shape: Shape,
+    /// None once the input's end was found to be its proper end.
+    shape: Option<Shape>,
     size_max: usize,
     line: u64,
     bytes_read: u64,
@@ -55,9 +78,30 @@ pub(crate) struct Splitter<R> {
 
 #[derive(Debug)]
 enum Shape {
-    Unknown,
     Lines,
-    Array(ArrayScanner),
+    /// One array or several.
+    Arrays(ArrayScanner),
+    /// An array in an object; of rows, whose documents are members.
+    Wrapped {
+        scanner: ArrayScanner,
+        has_rows: bool,
+    },
+    /// A line with an array, and how far it was taken apart.
+    Backup(BackupLine),
+}
+
+#[derive(Debug)]
+struct BackupLine {
+    text: Vec<u8>,
+    at: usize,
+    line: u64,
+    scanner: ArrayScanner,
+}
+
+impl BackupLine {
+    fn new() -> BackupLine {
+        BackupLine { text: Vec::new(), at: 0, line: 0, scanner: ArrayScanner::new() }
+    }
 }
 
 impl<R: Read> Splitter<R> {
@@ -66,15 +110,26 @@ impl<R: Read> Splitter<R> {
     /// # Errors
     /// What the system says where the first bytes can't be read.
     pub(crate) fn new(mut reader: R, size_max: usize) -> io::Result<Splitter<R>> {
-        let mut start = Vec::new();
-        reader.by_ref().take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut start)?;
+        let mut head = Vec::new();
+        reader.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head)?;
         let mut bytes_read = 0;
-        if start == BYTE_ORDER_MARK {
-            bytes_read = start.len() as u64;
-            start.clear();
+        if head.starts_with(&BYTE_ORDER_MARK) {
+            bytes_read = BYTE_ORDER_MARK.len() as u64;
+            head.drain(..BYTE_ORDER_MARK.len());
         }
-        let reader = BufReader::with_capacity(READ_BYTES, Cursor::new(start).chain(reader));
-        Ok(Splitter { reader, shape: Shape::Unknown, size_max, line: 1, bytes_read })
+        let (shape, begin) = match detect(&head) {
+            Format::Lines => (Shape::Lines, 0),
+            Format::Arrays => (Shape::Arrays(ArrayScanner::new()), 0),
+            Format::Wrapped { array_at, has_rows } => {
+                (Shape::Wrapped { scanner: ArrayScanner::new(), has_rows }, array_at)
+            }
+            Format::Backup { header_bytes } => (Shape::Backup(BackupLine::new()), header_bytes),
+        };
+        let line = 1 + count_lines(&head[..begin]);
+        head.drain(..begin);
+        bytes_read += begin as u64;
+        let reader = BufReader::with_capacity(READ_BYTES, Cursor::new(head).chain(reader));
+        Ok(Splitter { reader, shape: Some(shape), size_max, line, bytes_read })
     }
 
     /// Bytes used up so far.
@@ -86,19 +141,107 @@ impl<R: Read> Splitter<R> {
     /// the line where it begins; None at the end.
     ///
     /// # Errors
-    /// After [`SplitError::TooLarge`] the next call goes on; after others there is nothing more.
+    /// After [`SplitError::TooLarge`] and [`SplitError::NoDocument`] the next call goes on; after others there
+    /// is nothing more.
     pub(crate) fn next(&mut self, document: &mut Vec<u8>) -> Result<Option<u64>, SplitError> {
         document.clear();
-        if matches!(self.shape, Shape::Unknown) {
-            self.shape = match self.first_byte()? {
-                None => return Ok(None),
-                Some(b'[') => Shape::Array(ArrayScanner::new()),
-                Some(_) => Shape::Lines,
-            };
+        // Put back where there may be more.
+        let Some(mut shape) = self.shape.take() else { return Ok(None) };
+        let found = match &mut shape {
+            Shape::Lines => self.next_line(document),
+            Shape::Arrays(scanner) => self.next_of_arrays(scanner, document),
+            Shape::Wrapped { scanner, has_rows } => self.next_wrapped(scanner, *has_rows, document),
+            Shape::Backup(line) => self.next_of_backup(line, document),
+        };
+        if !matches!(found, Ok(None) | Err(SplitError::Syntax { .. } | SplitError::Read { .. })) {
+            self.shape = Some(shape);
         }
-        match self.shape {
-            Shape::Array(_) => self.next_element(document),
-            _ => self.next_line(document),
+        found
+    }
+
+    fn next_of_arrays(
+        &mut self,
+        scanner: &mut ArrayScanner,
+        document: &mut Vec<u8>,
+    ) -> Result<Option<u64>, SplitError> {
+        loop {
+            if scanner.is_done() {
+                match self.first_byte()? {
+                    None => return Ok(None),
+                    Some(b'[') => *scanner = ArrayScanner::new(),
+                    Some(_) => return Err(self.syntax(None, "something follows the array")),
+                }
+            }
+            let found = self.next_element(scanner, document)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn next_wrapped(
+        &mut self,
+        scanner: &mut ArrayScanner,
+        has_rows: bool,
+        document: &mut Vec<u8>,
+    ) -> Result<Option<u64>, SplitError> {
+        let found = if scanner.is_done() { None } else { self.next_element(scanner, document)? };
+        let Some(line) = found else { return self.check_tail().map(|()| None) };
+        if has_rows {
+            match document_of_row(document) {
+                Some(text) => *document = text,
+                None => {
+                    let reason = "the row has no document: ask for the listing with include_docs=true";
+                    return Err(SplitError::NoDocument { line, reason });
+                }
+            }
+        }
+        Ok(Some(line))
+    }
+
+    /// Reads what stands behind the array: with it the object must be whole.
+    fn check_tail(&mut self) -> Result<(), SplitError> {
+        let (line, mut object) = (self.line, b"{\"\":[]".to_vec());
+        let read = self.reader.by_ref().take(TAIL_BYTES_MAX).read_to_end(&mut object);
+        let size = read.map_err(|source| SplitError::Read { line, source })?;
+        self.bytes_read += size as u64;
+        match serde_json::from_slice::<IgnoredAny>(&object) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_eof() => Err(self.syntax(None, "the input ends inside the object")),
+            Err(_) => Err(self
+                .syntax(None, "something follows the array of documents, or the object that it stands in")),
+        }
+    }
+
+    fn next_of_backup(
+        &mut self,
+        current: &mut BackupLine,
+        document: &mut Vec<u8>,
+    ) -> Result<Option<u64>, SplitError> {
+        loop {
+            if current.at == current.text.len() {
+                *current = BackupLine::new();
+                let Some(line) = self.next_line(&mut current.text)? else { return Ok(None) };
+                current.line = line;
+            }
+            let step = current.scanner.scan(&current.text[current.at..]);
+            match step.event {
+                ArrayEvent::Element => {
+                    document.extend_from_slice(&current.text[current.at..][step.element]);
+                    trim(document);
+                    current.at += step.used;
+                    return Ok(Some(current.line));
+                }
+                ArrayEvent::More if current.scanner.is_done() => current.at += step.used,
+                ArrayEvent::More | ArrayEvent::Broken(_) => {
+                    // Nothing more can be told apart in this line.
+                    current.at = current.text.len();
+                    if !current.text.ends_with(RESUME_MARKER) {
+                        let reason = "the line is no array of documents";
+                        return Err(SplitError::NoDocument { line: current.line, reason });
+                    }
+                }
+            }
         }
     }
 
@@ -149,18 +292,19 @@ impl<R: Read> Splitter<R> {
         }
     }
 
-    fn next_element(&mut self, document: &mut Vec<u8>) -> Result<Option<u64>, SplitError> {
-        let Shape::Array(mut scanner) = self.shape else { unreachable!("in an array") };
+    /// The next element, or None where the array has ended.
+    fn next_element(
+        &mut self,
+        scanner: &mut ArrayScanner,
+        document: &mut Vec<u8>,
+    ) -> Result<Option<u64>, SplitError> {
         let size_max = self.size_max;
         let (mut begin, mut is_too_large) = (None, false);
         loop {
             let line = self.line;
             let filled = self.fill()?;
             if filled.is_empty() {
-                return match scanner.state {
-                    ArrayState::Done => Ok(None),
-                    _ => Err(self.syntax(begin, "the input ends inside the array")),
-                };
+                return Err(self.syntax(begin, "the input ends inside the array"));
             }
             let step = scanner.scan(filled);
             let piece = &filled[step.element.clone()];
@@ -173,8 +317,8 @@ impl<R: Read> Splitter<R> {
             }
             let lines = count_lines(&filled[..step.used]);
             self.consume(step.used, lines);
-            self.shape = Shape::Array(scanner);
             match (step.event, begin) {
+                (ArrayEvent::More, _) if scanner.is_done() => return Ok(None),
                 (ArrayEvent::More, _) => {}
                 (ArrayEvent::Broken(reason), _) => return Err(self.syntax(None, reason)),
                 (ArrayEvent::Element, Some(line)) if is_too_large => {
@@ -219,6 +363,17 @@ fn trim(text: &mut Vec<u8>) {
     text.truncate(text.trim_ascii_end().len());
     let start = text.len() - text.trim_ascii_start().len();
     text.drain(..start);
+}
+
+/// The document in a row of a listing.
+fn document_of_row(row: &[u8]) -> Option<Vec<u8>> {
+    #[derive(Deserialize)]
+    struct Row<'a> {
+        #[serde(borrow, default)]
+        doc: Option<&'a RawValue>,
+    }
+    let row: Row<'_> = serde_json::from_slice(row).ok()?;
+    row.doc.filter(|doc| doc.get().starts_with('{')).map(|doc| doc.get().as_bytes().to_vec())
 }
 
 /// Finds the elements of a JSON array in text that comes in pieces. It follows strings and

@@ -1,5 +1,6 @@
 //! The database that documents are loaded into or dumped from: at a URL, or in a data folder.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +11,9 @@ use settee_bench::http::encode_segment;
 use settee_doc::{Database, Databases, Edit, ErrorKind, Extras, Options, Revision, Stage};
 
 use super::identity::Item;
+use crate::members;
 use crate::place;
+use crate::secret::UserArgs;
 
 /// The data folder where none is named.
 const DATA_FOLDER_DEFAULT: &str = "./settee-data";
@@ -32,6 +35,31 @@ pub(crate) struct TargetArgs {
     /// Server that speaks CouchDB's API: `http://[user:password@]host:port`
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+
+    #[command(flatten)]
+    user: UserArgs,
+}
+
+/// What becomes of a database that isn't there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// It is created.
+    Create,
+    /// It is an error, and `--create` would create it.
+    MayCreate,
+    /// It is an error.
+    Refuse,
+}
+
+impl Missing {
+    pub(crate) fn of_load(create: bool) -> Missing {
+        if create { Missing::Create } else { Missing::MayCreate }
+    }
+
+    /// What stands behind the error.
+    fn hint(self) -> &'static str {
+        if self == Missing::MayCreate { " (--create makes it)" } else { "" }
+    }
 }
 
 /// What a database has under an id.
@@ -74,12 +102,12 @@ pub(crate) struct Remote {
 }
 
 impl Target {
-    /// Opens the database; with `create` it is made where it isn't there.
-    pub(crate) async fn open(args: &TargetArgs, options: Options, create: bool) -> Result<Target, Error> {
+    /// Opens the database.
+    pub(crate) async fn open(args: &TargetArgs, options: Options, missing: Missing) -> Result<Target, Error> {
         match &args.url {
             Some(url) => {
-                let couch = Couch::new(url.parse()?);
-                Ok(Target::Remote(Box::new(Remote::open(couch, args.db.clone(), create).await?)))
+                let couch = Couch::new(args.user.apply(url.parse()?)?);
+                Ok(Target::Remote(Box::new(Remote::open(couch, args.db.clone(), missing).await?)))
             }
             None => {
                 let named = args
@@ -87,7 +115,7 @@ impl Target {
                     .clone()
                     .or_else(|| std::env::var_os(DATA_FOLDER_VARIABLE).map(PathBuf::from));
                 let folder = named.unwrap_or_else(|| PathBuf::from(DATA_FOLDER_DEFAULT));
-                Ok(Target::Local(Local::open(&folder, &args.db, options, create).await?))
+                Ok(Target::Local(Local::open(&folder, &args.db, options, missing).await?))
             }
         }
     }
@@ -117,6 +145,30 @@ impl Target {
         }
     }
 
+    /// Of documents with revisions, which are unknown to the database.
+    pub(crate) async fn missing(&mut self, items: &[&Item]) -> Result<Vec<bool>, Error> {
+        match self {
+            Target::Local(local) => local.missing(items).await,
+            Target::Remote(remote) => remote.missing(items).await,
+        }
+    }
+
+    /// The JSON text of a local document, by its id with `_local/`.
+    pub(crate) async fn local_document(&mut self, id: &str) -> Result<Option<Vec<u8>>, Error> {
+        match self {
+            Target::Local(local) => local.local_document(id).await,
+            Target::Remote(remote) => remote.local_document(id).await,
+        }
+    }
+
+    /// Stores a local document under the revision that it has, persisted when it returns.
+    pub(crate) async fn put_local(&mut self, item: &Item) -> Result<Stored, Error> {
+        match self {
+            Target::Local(local) => local.put_local(item).await,
+            Target::Remote(remote) => remote.put_local(item).await,
+        }
+    }
+
     /// Returns once all that was stored is persisted.
     pub(crate) async fn close(self) -> Result<(), Error> {
         match self {
@@ -129,26 +181,26 @@ impl Target {
     }
 }
 
-fn no_database(name: &str) -> Error {
-    format!("there is no database {name} (loading with --create makes it)").into()
+fn no_database(name: &str, missing: Missing) -> Error {
+    format!("there is no database {name}{}", missing.hint()).into()
 }
 
 impl Local {
-    async fn open(folder: &Path, name: &str, options: Options, create: bool) -> Result<Local, Error> {
+    async fn open(folder: &Path, name: &str, options: Options, missing: Missing) -> Result<Local, Error> {
         let while_served = "use --url with its address";
-        if !create && folder.is_dir() && !place::has_databases(folder) {
-            let folder = folder.display();
-            return Err(
-                format!("there are no databases in {folder} (loading with --create makes one)").into()
-            );
+        if missing != Missing::Create && !place::has_databases(folder) {
+            let error = match folder.is_dir() {
+                true => format!("there are no databases in {}", folder.display()),
+                false => place::no_folder(folder),
+            };
+            return Err(format!("{error}{}", missing.hint()).into());
         }
-        let databases = match create {
-            true => place::make(folder, while_served).await?,
-            false => place::open(folder, while_served).await?,
-        };
+        let databases = place::make(folder, while_served).await?;
         let database = match databases.get(name).await {
-            Err(error) if error.kind() == ErrorKind::NotFound && create => databases.create(name).await?,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Err(no_database(name)),
+            Err(error) if error.kind() == ErrorKind::NotFound && missing == Missing::Create => {
+                databases.create(name).await?
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(no_database(name, missing)),
             other => other?,
         };
         Ok(Local { databases, database, options })
@@ -173,6 +225,46 @@ impl Local {
             existing.push(Some(Existing { revision, is_deleted: summary.deleted, document }));
         }
         Ok(existing)
+    }
+
+    async fn missing(&self, items: &[&Item]) -> Result<Vec<bool>, Error> {
+        let view = self.database.view();
+        let mut is_missing = Vec::with_capacity(items.len());
+        for item in items {
+            let revision = item.revision.as_deref().unwrap_or_default();
+            is_missing.push(match Revision::parse_any(revision) {
+                Ok(Some(revision)) => !view.missing(&item.id, &[revision]).await?.0.is_empty(),
+                // What isn't understood is refused, with its reason, where it is stored.
+                Ok(None) | Err(_) => true,
+            });
+        }
+        Ok(is_missing)
+    }
+
+    async fn local_document(&self, id: &str) -> Result<Option<Vec<u8>>, Error> {
+        let name = id.strip_prefix("_local/").unwrap_or(id);
+        match self.database.view().local(name).await {
+            Ok((revision, body)) => Ok(Some(local_text(id, &revision, &body))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn put_local(&self, item: &Item) -> Result<Stored, Error> {
+        let mut edit = match Edit::parse(&item.text, &self.options) {
+            Ok(edit) => edit,
+            Err(error) => return Ok(Stored::Refused(error.to_string())),
+        };
+        edit.local_revision = edit.local_revision.and_then(replaced_by);
+        match self.database.put_local(edit, Stage::Persisted).await {
+            Ok(_) => Ok(Stored::Yes),
+            Err(error) => match error.kind() {
+                ErrorKind::BadRequest | ErrorKind::IllegalDocId | ErrorKind::TooLarge => {
+                    Ok(Stored::Refused(error.to_string()))
+                }
+                _ => Err(error.into()),
+            },
+        }
     }
 
     async fn store(&self, items: &[&Item], with_revisions: bool) -> Result<Vec<Stored>, Error> {
@@ -203,6 +295,23 @@ impl Local {
     }
 }
 
+/// A local document's JSON text.
+pub(crate) fn local_text(id: &str, revision: &str, body: &[u8]) -> Vec<u8> {
+    let mut text = b"{\"_id\":".to_vec();
+    settee_doc::write_json_string(id, &mut text);
+    text.extend_from_slice(format!(",\"_rev\":\"{revision}\"").as_bytes());
+    text.extend_from_slice(if body.is_empty() { b"" } else { b"," });
+    text.extend_from_slice(body);
+    text.push(b'}');
+    text
+}
+
+/// The number that a local document's writer names for its revision `0-number` to become: the one before,
+/// where there is one.
+fn replaced_by(number: u64) -> Option<u64> {
+    number.checked_sub(1).filter(|before| *before > 0)
+}
+
 /// A row of `_all_docs`.
 #[derive(Deserialize)]
 struct KeyRow<'a> {
@@ -225,12 +334,12 @@ struct KeyRows<'a> {
 }
 
 impl Remote {
-    async fn open(mut couch: Couch, database: String, create: bool) -> Result<Remote, Error> {
-        if create {
+    async fn open(mut couch: Couch, database: String, missing: Missing) -> Result<Remote, Error> {
+        if missing == Missing::Create {
             couch.create_database(&database).await?;
         }
         match couch.call("GET", &format!("/{}", encode_segment(&database)), None).await {
-            Err(CouchError::Refused { status: 404, .. }) => Err(no_database(&database)),
+            Err(CouchError::Refused { status: 404, .. }) => Err(no_database(&database, missing)),
             Err(error) => Err(error.into()),
             Ok(_) => Ok(Remote { couch, database }),
         }
@@ -253,6 +362,57 @@ impl Remote {
         Ok(rows.into_iter().map(existing).collect())
     }
 
+    async fn missing(&mut self, items: &[&Item]) -> Result<Vec<bool>, Error> {
+        #[derive(Deserialize)]
+        struct Known {
+            #[serde(default)]
+            missing: Vec<String>,
+        }
+        let mut asked: HashMap<&str, Vec<&str>> = HashMap::new();
+        for item in items {
+            asked.entry(&item.id).or_default().extend(item.revision.as_deref());
+        }
+        let target = format!("/{}/_revs_diff", encode_segment(&self.database));
+        let reply = self.couch.call("POST", &target, Some(&serde_json::to_vec(&asked)?)).await?;
+        let missing: HashMap<String, Known> = couch::parse(&target, &reply.body)?;
+        let is_missing = |item: &&Item| {
+            let known = missing.get(&item.id);
+            known.is_some_and(|known| known.missing.iter().any(|one| Some(one) == item.revision.as_ref()))
+        };
+        Ok(items.iter().map(is_missing).collect())
+    }
+
+    fn local_target(&self, id: &str) -> String {
+        let name = id.strip_prefix("_local/").unwrap_or(id);
+        format!("/{}/_local/{}", encode_segment(&self.database), encode_segment(name))
+    }
+
+    async fn local_document(&mut self, id: &str) -> Result<Option<Vec<u8>>, Error> {
+        match self.couch.call("GET", &self.local_target(id), None).await {
+            Ok(reply) => Ok(Some(reply.body)),
+            Err(CouchError::Refused { status: 404, .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn put_local(&mut self, item: &Item) -> Result<Stored, Error> {
+        let mut body = Vec::with_capacity(item.text.len());
+        members::write_without("_rev", &item.text, &mut body)?;
+        let number = item.revision.as_deref().and_then(settee_doc::parse_local_revision);
+        if let Some(before) = number.and_then(replaced_by) {
+            body.pop();
+            body.extend_from_slice(format!(",\"_rev\":\"0-{before}\"}}").as_bytes());
+        }
+        match self.couch.call("PUT", &self.local_target(&item.id), Some(&body)).await {
+            Ok(_) => Ok(Stored::Yes),
+            Err(CouchError::Refused { status: 409, .. }) => Ok(Stored::Conflict),
+            Err(CouchError::Refused { status: 400 | 403 | 413, error, reason }) => {
+                Ok(Stored::Refused(format!("{error}: {reason}")))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// A request that is refused as a whole is halved until the document is found that it was
     /// refused for.
     async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<Stored>, Error> {
@@ -265,7 +425,7 @@ impl Remote {
                 Ok(rows) => {
                     place_rows(&items[range.clone()], rows, with_revisions, &mut stored[range])?;
                 }
-                Err(CouchError::Refused { status: 400 | 403 | 413, error, reason }) => {
+                Err(CouchError::Refused { status: 400 | 403 | 412 | 413, error, reason }) => {
                     if end - start == 1 {
                         stored[start] = Stored::Refused(format!("{error}: {reason}"));
                         continue;
@@ -304,8 +464,11 @@ fn place_rows(
         return Err(format!("_bulk_docs gave {} rows for {} documents", rows.len(), items.len()).into());
     }
     for (index, row) in rows.into_iter().enumerate() {
-        let place =
-            if with_revisions { items.iter().position(|item| item.id == row.id) } else { Some(index) };
+        // Of a document with several revisions each may be among them.
+        let is_it = |item: &&Item| {
+            item.id == row.id && (!item.has_history || row.rev.is_none() || row.rev == item.revision)
+        };
+        let place = if with_revisions { items.iter().position(is_it) } else { Some(index) };
         let place = place.ok_or_else(|| format!("_bulk_docs names {}, which was not sent", row.id))?;
         stored[place] = match (row.error.as_deref(), row.rev) {
             (None, Some(_)) => Stored::Yes,

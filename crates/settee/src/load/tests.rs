@@ -22,7 +22,7 @@ fn load_text(folder: &Path, text: &str, options: &[&str]) -> Counts {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let input = text.as_bytes().to_vec();
     runtime.block_on(async {
-        let target = Target::open(&args.target, args.options(), args.create).await.unwrap();
+        let target = Target::open(&args.target, args.options(), Missing::of_load(args.create)).await.unwrap();
         let (mut loader, mut receiver) =
             begin(target, None, Box::new(io::Cursor::new(input)), &args).unwrap();
         let failed = loader.store_all(&mut receiver).await;
@@ -54,15 +54,16 @@ fn counts(loaded: u64, there: u64, errors: u64) -> Counts {
 /// The database's documents as lines.
 fn dumped(folder: &Path, options: &[&str]) -> Vec<String> {
     let (data, out) = (folder.join("data"), folder.join("out.jsonl"));
-    let fixed =
-        ["dump", "--db", "cities", "--data-dir", data.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let written = out.clone();
+    let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
+    let fixed = ["dump", "--db", "cities", "--data-dir", data, "--force", "--out", out];
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
         args: crate::dump::Args,
     }
     crate::dump::run(Cli::parse_from(fixed.iter().chain(options)).args).unwrap();
-    std::fs::read_to_string(out).unwrap().lines().map(str::to_owned).collect()
+    std::fs::read_to_string(written).unwrap().lines().map(str::to_owned).collect()
 }
 
 #[test]

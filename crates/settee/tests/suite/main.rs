@@ -3,5 +3,9 @@
 mod bench_store;
 mod commands;
 mod config;
+mod dump;
 mod maintenance;
+mod output;
+mod private;
 mod start;
+mod support;

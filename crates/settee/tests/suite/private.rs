@@ -13,7 +13,8 @@ fn open_to_others(folder: &Path) -> Vec<(PathBuf, u32)> {
     let mut folders = vec![folder.to_path_buf()];
     let mut count = 0;
     while let Some(folder) = folders.pop() {
-        let entries: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let entries: Vec<PathBuf> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         folders.extend(entries.iter().filter(|path| path.is_dir()).cloned());
         for path in entries.into_iter().chain([folder]) {
             let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;

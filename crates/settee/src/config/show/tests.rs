@@ -106,7 +106,7 @@ fn a_value_that_is_no_flag_came_from_its_variable() {
 fn passwords_are_hidden_and_a_file_that_holds_one_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("admin");
-    fs::write(&secret, "ann:se\"cret\n").unwrap();
+    crate::secret::write_private(&secret, "ann:se\"cret\n");
     let by_flag = given(&flags(folder.path(), &["--admin", "ann:se\"cret"]));
     let by_file = given(&flags(folder.path(), &["--admin-file", secret.to_str().unwrap()]));
     fs::write(folder.path().join(CONFIG_FILE), "[replicator]\npassword = \"se\\\"cret\"\n").unwrap();

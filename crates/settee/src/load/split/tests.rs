@@ -36,7 +36,9 @@ fn split(text: &[u8], sizes: &[usize], size_max: usize) -> Vec<Result<(u64, Vec<
                 return found;
             }
             Ok(Some(line)) => found.push(Ok((line, document.clone()))),
-            Err(error @ SplitError::TooLarge { .. }) => found.push(Err(error.to_string())),
+            Err(error @ (SplitError::TooLarge { .. } | SplitError::NoDocument { .. })) => {
+                found.push(Err(error.to_string()))
+            }
             Err(error) => {
                 found.push(Err(error.to_string()));
                 return found;

@@ -1,0 +1,196 @@
+//! Goal: a dump with all revisions and attachments comes back whole, in a data folder and over HTTP; what a
+//! dump leaves out is counted; what other programs wrote is loaded, or refused with a hint.
+//! Method: a database with conflicts, deletions, attachments and local documents; the built binary.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, fails, name, ok, run, settee, text};
+
+/// A text that is compressed in the store, and bytes that aren't text.
+const ATTACHMENTS: &str = r#"{"notes.txt":{"content_type":"text/plain","data":"aGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8="},
+    "raw":{"content_type":"image/png","data":"/wD+"}}"#;
+
+fn hash(digit: char) -> String {
+    digit.to_string().repeat(32)
+}
+
+/// Makes a database of every kind of thing that a dump may hold.
+fn fill(server: &Server) {
+    server.done("PUT", "/cities", "");
+    server.done("PUT", "/cities/ulm", &format!("{{\"spire_m\":161.50,\"_attachments\":{ATTACHMENTS}}}"));
+    let answer: Value = serde_json::from_str(&server.done("PUT", "/cities/bonn", "{}")).unwrap();
+    server.done("DELETE", &format!("/cities/bonn?rev={}", answer["rev"].as_str().unwrap()), "");
+    let branch = |digit: char, deleted: bool| {
+        json!({
+            "_id": "kiel", "_rev": format!("2-{}", hash(digit)), "_deleted": deleted, "branch": digit.to_string(),
+            "_revisions": { "start": 2, "ids": [hash(digit), hash('0')] },
+            "_attachments": if deleted { json!({}) } else { json!({ "a": { "data": "AAAA", "revpos": 2 } }) },
+        })
+    };
+    let branches = [branch('a', false), branch('b', false), branch('c', true)];
+    let body = json!({ "new_edits": false, "docs": branches });
+    server.done("POST", "/cities/_bulk_docs", &body.to_string());
+    server.done("PUT", "/cities/_design/d", "{\"language\":\"none\"}");
+    for body in ["{\"seq\":1}", "{\"seq\":2.0,\"_rev\":\"0-1\"}"] {
+        server.done("PUT", "/cities/_local/mark", body);
+    }
+}
+
+/// The lines of a dump as a set: their order is that of the changes. Some servers tell the length beside an
+/// attachment's content.
+fn lines(dumped: &str) -> BTreeSet<String> {
+    dumped.lines().map(|line| line.replace("\"length\":3,", "").replace("\"length\":23,", "")).collect()
+}
+
+const WHOLE: [&str; 2] = ["--all-revisions", "--attachments"];
+
+#[test]
+fn a_whole_dump_comes_back_with_every_leaf_attachment_and_local_document() {
+    let home = tempfile::tempdir().unwrap();
+    let [data, copy] = ["data", "copy"].map(|name| home.path().join(name));
+    let server = Server::start(&data);
+    fill(&server);
+    let url = server.admin_url();
+    let dump =
+        |db: &str, place: [&str; 2]| ok(&[&["dump", "--db", db], &WHOLE[..], &place[..]].concat(), b"");
+    let load = |db: &str, place: [&str; 2], dumped: &str| {
+        ok(&[&["load", "-", "--create", "--db", db], &place[..]].concat(), dumped.as_bytes()).0
+    };
+    let (dumped, said) = dump("cities", ["--url", &url]);
+    assert!(!said.contains("left out"), "{said}");
+    // ulm, a tombstone, three branches, a design document, a local document.
+    assert_eq!(dumped.lines().count(), 7, "{dumped}");
+    assert!(dumped.contains("161.50") && dumped.contains("\"_rev\":\"0-2\",\"seq\":2.0"), "{dumped}");
+
+    // Over HTTP, and once more, which adds nothing.
+    assert!(load("again", ["--url", &url], &dumped).starts_with("loaded 7 documents (0 already there"));
+    assert!(load("again", ["--url", &url], &dumped).starts_with("loaded 0 documents (7 already there"));
+    assert_eq!(lines(&dump("again", ["--url", &url]).0), lines(&dumped));
+    // Into a data folder, and from there.
+    let folder = ["--data-dir", name(&copy)];
+    assert!(load("cities", folder, &dumped).starts_with("loaded 7 documents (0 already there"));
+    assert!(load("cities", folder, &dumped).starts_with("loaded 0 documents (7 already there"));
+    assert_eq!(lines(&dump("cities", folder).0), lines(&dumped));
+    server.stop();
+    assert_eq!(lines(&dump("cities", ["--data-dir", name(&data)]).0), lines(&dumped));
+
+    let copied = Server::start(&copy);
+    let kiel = copied.done("GET", "/cities/kiel?conflicts=true&deleted_conflicts=true", "");
+    let kiel: Value = serde_json::from_str(&kiel).unwrap();
+    assert_eq!(kiel["_rev"], json!(format!("2-{}", hash('b'))));
+    assert_eq!(kiel["_conflicts"], json!([format!("2-{}", hash('a'))]));
+    assert_eq!(kiel["_deleted_conflicts"], json!([format!("2-{}", hash('c'))]));
+    let notes = copied.done("GET", "/cities/ulm/notes.txt", "");
+    assert_eq!(notes, "hello hello hello hello");
+}
+
+#[test]
+fn what_a_dump_leaves_out_is_counted_and_its_stubs_are_refused_with_a_hint() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    let server = Server::start(&data);
+    fill(&server);
+    let url = server.admin_url();
+    let left_out = "left out: 1 deleted document, 2 conflicting or deleted revisions, 1 local document \
+                    (--all-revisions has them); the content of 3 attachments (--attachments has it)";
+    let over_http = ok(&["dump", "--db", "cities", "--url", &url], b"");
+    assert!(over_http.1.contains("dumped 3 documents") && over_http.1.contains(left_out), "{}", over_http.1);
+    let with_content = ok(&["dump", "--db", "cities", "--url", &url, "--attachments"], b"");
+    assert!(!with_content.1.contains("attachment"), "{}", with_content.1);
+    server.stop();
+    let place = ["--data-dir", name(&data)];
+    let from_folder = ok(&[&["dump", "--db", "cities"], &place[..]].concat(), b"");
+    assert_eq!(from_folder, over_http);
+    let again = ok(&[&["dump", "--db", "cities", "--attachments"], &place[..]].concat(), b"");
+    assert_eq!(lines(&again.0), lines(&with_content.0));
+
+    let load = [&["load", "-", "--db", "copy", "--create"], &place[..]].concat();
+    let (_, said) = fails(&load, over_http.0.as_bytes());
+    assert!(said.contains("a stub") && said.contains("--attachments"), "{said}");
+    assert!(ok(&load, with_content.0.as_bytes()).0.starts_with("loaded 2 documents (1 already there"));
+    // Without revisions, twice: the attachments are known by their digests.
+    let plain = ok(&[&["dump", "--db", "cities", "--attachments", "--no-rev"], &place[..]].concat(), b"").0;
+    let load = [&["load", "-", "--db", "plain", "--create"], &place[..]].concat();
+    assert!(ok(&load, plain.as_bytes()).0.starts_with("loaded 3 documents"));
+    assert!(ok(&load, plain.as_bytes()).0.starts_with("loaded 0 documents (3 already there"));
+    let other = plain.replace("\"digest\":\"md5-", "\"digest\":\"md5-x");
+    assert!(fails(&load, other.as_bytes()).1.contains("is there with other content"));
+}
+
+/// Loads `input` into a database of its own, and returns what it has then.
+fn loaded(home: &Path, input: &[u8]) -> Result<Vec<Value>, String> {
+    let data = home.join(format!("data-{}", fs::read_dir(home).unwrap().count()));
+    let place = ["--db", "x", "--data-dir", name(&data)];
+    let output = run(settee(&[&["load", "-", "--create"], &place[..]].concat()), input);
+    if !output.status.success() {
+        return Err(text(&output.stderr).to_owned());
+    }
+    let dumped = ok(&[&["dump", "--all-revisions", "--attachments"], &place[..]].concat(), b"").0;
+    Ok(dumped.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+#[test]
+fn what_other_programs_write_is_loaded() {
+    let home = tempfile::tempdir().unwrap();
+    let listing = "{\"total_rows\":2,\"offset\":0,\"rows\":[\r\n\
+        {\"id\":\"a\",\"key\":\"a\",\"value\":{\"rev\":\"1-967a00dff5e02add41819138abb3284d\"},\
+         \"doc\":{\"_id\":\"a\",\"_rev\":\"1-967a00dff5e02add41819138abb3284d\"}},\r\n\
+        {\"id\":\"b\",\"key\":\"b\",\"value\":{},\"doc\":{\"_id\":\"b\",\"n\":1}}\r\n]}\n";
+    let backup = "{\"name\":\"@cloudant/couchbackup\",\"version\":\"2.11.0\",\"mode\":\"full\"}\n\
+        [{\"_id\":\"a\",\"_rev\":\"2-967a00dff5e02add41819138abb3284d\",\
+          \"_revisions\":{\"start\":2,\"ids\":[\"967a00dff5e02add41819138abb3284d\",\"11111111111111111111111111111111\"]}}]\n\
+        [{\"_id\":\"bro{\"marker\":\"@cloudant/couchbackup:resume\"}\n\
+        []\n[{\"_id\":\"b\",\"n\":1}]\n";
+    let headless = "[{\"_id\":\"a\"},{\"_id\":\"b\"}]\n[]\n[{\"_id\":\"c\"}]\n";
+    let cases: [(&str, &str, &[&str]); 5] = [
+        ("docs", "{\"docs\":[{\"_id\":\"a\"},\n{\"_id\":\"b\"}]}", &["a", "b"]),
+        ("docs with new_edits", "{\"new_edits\":false, \"docs\" : [ ] }\n", &[]),
+        ("_all_docs", listing, &["a", "b"]),
+        ("couchbackup", backup, &["a", "b"]),
+        ("couchbackup without a header", headless, &["a", "b", "c"]),
+    ];
+    for (what, input, ids) in cases {
+        let found = loaded(home.path(), input.as_bytes()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let found: Vec<&str> = found.iter().map(|document| document["_id"].as_str().unwrap()).collect();
+        assert_eq!(found, ids, "{what}");
+    }
+    let found = loaded(home.path(), backup.as_bytes()).unwrap();
+    assert_eq!(found[0]["_revisions"]["ids"][1], json!("1".repeat(32)), "ancestors are kept");
+}
+
+#[test]
+fn what_can_not_be_loaded_is_refused_with_a_hint() {
+    let home = tempfile::tempdir().unwrap();
+    let row = "{\"id\":\"a\",\"key\":\"a\",\"value\":{\"rev\":\"1-x\"}}";
+    let bare = format!("{{\"total_rows\":1,\"offset\":0,\"rows\":[{row}]}}");
+    for (input, hint) in [
+        (bare.as_bytes(), "line 1: the row has no document: ask for the listing with include_docs=true"),
+        (b"{\"docs\":[{\"_id\":\"a\"}]", "the input ends inside the object"),
+        (b"{\"docs\":[{\"_id\":\"a\"}]}\n{\"_id\":\"b\"}", "something follows"),
+        (b"PK\x03\x04....", "unzip -p FILE | settee load -"),
+        (b"\xfd7zXZ\x00....", "xz -dc FILE | settee load -"),
+        (b"\x1f\x8b\x08\x00junk", "gzip: "),
+    ] {
+        let said = loaded(home.path(), input).unwrap_err();
+        assert!(said.contains(hint), "{hint}: {said}");
+    }
+}
+
+#[test]
+fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
+    let home = tempfile::tempdir().unwrap();
+    let (data, out) = (home.path().join("data"), home.path().join("out.jsonl"));
+    ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], b"{}");
+    fs::write(&out, "mine").unwrap();
+    let dump = ["dump", "--db", "x", "--data-dir", name(&data), "--out", name(&out)];
+    let (code, said) = fails(&dump, b"");
+    assert!(code == 1 && said.contains("is there already; --force replaces it"), "{said}");
+    assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
+    ok(&[&dump[..], &["--force"]].concat(), b"");
+    assert!(fs::read_to_string(&out).unwrap().starts_with("{\"_id\":"));
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2, "nothing is left beside");
+}

@@ -1,0 +1,135 @@
+//! Goal: a command whose reader goes ends quietly, or does its work to the end; messages name what to do; no
+//! password has to stand in the arguments.
+//! Method: the built binary, with a closed pipe for its output, and with a server.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::support::{ADMIN, Server, fails, name, ok, run, settee, text};
+
+/// Runs a command whose output nobody reads: its exit code, and what it says on stderr.
+fn unread(mut command: Command) -> (i32, String) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdout(writer).stdin(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
+    (output.status.code().unwrap(), text(&output.stderr).to_owned())
+}
+
+#[test]
+fn a_command_whose_output_nobody_reads_ends_quietly() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    let documents: String = (0..100).map(|number| format!("{{\"_id\":\"{number}\"}}\n")).collect();
+    ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], documents.as_bytes());
+    let backup = home.path().join("backup");
+    let (data, backup) = (name(&data), name(&backup));
+    let restored = home.path().join("restored");
+    // Of the first kind the output is the work: as a program that SIGPIPE ends. The others do theirs.
+    for (arguments, code) in [
+        (&["dump", "--db", "x", "--data-dir", data][..], 141),
+        (&["config", "--data-dir", data], 141),
+        (&["bench", "--docs", "20", "--updates", "2", "--data-dir", name(home.path())], 141),
+        (&["check", data], 0),
+        (&["compact", data], 0),
+        (&["backup", backup, "--data-dir", data], 0),
+        (&["restore", backup, name(&restored)], 0),
+        (&["load", "/dev/null", "--db", "x", "--data-dir", data], 0),
+        (&["load", "--help"], 0),
+    ] {
+        let (found, said) = unread(settee(arguments));
+        assert_eq!(found, code, "{arguments:?}: {said}");
+        // A measurement in memory is warned of.
+        let said: Vec<&str> = said.lines().filter(|line| !line.contains("lies in memory")).collect();
+        assert!(said.is_empty(), "{arguments:?}: {said:?}");
+    }
+    assert!(ok(&["check", name(&restored)], b"").0.starts_with("sound"));
+}
+
+#[test]
+fn a_database_is_named_by_db_everywhere() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], b"{}");
+    ok(&["dump", "--db", "x", "--data-dir", name(&data)], b"");
+    assert!(ok(&["check", name(&data), "--db", "x"], b"").0.starts_with("sound"));
+    assert!(ok(&["compact", name(&data), "--db", "x"], b"").0.starts_with("x: "));
+    // As it was called before.
+    ok(&["check", name(&data), "--database", "x"], b"");
+}
+
+#[test]
+fn what_is_not_there_is_named_with_a_hint_that_fits() {
+    let home = tempfile::tempdir().unwrap();
+    let (nowhere, empty) = (home.path().join("nowhere"), home.path().join("empty"));
+    std::fs::create_dir(&empty).unwrap();
+    let data = home.path().join("data");
+    ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], b"{}");
+    let (nowhere, empty, data) = (name(&nowhere), name(&empty), name(&data));
+    let no_folder = format!("there is no data folder {nowhere}");
+    let no_databases = format!("there are no databases in {empty}");
+    for (arguments, code, message, hints) in [
+        (&["check", nowhere][..], 2, &*no_folder, false),
+        (&["check", empty], 2, &no_databases, false),
+        (&["check", data, "--db", "y"], 2, "there is no database y", false),
+        (&["compact", nowhere], 1, &no_folder, false),
+        (&["compact", data, "--db", "y"], 1, "there is no database y", false),
+        (&["backup", "b", "--data-dir", nowhere], 1, &no_folder, false),
+        (&["restore", nowhere, "r"], 1, "there is no backup", false),
+        (&["dump", "--db", "x", "--data-dir", nowhere], 1, &no_folder, false),
+        (&["dump", "--db", "x", "--data-dir", empty], 1, &no_databases, false),
+        (&["dump", "--db", "y", "--data-dir", data], 1, "there is no database y", false),
+        (&["load", "-", "--db", "y", "--data-dir", data], 1, "there is no database y", true),
+        (&["load", "-", "--db", "y", "--data-dir", empty], 1, &no_databases, true),
+        (&["load", "-", "--db", "y", "--data-dir", nowhere], 1, &no_folder, true),
+    ] {
+        let (found, said) = fails(arguments, b"");
+        assert_eq!(found, code, "{arguments:?}: {said}");
+        assert!(said.contains(message), "{arguments:?}: {said}");
+        assert_eq!(said.contains("--create makes it"), hints, "{arguments:?}: {said}");
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn clients_name_their_user_by_a_file_or_a_variable() {
+    let home = tempfile::tempdir().unwrap();
+    let (data, user) = (home.path().join("data"), home.path().join("user"));
+    let server = Server::start(&data);
+    server.done("PUT", "/cities", "");
+    server.done("PUT", "/cities/ulm", "{}");
+    let dump = ["dump", "--db", "cities", "--url", &server.url];
+    let (_, said) = fails(&dump, b"");
+    assert!(said.contains("401"), "{said}");
+
+    fs::write(&user, format!("{ADMIN}\n")).unwrap();
+    set_mode(&user, 0o644);
+    let with_file = [&dump[..], &["--user-file", name(&user)]].concat();
+    let (_, said) = fails(&with_file, b"");
+    assert!(said.contains("others can read it"), "{said}");
+    set_mode(&user, 0o600);
+    assert_eq!(ok(&with_file, b"").0.lines().count(), 1);
+    let load = ["load", "-", "--db", "more", "--create", "--url", &server.url, "--user-file", name(&user)];
+    ok(&load, b"{}");
+    let backup = home.path().join("backup");
+    ok(&["backup", name(&backup), "--url", &server.url, "--user-file", name(&user)], b"");
+
+    for (variable, value) in [("SETTEE_USER", ADMIN), ("SETTEE_USER_FILE", name(&user))] {
+        let mut command = settee(&dump);
+        command.env(variable, value);
+        let output = run(command, b"");
+        assert!(output.status.success(), "{variable}: {}", text(&output.stderr));
+    }
+    let mut command = settee(&["dump", "--db", "cities", "--url", &server.admin_url()]);
+    command.env("SETTEE_USER", "ben:other");
+    assert!(run(command, b"").status.success(), "the URL's user goes first");
+    let mut command = settee(&dump);
+    command.env("SETTEE_USER", "sesame");
+    let output = run(command, b"");
+    let said = text(&output.stderr);
+    assert!(said.contains("SETTEE_USER must hold NAME:PASSWORD") && !said.contains("sesame"), "{said}");
+}
