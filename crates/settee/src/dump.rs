@@ -169,6 +169,9 @@ impl<W: Write> Sink<W> {
         } else {
             minify(document, &mut self.line);
         }
+        if self.line.len() > LINE_BYTES_MAX {
+            return Err(too_large("a document"));
+        }
         self.line.push(b'\n');
         self.writer.write_all(&self.line).map_err(write_error)?;
         self.count += 1;

@@ -51,9 +51,12 @@ pub(crate) fn no_folder(folder: &Path) -> String {
     format!("there is no data folder {}", folder.display())
 }
 
+/// Files of a data folder beside those that backups copy.
+const OTHER_FILES: [&str; 2] = ["lock", "admin"];
+
 /// Closes a data folder to others (see [`secret::close_folder`]). Returns what an operator has to know.
 pub(crate) fn close_to_others(folder: &Path) -> Option<String> {
-    let own_files = [&["lock"], settee_http::IDENTITY_FILES].concat();
+    let own_files = [&OTHER_FILES, settee_http::IDENTITY_FILES].concat();
     let shown = folder.display();
     match secret::close_folder(folder, &own_files) {
         Ok(Closed { is_shared: true, .. }) => Some(format!(
