@@ -87,7 +87,7 @@ impl Edit {
     ///
     /// # Errors
     /// `BadRequest` for what isn't one JSON object in UTF-8, has half a surrogate pair in a
-    /// string, nests too deep, or has a bad `_rev`; `DocValidation` for other reserved members
+    /// string or a number beyond a double's range, nests too deep, or has a bad `_rev`; `DocValidation` for other reserved members
     /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `AttachmentTooLarge`, which
     /// names it.
     pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
@@ -100,6 +100,7 @@ impl Edit {
         for (name, value) in json::members(json)?.0 {
             if name.starts_with('_') && !REPLICATOR_MEMBERS.contains(&name.as_ref()) {
                 reserved.once(&name)?;
+                json::check_tokens(value.get().as_bytes())?;
                 edit.take_reserved(&name, value)?;
                 continue;
             }

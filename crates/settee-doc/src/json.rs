@@ -89,8 +89,8 @@ fn invalid() -> Error {
 /// Appends a value's text without the white space between its tokens.
 ///
 /// # Errors
-/// `BadRequest` where a string has half a surrogate pair, which no UTF-8 text can hold, or
-/// where values nest deeper than [`NESTING_MAX`].
+/// `BadRequest` where a string has half a surrogate pair, which no UTF-8 text can hold, where
+/// values nest deeper than [`NESTING_MAX`], or where a number exceeds the range of a double.
 pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>) -> Result<()> {
     let text = value.get().as_bytes();
     let mut copied = 0;
@@ -115,11 +115,48 @@ pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>) -> Result<()> {
                 depth -= 1;
                 at += 1;
             }
+            b'-' | b'0'..=b'9' => at = number_end(text, at)?,
             _ => at += 1,
         }
     }
     out.extend_from_slice(&text[copied..]);
     Ok(())
+}
+
+/// Checks the numbers and strings of a valid JSON text, or of a part of one that cuts no token: what
+/// [`write_compact`] checks of a document's members, for texts that aren't stored.
+///
+/// # Errors
+/// `BadRequest` where a number exceeds the range of a double, or a string has half a surrogate pair.
+pub fn check_tokens(json: &[u8]) -> Result<()> {
+    let mut at = 0;
+    while at < json.len() {
+        match json[at] {
+            b'"' => at = string_end(json, at)?,
+            b'-' | b'0'..=b'9' => at = number_end(json, at)?,
+            _ => at += 1,
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of a number's text without an exponent that is in the range of a double, whatever its digits:
+/// that ends at 1.8e308, a number of 309 digits.
+const IN_RANGE_BYTES: usize = 308;
+
+/// The position behind the number that begins at `start`.
+fn number_end(text: &[u8], start: usize) -> Result<usize> {
+    let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
+    let size = text[start..].iter().position(|byte| !is_part(byte)).unwrap_or(text.len() - start);
+    let number = &text[start..start + size];
+    let has_exponent = || number.iter().any(|byte| matches!(byte, b'e' | b'E'));
+    if size > IN_RANGE_BYTES || has_exponent() {
+        let value = std::str::from_utf8(number).ok().and_then(|number| number.parse::<f64>().ok());
+        if !value.is_some_and(f64::is_finite) {
+            return Err(Error::bad_request("a number exceeds the range of a double"));
+        }
+    }
+    Ok(start + size)
 }
 
 /// The position behind the string that begins at `start`.

@@ -162,6 +162,7 @@ pub(crate) fn parse_bulk(
     let request: Request<'_> = json::parse_object(text, NO_LIST)?;
     let docs =
         request.docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
+    check_around(text, docs)?;
     let docs = json::list_within(docs.get(), admit)?.ok_or_else(|| Failure::bad_request(NO_LIST))?;
     let new_edits = match request.new_edits.map(RawValue::get) {
         None | Some("true") => true,
@@ -178,6 +179,14 @@ pub(crate) fn parse_bulk(
     }
     let all_or_nothing = request.all_or_nothing.is_some_and(|raw| raw.get() == "true");
     Ok(Bulk { edits, new_edits, all_or_nothing })
+}
+
+/// Checks what stands around the documents, which are checked one by one.
+fn check_around(text: &[u8], docs: &RawValue) -> Result<(), Failure> {
+    let start = docs.get().as_ptr().addr() - text.as_ptr().addr();
+    settee_doc::check_tokens(&text[..start])?;
+    settee_doc::check_tokens(&text[start + docs.get().len()..])?;
+    Ok(())
 }
 
 /// `{"id":…,"rev":…,"error":…,"reason":…}`

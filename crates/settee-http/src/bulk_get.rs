@@ -61,6 +61,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     let parse = move |text: &[u8], charge: &mut Charge| {
         let no_list = || Failure::bad_request(NO_LIST);
         let request: Request<'_> = json::parse_object(text, NO_LIST)?;
+        settee_doc::check_tokens(text)?;
         let docs = request.docs.ok_or_else(no_list)?.get();
         let docs = json::list_within(docs, |count| charge.take(count, WANTED_BYTES))?.ok_or_else(no_list)?;
         Ok(docs.into_iter().map(|doc| parse_wanted(doc.get(), &of)).collect::<Vec<_>>())

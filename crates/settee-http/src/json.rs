@@ -56,7 +56,8 @@ pub(crate) struct Text<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 /// The members of a request's body.
 ///
 /// # Errors
-/// For what isn't JSON and for JSON that is no object, in CouchDB's words.
+/// For what isn't JSON and for JSON that is no object, in CouchDB's words; for numbers beyond the range of
+/// a double.
 pub(crate) fn members(body: &[u8]) -> Result<Members<'_>, Failure> {
     let mut count = 0;
     let at_most = |more| {
@@ -80,7 +81,9 @@ pub(crate) fn members_within(
     let read = read_within(serde_json::Deserializer::from_slice(body), admit, |deserializer, within| {
         deserializer.deserialize_map(MembersWithin(within))
     });
-    read?.ok_or_else(Failure::bad_json)
+    let members = read?.ok_or_else(Failure::bad_json)?;
+    settee_doc::check_tokens(body)?;
+    Ok(members)
 }
 
 /// An object read into `T`; `other` is the reason where the text is JSON of another form.

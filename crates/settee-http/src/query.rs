@@ -141,9 +141,10 @@ fn quoted(value: &str) -> String {
 
 /// A value that is JSON: its text where it is valid.
 pub(crate) fn json_value(value: &str) -> Result<&str, Failure> {
+    let is_good = |raw: &&serde_json::value::RawValue| settee_doc::check_tokens(raw.get().as_bytes()).is_ok();
     match serde_json::from_str::<&serde_json::value::RawValue>(value) {
-        Ok(raw) => Ok(raw.get()),
-        Err(_) => Err(Failure::bad_json()),
+        Ok(raw) if is_good(&raw) => Ok(raw.get()),
+        _ => Err(Failure::bad_json()),
     }
 }
 

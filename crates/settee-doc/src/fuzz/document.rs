@@ -24,7 +24,7 @@ pub(super) const DOCUMENT: Target = Target {
         br#"{"_id":"f","_attachments":{"a.txt":{"content_type":"text/plain","data":"aGVsbG8="},"b":{"stub":true,"revpos":2},"c":{"follows":true,"length":5,"digest":"md5-XUFAKrxLKna5cZ2REBfFkg=="}}}"#,
         br#"{"_id":"g","_attachments":{"z":{"follows":true,"length":50,"encoding":"gzip","encoded_length":20}}}"#,
         br#"{"_replication_id":"x","_replication_state":"completed","a":{"a":{"a":[[[[]]]]}}}"#,
-        br#"{"a":1e400,"a":170141183460469231731687303715884105728,"b":-0.0,"":"","\u0061":"\ud83d\ude00"}"#,
+        br#"{"a":1e-400,"a":170141183460469231731687303715884105728,"b":-0.0,"":"","\u0061":"\ud83d\ude00"}"#,
         br#"{"_id":"q","_conflicts":["1-a"],"_deleted_conflicts":[],"_revs_info":[],"_local_seq":7,"x":true}"#,
     ],
     words: &[
@@ -55,28 +55,36 @@ fn document(input: &[u8]) -> bool {
         return false;
     };
     if is_plain {
-        let is_good = !facts.has_half_pairs && facts.depth <= NESTING_MAX;
+        let is_good = !facts.has_half_pairs && !facts.has_infinite && facts.depth <= NESTING_MAX;
         assert_eq!(parsed.is_ok(), is_good, "{facts:?}: {parsed:?}");
     }
     let Ok(edit) = parsed else { return false };
+    let depth = facts.depth;
     let stored = edit.body();
     assert!(stored.len() <= input.len(), "the body grew");
     let body = [b"{", &stored[..], b"}"].concat();
     let facts = check_json(&body).expect("a body is JSON");
     assert!(!facts.has_space && !facts.has_half_pairs && facts.depth <= NESTING_MAX, "{facts:?}");
+    assert!(!facts.has_infinite, "a number that no other parser takes was accepted");
     let again = Edit::parse(&body, &Options::default()).expect("a body can be stored");
     assert_eq!((again.body(), again.digest()), (stored, edit.digest()));
-    same_values(input, &body);
+    if depth < STRICT_DEPTH_MAX {
+        same_values(input, &body);
+    }
     written_and_read(&edit);
     attached_and_read(&edit);
     true
 }
 
-/// Another parser finds the same values in both, but for reserved members.
+/// Nesting from which on the strict parser refuses a text.
+const STRICT_DEPTH_MAX: usize = 127;
+
+/// A second parser, which refuses numbers that no double holds, takes what was accepted, and finds the same
+/// values in what is stored, but for reserved members.
 fn same_values(input: &[u8], body: &[u8]) {
     use serde_json::{Map, Value};
-    // Numbers that no double holds, and deep nesting, are not for every parser.
-    let Ok(mut whole) = serde_json::from_slice::<Map<String, Value>>(input) else { return };
+    let whole: Result<Map<String, Value>, _> = serde_json::from_slice(input);
+    let mut whole = whole.expect("a strict parser reads what was accepted");
     let stored: Map<String, Value> = serde_json::from_slice(body).expect("the other parser reads it too");
     whole.retain(|name, _| !name.starts_with('_') || stored.contains_key(name));
     assert_eq!(whole, stored);

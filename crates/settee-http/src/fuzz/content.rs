@@ -182,21 +182,26 @@ pub(super) const BODY: Target = Target {
     generate: |source| source.json_object().into_bytes(),
 };
 
+/// Nesting from which on the strict parser refuses a text.
+const STRICT_DEPTH_MAX: usize = 127;
+
 /// A body's members are what another parser finds, in their order; lists are lists, strings are strings.
 fn body(input: &[u8]) -> bool {
     let facts = check_json(input);
     let found = json::members(input);
-    let Some(_) = facts.filter(|facts| facts.first == b'{') else {
+    let Some(object) = facts.filter(|facts| facts.first == b'{') else {
         let failure = found.err().expect("what is no object is refused");
         let said = if facts.is_some() { "Request body must be a JSON object" } else { "invalid UTF-8 JSON" };
         assert_eq!(failure.reason, said);
         return false;
     };
     let Ok(members) = found else {
-        assert!(facts.is_some_and(|facts| facts.has_half_pairs), "an object was refused");
+        assert!(object.has_half_pairs || object.has_infinite, "an object was refused");
         return false;
     };
+    assert!(!object.has_half_pairs && !object.has_infinite, "no other parser takes it");
     let parsed: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_slice(input).ok();
+    assert!(parsed.is_some() || object.depth >= STRICT_DEPTH_MAX, "a strict parser refuses it");
     if let Some(parsed) = &parsed {
         assert!(members.0.iter().all(|(name, _)| parsed.contains_key(&**name)));
         assert!(parsed.keys().all(|name| members.get(name).is_some()));

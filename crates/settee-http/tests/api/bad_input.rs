@@ -44,6 +44,40 @@ fn a_body_that_is_no_document_is_refused() {
 }
 
 #[test]
+fn numbers_that_no_double_holds_are_refused_wherever_json_is_taken() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let long = "1".repeat(400);
+    for number in ["1e400", "-1e999", long.as_str()] {
+        for (method, path, body) in [
+            ("PUT", "/db/a", r#"{"n":N}"#),
+            ("PUT", "/db/a?new_edits=false", r#"{"_rev":"1-00112233445566778899aabbccddeeff","n":[N]}"#),
+            ("PUT", "/db/_local/a", r#"{"n":N}"#),
+            ("POST", "/db", r#"{"n":N}"#),
+            ("POST", "/db/_bulk_docs", r#"{"docs":[{"n":{"m":N}}]}"#),
+            ("POST", "/db/_bulk_docs", r#"{"new_edits":false,"docs":[{"_id":"a","_rev":"1-a","n":N}]}"#),
+            ("POST", "/db/_bulk_docs", r#"{"docs":[{}],"x":N}"#),
+            ("POST", "/db/_bulk_docs", r#"{"x":[N],"docs":[{}]}"#),
+            ("POST", "/db/_bulk_get", r#"{"docs":[{"id":"a","x":N}]}"#),
+            ("POST", "/db/_revs_diff", r#"{"a":["1-a",N]}"#),
+            ("POST", "/db/_all_docs", r#"{"keys":["a",N]}"#),
+            ("POST", "/db/_changes?filter=_selector", r#"{"selector":{"n":N}}"#),
+            ("POST", "/_dbs_info", r#"{"keys":["db"],"x":N}"#),
+        ] {
+            let headers = [("Content-Type", "application/json")];
+            let reply = client.send(method, path, &headers, body.replace('N', number).as_bytes());
+            assert_eq!(reply.status, 400, "{method} {path} {body}: {}", reply.text());
+        }
+        client.get(&format!("/db/_all_docs?startkey={number}")).expect_status(400);
+        expect_untouched(&mut client);
+    }
+    client.put("/db/a", "{\"n\":1e-400,\"m\":123456789012345678901234567890}").expect_status(201);
+    let text = client.get("/db/a").text().to_owned();
+    assert!(text.contains("\"n\":1e-400,\"m\":123456789012345678901234567890"), "{text}");
+}
+
+#[test]
 fn a_missing_body_is_told_from_an_empty_one() {
     let server = Server::start();
     let mut client = server.connect();

@@ -136,13 +136,16 @@ pub struct JsonFacts {
     pub has_half_pairs: bool,
     /// Whether there is white space between tokens.
     pub has_space: bool,
+    /// Whether a number exceeds the range of a double.
+    pub has_infinite: bool,
 }
 
 /// Judges a text by RFC 8259; None for what is no JSON in UTF-8. Shares nothing with any parser that is
 /// tested by it.
 pub fn check_json(text: &[u8]) -> Option<JsonFacts> {
     std::str::from_utf8(text).ok()?;
-    let mut facts = JsonFacts { first: 0, depth: 0, has_half_pairs: false, has_space: false };
+    let mut facts =
+        JsonFacts { first: 0, depth: 0, has_half_pairs: false, has_space: false, has_infinite: false };
     let mut judge = Judge { text, at: 0, facts: &mut facts };
     let mut open: Vec<u8> = Vec::new();
     judge.skip_space();
@@ -276,6 +279,7 @@ impl Judge<'_> {
     }
 
     fn number(&mut self) -> Option<()> {
+        let start = self.at;
         if self.peek() == Some(b'-') {
             self.at += 1;
         }
@@ -294,6 +298,8 @@ impl Judge<'_> {
             }
             self.digits()?;
         }
+        let number = std::str::from_utf8(&self.text[start..self.at]).ok()?;
+        self.facts.has_infinite |= number.parse::<f64>().ok()?.is_infinite();
         Some(())
     }
 }
