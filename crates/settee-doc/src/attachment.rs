@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use flate2::Compression;
 use flate2::write::{GzDecoder, GzEncoder};
+use flate2::{Compression, GzBuilder};
 use md5::{Digest as _, Md5};
 use serde::{Deserialize, Serialize};
 use settee_io::yield_now;
@@ -60,6 +60,9 @@ const UNFOLDED_PIECE_BYTES: usize = 64 << 10;
 
 /// CouchDB's own level of compression.
 const COMPRESSION_LEVEL: u32 = 8;
+
+/// The operating system that zlib names in a gzip header on Unix (RFC 1952).
+const GZIP_OS_UNIX: u8 = 3;
 
 /// An MD5 digest, as CouchDB names what attachments hold.
 pub type Md5Digest = [u8; 16];
@@ -102,6 +105,15 @@ impl Attachment {
     /// Appends the members that a stub has, but for `stub` itself. With `encoding` it tells how what is
     /// stored is compressed.
     pub fn write_members(&self, encoding: bool, out: &mut Vec<u8>) {
+        self.write_described(true, encoding, out);
+    }
+
+    /// Appends the members that stand beside `data`: as [`Attachment::write_members`], without the length.
+    pub fn write_members_with_data(&self, encoding: bool, out: &mut Vec<u8>) {
+        self.write_described(false, encoding, out);
+    }
+
+    fn write_described(&self, has_length: bool, encoding: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(b"\"content_type\":");
         write_json_string(&self.content_type, out);
         let mut number = |name: &str, value: u64| {
@@ -109,7 +121,9 @@ impl Attachment {
             out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
         };
         number(",\"revpos\":", self.revpos.into());
-        number(",\"length\":", self.length);
+        if has_length {
+            number(",\"length\":", self.length);
+        }
         if let Some(length) = self.gzip_length.filter(|_| encoding) {
             number(",\"encoded_length\":", length);
             out.extend_from_slice(b",\"encoding\":\"gzip\"");
@@ -393,7 +407,8 @@ impl<'a> Uploading<'a> {
     ) -> Uploading<'a> {
         let (sink, stored) = match !is_gzip && is_compressible(content_type) {
             true => {
-                let encoder = GzEncoder::new(Vec::new(), Compression::new(COMPRESSION_LEVEL));
+                let level = Compression::new(COMPRESSION_LEVEL);
+                let encoder = GzBuilder::new().operating_system(GZIP_OS_UNIX).write(Vec::new(), level);
                 (Sink::Gzip(encoder), Some(Md5::new()))
             }
             false => (Sink::Plain(BytesMut::new()), None),

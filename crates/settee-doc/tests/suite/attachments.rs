@@ -183,6 +183,44 @@ fn inline_attachments_come_with_the_document_and_their_digest_is_that_of_what_is
     });
 }
 
+/// Words drawn by a linear congruential generator, `length` bytes of them.
+fn words(length: usize) -> Vec<u8> {
+    const WORDS: [&str; 12] = [
+        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu",
+    ];
+    let (mut text, mut state) = (String::new(), 1_u64);
+    while text.len() < length {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        match state >> 60 {
+            0 => text.push_str(&(state >> 20).to_string()),
+            _ => text.push_str(WORDS[(state >> 33) as usize % 12]),
+        }
+        text.push(' ');
+    }
+    text.truncate(length);
+    text.into_bytes()
+}
+
+#[test]
+fn compressed_attachments_have_the_digests_that_zlib_gives_them_at_level_8() {
+    // Python: zlib.compressobj(8, zlib.DEFLATED, 31, 8), which is what CouchDB calls.
+    let expected = [
+        (0, "md5-cCkGbCesb17xjWYNV0GXmg=="),
+        (5, "md5-NQuKAKVOCU8GGBmkG0qdiQ=="),
+        (300, "md5-rsg7bnfLgNca2K3jgPxVZQ=="),
+        (2_500, "md5-pHLyK3DteIfqUmGPjtmFqA=="),
+        (70_000, "md5-Yv3wIlU1dnz7ac3Sn7KcTA=="),
+        (1_500_000, "md5-2YvvDSvVYkfORCNe6cBsxw=="),
+    ];
+    with_database(9, |database| async move {
+        for (length, digest) in expected {
+            let new = upload(&database, "doc", "text", "text/plain", &words(length)).await;
+            let Content::Stored(upload) = new.content else { panic!("it is stored") };
+            assert_eq!(digest_text(upload.digest()), digest, "{length} bytes");
+        }
+    });
+}
+
 #[test]
 fn what_comes_compressed_is_checked_and_counted_and_stays_as_it_came() {
     with_database(5, |database| async move {
