@@ -2,8 +2,8 @@
 
 use std::ops::Bound;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use settee_io::Env;
@@ -17,6 +17,7 @@ use crate::keys::{UPLOAD, chunk_key, decode_upload_key};
 use crate::numbers::{Number, Numbers, remove_notes};
 use crate::partition::check_partitioned_id;
 use crate::revision::Revision;
+use crate::rules::Rules;
 use crate::sequence::Sequence;
 use crate::stats::Figures;
 use crate::update::Updater;
@@ -49,6 +50,18 @@ pub(crate) struct Identity {
     pub(crate) incarnation: [u8; 16],
     pub(crate) is_partitioned: bool,
 }
+
+/// What is known of functions that check writes (`validate_doc_update`).
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Validation {
+    /// Design documents haven't been looked at since one of them was written.
+    #[default]
+    Unknown,
+    None,
+    /// The id of a design document that has one.
+    By(String),
+}
+
 /// Called once, when something was first stored, with the stage that it has reached.
 pub(crate) type OnFirstWrite = Box<dyn Fn(Stage) + Send + Sync>;
 
@@ -67,6 +80,9 @@ pub struct Database {
     compacting: AtomicBool,
     /// Tells those who follow all databases.
     pub(crate) changed: Changed,
+    pub(crate) rules: Arc<Rules>,
+    /// Whether writes would have to be checked; the updater alone reads and sets it.
+    pub(crate) validation: Mutex<Validation>,
     env: Env,
     /// What was uploaded for nothing.
     pub(crate) orphans: Orphans,
@@ -108,6 +124,8 @@ impl Database {
             deleted,
             compacting,
             changed: Changed::default(),
+            rules: Arc::new(Rules::new(false)),
+            validation: Mutex::default(),
             env,
             orphans,
             on_first_write: None,

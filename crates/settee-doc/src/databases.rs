@@ -34,6 +34,7 @@ use tokio::sync::oneshot;
 
 use crate::database::Database;
 use crate::limits::{StoreLimits, StoreResources};
+use crate::rules::Rules;
 use crate::stats::{Figures, Stats};
 use crate::{Error, ErrorKind, Result};
 pub use backup::{BackupProgress, BackupSummary};
@@ -69,6 +70,9 @@ pub struct DatabasesOptions {
     pub open_databases_max: usize,
     /// A database that nobody has used for so many seconds, at least 1, is closed.
     pub database_idle_s: u64,
+    /// Whether design documents with `validate_doc_update`, which isn't run, are stored all the same, and
+    /// documents written beside them. Otherwise both are refused as `NotImplemented`.
+    pub ignore_validation: bool,
     /// The limits of their indexes, and of what goes on in the background.
     pub store: StoreLimits,
 }
@@ -79,6 +83,7 @@ impl Default for DatabasesOptions {
             log: LogOptions::DEFAULT,
             open_databases_max: 1000,
             database_idle_s: 60,
+            ignore_validation: false,
             store: StoreLimits::default(),
         }
     }
@@ -116,6 +121,7 @@ struct Inner {
     folder: PathBuf,
     options: DatabasesOptions,
     resources: StoreResources,
+    rules: Arc<Rules>,
     catalogue: Store,
     slots: Mutex<Slots>,
     updates: Updates,
@@ -160,6 +166,7 @@ impl Databases {
             folder: folder.to_path_buf(),
             options,
             resources,
+            rules: Arc::new(Rules::new(options.ignore_validation)),
             catalogue,
             slots,
             updates,
@@ -236,6 +243,12 @@ impl Databases {
                 }
             }
         }
+    }
+
+    /// Sets the bytes of a partition from which on an interactive edit may not make it larger, for all
+    /// databases from the next edit on. At first there is no such limit.
+    pub fn set_partition_bytes_max(&self, bytes: u64) {
+        self.inner.rules.set_partition_bytes_max(bytes);
     }
 
     /// Begins to give back the space of what was replaced in a database, in the background; nothing

@@ -71,6 +71,8 @@ pub enum ErrorKind {
     DatabaseExists,
     /// A member of the document that begins with `_` is not known.
     DocValidation,
+    /// A member of the design document is of a type that it can't have.
+    InvalidDesignDoc,
     /// The document is too large.
     TooLarge,
     /// An attachment is larger than the limit.
@@ -79,6 +81,8 @@ pub enum ErrorKind {
     DigestMismatch,
     /// An attachment that is only named isn't there.
     MissingStub,
+    /// The document's partition is full.
+    PartitionOverflow,
     /// The disk is full: of several edits, those before the refused one may have been stored;
     /// writes go on once there is room.
     NoSpace,

@@ -29,6 +29,14 @@ pub fn partition_prefix(partition: &str) -> String {
     format!("{partition}:")
 }
 
+/// The partition of a document; None for design documents and local documents.
+pub(crate) fn partition_of(id: &str) -> Option<&str> {
+    match id.starts_with('_') {
+        true => None,
+        false => id.split_once(':').map(|(partition, _)| partition),
+    }
+}
+
 /// Checks an id in a partitioned database, which is an allowed one otherwise.
 pub(crate) fn check_partitioned_id(id: &str) -> Result<()> {
     if id.starts_with("_design/") || id.starts_with("_local/") {

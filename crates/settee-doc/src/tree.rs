@@ -81,6 +81,16 @@ impl Leaf {
         }
     }
 
+    /// Bytes that its body and its attachments take.
+    pub(crate) async fn stored_bytes(&self, snapshot: &Snapshot) -> Result<u64> {
+        let body = match &self.body {
+            Body::New(value, _) => value.bytes().len() as u64,
+            Body::Stored(entry) => snapshot.read(entry.location).await?.value().len() as u64,
+        };
+        let attachments = self.attachments(snapshot).await?;
+        Ok(body + attachments.iter().map(Attachment::stored_length).sum::<u64>())
+    }
+
     /// Greater wins.
     pub(crate) fn rank(&self) -> (bool, Revision) {
         (!self.deleted, self.revision)

@@ -20,18 +20,22 @@ use crate::attachment::{
 };
 use crate::database::Database;
 use crate::databases::Changed;
+use crate::design::DESIGN_PREFIX;
 use crate::edit::{Edit, check_document_id};
 use crate::keys::{
     PATH_CHUNK_COUNT, chunk_boundary, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta,
     encode_leaf_meta, encode_number, local_key, path_key,
 };
 use crate::numbers::Number;
+use crate::partition::{partition_of, partition_prefix};
 use crate::revision::Revision;
 use crate::tree::{Body, Leaf, leaves, merge, needs_chunk, unused_chunks};
+use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
 mod purge;
 mod stubs;
+mod validation;
 
 use stubs::Stubs;
 
@@ -83,6 +87,8 @@ struct Records {
     number: Option<(Number, u64)>,
     /// Whether there is a document's among them.
     is_change: bool,
+    /// Whether there is a design document's among them.
+    has_design: bool,
 }
 
 /// Tells those who follow all databases what was accepted: when it goes, and so also where whoever wrote
@@ -165,27 +171,26 @@ impl<'a> Updater<'a> {
     /// An interactive edit: it replaces a leaf, or makes a new document.
     pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
-        let decided = self.decide_update(edit).await;
+        let checked = self.is_checked(edit).await?;
+        let decided = self.decide_update(edit, checked).await;
         self.add(edit, decided).await
     }
 
     /// A replicated edit: its path is merged into the tree.
     pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
-        let decided = self.decide_replicated(edit).await;
+        let checked = self.is_checked(edit).await?;
+        let decided = self.decide_replicated(edit, checked).await;
         self.add(edit, decided).await
     }
 
-    /// A local document: written as it comes, with the number after the one it names. Returns
-    /// the new number; 0 where it is deleted.
+    /// A local document: written as it comes, without its attachments, with the number after the one it
+    /// names. Returns the new number; 0 where it is deleted.
     pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
         self.prepare(edit).await?;
         let key = local_key(id);
         if edit.revision.is_some() || edit.foreign_revision.is_some() {
             return Ok(Err(Error::bad_request("Invalid rev format")));
-        }
-        if !edit.attachments.is_empty() {
-            return Ok(Err(Error::bad_request("_local documents do not accept attachments.")));
         }
         let mut batch = Batch::new();
         let mut number = 0;
@@ -251,6 +256,9 @@ impl<'a> Updater<'a> {
         // Before the commit, whose future may be dropped: without their marks they are forgotten again.
         self.is_sweep_due |= !records.orphans.is_empty();
         records.orphans.drain(..).for_each(|orphan| self.database.orphans.push(orphan));
+        if records.has_design {
+            self.forget_validation();
+        }
         let seq = self.writer.commit(&records.batch, self.stage).await?;
         records.claims.iter().for_each(|claim| claim.keep());
         self.news.is_due |= records.is_change;
@@ -260,7 +268,7 @@ impl<'a> Updater<'a> {
         Ok(())
     }
 
-    async fn decide_update(&self, edit: &Edit) -> Result<Decided<Revision>> {
+    async fn decide_update(&self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
@@ -273,6 +281,7 @@ impl<'a> Updater<'a> {
             }
             _ => return Err(Error::conflict()),
         };
+        checked?;
         let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
         let stubs = Stubs::of_update(&latest, edit, parent).await?;
         // What an interactive edit brings is new with it, whatever a client says it came with.
@@ -284,13 +293,42 @@ impl<'a> Updater<'a> {
         path.extend(parent.iter().flat_map(|leaf| &leaf.path));
         let replaced = parent.map(|leaf| leaf.revision);
         let mut new: Vec<Leaf> = old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
-        new.push(new_leaf(edit, revision, path, attachments)?);
+        let leaf = new_leaf(edit, revision, path, attachments)?;
+        self.check_partition(&latest, &edit.id, parent, &leaf).await?;
+        new.push(leaf);
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
         take_in(edit, &mut records);
         Ok(Decided { outcome: revision, records })
     }
 
-    async fn decide_replicated(&self, edit: &Edit) -> Result<Decided<Revision>> {
+    /// Refuses an edit that makes a full partition larger. The one that fills it is taken.
+    async fn check_partition(
+        &self,
+        latest: &Snapshot,
+        id: &str,
+        parent: Option<&Leaf>,
+        leaf: &Leaf,
+    ) -> Result<()> {
+        let Some(partition) = partition_of(id).filter(|_| self.database.is_partitioned()) else {
+            return Ok(());
+        };
+        let bytes_max = self.database.rules.partition_bytes_max();
+        let view = View::new(self.writer.latest(), self.revs_limit, Arc::default());
+        if view.counts(&partition_prefix(partition)).await?.bytes < bytes_max {
+            return Ok(());
+        }
+        let before = match parent {
+            Some(parent) => parent.stored_bytes(latest).await?,
+            None => 0,
+        };
+        if leaf.deleted || leaf.stored_bytes(latest).await? <= before {
+            return Ok(());
+        }
+        let reason = format!("Partition limit exceeded due to update on '{id}'");
+        Err(Error::new(ErrorKind::PartitionOverflow, reason))
+    }
+
+    async fn decide_replicated(&self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         if edit.foreign_revision.is_some() {
             return Err(Error::bad_request("Revisions have 32 hexadecimal digits here."));
@@ -306,6 +344,7 @@ impl<'a> Updater<'a> {
             // Known already: what came with it goes again.
             return Ok(Decided { outcome: revision, records: Records::default() });
         }
+        checked?;
         let stubs = Stubs::of_replica(&latest, edit, revision, &path, &old).await?;
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
@@ -335,6 +374,7 @@ impl Records {
         self.orphans.extend(other.orphans);
         self.number = other.number.or(self.number);
         self.is_change |= other.is_change;
+        self.has_design |= other.has_design;
     }
 }
 
@@ -395,7 +435,8 @@ async fn rewrite(
     new: &[Leaf],
     revs_limit: u32,
 ) -> Result<Records> {
-    let mut records = Records { is_change: true, ..Records::default() };
+    let has_design = id.starts_with(DESIGN_PREFIX);
+    let mut records = Records { is_change: true, has_design, ..Records::default() };
     let batch = &mut records.batch;
     let mut is_pruning_due = false;
     let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");

@@ -125,10 +125,12 @@ fn status_and_name(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::IllegalDatabaseName => (StatusCode::BAD_REQUEST, "illegal_database_name"),
         ErrorKind::DatabaseExists => (StatusCode::PRECONDITION_FAILED, "file_exists"),
         ErrorKind::DocValidation => (StatusCode::BAD_REQUEST, "doc_validation"),
+        ErrorKind::InvalidDesignDoc => (StatusCode::BAD_REQUEST, "invalid_design_doc"),
         ErrorKind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "document_too_large"),
         ErrorKind::AttachmentTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "attachment_too_large"),
         ErrorKind::DigestMismatch => (StatusCode::BAD_REQUEST, "content_md5_mismatch"),
         ErrorKind::MissingStub => (StatusCode::PRECONDITION_FAILED, "missing_stub"),
+        ErrorKind::PartitionOverflow => (StatusCode::FORBIDDEN, "partition_overflow"),
         // Spelled as CouchDB spells it.
         ErrorKind::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "insufficent_storage"),
         ErrorKind::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "service unavailable"),

@@ -57,6 +57,7 @@ async fn serve(mut config: Config) -> CommandResult {
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let limits = config.limits_text();
+    let ignores_validation = config.databases.ignore_validation;
     let mut options = ServerOptions {
         admin: config.admin,
         limits: config.limits,
@@ -88,7 +89,12 @@ async fn serve(mut config: Config) -> CommandResult {
             .into());
         }
     }
-    greet(address, &config.data_dir, options.admin.as_ref().map(settee_http::Admin::name));
+    greet(
+        address,
+        &config.data_dir,
+        options.admin.as_ref().map(settee_http::Admin::name),
+        ignores_validation,
+    );
 
     let served = settee_http::serve(listener, databases.clone(), options, shutdown.begun()).await;
     databases.close().await?;
@@ -172,7 +178,7 @@ fn server_uuid(data_dir: &Path) -> io::Result<String> {
 }
 
 /// Says on stdout where we are and what to try.
-fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>) {
+fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>, ignores_validation: bool) {
     let version = env!("CARGO_PKG_VERSION");
     let user = admin.map(|name| format!("-u {name} ")).unwrap_or_default();
     let who = match admin {
@@ -181,10 +187,14 @@ fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>) {
                  Only this machine is served. Set one with --admin-file, SETTEE_ADMIN or --admin."
             .to_owned(),
     };
+    let validation = match ignores_validation {
+        true => "ignore_validation is set: validate_doc_update functions are stored and not run.\n",
+        false => "",
+    };
     let text = format!(
         "Settee {version}, data in {}\n\
          listening on http://{address}/\n\
-         {who}\n\
+         {who}\n{validation}\
          Open http://{address}/ or try:\n  \
          curl {user}-X PUT http://{address}/hello\n",
         data_dir.display()
@@ -193,6 +203,9 @@ fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>) {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).ok();
     tracing::info!(%address, data_dir = %data_dir.display(), admin = admin.unwrap_or("none"), "serving");
+    if ignores_validation {
+        tracing::warn!("ignore_validation is set: validate_doc_update functions are stored and not run");
+    }
     if admin.is_none() {
         tracing::warn!("no administrator is set: every caller is one, and only loopback is served");
     }

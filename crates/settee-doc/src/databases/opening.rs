@@ -68,6 +68,7 @@ impl Inner {
         let options = self.resources.options(self.options.log, Some(keys::measure));
         let mut database = Database::open(&self.env, &folder, name, identity, options).await?;
         database.changed = self.updates.of(name);
+        database.rules = self.rules.clone();
         if !entry.was_written {
             self.note_when_written(&mut database, number);
         }

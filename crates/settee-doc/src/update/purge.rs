@@ -12,6 +12,7 @@ use bytes::Bytes;
 use settee_store::Snapshot;
 
 use crate::Result;
+use crate::design::DESIGN_PREFIX;
 use crate::json::write_json_string;
 use crate::keys::{conflict_key, decode_number, document_key, purge_key};
 use crate::numbers::{Number, remove_notes};
@@ -59,6 +60,7 @@ impl Updater<'_> {
         }
         records.batch.put(&purge_key(number), &[], note(id, revisions), false);
         records.is_change = true;
+        records.has_design = id.starts_with(DESIGN_PREFIX);
         self.deletes_alone &= kept.is_empty();
         self.touched.insert(id.to_owned());
         self.records = records;

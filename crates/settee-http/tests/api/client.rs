@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use settee_doc::Databases;
+use settee_doc::{Databases, DatabasesOptions};
 use settee_http::{Admin, Limits, ServeError, ServerOptions};
 use settee_io::{Engine, Env, ThreadEngine, ThreadOptions};
 use tempfile::TempDir;
@@ -63,10 +63,26 @@ impl Server {
 
     /// One whose files go through `engine`.
     pub(crate) fn start_on(engine: Arc<dyn Engine>, folder: &Path, options: ServerOptions) -> Server {
+        Server::start_databases(engine, folder, options, DatabasesOptions::default())
+    }
+
+    /// One that stores design documents whose functions would check writes.
+    pub(crate) fn start_ignoring_validation(folder: &Path) -> Server {
+        let databases = DatabasesOptions { ignore_validation: true, ..DatabasesOptions::default() };
+        let engine = Arc::new(ThreadEngine::new(ThreadOptions::default()));
+        Server::start_databases(engine, folder, ServerOptions::default(), databases)
+    }
+
+    fn start_databases(
+        engine: Arc<dyn Engine>,
+        folder: &Path,
+        options: ServerOptions,
+        databases: DatabasesOptions,
+    ) -> Server {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let env = Env::with_engine(runtime.handle().clone(), engine);
-        let databases = runtime.block_on(Databases::open(env, folder)).unwrap();
+        let databases = runtime.block_on(Databases::open_with(env, folder, databases)).unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();

@@ -13,6 +13,7 @@ mod copy;
 mod damage;
 mod databases;
 mod db_updates;
+mod design;
 mod documents;
 mod endpoints;
 mod faults;

@@ -306,6 +306,9 @@ limit_settings! {
     open_databases_max: usize, 1, "SETTEE_OPEN_DATABASES_MAX";
     /// Seconds after which a database that nobody uses is closed
     database_idle_s: u64, 1, "SETTEE_DATABASE_IDLE_S";
+    /// Whether design documents with validate_doc_update, which isn't run, are stored all the same, and
+    /// documents written beside them
+    ignore_validation: bool, false, "SETTEE_IGNORE_VALIDATION";
 }
 
 limit_settings! {

@@ -1,0 +1,263 @@
+//! Design documents: what their members must be to be stored.
+//!
+//! A body is looked at member by member, each as raw text: of a design document of any size nothing is
+//! parsed but names. What the functions in it do is not looked at.
+//!
+//! Source: `validate_ddoc_fields` and `validate` of CouchDB 3.5.0's `couch_mrview`.
+
+use serde_json::value::RawValue;
+
+use crate::json::{self, Members};
+use crate::{Error, ErrorKind, Result};
+
+/// How the ids of design documents begin.
+pub(crate) const DESIGN_PREFIX: &str = "_design/";
+
+/// The member whose function checks each write of a document.
+const VALIDATION: &str = "validate_doc_update";
+
+/// What a member may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Object,
+    Array,
+    String,
+    Boolean,
+    /// A number or null.
+    Other,
+}
+
+impl Kind {
+    fn of(value: &RawValue) -> Kind {
+        match value.get().as_bytes().first() {
+            Some(b'{') => Kind::Object,
+            Some(b'[') => Kind::Array,
+            Some(b'"') => Kind::String,
+            Some(b't' | b'f') => Kind::Boolean,
+            _ => Kind::Other,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Object => "object",
+            Kind::Array => "array",
+            Kind::String => "string",
+            Kind::Boolean => "boolean",
+            Kind::Other => "other",
+        }
+    }
+}
+
+/// Members of a design document that hold functions by their names.
+const FUNCTIONS: [&str; 4] = ["filters", "lists", "shows", "updates"];
+
+/// Members of `options`.
+const OPTIONS: [&str; 3] = ["include_design", "local_seq", "partitioned"];
+
+/// Reduce functions that CouchDB has itself. A name may go on behind one.
+const REDUCES: [&str; 6] = ["_sum", "_count", "_stats", "_approx_count_distinct", "_first", "_last"];
+
+/// Reduce functions whose name goes on with a number, and the most that it may be.
+const COUNTED_REDUCES: [&str; 2] = ["_top_", "_bottom_"];
+const REDUCE_COUNT_MAX: u32 = 100;
+
+/// Checks the members of a design document, given as a document's body without its braces.
+///
+/// # Errors
+/// `InvalidDesignDoc`, in CouchDB's words.
+pub(crate) fn check(body: &[u8]) -> Result<()> {
+    let text = in_braces(body);
+    let document = json::members(&text)?;
+    let language = member(&document, "language");
+    for name in FUNCTIONS {
+        if let Some(functions) = object(&document, name, "")? {
+            for (function, value) in &functions.0 {
+                expect(value, &[Kind::String, Kind::Object], &format!("{name}.{function}"))?;
+            }
+        }
+    }
+    check_member(&document, "language", &[Kind::String], "")?;
+    if let Some(options) = object(&document, "options", "")? {
+        OPTIONS.iter().try_for_each(|name| check_member(&options, name, &[Kind::Boolean], "options."))?;
+    }
+    check_member(&document, "rewrites", &[Kind::Array, Kind::String], "")?;
+    check_member(&document, VALIDATION, &[Kind::String], "")?;
+    match object(&document, "views", "")? {
+        Some(views) => check_views(&views, language.and_then(json::string).as_deref()),
+        None => Ok(()),
+    }
+}
+
+/// Whether a design document, given as a body without its braces, has a function that checks writes.
+pub(crate) fn has_validation(body: &[u8]) -> Result<bool> {
+    // Most have none, and nothing is parsed then: of a stored body no name has escapes that it needn't have.
+    if memchr::memmem::find(body, VALIDATION.as_bytes()).is_none() {
+        return Ok(false);
+    }
+    let text = in_braces(body);
+    let is_function = |value: &&RawValue| Kind::of(value) == Kind::String;
+    Ok(member(&json::members(&text)?, VALIDATION).filter(is_function).is_some())
+}
+
+fn in_braces(body: &[u8]) -> Vec<u8> {
+    [b"{", body, b"}"].concat()
+}
+
+fn check_views(views: &Members<'_>, language: Option<&str>) -> Result<()> {
+    let map = if language == Some("query") { Kind::Object } else { Kind::String };
+    let mut found = Vec::with_capacity(views.0.len());
+    for (name, value) in &views.0 {
+        let path = format!("views.{name}");
+        expect(value, &[Kind::Object], &path)?;
+        found.push((name, json::members(value.get().as_bytes())?));
+    }
+    for (member, kind) in [("map", map), ("reduce", Kind::String)] {
+        for (name, view) in &found {
+            check_member(view, member, &[kind], &format!("views.{name}."))?;
+        }
+    }
+    for (name, view) in found.iter().filter(|(name, _)| **name != "lib") {
+        if member(view, "map").is_none() {
+            return Err(invalid(format!("View `{name}` must contain map function")));
+        }
+        // What other languages have is their own.
+        if matches!(language, None | Some("javascript")) {
+            check_reduce(view)?;
+        }
+    }
+    Ok(())
+}
+
+/// A reduce function of CouchDB's own is one that there is.
+fn check_reduce(view: &Members<'_>) -> Result<()> {
+    let Some(name) = member(view, "reduce").and_then(json::string).filter(|text| text.starts_with('_'))
+    else {
+        return Ok(());
+    };
+    let counted = COUNTED_REDUCES.iter().find_map(|prefix| name.strip_prefix(prefix));
+    let is_known = match counted {
+        Some(count) => count.parse().is_ok_and(|count: u32| (1..=REDUCE_COUNT_MAX).contains(&count)),
+        None => REDUCES.iter().any(|known| name.starts_with(known)),
+    };
+    match is_known {
+        true => Ok(()),
+        false => Err(invalid(format!("`{name}` is not a supported reduce function."))),
+    }
+}
+
+/// The members of a member that must be an object where it is there.
+fn object<'a>(parent: &Members<'a>, name: &str, path: &str) -> Result<Option<Members<'a>>> {
+    check_member(parent, name, &[Kind::Object], path)?;
+    member(parent, name).map(|value| json::members(value.get().as_bytes())).transpose()
+}
+
+/// The first member of a name, as CouchDB looks members up.
+fn member<'a>(members: &Members<'a>, name: &str) -> Option<&'a RawValue> {
+    members.0.iter().find(|(found, _)| found == name).map(|(_, value)| *value)
+}
+
+fn check_member(parent: &Members<'_>, name: &str, kinds: &[Kind], path: &str) -> Result<()> {
+    match member(parent, name) {
+        Some(value) => expect(value, kinds, &format!("{path}{name}")),
+        None => Ok(()),
+    }
+}
+
+fn expect(value: &RawValue, kinds: &[Kind], path: &str) -> Result<()> {
+    if kinds.contains(&Kind::of(value)) {
+        return Ok(());
+    }
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+    Err(invalid(format!("`{path}` field must have {} type", names.join(" or "))))
+}
+
+fn invalid(reason: String) -> Error {
+    Error::new(ErrorKind::InvalidDesignDoc, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(text: &str) -> Option<String> {
+        let body = text.trim_start_matches('{').strip_suffix('}').unwrap();
+        check(body.as_bytes()).err().map(|error| {
+            assert_eq!(error.kind(), ErrorKind::InvalidDesignDoc, "{error}");
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn each_member_has_the_types_that_couchdb_lets_it_have() {
+        let cases = [
+            (r#"{"views":"x"}"#, "`views` field must have object type"),
+            (r#"{"views":null}"#, "`views` field must have object type"),
+            (r#"{"views":{"a":1}}"#, "`views.a` field must have object type"),
+            (r#"{"views":{"lib":"x"}}"#, "`views.lib` field must have object type"),
+            (r#"{"views":{"a":{"map":null}}}"#, "`views.a.map` field must have string type"),
+            (r#"{"views":{"a":{"map":{}}}}"#, "`views.a.map` field must have string type"),
+            (r#"{"views":{"a":{"map":"f","reduce":[]}}}"#, "`views.a.reduce` field must have string type"),
+            (r#"{"views":{"a":{}}}"#, "View `a` must contain map function"),
+            (r#"{"views":{"a":{"map":"f"},"b":{"reduce":"_sum"}}}"#, "View `b` must contain map function"),
+            (r#"{"views":{"a":{"map":"f","reduce":"_foo"}}}"#, "`_foo` is not a supported reduce function."),
+            (
+                r#"{"views":{"a":{"map":"f","reduce":"_top_0"}}}"#,
+                "`_top_0` is not a supported reduce function.",
+            ),
+            (
+                r#"{"language":"query","views":{"a":{"map":"f"}}}"#,
+                "`views.a.map` field must have object type",
+            ),
+            (r#"{"language":1}"#, "`language` field must have string type"),
+            (r#"{"filters":[]}"#, "`filters` field must have object type"),
+            (r#"{"filters":{"a":"f","b":true}}"#, "`filters.b` field must have string or object type"),
+            (r#"{"lists":{"a":null}}"#, "`lists.a` field must have string or object type"),
+            (r#"{"shows":1}"#, "`shows` field must have object type"),
+            (r#"{"updates":{"a":[]}}"#, "`updates.a` field must have string or object type"),
+            (r#"{"options":"x"}"#, "`options` field must have object type"),
+            (r#"{"options":{"local_seq":1}}"#, "`options.local_seq` field must have boolean type"),
+            (
+                r#"{"options":{"include_design":"true"}}"#,
+                "`options.include_design` field must have boolean type",
+            ),
+            (r#"{"options":{"partitioned":null}}"#, "`options.partitioned` field must have boolean type"),
+            (r#"{"rewrites":{}}"#, "`rewrites` field must have array or string type"),
+            (r#"{"validate_doc_update":{}}"#, "`validate_doc_update` field must have string type"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(reason(text).as_deref(), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_couchdb_takes_is_taken() {
+        for text in [
+            "{}",
+            r#"{"anything":1,"views":{}}"#,
+            r#"{"views":{"lib":{"m":"exports.x=1"},"a":{"map":"f","reduce":"_sumx","options":{}}}}"#,
+            r#"{"views":{"a":{"map":"f","reduce":"_top_100"},"b":{"map":"f","reduce":"function(){}"}}}"#,
+            r#"{"language":"query","views":{"a":{"map":{"fields":{}},"reduce":"_count"}}}"#,
+            r#"{"language":"erlang","views":{"a":{"map":"f","reduce":"_own"}}}"#,
+            r#"{"filters":{"a":"f","b":{}},"lists":{},"shows":{"s":"f"},"updates":{"u":"f"}}"#,
+            r#"{"rewrites":[],"options":{"include_design":true,"local_seq":false,"x":1},"autoupdate":false}"#,
+            r#"{"rewrites":"function(){}","validate_doc_update":"function(){}"}"#,
+        ] {
+            assert_eq!(reason(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_function_that_checks_writes_is_found_where_it_is_one() {
+        for (body, expected) in [
+            ("", false),
+            (r#""a":1"#, false),
+            (r#""validate_doc_update":"function(){}""#, true),
+            (r#""a":{"validate_doc_update":"f"}"#, false),
+            (r#""a":"\u0061","v":1"#, false),
+            (r#""validate_doc_update":1"#, false),
+        ] {
+            assert_eq!(has_validation(body.as_bytes()).unwrap(), expected, "{body}");
+        }
+    }
+}

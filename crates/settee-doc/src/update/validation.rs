@@ -1,0 +1,87 @@
+//! Functions that check writes: `validate_doc_update` of design documents.
+//!
+//! They aren't run yet. A write that one of them would have to check is refused, and so is a design
+//! document that has one, unless the server is told to ignore them. Design documents are looked at when
+//! the first document is written after one of them was.
+
+use std::sync::PoisonError;
+
+use super::Updater;
+use crate::database::Validation;
+use crate::design::{self, DESIGN_PREFIX};
+use crate::edit::Edit;
+use crate::view::{Range, View};
+use crate::{Error, ErrorKind, Result};
+
+impl Updater<'_> {
+    /// Whether an edit may be stored: inside why not. A design document must be one; of other documents
+    /// none may be written where a function would have to check them.
+    pub(super) async fn is_checked(&mut self, edit: &Edit) -> Result<Result<()>> {
+        let ignores = self.database.rules.ignore_validation;
+        if edit.id.starts_with(DESIGN_PREFIX) {
+            return Ok(check_design(edit, ignores));
+        }
+        if ignores {
+            return Ok(Ok(()));
+        }
+        if self.records.has_design {
+            // What this request has written of them counts.
+            self.commit().await?;
+        }
+        Ok(match self.validation().await {
+            Err(error) => Err(error),
+            Ok(Validation::By(id)) => Err(Error::new(
+                ErrorKind::NotImplemented,
+                format!(
+                    "{id} has a validate_doc_update function, which is not run yet: no document can be \
+                     written. Remove it, or start the server with ignore_validation"
+                ),
+            )),
+            Ok(Validation::None | Validation::Unknown) => Ok(()),
+        })
+    }
+
+    /// A design document was written, or is about to be.
+    pub(super) fn forget_validation(&self) {
+        *self.known_validation() = Validation::Unknown;
+    }
+
+    /// Whether there is such a function.
+    async fn validation(&self) -> Result<Validation> {
+        let known = self.known_validation().clone();
+        if !matches!(known, Validation::Unknown) {
+            return Ok(known);
+        }
+        let found = self.find_validation().await?;
+        self.known_validation().clone_from(&found);
+        Ok(found)
+    }
+
+    async fn find_validation(&self) -> Result<Validation> {
+        let view = View::new(self.writer.latest(), self.revs_limit, Default::default());
+        let range = Range { prefix: DESIGN_PREFIX.to_owned(), ..Range::default() };
+        let mut rows = view.all_docs(&range).await?;
+        while let Some(row) = rows.next().await? {
+            let document = view.read(row.id, row.summary, row.body).await?;
+            if design::has_validation(&document.body)? {
+                return Ok(Validation::By(document.id));
+            }
+        }
+        Ok(Validation::None)
+    }
+
+    fn known_validation(&self) -> std::sync::MutexGuard<'_, Validation> {
+        self.database.validation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn check_design(edit: &Edit, ignores: bool) -> Result<()> {
+    let body = edit.body();
+    design::check(&body)?;
+    if ignores || edit.deleted || !design::has_validation(&body)? {
+        return Ok(());
+    }
+    let reason = "validate_doc_update is not run yet: a design document that has it is stored only where the \
+                  server is started with ignore_validation";
+    Err(Error::new(ErrorKind::NotImplemented, reason))
+}
