@@ -40,7 +40,7 @@ impl Database {
         }
         let (view, id) = (self.view(), edit.id.as_str());
         let expects = match edit.revision {
-            Some(revision) if replicated => !view.missing(id, &[revision]).await?.0.is_empty(),
+            Some(revision) if replicated => !view.missing(id, &[revision], 0).await?.0.is_empty(),
             Some(revision) => view.leaves(id).await?.iter().any(|leaf| leaf.revision == revision),
             None => view.find(id).await?.is_none_or(|summary| summary.deleted),
         };

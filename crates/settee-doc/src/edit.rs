@@ -194,9 +194,13 @@ impl Edit {
             }
             "_rev" => {
                 let text = json::string(value).ok_or_else(|| Error::bad_request("Invalid rev format"))?;
-                self.local_revision = parse_local_revision(&text);
                 // `_revisions` says more, wherever it stands.
-                let is_said = !self.history.is_empty() || self.foreign_revision.is_some();
+                let is_said = !self.history.is_empty()
+                    || self.foreign_revision.is_some()
+                    || self.local_revision.is_some();
+                if !is_said {
+                    self.local_revision = parse_local_revision(&text);
+                }
                 if !is_said && self.local_revision.is_none() {
                     self.revision = Revision::parse_any(&text)?;
                     self.foreign_revision = self.revision.is_none().then(|| text.into_owned());
@@ -225,9 +229,18 @@ impl Edit {
         let bad = |reason: &str| Error::new(ErrorKind::DocValidation, reason);
         let revisions: Revisions<'_> =
             serde_json::from_str(value.get()).map_err(|_| bad("_revisions must have a start and ids"))?;
+        if revisions.start == 0 {
+            // Of a local document, whose one id is a number.
+            (self.revision, self.history) = (None, Vec::new());
+            let named = revisions.ids.first().map(|id| format!("0-{id}"));
+            self.local_revision = named.as_deref().and_then(parse_local_revision);
+            self.foreign_revision = named.filter(|_| self.local_revision.is_none());
+            return Ok(());
+        }
         if revisions.ids.is_empty() || revisions.ids.len() > revisions.start as usize {
             return Err(bad("_revisions.ids must have between one and start members"));
         }
+        self.local_revision = None;
         let named = format!("{}-{}", revisions.start, revisions.ids[0]);
         let no_hex = |_| bad("RevId isn't a valid hexadecimal");
         self.revision = Revision::parse_any(&named).map_err(no_hex)?;

@@ -251,11 +251,16 @@ impl View {
     }
 
     /// Of `revisions` those that the tree doesn't have, and the leaves that may be ancestors of
-    /// them (`_revs_diff`).
+    /// them, or of one of the generation `newest_foreign` that no tree has (`_revs_diff`).
     ///
     /// # Errors
     /// `Internal`.
-    pub async fn missing(&self, id: &str, revisions: &[Revision]) -> Result<(Vec<Revision>, Vec<Revision>)> {
+    pub async fn missing(
+        &self,
+        id: &str,
+        revisions: &[Revision],
+        newest_foreign: u32,
+    ) -> Result<(Vec<Revision>, Vec<Revision>)> {
         let mut leaves = tree::leaves(&self.snapshot, id).await?;
         let mut missing = revisions.to_vec();
         remove_known(&mut missing, &leaves);
@@ -265,7 +270,8 @@ impl View {
             }
             remove_known(&mut missing, &leaves);
         }
-        let newest = missing.iter().map(|revision| revision.generation).max().unwrap_or(0);
+        let newest =
+            missing.iter().map(|revision| revision.generation).max().unwrap_or(0).max(newest_foreign);
         let ancestors =
             leaves.iter().map(|leaf| leaf.revision).filter(|leaf| leaf.generation < newest).collect();
         Ok((missing, ancestors))

@@ -206,7 +206,7 @@ pub(crate) fn or_conflict(failure: Failure) -> Failure {
 async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str) -> Answer {
     settee_doc::check_attachment_name(name)?;
     settee_doc::check_document_id(id)?;
-    let stage = call.stage()?;
+    let concern = call.write_concern()?;
     let (mut edit, known) = edit_of(call, database, id).await?;
     if known.is_none() {
         document::check_leaf(database, &edit).await?;
@@ -240,9 +240,8 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str
         Some(other) => *other = new,
         None => edit.attachments.push(new),
     }
-    let revision = database.update(edit, stage).await?;
-    let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    let mut response = document::saved_as(status, id, revision);
+    let revision = database.update(edit, concern.stage).await?;
+    let mut response = document::saved_as(concern.status(StatusCode::CREATED), id, revision);
     let place = location_of_attachment(call, database.name(), id, name);
     reply::set_header(&mut response, header::LOCATION, place);
     Ok(response)

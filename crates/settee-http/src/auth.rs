@@ -206,16 +206,16 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
         .map(|(_, value)| value.trim_matches('"'))
 }
 
-/// Name and password of basic authentication.
+/// Name and password of basic authentication; none where the header has another scheme.
 fn basic_credentials(headers: &HeaderMap) -> Result<Option<(String, String)>, Failure> {
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return Ok(None);
     };
-    let invalid = || Failure::bad_request("Authorization header is invalid");
-    let (scheme, encoded) =
-        value.to_str().ok().and_then(|value| value.split_once(' ')).ok_or_else(invalid)?;
+    let Some((scheme, encoded)) = value.to_str().ok().and_then(|value| value.split_once(' ')) else {
+        return Ok(None);
+    };
     if !scheme.eq_ignore_ascii_case("basic") {
-        return Err(invalid());
+        return Ok(None);
     }
     let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let Some(decoded) = decoded else {
@@ -302,10 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_authorization_is_a_bad_request() {
+    fn an_unreadable_authorization_is_a_bad_request_and_another_one_is_nobodys() {
         let auth = auth();
-        for bad in ["Basic", "Bearer abc", "Basic %%%"] {
-            assert!(caller(&auth, &[(header::AUTHORIZATION, bad)]).is_err(), "{bad}");
+        let found = caller(&auth, &[(header::AUTHORIZATION, "Basic %%%")]);
+        assert_eq!(found, Err("Authorization header has invalid base64 value".to_owned()));
+        for other in ["Basic", "Bearer abc", "Negotiate x", ""] {
+            assert_eq!(caller(&auth, &[(header::AUTHORIZATION, other)]), Ok(Caller::Anonymous), "{other}");
         }
     }
 

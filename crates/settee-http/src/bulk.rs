@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_doc::{Database, Edit, Revision, Stage};
+use settee_doc::{Database, Edit, Revision};
 
 use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::document;
@@ -37,6 +37,8 @@ struct Request<'a> {
     new_edits: Option<&'a RawValue>,
     #[serde(borrow, default)]
     all_or_nothing: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    w: Option<&'a RawValue>,
 }
 
 /// What a bulk asks for.
@@ -46,6 +48,8 @@ pub(crate) struct Bulk {
     pub(crate) new_edits: bool,
     /// Whether all are to be stored or none, which CouchDB refuses.
     all_or_nothing: bool,
+    /// `w`, where it is a number: it goes before the query's.
+    copies: Option<u64>,
 }
 
 /// `_bulk_docs`: a bad document fails the request before anything is stored; after that each
@@ -55,14 +59,16 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
         return Err(Failure::method_not_allowed("POST"));
     }
     let held = call.read_json_body().await?;
-    let stage = call.stage()?;
+    let mut concern = call.write_concern()?;
     let is_optimistic = document::is_optimistic(call)?;
     let options = call.server.document_options;
     let parse = move |text: &[u8], charge: &mut Charge| {
         parse_bulk(text, &options, |count| charge.take(count, EDIT_BYTES))
     };
     let (bulk, _for_the_edits) = body::parse_held(held, &call.server.room, parse).await?;
-    let Bulk { mut edits, new_edits, all_or_nothing } = bulk;
+    let Bulk { mut edits, new_edits, all_or_nothing, copies } = bulk;
+    concern.copies = copies.unwrap_or(concern.copies);
+    let stage = concern.stage;
     for edit in edits.iter_mut().filter(|edit| edit.id.is_empty()) {
         edit.id = call.server.uuids.next();
     }
@@ -109,7 +115,7 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
             rows.push(if rows.is_empty() { b'[' } else { b',' });
         }
         match outcome {
-            Ok(()) if new_edits => write_saved(id, &text, &mut rows),
+            Ok(()) if new_edits => write_saved(id, &text, concern.copies > 1, &mut rows),
             Ok(()) => {}
             Err(failure) => {
                 let revision = revision.as_ref().filter(|_| !new_edits).map(Named::to_string);
@@ -118,8 +124,7 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
         }
     }
     rows.extend_from_slice(if rows.is_empty() { b"[]\n" } else { b"]\n" });
-    let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    Ok(reply::json(status, rows))
+    Ok(reply::json(concern.status(StatusCode::CREATED), rows))
 }
 
 /// How a local document's id begins.
@@ -129,13 +134,13 @@ fn is_local(edit: &Edit) -> bool {
     edit.id.starts_with(LOCAL)
 }
 
-/// `{"ok":true,"id":…,"rev":…}`
-fn write_saved(id: &str, revision: &[u8], rows: &mut Vec<u8>) {
+/// `{"ok":true,"id":…,"rev":…}`, and that fewer copies have it than were asked for.
+fn write_saved(id: &str, revision: &[u8], is_short: bool, rows: &mut Vec<u8>) {
     rows.extend_from_slice(b"{\"ok\":true,\"id\":");
     settee_doc::write_json_string(id, rows);
     rows.extend_from_slice(b",\"rev\":\"");
     rows.extend_from_slice(revision);
-    rows.extend_from_slice(b"\"}");
+    rows.extend_from_slice(if is_short { b"\",\"accepted\":true}" } else { b"\"}" });
 }
 
 /// The rows of a bulk of which none was stored.
@@ -178,7 +183,8 @@ pub(crate) fn parse_bulk(
         edits.push(edit);
     }
     let all_or_nothing = request.all_or_nothing.is_some_and(|raw| raw.get() == "true");
-    Ok(Bulk { edits, new_edits, all_or_nothing })
+    let copies = request.w.and_then(|raw| raw.get().parse().ok());
+    Ok(Bulk { edits, new_edits, all_or_nothing, copies })
 }
 
 /// Checks what stands around the documents, which are checked one by one.

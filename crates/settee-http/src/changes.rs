@@ -193,7 +193,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     };
     let kind = args.kind;
     // A state of the database and a query have one answer; what the state is, is read first.
-    let tag = (kind == Kind::Normal && call.is_get()).then(|| etag(&database));
+    let tag = (kind == Kind::Normal).then(|| etag(&database));
     if let Some(tag) = tag.as_ref().filter(|tag| matches_tag(call, tag)) {
         return Ok(not_modified(tag.clone()));
     }

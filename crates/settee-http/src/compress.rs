@@ -85,7 +85,7 @@ pub(crate) fn compress(response: &mut Response<Body>) {
             *response.body_mut() = Body::Compressed { rest, gzip: Some(Box::new(Gzip::new())) };
         }
         Body::Chunks { gzip, .. } => *gzip = Some(Box::new(Gzip::new())),
-        Body::Compressed { .. } => return,
+        Body::Nothing | Body::Compressed { .. } => return,
     }
     let headers = response.headers_mut();
     // It was told of what is sent no more.

@@ -34,6 +34,9 @@ pub const CONFIG_FILE: &str = "config.toml";
 /// Bytes of that file at most.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
+/// CouchDB's limit of a partition, in bytes.
+const PARTITION_BYTES_MAX: u64 = 10 << 30;
+
 /// Keys that may be changed, in all sections together.
 const CHANGES_MAX: usize = 4096;
 
@@ -102,6 +105,10 @@ pub(crate) struct Derived {
     pub(crate) limits: Limits,
     pub(crate) maintenance: Maintenance,
     pub(crate) uuids: Algorithm,
+    /// Whether `+` is a space in paths.
+    pub(crate) plus_is_space: bool,
+    /// Bytes of a partition from which on it takes nothing that makes it larger.
+    pub(crate) partition_bytes_max: u64,
 }
 
 /// The configuration of a server.
@@ -346,7 +353,17 @@ impl ConfigStore {
         };
         let suffix = changed("uuids", "utc_id_suffix").unwrap_or_default();
         let uuids = Algorithm::parse(changed("uuids", "algorithm").unwrap_or("sequential"), suffix)?;
-        Ok(Derived { limits, maintenance, uuids })
+        let plus_is_space = match changed("chttpd", "decode_plus_to_space") {
+            None | Some("true") => true,
+            Some("false") => false,
+            Some(_) => return Err("chttpd/decode_plus_to_space must be true or false".to_owned()),
+        };
+        let partition_bytes_max =
+            match number("couchdb", "max_partition_size", 0, u64::MAX, PARTITION_BYTES_MAX)? {
+                0 => u64::MAX,
+                bytes => bytes,
+            };
+        Ok(Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max })
     }
 
     fn read_file(&self) -> Result<Changes, io::Error> {
@@ -431,6 +448,7 @@ fn known(limits: &Limits, facts: &Facts<'_>) -> Sections {
         set("chttpd", "port", address.port().to_string());
     }
     set("chttpd", "changes_timeout", limits.changes_timeout_ms.to_string());
+    set("chttpd", "decode_plus_to_space", true.to_string());
     set("chttpd", "max_db_number_for_dbs_info_req", limits.max_dbs_info_names.to_string());
     set("chttpd", "max_http_request_size", limits.max_request_bytes.to_string());
     set("chttpd_auth", "timeout", limits.session_timeout_s.to_string());
@@ -438,6 +456,7 @@ fn known(limits: &Limits, facts: &Facts<'_>) -> Sections {
     set("cluster", "q", "1".to_owned());
     set("couchdb", "max_attachment_size", limits.max_attachment_size.to_string());
     set("couchdb", "max_document_size", limits.max_document_size.to_string());
+    set("couchdb", "max_partition_size", PARTITION_BYTES_MAX.to_string());
     set("couchdb", "uuid", facts.uuid.to_owned());
     set("settee", "compress_answers", limits.compress_answers.to_string());
     set("settee", "max_requests_in_flight", limits.max_requests_in_flight.to_string());

@@ -40,7 +40,7 @@ impl Target {
         }
         let (id, option) = text.split_once('?').map_or((text, None), |(id, option)| (id, Some(option)));
         query::check_encoding(id)?;
-        let id = query::decode(id).ok_or_else(not_utf8)?.into_owned();
+        let id = query::decode_path(id, call.server.plus_is_space).ok_or_else(not_utf8)?.into_owned();
         // As CouchDB has it, the option's name doesn't matter.
         let bad = || Failure::bad_request("Invalid rev format");
         let revision = match option {

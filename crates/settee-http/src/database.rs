@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::header::{self, HeaderName};
 use hyper::{Method, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use settee_doc::{Database, Stage};
+use settee_doc::Database;
 
 use crate::error::Failure;
 use crate::reply::{self, Answer};
@@ -17,18 +17,23 @@ const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.')
 
 /// The address of a database, or of a document in it, as the client reaches us.
 pub(crate) fn location(call: &Call<'_>, name: &str, id: Option<&str>) -> String {
+    let mut address = format!("{}/{}", origin(call), utf8_percent_encode(name, KEPT));
+    if let Some(id) = id {
+        address.push('/');
+        address.extend(utf8_percent_encode(id, KEPT));
+    }
+    address
+}
+
+/// This server's address as the client knows it, without a path.
+pub(crate) fn origin(call: &Call<'_>) -> String {
     const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
     const FORWARDED_SSL: HeaderName = HeaderName::from_static("x-forwarded-ssl");
     const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
     let host = call.header(FORWARDED_HOST).or_else(|| call.header(header::HOST)).unwrap_or("localhost");
     let is_tls = call.header(FORWARDED_SSL) == Some("on") || call.header(FORWARDED_PROTO) == Some("https");
     let scheme = if is_tls { "https" } else { "http" };
-    let mut address = format!("{scheme}://{host}/{}", utf8_percent_encode(name, KEPT));
-    if let Some(id) = id {
-        address.push('/');
-        address.extend(utf8_percent_encode(id, KEPT));
-    }
-    address
+    format!("{scheme}://{host}")
 }
 
 /// The address of a document's attachment.
@@ -146,20 +151,20 @@ pub(crate) fn quoted_seq(database: &Database, seq: settee_doc::Seq, text: &mut V
 /// `POST /{db}`: a document that may have no id yet.
 async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answer {
     let body = call.read_json_body().await?;
-    let stage = call.stage()?;
+    let concern = call.write_concern()?;
     let mut edit = body::parse_edit(&body.text, call.server.document_options).await?;
     if edit.id.is_empty() {
         edit.id = call.server.uuids.next();
     }
     if edit.id.starts_with("_local/") {
-        return local::put(call, database, edit, stage).await;
+        return local::put(call, database, edit, concern).await;
     }
     if document::is_optimistic(call)? {
         database.write_ahead(std::slice::from_mut(&mut edit), false).await?;
     }
     let id = edit.id.clone();
-    let revision = database.update(edit, stage).await?;
-    let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+    let revision = database.update(edit, concern.stage).await?;
+    let status = concern.status(StatusCode::CREATED);
     Ok(document::saved(call, database.name(), status, &id, revision))
 }
 

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Response, StatusCode};
-use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Leaves, Revision, Stage, View};
+use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Leaves, Revision, View};
 
 use crate::body::Held;
 use crate::database::location;
@@ -196,11 +196,12 @@ async fn write_inline(
         out.buffer.extend_from_slice(if index == 0 { b",\"_attachments\":{" } else { b"," });
         settee_doc::write_json_string(&attachment.name, &mut out.buffer);
         out.buffer.extend_from_slice(b":{");
-        attachment.write_members(extras.encoding, &mut out.buffer);
         if attachment.revpos <= known {
+            attachment.write_members(extras.encoding, &mut out.buffer);
             out.buffer.extend_from_slice(b",\"stub\":true}");
             continue;
         }
+        attachment.write_members_with_data(extras.encoding, &mut out.buffer);
         out.buffer.extend_from_slice(b",\"data\":\"");
         // Whatever is told of its encoding: inline it comes as what it is.
         let mut reader = view.attachment(&document.id, attachment, None, true);
@@ -381,7 +382,8 @@ pub(crate) fn tagged_by_content(call: &Call<'_>, text: Vec<u8>) -> Response<Body
 }
 
 pub(crate) fn not_modified(tag: Bytes) -> Response<Body> {
-    let mut response = reply::empty(StatusCode::NOT_MODIFIED);
+    let mut response = reply::with_body(StatusCode::NOT_MODIFIED, Body::Nothing);
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
     reply::set_header(&mut response, header::ETAG, tag);
     response
 }
@@ -394,7 +396,7 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
         false => None,
     };
     let replicated = call.query().get("new_edits").is_some_and(|value| value == "false");
-    let stage = call.stage()?;
+    let concern = call.write_concern()?;
     let Held { text, share: _for_the_edit } = match &mut parts {
         Some(parts) => related::read_document(parts, call).await?,
         None => call.read_body().await?,
@@ -421,16 +423,12 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
         database.write_ahead(std::slice::from_mut(&mut edit), replicated).await?;
     }
     let revision = if replicated {
-        let revisions = database.replicate_all(vec![edit], stage).await?;
+        let revisions = database.replicate_all(vec![edit], concern.stage).await?;
         revisions.into_iter().next().ok_or_else(Failure::missing)??
     } else {
-        database.update(edit, stage).await?
+        database.update(edit, concern.stage).await?
     };
-    let status = match (stage, deleted) {
-        (Stage::Accepted | Stage::Written, _) => StatusCode::ACCEPTED,
-        (Stage::Persisted, true) => StatusCode::OK,
-        (Stage::Persisted, false) => StatusCode::CREATED,
-    };
+    let status = concern.status(if deleted { StatusCode::OK } else { StatusCode::CREATED });
     Ok(saved(call, database.name(), status, id, revision))
 }
 
@@ -491,7 +489,7 @@ async fn fits(view: &View, edit: &Edit) -> Result<bool, Failure> {
 /// A revision that an edit goes on from, which may have been accepted just now.
 ///
 /// # Errors
-/// A conflict where there is none, in CouchDB's words.
+/// A conflict where it was replaced; where it never was one, what CouchDB calls a missing revision.
 pub(crate) async fn edited_revision(
     database: &Database,
     id: &str,
@@ -505,7 +503,15 @@ pub(crate) async fn edited_revision(
         }
         found => found,
     };
-    found.map_err(attachment::or_conflict)
+    match found {
+        Err(failure) if failure.status == StatusCode::NOT_FOUND => {
+            Err(match database.view().history(id, revision).await {
+                Ok(_) => named::conflict(),
+                Err(_) => attachment::or_conflict(failure),
+            })
+        }
+        found => found,
+    }
 }
 
 /// CouchDB names the document that is too large; its id may be known from the path alone.
@@ -517,7 +523,7 @@ fn with_id(mut failure: Failure, id: &str) -> Failure {
 }
 
 async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer {
-    let stage = call.stage()?;
+    let concern = call.write_concern()?;
     let named = one_of(call, None, Named::parse)?;
     let mut found = database.view().find(id).await?;
     if named.is_some() && found.is_none_or(|summary| summary.deleted) {
@@ -535,7 +541,6 @@ async fn delete(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answ
     }
     let mut edit = Edit::delete(id, None);
     Named::name(named, &mut edit);
-    let revision = database.update(edit, stage).await?;
-    let status = if stage == Stage::Persisted { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok(saved_as(status, id, revision))
+    let revision = database.update(edit, concern.stage).await?;
+    Ok(saved_as(concern.status(StatusCode::OK), id, revision))
 }

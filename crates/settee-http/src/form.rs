@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use hyper::header;
-use settee_doc::{Content, Database, Edit, NewAttachment, Stage};
+use settee_doc::{Content, Database, Edit, NewAttachment};
 
 use crate::attachment;
 use crate::body::{self, Held};
@@ -44,7 +44,7 @@ pub(crate) async fn post(call: &mut Call<'_>, database: &Arc<Database>, id: &str
     let kind = call.header(header::CONTENT_TYPE);
     multipart::check_type(kind, TYPE)?;
     let mut parts = Parts::new(kind.unwrap_or(""))?;
-    let stage = call.stage()?;
+    let concern = call.write_concern()?;
     let form = read(&mut parts, call, database, id).await?;
     let mut edit = edit_of(call, database, id, form.document, form.revision).await?;
     for file in form.files {
@@ -53,9 +53,8 @@ pub(crate) async fn post(call: &mut Call<'_>, database: &Arc<Database>, id: &str
             None => edit.attachments.push(file),
         }
     }
-    let revision = database.update(edit, stage).await?;
-    let status = if stage == Stage::Persisted { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    Ok(document::saved_as(status, id, revision))
+    let revision = database.update(edit, concern.stage).await?;
+    Ok(document::saved_as(concern.status(StatusCode::CREATED), id, revision))
 }
 
 /// A form may be sent by any page that a user looks at: one that the server sent itself says so.

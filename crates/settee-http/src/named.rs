@@ -52,6 +52,13 @@ impl Named {
         self.ours().ok_or_else(Failure::missing)
     }
 
+    /// How many edits led to a foreign revision, as its text says; what is more than any of ours is the
+    /// most.
+    pub(crate) fn generation_of(foreign: &str) -> u32 {
+        let digits = foreign.split('-').next().unwrap_or_default().trim_start_matches('+');
+        digits.parse().unwrap_or(u32::MAX)
+    }
+
     /// What an edit replaces, or what it is.
     pub(crate) fn of(edit: &Edit) -> Option<Named> {
         let ours = edit.revision.map(Named::Ours);

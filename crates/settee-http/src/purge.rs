@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
-use settee_doc::{Database, Revision};
+use settee_doc::{Database, Revision, Stage};
 
 use crate::body::{self, Held};
 use crate::error::Failure;
 use crate::json;
 use crate::named::List;
 use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::server::{Call, WriteConcern};
 use crate::stream;
 
 /// Revisions in one request: other writers wait for all of them.
@@ -21,6 +21,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
+    let concern = WriteConcern { stage: Stage::Persisted, ..call.write_concern()? };
     let Held { text, share: _for_the_revisions } = call.read_json_body().await?;
     let requests = body::parse(&text, parse).await?;
     drop(text);
@@ -37,7 +38,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         }
     });
     text.extend_from_slice(b"}\n");
-    Ok(reply::json(StatusCode::CREATED, text))
+    Ok(reply::json(concern.status(StatusCode::CREATED), text))
 }
 
 /// Reads ids with their revisions. Those that no document here has count too.

@@ -15,7 +15,7 @@ pub(crate) fn check_encoding(uri: &str) -> Result<(), Failure> {
     if broken { Err(Failure::bad_request("invalid_url_encoding")) } else { Ok(()) }
 }
 
-/// Decodes `%XX`, and `+` as a space, which CouchDB does in paths too. What isn't UTF-8 then
+/// Decodes `%XX`, and `+` as a space. What isn't UTF-8 then
 /// is returned as None.
 pub(crate) fn decode(text: &str) -> Option<Cow<'_, str>> {
     if !text.bytes().any(|byte| byte == b'%' || byte == b'+') {
@@ -26,14 +26,23 @@ pub(crate) fn decode(text: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(decoded))
 }
 
+/// Decodes a part of a path, in which `+` may stand for itself.
+pub(crate) fn decode_path(text: &str, plus_is_space: bool) -> Option<Cow<'_, str>> {
+    match plus_is_space {
+        true => decode(text),
+        false => percent_decode_str(text).decode_utf8().ok(),
+    }
+}
+
 /// The segments of a path, decoded; empty ones don't count.
 pub(crate) struct Segments<'a> {
     rest: &'a str,
+    plus_is_space: bool,
 }
 
 impl<'a> Segments<'a> {
-    pub(crate) fn new(path: &'a str) -> Segments<'a> {
-        Segments { rest: path }
+    pub(crate) fn new(path: &'a str, plus_is_space: bool) -> Segments<'a> {
+        Segments { rest: path, plus_is_space }
     }
 
     /// The next segment; None at the end.
@@ -45,7 +54,7 @@ impl<'a> Segments<'a> {
         }
         let (segment, rest) = rest.split_once('/').unwrap_or((rest, ""));
         self.rest = rest;
-        match decode(segment) {
+        match decode_path(segment, self.plus_is_space) {
             Some(segment) => Ok(Some(segment)),
             None => Err(settee_doc::Error::new(
                 settee_doc::ErrorKind::IllegalDocId,
@@ -62,7 +71,7 @@ impl<'a> Segments<'a> {
             return Ok(None);
         }
         let bad = || Failure::bad_request("Attachment name is not UTF-8 encoded");
-        decode(rest).map(Some).ok_or_else(bad)
+        decode_path(rest, self.plus_is_space).map(Some).ok_or_else(bad)
     }
 
     /// Whether no segment follows.
@@ -168,7 +177,7 @@ mod tests {
     use super::*;
 
     fn segments(path: &str) -> Vec<String> {
-        let mut segments = Segments::new(path);
+        let mut segments = Segments::new(path, true);
         std::iter::from_fn(|| segments.next().unwrap().map(Cow::into_owned)).collect()
     }
 
@@ -182,11 +191,12 @@ mod tests {
     fn slashes_in_ids_are_encoded_and_plus_is_a_space() {
         assert_eq!(segments("/db/_design%2Fx"), ["db", "_design/x"]);
         assert_eq!(segments("/db/a+b%2Bc"), ["db", "a b+c"]);
+        assert_eq!(Segments::new("/a+b%2Bc", false).next().unwrap().as_deref(), Some("a+b+c"));
     }
 
     #[test]
     fn a_segment_that_is_not_utf8_is_an_illegal_id() {
-        let failure = Segments::new("/%ff").next().unwrap_err();
+        let failure = Segments::new("/%ff", true).next().unwrap_err();
         assert_eq!((failure.error, failure.status.as_u16()), ("illegal_docid", 400));
     }
 

@@ -27,6 +27,9 @@ pub(crate) struct Aborted;
 /// A response's body.
 pub(crate) enum Body {
     Full(Bytes),
+    /// No bytes. It says so only when it is read, since of a body that has ended before hyper sends no
+    /// `Content-Length` with a 304.
+    Nothing,
     Chunks {
         first: Option<Part>,
         rest: mpsc::Receiver<Part>,
@@ -58,6 +61,7 @@ impl HttpBody for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         match &mut *self {
+            Body::Nothing => Poll::Ready(None),
             Body::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Body::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Body::Compressed { rest, gzip } => {
@@ -97,6 +101,7 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Body::Nothing => SizeHint::with_exact(0),
             Body::Chunks { .. } | Body::Compressed { .. } => SizeHint::default(),
         }
     }

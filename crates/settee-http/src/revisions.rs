@@ -10,7 +10,7 @@ use settee_doc::{Database, Revision};
 use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::error::Failure;
 use crate::json;
-use crate::named::{LISTED_BYTES, List};
+use crate::named::{LISTED_BYTES, List, Named};
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
@@ -99,7 +99,8 @@ async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking
     for (id, List { ours, foreign }) in asked {
         // What is in the index never waits: others get their turn.
         tokio::task::consume_budget().await;
-        let (missing, ancestors) = view.missing(&id, &ours).await?;
+        let newest_foreign = foreign.iter().map(|text| Named::generation_of(text)).max().unwrap_or(0);
+        let (missing, ancestors) = view.missing(&id, &ours, newest_foreign).await?;
         if !missing.is_empty() || !foreign.is_empty() {
             lacking.push(Lacking { id, missing, foreign, ancestors });
         }

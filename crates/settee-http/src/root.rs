@@ -137,7 +137,7 @@ pub(crate) fn uuids(call: &Call<'_>) -> Answer {
     let mut text = b"{\"uuids\":[".to_vec();
     (0..count).for_each(|_| write_item(&call.server.uuids.next(), &mut text));
     text.extend_from_slice(b"]}\n");
-    let mut response = reply::json(StatusCode::OK, text);
+    let mut response = document::tagged_by_content(call, text);
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(header::PRAGMA, HeaderValue::from_static("no-cache"));

@@ -45,7 +45,7 @@ const DESIGN_NOT_YET: &[&str] = &[
 
 /// Answers a request.
 pub(crate) async fn route(call: &mut Call<'_>) -> Answer {
-    let mut path = Segments::new(call.head.uri.path());
+    let mut path = Segments::new(call.head.uri.path(), call.server.plus_is_space);
     let Some(first) = path.next()? else {
         return root::welcome(call);
     };

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use settee_doc::{Databases, Stage};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -191,7 +191,8 @@ impl Shared {
         let facts = Facts { admin: admin.map(Admin::name), uuid: &uuid, address };
         let room = Arc::new(Room::new(&options.limits));
         let (config, derived) = ConfigStore::open(options.config_file, options.limits, &facts);
-        let Derived { limits, maintenance, uuids } = derived;
+        let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max } = derived;
+        databases.set_partition_bytes_max(partition_bytes_max);
         let server = Server {
             metrics: Arc::new(Metrics::new(databases.clone(), &limits)),
             databases,
@@ -200,6 +201,7 @@ impl Shared {
             room,
             limits,
             maintenance,
+            plus_is_space,
             uuids: Arc::new(Uuids::new(uuids)),
             welcome: root::welcome_text(&uuid),
             stopping,
@@ -222,11 +224,13 @@ impl Shared {
     /// From now on requests see what a change of the configuration means. Changes come one by one:
     /// who makes one holds `ConfigStore::changing`.
     pub(crate) fn apply(&self, derived: Derived) {
-        let Derived { limits, maintenance, uuids } = derived;
+        let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max } = derived;
         let before = self.current();
         before.uuids.choose(uuids);
+        before.databases.set_partition_bytes_max(partition_bytes_max);
         let document_options = document_options(&limits);
-        self.current.store(Arc::new(Server { limits, maintenance, document_options, ..before.renewed() }));
+        let renewed = Server { limits, maintenance, plus_is_space, document_options, ..before.renewed() };
+        self.current.store(Arc::new(renewed));
     }
 
     /// Room for one request more, until what this returns is dropped.
@@ -281,6 +285,8 @@ pub(crate) struct Server {
     pub(crate) databases: Arc<Databases>,
     pub(crate) limits: Limits,
     pub(crate) maintenance: Maintenance,
+    /// Whether `+` is a space in paths.
+    pub(crate) plus_is_space: bool,
     pub(crate) room: Arc<Room>,
     pub(crate) document_options: settee_doc::Options,
     pub(crate) auth: Arc<Auth>,
@@ -297,6 +303,7 @@ impl Server {
             databases: self.databases.clone(),
             limits: self.limits.clone(),
             maintenance: self.maintenance,
+            plus_is_space: self.plus_is_space,
             room: self.room.clone(),
             document_options: self.document_options,
             auth: self.auth.clone(),
@@ -351,6 +358,16 @@ impl<'a> Call<'a> {
         self.read_body().await
     }
 
+    /// What a write must reach before it is answered, and what its answer is then.
+    ///
+    /// # Errors
+    /// 400 for options that mean nothing.
+    pub(crate) fn write_concern(&self) -> Result<WriteConcern, Failure> {
+        let copies = self.query().get("w").map(|text| text.parse::<u64>()).transpose();
+        let copies = copies.map_err(|_| Failure::bad_request("`w` must be a number."))?;
+        Ok(WriteConcern { stage: self.stage()?, copies: copies.unwrap_or(1) })
+    }
+
     /// How far a write must have got before it is answered.
     pub(crate) fn stage(&self) -> Result<Stage, Failure> {
         let query = self.query();
@@ -366,13 +383,32 @@ impl<'a> Call<'a> {
     }
 }
 
+/// What a write must reach before it is answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WriteConcern {
+    pub(crate) stage: Stage,
+    /// `w`: copies that the client asks for. There is one: asked for more the answer is 202, as in a
+    /// cluster with too few nodes, though the write has reached its stage.
+    pub(crate) copies: u64,
+}
+
+impl WriteConcern {
+    /// `done`, or 202 where less was reached than a client may expect.
+    pub(crate) fn status(&self, done: StatusCode) -> StatusCode {
+        match self.stage == Stage::Persisted && self.copies <= 1 {
+            true => done,
+            false => StatusCode::ACCEPTED,
+        }
+    }
+}
+
 /// Answers a request; what happens to it is in the answer.
 pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let (mut head, mut body) = request.into_parts();
     let server = shared.current.load();
     let server: &Server = &server;
     let started = tracing::enabled!(tracing::Level::DEBUG).then(Instant::now);
-    let id = shared.request_id();
+    let id = sent_request_id(&head.headers).cloned().unwrap_or_else(|| shared.request_id());
     let sent_method = override_method(&mut head);
     let answered = match shared.begin_request(server) {
         Ok(_at_work) => handle(shared, server, &head, &mut body).await,
@@ -398,6 +434,17 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> 
     }
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Longest id of a request that a client may choose, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 36;
+
+/// The request's id, where the client has chosen one that can stand in a log.
+fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    headers
+        .get(REQUEST_ID)
+        .filter(|id| (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(is_plain))
 }
 
 /// Puts the method in force that a POST says it means, and returns that of the request then. A HEAD
@@ -426,12 +473,12 @@ async fn handle(shared: &Arc<Shared>, server: &Server, head: &Parts, body: &mut 
 }
 
 fn failed(failure: &Failure, head: &Parts, id: &HeaderValue) -> Response<Body> {
-    if failure.status.is_server_error() && failure.status != hyper::StatusCode::NOT_IMPLEMENTED {
+    if failure.status.is_server_error() && failure.status != StatusCode::NOT_IMPLEMENTED {
         let (id, path) = (id.to_str().unwrap_or_default(), head.uri.path());
         tracing::error!(id, path, error = failure.error, reason = %failure.reason, "failed");
     }
     let mut response = reply::failure(failure);
-    if failure.status == hyper::StatusCode::UNAUTHORIZED
+    if failure.status == StatusCode::UNAUTHORIZED
         && let Some(challenge) = head.headers.get(CHOSEN_CHALLENGE)
     {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge.clone());

@@ -1,21 +1,22 @@
 //! `_session`: who one is, logging in, logging out.
 
 use hyper::header;
-use hyper::{Method, StatusCode};
+use hyper::{Method, Response, StatusCode};
 
 use crate::auth::Caller;
 use crate::error::Failure;
-use crate::json;
 use crate::query::Query;
-use crate::reply::{self, Answer};
+use crate::reply::{self, Answer, Body};
 use crate::server::Call;
+use crate::{database, json};
 
 pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     match *call.method() {
         Method::GET | Method::HEAD => show(call),
         Method::POST => log_in(call).await,
         Method::DELETE => {
-            let mut response = reply::ok(StatusCode::OK);
+            let next = target(call, "next")?;
+            let mut response = lead(reply::ok(StatusCode::OK), next);
             reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.ended_cookie());
             Ok(response)
         }
@@ -47,7 +48,26 @@ fn show(call: &Call<'_>) -> Answer {
     Ok(reply::json(StatusCode::OK, text))
 }
 
+/// Where a query's option leads: a path of this server.
+fn target(call: &Call<'_>, option: &str) -> Result<Option<String>, Failure> {
+    match call.query().get(option) {
+        None => Ok(None),
+        Some(path) if path.starts_with('/') => Ok(Some(database::origin(call) + &path)),
+        Some(_) => Err(Failure::bad_request("path_must_begin_with_slash")),
+    }
+}
+
+/// An answer that leads on to an address, where there is one.
+fn lead(mut response: Response<Body>, to: Option<String>) -> Response<Body> {
+    if let Some(address) = to {
+        *response.status_mut() = StatusCode::FOUND;
+        reply::set_header(&mut response, header::LOCATION, address);
+    }
+    response
+}
+
 async fn log_in(call: &mut Call<'_>) -> Answer {
+    let (next, fail) = (target(call, "next")?, target(call, "fail")?);
     let body = call.read_body().await?;
     let declared = call.header(header::CONTENT_TYPE).unwrap_or("");
     let (mut name, mut username, mut password) = (None, None, String::new());
@@ -64,6 +84,9 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
         for (key, value) in json::members(&body.text)?.0 {
             take(&key, json::string(value.get()).unwrap_or_default().into_owned());
         }
+    } else {
+        let reason = "Content-Type must be application/x-www-form-urlencoded or application/json";
+        return Err(Failure::bad_content_type(reason));
     }
     let name = match (name, username) {
         (None, None) => return Err(Failure::bad_request("request body must contain a username")),
@@ -74,14 +97,15 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
     };
     if !call.server.auth.is_admin(&name, &password) {
         tracing::warn!(%name, "a login failed");
-        let mut response = reply::failure(&Failure::unauthorized("Name or password is incorrect."));
+        let refused = reply::failure(&Failure::unauthorized("Name or password is incorrect."));
+        let mut response = lead(refused, fail);
         reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.ended_cookie());
         return Ok(response);
     }
     let mut text = b"{\"ok\":true,\"name\":".to_vec();
     settee_doc::write_json_string(&name, &mut text);
     text.extend_from_slice(b",\"roles\":[\"_admin\"]}\n");
-    let mut response = reply::json(StatusCode::OK, text);
+    let mut response = lead(reply::json(StatusCode::OK, text), next);
     reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.session_cookie());
     Ok(response)
 }

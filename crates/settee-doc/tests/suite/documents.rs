@@ -134,7 +134,7 @@ fn conflicts_are_kept_and_the_winner_is_couchdbs() {
         assert_eq!((view.doc_count(), view.doc_del_count()), (1, 0));
         // And both edges are known to a replicator.
         let asked = [low.parse().unwrap(), high.parse().unwrap(), format!("4-{root}").parse().unwrap()];
-        let (missing, ancestors) = view.missing("a", &asked).await.unwrap();
+        let (missing, ancestors) = view.missing("a", &asked, 0).await.unwrap();
         assert_eq!(missing, asked[2..]);
         assert_eq!(ancestors.len(), 2);
     });
@@ -346,7 +346,7 @@ fn random_edits_make_the_tree_that_the_model_makes() {
                     let document = &view.revision("doc", *leaf, false).await.unwrap()[0];
                     assert_eq!(document.deleted, model.revisions[leaf].1, "seed={seed} step={step}");
                 }
-                let (missing, _) = view.missing("doc", &all).await.unwrap();
+                let (missing, _) = view.missing("doc", &all, 0).await.unwrap();
                 assert!(missing.is_empty(), "seed={seed} step={step}: {missing:?}");
             }
         });
@@ -370,7 +370,7 @@ fn a_replica_that_knows_more_of_the_path_lengthens_it() {
         let leaf = view.leaves("a").await.unwrap()[0].revision;
         assert_eq!(view.history("a", leaf).await.unwrap().len(), 21);
         let old = Revision { generation: 10, hash: hash(10) };
-        assert_eq!(view.missing("a", &[old]).await.unwrap().0, []);
+        assert_eq!(view.missing("a", &[old], 0).await.unwrap().0, []);
         // So an ancestor that comes late is no conflict.
         db.replicate_all(vec![replica("a", 10, 10, hash, "{}")], Stage::Persisted).await.unwrap();
         assert_eq!(db.view().leaves("a").await.unwrap().len(), 1);

@@ -95,7 +95,7 @@ fn uri(input: &[u8]) -> bool {
     }
     let (path, query) = text.split_once('?').unwrap_or((text, ""));
     let plain: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
-    let mut segments = Segments::new(path);
+    let mut segments = Segments::new(path, true);
     let mut found = Vec::new();
     for raw in &plain {
         assert!(!segments.at_end());
@@ -113,7 +113,7 @@ fn uri(input: &[u8]) -> bool {
         }
     }
     assert!(segments.at_end() && segments.next().is_ok_and(|none| none.is_none()));
-    let rest = Segments::new(path).rest();
+    let rest = Segments::new(path, true).rest();
     let whole = plainly_decoded(path.trim_start_matches('/'));
     match rest {
         Ok(rest) => assert_eq!(rest.unwrap_or_default().as_bytes(), whole),

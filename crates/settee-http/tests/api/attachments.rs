@@ -170,6 +170,47 @@ fn a_document_comes_and_goes_with_its_attachments_behind_it() {
 }
 
 #[test]
+fn an_attachment_with_its_data_has_no_length_and_one_without_has() {
+    let (_server, mut client) = started();
+    let text = json!({"_attachments": {"a": {"content_type": "text/plain", "data": "aGVsbG8="}}});
+    let rev = client.put("/db/d", &text.to_string()).expect_status(201).rev();
+    let inside = |document: &Value| document["_attachments"]["a"].clone();
+    let digest = inside(&client.get("/db/d").json())["digest"].clone();
+    let inline = json!({"content_type": "text/plain", "revpos": 1, "digest": digest, "data": "aGVsbG8="});
+    assert_eq!(inside(&client.send("GET", "/db/d?attachments=true", &JSON, b"").json()), inline);
+    let all = client.get("/db/_all_docs?include_docs=true&attachments=true").json();
+    assert_eq!(inside(&all["rows"][0]["doc"]), inline);
+    let changes = client.get("/db/_changes?include_docs=true&attachments=true").json();
+    assert_eq!(inside(&changes["results"][0]["doc"]), inline);
+    let headers = [("Content-Type", "application/json"), JSON[0]];
+    let asked = json!({"docs": [{"id": "d"}]}).to_string();
+    let got = client.send("POST", "/db/_bulk_get?attachments=true", &headers, asked.as_bytes()).json();
+    assert_eq!(inside(&got["results"][0]["docs"][0]["ok"]), inline);
+    let since = format!("/db/d?atts_since={}", list(&[&rev]));
+    for path in ["/db/d", &since] {
+        let stub = inside(&client.send("GET", path, &JSON, b"").json());
+        assert_eq!((&stub["length"], &stub["stub"]), (&json!(5), &json!(true)), "{path}");
+    }
+}
+
+#[test]
+fn an_attachment_of_a_replaced_revision_is_a_conflict() {
+    let (_server, mut client) = started();
+    let kind = ("Content-Type", "text/plain");
+    let first = client.send("PUT", "/db/d/a", &[kind], b"x").expect_status(201).rev();
+    let second = client.send("PUT", &format!("/db/d/a?rev={first}"), &[kind], b"y").expect_status(201).rev();
+    let conflict = |reply: Reply| reply.expect_error(409, "conflict", "Document update conflict.");
+    conflict(client.send("PUT", &format!("/db/d/a?rev={first}"), &[kind], b"z"));
+    conflict(client.send("PUT", &format!("/db/d/new?rev={first}"), &[kind], b"z"));
+    conflict(client.delete(&format!("/db/d/a?rev={first}")));
+    conflict(client.send("DELETE", "/db/d/a", &[("If-Match", &first)], b""));
+    let unknown = format!("1-{}", "0".repeat(32));
+    client.delete(&format!("/db/d/a?rev={unknown}")).expect_error(409, "not_found", "missing_rev");
+    assert_eq!(client.get("/db/d/a").text(), "y");
+    client.delete(&format!("/db/d/a?rev={second}")).expect_status(200);
+}
+
+#[test]
 fn what_does_not_fit_its_document_is_refused_and_leaves_nothing() {
     let (_server, mut client) = started();
     let one = |length: usize| json!({"_attachments": {"a": follows("image/png", length)}});
@@ -676,7 +717,8 @@ fn a_form_adds_files_to_a_revision() {
     assert_eq!(found["_attachments"]["old"]["content_type"], "text/css");
     assert_eq!(client.get("/db/a/b%20c.bin").text(), "bytes");
     assert_eq!(client.get("/db/a/kept").text(), "x");
-    post(&mut client, &[kind, referer], &form(&rev)).expect_error(409, "not_found", "missing_rev");
+    let replaced = post(&mut client, &[kind, referer], &form(&rev));
+    replaced.expect_error(409, "conflict", "Document update conflict.");
 
     let whole = format!(
         "--f\r\nContent-Disposition: form-data; name=\"_doc\"\r\n\r\n{}\r\n--f--",

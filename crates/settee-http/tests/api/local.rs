@@ -83,3 +83,70 @@ fn bad_local_requests_are_refused() {
     }
     client.get("/db/_local%2Fkept").expect_status(200);
 }
+
+#[test]
+fn a_local_document_drops_its_attachments() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let text = json!({"n": 1, "_attachments": {"a": {"content_type": "text/plain", "data": "aGVsbG8="}}});
+    client.put("/db/_local/x", &text.to_string()).expect_status(201);
+    let read = client.get("/db/_local/x?attachments=true").expect_status(200);
+    assert_eq!(read.json(), json!({"_id": "_local/x", "_rev": "0-1", "n": 1}));
+    let rows = client.post(
+        "/db/_bulk_docs",
+        &json!({"docs": [{"_id": "_local/y", "_attachments": {
+        "a": {"follows": true, "length": 5}, "b": {"stub": true}}}]})
+        .to_string(),
+    );
+    assert_eq!(rows.json(), json!([{"ok": true, "id": "_local/y", "rev": "0-1"}]));
+}
+
+#[test]
+fn a_local_document_is_written_with_the_revisions_that_were_read_of_it() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/_local/x", "{\"_rev\":\"0-6\"}").expect_status(201);
+    let read = client.get("/db/_local/x?revs=true").expect_status(200);
+    assert_eq!(
+        read.json(),
+        json!({"_id": "_local/x", "_rev": "0-7", "_revisions": {"start": 0, "ids": ["7"]}})
+    );
+    assert_eq!(client.put("/db/_local/x", read.text()).expect_status(201).rev(), "0-8");
+    // One that it can't have is its own row's error, and no other document's.
+    for new_edits in [true, false] {
+        let docs = json!({"new_edits": new_edits, "docs": [
+            {"_id": "_local/a", "_revisions": {"start": 0, "ids": ["3"]}},
+            {"_id": "_local/b", "_revisions": {"start": 0, "ids": ["abc"]}},
+            {"_id": "_local/c", "_revisions": {"start": 2, "ids": ["abc", "def"]}},
+            {"_id": "_local/d", "_revisions": {"start": 0, "ids": []}},
+            {"_id": format!("d-{new_edits}"), "_rev": if new_edits { None } else { Some(format!("1-{}", "a".repeat(32))) }},
+        ]});
+        let docs = docs.to_string().replace(",\"_rev\":null", "");
+        let rows = client.post("/db/_bulk_docs", &docs).expect_status(201).json();
+        let failed: Vec<_> = rows.as_array().unwrap().iter().filter(|row| row["error"].is_string()).collect();
+        let shown: Vec<_> = failed.iter().map(|row| (row["id"].as_str(), row["reason"].as_str())).collect();
+        let bad = Some("Invalid rev format");
+        assert_eq!(shown, [(Some("_local/b"), bad), (Some("_local/c"), bad)], "{rows}");
+        assert_eq!(client.get("/db/_local/a").json()["_rev"], "0-4");
+        assert_eq!(client.get("/db/_local/d").json()["_rev"], "0-1");
+        client.get(&format!("/db/d-{new_edits}")).expect_status(200);
+    }
+}
+
+#[test]
+fn revisions_of_a_local_document_can_not_be_asked_for() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/_local/x", "{}").expect_status(201);
+    for path in ["/db/_local/x?rev=0-1", "/db/_local/x?rev=1-a", "/db/_local/x?open_revs=all"] {
+        client.get(path).expect_error(404, "not_found", "missing");
+    }
+    client.get("/db/_local/x?rev=x").expect_error(400, "bad_request", "Invalid rev format");
+    let json = [("Accept", "application/json")];
+    let found = client.send("GET", "/db/_local/x?open_revs=[%220-1%22]", &json, b"").expect_status(200);
+    assert_eq!(found.json(), json!([{"missing": "0-1"}]));
+    assert_eq!(client.get("/db/_local/x?rev=0-1&latest=true").expect_status(200).json()["_rev"], "0-1");
+}

@@ -182,3 +182,38 @@ fn views_are_cleaned_up_and_compacted_where_their_document_is_there() {
     client.get("/db/_compact/d").expect_error(405, "method_not_allowed", "Only POST allowed");
     client.send("POST", "/db/_compact/d", &[], b"").expect_status(415);
 }
+
+#[test]
+fn a_full_partition_takes_nothing_that_makes_it_larger() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.put("/db?partitioned=true", "").expect_status(201);
+    client.create("plain");
+    const KEY: &str = "/_node/_local/_config/couchdb/max_partition_size";
+    assert_eq!(client.get(KEY).expect_status(200).json(), "10737418240");
+    client.put(KEY, "\"5000\"").expect_status(200);
+    let large = json!({"text": "x".repeat(6000)}).to_string();
+    let rev = client.put("/db/foo:a", "{\"n\":1}").expect_status(201).rev();
+    // The one that goes past the limit is taken.
+    client.put("/db/foo:b", &large).expect_status(201);
+    let reason = "Partition limit exceeded due to update on 'foo:c'";
+    client.put("/db/foo:c", "{\"n\":1}").expect_error(403, "partition_overflow", reason);
+    let docs = json!({"docs": [{"_id": "foo:c", "n": 1}, {"_id": "bar:c"}, {"_id": "foo:a", "_rev": rev, "n": "more"}]});
+    let rows = client.post("/db/_bulk_docs", &docs.to_string()).expect_status(201).json();
+    let errors: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["error"].as_str()).collect();
+    assert_eq!(errors, [Some("partition_overflow"), None, Some("partition_overflow")]);
+    // What makes it no larger, design documents and replicas are taken, and so is all where nothing is full.
+    client.put(&format!("/db/foo:a?rev={rev}"), "{\"m\":2}").expect_status(201);
+    client.put("/db/_design/d", "{\"language\":\"x\"}").expect_status(201);
+    let replica = json!({"_rev": format!("1-{}", "a".repeat(32)), "n": 1}).to_string();
+    client.put("/db/foo:d?new_edits=false", &replica).expect_status(201);
+    client.put("/plain/foo:a", &large).expect_status(201);
+    client.put("/plain/foo:b", &large).expect_status(201);
+    client.put("/db/foo:e/file", &large).expect_status(403);
+    let rev = client.get("/db/foo:b").json()["_rev"].as_str().unwrap().to_owned();
+    client.delete(&format!("/db/foo:b?rev={rev}")).expect_status(200);
+    client.put("/db/foo:c", "{\"n\":1}").expect_status(201);
+    client.put(KEY, "\"0\"").expect_status(200);
+    client.put("/db/foo:f", &large).expect_status(201);
+    client.put("/db/foo:g", "{}").expect_status(201);
+}

@@ -35,6 +35,116 @@ fn every_answer_has_an_id_of_its_own_and_says_who_and_when() {
 }
 
 #[test]
+fn a_request_keeps_the_id_that_its_client_gave_it() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let longest = "aZ09-_".repeat(6);
+    for (sent, is_kept) in [
+        ("6ba7b810-9dad-11d1-80b4-00c04fd430c8", true),
+        (longest.as_str(), true),
+        ("x", true),
+        (&format!("{longest}x"), false),
+        ("a b", false),
+        ("a.b", false),
+        ("", false),
+    ] {
+        for path in ["/", "/none"] {
+            let reply = client.send("GET", path, &[("X-Couch-Request-ID", sent)], b"");
+            let id = reply.header("x-couch-request-id").unwrap();
+            assert_eq!(id == sent, is_kept, "{sent}: {id}");
+            assert!(is_kept || id.len() == 10, "{id}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_modified_has_a_length_of_zero() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", "{}").expect_status(201);
+    client.put("/db/_local/a", "{}").expect_status(201);
+    for path in ["/db/a", "/db/_local/a", "/db/_changes", "/_all_dbs"] {
+        let tag = client.get(path).header("etag").unwrap_or_else(|| panic!("{path}")).to_owned();
+        let again = client.send("GET", path, &[("If-None-Match", &tag)], b"").expect_status(304);
+        assert_eq!(again.header("content-length"), Some("0"), "{path}");
+    }
+}
+
+#[test]
+fn uuids_and_posted_changes_have_tags() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", "{}").expect_status(201);
+    let tags: HashSet<String> =
+        (0..3).map(|_| client.get("/_uuids?count=2").header("etag").unwrap().to_owned()).collect();
+    assert!(tags.len() == 3 && tags.iter().all(|tag| tag.starts_with('"') && tag.ends_with('"')), "{tags:?}");
+    let tag = client.post("/db/_changes", "{}").header("etag").unwrap().to_owned();
+    assert_eq!(client.get("/db/_changes").header("etag"), Some(&*tag));
+    let sent = [("Content-Type", "application/json"), ("If-None-Match", &*tag)];
+    client.send("POST", "/db/_changes", &sent, b"{}").expect_status(304);
+    assert_eq!(client.post("/db/_changes?feed=longpoll&since=0", "{}").header("etag"), None);
+    client.put("/db/b", "{}").expect_status(201);
+    client.send("POST", "/db/_changes", &sent, b"{}").expect_status(200);
+}
+
+#[test]
+fn a_plus_in_a_path_is_a_space_unless_it_is_configured_not_to_be() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    const KEY: &str = "/_node/_local/_config/chttpd/decode_plus_to_space";
+    assert_eq!(client.get(KEY).expect_status(200).json(), "true");
+    assert_eq!(client.put("/db/a+b%2Bc", "{}").expect_status(201).json()["id"], "a b+c");
+    client.put(KEY, "\"maybe\"").expect_status(400);
+    client.put(KEY, "\"false\"").expect_status(200);
+    assert_eq!(client.put("/db/a+b%2Bc", "{}").expect_status(201).json()["id"], "a+b+c");
+    assert_eq!(client.put("/db/a+b%2Bc/x+y", "z").status, 409);
+    // A query's plus stays a space.
+    let rows = client.get("/db/_all_docs?key=%22a+b%2Bc%22").json();
+    assert_eq!(rows["rows"][0]["id"], "a b+c");
+    let copied = client.send("COPY", "/db/a+b+c", &[("Destination", "d+e")], b"").expect_status(201);
+    assert_eq!(copied.json()["id"], "d+e");
+    client.put(KEY, "\"true\"").expect_status(200);
+    client.get("/db/a+b%2Bc").expect_status(200);
+}
+
+#[test]
+fn more_copies_than_there_are_is_an_acceptance_of_what_is_persisted() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    let json = [("Content-Type", "application/json")];
+    let form = "multipart/form-data;boundary=b";
+    let host = server.address.to_string();
+    let referer = format!("http://{host}/");
+    let rev = client.put("/db/f", "{}").rev();
+    let fields = format!("--b\r\nContent-Disposition: form-data; name=\"_rev\"\r\n\r\n{rev}\r\n--b--");
+    let headers = [("Content-Type", form), ("Referer", &*referer), ("Host", &*host)];
+    for (w, status) in [("1", 201), ("2", 202), ("0", 201)] {
+        let mut send = |method: &str, path: &str, body: &str| {
+            client.send(method, &path.replace('W', w), &json, body.as_bytes())
+        };
+        assert_eq!(send("PUT", "/db/W-a?w=W", "{}").status, status, "w={w}");
+        assert_eq!(send("POST", "/db?w=W", "{}").status, status, "w={w}");
+        assert_eq!(send("PUT", "/db/_local/W?w=W", "{}").status, status, "w={w}");
+        assert_eq!(send("PUT", "/db/W-att/x?w=W", "x").status, status, "w={w}");
+        let rows = send("POST", "/db/_bulk_docs?w=W", "{\"docs\":[{}]}");
+        assert_eq!((rows.status, rows.json()[0]["accepted"] == true), (status, status == 202), "w={w}");
+        let rows = send("POST", "/db/_bulk_docs", &format!("{{\"docs\":[{{}}],\"w\":{w}}}"));
+        assert_eq!(rows.status, status, "w={w} in the body");
+        let rev = send("PUT", "/db/W-gone", "{}").rev();
+        let deleted = send("DELETE", &format!("/db/W-gone?w=W&rev={rev}"), "");
+        assert_eq!(deleted.status, if status == 201 { 200 } else { 202 }, "w={w}");
+        send("GET", "/db/W-a", "").expect_status(200);
+    }
+    client.send("POST", "/db/f?w=3", &headers, fields.as_bytes()).expect_status(202);
+    let reason = "`w` must be a number.";
+    client.put("/db/x?w=x", "{}").expect_error(400, "bad_request", reason);
+}
+
+#[test]
 fn a_post_may_mean_another_method_and_no_other_method_may() {
     let server = Server::start();
     let mut client = server.connect();

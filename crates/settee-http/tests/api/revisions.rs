@@ -53,7 +53,9 @@ fn a_replica_is_told_that_it_is_missing() {
     let diff = client.post("/db/_revs_diff", &body).expect_status(200).json();
     let b = json!([rev("b", 1), FOREIGN]);
     let expected = json!({
-        "a": {"missing": [FOREIGN, "2-\"x"]}, "b": {"missing": b}, "c": {"missing": [ours]},
+        "a": {"missing": [FOREIGN, "2-\"x"], "possible_ancestors": [ours]},
+        "b": {"missing": b},
+        "c": {"missing": [ours]},
     });
     assert_eq!(diff, expected);
     let missing = client.post("/db/_missing_revs", &body).expect_status(200).json();

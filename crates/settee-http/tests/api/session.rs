@@ -88,6 +88,54 @@ fn wrong_credentials_are_refused_everywhere() {
 }
 
 #[test]
+fn an_authorization_of_another_scheme_is_anonymous() {
+    let server = Server::with_admin();
+    let mut client = server.connect();
+    for value in ["Bearer abc", "Negotiate YII=", "Basic", "Digest username=\"ann\"", ""] {
+        let sent = [("Authorization", value)];
+        client.send("GET", "/", &sent, b"").expect_status(200);
+        let session = client.send("GET", "/_session", &sent, b"").expect_status(200).json();
+        assert_eq!(session["userCtx"], json!({"name": null, "roles": []}), "{value}");
+        let refused = client.send("GET", "/_all_dbs", &sent, b"");
+        refused.expect_error(401, "unauthorized", "You are not a server admin.");
+    }
+}
+
+#[test]
+fn a_login_of_another_content_type_is_refused() {
+    let server = Server::with_admin();
+    let mut client = server.connect();
+    for kind in ["text/plain", "multipart/form-data", ""] {
+        let reply = client.send("POST", "/_session", &[("Content-Type", kind)], b"name=ann&password=secret");
+        let reason = "Content-Type must be application/x-www-form-urlencoded or application/json";
+        reply.expect_error(415, "bad_content_type", reason);
+    }
+}
+
+#[test]
+fn logins_lead_on_to_a_path_of_this_server() {
+    let server = Server::with_admin();
+    let mut client = server.connect();
+    let form = [("Content-Type", "application/x-www-form-urlencoded"), ("Host", "couch.example:5984")];
+    let right = b"name=ann&password=secret";
+    let reply = client.send("POST", "/_session?next=/db/x&fail=/no", &form, right).expect_status(302);
+    assert_eq!(reply.header("location"), Some("http://couch.example:5984/db/x"));
+    assert!(reply.header("set-cookie").unwrap().starts_with("AuthSession=YW5u"), "{reply:?}");
+    assert_eq!(reply.json()["name"], "ann");
+    let wrong = client.send("POST", "/_session?next=/db/x&fail=/no", &form, b"name=ann&password=x");
+    assert_eq!((wrong.status, wrong.header("location")), (302, Some("http://couch.example:5984/no")));
+    assert_eq!(wrong.json()["error"], "unauthorized");
+    client.send("POST", "/_session?next=/db/x", &form, b"name=ann&password=x").expect_status(401);
+    let ended = client.send("DELETE", "/_session?next=/bye", &form[1..], b"").expect_status(302);
+    assert_eq!(ended.header("location"), Some("http://couch.example:5984/bye"));
+    for elsewhere in ["http:%2F%2Fevil.example%2F", "evil.example", "%0d%0ax"] {
+        let reply = client.send("POST", &format!("/_session?next={elsewhere}"), &form, right);
+        reply.expect_error(400, "bad_request", "path_must_begin_with_slash");
+        assert_eq!(reply.header("location"), None);
+    }
+}
+
+#[test]
 fn a_challenge_is_sent_to_who_asks_for_one() {
     let server = Server::with_admin();
     let mut client = server.connect();

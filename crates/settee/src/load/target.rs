@@ -233,7 +233,7 @@ impl Local {
         for item in items {
             let revision = item.revision.as_deref().unwrap_or_default();
             is_missing.push(match Revision::parse_any(revision) {
-                Ok(Some(revision)) => !view.missing(&item.id, &[revision]).await?.0.is_empty(),
+                Ok(Some(revision)) => !view.missing(&item.id, &[revision], 0).await?.0.is_empty(),
                 // What isn't understood is refused, with its reason, where it is stored.
                 Ok(None) | Err(_) => true,
             });

@@ -17,6 +17,7 @@ const SAME: &[(&str, &str, &str, &str)] = &[
         "true",
         "sessions' cookies outlive the browser until they end",
     ),
+    ("chttpd", "decode_plus_to_space", "true", ""),
     ("cluster", "n", "1", ONE_NODE),
     ("cluster", "q", "1", "a database isn't split into shards"),
     ("couch_peruser", "enable", "false", NO_USERS),
@@ -24,6 +25,7 @@ const SAME: &[(&str, &str, &str, &str)] = &[
     ("couchdb", "delayed_commits", "false", "every 2xx but 202 is on stable storage; batch=ok asks for less"),
     ("couchdb", "enable_database_recovery", "false", "a deleted database is gone"),
     ("couchdb", "maintenance_mode", "false", ""),
+    ("couchdb", "max_partition_size", "10737418240", ""),
     ("couchdb", "single_node", "true", ONE_NODE),
     ("httpd", "enable_cors", "false", "CORS isn't there yet"),
     ("log", "writer", "stderr", "the log goes to stderr: whoever starts the server can write it elsewhere"),
@@ -140,7 +142,9 @@ pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
     }
     match (section, key) {
         ("log", "level") => return log_level(value),
-        ("couchdb", "maintenance_mode") | ("uuids", "algorithm" | "utc_id_suffix") => {
+        ("couchdb", "maintenance_mode" | "max_partition_size")
+        | ("chttpd", "decode_plus_to_space")
+        | ("uuids", "algorithm" | "utc_id_suffix") => {
             let json = serde_json::Value::from(value);
             return format!(
                 "set over HTTP, while the server runs: PUT /_node/_local/_config/{section}/{key} {json}"
