@@ -63,7 +63,14 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
     if !folder.is_dir() {
         return Err(settee_doc::Error::new(ErrorKind::NotFound, place::no_folder(&args.folder)));
     }
-    let databases = OfflineDatabases::open(&env, &folder, DatabasesOptions::default()).await?;
+    let opened = OfflineDatabases::open(&env, &folder, DatabasesOptions::default()).await;
+    let databases = opened.map_err(|error| match error.kind() {
+        ErrorKind::InUse => settee_doc::Error::new(
+            ErrorKind::InUse,
+            format!("{error} (where a server runs on the folder, stop it, or check a backup)"),
+        ),
+        _ => error,
+    })?;
     if !databases.is_protected() {
         complain!(
             "settee: {} can't be written, and has no lock: nobody who has it open elsewhere is kept from \

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::fs::Mode;
+use settee_bench::couch::CouchError;
 
 mod backup;
 mod bench;
@@ -79,7 +80,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<output::OutputClosed>() => ExitCode::from(output::CLOSED_EXIT_CODE),
         Err(error) => {
-            complain!("settee: {error}");
+            let hint = match error.downcast_ref::<CouchError>() {
+                Some(CouchError::Refused { status: 401, .. }) => secret::USER_HINT,
+                _ => "",
+            };
+            complain!("settee: {error}{hint}");
             ExitCode::FAILURE
         }
     }

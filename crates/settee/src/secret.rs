@@ -28,6 +28,9 @@ const STICKY: u32 = 0o1000;
 /// The user of a client command where neither its URL nor a file names one: `NAME:PASSWORD`.
 pub(crate) const USER_VARIABLE: &str = "SETTEE_USER";
 
+/// What is said behind a server's answer that it wants to know the user.
+pub(crate) const USER_HINT: &str = " (name the user by --user-file, SETTEE_USER, or in the URL)";
+
 /// What a data directory holds, beside files of which each creates its own name.
 const DATA_FOLDERS: [&str; 2] = ["catalogue", "databases"];
 

@@ -104,7 +104,9 @@ fn clients_name_their_user_by_a_file_or_a_variable() {
     server.done("PUT", "/cities/ulm", "{}");
     let dump = ["dump", "--db", "cities", "--url", &server.url];
     let (_, said) = fails(&dump, b"");
-    assert!(said.contains("401"), "{said}");
+    assert!(said.contains("401") && said.contains("--user-file, SETTEE_USER"), "{said}");
+    let (_, said) = fails(&["check", name(&data)], b"");
+    assert!(said.contains("stop it, or check a backup"), "{said}");
 
     fs::write(&user, format!("{ADMIN}\n")).unwrap();
     set_mode(&user, 0o644);
