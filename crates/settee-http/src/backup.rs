@@ -12,9 +12,9 @@ use settee_doc::{BackupSummary, FailedDatabase};
 
 use crate::config_store::CONFIG_FILE;
 use crate::error::Failure;
-use crate::json;
 use crate::reply::{self, Answer};
 use crate::server::Call;
+use crate::{json, logged};
 
 /// Files of a data folder that make a server the one that it is to others, beside its databases.
 pub const IDENTITY_FILES: &[&str] = &["server-uuid", CONFIG_FILE];
@@ -45,7 +45,7 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
             text.extend_from_slice(b"\"ok\":true");
         } else {
             let reason = reason(&done);
-            tracing::error!(%reason, "a backup lacks databases");
+            tracing::error!(reason = logged::text(&reason), "a backup lacks databases");
             text.extend_from_slice(b"\"error\":\"incomplete_backup\",\"reason\":");
             settee_doc::write_json_string(&reason, text);
         }

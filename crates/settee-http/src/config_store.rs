@@ -24,9 +24,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::StatusCode;
 
-use crate::Limits;
 use crate::error::Failure;
 use crate::uuids::Algorithm;
+use crate::{Limits, logged};
 
 /// The file of the data folder that keeps what was changed over HTTP.
 pub const CONFIG_FILE: &str = "config.toml";
@@ -190,7 +190,8 @@ impl ConfigStore {
         let mut store = ConfigStore { file, limits, known, state: Mutex::default(), changing };
         let (kept, derived, left_out) = store.settle();
         for (what, reason) in left_out {
-            tracing::error!(what, %reason, "what was configured over HTTP is left out");
+            let (what, reason) = (logged::text(&what), logged::text(&reason));
+            tracing::error!(what, reason, "what was configured over HTTP is left out");
         }
         store.state = Mutex::new(State { changes: kept.clone(), kept });
         (store, derived)
@@ -282,7 +283,8 @@ impl ConfigStore {
         }
         *self.lock() = State { changes, kept };
         let shown = if is_secret(section, key) { HIDDEN } else { value.as_deref().unwrap_or("(deleted)") };
-        tracing::info!(section, key, value = shown, persist, "configured over HTTP");
+        let (section, key, value) = (logged::name(section), logged::name(key), logged::name(shown));
+        tracing::info!(section, key, value, persist, "configured over HTTP");
         Ok(derived)
     }
 

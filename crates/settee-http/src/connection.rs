@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -32,8 +33,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use crate::Limits;
+use crate::access::Sent;
 use crate::error::Failure;
-use crate::reply::{self, Aborted, Body};
+use crate::reply::{self, Aborted};
 use crate::server::{Server, Shared, answer, stopped};
 use crate::socket::{Phase, Socket};
 
@@ -65,6 +67,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: OwnedSem
     let _open = server.metrics.count_connection();
     // Answers are whole buffers: waiting for more to send would only delay them.
     stream.set_nodelay(true).ok();
+    let address = stream.peer_addr().ok();
     let patience = Duration::from_millis(server.limits.head_timeout_ms);
     let mut begun = Vec::new();
     let mut stopping = server.stopping.clone();
@@ -73,9 +76,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: OwnedSem
         () = stopped(&mut stopping) => return,
     };
     match protocol {
-        Ok(Ok(Protocol::Http1)) => serve_http1(&shared, &server, stream, begun).await,
+        Ok(Ok(Protocol::Http1)) => serve_http1(&shared, &server, stream, address, begun).await,
         // Far larger than what HTTP/1 needs: idle connections are to be small.
-        Ok(Ok(Protocol::Http2)) => Box::pin(serve_http2(&shared, &server, stream, begun)).await,
+        Ok(Ok(Protocol::Http2)) => Box::pin(serve_http2(&shared, &server, stream, address, begun)).await,
         Ok(Err(error)) => tracing::debug!(%error, "a connection broke off"),
         Err(_) => tracing::debug!("a connection on which nothing came was closed"),
     }
@@ -102,7 +105,13 @@ async fn recognize(stream: &TcpStream, begun: &mut Vec<u8>) -> io::Result<Protoc
     }
 }
 
-async fn serve_http1(shared: &Arc<Shared>, server: &Server, stream: TcpStream, begun: Vec<u8>) {
+async fn serve_http1(
+    shared: &Arc<Shared>,
+    server: &Server,
+    stream: TcpStream,
+    address: Option<SocketAddr>,
+    begun: Vec<u8>,
+) {
     let limits = &server.limits;
     let phase = Phase::default();
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
@@ -110,7 +119,7 @@ async fn serve_http1(shared: &Arc<Shared>, server: &Server, stream: TcpStream, b
     let service = service_fn(|request: Request<Incoming>| {
         // At once: what hyper reads next lies behind this head.
         phase.told.tell(request.body().size_hint().exact());
-        respond(shared, &phase, request)
+        respond(shared, &phase, address, request)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -135,15 +144,22 @@ async fn serve_http1(shared: &Arc<Shared>, server: &Server, stream: TcpStream, b
 async fn respond(
     shared: &Arc<Shared>,
     phase: &Phase,
+    address: Option<SocketAddr>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
+) -> Result<Response<Sent>, Infallible> {
     // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
-    let response = Box::pin(answer(shared, request)).await;
+    let response = Box::pin(answer(shared, address, request)).await;
     phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
     Ok(response)
 }
 
-async fn serve_http2(shared: &Arc<Shared>, server: &Server, stream: TcpStream, begun: Vec<u8>) {
+async fn serve_http2(
+    shared: &Arc<Shared>,
+    server: &Server,
+    stream: TcpStream,
+    address: Option<SocketAddr>,
+    begun: Vec<u8>,
+) {
     let limits = &server.limits;
     let phase = Phase::default();
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
@@ -152,7 +168,7 @@ async fn serve_http2(shared: &Arc<Shared>, server: &Server, stream: TcpStream, b
     let streams = Arc::new(Streams::default());
     let service = {
         let (shared, streams) = (shared.clone(), streams.clone());
-        service_fn(move |request| answer_stream(shared.clone(), streams.begin(), request))
+        service_fn(move |request| answer_stream(shared.clone(), streams.begin(), address, request))
     };
     // Whoever drops this ends them all.
     let tasks = Arc::new(Mutex::new(JoinSet::new()));
@@ -202,6 +218,7 @@ async fn serve_http2(shared: &Arc<Shared>, server: &Server, stream: TcpStream, b
 async fn answer_stream(
     shared: Arc<Shared>,
     stream: Stream,
+    address: Option<SocketAddr>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Timed>, Infallible> {
     let host = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
@@ -210,8 +227,8 @@ async fn answer_stream(
     }
     let is_head = *request.method() == Method::HEAD;
     let mut response = match check_headers(&shared.current().limits, &request) {
-        Ok(()) => answer(&shared, request).await,
-        Err(failure) => reply::failure(&failure),
+        Ok(()) => answer(&shared, address, request).await,
+        Err(failure) => reply::failure(&failure).map(|body| Sent::new(body, None)),
     };
     let is_endless = response.extensions().get::<reply::Endless>().is_some();
     if is_head {
@@ -220,7 +237,7 @@ async fn answer_stream(
         if let Some(length) = length.filter(|_| !response.headers().contains_key(header::CONTENT_LENGTH)) {
             response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
-        *response.body_mut() = Body::Full(Bytes::new());
+        response.body_mut().clear();
     }
     Ok(response.map(|body| Timed { body, rest: Bytes::new(), stream, is_endless }))
 }
@@ -332,7 +349,7 @@ impl Drop for Stream {
 /// An answer's body that notes since when its client takes nothing: it is asked for a frame when
 /// there is room for one. Large buffers go in frames, so that it shows.
 struct Timed {
-    body: Body,
+    body: Sent,
     /// Of the body's frame, what hasn't been sent.
     rest: Bytes,
     stream: Stream,
@@ -417,7 +434,7 @@ mod tests {
         let streams = Arc::new(Streams::default());
         assert!(streams.idle_time().is_some());
         let (sender, rest) = tokio::sync::mpsc::channel(1);
-        let body = Body::Chunks { first: None, rest, gzip: None };
+        let body = Sent::new(reply::Body::Chunks { first: None, rest, gzip: None }, None);
         let stream = streams.begin();
         let mut timed = Timed { body, rest: Bytes::new(), stream, is_endless: false };
         assert_eq!(streams.idle_time(), None);

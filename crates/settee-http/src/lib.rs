@@ -12,6 +12,7 @@
 //!
 //! This crate knows nothing of file formats.
 
+mod access;
 mod all_docs;
 mod attachment;
 mod auth;
@@ -30,6 +31,7 @@ mod db_updates;
 mod dbs_info;
 mod document;
 mod encoding;
+mod endpoint;
 mod error;
 mod form;
 mod framing;
@@ -38,6 +40,7 @@ mod fuzz;
 mod json;
 mod limits;
 mod local;
+mod logged;
 mod metrics;
 mod multipart;
 mod named;
@@ -60,6 +63,7 @@ mod stream;
 mod tasks;
 mod uuids;
 
+pub use access::ACCESS_TARGET;
 pub use auth::Admin;
 pub use backup::IDENTITY_FILES;
 pub use config_store::{CONFIG_FILE, Configured, read_configured};

@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hyper::header::{self, HeaderValue};
@@ -23,20 +23,30 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use settee_doc::{Databases, Stats};
 
 use crate::Limits;
+use crate::endpoint::EndpointClass;
 use crate::error::Failure;
 use crate::reply::{self, Answer};
 use crate::server::Call;
 use crate::stats::Counters;
+
+mod process;
+
+use process::ProcessMetrics;
 
 /// The methods that are told apart; all others are `other`.
 const METHODS: [&str; 8] = ["GET", "HEAD", "PUT", "POST", "DELETE", "COPY", "OPTIONS", "other"];
 
 /// The classes of status that an answer has.
 const CODES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
+
+/// Upper bounds of the latency histograms' buckets, in seconds.
+const LATENCY_BUCKETS: [f64; 14] =
+    [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -49,6 +59,8 @@ type Labels = [(&'static str, &'static str); 2];
 pub(crate) struct Metrics {
     registry: Registry,
     requests: [[Counter; CODES.len()]; METHODS.len()],
+    /// By the order of [`EndpointClass::ALL`].
+    latencies: [Histogram; EndpointClass::ALL.len()],
     accepted: Counter,
     connections: Gauge<i64, AtomicI64>,
     /// What `_stats` tells.
@@ -58,25 +70,37 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// The metrics of a server that starts now.
-    pub(crate) fn new(databases: Arc<Databases>, limits: &Limits) -> Metrics {
+    pub(crate) fn new(
+        databases: Arc<Databases>,
+        limits: &Limits,
+        dropped_log_lines: Arc<AtomicU64>,
+    ) -> Metrics {
         let family = Family::<Labels, Counter>::default();
         let counter = |method, code| family.get_or_create_owned(&[("method", method), ("code", code)]);
         let requests = METHODS.map(|method| CODES.map(|code| counter(method, code)));
+        let new_histogram: fn() -> Histogram = || Histogram::new(LATENCY_BUCKETS);
+        let latency = Family::<[(&str, &str); 1], Histogram, _>::new_with_constructor(new_histogram);
+        let latencies =
+            EndpointClass::ALL.map(|class| latency.get_or_create_owned(&[("class", class.name())]));
         let (accepted, connections) = (Counter::default(), Gauge::default());
 
         let mut registry = Registry::default();
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let start_time = ConstGauge::new(started.as_secs_f64());
         registry.register("process_start_time_seconds", "When the server started, since 1970", start_time);
+        registry.register_collector(Box::new(ProcessMetrics));
         let ours = registry.sub_registry_with_prefix("settee");
         ours.register("httpd_requests", "Requests answered, by method and class of status", family);
+        let help = "Seconds from the end of a request's head to the head of its answer, by class of endpoint";
+        ours.register("httpd_request_seconds", help, latency);
         ours.register("httpd_connections_accepted", "Connections accepted", accepted.clone());
         ours.register("httpd_connections", "Connections open", connections.clone());
         let limit = ConstGauge::new(limits.max_connections as u64);
         ours.register("httpd_connections_max", "Connections served at once at most", limit);
-        ours.register_collector(Box::new(EngineMetrics { databases, started: Instant::now() }));
+        let started = Instant::now();
+        ours.register_collector(Box::new(EngineMetrics { databases, started, dropped_log_lines }));
         let counters = Counters::default();
-        Metrics { registry, requests, accepted, connections, counters, started: Instant::now() }
+        Metrics { registry, requests, latencies, accepted, connections, counters, started }
     }
 
     /// Counts an answer.
@@ -86,6 +110,11 @@ impl Metrics {
         let method = METHODS[..others].iter().position(|name| *name == method.as_str()).unwrap_or(others);
         let code = usize::from(status.as_u16() / 100).clamp(2, 5) - 2;
         self.requests[method][code].inc();
+    }
+
+    /// Notes how long a request waited for the head of its answer.
+    pub(crate) fn observe_latency(&self, class: EndpointClass, latency: Duration) {
+        self.latencies[class as usize].observe(latency.as_secs_f64());
     }
 
     /// Requests that were answered.
@@ -166,6 +195,7 @@ fn in_older_format(text: &str) -> String {
 struct EngineMetrics {
     databases: Arc<Databases>,
     started: Instant,
+    dropped_log_lines: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for EngineMetrics {
@@ -184,6 +214,10 @@ impl Collector for EngineMetrics {
         info(out, "io_engine_info", "What runs the operations on files", ("engine", engine))?;
         let uptime = self.started.elapsed().as_secs();
         gauge(out, "uptime_seconds", "Seconds since the server started", uptime)?;
+
+        let help =
+            "Lines of the server's own log that were dropped: it could not be written fast enough, or at all";
+        counter(out, "server_log_dropped_lines", help, self.dropped_log_lines.load(Ordering::Relaxed))?;
 
         gauge(out, "databases", "Databases that exist", database_count as u64)?;
         let help = "Databases that are open: in use, or a while ago";
@@ -243,7 +277,10 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-fn counter(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+fn counter<N>(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result
+where
+    ConstCounter<N>: EncodeMetric,
+{
     let counter = ConstCounter::new(value);
     counter.encode(out.encode_descriptor(name, help, None, counter.metric_type())?)
 }

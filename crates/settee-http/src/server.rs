@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -27,15 +27,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::access::{AccessEntry, Sent};
 use crate::auth::{Admin, Auth, Caller};
 use crate::body::{Held, Room};
 use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
+use crate::endpoint::EndpointClass;
 use crate::error::Failure;
 use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::uuids::{Algorithm, Uuids};
-use crate::{Limits, body, compress, connection, root, router};
+use crate::{Limits, body, compress, connection, logged, root, router};
 
 /// How long accepting pauses after it failed, most likely for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -64,6 +66,10 @@ pub struct ServerOptions {
     /// The file that keeps what is configured over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the
     /// folder of the data. None: it is kept in memory alone.
     pub config_file: Option<PathBuf>,
+    /// Whether each request is logged once it is answered: events of [`ACCESS_TARGET`](crate::ACCESS_TARGET).
+    pub access_log: bool,
+    /// Counts the lines of the process's own log that were dropped; shown in the metrics.
+    pub dropped_log_lines: Arc<AtomicU64>,
 }
 
 /// Why a server ended, or didn't begin.
@@ -175,6 +181,9 @@ pub(crate) struct Shared {
     pub(crate) config: ConfigStore,
     /// Requests at work: from the end of their heads to the head of their answers.
     in_flight: AtomicUsize,
+    access_log: bool,
+    /// Whether the last write was refused since the disk has no space.
+    pub(crate) lacks_space: AtomicBool,
     /// Counts requests, from a number that was drawn: what is made of it names them.
     next_id: AtomicU64,
 }
@@ -194,7 +203,7 @@ impl Shared {
         let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max } = derived;
         databases.set_partition_bytes_max(partition_bytes_max);
         let server = Server {
-            metrics: Arc::new(Metrics::new(databases.clone(), &limits)),
+            metrics: Arc::new(Metrics::new(databases.clone(), &limits, options.dropped_log_lines)),
             databases,
             document_options: document_options(&limits),
             auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
@@ -212,6 +221,8 @@ impl Shared {
             current: ArcSwap::from_pointee(server),
             config,
             in_flight: AtomicUsize::new(0),
+            access_log: options.access_log,
+            lacks_space: AtomicBool::new(false),
             next_id: AtomicU64::new(u64::from_ne_bytes(seed)),
         }
     }
@@ -231,6 +242,17 @@ impl Shared {
         let document_options = document_options(&limits);
         let renewed = Server { limits, maintenance, plus_is_space, document_options, ..before.renewed() };
         self.current.store(Arc::new(renewed));
+    }
+
+    /// Notes by a request's answer whether the disk has space for writes.
+    fn note_space(&self, status: StatusCode) {
+        match status {
+            StatusCode::INSUFFICIENT_STORAGE => self.lacks_space.store(true, Ordering::Relaxed),
+            StatusCode::CREATED if self.lacks_space.load(Ordering::Relaxed) => {
+                self.lacks_space.store(false, Ordering::Relaxed);
+            }
+            _ => {}
+        }
     }
 
     /// Room for one request more, until what this returns is dropped.
@@ -403,37 +425,40 @@ impl WriteConcern {
 }
 
 /// Answers a request; what happens to it is in the answer.
-pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer(
+    shared: &Arc<Shared>,
+    address: Option<SocketAddr>,
+    request: Request<Incoming>,
+) -> Response<Sent> {
     let (mut head, mut body) = request.into_parts();
     let server = shared.current.load();
     let server: &Server = &server;
-    let started = tracing::enabled!(tracing::Level::DEBUG).then(Instant::now);
+    let started = Instant::now();
     let id = sent_request_id(&head.headers).cloned().unwrap_or_else(|| shared.request_id());
     let sent_method = override_method(&mut head);
+    let sent_method = sent_method.as_ref().unwrap_or(&head.method);
+    let mut entry = shared.access_log.then(|| AccessEntry::new(address, &head, sent_method, &id, started));
+    let mut caller = Caller::Anonymous;
     let answered = match shared.begin_request(server) {
-        Ok(_at_work) => handle(shared, server, &head, &mut body).await,
+        Ok(_at_work) => handle(shared, server, &head, &mut body, &mut caller).await,
         Err(failure) => Err(failure),
     };
     let mut response = answered.unwrap_or_else(|failure| failed(&failure, &head, &id));
-    server.metrics.count_request(sent_method.as_ref().unwrap_or(&head.method), response.status());
+    shared.note_space(response.status());
+    server.metrics.count_request(sent_method, response.status());
+    server.metrics.observe_latency(EndpointClass::of(&head.method, head.uri.path()), started.elapsed());
     if !body.is_end_stream() {
         body::discard(&mut body, &head.headers, &server.limits).await;
     }
     if server.limits.compress_answers && compress::takes_gzip(&head.headers) {
         compress::compress(&mut response);
     }
-    if let Some(started) = started {
-        tracing::debug!(
-            id = id.to_str().unwrap_or_default(),
-            method = %head.method,
-            path = head.uri.path(),
-            status = response.status().as_u16(),
-            us = started.elapsed().as_micros() as u64,
-            "request"
-        );
+    if let Some(entry) = &mut entry {
+        let user = matches!(caller, Caller::Basic | Caller::Cookie { .. }).then(|| server.auth.admin_name());
+        entry.answered(user.flatten(), response.status().as_u16());
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    response
+    response.map(|body| Sent::new(body, entry))
 }
 
 /// Longest id of a request that a client may choose, in bytes.
@@ -460,11 +485,19 @@ fn override_method(head: &mut Parts) -> Option<Method> {
     Some(std::mem::replace(&mut head.method, meant))
 }
 
-async fn handle(shared: &Arc<Shared>, server: &Server, head: &Parts, body: &mut Incoming) -> reply::Answer {
+/// Finds out who asks, which is in `caller` then, and answers.
+async fn handle(
+    shared: &Arc<Shared>,
+    server: &Server,
+    head: &Parts,
+    body: &mut Incoming,
+    caller: &mut Caller,
+) -> reply::Answer {
     if let Some(path) = head.uri.path_and_query() {
         query::check_encoding(path.as_str())?;
     }
-    let caller = server.auth.caller(&head.uri, &head.headers)?;
+    *caller = server.auth.caller(&head.uri, &head.headers)?;
+    let caller = *caller;
     let mut response = router::route(&mut Call { shared, server, head, body, caller }).await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {
         reply::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
@@ -474,8 +507,9 @@ async fn handle(shared: &Arc<Shared>, server: &Server, head: &Parts, body: &mut 
 
 fn failed(failure: &Failure, head: &Parts, id: &HeaderValue) -> Response<Body> {
     if failure.status.is_server_error() && failure.status != StatusCode::NOT_IMPLEMENTED {
-        let (id, path) = (id.to_str().unwrap_or_default(), head.uri.path());
-        tracing::error!(id, path, error = failure.error, reason = %failure.reason, "failed");
+        let (id, path) = (id.to_str().unwrap_or_default(), logged::text(head.uri.path()));
+        let reason = logged::text(&failure.reason);
+        tracing::error!(id, path, error = failure.error, reason, "failed");
     }
     let mut response = reply::failure(failure);
     if failure.status == StatusCode::UNAUTHORIZED

@@ -8,7 +8,7 @@ use crate::error::Failure;
 use crate::query::Query;
 use crate::reply::{self, Answer, Body};
 use crate::server::Call;
-use crate::{database, json};
+use crate::{database, json, logged};
 
 pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     match *call.method() {
@@ -96,7 +96,7 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
         (Some(name), _) | (None, Some(name)) => name,
     };
     if !call.server.auth.is_admin(&name, &password) {
-        tracing::warn!(%name, "a login failed");
+        tracing::warn!(name = logged::name(&name), "a login failed");
         let refused = reply::failure(&Failure::unauthorized("Name or password is incorrect."));
         let mut response = lead(refused, fail);
         reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.ended_cookie());

@@ -13,9 +13,9 @@ use bytes::Bytes;
 use hyper::{Response, StatusCode};
 use tokio::sync::mpsc;
 
-use crate::Limits;
 use crate::error::Failure;
 use crate::reply::{self, Answer, Body, Part};
+use crate::{Limits, logged};
 
 /// Where a producer writes.
 pub(crate) struct Out {
@@ -95,7 +95,11 @@ where
         if let Err(failure) = ended
             && !client.is_closed()
         {
-            tracing::warn!(error = failure.error, reason = %failure.reason, "an answer broke off");
+            tracing::warn!(
+                error = failure.error,
+                reason = logged::text(&failure.reason),
+                "an answer broke off"
+            );
         }
     });
     Ok(reply::with_body(StatusCode::OK, Body::Chunks { first, rest: chunks, gzip: None }))

@@ -80,12 +80,12 @@ impl EngineOptions {
             EngineKind::Auto => match start_ring(self.uring, threads.clone()) {
                 Ok(engine) => Arc::new(engine),
                 Err(reason) => {
-                    tracing::info!(%reason, "no io_uring here: files go through threads");
+                    tracing::debug!(%reason, "no io_uring here: files go through threads");
                     threads
                 }
             },
         };
-        tracing::info!(engine = engine.name(), wanted = %self.kind, "the engine for files has started");
+        tracing::debug!(engine = engine.name(), wanted = %self.kind, "the engine for files has started");
         Ok(engine)
     }
 }

@@ -23,6 +23,7 @@ mod tests;
 pub(crate) use command::{Args, run};
 pub(crate) use settings::{LogFormat, Settings};
 
+use crate::logging::{LogConfig, LogLevel};
 use crate::secret;
 use settings::{Group, IoEngine, IoLimits, Table};
 
@@ -40,7 +41,8 @@ pub(crate) struct Config {
     pub(crate) admin: Option<Admin>,
     /// Where the administrator came from, where that is a file of its own.
     admin_file: Option<PathBuf>,
-    pub(crate) log_format: LogFormat,
+    pub(crate) log: LogConfig,
+    pub(crate) access_log: bool,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
     /// With the limits of each database's log.
@@ -74,6 +76,12 @@ impl Config {
             }
             (None, None) => None,
         };
+        let level = given.log_level.or(file.log_level).unwrap_or_else(|| "info".to_owned());
+        let server_log = LogConfig {
+            level: LogLevel::parse(&level).map_err(|error| format!("`log_level` (SETTEE_LOG): {error}"))?,
+            format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
+            file: given.log_file.or(file.log_file),
+        };
         let io = check_io(given.io.resolve(file.io)?)?;
         let log = given.log.resolve(file.log)?;
         let log = LogOptions { direct: given.direct_io.or(file.direct_io).unwrap_or(log.direct), ..log };
@@ -82,7 +90,8 @@ impl Config {
             listen: given.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:5984".to_owned()),
             admin,
             admin_file,
-            log_format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
+            log: server_log,
+            access_log: given.access_log.or(file.access_log).unwrap_or(false),
             io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
             databases: DatabasesOptions {

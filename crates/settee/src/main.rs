@@ -13,6 +13,7 @@ mod compact;
 mod config;
 mod dump;
 mod load;
+mod logging;
 mod members;
 mod output;
 mod place;
@@ -91,4 +92,4 @@ fn main() -> ExitCode {
 }
 
 /// What ends a command: a message for the one who ran it.
-type CommandResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+type CommandResult<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -10,11 +10,17 @@ use settee_http::{ServerOptions, check_listener};
 use settee_io::{BufferPool, Env};
 use tokio::net::TcpListener;
 use tokio::runtime::{self, Handle};
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, LogFormat, Settings};
+use crate::config::{Config, Settings};
+use crate::logging::ServerLog;
 use crate::{CommandResult, place};
+
+mod shutdown;
+
+use shutdown::Shutdown;
+
+/// The target of the line that each start logs, at every level.
+pub(crate) const START_TARGET: &str = "settee::start";
 
 /// Holds the server's identity, beside the databases.
 pub(crate) const UUID_FILE: &str = "server-uuid";
@@ -34,25 +40,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> CommandResult {
     let config = Config::resolve(args.settings, args.config.as_deref())?;
-    start_log(config.log_format)?;
-    runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config))
+    let log = ServerLog::start(&config.log)?;
+    runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config, &log))
 }
 
-/// The log goes to stderr; `SETTEE_LOG` filters it, as in `debug` or `settee_http=debug`.
-fn start_log(format: LogFormat) -> CommandResult {
-    let filter =
-        EnvFilter::builder().with_env_var("SETTEE_LOG").with_default_directive(tracing::Level::INFO.into());
-    let filter = filter.from_env().map_err(|error| format!("SETTEE_LOG: {error}"))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).try_init(),
-        LogFormat::Json => log.json().try_init(),
-    }
-}
-
-async fn serve(mut config: Config) -> CommandResult {
+async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     limit_databases(&mut config.databases, raise_descriptor_limit());
-    let shutdown = Shutdown::new()?;
+    let shutdown = Shutdown::new(config.log.file.is_some().then(|| log.reopener()))?;
     let listener = TcpListener::bind(&config.listen)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
@@ -62,6 +56,8 @@ async fn serve(mut config: Config) -> CommandResult {
         admin: config.admin,
         limits: config.limits,
         config_file: Some(config.data_dir.join(settee_http::CONFIG_FILE)),
+        access_log: config.access_log,
+        dropped_log_lines: log.dropped_count(),
         ..ServerOptions::default()
     };
     check_listener(&listener, &options)?;
@@ -72,7 +68,8 @@ async fn serve(mut config: Config) -> CommandResult {
     }
     let engine = config.io.engine(config.io_engine).start();
     let engine = engine.map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
-    tracing::info!(engine = engine.name(), direct_io = config.databases.log.direct, %limits, "settings in force");
+    let engine_name = engine.name();
+    tracing::debug!(engine = engine_name, direct_io = config.databases.log.direct, %limits, "settings in force");
     let buffers = BufferPool::new(config.io.pool());
     let env = Env { buffers, ..Env::with_engine(Handle::current(), engine) };
     let databases = Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.databases)
@@ -89,12 +86,9 @@ async fn serve(mut config: Config) -> CommandResult {
             .into());
         }
     }
-    greet(
-        address,
-        &config.data_dir,
-        options.admin.as_ref().map(settee_http::Admin::name),
-        ignores_validation,
-    );
+    let admin = options.admin.as_ref().map(settee_http::Admin::name);
+    log_start(address, &config.data_dir, admin, engine_name, ignores_validation);
+    greet(address, &config.data_dir, admin, ignores_validation);
 
     let served = settee_http::serve(listener, databases.clone(), options, shutdown.begun()).await;
     databases.close().await?;
@@ -202,44 +196,27 @@ fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>, ignores_vali
     // Nobody has to be reading.
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).ok();
-    tracing::info!(%address, data_dir = %data_dir.display(), admin = admin.unwrap_or("none"), "serving");
-    if ignores_validation {
-        tracing::warn!("ignore_validation is set: validate_doc_update functions are stored and not run");
-    }
-    if admin.is_none() {
-        tracing::warn!("no administrator is set: every caller is one, and only loopback is served");
-    }
 }
 
-/// SIGINT and SIGTERM.
-struct Shutdown {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Shutdown {
-    fn new() -> io::Result<Shutdown> {
-        Ok(Shutdown {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    /// Completes at the first signal. A second one ends the process at once, which loses
-    /// nothing that was acknowledged as persisted.
-    async fn begun(mut self) {
-        self.next().await;
-        tracing::info!("stopping: requests in flight are answered first");
-        tokio::spawn(async move {
-            self.next().await;
-            std::process::exit(1);
-        });
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
+/// Logs the one line of each start.
+fn log_start(
+    address: SocketAddr,
+    data_dir: &Path,
+    admin: Option<&str>,
+    engine: &str,
+    ignores_validation: bool,
+) {
+    let version = env!("CARGO_PKG_VERSION");
+    let (data_dir, admin) = (data_dir.display(), admin.unwrap_or("none: every caller is one"));
+    let ignore_validation =
+        ignores_validation.then_some("validate_doc_update functions are stored and not run");
+    tracing::info!(
+        target: START_TARGET,
+        %version,
+        %data_dir,
+        admin,
+        engine,
+        ignore_validation,
+        "listening on http://{address}/"
+    );
 }

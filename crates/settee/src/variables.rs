@@ -13,7 +13,7 @@ const PREFIX: &str = "SETTEE_";
 const FOREIGN_PREFIXES: [&str; 2] = ["SETTEE_PORT", "SETTEE_SERVICE_"];
 
 /// Variables that belong to no argument.
-const OTHERS: [&str; 2] = [USER_VARIABLE, "SETTEE_LOG"];
+const OTHERS: [&str; 1] = [USER_VARIABLE];
 
 /// How alike a variable must be to one that is known to be taken for a misspelt one: 1 is equal.
 const LIKENESS_MIN: f64 = 0.9;

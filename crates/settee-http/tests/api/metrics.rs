@@ -81,7 +81,7 @@ fn parse(text: &str, format: Format) -> Scrape {
         } else if let Some(declared) = line.strip_prefix("# TYPE ") {
             (family, kind) = declared.split_once(' ').unwrap_or_else(|| panic!("{line}"));
             assert_eq!(family, helped, "the help stands before the type: {line}");
-            assert!(["counter", "gauge"].contains(&kind), "{line}");
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
             assert_eq!(scrape.families.insert(family.to_owned(), kind.to_owned()), None, "{line}");
         } else {
             let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
@@ -93,15 +93,25 @@ fn parse(text: &str, format: Format) -> Scrape {
                 }
                 _ => family.to_owned(),
             };
-            assert_eq!(family_of(series), expected, "a sample stands with its family");
+            let sample = family_of(series);
+            let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| sample.strip_suffix(end));
+            let sample = of_histogram.filter(|_| kind == "histogram").unwrap_or(sample);
+            assert_eq!(sample, expected, "a sample stands with its family");
             let value: f64 = value.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
             assert!(value.is_finite() && value >= 0.0, "{line}");
             assert_eq!(scrape.series.insert(series.to_owned(), value), None, "twice: {line}");
         }
     }
-    let with_samples: BTreeSet<&str> =
-        scrape.series.keys().map(|series| series.split('{').next().unwrap()).collect();
-    assert_eq!(with_samples.len(), scrape.families.len(), "every family has samples");
+    for (family, kind) in &scrape.families {
+        let end = match (format, kind.as_str()) {
+            (_, "histogram") => "_count",
+            (Format::OpenMetrics, "counter") => "_total",
+            _ => "",
+        };
+        let name = format!("{family}{end}");
+        let has_samples = scrape.series.keys().any(|series| family_of(series) == name);
+        assert!(has_samples, "{family} has no samples");
+    }
     scrape
 }
 
@@ -173,6 +183,43 @@ fn answers_are_counted_by_method_and_class_of_status() {
     assert_eq!((count("other", "4xx"), count("POST", "5xx"), count("DELETE", "4xx")), (1.0, 1.0, 1.0));
     let all = scrape.series.iter().filter(|(name, _)| name.starts_with("settee_httpd_requests_total{"));
     assert_eq!(all.map(|(_, value)| value).sum::<f64>(), 9.0);
+}
+
+#[test]
+fn latencies_are_counted_by_class_of_endpoint() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", "{}").expect_status(201);
+    for _ in 0..3 {
+        client.get("/db/a").expect_status(200);
+    }
+    client.get("/db/_all_docs").expect_status(200);
+    let scrape = Scrape::of(&mut client);
+    let count =
+        |class: &str| scrape.value(&format!("settee_httpd_request_seconds_count{{class=\"{class}\"}}"));
+    assert_eq!((count("database"), count("document_write"), count("document_read")), (1.0, 1.0, 3.0));
+    assert_eq!((count("listing"), count("bulk_write"), count("changes")), (1.0, 0.0, 0.0));
+    let name = "settee_httpd_request_seconds";
+    let all = format!("{name}_bucket{{le=\"+Inf\",class=\"document_read\"}}");
+    assert_eq!(scrape.value(&all), 3.0);
+    assert!(scrape.value(&format!("{name}_sum{{class=\"document_read\"}}")) > 0.0);
+}
+
+#[test]
+fn the_process_shows_its_processor_time_memory_and_descriptors() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let before = Scrape::of(&mut client);
+    for name in ["process_resident_memory_bytes", "process_virtual_memory_bytes", "process_threads"] {
+        assert!(before.value(name) > 1.0, "{name}");
+    }
+    assert!(before.value("process_open_fds") > 3.0);
+    assert!(before.value("process_open_fds") < before.value("process_max_fds"));
+    assert!(
+        Scrape::of(&mut client).value("process_cpu_seconds_total")
+            >= before.value("process_cpu_seconds_total")
+    );
 }
 
 #[test]

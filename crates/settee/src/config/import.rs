@@ -156,6 +156,7 @@ impl Conversion {
         conversion.listen(&mut ini);
         conversion.admins(&mut ini);
         conversion.connections(&mut ini);
+        conversion.log_level(&mut ini);
         for ((section, key), entry) in ini.entries {
             let reason = reason(&section, &key, &entry.value);
             conversion.leave(&section, &key, entry, reason);
@@ -328,6 +329,21 @@ impl Conversion {
             let warning = format!("without an administrator the server doesn't start on {listen}: set one");
             self.warnings.push(warning);
         }
+    }
+
+    /// CouchDB's levels, of which there are more.
+    fn log_level(&mut self, ini: &mut Ini) {
+        let Some(entry) = ini.take("log", "level") else { return };
+        let level = match entry.value.as_str() {
+            "debug" => "debug",
+            "info" | "notice" => "info",
+            "warning" | "warn" => "warn",
+            "error" | "err" | "critical" | "crit" | "alert" | "emergency" | "emerg" => "error",
+            "none" => "off",
+            _ => return self.leave("log", "level", entry, "not a level of CouchDB's: set `log_level`"),
+        };
+        let from = format!("log/level ({})", entry.place);
+        self.converted.insert("log_level", Converted { value: json!(level), from, note: String::new() });
     }
 
     /// Of the options that are written in Erlang one has a counterpart: `{max, N}`.

@@ -39,9 +39,22 @@ pub(crate) struct Settings {
     #[arg(long, env = "SETTEE_ADMIN_FILE", value_name = "FILE", conflicts_with = "admin")]
     pub(super) admin_file: Option<PathBuf>,
 
-    /// How the log is written to stderr [default: text]
+    /// What the server logs: off, error, warn, info, debug, trace; or a list that names crates, as in
+    /// warn,settee_http=debug [default: info]
+    #[arg(long, alias = "log", env = "SETTEE_LOG", value_name = "LEVEL")]
+    pub(super) log_level: Option<String>,
+
+    /// How the server's log is written [default: text]
     #[arg(long, env = "SETTEE_LOG_FORMAT", value_name = "FORMAT")]
     pub(super) log_format: Option<LogFormat>,
+
+    /// File that the server's log is appended to; SIGHUP opens it again [default: stderr]
+    #[arg(long, env = "SETTEE_LOG_FILE", value_name = "FILE")]
+    pub(super) log_file: Option<PathBuf>,
+
+    /// Whether each request is logged once it is answered [default: false]
+    #[arg(long, env = "SETTEE_ACCESS_LOG", value_name = "BOOL")]
+    pub(super) access_log: Option<bool>,
 
     /// What runs the operations on files [default: auto]
     #[arg(long, env = "SETTEE_IO_ENGINE", value_name = "ENGINE")]
@@ -85,7 +98,10 @@ impl Settings {
             ("listen", self.listen.is_some()),
             ("admin", self.admin.is_some()),
             ("admin_file", self.admin_file.is_some()),
+            ("log_level", self.log_level.is_some()),
             ("log_format", self.log_format.is_some()),
+            ("log_file", self.log_file.is_some()),
+            ("access_log", self.access_log.is_some()),
             ("io_engine", self.io_engine.is_some()),
             ("direct_io", self.direct_io.is_some()),
         ];
@@ -100,7 +116,18 @@ impl Settings {
 
     /// Every name, with the table that it stands in.
     pub(super) fn names() -> Vec<(Table, &'static str)> {
-        let tops = ["data_dir", "listen", "admin", "admin_file", "log_format", "io_engine", "direct_io"];
+        let tops = [
+            "data_dir",
+            "listen",
+            "admin",
+            "admin_file",
+            "log_level",
+            "log_format",
+            "log_file",
+            "access_log",
+            "io_engine",
+            "direct_io",
+        ];
         let mut names: Vec<(Table, &str)> = tops.map(|name| ("", name)).to_vec();
         let groups: [(Table, &[&'static str]); 5] = [
             ("limits", LimitSettings::NAMES),
@@ -113,6 +140,15 @@ impl Settings {
             names.extend(of_table.iter().map(|name| (table, *name)));
         }
         names
+    }
+}
+
+/// The variable of a setting: its name, but for the log's level, whose short name would be a
+/// table's in the file.
+pub(super) fn variable(name: &str) -> String {
+    match name {
+        "log_level" => "SETTEE_LOG".to_owned(),
+        name => format!("SETTEE_{}", name.to_uppercase()),
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use settee_http::{CONFIG_FILE, Configured, Limits};
 
-use super::settings::{Given, Group, Settings, Table};
+use super::settings::{Given, Group, Settings, Table, variable};
 use super::{Config, check_limits, file};
 
 #[cfg(test)]
@@ -25,9 +25,6 @@ const COMMENT_COLUMN: usize = 48;
 
 /// Stands in place of a password.
 const HIDDEN: &str = "****";
-
-/// The variable that filters the log; there is no other way to set that.
-const LOG_VARIABLE: &str = "SETTEE_LOG";
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,8 +152,6 @@ impl Shown {
             text.push_str(&row.toml());
         }
         text.push_str("\n# What has no key in this file.\n");
-        let (filter, origin) = log_filter();
-        text.push_str(&line(&format!("# {LOG_VARIABLE} = {}", quoted(&filter)), &origin.text()));
         for (section, key, value) in &self.configured.others {
             let value = value.as_deref().map_or("(deleted)".to_owned(), quoted);
             let origin = format!("set over HTTP, file {}", self.configured_file.display());
@@ -182,8 +177,6 @@ impl Shown {
                 }
             };
         }
-        let (filter, origin) = log_filter();
-        let (source, name) = origin.json();
         let others = self.configured.others.iter();
         let others: Vec<Value> = others
             .map(|(section, key, value)| json!({ "section": section, "key": key, "value": value }))
@@ -191,7 +184,6 @@ impl Shown {
         json!({
             "file": self.file.as_ref().map(|path| path.display().to_string()),
             "settings": settings,
-            "log_filter": { "value": filter, "source": source, "where": name },
             "over_http": {
                 "file": self.configured_file.display().to_string(),
                 "others": others,
@@ -232,7 +224,7 @@ impl Named<'_> {
             return Origin::Flag(format!("--{}", name.replace('_', "-")));
         }
         if self.of_given.contains(name) {
-            return Origin::Variable(format!("SETTEE_{}", name.to_uppercase()));
+            return Origin::Variable(variable(name));
         }
         match self.path {
             Some(path) if self.of_file.contains(name) => Origin::File(path.to_owned()),
@@ -248,18 +240,11 @@ fn above_tables(config: &Config, named: &Named<'_>) -> Result<Vec<Row>, String> 
         Ok::<_, String>(json!(text))
     };
     let row = |name, value| Row { table: "", name, value, origin: named.origin(name), aside: None };
-    let log_format = match config.log_format {
+    let log_format = match config.log.format {
         super::LogFormat::Text => "text",
         super::LogFormat::Json => "json",
     };
-    let mut rows = vec![
-        row("data_dir", Some(text(&config.data_dir)?)),
-        row("listen", Some(json!(config.listen))),
-        row("log_format", Some(json!(log_format))),
-        row("io_engine", Some(json!(config.io_engine.to_string()))),
-        row("direct_io", Some(json!(config.databases.log.direct))),
-    ];
-    // What names nobody, since a nearer source does, isn't in force.
+    // What isn't set has no value; what names nobody, since a nearer source does, isn't in force.
     let silent = |name| Row {
         table: "",
         name,
@@ -267,6 +252,20 @@ fn above_tables(config: &Config, named: &Named<'_>) -> Result<Vec<Row>, String> 
         origin: Origin::Default,
         aside: Some(Aside::Comment(": none")),
     };
+    let log_file = match &config.log.file {
+        Some(path) => row("log_file", Some(text(path)?)),
+        None => silent("log_file"),
+    };
+    let mut rows = vec![
+        row("data_dir", Some(text(&config.data_dir)?)),
+        row("listen", Some(json!(config.listen))),
+        row("log_level", Some(json!(config.log.level.as_str()))),
+        row("log_format", Some(json!(log_format))),
+        log_file,
+        row("access_log", Some(json!(config.access_log))),
+        row("io_engine", Some(json!(config.io_engine.to_string()))),
+        row("direct_io", Some(json!(config.databases.log.direct))),
+    ];
     let (admin, admin_file) = match (&config.admin, &config.admin_file) {
         (None, _) => (silent("admin"), silent("admin_file")),
         (Some(_), Some(path)) => (silent("admin"), row("admin_file", Some(text(path)?))),
@@ -299,14 +298,6 @@ fn fitting(start: &Limits, configured: &Configured) -> BTreeSet<&'static str> {
         if fitting.len() == before {
             return fitting;
         }
-    }
-}
-
-/// What filters the log.
-fn log_filter() -> (String, Origin) {
-    match std::env::var(LOG_VARIABLE) {
-        Ok(filter) => (filter, Origin::Variable(LOG_VARIABLE.to_owned())),
-        Err(_) => ("info".to_owned(), Origin::Default),
     }
 }
 

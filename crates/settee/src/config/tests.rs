@@ -199,7 +199,8 @@ fn the_example_file_holds_every_setting_at_its_default() {
     }
     let settings = file::parse(&text).unwrap();
     assert!(settings.admin_file.is_some(), "how to set an administrator");
-    let given = Settings { admin_file: None, ..settings };
+    assert!(settings.log_file.is_some(), "how to set a log file");
+    let given = Settings { admin_file: None, log_file: None, ..settings };
     let (example, default) =
         (Config::resolve(given, None).unwrap(), Config::resolve(Settings::default(), None).unwrap());
     for (shown, default) in example.limits_text().split(' ').zip(default.limits_text().split(' ')) {
@@ -220,11 +221,26 @@ fn every_setting_has_a_flag_and_a_variable_of_its_name() {
     use clap::CommandFactory;
     let command = Line::command();
     for argument in command.get_arguments().filter(|argument| argument.get_id() != "help") {
-        let expected = format!("SETTEE_{}", argument.get_id().as_str().to_uppercase());
+        let expected = settings::variable(argument.get_id().as_str());
         assert_eq!(argument.get_env().and_then(|name| name.to_str()), Some(expected.as_str()));
         let flag = argument.get_id().as_str().replace('_', "-");
         assert_eq!(argument.get_long(), Some(flag.as_str()));
     }
+}
+
+#[test]
+fn an_unknown_level_is_refused_by_flag_and_file() {
+    for resolved in
+        [resolve(flags(&["--log-level", "warning"]), ""), resolve(flags(&[]), "log_level = \"warning\"")]
+    {
+        let error = resolved.unwrap_err();
+        assert!(
+            error.contains("`log_level`") && error.contains("\"warning\" is none of the levels"),
+            "{error}"
+        );
+    }
+    let config = resolve(flags(&["--log", "warn,settee_http=debug"]), "log_level = \"error\"").unwrap();
+    assert_eq!(config.log.level.as_str(), "warn,settee_http=debug");
 }
 
 #[test]

@@ -246,7 +246,6 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
         ("ssl/cert_file", "TLS isn't there yet"),
         ("cors/origins", "CORS isn't there yet"),
         ("uuids/algorithm", "PUT /_node/_local/_config/uuids/algorithm \"utc_id\""),
-        ("log/level", "SETTEE_LOG=warn"),
         ("couchdb/database_dir", "data_dir"),
         ("couchdb/single_node", "does that anyway"),
         ("my_plugin/favourite", "no counterpart"),
@@ -255,6 +254,7 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
             result.split_once(&format!("# {key} = ")).unwrap_or_else(|| panic!("{key}: {result}"));
         assert!(after.lines().nth(1).unwrap().contains(words), "{key}: {after}");
     }
+    assert!(result.contains("\nlog_level = \"warn\" "), "{result}");
     assert!(result.contains("local.ini:29: neither a section nor a key"), "{result}");
 }
 

@@ -4,6 +4,7 @@ mod bench_store;
 mod commands;
 mod config;
 mod dump;
+mod log;
 mod maintenance;
 mod output;
 mod private;

@@ -53,6 +53,17 @@ impl Running {
     /// Kills it and returns what it wrote to stderr.
     fn end(mut self) -> String {
         self.0.kill().unwrap();
+        self.log()
+    }
+
+    /// Stops it in order and returns all that it wrote to stderr.
+    fn stop(mut self) -> String {
+        let id = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        self.log()
+    }
+
+    fn log(&mut self) -> String {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut self.0.stderr.take().unwrap(), &mut text).unwrap();
         text
@@ -183,11 +194,27 @@ fn a_bad_setting_is_named_before_anything_is_touched() {
 }
 
 #[test]
+fn an_unknown_level_of_the_log_is_refused() {
+    let data = tempfile::tempdir().unwrap();
+    let mut command = serve(data.path(), &[]);
+    command.env("SETTEE_LOG", "warning");
+    let error = refusal(command);
+    assert!(
+        error.contains("SETTEE_LOG") && error.contains("\"warning\" is none of the levels off,"),
+        "{error}"
+    );
+    let error = refusal(serve(data.path(), &["--log-file", name(&data.path().join("none/log"))]));
+    assert!(error.contains("cannot open `log_file`") && error.contains("none/log: No such file"), "{error}");
+}
+
+#[test]
 fn the_log_says_at_start_what_is_in_force() {
     let data = tempfile::tempdir().unwrap();
     let arguments =
         ["--io-engine", "threads", "--direct-io", "true", "--log-format", "json", "--max-uuids", "7"];
-    let text = Running::start(serve(data.path(), &arguments)).end();
+    let mut command = serve(data.path(), &arguments);
+    command.env("SETTEE_LOG", "debug");
+    let text = Running::start(command).stop();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let fields = lines

@@ -28,7 +28,7 @@ const SAME: &[(&str, &str, &str, &str)] = &[
     ("couchdb", "max_partition_size", "10737418240", ""),
     ("couchdb", "single_node", "true", ONE_NODE),
     ("httpd", "enable_cors", "false", "CORS isn't there yet"),
-    ("log", "writer", "stderr", "the log goes to stderr: whoever starts the server can write it elsewhere"),
+    ("log", "writer", "stderr", "the log goes to stderr unless `log_file` names a file"),
     (
         "prometheus",
         "additional_port",
@@ -78,14 +78,14 @@ const KEYS: &[(&str, &str, &str)] = &[
     ("couchdb", "max_database_name_length", "a name has 238 bytes at most, CouchDB's default"),
     ("couchdb", "max_document_id_length", "an id has 8000 bytes at most"),
     ("couchdb", "os_process_timeout", NO_PROCESSES),
-    ("couchdb", "uri_file", "the address is told on stdout at start"),
+    ("couchdb", "uri_file", "the log tells the address at start"),
     ("couchdb", "users_db_security_editable", NO_USERS),
     ("couchdb", "users_db_suffix", NO_USERS),
     ("couchdb", "uuid", "the server draws its own and keeps it in the data folder, in server-uuid"),
     ("couchdb", "view_index_dir", NO_VIEWS),
     ("httpd", "bind_address", "CouchDB's node-local port isn't there: [chttpd] has the one that clients use"),
     ("httpd", "port", "CouchDB's node-local port isn't there: [chttpd] has the one that clients use"),
-    ("log", "file", "the log goes to stderr: whoever starts the server can write it elsewhere"),
+    ("log", "file", "CouchDB's log isn't appended to: `log_file` names another"),
     ("vendor", "name", "the vendor is Settee"),
     ("vendor", "version", "the version is that of the program"),
 ];
@@ -141,7 +141,6 @@ pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
         _ => {}
     }
     match (section, key) {
-        ("log", "level") => return log_level(value),
         ("couchdb", "maintenance_mode" | "max_partition_size")
         | ("chttpd", "decode_plus_to_space")
         | ("uuids", "algorithm" | "utc_id_suffix") => {
@@ -160,19 +159,6 @@ pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
     of_key.or(of_section).unwrap_or("no counterpart here").to_owned()
 }
 
-/// The log's level is a variable of its own.
-fn log_level(level: &str) -> String {
-    let filter = match level {
-        "debug" => "debug",
-        "info" | "notice" => return ALWAYS.to_owned(),
-        "warning" | "warn" => "warn",
-        "error" | "err" | "critical" | "crit" | "alert" | "emergency" | "emerg" => "error",
-        "none" => "off",
-        _ => return "not a level of CouchDB's; the variable SETTEE_LOG sets it".to_owned(),
-    };
-    format!("a variable sets that: SETTEE_LOG={filter}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,7 +167,6 @@ mod tests {
     fn what_this_server_does_anyway_is_told_apart() {
         assert_eq!(reason("couchdb", "single_node", "true"), ALWAYS);
         assert_eq!(reason("couchdb", "single_node", "false"), ONE_NODE);
-        assert_eq!(reason("log", "level", "info"), ALWAYS);
         assert_eq!(reason("uuids", "algorithm", "sequential"), ALWAYS);
     }
 
@@ -189,7 +174,6 @@ mod tests {
     fn what_can_be_set_otherwise_says_how() {
         let told = reason("uuids", "utc_id_suffix", "a \"b\"");
         assert!(told.ends_with("PUT /_node/_local/_config/uuids/utc_id_suffix \"a \\\"b\\\"\""), "{told}");
-        assert!(reason("log", "level", "crit").ends_with("SETTEE_LOG=error"));
         assert!(reason("couchdb", "maintenance_mode", "nolb").contains("_config/couchdb/maintenance_mode"));
     }
 

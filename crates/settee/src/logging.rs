@@ -1,0 +1,134 @@
+//! The server's own log: what is logged, in which form, and where it goes.
+//!
+//! Events are formatted by `tracing-subscriber`, put in a bounded queue and written by a thread
+//! ([`writer`]), so that a log that can't be written delays no request and ends no task.
+//!
+//! Invariants:
+//! 1. An event is one line, whatever its values hold: control characters are escaped.
+//! 2. Nothing that runs beside requests writes to stderr in another way; panics are events too.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::{self, Write};
+use std::io::IsTerminal;
+use std::panic::PanicHookInfo;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use tracing::Subscriber;
+use tracing::field::Field;
+use tracing_subscriber::Layer;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::CommandResult;
+use crate::config::LogFormat;
+
+mod level;
+mod writer;
+
+pub(crate) use level::LogLevel;
+use writer::{LogWriter, Sink};
+
+/// How the log is written.
+#[derive(Debug, Clone)]
+pub(crate) struct LogConfig {
+    pub(crate) level: LogLevel,
+    pub(crate) format: LogFormat,
+    /// The file that it is appended to; None: stderr.
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// The log of this process. When it is dropped, what waits is written, within a time limit.
+pub(crate) struct ServerLog {
+    writer: LogWriter,
+}
+
+impl ServerLog {
+    /// Starts the log for the whole process. To be called once.
+    ///
+    /// # Errors
+    /// The file can't be opened, or the thread not started.
+    pub(crate) fn start(config: &LogConfig) -> CommandResult<ServerLog> {
+        let sink = Sink::open(config.file.clone())?;
+        let has_colors = config.file.is_none() && std::io::stderr().is_terminal();
+        let writer = LogWriter::start(sink).map_err(|error| format!("cannot start the log: {error}"))?;
+        let targets = config.level.targets();
+        tracing_subscriber::registry()
+            .with(layer(config.format, has_colors, writer.clone()).with_filter(targets))
+            .try_init()?;
+        std::panic::set_hook(Box::new(log_panic));
+        Ok(ServerLog { writer })
+    }
+
+    /// Counts the lines that were dropped: those that found the queue full, and those that could
+    /// not be written.
+    pub(crate) fn dropped_count(&self) -> Arc<AtomicU64> {
+        self.writer.dropped_count()
+    }
+
+    /// Opens the log's file again, by its name, before more is written. Does nothing to stderr.
+    pub(crate) fn reopener(&self) -> impl Fn() + Send + 'static {
+        let writer = self.writer.clone();
+        move || writer.reopen()
+    }
+}
+
+impl Drop for ServerLog {
+    fn drop(&mut self) {
+        self.writer.close();
+    }
+}
+
+fn layer<S>(format: LogFormat, has_colors: bool, writer: LogWriter) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(move || writer.clone())
+        .with_ansi(has_colors)
+        .log_internal_errors(false);
+    match format {
+        LogFormat::Text => layer.fmt_fields(debug_fn(write_field).delimited(" ")).boxed(),
+        LogFormat::Json => layer.json().boxed(),
+    }
+}
+
+/// Writes `name=value`, and of the message the value alone, without control characters.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    match field.name() {
+        "message" => write!(Escaped(writer), "{value:?}"),
+        name => write!(Escaped(writer), "{name}={value:?}"),
+    }
+}
+
+/// Replaces control characters by Rust's escapes for them.
+struct Escaped<'a, W>(&'a mut W);
+
+impl<W: Write> Write for Escaped<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for char in text.chars() {
+            match char.is_control() {
+                true => char.escape_default().try_for_each(|escaped| self.0.write_char(escaped))?,
+                false => self.0.write_char(char)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Logs a panic. The default hook writes to stderr at once, which may wait for a reader.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let reason = panic.payload_as_str().unwrap_or("no text");
+    let backtrace = Backtrace::capture();
+    match backtrace.status() {
+        BacktraceStatus::Captured => tracing::error!(thread, place, reason, %backtrace, "panicked"),
+        _ => tracing::error!(thread, place, reason, "panicked"),
+    }
+}

@@ -1,0 +1,107 @@
+//! Which events are logged.
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+
+/// Events that are logged at every level: the line of each start, and the access log, which has a
+/// setting of its own.
+const ALWAYS: [&str; 2] = [crate::serve::START_TARGET, settee_http::ACCESS_TARGET];
+
+const LEVELS: [(&str, LevelFilter); 6] = [
+    ("off", LevelFilter::OFF),
+    ("error", LevelFilter::ERROR),
+    ("warn", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+    ("trace", LevelFilter::TRACE),
+];
+
+/// A level for all events, and others for those of some crates or modules.
+#[derive(Debug, Clone)]
+pub(crate) struct LogLevel {
+    text: String,
+    targets: Targets,
+}
+
+impl LogLevel {
+    /// Reads a level, or a list of levels as in `warn,settee_http=debug`. What isn't named is
+    /// logged at `info`.
+    ///
+    /// # Errors
+    /// Names the part that is no level.
+    pub(crate) fn parse(text: &str) -> Result<LogLevel, String> {
+        let mut targets = Targets::new().with_default(LevelFilter::INFO);
+        for part in text.split(',').map(str::trim) {
+            let (target, name) = match part.split_once('=') {
+                Some((target, name)) => (Some(target.trim()), name.trim()),
+                None => (None, part),
+            };
+            let level = LEVELS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+            let (_, level) = level.ok_or_else(|| unknown(name))?;
+            targets = match target {
+                None => targets.with_default(*level),
+                Some(target) if is_path(target) => targets.with_target(target, *level),
+                Some(target) => return Err(format!("{target:?} names no crate or module")),
+            };
+        }
+        for target in ALWAYS {
+            targets = targets.with_target(target, LevelFilter::INFO);
+        }
+        Ok(LogLevel { text: text.to_owned(), targets })
+    }
+
+    /// As it was given.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn targets(&self) -> Targets {
+        self.targets.clone()
+    }
+}
+
+/// Whether that has the form of a Rust path.
+fn is_path(target: &str) -> bool {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    target.split("::").all(|name| !name.is_empty() && name.bytes().all(is_word))
+}
+
+fn unknown(name: &str) -> String {
+    let known = LEVELS.map(|(known, _)| known).join(", ");
+    format!("{name:?} is none of the levels {known} (a list names crates, as in \"warn,settee_http=debug\")")
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_level_is_refused_with_the_levels_there_are() {
+        for (text, part) in [
+            ("warning", "\"warning\" is none of the levels off, error, warn, info, debug, trace"),
+            ("settee_http", "\"settee_http\" is none"),
+            ("", "\"\" is none"),
+            ("info,", "\"\" is none"),
+            ("settee_http=verbose", "\"verbose\" is none"),
+            ("=debug", "\"\" names no crate"),
+            ("settee http=debug", "\"settee http\" names no crate"),
+            ("settee_http[x]=debug", "names no crate"),
+        ] {
+            let error = LogLevel::parse(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_crates_level_changes_no_other_and_the_starts_line_is_always_logged() {
+        let level = LogLevel::parse("settee_http=debug").unwrap();
+        assert!(level.targets.would_enable("settee_http::server", &Level::DEBUG));
+        assert!(level.targets.would_enable("settee_doc", &Level::INFO));
+        assert!(!level.targets.would_enable("settee_doc", &Level::DEBUG));
+        let quiet = LogLevel::parse("OFF").unwrap();
+        assert!(!quiet.targets.would_enable("settee_doc", &Level::ERROR));
+        assert!(ALWAYS.iter().all(|target| quiet.targets.would_enable(target, &Level::INFO)));
+    }
+}

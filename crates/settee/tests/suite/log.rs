@@ -1,0 +1,341 @@
+//! Goal: the server's own log holds up nothing, whatever becomes of it, and each of its lines is one event.
+//! Method: the built server with a stderr that is full, closed or that nobody reads, log files, and
+//! requests that log a line each.
+
+use std::io::{self, BufRead, BufReader, PipeReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running server, whose administrator is ann:secret.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    /// Starts a server on a port that was free, since its log may not tell.
+    fn start(data: &Path, arguments: &[&str], stderr: impl Into<Stdio>) -> Server {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_settee"));
+        command.args(["serve", "--listen", &address, "--admin", "ann:secret", "--data-dir"]).arg(data);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| name.starts_with("SETTEE_")) {
+                command.env_remove(name);
+            }
+        }
+        let server = Server { child: command.spawn().unwrap(), address };
+        let begun = Instant::now();
+        while TcpStream::connect(&server.address).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "the server doesn't start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+
+    /// A request as the administrator: the status and the body of its answer.
+    fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        self.connect().send(method, path, body)
+    }
+
+    fn connect(&self) -> Client {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client(BufReader::new(stream))
+    }
+
+    /// Lines of its log that the server has dropped.
+    fn dropped_count(&self) -> u64 {
+        let (_, metrics) = self.send("GET", "/_node/_local/_prometheus", "");
+        let count =
+            metrics.lines().find_map(|line| line.strip_prefix("settee_server_log_dropped_lines_total "));
+        count.unwrap().parse().unwrap()
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the server doesn't end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn stop(mut self) {
+        self.signal("TERM");
+        assert_eq!(self.wait().code(), Some(0));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A connection.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn send(&mut self, method: &str, path: &str, body: &str) -> (u16, String) {
+        // ann:secret
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic YW5uOnNlY3JldA==\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        self.0.get_mut().write_all((head + body).as_bytes()).unwrap();
+        let (mut status, mut length) = (String::new(), 0);
+        self.0.read_line(&mut status).expect("an answer");
+        assert!(!status.is_empty(), "closed without an answer");
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).unwrap();
+            match line.trim_end().split_once(": ") {
+                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                    length = value.parse().unwrap();
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).unwrap();
+        (status[9..12].parse().unwrap(), String::from_utf8(body).unwrap())
+    }
+
+    /// A login that fails, which is logged.
+    fn fail_to_log_in(&mut self, name: &str) {
+        let body = serde_json::json!({ "name": name, "password": "wrong" }).to_string();
+        assert_eq!(self.send("POST", "/_session", &body).0, 401);
+    }
+}
+
+/// Has a server answer 300 requests that log a line each, and accept 50 documents; waits until it
+/// has counted so many lines as dropped; stops it; and looks for the documents.
+fn serves_and_stops_well(stderr: impl Into<Stdio>, dropped_count: u64) {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &[], stderr);
+    assert_eq!(server.send("PUT", "/db", "").0, 201);
+    let mut client = server.connect();
+    (0..300).for_each(|number| client.fail_to_log_in(&format!("{number:0200}")));
+    let begun = Instant::now();
+    while server.dropped_count() < dropped_count {
+        assert!(begun.elapsed() < PATIENCE, "{} lines of the log are counted", server.dropped_count());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for number in 0..50 {
+        assert_eq!(client.send("PUT", &format!("/db/{number}?batch=ok"), "{}").0, 202);
+    }
+    server.stop();
+    let output = Command::new(env!("CARGO_BIN_EXE_settee"))
+        .args(["dump", "--db", "db", "--data-dir"])
+        .arg(data.path())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 50);
+}
+
+#[test]
+fn a_log_on_a_full_disk_holds_up_nothing_and_its_lines_are_counted() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    serves_and_stops_well(full, 300);
+}
+
+#[test]
+fn a_log_whose_reader_has_gone_holds_up_nothing_and_its_lines_are_counted() {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    serves_and_stops_well(writer, 300);
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing() {
+    for is_nonblocking in [false, true] {
+        let (_reader, mut writer) = io::pipe().unwrap();
+        fill(&mut writer);
+        if !is_nonblocking {
+            rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
+        }
+        serves_and_stops_well(writer, 0);
+    }
+}
+
+/// Fills a pipe, and leaves it non-blocking.
+fn fill(writer: &mut io::PipeWriter) {
+    rustix::fs::fcntl_setfl(&*writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+    while writer.write(&[b'\n'; 4096]).is_ok() {}
+}
+
+/// What a server logs from its start until `act` is done and it was stopped.
+fn logged(arguments: &[&str], act: impl FnOnce(&Server)) -> String {
+    let data = tempfile::tempdir().unwrap();
+    let (mut reader, writer): (PipeReader, _) = io::pipe().unwrap();
+    let server = Server::start(data.path(), arguments, writer);
+    act(&server);
+    server.stop();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn each_start_logs_one_line_with_the_address_and_the_settings_at_debug_alone() {
+    for level in ["info", "error", "off"] {
+        let mut address = String::new();
+        let text = logged(&["--log-level", level], |server| address = server.address.clone());
+        let at_start: Vec<&str> = text.lines().filter(|line| !line.contains("stop")).collect();
+        let line = format!("listening on http://{address}/ version={}", env!("CARGO_PKG_VERSION"));
+        assert!(at_start.len() == 1 && at_start[0].contains(&line), "{level}: {text}");
+    }
+    let text = logged(&["--log-level", "settee=debug"], |_| {});
+    assert!(text.contains("settings in force") && text.contains("max_uuids=1000"), "{text}");
+}
+
+#[test]
+fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let [log, aside, settings] = ["log", "log.1", "settee.toml"].map(|name| folder.path().join(name));
+    std::fs::write(&settings, format!("log_file = {log:?}\nlog_level = \"info\"\n")).unwrap();
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    let text = logged(&["--config", settings.to_str().unwrap()], |server| {
+        server.connect().fail_to_log_in("first");
+        std::fs::rename(&log, &aside).unwrap();
+        server.signal("HUP");
+        let begun = Instant::now();
+        while !log.exists() {
+            assert!(begun.elapsed() < PATIENCE, "the log isn't opened again");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server.connect().fail_to_log_in("second");
+    });
+    assert_eq!(text, "", "all of it goes to the file");
+    let (before, after) = (read(&aside), read(&log));
+    assert!(before.contains("listening on ") && before.contains("name=\"first\""), "{before}");
+    assert!(after.contains("name=\"second\"") && after.contains("stopped"), "{after}");
+    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&log).unwrap());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn without_a_log_file_sighup_stops_in_order_unless_it_was_ignored_at_start() {
+    let data = tempfile::tempdir().unwrap();
+    let mut server = Server::start(data.path(), &[], Stdio::null());
+    server.signal("HUP");
+    assert_eq!(server.wait().code(), Some(0));
+
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "trap '' HUP; exec \"$0\" serve --listen 127.0.0.1:0 --admin ann:secret --data-dir \"$1\"",
+    ]);
+    command.arg(env!("CARGO_BIN_EXE_settee")).arg(data.path()).stderr(Stdio::piped());
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = lines.find_map(|line| {
+        let line = line.unwrap();
+        Some(line.split_once("listening on http://")?.1.split_once('/')?.0.to_owned())
+    });
+    let server = Server { child, address: address.unwrap() };
+    server.signal("HUP");
+    assert_eq!(server.send("GET", "/_up", "").0, 200);
+    server.stop();
+}
+
+/// Names that would begin a line of their own, clear a terminal, or fill the log.
+const FORGED: &str = "ann\n2026-01-01T00:00:00Z  INFO settee: forged\u{1b}[2J\u{9b}2J";
+
+#[test]
+fn names_from_requests_are_escaped_and_cut_in_both_formats() {
+    for format in ["text", "json"] {
+        let text = logged(&["--log-format", format, "--access-log", "true"], |server| {
+            let mut client = server.connect();
+            client.fail_to_log_in(FORGED);
+            client.fail_to_log_in(&"long".repeat(1000));
+            let key = "k".repeat(200);
+            let set = client.send("PUT", &format!("/_node/_local/_config/my/{key}"), "\"a\\u001b[2Jb\"");
+            assert_eq!(set.0, 200);
+            assert_eq!(client.send("GET", &format!("/%0A{}", "p".repeat(3000)), "").0, 404);
+        });
+        let is_plain = |char: char| char == '\n' || !char.is_control();
+        assert!(text.chars().all(is_plain), "{format}: {text}");
+        let with = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        assert_eq!((with("INFO settee: forged"), with("a login failed")), (1, 2), "{format}: {text}");
+        assert!(text.contains("ann\\\\n2026") && text.contains("a\\\\u{1b}[2Jb"), "{format}: {text}");
+        assert!(text.contains(&("long".repeat(32) + "…")) && !text.contains(&"long".repeat(33)), "{format}");
+        assert!(text.contains(&("k".repeat(128) + "…\"")), "{format}: {text}");
+        assert!(text.contains("/%0App") && !text.contains(&"p".repeat(1025)), "{format}: {text}");
+        assert!(text.lines().all(|line| line.len() < 2000), "{format}: {text}");
+    }
+}
+
+#[test]
+fn the_access_log_has_a_line_for_each_request_and_is_off_by_default() {
+    let act = |server: &Server| {
+        let mut client = server.connect();
+        assert_eq!(client.send("PUT", "/db", "").0, 201);
+        assert_eq!(client.send("GET", "/db/none?rev=1", "").0, 400);
+        let stranger = TcpStream::connect(&server.address).unwrap();
+        (&stranger).write_all(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        (&stranger).read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    };
+    assert!(!logged(&[], act).contains("/db"));
+    let text = logged(&["--access-log", "true", "--log-level", "error", "--log-format", "json"], act);
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let entries: Vec<_> = lines.filter(|line| line["target"] == "settee_http::access").collect();
+    let shown = |field: &str| entries.iter().map(|entry| entry["fields"][field].clone()).collect::<Vec<_>>();
+    assert_eq!(shown("method"), ["PUT", "GET", "HEAD"]);
+    assert_eq!(shown("path"), ["/db", "/db/none?rev=1", "/"]);
+    assert_eq!(shown("status"), [201, 400, 200]);
+    assert_eq!(shown("user"), ["ann", "ann", "-"]);
+    assert_eq!(shown("bytes")[0], "{\"ok\":true}\n".len());
+    assert_eq!(shown("bytes")[2], 0);
+    assert!(shown("address").iter().all(|address| address.as_str().unwrap().starts_with("127.0.0.1:")));
+    assert!(shown("us").iter().all(|us| us.as_u64().is_some()));
+}
+
+#[test]
+fn once_the_log_can_be_written_again_a_line_says_how_many_were_dropped() {
+    let data = tempfile::tempdir().unwrap();
+    let (mut reader, writer) = io::pipe().unwrap();
+    let server = Server::start(data.path(), &["--access-log", "true"], writer);
+    // More than the queue and the pipe hold.
+    let path = format!("/none/{}", "x".repeat(1500));
+    let mut client = server.connect();
+    let mut request_count = 0;
+    while server.dropped_count() == 0 {
+        (0..100).for_each(|_| assert_eq!(client.send("GET", &path, "").0, 404));
+        request_count += 100;
+        assert!(request_count < 10_000, "nothing was dropped");
+    }
+    let reading = std::thread::spawn(move || {
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        text
+    });
+    let begun = Instant::now();
+    server.stop();
+    assert!(begun.elapsed() < PATIENCE);
+    let text = reading.join().unwrap();
+    let dropped: usize = text
+        .lines()
+        .filter_map(|line| line.split_once("lines of the log were dropped count=")?.1.parse::<usize>().ok())
+        .sum();
+    let written = text.lines().filter(|line| line.contains("path=\"/none/")).count();
+    assert!(dropped > 0 && written + dropped >= request_count, "{written} {dropped} {request_count}");
+}
