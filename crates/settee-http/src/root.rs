@@ -1,17 +1,18 @@
 //! What the server tells of itself: `/`, `_up`, `_all_dbs`, `_uuids`, and what browsers ask for.
 
 use std::ops::Bound;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hyper::header::{self, HeaderValue};
-use hyper::{Method, StatusCode};
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Method, Response, StatusCode};
 use settee_doc::NameRange;
 
 use crate::config_store::Maintenance;
 use crate::error::Failure;
 use crate::query::{self, Key, Query};
-use crate::reply::{self, Answer};
+use crate::reply::{self, Answer, Body};
 use crate::server::Call;
 use crate::{COUCHDB_VERSION, body, database, document, json};
 
@@ -34,15 +35,54 @@ pub(crate) fn welcome_text(uuid: &str) -> Bytes {
     text.into()
 }
 
+/// JSON, or a page for a browser that shows it as a document.
 pub(crate) fn welcome(call: &Call<'_>) -> Answer {
     if !call.is_get() {
         return Err(Failure::method_not_allowed("GET,HEAD"));
     }
-    Ok(reply::json(StatusCode::OK, call.server.welcome.clone()))
+    let mut response = match call.header(FETCH_DEST) {
+        Some("document") => html(StatusCode::OK, WELCOME_PAGE),
+        _ => reply::json(StatusCode::OK, call.server.welcome.clone()),
+    };
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("Sec-Fetch-Dest"));
+    Ok(response)
 }
 
-/// 200 while writes are taken, 503 with the reason once a log has stopped; 404 where the
-/// configuration says that the server is being worked at.
+/// What a browser wants an answer for.
+///
+/// Source: Fetch Metadata Request Headers, W3C working draft, section 2.1.
+const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
+
+const WELCOME_PAGE: &str = concat!(
+    "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Settee</title></head><body>\n\
+     <h1>Settee ",
+    env!("CARGO_PKG_VERSION"),
+    "</h1>\n<p>A document database that speaks CouchDB's HTTP API. The console isn't there yet: this page is \
+     for browsers, programs get JSON here.</p>\n<ul>\n\
+     <li><a href=\"/_all_dbs\">/_all_dbs</a>: the databases</li>\n\
+     <li><a href=\"/_up\">/_up</a>: whether the server works</li>\n\
+     <li><a href=\"/_session\">/_session</a>: who you are</li>\n\
+     <li><a href=\"/_node/_local/_prometheus\">/_node/_local/_prometheus</a>: metrics</li>\n\
+     </ul>\n<p>The API is documented with \
+     <a href=\"https://docs.couchdb.org/en/stable/api/index.html\">CouchDB</a>.</p>\n</body></html>\n"
+);
+
+/// A page that loads nothing and runs no script.
+fn html(status: StatusCode, page: impl Into<Bytes>) -> Response<Body> {
+    let mut response = reply::json(status, page);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'"));
+    response
+}
+
+/// What `_up` says where the last write was refused.
+const NO_SPACE: &str = "{\"status\":\"no_space\",\"reason\":\"The disk has no space: the last write was refused \
+    with 507. Reads go on, and writes are taken again once there is room.\",\"seeds\":{}}\n";
+
+/// 200 while the server works, 503 with the reason once a log has stopped; 404 where the
+/// configuration says that the server is being worked at. Where the last write was refused for want
+/// of space, the status in the body says so: reads go on, and a restart would help nobody.
 pub(crate) fn up(call: &Call<'_>) -> Answer {
     if !call.is_get() {
         return Err(Failure::method_not_allowed("GET,HEAD"));
@@ -56,6 +96,9 @@ pub(crate) fn up(call: &Call<'_>) -> Answer {
         return Ok(reply::json(StatusCode::NOT_FOUND, text));
     }
     match call.server.databases.health() {
+        Ok(()) if call.shared.lacks_space.load(Ordering::Relaxed) => {
+            Ok(reply::json(StatusCode::OK, NO_SPACE))
+        }
         Ok(()) => Ok(reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\",\"seeds\":{}}\n"))),
         Err(error) => {
             let mut text = Vec::new();
@@ -173,10 +216,7 @@ pub(crate) fn utils(call: &Call<'_>, rest: &str) -> Answer {
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Settee</title>\
          <h1>Settee</h1><p>{REASON} The API is at <a href=\"/\">/</a>.</html>\n"
     );
-    let mut response = reply::json(StatusCode::NOT_IMPLEMENTED, page);
-    let html = HeaderValue::from_static("text/html; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, html);
-    Ok(response)
+    Ok(html(StatusCode::NOT_IMPLEMENTED, page))
 }
 
 /// `favicon.ico`, for a year.

@@ -5,6 +5,20 @@ use serde_json::json;
 use crate::client::{Server, ids};
 
 #[test]
+fn a_browser_that_shows_a_document_gets_a_page_and_its_scripts_get_json() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let page = client.send("GET", "/", &[("Sec-Fetch-Dest", "document"), ("Accept", "*/*")], b"");
+    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
+    assert!(page.status == 200 && page.text().contains("<h1>Settee"), "{page:?}");
+    for headers in [&[][..], &[("Sec-Fetch-Dest", "empty")], &[("Accept", "text/html")]] {
+        let reply = client.send("GET", "/", headers, b"").expect_status(200);
+        assert_eq!(reply.json()["couchdb"], "Welcome");
+        assert_eq!(reply.header("vary"), Some("Sec-Fetch-Dest"));
+    }
+}
+
+#[test]
 fn the_welcome_names_version_and_vendor() {
     let server = Server::start();
     let reply = server.connect().get("/").expect_status(200);

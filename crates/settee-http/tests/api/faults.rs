@@ -198,7 +198,8 @@ fn a_disk_that_fills_within_a_bulk_loses_nothing_and_takes_the_rest_when_there_i
     let refused = client.post("/db/_bulk_docs", &bulk);
     refused.expect_error(507, "insufficent_storage", "No space left on the disk.");
     // Refused, and nothing stopped.
-    client.get("/_up").expect_status(200);
+    let up = client.get("/_up").expect_status(200).json();
+    assert_eq!(up["status"], "no_space", "{up}");
     client.get("/db/first").expect_status(200);
     let stored = ids(&client.get("/db/_all_docs").expect_status(200), "rows");
     let expected: Vec<String> = (100..200).map(|n| format!("d{n}")).take(stored.len() - 1).collect();
@@ -212,6 +213,7 @@ fn a_disk_that_fills_within_a_bulk_loses_nothing_and_takes_the_rest_when_there_i
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.iter().filter(|row| row["ok"] == true).count(), 100 - expected.len());
     assert_eq!(rows.iter().filter(|row| row["error"] == "conflict").count(), expected.len());
+    assert_eq!(client.get("/_up").expect_status(200).json()["status"], "ok");
     drop(server);
     server = start(&engine, folder.path());
     assert_eq!(ids(&server.connect().get("/db/_all_docs"), "rows").len(), 101);
