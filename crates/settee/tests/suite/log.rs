@@ -266,7 +266,7 @@ fn names_from_requests_are_escaped_and_cut_in_both_formats() {
             client.fail_to_log_in(FORGED);
             client.fail_to_log_in(&"long".repeat(1000));
             let key = "k".repeat(200);
-            let set = client.send("PUT", &format!("/_node/_local/_config/my/{key}"), "\"a\\u001b[2Jb\"");
+            let set = client.send("PUT", &format!("/_node/_local/_config/my/{key}"), "\"v\"");
             assert_eq!(set.0, 200);
             assert_eq!(client.send("GET", &format!("/%0A{}", "p".repeat(3000)), "").0, 404);
         });
@@ -274,7 +274,7 @@ fn names_from_requests_are_escaped_and_cut_in_both_formats() {
         assert!(text.chars().all(is_plain), "{format}: {text}");
         let with = |what: &str| text.lines().filter(|line| line.contains(what)).count();
         assert_eq!((with("INFO settee: forged"), with("a login failed")), (1, 2), "{format}: {text}");
-        assert!(text.contains("ann\\\\n2026") && text.contains("a\\\\u{1b}[2Jb"), "{format}: {text}");
+        assert!(text.contains("ann\\\\n2026"), "{format}: {text}");
         assert!(text.contains(&("long".repeat(32) + "…")) && !text.contains(&"long".repeat(33)), "{format}");
         assert!(text.contains(&("k".repeat(128) + "…\"")), "{format}: {text}");
         assert!(text.contains("/%0App") && !text.contains(&"p".repeat(1025)), "{format}: {text}");
