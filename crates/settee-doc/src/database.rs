@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use settee_io::Env;
-use settee_store::{Backup, Batch, Compaction, Seq, Stage, Store, StoreOptions};
+use settee_store::{Backup, BackupFiles, Batch, Compaction, EarlierBackup, Seq, Stage, Store, StoreOptions};
 
 use crate::attachment::{Content, Orphan, Orphans, Upload, Uploading};
 use crate::databases::Changed;
@@ -401,14 +401,18 @@ impl Database {
     }
 
     /// The position that a client's text means: `0`, `now`, `N-opaque`, also in JSON's quotes.
-    /// One of another incarnation of the database, or of another server, means the start.
+    /// One of another incarnation of the database, or of another server, means the start; and so does one
+    /// past the end, which was given out before the database's files were replaced by older ones.
     ///
     /// # Errors
     /// `BadRequest` for anything else.
     pub fn parse_since(&self, text: &str) -> Result<Seq> {
         match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text) {
             "now" => Ok(self.view().update_seq()),
-            text => self.sequence.parse(text),
+            text => {
+                let seq = self.sequence.parse(text)?;
+                Ok(if seq > self.store.snapshot().seq() { Seq(0) } else { seq })
+            }
         }
     }
 
@@ -423,8 +427,12 @@ impl Database {
     }
 
     /// See [`Store::backup`].
-    pub(crate) async fn backup(&self, to: &Path, previous: Option<&Path>) -> Result<Backup> {
-        self.store.backup(to, previous).await.map_err(|error| self.explain(error.into()))
+    pub(crate) async fn backup(
+        &self,
+        to: &Path,
+        earlier: Option<EarlierBackup<'_>>,
+    ) -> Result<(Backup, BackupFiles)> {
+        self.store.backup(to, earlier).await.map_err(|error| self.explain(error.into()))
     }
 
     /// Whether a compaction that was asked for is under way.

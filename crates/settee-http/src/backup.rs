@@ -16,8 +16,9 @@ use crate::reply::{self, Answer};
 use crate::server::Call;
 use crate::{json, logged};
 
-/// Files of a data folder that make a server the one that it is to others, beside its databases.
-pub const IDENTITY_FILES: &[&str] = &["server-uuid", CONFIG_FILE];
+/// Files of a data folder that are backed up beside its databases. The server's uuid isn't one of them: a
+/// restored copy draws its own, since replications tell servers apart by it, and both may run.
+pub const BACKED_UP_FILES: &[&str] = &[CONFIG_FILE];
 
 /// Databases that the reason names; `failed` has all of them.
 const NAMED_MAX: usize = 10;
@@ -37,7 +38,7 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     let body = call.read_json_body().await?;
     let request: Request<'_> = serde_json::from_slice(&body.text)
         .map_err(|_| Failure::bad_request("The body must be {\"folder\": an absolute path}."))?;
-    let done = call.server.databases.backup(Path::new(&*request.folder), IDENTITY_FILES).await?;
+    let done = call.server.databases.backup(Path::new(&*request.folder), BACKED_UP_FILES).await?;
     let failed = &done.failed;
     let mut text = Vec::new();
     json::object(&mut text, |text| {

@@ -65,7 +65,7 @@ mod uuids;
 
 pub use access::ACCESS_TARGET;
 pub use auth::Admin;
-pub use backup::IDENTITY_FILES;
+pub use backup::BACKED_UP_FILES;
 pub use config_store::{CONFIG_FILE, Configured, read_configured};
 pub use limits::Limits;
 pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};

@@ -52,6 +52,18 @@ pub struct Entry {
     pub is_folder: bool,
 }
 
+/// Which file an open one is, and its last change: two readings that are equal saw one file, in which
+/// nothing was written between them, unless its times were set by hand. Linking a file changes nothing here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// The file system (`st_dev`).
+    pub device: u64,
+    /// The file in it (`st_ino`).
+    pub inode: u64,
+    /// Time of the last write, in nanoseconds since 1970 (`st_mtim`), as fine as the file system has it.
+    pub modified_ns: i128,
+}
+
 /// What an engine can be asked for. Offsets and lengths are in bytes.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the fields are what the variants' docs name")]
@@ -82,6 +94,8 @@ pub enum Operation {
     Length { file: Arc<Descriptor> },
     /// How many names the file has (stat(2)): [`Outcome::Count`].
     LinkCount { file: Arc<Descriptor> },
+    /// Which file it is, and when it was last changed (stat(2)): [`Outcome::Identity`].
+    Identity { file: Arc<Descriptor> },
     /// Takes the file's exclusive advisory lock, or fails with `WouldBlock` (flock(2)):
     /// [`Outcome::Done`]. It ends with the descriptor.
     Lock { file: Arc<Descriptor> },
@@ -116,6 +130,7 @@ pub enum OperationKind {
     SetLength,
     Length,
     LinkCount,
+    Identity,
     Lock,
     CreateFolder,
     List,
@@ -138,6 +153,7 @@ impl fmt::Display for OperationKind {
             OperationKind::SetLength => "set length",
             OperationKind::Length => "length",
             OperationKind::LinkCount => "link count",
+            OperationKind::Identity => "identity",
             OperationKind::Lock => "lock",
             OperationKind::CreateFolder => "create folder",
             OperationKind::List => "list folder",
@@ -163,6 +179,7 @@ impl Operation {
             Operation::SetLength { .. } => OperationKind::SetLength,
             Operation::Length { .. } => OperationKind::Length,
             Operation::LinkCount { .. } => OperationKind::LinkCount,
+            Operation::Identity { .. } => OperationKind::Identity,
             Operation::Lock { .. } => OperationKind::Lock,
             Operation::CreateFolder { .. } => OperationKind::CreateFolder,
             Operation::List { .. } => OperationKind::List,
@@ -189,6 +206,8 @@ pub enum Outcome {
     Read { buffer: AlignedBuffer },
     /// Bytes written, the file's length, or how many names it has.
     Count(u64),
+    /// Which file it is.
+    Identity(FileIdentity),
     /// The folder's entries.
     Entries(Vec<Entry>),
 }

@@ -22,7 +22,9 @@ use std::sync::{Arc, Once, OnceLock};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::engine::{Completion, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request};
+use crate::engine::{
+    Completion, Descriptor, Engine, FileIdentity, OpenMode, Operation, OperationKind, Outcome, Request,
+};
 use crate::read::{Reading, read_in_place};
 use crate::write::{Gate, Writing, write_blocking};
 use crate::{Alignment, Error, OFFSET_MAX, Result};
@@ -349,6 +351,19 @@ impl File {
             unreachable!("link count gives a count");
         };
         Ok(count)
+    }
+
+    /// Which file it is, and when it was last written to.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], or what the system says.
+    pub async fn identity(&self) -> Result<FileIdentity> {
+        self.check_open()?;
+        let operation = Operation::Identity { file: self.shared.descriptor.clone() };
+        let Outcome::Identity(identity) = self.submit(operation).await? else {
+            unreachable!("identity gives an identity");
+        };
+        Ok(identity)
     }
 
     /// Takes the file's exclusive lock against all other handles, of this process too; it ends with

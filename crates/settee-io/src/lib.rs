@@ -143,7 +143,7 @@ mod write;
 pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment};
 pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream};
 pub use engine::{
-    Completion, Descriptor, Engine, Entry, OpenMode, Operation, OperationKind, Outcome, Request,
+    Completion, Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, OperationKind, Outcome, Request,
 };
 pub use env::{BACKGROUND_COUNT, COMPACTION_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};

@@ -28,7 +28,7 @@ use std::thread;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::engine::{Descriptor, Engine, Entry, OpenMode, Operation, Outcome, Request};
+use crate::engine::{Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, Outcome, Request};
 use crate::{AlignedBuffer, Alignment};
 
 /// The alignment for direct I/O, in bytes, where the kernel doesn't tell it.
@@ -92,6 +92,7 @@ impl ThreadEngine {
             | Operation::Read { .. }
             | Operation::Length { .. }
             | Operation::LinkCount { .. }
+            | Operation::Identity { .. }
             | Operation::List { .. } => &self.reads,
             Operation::Open { mode: OpenMode::Write | OpenMode::CreateNew | OpenMode::Create, .. }
             | Operation::Write { sync: false, .. }
@@ -254,6 +255,11 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         }
         Operation::Length { file } => Ok(Outcome::Count(system(&file).metadata()?.len())),
         Operation::LinkCount { file } => Ok(Outcome::Count(system(&file).metadata()?.nlink())),
+        Operation::Identity { file } => {
+            let found = system(&file).metadata()?;
+            let modified_ns = i128::from(found.mtime()) * 1_000_000_000 + i128::from(found.mtime_nsec());
+            Ok(Outcome::Identity(FileIdentity { device: found.dev(), inode: found.ino(), modified_ns }))
+        }
         Operation::Lock { file } => {
             system(&file).try_lock().map_err(io::Error::from)?;
             Ok(Outcome::Done)

@@ -218,6 +218,7 @@ impl State {
                 let node = self.file(&file)?.0.node;
                 Ok(Outcome::Count(self.files.link_count(node)))
             }
+            Operation::Identity { file } => Ok(Outcome::Identity(self.file(&file)?.1.identity())),
             Operation::Lock { file } => {
                 let (handle, file) = self.file(&file)?;
                 file.lock(&handle.lock_token).map(|()| Outcome::Done)
@@ -361,7 +362,11 @@ impl State {
 
     fn writable<'a>(&'a mut self, descriptor: &'a Descriptor) -> io::Result<&'a mut File> {
         let (handle, file) = self.file(descriptor)?;
-        if handle.is_writable { Ok(file) } else { Err(ErrorKind::PermissionDenied.into()) }
+        if !handle.is_writable {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        file.change_count += 1;
+        Ok(file)
     }
 
     fn describe(&self, operation: &Operation) -> String {
@@ -383,6 +388,7 @@ impl State {
             Operation::SetLength { file, length } => format!("set length {} to {length}", node(file)),
             Operation::Length { file } => format!("length {}", node(file)),
             Operation::LinkCount { file } => format!("link count {}", node(file)),
+            Operation::Identity { file } => format!("identity {}", node(file)),
             Operation::Lock { file } => format!("lock {}", node(file)),
             Operation::Rename { from, to } => format!("rename {} to {}", from.display(), to.display()),
             Operation::Link { from, to } => format!("link {} to {}", from.display(), to.display()),

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use settee_io::{Entry, OpenMode};
+use settee_io::{Entry, FileIdentity, OpenMode};
 
 use crate::content::{Content, Fate};
 use crate::names::{Name, Names, NodeId, Table};
@@ -30,11 +30,19 @@ pub(crate) struct File {
     pub(crate) content: Content,
     /// How many of its syncs failed.
     pub(crate) failed_sync_count: u64,
+    /// Numbers the files of a disk; a power loss changes none.
+    inode: u64,
+    /// Writes and changes of its length. Stands for the time of the last one.
+    pub(crate) change_count: u64,
     /// Alive as long as the descriptor that holds the lock.
     lock: Weak<()>,
 }
 
 impl File {
+    pub(crate) fn identity(&self) -> FileIdentity {
+        FileIdentity { device: 1, inode: self.inode, modified_ns: i128::from(self.change_count) }
+    }
+
     /// Gives the lock to the descriptor that owns `token`, unless another has it.
     pub(crate) fn lock(&mut self, token: &Arc<()>) -> io::Result<()> {
         if self.lock.strong_count() > 0 && !self.lock.ptr_eq(&Arc::downgrade(token)) {
@@ -50,11 +58,12 @@ pub(crate) struct Files {
     nodes: Vec<Node>,
     names: Names,
     seq: u64,
+    inode_count: u64,
 }
 
 impl Files {
     pub(crate) fn new() -> Files {
-        Files { nodes: vec![Node::Folder], names: Names::default(), seq: 0 }
+        Files { nodes: vec![Node::Folder], names: Names::default(), seq: 0, inode_count: 0 }
     }
 
     /// The number of the last change.
@@ -83,7 +92,10 @@ impl Files {
             Some(node) if self.is_folder(*node) => Err(ErrorKind::IsADirectory.into()),
             Some(node) => Ok(*node),
             None if matches!(mode, OpenMode::Read | OpenMode::Write) => Err(ErrorKind::NotFound.into()),
-            None => Ok(self.create(name, Node::File(File::default()))),
+            None => {
+                self.inode_count += 1;
+                Ok(self.create(name, Node::File(File { inode: self.inode_count, ..File::default() })))
+            }
         }
     }
 
@@ -199,7 +211,9 @@ impl Files {
             }
         }
         let node = self.open(path, OpenMode::Create)?;
-        self.file(node).content = Content::durable(bytes);
+        let file = self.file(node);
+        file.content = Content::durable(bytes);
+        file.change_count += 1;
         self.names.sync_all();
         Ok(())
     }
@@ -226,11 +240,12 @@ impl Files {
                     Node::File(file) => {
                         let file_fate = fate(random);
                         let content = Content::durable(file.content.survive(file_fate, random, powersafe));
-                        Node::File(File { content, failed_sync_count: 0, lock: Weak::new() })
+                        Node::File(File { content, failed_sync_count: 0, lock: Weak::new(), ..*file })
                     }
                 });
             }
         }
+        survivors.inode_count = self.inode_count;
         survivors.names = Names::durable(renumbered);
         survivors
     }

@@ -7,6 +7,12 @@
 //! copied of a file does not change, whoever gets it, and its removal doesn't harm who has it open. The
 //! manifest of that moment comes last.
 //!
+//! A file is identified by the BLAKE3 checksum of all of its bytes: a cryptographic hash, since clients
+//! choose much of what is in the files. An earlier backup's file is shared where its recorded checksum is
+//! the file's. Of files that are never changed in place (segments that are the store's; a tree while nothing
+//! is checkpointed) the identity that the system gives is recorded too: while it is the same, so is the
+//! checksum, and nothing is read. The log's segments are read each time; checkpoints keep them small.
+//!
 //! Invariants:
 //! 1. A linked file is never changed again by anybody: rewriting a segment makes a new file, and a log
 //!    uses no file again that has a second name.
@@ -15,15 +21,16 @@
 //! 4. The log's segments are opened anew: its own handles have its locks, and a store that was closed
 //!    meanwhile must be free to be opened again.
 //! 5. A copy that was cut short has no manifest, unless it has but a log.
+//! 6. The checksum that is returned of a file is that of the bytes which the store had.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::{Env, File, FileIdentity, OpenMode, folder};
 use settee_log::SegmentInfo;
-use settee_tree::HEAD_SIZE;
 
 use crate::error::StoreError;
 use crate::manifest::{Manifest, tree_name};
@@ -32,8 +39,32 @@ use crate::store::Shared;
 /// How much is copied at once, in bytes.
 const COPY_BYTES: u64 = 1 << 20;
 
-/// How much of two files' ends is compared, in bytes: a directory's trailer.
-const END_BYTES: u64 = 4 << 10;
+/// The BLAKE3 hash of all bytes of a file.
+pub type Checksum = blake3::Hash;
+
+/// A file of a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackupFile {
+    /// Its length in bytes.
+    pub length: u64,
+    /// `None` in a backup that was made before checksums were recorded.
+    pub checksum: Option<Checksum>,
+    /// Identity of the store's file when the backup was made; `None` where that tells nothing, since the
+    /// file is changed in place.
+    pub source: Option<FileIdentity>,
+}
+
+/// The files of a backup of one store by their names, without the manifest.
+pub type BackupFiles = BTreeMap<String, BackupFile>;
+
+/// An earlier backup, whose files are shared where they are the same.
+#[derive(Debug, Clone, Copy)]
+pub struct EarlierBackup<'a> {
+    /// Its folder.
+    pub folder: &'a Path,
+    /// What was returned when it was made.
+    pub files: &'a BackupFiles,
+}
 
 /// What a backup took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,35 +79,49 @@ pub struct Backup {
     pub copied_bytes: u64,
 }
 
-/// A part of a file that is to be copied once all goes on.
+/// A file of a backup that is being made.
 struct Part {
-    file: Arc<File>,
+    from: Source,
     name: String,
     /// In place of what the file begins with.
     head: Option<Bytes>,
     end: u64,
+    /// As in [`BackupFile::source`].
+    identity: Option<FileIdentity>,
+}
+
+/// Where a part is read from.
+enum Source {
+    /// It was linked: from its new name.
+    Linked,
+    Open(Arc<File>),
 }
 
 impl Shared {
     /// See [`crate::Store::backup`].
-    pub(crate) async fn backup(&self, to: &Path, previous: Option<&Path>) -> Result<Backup, StoreError> {
+    pub(crate) async fn backup(
+        &self,
+        to: &Path,
+        earlier: Option<EarlierBackup<'_>>,
+    ) -> Result<(Backup, BackupFiles), StoreError> {
         let env = &self.place.env;
         folder::create(&*env.engine, to).await?;
-        let mut done = Backup::default();
-        let (manifest, parts) = self.take_parts(to, &mut done).await?;
+        let (mut done, mut files) = (Backup::default(), BackupFiles::new());
+        let (manifest, parts) = self.take_parts(to).await?;
         for part in parts {
-            self.copy_part(&part, to, previous, &mut done).await?;
+            let file = self.finish_part(&part, to, earlier, &mut done).await?;
+            files.insert(part.name, file);
         }
         folder::sync(&*env.engine, to).await?;
         if manifest.number > 0 {
             manifest.write(env, to).await?;
         }
-        Ok(done)
+        Ok((done, files))
     }
 
     /// Links what can be linked, and opens what is to be copied, while the set of files is held still:
     /// what the store is made of now.
-    async fn take_parts(&self, to: &Path, done: &mut Backup) -> Result<(Manifest, Vec<Part>), StoreError> {
+    async fn take_parts(&self, to: &Path) -> Result<(Manifest, Vec<Part>), StoreError> {
         let manifest = self.manifest.lock().await;
         self.check_not_closed()?;
         let infos = self.log.known_segments();
@@ -86,18 +131,20 @@ impl Shared {
         for segment in base.segments.iter() {
             let name = segment.name.file_name();
             let file = segment.file().await?;
-            let end = file.length().await?;
-            match self.link(segment.path(), &to.join(&name)).await? {
-                true => {
-                    done.linked_count += 1;
-                    done.linked_bytes += end;
-                }
-                false => parts.push(Part { file: file.clone(), name, head: None, end }),
-            }
+            let (end, identity) = (file.length().await?, Some(file.identity().await?));
+            let from = match self.link(segment.path(), &to.join(&name)).await? {
+                true => Source::Linked,
+                false => Source::Open(file.clone()),
+            };
+            parts.push(Part { from, name, head: None, end, identity });
         }
         if let Some(tree) = &base.tree {
             let head = tree.root.head().expect("what is checkpointed was committed");
-            parts.push(self.part(tree_name(tree.number), Some(head.into()), tree.root.end()).await?);
+            let mut part = self.part(tree_name(tree.number), Some(head.into()), tree.root.end()).await?;
+            if let Source::Open(file) = &part.from {
+                part.identity = Some(file.identity().await?);
+            }
+            parts.push(part);
         }
         // One that was made and not begun holds nothing.
         let is_begun =
@@ -112,7 +159,7 @@ impl Shared {
     async fn part(&self, name: String, head: Option<Bytes>, end: u64) -> Result<Part, StoreError> {
         let file = File::open(&self.place.env.engine, &self.place.folder.join(&name), OpenMode::Read).await?;
         file.set_direct(self.place.options.log.direct).await?;
-        Ok(Part { file: Arc::new(file), name, head, end })
+        Ok(Part { from: Source::Open(Arc::new(file)), name, head, end, identity: None })
     }
 
     /// Gives a file that never changes a second name; `false` where that can't be.
@@ -135,104 +182,135 @@ impl Shared {
         }
     }
 
-    /// Copies a part of a file, unless the earlier backup has the same.
-    async fn copy_part(
+    /// Copies a part, unless it is linked, or the earlier backup has the same.
+    async fn finish_part(
         &self,
         part: &Part,
         to: &Path,
-        previous: Option<&Path>,
+        earlier: Option<EarlierBackup<'_>>,
         done: &mut Backup,
-    ) -> Result<(), StoreError> {
-        let env = &self.place.env;
+    ) -> Result<BackupFile, StoreError> {
         let target = to.join(&part.name);
-        if let Some(previous) = previous {
-            let earlier = previous.join(&part.name);
-            if is_same(env, &earlier, part).await?
-                && folder::link(&*env.engine, &earlier, &target).await.is_ok()
-            {
-                done.linked_count += 1;
-                done.linked_bytes += part.end;
-                return Ok(());
+        let same_length = |backup: EarlierBackup<'_>| {
+            let file = backup.files.get(&part.name).filter(|file| file.length == part.end)?;
+            Some((backup.folder.join(&part.name), file.checksum?, file.source))
+        };
+        let earlier = earlier.and_then(same_length);
+        let mut checksum = match (&earlier, &part.from) {
+            (Some((_, checksum, source)), _) if part.identity.is_some() && *source == part.identity => {
+                Some(*checksum)
             }
+            (None, Source::Open(_)) => None,
+            _ => Some(self.read_part(part, &target, None).await?),
+        };
+        let is_linked = match (&part.from, earlier) {
+            (Source::Linked, _) => true,
+            (Source::Open(_), Some((path, found, _))) if checksum == Some(found) => {
+                self.link_earlier(part, &path, &target).await?
+            }
+            _ => false,
+        };
+        if is_linked {
+            done.linked_count += 1;
+            done.linked_bytes += part.end;
+        } else {
+            let copy = File::open(&self.place.env.engine, &target, OpenMode::CreateNew).await?;
+            checksum = Some(self.read_part(part, &target, Some(&copy)).await?);
+            copy.sync().await?;
+            done.copied_count += 1;
+            done.copied_bytes += part.end;
         }
-        let copy = File::open(&env.engine, &target, OpenMode::CreateNew).await?;
+        Ok(BackupFile { length: part.end, checksum, source: part.identity })
+    }
+
+    /// Links an earlier backup's file, of the same checksum as `part`; `false` where it is gone or was
+    /// changed in a way that shows without reading all of it, or can't be linked.
+    async fn link_earlier(&self, part: &Part, from: &Path, to: &Path) -> Result<bool, StoreError> {
+        let engine = &self.place.env.engine;
+        let file = match File::open(engine, from, OpenMode::Read).await {
+            Err(error) if error.is_not_found() => return Ok(false),
+            opened => opened?,
+        };
+        if file.length().await? != part.end {
+            return Ok(false);
+        }
+        if let Some(head) = &part.head
+            && file.read_exact_at(0, head.len()).await? != *head
+        {
+            return Ok(false);
+        }
+        Ok(folder::link(&**engine, from, to).await.is_ok())
+    }
+
+    /// Reads all of a part, which is linked at `target` where it isn't open, into `copy`, if there is one:
+    /// the checksum of what was read.
+    async fn read_part(
+        &self,
+        part: &Part,
+        target: &Path,
+        copy: Option<&File>,
+    ) -> Result<Checksum, StoreError> {
+        let linked;
+        let file = match &part.from {
+            Source::Open(file) => &**file,
+            Source::Linked => {
+                linked = File::open(&self.place.env.engine, target, OpenMode::Read).await?;
+                &linked
+            }
+        };
+        let mut hasher = blake3::Hasher::new();
         let mut at = 0;
-        if let Some(head) = &part.head {
-            copy.write_at(0, head.clone()).await?;
-            at = HEAD_SIZE;
-        }
         while at < part.end {
             self.check_not_closed()?;
-            let size = (part.end - at).min(COPY_BYTES);
-            let bytes = part.file.read_exact_at(at, size as usize).await?;
-            copy.write_at(at, bytes).await?;
+            let bytes = match &part.head {
+                Some(head) if at == 0 => head.clone(),
+                _ => file.read_exact_at(at, (part.end - at).min(COPY_BYTES) as usize).await?,
+            };
+            hasher.update(&bytes);
+            let size = bytes.len() as u64;
+            if let Some(copy) = copy {
+                copy.write_at(at, bytes).await?;
+            }
             at += size;
             self.pace(size).await;
         }
-        copy.sync().await?;
-        done.copied_count += 1;
-        done.copied_bytes += part.end;
-        Ok(())
+        Ok(hasher.finalize())
     }
 }
 
-/// Whether an earlier backup's file is what is to be copied: as long, with the same beginning and end.
-/// These tell a tree's root, a segment's log, number and epoch, and a directory's checksums.
-async fn is_same(env: &Env, earlier: &Path, part: &Part) -> Result<bool, StoreError> {
-    let file = match File::open(&env.engine, earlier, OpenMode::Read).await {
-        Err(error) if error.is_not_found() => return Ok(false),
-        opened => opened?,
-    };
-    if file.length().await? != part.end {
-        return Ok(false);
-    }
-    let head = match &part.head {
-        Some(head) => head.clone(),
-        None => part.file.read_exact_at(0, part.end.min(END_BYTES) as usize).await?,
-    };
-    let start = part.end - part.end.min(END_BYTES);
-    let is_in_head = part.head.is_some() && start < HEAD_SIZE;
-    let ends_same = is_in_head
-        || file.read_exact_at(start, (part.end - start) as usize).await?
-            == part.file.read_exact_at(start, (part.end - start) as usize).await?;
-    Ok(ends_same && file.read_exact_at(0, head.len()).await? == head)
-}
-
-/// Copies a store that nobody has open, a backup or another, into the new folder `to`: whole files, so
-/// that what is done to the copy touches nothing else. Files that belong to no store are left out.
+/// Reads a file that nobody changes: its checksum.
 ///
 /// # Errors
-/// What the system says; then `to` holds a part.
-pub async fn copy_store(env: &Env, from: &Path, to: &Path) -> Result<u64, StoreError> {
-    folder::create(&*env.engine, to).await?;
-    let mut names: Vec<String> =
-        folder::list(&*env.engine, from).await?.into_iter().map(|entry| entry.name).collect();
-    // The manifest last: without it a part of a store can't be taken for a whole one.
-    names.sort_by_key(|name| name == crate::manifest::MANIFEST_FILE);
-    let mut copied = 0;
-    for name in names {
-        let is_ours = name == crate::manifest::MANIFEST_FILE
-            || Path::new(&name)
-                .extension()
-                .is_some_and(|kind| ["log", "seg", "tree"].iter().any(|own| kind == *own));
-        if is_ours {
-            copied += copy_file(env, &from.join(&name), &to.join(&name)).await?;
-        }
-    }
-    folder::sync(&*env.engine, to).await?;
-    Ok(copied)
+/// What the system says.
+pub async fn checksum_file(env: &Env, path: &Path) -> Result<Checksum, settee_io::Error> {
+    read_file(env, path, None).await
 }
 
-async fn copy_file(env: &Env, from: &Path, to: &Path) -> Result<u64, StoreError> {
-    let from = File::open(&env.engine, from, OpenMode::Read).await?;
-    let to = File::open(&env.engine, to, OpenMode::CreateNew).await?;
-    let length = from.length().await?;
+/// Copies a file that nobody changes to the new file `to`, which is on stable storage then, but for its
+/// name: the checksum of what was copied.
+///
+/// # Errors
+/// What the system says; then `to` may hold a part.
+pub async fn copy_file(env: &Env, from: &Path, to: &Path) -> Result<Checksum, settee_io::Error> {
+    let copy = File::open(&env.engine, to, OpenMode::CreateNew).await?;
+    let checksum = read_file(env, from, Some(&copy)).await?;
+    copy.sync().await?;
+    Ok(checksum)
+}
+
+async fn read_file(env: &Env, path: &Path, copy: Option<&File>) -> Result<Checksum, settee_io::Error> {
+    let file = File::open(&env.engine, path, OpenMode::Read).await?;
+    let length = file.length().await?;
+    let mut hasher = blake3::Hasher::new();
     let mut at = 0;
     while at < length {
         let size = (length - at).min(COPY_BYTES);
-        to.write_at(at, from.read_exact_at(at, size as usize).await?).await?;
+        let bytes = file.read_exact_at(at, size as usize).await?;
+        hasher.update(&bytes);
+        if let Some(copy) = copy {
+            copy.write_at(at, bytes).await?;
+        }
         at += size;
     }
-    to.sync().await?;
-    Ok(length)
+    Ok(hasher.finalize())
 }

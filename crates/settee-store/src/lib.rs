@@ -40,7 +40,7 @@ mod state;
 mod store;
 mod values;
 
-pub use backup::{Backup, copy_store};
+pub use backup::{Backup, BackupFile, BackupFiles, Checksum, EarlierBackup, checksum_file, copy_file};
 pub use budget::MemoryBudget;
 pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
 pub use checkpoint::Checkpoint;

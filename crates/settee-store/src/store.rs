@@ -31,7 +31,7 @@ use settee_log::{
 use settee_tree::{NodeCache, TreeOptions};
 use tokio::sync::{Notify, oneshot, watch};
 
-use crate::backup::Backup;
+use crate::backup::{Backup, BackupFiles, EarlierBackup};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::{ChunkCache, ChunkStats};
@@ -526,14 +526,18 @@ impl Store {
 
     /// Makes a copy of the store in the new folder `to` while it goes on, with all that was accepted
     /// before the call: a store by itself, which must not be opened in place where it shares files
-    /// with another backup (`previous`). Segments that are never changed any more are linked, where
-    /// `to` is in the same file system; of the rest what `previous`, an earlier backup of this store, has
-    /// is linked, and the others are copied.
+    /// with another backup (`earlier`). Segments that are never changed any more are linked, where
+    /// `to` is in the same file system; of the rest what `earlier` has by the same name with the same
+    /// checksum is linked, and the others are copied. Returns what was taken, with the checksums.
     ///
     /// # Errors
     /// See [`StoreError`]; then `to` holds a part. The store is as it was.
-    pub async fn backup(&self, to: &Path, previous: Option<&Path>) -> Result<Backup, StoreError> {
-        self.shared.backup(to, previous).await
+    pub async fn backup(
+        &self,
+        to: &Path,
+        earlier: Option<EarlierBackup<'_>>,
+    ) -> Result<(Backup, BackupFiles), StoreError> {
+        self.shared.backup(to, earlier).await
     }
 
     /// What the store holds, and what was done in the background since it was opened.

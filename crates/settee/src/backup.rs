@@ -41,9 +41,10 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Before anything is copied, the run's files and their lengths are compared with its list; what \
-    is in them `settee check RUN` verifies. Where the run lacks databases that were damaged when it was made, \
-    the others are restored, the missing ones are named, and the exit code is 1."
+    after_help = "The run's files are compared with the lengths and checksums of its list; where one differs, \
+    nothing is restored. The copy is another server: it draws a uuid of its own, and whoever followed or \
+    replicated the original's databases begins anew. Where the run lacks databases that were damaged when it \
+    was made, the others are restored, the missing ones are named, and the exit code is 1."
 )]
 pub(crate) struct RestoreArgs {
     /// A run of a backup, or the folder of all runs: then the newest whole one
@@ -95,7 +96,7 @@ async fn backup(args: Args) -> CommandResult {
 async fn watched(databases: &Databases, dir: &std::path::Path) -> settee_doc::Result<BackupSummary> {
     let progress = Arc::<BackupProgress>::default();
     let bar = place::progress_bar("backup [{bar:30}] {pos}/{len} databases, eta {eta}");
-    let made = databases.backup_with(dir, settee_http::IDENTITY_FILES, progress.clone());
+    let made = databases.backup_with(dir, settee_http::BACKED_UP_FILES, progress.clone());
     let mut made = std::pin::pin!(made);
     let done = loop {
         tokio::select! {
@@ -129,6 +130,9 @@ async fn restore(args: RestoreArgs) -> CommandResult {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let to = place::real(&args.new_folder)?;
     let done = settee_doc::restore(&env, &place::real(&args.backup)?, &to).await?;
+    if let Some(note) = done.note {
+        complain!("settee: {}: {note}", done.run.display());
+    }
     say!("{} restored into {}: {} bytes", done.run.display(), to.display(), done.bytes);
     told("could not be copied when this backup was made, and is missing", &done.failed)
 }

@@ -12,7 +12,7 @@ use settee_io::{Env, ThreadOptions};
 
 use crate::output::{complain, say};
 use crate::place;
-use crate::serve::{UUID_FILE, read_server_uuid};
+use crate::serve::read_server_uuid;
 
 /// What the command ends with where it could not check.
 const FAILED: u8 = 2;
@@ -111,9 +111,6 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             let new = place::real(to)
                 .map_err(|error| settee_doc::Error::new(ErrorKind::BadRequest, error.to_string()))?;
             let sums = databases.repair(&new, |event| printer.print(event)).await?;
-            if has_identity {
-                copy_identity(&args.folder, to)?;
-            }
             let problem_count = sums.problem_count + u64::from(!has_identity);
             printer.bar.finish_and_clear();
             say!(
@@ -132,19 +129,6 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
 
 fn problems(count: u64) -> String {
     if count == 1 { "1 problem".to_owned() } else { format!("{count} problems") }
-}
-
-/// The server stays the same one to whoever replicates with it.
-fn copy_identity(from: &std::path::Path, to: &std::path::Path) -> settee_doc::Result<()> {
-    // Not `fs::copy`, which copies the permissions too.
-    let copied =
-        std::fs::read(from.join(UUID_FILE)).and_then(|uuid| std::fs::write(to.join(UUID_FILE), uuid));
-    match copied {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(settee_doc::Error::new(ErrorKind::Internal, format!("the server's identity: {error}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 struct Printer {
@@ -169,6 +153,7 @@ impl Printer {
             OfflineEvent::Progress(done, all) => {
                 place::show(&self.bar, done, all);
             }
+            OfflineEvent::Note(text) => self.bar.suspend(|| say!("{text}")),
             OfflineEvent::Problem { what, touched, is_doubtful } => {
                 let doubtful = if is_doubtful {
                     " (if a crash left it, opening the database puts it right)"

@@ -11,6 +11,7 @@ use settee_io::{Env, ThreadOptions};
 
 use crate::output::complain;
 use crate::secret::{self, Closed};
+use crate::serve::UUID_FILE;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -52,11 +53,11 @@ pub(crate) fn no_folder(folder: &Path) -> String {
 }
 
 /// Files of a data folder beside those that backups copy.
-const OTHER_FILES: [&str; 2] = ["lock", "admin"];
+const OTHER_FILES: [&str; 3] = ["lock", "admin", UUID_FILE];
 
 /// Closes a data folder to others (see [`secret::close_folder`]). Returns what an operator has to know.
 pub(crate) fn close_to_others(folder: &Path) -> Option<String> {
-    let own_files = [&OTHER_FILES, settee_http::IDENTITY_FILES].concat();
+    let own_files = [&OTHER_FILES, settee_http::BACKED_UP_FILES].concat();
     let shown = folder.display();
     match secret::close_folder(folder, &own_files) {
         Ok(Closed { is_shared: true, .. }) => Some(format!(

@@ -11,6 +11,8 @@
 //! Invariants:
 //! 1. Of each database that the catalogue's copy names there is a copy, or the list says why there isn't.
 //! 2. A database that the catalogue's copy notes as written isn't empty in the run.
+//! 3. A file is shared with an earlier run only where it has the checksum that the earlier run's list
+//!    records: the place may hold runs of another data folder, a restored one for example.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -19,8 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use settee_io::folder;
-use settee_store::Backup;
+use settee_io::{Env, folder};
+use settee_store::{Backup, BackupFiles, EarlierBackup};
 
 use super::catalogue::Entry;
 use super::offline::read_catalogue;
@@ -70,14 +72,22 @@ impl BackupProgress {
 struct Outcome {
     copied: BTreeMap<u64, Backup>,
     failed: BTreeMap<u64, FailedDatabase>,
+    /// What was recorded of the files when they were copied, by their paths in the run.
+    files: BackupFiles,
     /// Why it makes no sense to go on.
     error: Option<Error>,
+}
+
+/// The newest whole run in the same place, whose files are shared.
+struct Earlier {
+    run: PathBuf,
+    contents: Contents,
 }
 
 /// A run that is being made.
 struct Work<'a> {
     run: &'a Path,
-    previous: Option<&'a Path>,
+    earlier: Option<Earlier>,
     outcome: Mutex<Outcome>,
     progress: &'a BackupProgress,
 }
@@ -85,6 +95,17 @@ struct Work<'a> {
 impl Work<'_> {
     fn outcome(&self) -> MutexGuard<'_, Outcome> {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the earlier run has of the store in the folder `place` of a run.
+    fn earlier(&self, place: &Path) -> Option<(PathBuf, BackupFiles)> {
+        let earlier = self.earlier.as_ref()?;
+        Some((earlier.run.join(place), earlier.contents.in_folder(place)))
+    }
+
+    fn record(&self, place: &Path, files: BackupFiles) {
+        let path = |name: String| place.join(name).to_string_lossy().into_owned();
+        self.outcome().files.extend(files.into_iter().map(|(name, file)| (path(name), file)));
     }
 }
 
@@ -144,20 +165,22 @@ impl Databases {
         let (mut runs, removed_count) = inner.prepare_target(folder).await?;
         let number = runs.last().map_or(1, |run| run.number + 1);
         runs.retain(|run| run.is_whole);
-        let previous = runs.pop().map(|run| run.path);
+        let earlier = match runs.pop() {
+            Some(run) => Earlier::read(env, run.path).await?,
+            None => None,
+        };
         let run = folder.join(format!("{number:06}"));
         let mark = runs::begin(env, &run).await.map_err(|error| of_target(folder, error))?;
         let outcome = Mutex::default();
-        let work = Work { run: &run, previous: previous.as_deref(), outcome, progress };
+        let work = Work { run: &run, earlier, outcome, progress };
         for _ in 0..ROUND_COUNT_MAX {
             self.copy_all(&work).await?;
             let Some(mut summary) = inner.back_up_catalogue(&work).await? else { continue };
             for name in others {
                 copy_other(env, &inner.folder.join(name), &run.join(name)).await?;
             }
-            let made_us = env.clock.unix_us();
-            let files = Contents::of(env, &run).await?;
-            let contents = Contents { made_us, files, failed: summary.failed.clone() };
+            let known = std::mem::take(&mut work.outcome().files);
+            let contents = Contents::of(env, &run, &known, summary.failed.clone()).await?;
             runs::complete(env, &run, &mark, &contents).await?;
             folder::sync(&*env.engine, folder).await?;
             (summary.folder, summary.removed_count) = (run, removed_count);
@@ -199,7 +222,7 @@ impl Databases {
     async fn back_up_one(&self, name: &str, work: &Work<'_>) -> Result<()> {
         let Some(number) = self.inner.lock().known.get(name).copied() else { return Ok(()) };
         let to = folder_of(work.run, number);
-        match self.copy_one(name, number, &to, work.previous).await {
+        match self.copy_one(name, number, work).await {
             Ok(Some(files)) => {
                 work.outcome().copied.insert(number, files);
                 return Ok(());
@@ -220,19 +243,31 @@ impl Databases {
     }
 
     /// `None` where another one has the name by now: it is asked for again.
-    async fn copy_one(
-        &self,
-        name: &str,
-        number: u64,
-        to: &Path,
-        previous: Option<&Path>,
-    ) -> Result<Option<Backup>> {
+    async fn copy_one(&self, name: &str, number: u64, work: &Work<'_>) -> Result<Option<Backup>> {
         let database = self.get(name).await?;
         if self.inner.lock().known.get(name) != Some(&number) {
             return Ok(None);
         }
-        let previous = previous.map(|run| folder_of(run, number));
-        database.backup(to, previous.as_deref()).await.map(Some)
+        let place = folder_of(Path::new(""), number);
+        let earlier = work.earlier(&place);
+        let earlier = earlier.as_ref().map(|(folder, files)| EarlierBackup { folder, files });
+        let (done, files) = database.backup(&work.run.join(&place), earlier).await?;
+        work.record(&place, files);
+        Ok(Some(done))
+    }
+}
+
+impl Earlier {
+    /// `None` where its list can't be read: nothing is shared with it then.
+    async fn read(env: &Env, run: PathBuf) -> Result<Option<Earlier>> {
+        match Contents::read(env, &run).await {
+            Ok(contents) => Ok(contents.map(|contents| Earlier { run, contents })),
+            Err(error) if error.kind() == ErrorKind::Internal => {
+                tracing::warn!(%error, "an earlier run can't be used: all is copied");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -280,9 +315,11 @@ impl Inner {
     /// and aren't any more: the copy is then removed.
     async fn back_up_catalogue(&self, work: &Work<'_>) -> Result<Option<BackupSummary>> {
         let engine = &*self.env.engine;
-        let to = work.run.join(CATALOGUE_FOLDER);
-        let previous = work.previous.map(|run| run.join(CATALOGUE_FOLDER));
-        let mut files = self.catalogue.backup(&to, previous.as_deref()).await?;
+        let (place, to) = (Path::new(CATALOGUE_FOLDER), work.run.join(CATALOGUE_FOLDER));
+        let earlier = work.earlier(place);
+        let earlier = earlier.as_ref().map(|(folder, files)| EarlierBackup { folder, files });
+        let (mut files, recorded) = self.catalogue.backup(&to, earlier).await?;
+        work.record(place, recorded);
         let (names, _) = read_catalogue(&self.env, &to, self.options.log).await?;
         let named: HashSet<u64> = names.values().map(|entry| entry.folder_number).collect();
         let (empty, gone, is_whole) = {

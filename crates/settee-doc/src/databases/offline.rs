@@ -13,7 +13,7 @@ use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, folder};
 use settee_store::{
     Batch, CheckEvent, CheckSummary, Flags, LogOptions, Loss, RepairSummary, Salvage, Stage, Store,
-    StoreOptions, Touched,
+    StoreOptions, Touched, checksum_file,
 };
 
 use super::catalogue::{Entry, deleted_number};
@@ -48,6 +48,8 @@ pub enum OfflineEvent {
         /// Whether an older version was kept.
         has_older: bool,
     },
+    /// Something to know that is no problem.
+    Note(String),
 }
 
 /// The databases in a folder that no server has.
@@ -135,18 +137,22 @@ impl OfflineDatabases {
         mut told: impl FnMut(OfflineEvent) + Send,
     ) -> Result<CheckSummary> {
         let mut sums = CheckSummary::default();
-        let Some(failed) = self.check_run(&mut sums, &mut told).await? else { return Ok(sums) };
+        let Some(run) = self.check_run(&mut sums, &mut told).await? else { return Ok(sums) };
         let all = self.find().await?;
         if let Some(name) = database
             && !all.iter().any(|found| found.name == name)
         {
             return Err(Error::no_database());
         }
+        let chosen = |found: &&Found| database.is_none_or(|name| found.name == name);
+        let folders: Vec<PathBuf> = all.iter().filter(chosen).map(Found::folder).collect();
+        let is_chosen = |path: &Path| database.is_none() || folders.iter().any(|one| path.starts_with(one));
+        self.check_checksums(&run, is_chosen, &mut sums, &mut told).await?;
         if database.is_none() {
             add(&mut sums, &self.check_catalogue(&mut told).await?);
         }
-        for found in all.iter().filter(|found| database.is_none_or(|name| found.name == name)) {
-            if failed.contains(&found.folder_number) {
+        for found in all.iter().filter(chosen) {
+            if run.lacks(found.folder_number) {
                 continue;
             }
             told(OfflineEvent::Database(Some(found.name.clone())));
@@ -170,14 +176,15 @@ impl OfflineDatabases {
         Ok(settee_store::check(&self.env, &place, &self.store_options(true), explained).await?)
     }
 
-    /// Compares a run of a backup with its list of files. Returns the folders of the databases that it
-    /// doesn't have; `None` where the run isn't whole, and what it has isn't worth a look.
+    /// Compares a run of a backup with its list of files, but for what they hold. Returns the list without
+    /// the files that differ, an empty one where this is no run; `None` where the run isn't whole, and what
+    /// it has isn't worth a look.
     async fn check_run(
         &self,
         sums: &mut CheckSummary,
         told: &mut (impl FnMut(OfflineEvent) + Send),
-    ) -> Result<Option<BTreeSet<u64>>> {
-        let Kind::Run { is_whole } = self.kind else { return Ok(Some(BTreeSet::new())) };
+    ) -> Result<Option<Contents>> {
+        let Kind::Run { is_whole } = self.kind else { return Ok(Some(Contents::default())) };
         let mut tell = |what: String| {
             sums.problem_count += 1;
             told(whole_problem(what));
@@ -186,22 +193,55 @@ impl OfflineDatabases {
             tell(runs::not_whole(&self.folder));
             return Ok(None);
         }
-        let contents = match Contents::read(&self.env, &self.folder).await {
+        let mut contents = match Contents::read(&self.env, &self.folder).await {
             Ok(contents) => contents.unwrap_or_default(),
             // All else can be checked without it.
             Err(error) if error.kind() == ErrorKind::Internal => {
                 tell(error.to_string());
-                return Ok(Some(BTreeSet::new()));
+                return Ok(Some(Contents::default()));
             }
             Err(error) => return Err(error),
         };
         for (path, what) in contents.differences(&self.env, &self.folder).await? {
-            tell(format!("{}: {what}", path.display()));
+            tell(format!("{}: {what}", self.folder.join(&path).display()));
+            contents.files.remove(&path);
         }
         for FailedDatabase { name, reason, .. } in &contents.failed {
             tell(format!("the database {name} isn't in this run, since it could not be copied: {reason}"));
         }
-        Ok(Some(contents.failed.iter().map(|failed| failed.folder_number).collect()))
+        if !contents.has_checksums() {
+            told(OfflineEvent::Note(format!("{}: {}", self.folder.display(), runs::NO_CHECKSUMS)));
+        }
+        Ok(Some(contents))
+    }
+
+    /// Reads the files of a run that are chosen by their paths in it, and compares their checksums with the
+    /// list.
+    async fn check_checksums(
+        &self,
+        run: &Contents,
+        is_chosen: impl Fn(&Path) -> bool,
+        sums: &mut CheckSummary,
+        told: &mut (impl FnMut(OfflineEvent) + Send),
+    ) -> Result<()> {
+        let chosen = || run.files.iter().filter(|(path, _)| is_chosen(Path::new(path)));
+        let (mut done, all) = (0, chosen().map(|(_, file)| file.length).sum());
+        for (path, file) in chosen() {
+            let Some(checksum) = file.checksum else { continue };
+            let place = self.folder.join(path);
+            let what = match checksum_file(&self.env, &place).await {
+                Ok(found) if found == checksum => None,
+                Ok(_) => Some(format!("{}: {}", place.display(), runs::OTHER_CHECKSUM)),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(what) = what {
+                sums.problem_count += 1;
+                told(whole_problem(what));
+            }
+            done += file.length;
+            told(OfflineEvent::Progress(done, all));
+        }
+        Ok(())
     }
 
     /// Salvages all databases into the new folder `to`, an absolute path. This one is left as it is. What is
@@ -223,13 +263,14 @@ impl OfflineDatabases {
         let _lock = super::lock(&self.env, to).await?;
         let mut sums = RepairSummary::default();
         let mut checked = CheckSummary::default();
-        let failed = self.check_run(&mut checked, &mut told).await?.unwrap_or_default();
+        let run = self.check_run(&mut checked, &mut told).await?.unwrap_or_default();
+        self.check_checksums(&run, |_| true, &mut checked, &mut told).await?;
         add(&mut checked, &self.check_catalogue(&mut told).await?);
         sums.problem_count += checked.problem_count;
         let all = self.find().await?;
         let (catalogue, _) =
             Store::open(&self.env, &to.join(CATALOGUE_FOLDER), self.store_options(true)).await?;
-        for found in all.iter().filter(|found| !failed.contains(&found.folder_number)) {
+        for found in all.iter().filter(|found| !run.lacks(found.folder_number)) {
             told(OfflineEvent::Database(Some(found.name.clone())));
             let (from, to) =
                 (folder_of(&self.folder, found.folder_number), folder_of(to, found.folder_number));
@@ -265,9 +306,10 @@ impl OfflineDatabases {
             sums.lost_count += done.lost_count;
             sums.problem_count += done.problem_count;
             let entry = Entry {
-                created_us: found.entry.map_or_else(|| self.env.clock.unix_us(), |entry| entry.created_us),
+                // Its updates have other numbers now, and some may be lost: followers and replications
+                // begin anew.
+                created_us: self.env.clock.unix_us(),
                 folder_number: found.folder_number,
-                // Its updates have other numbers now: whoever followed it begins anew.
                 incarnation: self.env.random_bytes(),
                 was_written: done.record_count > 0,
                 is_partitioned: found.entry.is_some_and(|entry| entry.is_partitioned),
@@ -357,6 +399,11 @@ fn whole_problem(what: String) -> OfflineEvent {
 }
 
 impl Found {
+    /// Its path in the data folder.
+    fn folder(&self) -> PathBuf {
+        folder_of(Path::new(""), self.folder_number)
+    }
+
     /// What the catalogue and the database's folder say against each other.
     fn problem(&self, is_empty: bool) -> Option<&'static str> {
         match self.entry {

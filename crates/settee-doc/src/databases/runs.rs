@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. A run counts if and only if it has the file `complete`, which is never there in part.
-//! 2. `complete` names every file of the run's databases and its catalogue, with its length.
+//! 2. `complete` names every file of the run's databases and its catalogue, with its length and checksum.
 //! 3. An interrupted run is removed only where it has the file `unfinished`, and nobody has locked it.
 //!
 //! Bytes: `docs/format.md`.
@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::{Env, File, FileIdentity, OpenMode, folder};
+use settee_store::{BackupFile, BackupFiles, checksum_file};
 
 use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, LOCK_FILE};
 use crate::{Error, ErrorKind, Result};
@@ -26,9 +27,12 @@ pub(super) const COMPLETE_FILE: &str = "complete";
 /// Marks a run that is being made, or was interrupted.
 pub(super) const UNFINISHED_FILE: &str = "unfinished";
 
-const MAGIC: &str = "settee backup 2";
+const MAGIC: &str = "settee backup 3";
 
-/// A list of a run's files isn't longer, in bytes: some ten million files.
+/// The list of a run that was made before checksums were recorded.
+const MAGIC_WITHOUT_CHECKSUMS: &str = "settee backup 2";
+
+/// A list of a run's files isn't longer, in bytes: some five million files.
 const LIST_SIZE_MAX: u64 = 1 << 30;
 
 /// Digits of a run's name, at least.
@@ -49,8 +53,8 @@ pub struct FailedDatabase {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) made_us: u64,
-    /// The files, by their paths in the run, with their lengths in bytes.
-    pub(super) files: BTreeMap<String, u64>,
+    /// The files, by their paths in the run.
+    pub(super) files: BackupFiles,
     pub(super) failed: Vec<FailedDatabase>,
 }
 
@@ -65,8 +69,12 @@ impl Contents {
             let line = serde_json::json!([folder_number, name, reason]);
             writeln!(text, "failed {line}").expect("a String takes all");
         }
-        for (path, length) in &self.files {
-            writeln!(text, "file {length} {path}").expect("a String takes all");
+        for (path, BackupFile { length, checksum, source }) in &self.files {
+            let checksum = checksum.expect("a run that is made has all checksums");
+            let source = source.map_or("-".to_owned(), |source| {
+                format!("{}:{}:{}", source.device, source.inode, source.modified_ns)
+            });
+            writeln!(text, "file {length} {checksum} {source} {path}").expect("a String takes all");
         }
         let checksum = checksum(&text);
         writeln!(text, "checksum {checksum}").expect("a String takes all");
@@ -76,28 +84,38 @@ impl Contents {
     /// Reads what [`Contents::encode`] wrote; an error says what is wrong.
     pub(super) fn decode(bytes: &[u8]) -> Result<Contents, &'static str> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it isn't text")?;
-        if !text.starts_with(MAGIC) {
-            return Err("it has another format");
-        }
+        let has_checksums = match text.lines().next() {
+            Some(MAGIC) => true,
+            Some(MAGIC_WITHOUT_CHECKSUMS) => false,
+            _ => return Err("it has another format"),
+        };
         let (body, last) = text.split_at(text.rfind("checksum ").ok_or("it has no checksum")?);
         if last.strip_prefix("checksum ").and_then(|rest| rest.strip_suffix('\n')) != Some(&checksum(body)) {
             return Err("its checksum doesn't match");
         }
         let mut contents = Contents::default();
         for line in body.lines().skip(1) {
-            contents.take(line).ok_or("a line makes no sense")?;
+            contents.take(line, has_checksums).ok_or("a line makes no sense")?;
         }
         Ok(contents)
     }
 
-    fn take(&mut self, line: &str) -> Option<()> {
+    fn take(&mut self, line: &str, has_checksums: bool) -> Option<()> {
         let (what, rest) = line.split_once(' ')?;
         match what {
             "made" => self.made_us = rest.parse().ok()?,
             "file" => {
-                let (length, path) = rest.split_once(' ')?;
+                let (length, rest) = rest.split_once(' ')?;
+                let mut file = BackupFile { length: length.parse().ok()?, checksum: None, source: None };
+                let mut path = rest;
+                if has_checksums {
+                    let mut parts = rest.splitn(3, ' ');
+                    file.checksum = Some(parts.next()?.parse().ok()?);
+                    file.source = parse_source(parts.next()?)?;
+                    path = parts.next()?;
+                }
                 let is_within = path.split('/').all(|part| !["", ".", ".."].contains(&part));
-                self.files.insert(path.to_owned(), length.parse().ok().filter(|_| is_within)?);
+                is_within.then(|| self.files.insert(path.to_owned(), file))?;
             }
             "failed" => {
                 let (folder_number, name, reason) = serde_json::from_str(rest).ok()?;
@@ -108,26 +126,44 @@ impl Contents {
         Some(())
     }
 
-    /// What a run has, that nobody changes. The files of the databases and the catalogue, and those
-    /// beside them.
-    pub(super) async fn of(env: &Env, run: &Path) -> Result<BTreeMap<String, u64>> {
-        let engine = &*env.engine;
-        let mut folders = vec![String::new(), format!("{CATALOGUE_FOLDER}/")];
-        for entry in folder::list(engine, &run.join(DATABASES_FOLDER)).await? {
-            folders.push(format!("{DATABASES_FOLDER}/{}/", entry.name));
-        }
-        let mut files = BTreeMap::new();
-        for place in folders {
-            for entry in folder::list(engine, &run.join(&place)).await? {
-                let is_mark = [COMPLETE_FILE, UNFINISHED_FILE, LOCK_FILE].contains(&&*entry.name);
-                if !(entry.is_folder || (place.is_empty() && is_mark)) {
-                    let path = format!("{place}{}", entry.name);
-                    let file = File::open(&env.engine, &run.join(&path), OpenMode::Read).await?;
-                    files.insert(path, file.length().await?);
+    /// Lists a run of now that nobody changes any more. `known` has what was recorded of its files when they
+    /// were copied, by their paths; the others, which are small, are read.
+    pub(super) async fn of(
+        env: &Env,
+        run: &Path,
+        known: &BackupFiles,
+        failed: Vec<FailedDatabase>,
+    ) -> Result<Contents> {
+        let made_us = env.clock.unix_us();
+        let mut contents = Contents { made_us, files: BackupFiles::new(), failed };
+        for (path, length) in lengths(env, run).await? {
+            let file = match known.get(&path) {
+                Some(file) => *file,
+                None => {
+                    let checksum = Some(checksum_file(env, &run.join(&path)).await?);
+                    BackupFile { length, checksum, source: None }
                 }
-            }
+            };
+            contents.files.insert(path, file);
         }
-        Ok(files)
+        Ok(contents)
+    }
+
+    /// The files in a folder of the run, by their names.
+    pub(super) fn in_folder(&self, folder: &Path) -> BackupFiles {
+        let prefix = format!("{}/", folder.display());
+        let within = self.files.range(prefix.clone()..).take_while(|(path, _)| path.starts_with(&prefix));
+        within.map(|(path, file)| (path[prefix.len()..].to_owned(), *file)).collect()
+    }
+
+    /// Whether the list tells what is in the files.
+    pub(super) fn has_checksums(&self) -> bool {
+        self.files.values().all(|file| file.checksum.is_some())
+    }
+
+    /// Whether the database in the folder of this number could not be copied.
+    pub(super) fn lacks(&self, folder_number: u64) -> bool {
+        self.failed.iter().any(|failed| failed.folder_number == folder_number)
     }
 
     /// Reads what the file `complete` of a run says; `None` where there is none.
@@ -146,13 +182,14 @@ impl Contents {
         Contents::decode(&bytes).map(Some).map_err(damaged)
     }
 
-    /// Where a run isn't as this says, each time with the file's path: what is missing, has another length,
-    /// or is there beside it. Files that belong to no database may come and go.
-    pub(super) async fn differences(&self, env: &Env, run: &Path) -> Result<Vec<(PathBuf, String)>> {
-        let found = Contents::of(env, run).await?;
+    /// Where a run isn't as this says, each time with the file's path in it: what is missing, has another length,
+    /// or is there beside it. Files that belong to no database may come and go. What the files hold isn't
+    /// read.
+    pub(super) async fn differences(&self, env: &Env, run: &Path) -> Result<Vec<(String, String)>> {
+        let found = lengths(env, run).await?;
         let mut differences = Vec::new();
-        let mut differs = |path: &str, what: String| differences.push((run.join(path), what));
-        for (path, length) in &self.files {
+        let mut differs = |path: &str, what: String| differences.push((path.to_owned(), what));
+        for (path, BackupFile { length, .. }) in &self.files {
             match found.get(path) {
                 None => differs(path, "it is missing: the run's file `complete` names it".to_owned()),
                 Some(found) if found != length => {
@@ -166,6 +203,27 @@ impl Contents {
         }
         Ok(differences)
     }
+}
+
+/// The lengths in bytes of the files of a run's databases and its catalogue, and of those beside them.
+async fn lengths(env: &Env, run: &Path) -> Result<BTreeMap<String, u64>> {
+    let engine = &*env.engine;
+    let mut folders = vec![String::new(), format!("{CATALOGUE_FOLDER}/")];
+    for entry in folder::list(engine, &run.join(DATABASES_FOLDER)).await? {
+        folders.push(format!("{DATABASES_FOLDER}/{}/", entry.name));
+    }
+    let mut files = BTreeMap::new();
+    for place in folders {
+        for entry in folder::list(engine, &run.join(&place)).await? {
+            let is_mark = [COMPLETE_FILE, UNFINISHED_FILE, LOCK_FILE].contains(&&*entry.name);
+            if !(entry.is_folder || (place.is_empty() && is_mark)) {
+                let path = format!("{place}{}", entry.name);
+                let file = File::open(&env.engine, &run.join(&path), OpenMode::Read).await?;
+                files.insert(path, file.length().await?);
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// What a folder is.
@@ -211,6 +269,26 @@ impl Kind {
 
 pub(super) fn is_run_name(name: &str) -> bool {
     name.len() >= RUN_DIGITS && name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// What is said of a file that isn't the one which was backed up.
+pub(super) const OTHER_CHECKSUM: &str = "its checksum differs: it doesn't hold what was backed up";
+
+/// What is said of a run whose list has no checksums.
+pub(super) const NO_CHECKSUMS: &str = "this run was made by a version that recorded no checksums: of its files \
+     the lengths alone can be compared with what was backed up, and later runs share none of them";
+
+/// `None` where it makes no sense.
+fn parse_source(text: &str) -> Option<Option<FileIdentity>> {
+    if text == "-" {
+        return Some(None);
+    }
+    let mut parts = text.splitn(3, ':');
+    Some(Some(FileIdentity {
+        device: parts.next()?.parse().ok()?,
+        inode: parts.next()?.parse().ok()?,
+        modified_ns: parts.next()?.parse().ok()?,
+    }))
 }
 
 /// What is said of a run without its mark.
@@ -317,7 +395,6 @@ pub(super) async fn complete(env: &Env, run: &Path, mark: &File, contents: &Cont
 
 /// Removes a run that was interrupted; `false` where it may be under way, or nothing tells that it was one.
 pub(super) async fn remove_interrupted(env: &Env, run: &Path) -> Result<bool> {
-    let engine = &*env.engine;
     let mark = match File::open(&env.engine, &run.join(UNFINISHED_FILE), OpenMode::Write).await {
         Err(error) if error.is_not_found() => return Ok(false),
         opened => opened?,
@@ -326,15 +403,21 @@ pub(super) async fn remove_interrupted(env: &Env, run: &Path) -> Result<bool> {
         Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => return Ok(false),
         locked => locked?,
     }
-    let databases = run.join(DATABASES_FOLDER);
+    // Its mark goes last.
+    remove(env, run).await?;
+    Ok(true)
+}
+
+/// Removes a folder that was made for databases, with all that is in it.
+pub(super) async fn remove(env: &Env, place: &Path) -> Result<()> {
+    let engine = &*env.engine;
+    let databases = place.join(DATABASES_FOLDER);
     for entry in folder::list(engine, &databases).await? {
         folder::remove_with_files(engine, &databases.join(&entry.name)).await?;
     }
     folder::remove_with_files(engine, &databases).await?;
-    folder::remove_with_files(engine, &run.join(CATALOGUE_FOLDER)).await?;
-    // Its mark goes with this.
-    folder::remove_with_files(engine, run).await?;
-    Ok(true)
+    folder::remove_with_files(engine, &place.join(CATALOGUE_FOLDER)).await?;
+    Ok(folder::remove_with_files(engine, place).await?)
 }
 
 #[cfg(test)]
@@ -344,12 +427,18 @@ mod tests {
     #[test]
     fn a_list_is_as_the_format_has_it_and_a_changed_one_is_refused() {
         let failed = FailedDatabase { name: "a\"b".into(), reason: "two\nlines".into(), folder_number: 7 };
-        let files = BTreeMap::from([("catalogue/0000000001.log".to_owned(), 4096), ("x y".to_owned(), 0)]);
+        let source = Some(FileIdentity { device: 1, inode: 2, modified_ns: -3 });
+        let log = BackupFile { length: 4096, checksum: Some([0xab; 32].into()), source };
+        let other = BackupFile { length: 0, checksum: Some([1; 32].into()), source: None };
+        let files = BTreeMap::from([("catalogue/0000000001.log".to_owned(), log), ("x y".to_owned(), other)]);
         let contents = Contents { made_us: 12, files, failed: vec![failed] };
         let text = contents.encode();
-        let body = "settee backup 2\nmade 12\nfailed [7,\"a\\\"b\",\"two\\nlines\"]\n\
-                    file 4096 catalogue/0000000001.log\nfile 0 x y\nchecksum ";
-        assert!(text.starts_with(body) && text.len() == body.len() + 33, "{text}");
+        let (of_log, of_other) = ("ab".repeat(32), "01".repeat(32));
+        let body = format!(
+            "settee backup 3\nmade 12\nfailed [7,\"a\\\"b\",\"two\\nlines\"]\n\
+             file 4096 {of_log} 1:2:-3 catalogue/0000000001.log\nfile 0 {of_other} - x y\nchecksum "
+        );
+        assert!(text.starts_with(&body) && text.len() == body.len() + 33, "{text}");
         assert_eq!(Contents::decode(text.as_bytes()), Ok(contents));
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();
@@ -358,7 +447,7 @@ mod tests {
             assert!(Contents::decode(&text.as_bytes()[..at]).is_err(), "cut at {at}");
         }
         for path in ["../x", "/x", "databases//x", "."] {
-            let files = BTreeMap::from([(path.to_owned(), 0)]);
+            let files = BTreeMap::from([(path.to_owned(), other)]);
             let text = Contents { files, ..Contents::default() }.encode();
             assert_eq!(Contents::decode(text.as_bytes()), Err("a line makes no sense"), "{path}");
         }

@@ -5,6 +5,7 @@ mod ahead_cost;
 mod attachments;
 mod backup;
 mod backup_runs;
+mod backup_timelines;
 mod broken_off;
 mod documents;
 mod followers;

@@ -103,6 +103,7 @@ impl Subject {
             self.read(),
             Operation::Length { file: self.file.clone() },
             Operation::LinkCount { file: self.file.clone() },
+            Operation::Identity { file: self.file.clone() },
             self.open("file", OpenMode::Read),
             Operation::List { path: self.folder.path().into() },
         ]

@@ -16,7 +16,10 @@ use std::time::Duration;
 use model::{Model, OPTIONS, Random, commit};
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
-use settee_store::{Batch, CheckEvent, LogOptions, Snapshot, Stage, Store, StoreOptions, copy_store};
+use settee_store::{
+    Backup, BackupFiles, Batch, CheckEvent, EarlierBackup, LogOptions, Snapshot, Stage, Store, StoreOptions,
+    checksum_file, copy_file,
+};
 
 fn options(seed: u64) -> StoreOptions {
     StoreOptions {
@@ -25,6 +28,22 @@ fn options(seed: u64) -> StoreOptions {
         garbage_percent_max: 10,
         log: LogOptions { segment_bytes_max: 40 << 10, ..OPTIONS.log },
         ..OPTIONS
+    }
+}
+
+/// A backup beside an earlier one, of which `files` has the files; then it has the new one's.
+async fn back_up(store: &Store, to: &str, earlier: &str, files: &mut BackupFiles) -> Backup {
+    let earlier = EarlierBackup { folder: Path::new(earlier), files };
+    let (done, made) = store.backup(Path::new(to), Some(earlier)).await.unwrap();
+    *files = made;
+    done
+}
+
+async fn copy_store(env: &Env, from: &str, to: &str) {
+    settee_io::folder::create(&*env.engine, Path::new(to)).await.unwrap();
+    for entry in settee_io::folder::list(&*env.engine, Path::new(from)).await.unwrap() {
+        let (from, to) = (Path::new(from).join(&entry.name), Path::new(to).join(&entry.name));
+        copy_file(env, &from, &to).await.unwrap();
     }
 }
 
@@ -88,17 +107,18 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                 }
                 done.send(()).unwrap();
             });
-            let mut found = Vec::new();
+            let (mut found, mut files) = (Vec::new(), BackupFiles::new());
             for number in 1..=4 {
                 env.clock.sleep(Duration::from_millis(400)).await;
                 let before = history.lock().unwrap().last().unwrap().0;
                 let folder = format!("/backup/{number}");
                 let previous = format!("/backup/{}", number - 1);
-                let made = store
-                    .backup(Path::new(&folder), (number > 1).then(|| Path::new(&previous)))
-                    .await
-                    .unwrap();
+                let made = back_up(&store, &folder, &previous, &mut files).await;
                 linked.set(linked.get() + made.linked_count);
+                for (name, file) in &files {
+                    let checksum = checksum_file(&env, &Path::new(&folder).join(name)).await.unwrap();
+                    assert_eq!(file.checksum, Some(checksum), "seed={seed} {folder}/{name}");
+                }
                 found.push((folder, before));
                 if number == 2 {
                     store.compact().await.unwrap();
@@ -108,8 +128,8 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
             writer_done.await.unwrap();
             store.compact().await.unwrap();
             // Nothing has come in between: nothing but the log's last segments may be copied again.
-            let same = store.backup(Path::new("/backup/5"), Some(Path::new("/backup/4"))).await.unwrap();
-            let again = store.backup(Path::new("/backup/6"), Some(Path::new("/backup/5"))).await.unwrap();
+            let same = back_up(&store, "/backup/5", "/backup/4", &mut files).await;
+            let again = back_up(&store, "/backup/6", "/backup/5", &mut files).await;
             assert_eq!(again.copied_bytes, 0, "seed={seed}: {again:?} after {same:?}");
             unchanged.set(unchanged.get() + again.linked_count);
             store.close().await.unwrap();
@@ -122,7 +142,7 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                 let case = format!("seed={seed} {folder}");
                 assert_eq!(problems(&env, Path::new(&folder), seed).await, [] as [String; 0], "{case}");
                 let restored = format!("{folder}-restored");
-                copy_store(&env, Path::new(&folder), Path::new(&restored)).await.unwrap();
+                copy_store(&env, &folder, &restored).await;
                 let (store, recovery) = Store::open(&env, Path::new(&restored), options(seed)).await.unwrap();
                 assert_eq!(recovery.cut_bytes, 0, "{case}");
                 let seq = store.snapshot().seq().0;
@@ -170,10 +190,10 @@ fn a_power_loss_during_a_backup_harms_neither_the_store_nor_an_earlier_backup() 
                 store.flush().await.unwrap();
                 env.clock.sleep(Duration::from_millis(500)).await;
                 *shared.lock().unwrap() = model;
-                store.backup(Path::new("/backup/1"), None).await.unwrap();
+                let mut files = store.backup(Path::new("/backup/1"), None).await.unwrap().1;
                 is_first_made.store(true, Ordering::Relaxed);
                 store.compact().await.unwrap();
-                store.backup(Path::new("/backup/2"), Some(Path::new("/backup/1"))).await.unwrap();
+                back_up(&store, "/backup/2", "/backup/1", &mut files).await;
                 store.close().await.unwrap();
             });
             let model = model.lock().unwrap().clone();
@@ -259,7 +279,7 @@ fn while_a_backup_copies_all_that_it_copies_may_be_replaced() {
         }
         let compacted = store.compact().await.unwrap();
         assert!(compacted.segment_count > 50, "{compacted:?}");
-        let made = backup.await.unwrap();
+        let (made, _) = backup.await.unwrap();
         let took = env.clock.now() - begun;
         assert!(made.copied_count > 40 && took > Duration::from_secs(10), "{made:?} in {took:?}");
         assert_eq!(problems(&env, Path::new("/backup/1"), 0).await, [] as [String; 0]);
