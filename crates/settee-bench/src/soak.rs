@@ -3,8 +3,9 @@
 //! Clients write documents, attachments and local documents of their own, and know all that was
 //! acknowledged; others follow the changes, list, dawdle, compact, make and delete databases. At a random
 //! moment the server is killed (SIGKILL) and started again on the same folder; then, and at the end,
-//! everything that was acknowledged is compared with what is there, byte by byte. Every few seconds the
-//! server's memory, descriptors and threads are read.
+//! everything that was acknowledged is compared with what is there, byte by byte. Meanwhile, and once at the
+//! end, the server is backed up; each run is restored and compared with what was acknowledged when it was
+//! made. Every few seconds the server's memory, descriptors and threads are read.
 //!
 //! Invariants:
 //! 1. What was acknowledged by 200 or 201 is there; what was answered by 202 is counted apart.
@@ -12,6 +13,7 @@
 //! 3. A follower hears of each document's newest revision, in order, and of no change twice.
 //! 4. A violation ends the soak with its reason.
 
+mod backups;
 mod client;
 mod followers;
 mod model;
@@ -26,6 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 
+use self::backups::Backups;
 use self::client::{Http, Phase, Shared, Step, Trouble, wrong};
 use self::followers::{Feed, Follower, Kind};
 use self::model::{Counts, Model, Random, State};
@@ -98,6 +101,7 @@ struct Soak {
     shared: Arc<Shared>,
     followers: Vec<Arc<Follower>>,
     admin: Arc<Mutex<Admin>>,
+    backups: Arc<Mutex<Backups>>,
     tasks: Tasks,
     begun: Instant,
 }
@@ -139,8 +143,9 @@ impl Soak {
             .flat_map(|name| kinds.clone().map(|kind| Arc::new(Follower::new(name, kind))))
             .collect();
         let begun = Instant::now();
-        let mut soak =
-            Soak { phase, shared, followers, admin: Default::default(), tasks: JoinSet::new(), begun };
+        let backups = Arc::new(Mutex::new(Backups::new(&config.program, &config.folder)));
+        let (admin, tasks) = (Arc::default(), JoinSet::new());
+        let mut soak = Soak { phase, shared, followers, admin, backups, tasks, begun };
         soak.spawn();
         Ok(soak)
     }
@@ -160,6 +165,8 @@ impl Soak {
         }
         let (shared, admin) = (self.shared.clone(), self.admin.clone());
         self.tasks.spawn(async move { others::administer(&shared, &admin).await });
+        let (shared, backups) = (self.shared.clone(), self.backups.clone());
+        self.tasks.spawn(async move { backups::run(&shared, &backups).await });
         for (index, follower) in self.followers.iter().enumerate() {
             let (shared, follower) = (self.shared.clone(), follower.clone());
             self.tasks.spawn(async move { follower.run(&shared, index).await });
@@ -198,6 +205,10 @@ impl Soak {
             }
             self.verify(print).await.map_err(trouble)?;
             flat.extend(judge(index, &looks, print));
+        }
+        self.backups.lock().await.cycle(&self.shared).await.map_err(trouble)?;
+        if let Some(ended) = self.tasks.try_join_next() {
+            return Err(ended_early(ended, subject));
         }
         self.rest(subject, print).await?;
         self.summarize(print).await;
@@ -359,6 +370,12 @@ impl Soak {
         }
         let changes: u64 =
             self.followers.iter().map(|one| one.heard.lock().map_or(0, |heard| heard.changes)).sum();
+        let backups = self.backups.lock().await;
+        print(&format!(
+            "backups: {} runs of the server had what was acknowledged when they were made, {} runs of edited \
+             copies what these had",
+            backups.compared, backups.compared_copies,
+        ));
         print(&format!(
             "nothing acknowledged was lost: {} requests, {} writes acknowledged, {} answered by 202 ({} of those \
              lost), {} changes heard by {} followers, {} compactions, {} comparisons of documents, {} of \

@@ -107,6 +107,13 @@ impl State {
     pub(super) fn is_live(&self) -> bool {
         matches!(self, State::Live { .. })
     }
+
+    /// Whether a document is as this says; of one whose answer is to come the revision is unknown.
+    fn is_shown_by(&self, found: &Value) -> bool {
+        let State::Live { rev, seed, files } = self else { return false };
+        let has_rev = rev.is_empty() || found["_rev"] == rev.as_str();
+        has_rev && has_body(found, *seed) && has_files(found, files)
+    }
 }
 
 /// A document: what was acknowledged, and what was sent since and never answered.
@@ -119,6 +126,56 @@ pub(super) struct Doc {
 
 /// A local document: its seed and revision, and the seed of a write that was never answered.
 pub(super) type Local = (Option<(u64, String)>, Option<u64>);
+
+/// What a backup may hold of one client's documents: what was known when it began, and what was sent and
+/// acknowledged while it was made.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    docs: HashMap<String, Doc>,
+    since: HashMap<String, Vec<State>>,
+    locals: HashMap<String, Local>,
+    locals_since: HashMap<String, Vec<u64>>,
+}
+
+impl Window {
+    /// The documents that are known, deleted ones included.
+    pub(super) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.docs.keys().chain(self.since.keys().filter(|id| !self.docs.contains_key(*id)))
+    }
+
+    /// Which of the states that a document may have `found` shows.
+    ///
+    /// # Errors
+    /// None of them.
+    pub(super) fn state_of(&self, id: &str, found: Option<&Value>) -> Result<&State, String> {
+        let begun = self.docs.get(id);
+        let before = begun.map_or(&State::Absent, |doc| &doc.state);
+        let pending = begun.and_then(|doc| doc.pending.as_ref());
+        let since = self.since.get(id).into_iter().flatten();
+        let states = || [Some(before), pending].into_iter().flatten().chain(since.clone());
+        let is_it = |state: &&State| match found {
+            Some(found) => state.is_shown_by(found),
+            None => !state.is_live(),
+        };
+        // One whose revision is known tells more.
+        let known = states().filter(|state| state.rev().is_some_and(|rev| !rev.is_empty())).find(is_it);
+        known.or_else(|| states().find(is_it)).ok_or_else(|| {
+            let states: Vec<&State> = states().collect();
+            format!("it is {}; known: {states:?}", shown(found.unwrap_or(&Value::Null)))
+        })
+    }
+
+    /// The local documents: whether each may be missing, and the seeds that it may have.
+    pub(super) fn locals(&self) -> impl Iterator<Item = (&String, (bool, Vec<u64>))> {
+        let names = self.locals_since.keys().filter(|name| !self.locals.contains_key(*name));
+        self.locals.keys().chain(names).map(|name| {
+            let (known, pending) = self.locals.get(name).cloned().unwrap_or_default();
+            let since = self.locals_since.get(name).into_iter().flatten().copied();
+            let seeds = known.iter().map(|(seed, _)| *seed).chain(pending).chain(since).collect();
+            (name, (known.is_none(), seeds))
+        })
+    }
+}
 
 /// What one client wrote. Nobody else writes its documents.
 #[derive(Debug, Default)]
@@ -133,6 +190,8 @@ pub(super) struct Model {
     /// Answered with 202: id and seed.
     pub(super) maybe: Vec<(String, u64)>,
     pub(super) counts: Counts,
+    /// There while a backup is made.
+    pub(super) window: Option<Window>,
 }
 
 /// What was done.
@@ -170,9 +229,30 @@ impl Counts {
 }
 
 impl Model {
+    /// From now on notes what a backup may hold.
+    pub(super) fn begin_window(&mut self) {
+        let (docs, locals) = (self.docs.clone(), self.locals.clone());
+        self.window = Some(Window { docs, locals, ..Window::default() });
+    }
+
+    fn note(&mut self, id: &str, state: &State) {
+        if let Some(window) = &mut self.window {
+            window.since.entry(id.to_owned()).or_default().push(state.clone());
+        }
+    }
+
+    /// Notes what is being sent of a local document.
+    pub(super) fn send_local(&mut self, name: &str, local: Local) {
+        if let (Some(window), Some(seed)) = (&mut self.window, local.1) {
+            window.locals_since.entry(name.to_owned()).or_default().push(seed);
+        }
+        self.locals.insert(name.to_owned(), local);
+    }
+
     /// Takes in what an answer said of a document.
     pub(super) fn set(&mut self, id: &str, state: State) {
         self.counts.acknowledged += 1;
+        self.note(id, &state);
         match self.docs.get_mut(id) {
             Some(doc) => *doc = Doc { state, pending: None },
             None => {
@@ -184,6 +264,7 @@ impl Model {
 
     /// Notes what is being sent.
     pub(super) fn send(&mut self, id: &str, pending: State) {
+        self.note(id, &pending);
         let doc = self.docs.entry(id.to_owned()).or_insert_with(|| {
             self.ids.push(id.to_owned());
             Doc { state: State::Absent, pending: None }
@@ -192,6 +273,7 @@ impl Model {
     }
 
     pub(super) fn forget(&mut self, id: &str) {
+        self.note(id, &State::Absent);
         self.docs.remove(id);
         self.ids.retain(|other| other != id);
     }
@@ -218,17 +300,19 @@ pub(super) fn judge(doc: &Doc, found: Option<&Value>) -> Result<State, String> {
         let gone = candidates.into_iter().flatten().find(|state| !state.is_live());
         return gone.cloned().ok_or_else(|| format!("it is gone; known: {:?}", doc.state));
     };
-    for (index, state) in candidates.into_iter().enumerate() {
-        let Some(State::Live { rev, seed, files }) = state else { continue };
-        let has_rev = index == 1 || found["_rev"] == rev.as_str();
-        if has_rev && has_body(found, *seed) && has_files(found, files) {
+    match candidates.into_iter().flatten().find(|state| state.is_shown_by(found)) {
+        Some(State::Live { seed, files, .. }) => {
             let rev = found["_rev"].as_str().unwrap_or_default().to_owned();
-            return Ok(State::Live { rev, seed: *seed, files: files.clone() });
+            Ok(State::Live { rev, seed: *seed, files: files.clone() })
         }
+        _ => Err(format!("it is {}; known: {:?}, pending: {:?}", shown(found), doc.state, doc.pending)),
     }
+}
+
+fn shown(found: &Value) -> String {
     let mut text = found.to_string();
     text.truncate(text.floor_char_boundary(300));
-    Err(format!("it is {text}; known: {:?}, pending: {:?}", doc.state, doc.pending))
+    text
 }
 
 fn has_body(found: &Value, seed: u64) -> bool {
@@ -273,6 +357,32 @@ mod tests {
         assert!(judge(&doc, None).is_err(), "lost");
         let deleting = Doc { state: live("1-a", 5), pending: Some(State::Deleted(None)) };
         assert_eq!(judge(&deleting, None), Ok(State::Deleted(None)));
+    }
+
+    #[test]
+    fn a_backup_may_hold_what_was_known_when_it_began_and_what_came_meanwhile() {
+        let mut model = Model::default();
+        model.set("kept", live("1-a", 1));
+        model.set("purged", State::Deleted(Some("2-b".to_owned())));
+        model.begin_window();
+        model.send("kept", live("", 2));
+        model.set("kept", live("2-c", 2));
+        model.send("new", live("", 3));
+        model.forget("purged");
+        let window = model.window.take().unwrap();
+        assert_eq!(window.state_of("kept", Some(&answer("1-a", 1))), Ok(&live("1-a", 1)));
+        assert_eq!(window.state_of("kept", Some(&answer("2-c", 2))), Ok(&live("2-c", 2)));
+        assert!(window.state_of("kept", None).is_err(), "lost");
+        assert!(window.state_of("kept", Some(&answer("1-x", 1))).is_err(), "another revision");
+        assert!(window.state_of("kept", Some(&answer("3-d", 4))).is_err(), "other content");
+        assert!(
+            window.state_of("new", None).is_ok() && window.state_of("new", Some(&answer("1-e", 3))).is_ok()
+        );
+        assert!(window.state_of("purged", None).is_ok());
+        assert!(window.state_of("purged", Some(&answer("2-b", 1))).is_err(), "it was deleted before");
+        let mut ids: Vec<&String> = window.ids().collect();
+        ids.sort();
+        assert_eq!(ids, ["kept", "new", "purged"]);
     }
 
     #[test]

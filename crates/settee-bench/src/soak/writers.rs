@@ -30,23 +30,23 @@ const LOCALS: u64 = 20;
 pub(super) async fn run(shared: &Shared, index: usize) -> Result<(), String> {
     let mut random = Random::new(shared.seed ^ (index as u64 + 1));
     while shared.runs().await {
-        let mut model = shared.models[index].lock().await;
-        let mut writer = Writer {
-            shared,
-            index,
-            database: format!("/{}", shared.databases[index % shared.databases.len()]),
-            http: Http::new(&shared.server),
-            model: &mut model,
-            random: &mut random,
-        };
-        while shared.is_running() {
-            if let Err(trouble) = writer.step().await {
+        let mut http = Http::new(&shared.server);
+        loop {
+            // Free between two steps: a backup notes what is known then.
+            let mut model = shared.models[index].lock().await;
+            if !shared.is_running() {
+                break;
+            }
+            let database = format!("/{}", shared.databases[index % shared.databases.len()]);
+            let writer =
+                Writer { shared, index, database, http: &mut http, model: &mut model, random: &mut random };
+            let done = writer.step().await;
+            model.counts.requests += std::mem::take(&mut http.requests);
+            if let Err(trouble) = done {
                 shared.excuse(&format!("writer {index}"), trouble).await?;
                 break;
             }
         }
-        let requests = writer.http.requests;
-        model.counts.requests += requests;
     }
     Ok(())
 }
@@ -55,13 +55,13 @@ struct Writer<'a> {
     shared: &'a Shared,
     index: usize,
     database: String,
-    http: Http,
+    http: &'a mut Http,
     model: &'a mut Model,
     random: &'a mut Random,
 }
 
 impl Writer<'_> {
-    async fn step(&mut self) -> Step<()> {
+    async fn step(mut self) -> Step<()> {
         match self.random.below(100) {
             0..22 => self.put_new().await,
             22..42 => self.update().await,
@@ -204,7 +204,7 @@ impl Writer<'_> {
         if let Some((_, revision)) = &known {
             members.insert("_rev".to_owned(), revision.as_str().into());
         }
-        self.model.locals.insert(name.clone(), (known, Some(seed)));
+        self.model.send_local(&name, (known, Some(seed)));
         let answer = self.http.put(&target, &Value::Object(members)).await?.expect("a local put", &[201])?;
         let revision = answer.json()?["rev"].as_str().unwrap_or_default().to_owned();
         self.model.locals.insert(name, (Some((seed, revision)), None));
@@ -301,7 +301,7 @@ fn check(id: &str, doc: &Doc, answer: &Answer) -> Step<State> {
     judge(doc, found.as_ref()).or_else(|reason| wrong(format!("{id}: {reason}")))
 }
 
-fn check_file(target: &str, file: &File, answer: &Answer) -> Step<()> {
+pub(super) fn check_file(target: &str, file: &File, answer: &Answer) -> Step<()> {
     if answer.status != 200 {
         return wrong(format!("{target}: {}", answer.shown()));
     }
