@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -48,6 +49,9 @@ func binary() string {
 // server is ended as an administrator would when the test ends, and must end well.
 func startServer(t *testing.T, arguments ...string) string {
 	t.Helper()
+	if !slices.Contains(arguments, "--admin") {
+		arguments = append(arguments, "--no-admin")
+	}
 	arguments = append([]string{"serve", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0"}, arguments...)
 	command := exec.Command(binary(), arguments...)
 	for _, setting := range os.Environ() {

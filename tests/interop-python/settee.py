@@ -38,6 +38,8 @@ class Server:
         self._folder = tempfile.mkdtemp(prefix="settee-test-")
         self._log = tempfile.TemporaryFile()
         command = [BINARY, "serve", "--data-dir", self._folder, "--listen", "127.0.0.1:0", *arguments]
+        if "--admin" not in arguments:
+            command.append("--no-admin")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SETTEE_")}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True

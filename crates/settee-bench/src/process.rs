@@ -40,7 +40,7 @@ impl ServerProcess {
     pub async fn settee(program: &Path, folder: &Path, settings: &[String]) -> Result<ServerProcess> {
         let port = free_port().map_err(|error| Error::Server(error.to_string()))?;
         let mut command = Command::new(program);
-        command.arg("serve").arg("--data-dir").arg(folder);
+        command.args(["serve", "--no-admin", "--data-dir"]).arg(folder);
         command.args(["--listen", &format!("127.0.0.1:{port}")]).args(settings);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|error| Error::Server(error.to_string()))?;

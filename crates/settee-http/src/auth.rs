@@ -7,7 +7,8 @@
 //!
 //! Without an administrator every caller is one, whatever name it gives. What keeps strangers out then is that only
 //! loopback is served, and that a browser's request must name this machine as its host and
-//! come from a page of this machine, so that no web site can reach us by way of a browser.
+//! come from a page of this machine, so that no web site can reach us by way of a browser, and that no
+//! request may carry a header that proxies add.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hmac::{Hmac, KeyInit, Mac};
 use hyper::Uri;
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderName};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
@@ -228,8 +229,15 @@ fn basic_credentials(headers: &HeaderMap) -> Result<Option<(String, String)>, Fa
     }
 }
 
-/// Refuses requests that a foreign web page may have made a browser send.
+/// Refuses requests that a foreign web page may have made a browser send, or that a proxy forwards:
+/// those come from anywhere.
 fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    if let Some(name) = headers.keys().find(|name| is_of_a_proxy(name)) {
+        let reason = format!(
+            "Without an administrator only this machine is served: the {name} header tells of a proxy."
+        );
+        return Err(Failure::forbidden(reason));
+    }
     if let Some(host) = headers.get(header::HOST)
         && !host.to_str().is_ok_and(is_local_host)
     {
@@ -246,6 +254,13 @@ fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
         return Err(Failure::forbidden(reason));
     }
     Ok(())
+}
+
+/// Whether a header is one that proxies add.
+///
+/// Source: RFC 7239; RFC 9110, 7.6.3.
+fn is_of_a_proxy(name: &HeaderName) -> bool {
+    *name == header::FORWARDED || *name == header::VIA || name.as_str().starts_with("x-forwarded-")
 }
 
 fn is_local_origin(origin: &str) -> bool {
@@ -265,7 +280,7 @@ fn is_local_host(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hyper::header::{HeaderName, HeaderValue};
+    use hyper::header::HeaderValue;
 
     use super::*;
 
@@ -372,6 +387,18 @@ mod tests {
         for origin in ["null", "http://example.org", "file://localhost", "http://localhost@evil.org"] {
             assert!(caller(&auth, &[(header::ORIGIN, origin)]).is_err(), "{origin}");
         }
+    }
+
+    #[test]
+    fn without_an_administrator_what_a_proxy_forwards_is_refused() {
+        let auth = Auth::new(None, 600);
+        for name in ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"] {
+            let sent = [(header::HOST, "localhost"), (HeaderName::from_static(name), "1.1 proxy")];
+            let refused = caller(&auth, &sent).unwrap_err();
+            assert!(refused.contains(name), "{refused}");
+        }
+        let other = [(HeaderName::from_static("x-forwarder"), "x")];
+        assert_eq!(caller(&auth, &other), Ok(Caller::Party));
     }
 
     #[test]

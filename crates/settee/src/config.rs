@@ -43,6 +43,9 @@ pub(crate) struct Config {
     admin_file: Option<PathBuf>,
     pub(crate) log: LogConfig,
     pub(crate) access_log: bool,
+    /// Whether the server has no administrator. Where this is false and `admin` is None, the server
+    /// makes one.
+    pub(crate) no_admin: bool,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
     /// With the limits of each database's log.
@@ -63,10 +66,16 @@ impl Config {
     /// Decides every setting by what flags and variables say, and the file.
     fn merge(given: Settings, file: Settings) -> Result<Config, String> {
         // Where a nearer source names the administrator either way, a farther one is silent.
-        let (admin, admin_file) = match (given.admin, given.admin_file) {
-            (None, None) => (file.admin, file.admin_file),
+        let (admin, admin_file, no_admin) = match (given.admin, given.admin_file, given.no_admin) {
+            (None, None, None | Some(false)) => {
+                (file.admin, file.admin_file, given.no_admin.or(file.no_admin))
+            }
             nearer => nearer,
         };
+        let no_admin = no_admin.unwrap_or(false);
+        if no_admin && (admin.is_some() || admin_file.is_some()) {
+            return Err("give an administrator or `no_admin`, not both".to_owned());
+        }
         let admin = match (admin, &admin_file) {
             (Some(_), Some(_)) => return Err("give `admin` or `admin_file`, not both".to_owned()),
             (Some(text), None) => Some(Admin::parse(&text)?),
@@ -92,6 +101,7 @@ impl Config {
             admin_file,
             log: server_log,
             access_log: given.access_log.or(file.access_log).unwrap_or(false),
+            no_admin,
             io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
             databases: DatabasesOptions {

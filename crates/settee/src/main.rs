@@ -12,6 +12,7 @@ mod check;
 mod compact;
 mod config;
 mod dump;
+mod first_admin;
 mod load;
 mod logging;
 mod members;

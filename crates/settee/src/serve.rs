@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use settee_doc::{Databases, DatabasesOptions};
-use settee_http::{ServerOptions, check_listener};
+use settee_http::{Admin, ServerOptions, check_listener};
 use settee_io::{BufferPool, Env};
 use tokio::net::TcpListener;
 use tokio::runtime::{self, Handle};
 
 use crate::config::{Config, Settings};
+use crate::first_admin::{ADMIN_FILE, FirstAdmin};
 use crate::logging::ServerLog;
 use crate::{CommandResult, place};
 
@@ -24,6 +25,10 @@ pub(crate) const START_TARGET: &str = "settee::start";
 
 /// Holds the server's identity, beside the databases.
 pub(crate) const UUID_FILE: &str = "server-uuid";
+
+/// What each start of a server without an administrator says.
+const NO_ADMIN: &str = "none (no_admin): every caller on this machine may do everything, and only this \
+                        machine is served";
 
 /// Descriptors for each database that may be open.
 const DESCRIPTORS_PER_DATABASE: u64 = 4;
@@ -60,7 +65,9 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
         dropped_log_lines: log.dropped_count(),
         ..ServerOptions::default()
     };
-    check_listener(&listener, &options)?;
+    if config.no_admin {
+        check_listener(&listener, &options)?;
+    }
     let address = listener.local_addr()?;
 
     if let Some(problem) = place::close_to_others(&config.data_dir) {
@@ -75,20 +82,16 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     let databases = Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.databases)
         .await
         .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
-    match server_uuid(&config.data_dir) {
-        Ok(uuid) => options.uuid = uuid,
+    let new_password = match identify(&config.data_dir, config.no_admin, &mut options) {
+        Ok(new_password) => new_password,
         Err(error) => {
             databases.close().await?;
-            return Err(format!(
-                "cannot keep the server's identity in {}: {error}",
-                config.data_dir.display()
-            )
-            .into());
+            return Err(error.into());
         }
-    }
-    let admin = options.admin.as_ref().map(settee_http::Admin::name);
+    };
+    let admin = options.admin.as_ref().map(Admin::name);
     log_start(address, &config.data_dir, admin, engine_name, ignores_validation);
-    greet(address, &config.data_dir, admin, ignores_validation);
+    greet(address, &config.data_dir, admin, new_password.as_deref(), ignores_validation);
 
     let served = settee_http::serve(listener, databases.clone(), options, shutdown.begun()).await;
     databases.close().await?;
@@ -152,6 +155,20 @@ pub(crate) fn read_server_uuid(data_dir: &Path) -> io::Result<Option<String>> {
     }
 }
 
+/// Completes the options with what is kept in the data directory: the server's identity, and the
+/// administrator where the settings name none. Returns the password of an administrator made now.
+fn identify(data_dir: &Path, no_admin: bool, options: &mut ServerOptions) -> Result<Option<String>, String> {
+    options.uuid = server_uuid(data_dir)
+        .map_err(|error| format!("cannot keep the server's identity in {}: {error}", data_dir.display()))?;
+    if options.admin.is_some() || no_admin {
+        return Ok(None);
+    }
+    let FirstAdmin { admin, new_password } =
+        FirstAdmin::of(data_dir).map_err(|error| format!("no administrator: {error}"))?;
+    options.admin = Some(admin);
+    Ok(new_password)
+}
+
 /// The identity kept with the data; a server that has none draws it.
 fn server_uuid(data_dir: &Path) -> io::Result<String> {
     let path = data_dir.join(UUID_FILE);
@@ -171,15 +188,23 @@ fn server_uuid(data_dir: &Path) -> io::Result<String> {
     }
 }
 
-/// Says on stdout where we are and what to try.
-fn greet(address: SocketAddr, data_dir: &Path, admin: Option<&str>, ignores_validation: bool) {
+/// Prints on stdout where the server is and what to try.
+fn greet(
+    address: SocketAddr,
+    data_dir: &Path,
+    admin: Option<&str>,
+    new_password: Option<&str>,
+    ignores_validation: bool,
+) {
     let version = env!("CARGO_PKG_VERSION");
-    let user = admin.map(|name| format!("-u {name} ")).unwrap_or_default();
-    let who = match admin {
-        Some(name) => format!("Administrator: {name}"),
-        None => "No administrator is set: whoever reaches this address may do everything. \
-                 Only this machine is served. Set one with --admin-file, SETTEE_ADMIN or --admin."
-            .to_owned(),
+    let file = data_dir.join(ADMIN_FILE);
+    let (user, who) = match (admin, new_password) {
+        (Some(name), Some(password)) => (
+            format!("-u {name}:{password} "),
+            format!("Administrator: {name}, password: {password} (kept in {})", file.display()),
+        ),
+        (Some(name), None) => (format!("-u {name} "), format!("Administrator: {name}")),
+        (None, _) => (String::new(), format!("Administrator: {NO_ADMIN}")),
     };
     let validation = match ignores_validation {
         true => "ignore_validation is set: validate_doc_update functions are stored and not run.\n",
@@ -207,7 +232,7 @@ fn log_start(
     ignores_validation: bool,
 ) {
     let version = env!("CARGO_PKG_VERSION");
-    let (data_dir, admin) = (data_dir.display(), admin.unwrap_or("none: every caller is one"));
+    let (data_dir, admin) = (data_dir.display(), admin.unwrap_or(NO_ADMIN));
     let ignore_validation =
         ignores_validation.then_some("validate_doc_update functions are stored and not run");
     tracing::info!(

@@ -80,12 +80,13 @@ export class Server {
   /**
    * Starts `settee serve` and returns once it says where it listens.
    * `folder`: its data; `port`: 0 is any free one; `args`: more arguments; `env`: `SETTEE_*`
-   * settings.
+   * settings. Where neither names an administrator there is none.
    */
   static async start({ folder = newFolder(), port = 0, args = [], env = {} } = {}) {
     const server = new Server();
     server.folder = folder;
     const command = [BINARY, 'serve', '--data-dir', folder, '--listen', `127.0.0.1:${port}`, ...args];
+    if (!args.includes('--admin') && !env.SETTEE_ADMIN) command.push('--no-admin');
     server.output = start(command, { env });
     const { child } = server.output;
     let found;

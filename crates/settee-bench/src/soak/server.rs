@@ -66,7 +66,7 @@ impl Subject {
         let log = fs::File::options().create(true).append(true).open(self.log());
         let log = log.map_err(|error| Error::file(&self.folder, error))?;
         let mut command = Command::new(&self.program);
-        command.arg("serve").arg("--data-dir").arg(self.data()).args(["--listen", &self.address]);
+        command.args(["serve", "--no-admin", "--listen", &self.address, "--data-dir"]).arg(self.data());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let begun = Instant::now();
         self.child = Some(command.spawn().map_err(|error| Error::Server(error.to_string()))?);

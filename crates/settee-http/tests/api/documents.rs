@@ -138,16 +138,18 @@ fn design_documents_are_documents_in_both_spellings() {
 
 #[test]
 fn a_location_is_where_the_client_reaches_us() {
-    let server = Server::start();
+    let server = Server::with_admin();
     let mut client = server.connect();
-    client.create("db");
+    let ann = ("Authorization", "Basic YW5uOnNlY3JldA==");
+    client.send("PUT", "/db", &[ann], b"").expect_status(201);
     let cases: [(&[(&str, &str)], &str); 3] = [
         (&[("X-Forwarded-Host", "db.example")], "http://db.example/db/0"),
         (&[("X-Forwarded-Host", "db.example"), ("X-Forwarded-Proto", "https")], "https://db.example/db/1"),
         (&[("X-Forwarded-Host", "db.example"), ("X-Forwarded-Ssl", "on")], "https://db.example/db/2"),
     ];
     for (number, (headers, location)) in cases.into_iter().enumerate() {
-        let reply = client.send("PUT", &format!("/db/{number}"), headers, b"{}").expect_status(201);
+        let headers = [headers, &[ann]].concat();
+        let reply = client.send("PUT", &format!("/db/{number}"), &headers, b"{}").expect_status(201);
         assert_eq!(reply.header("location"), Some(location));
     }
 }

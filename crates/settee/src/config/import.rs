@@ -326,7 +326,7 @@ impl Conversion {
         if let Some(listen) = listen.filter(|listen| !is_loopback(listen))
             && !self.converted.contains_key("admin")
         {
-            let warning = format!("without an administrator the server doesn't start on {listen}: set one");
+            let warning = format!("no administrator for {listen}: the server makes one at its first start");
             self.warnings.push(warning);
         }
     }

@@ -35,9 +35,15 @@ pub(crate) struct Settings {
     #[arg(long, env = "SETTEE_ADMIN", value_name = "NAME:PASSWORD", hide_env_values = true)]
     pub(super) admin: Option<String>,
 
-    /// File that holds NAME:PASSWORD
+    /// File that holds NAME:PASSWORD. Where no administrator is given, one is made at the first
+    /// start and kept in the data folder
     #[arg(long, env = "SETTEE_ADMIN_FILE", value_name = "FILE", conflicts_with = "admin")]
     pub(super) admin_file: Option<PathBuf>,
+
+    /// No administrator: every caller on this machine is one, and only loopback is served
+    #[arg(long, env = "SETTEE_NO_ADMIN", value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub(super) no_admin: Option<bool>,
 
     /// What the server logs: off, error, warn, info, debug, trace; or a list that names crates, as in
     /// warn,settee_http=debug [default: info]
@@ -98,6 +104,7 @@ impl Settings {
             ("listen", self.listen.is_some()),
             ("admin", self.admin.is_some()),
             ("admin_file", self.admin_file.is_some()),
+            ("no_admin", self.no_admin.is_some()),
             ("log_level", self.log_level.is_some()),
             ("log_format", self.log_format.is_some()),
             ("log_file", self.log_file.is_some()),
@@ -121,6 +128,7 @@ impl Settings {
             "listen",
             "admin",
             "admin_file",
+            "no_admin",
             "log_level",
             "log_format",
             "log_file",

@@ -275,7 +275,7 @@ fn above_tables(config: &Config, named: &Named<'_>) -> Result<Vec<Row>, String> 
             (Row { aside, ..row("admin", Some(hidden)) }, silent("admin_file"))
         }
     };
-    rows.splice(2..2, [admin, admin_file]);
+    rows.splice(2..2, [admin, admin_file, row("no_admin", Some(json!(config.no_admin)))]);
     Ok(rows)
 }
 

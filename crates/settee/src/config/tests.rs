@@ -71,6 +71,19 @@ fn the_administrator_may_come_from_a_file_of_its_own() {
 }
 
 #[test]
+fn the_nearest_source_decides_whether_there_is_an_administrator() {
+    let named = "admin = \"bob:x\"";
+    let none = resolve(flags(&["--no-admin"]), named).unwrap();
+    assert!(none.no_admin && none.admin.is_none());
+    let ann = resolve(flags(&["--admin", "ann:x"]), "no_admin = true").unwrap();
+    assert_eq!((ann.no_admin, ann.admin.unwrap().name()), (false, "ann"));
+    let made = resolve(flags(&["--no-admin=false"]), "no_admin = true").unwrap();
+    assert!(!made.no_admin && made.admin.is_none());
+    let error = resolve(Settings::default(), &format!("{named}\nno_admin = true")).unwrap_err();
+    assert!(error.contains("no_admin"), "{error}");
+}
+
+#[test]
 fn a_document_size_that_can_not_be_stored_is_refused_with_the_largest() {
     let most = settee_doc::DOCUMENT_BYTES_LIMIT;
     let fits = resolve(flags(&["--max-document-size", &most.to_string()]), "").unwrap();

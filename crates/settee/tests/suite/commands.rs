@@ -17,12 +17,12 @@ struct Server {
 impl Server {
     fn start() -> Server {
         let data = tempfile::tempdir().unwrap();
-        let mut child =
-            settee(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data.path().to_str().unwrap()])
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
+        let mut child = settee(&["serve", "--no-admin", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(data.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let url = lines
             .map_while(Result::ok)

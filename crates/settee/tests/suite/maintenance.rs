@@ -16,7 +16,8 @@ struct Server {
 
 impl Server {
     fn start(data: &Path) -> Server {
-        let mut child = settee(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data.to_str().unwrap()])
+        let mut child = settee(&["serve", "--no-admin", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(data)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

@@ -3,7 +3,7 @@
 //! Method: the built binary, on folders, files and data that it can't use.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,10 @@ const NOBODY: u32 = 65534;
 
 fn serve_with(program: &Path, data: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data).args(arguments);
+    command.args(["serve", "--data-dir"]).arg(data).args(arguments);
+    if !arguments.contains(&"--listen") {
+        command.args(["--listen", "127.0.0.1:0"]);
+    }
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("SETTEE_")) {
             command.env_remove(name);
@@ -26,6 +29,34 @@ fn serve_with(program: &Path, data: &Path, arguments: &[&str]) -> Command {
 
 fn serve(data: &Path, arguments: &[&str]) -> Command {
     serve_with(Path::new(env!("CARGO_BIN_EXE_settee")), data, arguments)
+}
+
+/// The lines that a server prints once it serves, up to the command to try.
+fn greeting(server: &mut Child) -> String {
+    let lines = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut text = String::new();
+    for line in lines {
+        text += &line;
+        text.push('\n');
+        if line.starts_with("  curl") {
+            return text;
+        }
+    }
+    panic!("it doesn't serve: {text}");
+}
+
+/// The status of a request to the server that greeted so.
+fn status(greeting: &str, request: &str, body: &str) -> u16 {
+    let line = greeting.lines().find_map(|line| line.strip_prefix("listening on http://")).unwrap();
+    let address = line.trim_end_matches('/');
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let head = "Connection: close\r\nContent-Type: application/json";
+    let length = body.len();
+    write!(stream, "{request}\r\nHost: {address}\r\n{head}\r\nContent-Length: {length}\r\n\r\n{body}")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer[9..12].parse().unwrap()
 }
 
 /// The last line on stderr of a server that doesn't start.
@@ -205,6 +236,57 @@ fn an_unknown_level_of_the_log_is_refused() {
     );
     let error = refusal(serve(data.path(), &["--log-file", name(&data.path().join("none/log"))]));
     assert!(error.contains("cannot open `log_file`") && error.contains("none/log: No such file"), "{error}");
+}
+
+#[test]
+fn an_administrator_is_made_at_the_first_start_printed_once_and_kept() {
+    let data = tempfile::tempdir().unwrap();
+    let start = || {
+        let mut server = serve(data.path(), &[]).spawn().unwrap();
+        let text = greeting(&mut server);
+        (Running(server), text)
+    };
+    let (first, greeted) = start();
+    let file = data.path().join("admin");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    let (name, password) = kept.trim_end().split_once(':').unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(greeted.contains(&format!("curl -u {name}:{password} ")), "{greeted}");
+    let session = format!("{{\"name\":\"{name}\",\"password\":\"{password}\"}}");
+    assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1", ""), 401);
+    assert_eq!(status(&greeted, "POST /_session HTTP/1.1", &session), 200);
+    assert!(!first.end().contains(password), "the log shows the password");
+
+    let (second, greeted) = start();
+    assert!(greeted.contains(name) && !greeted.contains(password), "{greeted}");
+    assert_eq!(status(&greeted, "POST /_session HTTP/1.1", &session), 200);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
+    second.end();
+
+    std::fs::write(&file, "nonsense\n").unwrap();
+    let error = refusal(serve(data.path(), &[]));
+    assert!(error.contains(file.to_str().unwrap()) && error.contains("NAME:PASSWORD"), "{error}");
+}
+
+#[test]
+fn without_an_administrator_only_by_request_and_each_start_says_so() {
+    let data = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut server = serve(data.path(), &["--no-admin"]).spawn().unwrap();
+        let greeted = greeting(&mut server);
+        assert!(greeted.contains("every caller on this machine may do everything"), "{greeted}");
+        assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1", ""), 200);
+        assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1\r\nVia: 1.1 proxy", ""), 403);
+        let log = Running(server).end();
+        assert!(log.contains("every caller on this machine may do everything"), "{log}");
+    }
+    assert!(!data.path().join("admin").exists());
+    let error = refusal(serve(data.path(), &["--no-admin", "--listen", "0.0.0.0:0"]));
+    assert!(error.contains("without an administrator"), "{error}");
+    let mut both = serve(data.path(), &["--no-admin"]);
+    both.env("SETTEE_ADMIN", "ann:secret");
+    let error = refusal(both);
+    assert!(error.contains("an administrator or `no_admin`"), "{error}");
 }
 
 #[test]

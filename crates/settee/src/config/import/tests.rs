@@ -113,7 +113,8 @@ fn of_administrators_the_first_with_a_password_is_taken_and_each_other_is_told()
 
 #[test]
 fn who_would_serve_others_without_an_administrator_is_warned() {
-    let warned = |text: &str| of(text).warnings.iter().any(|warning| warning.contains("doesn't start on"));
+    let warned =
+        |text: &str| of(text).warnings.iter().any(|warning| warning.contains("no administrator for"));
     assert!(warned("[chttpd]\nbind_address = 0.0.0.0\n[admins]\nann = -pbkdf2-1,2,3"));
     assert!(!warned("[chttpd]\nbind_address = 0.0.0.0\n[admins]\nann = x"));
     assert!(!warned("[chttpd]\nport = 80") && !warned("[chttpd]\nbind_address = ::1"));
