@@ -288,6 +288,20 @@ impl Database {
         self.put_number(Number::RevsLimit, limit).await
     }
 
+    /// The shards that the database reports: it has one, whatever that says.
+    pub fn shard_count(&self) -> u64 {
+        self.number(Number::ShardCount)
+    }
+
+    /// Sets [`Database::shard_count`]. Returns once it is persisted.
+    ///
+    /// # Errors
+    /// `NoSpace`; `Stopped`.
+    pub async fn set_shard_count(&self, count: u64) -> Result<()> {
+        let _changing = self.numbers.changing.lock().await;
+        self.put_number(Number::ShardCount, count).await
+    }
+
     /// How many notes of purges are kept.
     pub fn purged_infos_limit(&self) -> u64 {
         self.number(Number::PurgedInfosLimit)

@@ -23,6 +23,9 @@ const REVS_LIMIT: u64 = 1000;
 /// How many notes of purges are kept unless the database says otherwise.
 const PURGED_INFOS_LIMIT: u64 = 1000;
 
+/// The shards that a database reports unless it was created with another number.
+const SHARD_COUNT: u64 = 1;
+
 /// Notes that one batch removes.
 pub(crate) const NOTES_REMOVED_MAX: usize = 1000;
 
@@ -33,9 +36,11 @@ pub(crate) enum Number {
     PurgedInfosLimit,
     /// Of the last purge: the first is 1.
     PurgeSeq,
+    /// CouchDB's `q`, which is reported and changes nothing.
+    ShardCount,
 }
 
-const ALL: [Number; 3] = [Number::RevsLimit, Number::PurgedInfosLimit, Number::PurgeSeq];
+const ALL: [Number; 4] = [Number::RevsLimit, Number::PurgedInfosLimit, Number::PurgeSeq, Number::ShardCount];
 
 impl Number {
     fn name(self) -> &'static str {
@@ -43,6 +48,7 @@ impl Number {
             Number::RevsLimit => "revs_limit",
             Number::PurgedInfosLimit => "purged_infos_limit",
             Number::PurgeSeq => "purge_seq",
+            Number::ShardCount => "q",
         }
     }
 
@@ -68,7 +74,7 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     pub(crate) async fn read(snapshot: &Snapshot) -> Result<Numbers> {
-        let values = [REVS_LIMIT, PURGED_INFOS_LIMIT, 0].map(AtomicU64::new);
+        let values = [REVS_LIMIT, PURGED_INFOS_LIMIT, 0, SHARD_COUNT].map(AtomicU64::new);
         let (changing, accepted, first_accepted) = Default::default();
         let numbers = Numbers { changing, values, accepted, first_accepted };
         numbers.first_accepted.store(u64::MAX, Ordering::Relaxed);

@@ -44,6 +44,9 @@ pub(crate) fn location_of_attachment(call: &Call<'_>, database: &str, id: &str, 
 /// The only storage engine that CouchDB comes with.
 const ENGINE: &str = "couch";
 
+/// Most shards that a database may report: `_shards` lists them all.
+const SHARDS_MAX: u64 = 1024;
+
 /// Whether a text says how many copies lie in which zone: `zone:n,…`.
 fn is_placement(text: &str) -> bool {
     let is_rule = |rule: &str| {
@@ -63,6 +66,10 @@ pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
             return Err(Failure::bad_request(reason));
         }
     }
+    let shard_count = query.get("q").and_then(|q| q.parse().ok()).unwrap_or(1);
+    if shard_count > SHARDS_MAX {
+        return Err(Failure::bad_request(format!("The `q` value should be at most {SHARDS_MAX}.")));
+    }
     if query.get("engine").is_some_and(|engine| engine != ENGINE) {
         return Err(Failure::bad_request("invalid_engine_extension"));
     }
@@ -73,6 +80,9 @@ pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
         None | Some("false") => call.server.databases.create_closed(name).await?,
         Some("true") => call.server.databases.create_partitioned(name).await?,
         Some(_) => return Err(Failure::bad_request("Invalid `partitioned` parameter")),
+    }
+    if shard_count > 1 {
+        call.server.databases.get(name).await?.set_shard_count(shard_count).await?;
     }
     let mut response = reply::ok(StatusCode::CREATED);
     reply::set_header(&mut response, header::LOCATION, location(call, name, None));
@@ -129,7 +139,10 @@ pub(crate) fn info(database: &Database) -> Vec<u8> {
     member("compact_running", &|text| {
         text.extend_from_slice(database.is_compacting().to_string().as_bytes())
     });
-    member("cluster", &|text| text.extend_from_slice(b"{\"q\":1,\"n\":1,\"w\":1,\"r\":1}"));
+    member("cluster", &|text| {
+        let cluster = format!("{{\"q\":{},\"n\":1,\"w\":1,\"r\":1}}", database.shard_count());
+        text.extend_from_slice(cluster.as_bytes());
+    });
     text.extend_from_slice(b"}\n");
     text
 }

@@ -110,7 +110,7 @@ async fn route_database(call: &mut Call<'_>, database: Arc<Database>, mut path: 
             "_purged_infos" => return purge::infos(call, database).await,
             "_purged_infos_limit" => return purge::infos_limit(call, database).await,
             "_revs_limit" => return purge::revs_limit(call, database).await,
-            "_shards" => return shards::all(call),
+            "_shards" => return shards::all(call, &database),
             "_sync_shards" => return shards::sync(call),
             "_view_cleanup" => return database::clean_up_views(call),
             "_changes" => return changes::handle(call, database).await,

@@ -1,6 +1,7 @@
 //! Partitioned databases, and the shards that there are.
 
 use serde_json::{Value, json};
+use settee_http::ServerOptions;
 
 use crate::client::{Client, Server, ids};
 
@@ -167,6 +168,41 @@ fn there_is_one_shard() {
     client.post("/db/_shards", "").expect_error(405, "method_not_allowed", "Only GET allowed");
     assert_eq!(client.post("/db/_sync_shards", "").expect_status(202).text(), "{\"ok\":true}\n");
     client.get("/db/_sync_shards").expect_error(405, "method_not_allowed", "Only POST allowed");
+}
+
+#[test]
+fn the_shards_that_were_asked_for_are_reported_and_outlive_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start_in(folder.path(), ServerOptions::default());
+    let mut client = server.connect();
+    client.put("/two?q=2&n=1", "").expect_status(201);
+    client.put("/three?q=3&partitioned=true", "").expect_status(201);
+    let reason = "The `q` value should be at most 1024.";
+    client.put("/many?q=1025", "").expect_error(400, "bad_request", reason);
+    client.get("/many").expect_status(404);
+    drop((client, server));
+
+    let server = Server::start_in(folder.path(), ServerOptions::default());
+    let mut client = server.connect();
+    for (name, ranges) in [
+        ("two", &["00000000-7fffffff", "80000000-ffffffff"][..]),
+        ("three", &["00000000-55555554", "55555555-aaaaaaa9", "aaaaaaaa-ffffffff"][..]),
+    ] {
+        let info = client.get(&format!("/{name}")).json();
+        assert_eq!(info["cluster"], json!({"q": ranges.len(), "n": 1, "w": 1, "r": 1}));
+        let shards = client.get(&format!("/{name}/_shards")).expect_status(200).json();
+        let shards = shards["shards"].as_object().unwrap();
+        assert_eq!(shards.keys().collect::<Vec<_>>(), ranges);
+    }
+    // By the CRC-32 of the id, or of the partition: a e8b7be43, b 71beeff9, p 82079eb1.
+    for (path, range) in [
+        ("/two/_shards/a", "80000000-ffffffff"),
+        ("/two/_shards/b", "00000000-7fffffff"),
+        ("/three/_shards/p:1", "55555555-aaaaaaa9"),
+        ("/three/_shards/p:2", "55555555-aaaaaaa9"),
+    ] {
+        assert_eq!(client.get(path).expect_status(200).json()["range"], range, "{path}");
+    }
 }
 
 #[test]
