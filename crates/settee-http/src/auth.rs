@@ -10,6 +10,7 @@
 //! come from a page of this machine, so that no web site can reach us by way of a browser, and that no
 //! request may carry a header that proxies add.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -77,7 +78,8 @@ pub(crate) enum Caller {
 pub(crate) struct Auth {
     admin: Option<Known>,
     secret: [u8; 32],
-    timeout_s: u64,
+    /// Seconds for which a session's cookie is good.
+    timeout_s: AtomicU64,
 }
 
 /// The administrator, without the password itself.
@@ -95,7 +97,16 @@ impl Auth {
             name: admin.name.clone(),
             password: sign(&secret, &[b"password:", admin.password.as_bytes()]),
         });
-        Auth { admin, secret, timeout_s }
+        Auth { admin, secret, timeout_s: AtomicU64::new(timeout_s) }
+    }
+
+    /// From now on cookies are good for so many seconds, those given before included.
+    pub(crate) fn set_timeout(&self, timeout_s: u64) {
+        self.timeout_s.store(timeout_s, Ordering::Relaxed);
+    }
+
+    fn timeout_s(&self) -> u64 {
+        self.timeout_s.load(Ordering::Relaxed)
     }
 
     /// The administrator's name, where there is one.
@@ -137,14 +148,15 @@ impl Auth {
 
     /// The `Set-Cookie` that begins or renews a session of the administrator's.
     pub(crate) fn session_cookie(&self) -> String {
-        let now_s = now_s();
-        set_cookie(&self.cookie_value(now_s), now_s + self.timeout_s, self.timeout_s)
+        let (now_s, timeout_s) = (now_s(), self.timeout_s());
+        set_cookie(&self.cookie_value(now_s), now_s + timeout_s, timeout_s)
     }
 
     /// The `Set-Cookie` that ends a session: an empty one as long as that lasted, as in CouchDB.
     /// Clients look for it where a login failed, and one that is over they wouldn't find.
     pub(crate) fn ended_cookie(&self) -> String {
-        set_cookie("", now_s() + self.timeout_s, self.timeout_s)
+        let timeout_s = self.timeout_s();
+        set_cookie("", now_s() + timeout_s, timeout_s)
     }
 
     fn cookie_value(&self, given_s: u64) -> String {
@@ -168,10 +180,11 @@ impl Auth {
         let given_s = std::str::from_utf8(time).ok().and_then(|time| u64::from_str_radix(time, 16).ok());
         let is_good =
             bool::from(expected.ct_eq(signature)) && self.admin_name().map(str::as_bytes) == Some(name);
+        let timeout_s = self.timeout_s();
         match given_s {
-            Some(given_s) if is_good && now_s < given_s + self.timeout_s => {
-                let left_s = given_s + self.timeout_s - now_s;
-                Ok(Caller::Cookie { renew: left_s * 10 < self.timeout_s * 9 })
+            Some(given_s) if is_good && now_s < given_s + timeout_s => {
+                let left_s = given_s + timeout_s - now_s;
+                Ok(Caller::Cookie { renew: left_s * 10 < timeout_s * 9 })
             }
             _ => Ok(Caller::Anonymous),
         }

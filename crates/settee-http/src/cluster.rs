@@ -44,9 +44,8 @@ fn state(call: &Call<'_>) -> Answer {
         Some(raw) => databases(Some(query::json_value(raw)?))?,
         None => databases(None)?,
     };
-    let is_told = call.shared.config.get("couchdb", "single_node").is_some_and(|value| value == "true");
     let has_admin = call.server.auth.admin_name().is_some();
-    let state = match is_told || (has_admin && missing(call, &wanted).is_empty()) {
+    let state = match has_admin && missing(call, &wanted).is_empty() {
         true => "single_node_enabled",
         false => "single_node_disabled",
     };
@@ -60,6 +59,7 @@ async fn act(call: &mut Call<'_>) -> Answer {
     match action.as_ref() {
         "enable_single_node" => {
             check_administrator(call, &members)?;
+            log_address(call, &members);
             let wanted = databases(members.get("ensure_dbs_exist"))?;
             create(call, &missing(call, &wanted)).await?;
         }
@@ -89,16 +89,25 @@ fn check_administrator(call: &Call<'_>, members: &Members<'_>) -> Result<(), Fai
         (None, None) => members.get("password_hash").is_none(),
         _ => false,
     };
-    let wants_other = ["bind_address", "port"].iter().any(|key| {
-        let wanted = members.get(key).map(|raw| json::string(raw).unwrap_or(raw.into()));
-        wanted.is_some_and(|wanted| call.shared.config.get("chttpd", key).as_deref() != Some(&*wanted))
-    });
-    if !is_ours || wants_other {
-        let reason = "The administrator and the address are set where the server is started: \
+    if !is_ours {
+        let reason = "The administrator is set where the server is started: \
                       over HTTP that is not implemented yet.";
         return Err(Failure::not_implemented(reason));
     }
     Ok(())
+}
+
+/// Logs that the server keeps the address that it was started with, where another one is asked for:
+/// clients' set-up scripts name what they reach it by, or every address.
+fn log_address(call: &Call<'_>, members: &Members<'_>) {
+    for key in ["bind_address", "port"] {
+        let wanted = members.get(key).map(|raw| json::string(raw).unwrap_or(raw.into()));
+        let kept = call.shared.config.get("chttpd", key);
+        if let Some(wanted) = wanted.filter(|wanted| kept.as_deref() != Some(&**wanted)) {
+            let kept = kept.unwrap_or_default();
+            tracing::info!(key, %wanted, %kept, "_cluster_setup: the listener stays as it was started");
+        }
+    }
 }
 
 /// The databases that a list names; CouchDB's own without one.

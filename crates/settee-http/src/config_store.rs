@@ -3,8 +3,8 @@
 //!
 //! What holds without any change comes from the server's own settings. Changes lie over it, in
 //! memory, and in the file [`CONFIG_FILE`] of the data folder, which is TOML with a table for a
-//! section. A key that means something here takes effect at once ([`Derived`]); any other is kept
-//! and given back, for clients that look for it.
+//! section. A key that means something here takes effect at once ([`Derived`]). One that means something to
+//! CouchDB alone is refused; any other is kept and given back, for clients that look for it.
 //!
 //! Invariants:
 //! 1. The file is replaced as a whole and synced before a change is answered: a crash leaves the
@@ -24,9 +24,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::StatusCode;
 
+use crate::cors::Cors;
 use crate::error::Failure;
+use crate::sign_in::SignIn;
 use crate::uuids::Algorithm;
 use crate::{Limits, logged};
+
+mod couchdb_keys;
+
+use couchdb_keys::{current_name, is_pretence, older_name};
 
 /// The file of the data folder that keeps what was changed over HTTP.
 pub const CONFIG_FILE: &str = "config.toml";
@@ -67,7 +73,6 @@ const FIXED_KEYS: &[(&str, &str)] = &[
     ("cluster", "n"),
     ("cluster", "q"),
     ("couchdb", "uuid"),
-    ("chttpd_auth", "timeout"),
 ];
 
 /// The limits that can be changed: each one's name in [`Limits`], its section and its key.
@@ -80,6 +85,7 @@ const CHANGEABLE_LIMITS: &[(&str, &str, &str)] = &[
     ("max_request_bytes", "chttpd", "max_http_request_size"),
     ("max_requests_in_flight", "settee", "max_requests_in_flight"),
     ("max_uuids", "uuids", "max_count"),
+    ("session_timeout_s", "chttpd_auth", "timeout"),
 ];
 
 /// Sections, each with its keys and their values.
@@ -109,12 +115,17 @@ pub(crate) struct Derived {
     pub(crate) plus_is_space: bool,
     /// Bytes of a partition from which on it takes nothing that makes it larger.
     pub(crate) partition_bytes_max: u64,
+    pub(crate) sign_in: SignIn,
+    /// None where it is off.
+    pub(crate) cors: Option<Cors>,
 }
 
 /// The configuration of a server.
 pub(crate) struct ConfigStore {
     file: Option<PathBuf>,
     limits: Limits,
+    /// Whether there is somebody who can sign in.
+    has_admin: bool,
     /// What holds where nothing was changed.
     known: Sections,
     state: Mutex<State>,
@@ -153,6 +164,7 @@ pub fn read_configured(file: &Path, limits: &Limits) -> Configured {
     let store = ConfigStore {
         file: Some(file.to_owned()),
         limits: limits.clone(),
+        has_admin: true,
         known: Sections::new(),
         state: Mutex::default(),
         changing: tokio::sync::Mutex::default(),
@@ -160,7 +172,8 @@ pub fn read_configured(file: &Path, limits: &Limits) -> Configured {
     let (kept, derived, left_out) = store.settle();
     let mut configured = Configured { limits: derived.limits, changed: vec![], others: vec![], left_out };
     for ((section, key), value) in kept {
-        let limit = CHANGEABLE_LIMITS.iter().find(|limit| (limit.1, limit.2) == (&section, &key));
+        let limit =
+            CHANGEABLE_LIMITS.iter().find(|limit| (limit.1, limit.2) == (current_name(&section), &key));
         match (limit, value) {
             // What was deleted is what the start says.
             (Some((name, ..)), Some(_)) => configured.changed.push((name, format!("{section}/{key}"))),
@@ -187,7 +200,8 @@ impl ConfigStore {
     pub(crate) fn open(file: Option<PathBuf>, limits: Limits, facts: &Facts<'_>) -> (ConfigStore, Derived) {
         let known = known(&limits, facts);
         let changing = tokio::sync::Mutex::new(());
-        let mut store = ConfigStore { file, limits, known, state: Mutex::default(), changing };
+        let has_admin = facts.admin.is_some();
+        let mut store = ConfigStore { file, limits, has_admin, known, state: Mutex::default(), changing };
         let (kept, derived, left_out) = store.settle();
         for (what, reason) in left_out {
             let (what, reason) = (logged::text(&what), logged::text(&reason));
@@ -306,9 +320,15 @@ impl ConfigStore {
 
     /// What changes mean; the reason where one can't mean anything.
     fn derive(&self, changes: &Changes) -> Result<Derived, String> {
-        let changed = |section: &str, key: &str| {
+        if let Some((section, key)) = changes.keys().find(|(section, key)| is_pretence(section, key)) {
+            return Err(format!("{section}/{key} changes nothing here"));
+        }
+        let set = |section: &str, key: &str| {
             let value = changes.get(&(section.to_owned(), key.to_owned()));
             value.and_then(Option::as_deref).filter(|value| !value.is_empty())
+        };
+        let changed = |section: &str, key: &str| {
+            set(section, key).or_else(|| older_name(section).and_then(|older| set(older, key)))
         };
         let number =
             |section: &str, key: &str, least: u64, most: u64, default: u64| match changed(section, key) {
@@ -338,6 +358,8 @@ impl ConfigStore {
         limits.max_dbs_info_names =
             as_size(number("chttpd", "max_db_number_for_dbs_info_req", 1, 1_000_000, names)?);
         limits.max_uuids = number("uuids", "max_count", 1, 1_000_000, base.max_uuids)?;
+        limits.session_timeout_s =
+            number("chttpd_auth", "timeout", 1, u64::from(u32::MAX), base.session_timeout_s)?;
         let in_flight = base.max_requests_in_flight as u64;
         limits.max_requests_in_flight =
             as_size(number("settee", "max_requests_in_flight", 1, u64::from(u32::MAX), in_flight)?);
@@ -365,7 +387,18 @@ impl ConfigStore {
                 0 => u64::MAX,
                 bytes => bytes,
             };
-        Ok(Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max })
+        let sign_in = SignIn::parse(changed)?;
+        if sign_in.is_required() && !self.has_admin {
+            return Err("chttpd/require_valid_user: without an administrator nobody can sign in".to_owned());
+        }
+        // Read either way: what can't be is refused when it is set.
+        let cors = Cors::parse(|key| changed("cors", key))?;
+        let cors = match changed("chttpd", "enable_cors") {
+            None | Some("false") => None,
+            Some("true") => Some(cors),
+            Some(_) => return Err("chttpd/enable_cors must be true or false".to_owned()),
+        };
+        Ok(Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors })
     }
 
     fn read_file(&self) -> Result<Changes, io::Error> {
@@ -480,6 +513,10 @@ fn check_changeable(section: &str, key: &str) -> Result<(), Failure> {
     }
     if FIXED_KEYS.contains(&(section, key)) || section == "vendor" {
         let reason = format!("{section}/{key} is decided where the server is started.");
+        return Err(Failure::not_implemented(reason));
+    }
+    if is_pretence(section, key) {
+        let reason = format!("{section}/{key} is not implemented: it would change nothing.");
         return Err(Failure::not_implemented(reason));
     }
     Ok(())
@@ -646,7 +683,7 @@ mod tests {
 
         let (store, _) = open(folder.path());
         set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
-        set(&store, "replicator", "password", "hidden").await.unwrap();
+        set(&store, "mine", "password", "hidden").await.unwrap();
         store.change("uuids", "max_count", None, true).await.unwrap();
         let configured = read_configured(&path, &Limits { max_uuids: 7, ..Limits::default() });
         assert_eq!((configured.limits.max_document_size, configured.limits.max_uuids), (1234, 7));

@@ -107,7 +107,9 @@ impl HttpBody for Body {
     }
 }
 
-const SERVER: HeaderValue = HeaderValue::from_static(concat!("Settee/", env!("CARGO_PKG_VERSION")));
+/// This product, and the API that it speaks as one of its own: clients look for that.
+const SERVER: HeaderValue =
+    HeaderValue::from_static(concat!("Settee/", env!("CARGO_PKG_VERSION"), " CouchDB/3.5.0"));
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const MUST_REVALIDATE: HeaderValue = HeaderValue::from_static("must-revalidate");
 

@@ -31,11 +31,13 @@ use crate::access::{AccessEntry, Sent};
 use crate::auth::{Admin, Auth, Caller};
 use crate::body::{Held, Room};
 use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
+use crate::cors::Cors;
 use crate::endpoint::EndpointClass;
 use crate::error::Failure;
 use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
+use crate::sign_in::SignIn;
 use crate::uuids::{Algorithm, Uuids};
 use crate::{Limits, body, compress, connection, logged, root, router};
 
@@ -200,7 +202,8 @@ impl Shared {
         let facts = Facts { admin: admin.map(Admin::name), uuid: &uuid, address };
         let room = Arc::new(Room::new(&options.limits));
         let (config, derived) = ConfigStore::open(options.config_file, options.limits, &facts);
-        let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max } = derived;
+        let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors } =
+            derived;
         databases.set_partition_bytes_max(partition_bytes_max);
         let server = Server {
             metrics: Arc::new(Metrics::new(databases.clone(), &limits, options.dropped_log_lines)),
@@ -211,6 +214,8 @@ impl Shared {
             limits,
             maintenance,
             plus_is_space,
+            sign_in,
+            cors,
             uuids: Arc::new(Uuids::new(uuids)),
             welcome: root::welcome_text(&uuid),
             stopping,
@@ -235,12 +240,15 @@ impl Shared {
     /// From now on requests see what a change of the configuration means. Changes come one by one:
     /// who makes one holds `ConfigStore::changing`.
     pub(crate) fn apply(&self, derived: Derived) {
-        let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max } = derived;
+        let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors } =
+            derived;
         let before = self.current();
         before.uuids.choose(uuids);
         before.databases.set_partition_bytes_max(partition_bytes_max);
+        before.auth.set_timeout(limits.session_timeout_s);
         let document_options = document_options(&limits);
-        let renewed = Server { limits, maintenance, plus_is_space, document_options, ..before.renewed() };
+        let parts = before.renewed();
+        let renewed = Server { limits, maintenance, plus_is_space, document_options, sign_in, cors, ..parts };
         self.current.store(Arc::new(renewed));
     }
 
@@ -309,6 +317,8 @@ pub(crate) struct Server {
     pub(crate) maintenance: Maintenance,
     /// Whether `+` is a space in paths.
     pub(crate) plus_is_space: bool,
+    sign_in: SignIn,
+    cors: Option<Cors>,
     pub(crate) room: Arc<Room>,
     pub(crate) document_options: settee_doc::Options,
     pub(crate) auth: Arc<Auth>,
@@ -326,6 +336,8 @@ impl Server {
             limits: self.limits.clone(),
             maintenance: self.maintenance,
             plus_is_space: self.plus_is_space,
+            sign_in: self.sign_in.clone(),
+            cors: self.cors.clone(),
             room: self.room.clone(),
             document_options: self.document_options,
             auth: self.auth.clone(),
@@ -439,11 +451,7 @@ pub(crate) async fn answer(
     let sent_method = sent_method.as_ref().unwrap_or(&head.method);
     let mut entry = shared.access_log.then(|| AccessEntry::new(address, &head, sent_method, &id, started));
     let mut caller = Caller::Anonymous;
-    let answered = match shared.begin_request(server) {
-        Ok(_at_work) => handle(shared, server, &head, &mut body, &mut caller).await,
-        Err(failure) => Err(failure),
-    };
-    let mut response = answered.unwrap_or_else(|failure| failed(&failure, &head, &id));
+    let mut response = respond(shared, server, &head, &mut body, &mut caller, &id).await;
     shared.note_space(response.status());
     server.metrics.count_request(sent_method, response.status());
     server.metrics.observe_latency(EndpointClass::of(&head.method, head.uri.path()), started.elapsed());
@@ -472,6 +480,30 @@ fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
         .filter(|id| (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(is_plain))
 }
 
+/// The answer of a handler, a refusal or a preflight, with the headers of CORS.
+async fn respond(
+    shared: &Arc<Shared>,
+    server: &Server,
+    head: &Parts,
+    body: &mut Incoming,
+    caller: &mut Caller,
+    id: &HeaderValue,
+) -> Response<Body> {
+    let preflight = server.cors.as_ref().filter(|_| head.method == Method::OPTIONS);
+    if let Some(response) = preflight.and_then(|cors| cors.preflight(&head.headers)) {
+        return response;
+    }
+    let answered = match shared.begin_request(server) {
+        Ok(_at_work) => handle(shared, server, head, body, caller).await,
+        Err(failure) => Err(failure),
+    };
+    let mut response = answered.unwrap_or_else(|failure| failed(&failure, server, head, id));
+    if let Some(cors) = &server.cors {
+        cors.open_to_page(&head.headers, &mut response);
+    }
+    response
+}
+
 /// Puts the method in force that a POST says it means, and returns that of the request then. A HEAD
 /// becomes a GET: what was asked for by POST is sent with its body.
 fn override_method(head: &mut Parts) -> Option<Method> {
@@ -498,6 +530,9 @@ async fn handle(
     }
     *caller = server.auth.caller(&head.uri, &head.headers)?;
     let caller = *caller;
+    if caller == Caller::Anonymous {
+        server.sign_in.check_anonymous(&head.method, head.uri.path())?;
+    }
     let mut response = router::route(&mut Call { shared, server, head, body, caller }).await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {
         reply::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
@@ -505,7 +540,7 @@ async fn handle(
     Ok(response)
 }
 
-fn failed(failure: &Failure, head: &Parts, id: &HeaderValue) -> Response<Body> {
+fn failed(failure: &Failure, server: &Server, head: &Parts, id: &HeaderValue) -> Response<Body> {
     if failure.status.is_server_error() && failure.status != StatusCode::NOT_IMPLEMENTED {
         let (id, path) = (id.to_str().unwrap_or_default(), logged::text(head.uri.path()));
         let reason = logged::text(&failure.reason);
@@ -513,7 +548,7 @@ fn failed(failure: &Failure, head: &Parts, id: &HeaderValue) -> Response<Body> {
     }
     let mut response = reply::failure(failure);
     if failure.status == StatusCode::UNAUTHORIZED
-        && let Some(challenge) = head.headers.get(CHOSEN_CHALLENGE)
+        && let Some(challenge) = head.headers.get(CHOSEN_CHALLENGE).or(server.sign_in.challenge.as_ref())
     {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge.clone());
     }

@@ -253,7 +253,7 @@ impl Client {
     pub(crate) fn read(&mut self, method: &str) -> Reply {
         let (status, headers) = self.read_head();
         let mut reply = Reply { status, headers, body: Vec::new() };
-        if method == "HEAD" || status == 304 {
+        if method == "HEAD" || status == 204 || status == 304 {
             return reply;
         }
         if reply.header("transfer-encoding") == Some("chunked") {

@@ -56,23 +56,23 @@ fn changes_outlive_the_server_where_they_are_to() {
     let folder = tempfile::tempdir().unwrap();
     let server = start_in(folder.path());
     let mut client = server.connect();
-    set(&mut client, "log/level", "debug");
+    set(&mut client, "my_log/level", "debug");
     set(&mut client, "couchdb/max_document_size", "1000");
     let in_memory = [("X-Couch-Persist", "false")];
     let body = b"\"here only\"";
-    client.send("PUT", &format!("{CONFIG}/log/file"), &in_memory, body).expect_status(200);
+    client.send("PUT", &format!("{CONFIG}/my_log/file"), &in_memory, body).expect_status(200);
     client.send("DELETE", &format!("{CONFIG}/uuids/max_count"), &in_memory, b"").expect_status(200);
-    assert_eq!(client.get(&format!("{CONFIG}/log/file")).text(), "\"here only\"\n");
+    assert_eq!(client.get(&format!("{CONFIG}/my_log/file")).text(), "\"here only\"\n");
     client.get(&format!("{CONFIG}/uuids/max_count")).expect_status(404);
     // The file has the last word.
     client.post(&format!("{CONFIG}/_reload"), "").expect_status(200);
-    client.get(&format!("{CONFIG}/log/file")).expect_status(404);
+    client.get(&format!("{CONFIG}/my_log/file")).expect_status(404);
     client.get(&format!("{CONFIG}/uuids/max_count")).expect_status(200);
     drop((client, server));
 
     let server = start_in(folder.path());
     let mut client = server.connect();
-    assert_eq!(client.get(&format!("{CONFIG}/log")).text(), "{\"level\":\"debug\"}\n");
+    assert_eq!(client.get(&format!("{CONFIG}/my_log")).text(), "{\"level\":\"debug\"}\n");
     client.create("db");
     let large = format!("{{\"a\":\"{}\"}}", "x".repeat(1000));
     client.put("/db/big", &large).expect_error(413, "document_too_large", "big");
@@ -155,7 +155,19 @@ fn what_can_not_be_configured_is_refused_and_changes_nothing() {
         let reason = "Config section blacklisted for modification over HTTP API.";
         client.put(&format!("{CONFIG}/{section}/x"), "\"y\"").expect_error(403, "forbidden", reason);
     }
-    for key in ["couchdb/uuid", "chttpd/port", "cluster/n", "vendor/name"] {
+    for key in [
+        "couchdb/uuid",
+        "chttpd/port",
+        "cluster/n",
+        "vendor/name",
+        // What CouchDB acts on.
+        "couchdb/single_node",
+        "log/level",
+        "replicator/max_jobs",
+        "smoosh.ratio_dbs/min_priority",
+        "cors:example.org/origins",
+        "ssl/enable",
+    ] {
         let reply = client.put(&format!("{CONFIG}/{key}"), "\"5\"");
         assert_eq!((reply.status, &reply.json()["error"]), (501, &"not_implemented".into()), "{key}");
     }
@@ -210,4 +222,82 @@ fn a_change_whose_client_has_gone_is_made_whole_or_not_at_all() {
     client.post(&format!("{CONFIG}/_reload"), "").expect_status(200);
     let in_file = client.get(CONFIG).json();
     assert_eq!((&in_file["kept"], &in_file["gone"]), (&in_force["kept"], &in_force["gone"]));
+}
+
+#[test]
+fn what_clients_set_up_scripts_do_works_from_start_to_end() {
+    let server = Server::with_admin();
+    let mut client = server.connect();
+    let ann = ("Authorization", "Basic YW5uOnNlY3JldA==");
+    let json = [ann, ("Content-Type", "application/json")];
+    let setup = "{\"action\":\"enable_single_node\",\"username\":\"ann\",\"password\":\"secret\",\
+                 \"bind_address\":\"0.0.0.0\",\"port\":5984,\"singlenode\":true}";
+    client.send("POST", "/_cluster_setup", &json, setup.as_bytes()).expect_status(201);
+    for (key, value) in [
+        ("chttpd/require_valid_user", "true"),
+        ("chttpd_auth/require_valid_user", "true"),
+        ("chttpd/require_valid_user_except_for_up", "true"),
+        ("httpd/WWW-Authenticate", "Basic realm=\\\"couchdb\\\""),
+        ("httpd/enable_cors", "true"),
+        ("chttpd/enable_cors", "true"),
+        ("cors/credentials", "true"),
+        ("cors/origins", "app://obsidian.md,capacitor://localhost,http://localhost"),
+        ("cors/headers", "accept, authorization, content-type, origin, referer, x-csrf-token"),
+        ("cors/methods", "GET, PUT, POST, HEAD, DELETE"),
+        ("cors/max_age", "3600"),
+        ("chttpd_auth/timeout", "10800"),
+        ("uuids/algorithm", "random"),
+    ] {
+        let body = format!("\"{value}\"");
+        for node in ["_local", "nonode@nohost"] {
+            let path = format!("/_node/{node}/_config/{key}");
+            client.send("PUT", &path, &json, body.as_bytes()).expect_status(200);
+            assert_eq!(client.send("GET", &path, &[ann], b"").text(), format!("{body}\n"));
+        }
+    }
+    client.send("PUT", "/notes?q=2&n=1", &json, b"").expect_status(201);
+    let state = client.send("GET", "/_cluster_setup", &[ann], b"").json();
+    assert_eq!(state["state"], "single_node_enabled");
+    let login = [("Content-Type", "application/x-www-form-urlencoded")];
+    let session = client.send("POST", "/_session", &login, b"name=ann&password=secret").expect_status(200);
+    assert!(session.header("set-cookie").unwrap().contains("Max-Age=10800;"), "{session:?}");
+}
+
+#[test]
+fn who_must_sign_in_is_asked_to_as_is_configured() {
+    let server = Server::with_admin();
+    let mut client = server.connect();
+    let ann = [("Authorization", "Basic YW5uOnNlY3JldA==")];
+    let put = |client: &mut Client, key: &str, value: &str| {
+        let body = format!("\"{value}\"");
+        client.send("PUT", &format!("{CONFIG}/{key}"), &ann, body.as_bytes()).expect_status(200);
+    };
+    client.get("/").expect_status(200);
+    assert_eq!(client.get("/_all_dbs").expect_status(401).header("www-authenticate"), None);
+
+    put(&mut client, "couch_httpd_auth/require_valid_user", "true");
+    let asked = client.get("/_all_dbs").expect_status(401);
+    assert_eq!(asked.header("www-authenticate"), Some("Basic realm=\"server\""));
+    client.get("/").expect_status(200);
+
+    put(&mut client, "chttpd/require_valid_user", "true");
+    for path in ["/", "/_up", "/_session", "/_utils/", "/missing/doc"] {
+        let refused = client.get(path);
+        refused.expect_error(401, "unauthorized", "Authentication required.");
+        assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"server\""), "{path}");
+    }
+    client.send("GET", "/", &ann, b"").expect_status(200);
+    let login = [("Content-Type", "application/x-www-form-urlencoded")];
+    client.send("POST", "/_session", &login, b"name=ann&password=secret").expect_status(200);
+
+    put(&mut client, "chttpd/require_valid_user_except_for_up", "true");
+    client.get("/_up").expect_status(200);
+    client.get("/").expect_status(401);
+    put(&mut client, "chttpd/WWW-Authenticate", "Basic realm=\\\"here\\\"");
+    assert_eq!(client.get("/").header("www-authenticate"), Some("Basic realm=\"here\""));
+
+    let open = Server::start();
+    let path = format!("{CONFIG}/chttpd/require_valid_user");
+    let reason = "chttpd/require_valid_user: without an administrator nobody can sign in";
+    open.connect().put(&path, "\"true\"").expect_error(400, "bad_request", reason);
 }

@@ -31,6 +31,7 @@ fn the_welcome_names_version_and_vendor() {
     assert_eq!(reply.header("content-type"), Some("application/json"));
     assert_eq!(reply.header("cache-control"), Some("must-revalidate"));
     assert!(reply.header("server").unwrap().starts_with("Settee/"));
+    assert!(reply.header("server").unwrap().ends_with(" CouchDB/3.5.0"));
     assert!(reply.header("date").is_some());
 }
 

@@ -10,6 +10,7 @@ mod changes;
 mod client;
 mod config;
 mod copy;
+mod cors;
 mod damage;
 mod databases;
 mod db_updates;

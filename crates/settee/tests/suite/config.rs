@@ -188,7 +188,8 @@ fn couchdbs_files_become_settings_that_hold() {
         assert_eq!((&member["value"], &member["source"]), (&value, &Value::from("file")), "{name}");
     }
     assert_eq!(shown["settings"]["limits"]["max_uuids"]["source"], "default", "the last file took it away");
-    for words in ["administrator admin ", "administrator architect ", "8355840", "doesn't start on [::]:5985"]
+    for words in
+        ["administrator admin ", "administrator architect ", "8355840", "no administrator for [::]:5985"]
     {
         assert!(said.contains(words), "{words}: {said}");
     }
@@ -244,7 +245,7 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
     }
     for (key, words) in [
         ("ssl/cert_file", "TLS isn't there yet"),
-        ("cors/origins", "CORS isn't there yet"),
+        ("cors/origins", "PUT /_node/_local/_config/cors/origins"),
         ("uuids/algorithm", "PUT /_node/_local/_config/uuids/algorithm \"utc_id\""),
         ("couchdb/database_dir", "data_dir"),
         ("couchdb/single_node", "does that anyway"),

@@ -9,7 +9,7 @@ const SAME: &[(&str, &str, &str, &str)] = &[
     ("chttpd", "admin_only_all_dbs", "true", "everything but /, /_up and /_session takes the administrator"),
     ("chttpd", "allow_jsonp", "false", "there is no JSONP"),
     ("chttpd", "buffer_response", "false", "answers are streamed"),
-    ("chttpd", "enable_cors", "false", "CORS isn't there yet"),
+    ("chttpd", "enable_cors", "false", ""),
     ("chttpd", "enable_xframe_options", "false", "X-Frame-Options isn't sent"),
     (
         "chttpd_auth",
@@ -27,7 +27,7 @@ const SAME: &[(&str, &str, &str, &str)] = &[
     ("couchdb", "maintenance_mode", "false", ""),
     ("couchdb", "max_partition_size", "10737418240", ""),
     ("couchdb", "single_node", "true", ONE_NODE),
-    ("httpd", "enable_cors", "false", "CORS isn't there yet"),
+    ("httpd", "enable_cors", "false", ""),
     ("log", "writer", "stderr", "the log goes to stderr unless `log_file` names a file"),
     (
         "prometheus",
@@ -39,8 +39,6 @@ const SAME: &[(&str, &str, &str, &str)] = &[
     ("uuids", "algorithm", "sequential", ""),
 ];
 
-const REQUIRED: &str = "with an administrator set, others get 401 for all but /, /_up and /_session; \
-    without one, everyone is administrator";
 const ONE_NODE: &str = "a server is one node";
 const NO_USERS: &str = "there are no users but the administrator yet";
 const NO_REPLICATOR: &str = "this server doesn't replicate by itself yet; others can replicate with it";
@@ -59,15 +57,11 @@ const KEYS: &[(&str, &str, &str)] = &[
     ),
     ("chttpd", "backlog", SOCKETS),
     ("chttpd", "config_whitelist", "the administrator may change what can be changed over HTTP"),
-    ("chttpd", "require_valid_user", REQUIRED),
-    ("chttpd", "require_valid_user_except_for_up", REQUIRED),
     ("chttpd", "server_options", SOCKETS),
     ("chttpd", "socket_options", SOCKETS),
     ("chttpd_auth", "secret", "the secret of sessions' cookies is drawn at each start: they end then"),
-    ("chttpd_auth", "require_valid_user", REQUIRED),
     ("chttpd_auth", "same_site", "sessions' cookies are SameSite=Lax"),
     ("chttpd_auth", "upgrade_hash_on_auth", NO_USERS),
-    ("couch_httpd_auth", "require_valid_user", REQUIRED),
     ("couch_httpd_auth", "secret", "the secret of sessions' cookies is drawn at each start: they end then"),
     (
         "couchdb",
@@ -96,7 +90,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("chttpd_auth_cache", NO_USERS),
     ("chttpd_auth_lockout", "failed logins aren't counted"),
     ("cluster", ONE_NODE),
-    ("cors", "CORS isn't there yet: a proxy in front can send its headers"),
+    ("cors", "CORS for each host isn't there: [cors] holds for all"),
     ("couch_httpd_auth", "no counterpart: there are no users but the administrator yet"),
     ("couch_mrview", NO_VIEWS),
     ("couch_peruser", NO_USERS),
@@ -142,8 +136,11 @@ pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
     }
     match (section, key) {
         ("couchdb", "maintenance_mode" | "max_partition_size")
-        | ("chttpd", "decode_plus_to_space")
-        | ("uuids", "algorithm" | "utc_id_suffix") => {
+        | ("uuids", "algorithm" | "utc_id_suffix")
+        | ("cors", _)
+        | ("chttpd" | "httpd", "enable_cors" | "WWW-Authenticate")
+        | ("chttpd", "decode_plus_to_space" | "require_valid_user" | "require_valid_user_except_for_up")
+        | ("chttpd_auth" | "couch_httpd_auth", "require_valid_user") => {
             let json = serde_json::Value::from(value);
             return format!(
                 "set over HTTP, while the server runs: PUT /_node/_local/_config/{section}/{key} {json}"

@@ -109,7 +109,7 @@ fn passwords_are_hidden_and_a_file_that_holds_one_is_named() {
     crate::secret::write_private(&secret, "ann:se\"cret\n");
     let by_flag = given(&flags(folder.path(), &["--admin", "ann:se\"cret"]));
     let by_file = given(&flags(folder.path(), &["--admin-file", secret.to_str().unwrap()]));
-    fs::write(folder.path().join(CONFIG_FILE), "[replicator]\npassword = \"se\\\"cret\"\n").unwrap();
+    fs::write(folder.path().join(CONFIG_FILE), "[mine]\npassword = \"se\\\"cret\"\n").unwrap();
     for given in [&by_flag, &by_file] {
         let shown = Shown::gather(given, None).unwrap();
         for text in [shown.toml(), shown.json().to_string()] {
