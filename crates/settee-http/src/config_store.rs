@@ -50,6 +50,9 @@ const CHANGES_MAX: usize = 4096;
 const NAME_BYTES_MAX: usize = 256;
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
+/// Largest `chttpd/max_http_request_size`, in bytes: CouchDB's default.
+const REQUEST_BYTES_MAX: u64 = 4 << 30;
+
 /// Shown in place of what is secret.
 const HIDDEN: &str = "****";
 
@@ -348,10 +351,11 @@ impl ConfigStore {
             Some("infinity") => u64::MAX,
             _ => number("couchdb", "max_attachment_size", 0, u64::MAX, base.max_attachment_size)?,
         };
-        // The room for bodies is made at the start.
-        let room = base.request_bytes_in_flight_max.max(base.max_request_bytes);
+        // The memory for bodies is fixed at the start: what is more than that is taken for all of it.
+        let memory = base.request_bytes_in_flight_max.max(base.max_request_bytes);
+        let most = memory.max(REQUEST_BYTES_MAX);
         limits.max_request_bytes =
-            number("chttpd", "max_http_request_size", 1, room, base.max_request_bytes)?;
+            number("chttpd", "max_http_request_size", 1, most, base.max_request_bytes)?.min(memory);
         limits.changes_timeout_ms =
             number("chttpd", "changes_timeout", 1, u64::from(u32::MAX), base.changes_timeout_ms)?;
         let names = base.max_dbs_info_names as u64;

@@ -97,6 +97,22 @@ fn limits_hold_from_the_next_request_on() {
 }
 
 #[test]
+fn couchdbs_largest_request_size_is_taken_up_to_the_memory_for_bodies() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 1000;
+        limits.request_bytes_in_flight_max = 100_000;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    let body = |bytes: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(bytes));
+    let too_large = "the request entity is too large";
+    client.put("/db/a", &body(2000)).expect_error(413, "too_large", too_large);
+    assert_eq!(set(&mut client, "chttpd/max_http_request_size", "4294967296"), "1000");
+    client.put("/db/a", &body(2000)).expect_status(201);
+    client.put("/db/b", &body(100_000)).expect_error(413, "too_large", too_large);
+}
+
+#[test]
 fn a_server_that_is_worked_at_says_so() {
     let server = Server::start();
     let mut client = server.connect();
@@ -246,6 +262,7 @@ fn what_clients_set_up_scripts_do_works_from_start_to_end() {
         ("cors/methods", "GET, PUT, POST, HEAD, DELETE"),
         ("cors/max_age", "3600"),
         ("chttpd_auth/timeout", "10800"),
+        ("chttpd/max_http_request_size", "4294967296"),
         ("uuids/algorithm", "random"),
     ] {
         let body = format!("\"{value}\"");
