@@ -125,6 +125,19 @@ fn a_file_in_the_place_of_the_data_folder_is_named() {
 }
 
 #[test]
+fn each_start_says_that_functions_which_check_writes_are_ignored() {
+    const SAID: &str = "validate_doc_update functions are stored and not run";
+    let folder = tempfile::tempdir().unwrap();
+    let start = |arguments: &[&str]| Running::start(serve(folder.path(), arguments)).stop();
+    for _ in 0..2 {
+        let text = start(&["--ignore-validation", "true"]);
+        assert!(text.contains(SAID), "{text}");
+    }
+    let text = start(&[]);
+    assert!(text.contains("listening on") && !text.contains(SAID), "{text}");
+}
+
+#[test]
 fn a_data_folder_on_a_file_system_that_takes_none_is_named() {
     let error = refusal(serve(Path::new("/proc/settee-data"), &[]));
     assert!(error.contains("cannot open the data in /proc/settee-data"), "{error}");
