@@ -182,9 +182,10 @@ fn fill(writer: &mut io::PipeWriter) {
 
 /// What a server logs from its start until `act` is done and it was stopped.
 fn logged(arguments: &[&str], act: impl FnOnce(&Server)) -> String {
-    let data = tempfile::tempdir().unwrap();
+    let home = tempfile::tempdir().unwrap();
     let (mut reader, writer): (PipeReader, _) = io::pipe().unwrap();
-    let server = Server::start(data.path(), arguments, writer);
+    // A data folder that the server makes is closed to others, and no line says so.
+    let server = Server::start(&home.path().join("data"), arguments, writer);
     act(&server);
     server.stop();
     let mut text = String::new();
