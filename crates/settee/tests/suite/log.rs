@@ -231,26 +231,28 @@ fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again()
     assert_eq!(mode & 0o777, 0o600);
 }
 
+/// Starts a server to which SIGHUP means what an option of env(1) says.
+fn start_with_hangup(option: &str, data: &Path) -> Server {
+    let mut command = Command::new("env");
+    command.args([option, env!("CARGO_BIN_EXE_settee"), "serve", "--listen", "127.0.0.1:0"]);
+    command.args(["--admin", "ann:secret", "--data-dir"]).arg(data);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let address = lines.find_map(|line| {
+        let (_, url) = line.split_once("listening on http://")?;
+        Some(url.split_once('/')?.0.to_owned())
+    });
+    Server { child, address: address.unwrap() }
+}
+
 #[test]
 fn without_a_log_file_sighup_stops_in_order_unless_it_was_ignored_at_start() {
     let data = tempfile::tempdir().unwrap();
-    let mut server = Server::start(data.path(), &[], Stdio::null());
+    let mut server = start_with_hangup("--default-signal=HUP", data.path());
     server.signal("HUP");
     assert_eq!(server.wait().code(), Some(0));
 
-    let mut command = Command::new("sh");
-    command.args([
-        "-c",
-        "trap '' HUP; exec \"$0\" serve --listen 127.0.0.1:0 --admin ann:secret --data-dir \"$1\"",
-    ]);
-    command.arg(env!("CARGO_BIN_EXE_settee")).arg(data.path()).stderr(Stdio::piped());
-    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let address = lines.find_map(|line| {
-        let line = line.unwrap();
-        Some(line.split_once("listening on http://")?.1.split_once('/')?.0.to_owned())
-    });
-    let server = Server { child, address: address.unwrap() };
+    let server = start_with_hangup("--ignore-signal=HUP", data.path());
     server.signal("HUP");
     assert_eq!(server.send("GET", "/_up", "").0, 200);
     server.stop();
