@@ -5,9 +5,11 @@
 //!
 //! Source: `validate_ddoc_fields` and `validate` of CouchDB 3.5.0's `couch_mrview`.
 
+use std::borrow::Cow;
+
 use serde_json::value::RawValue;
 
-use crate::json::{self, Members};
+use crate::json;
 use crate::{Error, ErrorKind, Result};
 
 /// How the ids of design documents begin.
@@ -68,7 +70,7 @@ const REDUCE_COUNT_MAX: u32 = 100;
 /// `InvalidDesignDoc`, in CouchDB's words.
 pub(crate) fn check(body: &[u8]) -> Result<()> {
     let text = in_braces(body);
-    let document = json::members(&text)?;
+    let document = members(&text)?;
     let language = member(&document, "language");
     for name in FUNCTIONS {
         if let Some(functions) = object(&document, name, "")? {
@@ -97,7 +99,25 @@ pub(crate) fn has_validation(body: &[u8]) -> Result<bool> {
     }
     let text = in_braces(body);
     let is_function = |value: &&RawValue| Kind::of(value) == Kind::String;
-    Ok(member(&json::members(&text)?, VALIDATION).filter(is_function).is_some())
+    Ok(member(&members(&text)?, VALIDATION).filter(is_function).is_some())
+}
+
+/// Members of an object in a design document.
+const MEMBERS_MAX: usize = 10_000;
+
+/// An object's members in order.
+struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+fn members(text: &[u8]) -> Result<Members<'_>> {
+    let mut members = Vec::new();
+    json::members(text, |name, value| {
+        if members.len() == MEMBERS_MAX {
+            return Err(invalid(format!("An object has at most {MEMBERS_MAX} members.")));
+        }
+        members.push((name, value));
+        Ok(())
+    })?;
+    Ok(Members(members))
 }
 
 fn in_braces(body: &[u8]) -> Vec<u8> {
@@ -110,7 +130,7 @@ fn check_views(views: &Members<'_>, language: Option<&str>) -> Result<()> {
     for (name, value) in &views.0 {
         let path = format!("views.{name}");
         expect(value, &[Kind::Object], &path)?;
-        found.push((name, json::members(value.get().as_bytes())?));
+        found.push((name, members(value.get().as_bytes())?));
     }
     for (member, kind) in [("map", map), ("reduce", Kind::String)] {
         for (name, view) in &found {
@@ -149,7 +169,7 @@ fn check_reduce(view: &Members<'_>) -> Result<()> {
 /// The members of a member that must be an object where it is there.
 fn object<'a>(parent: &Members<'a>, name: &str, path: &str) -> Result<Option<Members<'a>>> {
     check_member(parent, name, &[Kind::Object], path)?;
-    member(parent, name).map(|value| json::members(value.get().as_bytes())).transpose()
+    member(parent, name).map(|value| members(value.get().as_bytes())).transpose()
 }
 
 /// The first member of a name, as CouchDB looks members up.

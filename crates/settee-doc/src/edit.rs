@@ -2,23 +2,28 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
 use serde_json::value::RawValue;
 use settee_store::Value;
 
 use crate::attachment::{Content, Following, NewAttachment, Upload, parse_digest};
 use crate::document::Document;
-use crate::json::{self, write_json_string};
+use crate::json::{self, JsonError, write_json_string};
 use crate::revision::{Hash, Revision, parse_hash};
 use crate::update::ENCODING_PLAIN;
 use crate::{Error, ErrorKind, Result};
 
 /// Longest document id in bytes.
 pub const ID_SIZE_MAX: usize = 8_000;
+
+/// Longest text in bytes of a revision, of our form or another.
+const REVISION_SIZE_MAX: usize = 8_000;
 
 /// Members that CouchDB's replicator writes into its documents: kept like ordinary ones.
 const REPLICATOR_MEMBERS: [&str; 5] = [
@@ -91,38 +96,57 @@ impl Edit {
     /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `AttachmentTooLarge`, which
     /// names it.
     pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
-        let body_bytes_max = options.document_bytes_max.min(crate::DOCUMENT_BYTES_LIMIT);
+        Edit::parse_within(json, options, &mut |_| Ok::<(), Error>(()))
+    }
+
+    /// As [`Edit::parse`]; `charge` is called with a number of bytes before as many are allocated for attachments.
+    /// Beside them the edit takes its body, which is no longer than `json` and than `document_bytes_max`, and
+    /// while it is parsed one string.
+    ///
+    /// # Errors
+    /// As [`Edit::parse`], and those of `charge`.
+    pub fn parse_within<E: From<Error>>(
+        json: &[u8],
+        options: &Options,
+        charge: &mut dyn FnMut(usize) -> Result<(), E>,
+    ) -> Result<Edit, E> {
+        let stored_bytes_max = 1 + options.document_bytes_max.min(crate::DOCUMENT_BYTES_LIMIT);
         let mut edit = Edit::delete("", None);
         edit.deleted = false;
-        let mut stored = Vec::with_capacity(1 + json.len());
+        let mut stored = Vec::with_capacity(stored_bytes_max.min(1 + json.len()));
         stored.push(ENCODING_PLAIN);
         let mut reserved = Reserved::default();
-        for (name, value) in json::members(json)?.0 {
+        let mut is_too_large = false;
+        json::members(json, |name, value| -> Result<(), E> {
             if name.starts_with('_') && !REPLICATOR_MEMBERS.contains(&name.as_ref()) {
                 reserved.once(&name)?;
                 json::check_tokens(value.get().as_bytes())?;
-                edit.take_reserved(&name, value)?;
-                continue;
+                return edit.take_reserved(&name, value, charge);
+            }
+            // The id, by which the error names the document, may come behind it.
+            if is_too_large || stored.len() + name.len() > stored_bytes_max {
+                is_too_large = true;
+                return Ok(());
             }
             if stored.len() > 1 {
                 stored.push(b',');
             }
             write_json_string(&name, &mut stored);
             stored.push(b':');
-            json::write_compact(value, &mut stored)?;
-        }
-        let is_too_large = |new: &&NewAttachment| match &new.content {
+            is_too_large = !json::write_compact(value, &mut stored, stored_bytes_max)?;
+            Ok(())
+        })?;
+        let is_over = |new: &&NewAttachment| match &new.content {
             Content::Inline(bytes) => bytes.len() as u64 > options.attachment_bytes_max,
             _ => false,
         };
-        if let Some(new) = edit.attachments.iter().find(is_too_large) {
-            return Err(Error::new(ErrorKind::AttachmentTooLarge, new.name.clone()));
+        if let Some(new) = edit.attachments.iter().find(is_over) {
+            return Err(Error::new(ErrorKind::AttachmentTooLarge, new.name.clone()).into());
         }
-        let body = &stored[1..];
-        if body.len() > body_bytes_max {
-            return Err(Error::new(ErrorKind::TooLarge, edit.id));
+        if is_too_large {
+            return Err(Error::new(ErrorKind::TooLarge, edit.id).into());
         }
-        edit.digest = *blake3::hash(body).as_bytes();
+        edit.digest = *blake3::hash(&stored[1..]).as_bytes();
         edit.stored = Value::new(stored.into());
         Ok(edit)
     }
@@ -183,7 +207,12 @@ impl Edit {
         &self.digest
     }
 
-    fn take_reserved(&mut self, name: &str, value: &RawValue) -> Result<()> {
+    fn take_reserved<E: From<Error>>(
+        &mut self,
+        name: &str,
+        value: &RawValue,
+        charge: &mut dyn FnMut(usize) -> Result<(), E>,
+    ) -> Result<(), E> {
         match name {
             "_id" => {
                 let id = json::string(value);
@@ -193,7 +222,8 @@ impl Edit {
                 self.id = id.into_owned();
             }
             "_rev" => {
-                let text = json::string(value).ok_or_else(|| Error::bad_request("Invalid rev format"))?;
+                let text = json::string(value).filter(|text| text.len() <= REVISION_SIZE_MAX);
+                let text = text.ok_or_else(|| Error::bad_request("Invalid rev format"))?;
                 // `_revisions` says more, wherever it stands.
                 let is_said = !self.history.is_empty()
                     || self.foreign_revision.is_some()
@@ -210,10 +240,10 @@ impl Edit {
                 self.deleted = serde_json::from_str(value.get()).map_err(|_| json::bad_member(name))?;
             }
             "_revisions" => self.take_revisions(value)?,
-            "_attachments" => self.attachments = parse_attachments(value)?,
+            "_attachments" => self.attachments = parse_attachments(value, charge)?,
             // What a read adds, a write ignores.
             "_revs_info" | "_local_seq" | "_conflicts" | "_deleted_conflicts" => {}
-            _ => return Err(json::bad_member(name)),
+            _ => return Err(json::bad_member(name).into()),
         }
         Ok(())
     }
@@ -223,31 +253,46 @@ impl Edit {
         struct Revisions<'a> {
             start: u32,
             #[serde(borrow)]
-            ids: Vec<&'a str>,
+            ids: &'a RawValue,
         }
 
         let bad = |reason: &str| Error::new(ErrorKind::DocValidation, reason);
-        let revisions: Revisions<'_> =
-            serde_json::from_str(value.get()).map_err(|_| bad("_revisions must have a start and ids"))?;
-        if revisions.start == 0 {
+        let malformed = || bad("_revisions must have a start and ids");
+        let no_hex = || bad("RevId isn't a valid hexadecimal");
+        let Revisions { start, ids } = serde_json::from_str(value.get()).map_err(|_| malformed())?;
+        let (mut count, mut named) = (0_usize, None);
+        let read = json::each_json_element(ids.get().as_bytes(), |id| -> Result<()> {
+            // Without escapes, which no hash has.
+            let id: &str = serde_json::from_str(id.get()).map_err(|_| malformed())?;
+            count += 1;
+            if count == 1 && id.len() <= REVISION_SIZE_MAX {
+                named = Some(format!("{start}-{id}"));
+            }
+            // Behind one that is foreign none is looked at.
+            if self.history.len() + 1 == count && id.len() == 32 {
+                let hash = parse_hash(id).or_else(|_| parse_hash(&id.to_ascii_lowercase()));
+                self.history.push(hash.map_err(|_| no_hex())?);
+            }
+            Ok(())
+        });
+        read.map_err(|error| match error {
+            JsonError::Refused(error) => error,
+            JsonError::OtherKind | JsonError::Syntax => malformed(),
+        })?;
+        if start == 0 {
             // Of a local document, whose one id is a number.
             (self.revision, self.history) = (None, Vec::new());
-            let named = revisions.ids.first().map(|id| format!("0-{id}"));
             self.local_revision = named.as_deref().and_then(parse_local_revision);
             self.foreign_revision = named.filter(|_| self.local_revision.is_none());
             return Ok(());
         }
-        if revisions.ids.is_empty() || revisions.ids.len() > revisions.start as usize {
+        if count == 0 || count > start as usize {
             return Err(bad("_revisions.ids must have between one and start members"));
         }
         self.local_revision = None;
-        let named = format!("{}-{}", revisions.start, revisions.ids[0]);
-        let no_hex = |_| bad("RevId isn't a valid hexadecimal");
-        self.revision = Revision::parse_any(&named).map_err(no_hex)?;
-        let parse = |id: &str| parse_hash(id).or_else(|_| parse_hash(&id.to_ascii_lowercase()));
-        let known = |id: &&str| (id.len() == 32).then(|| parse(id));
-        self.history = revisions.ids.iter().map_while(known).collect::<Result<_>>().map_err(no_hex)?;
-        self.foreign_revision = (self.history.len() < revisions.ids.len()).then_some(named);
+        let named = named.ok_or_else(no_hex)?;
+        self.revision = Revision::parse_any(&named).map_err(|_| no_hex())?;
+        self.foreign_revision = (self.history.len() < count).then_some(named);
         Ok(())
     }
 }
@@ -276,21 +321,71 @@ impl Reserved {
     }
 }
 
+/// Attachments of a document: with more of them, the list of what they are is no record any more.
+const ATTACHMENTS_MAX: usize = 100_000;
+
+/// Bytes that an attachment takes beside its name and what is said of it: its place among the attachments and
+/// among the names, both of which double as they grow, and what it allocates.
+const ATTACHMENT_BYTES: usize = 3 * (size_of::<NewAttachment>() + size_of::<Cow<'_, str>>()) + 64;
+
 /// `_attachments`: names and what is said of each.
-fn parse_attachments(value: &RawValue) -> Result<Vec<NewAttachment>> {
-    let members = json::members(value.get().as_bytes())
-        .map_err(|_| Error::bad_request("`_attachments` must be an object of attachments"))?;
-    let mut attachments: Vec<NewAttachment> = Vec::with_capacity(members.0.len());
-    // There may be as many as a request has room for: none is compared with all others.
-    let mut seen = HashSet::with_capacity(members.0.len());
-    for (name, value) in &members.0 {
-        check_attachment_name(name)?;
-        if !seen.insert(name) {
-            return Err(Error::bad_request(format!("Attachment {name} comes twice.")));
+fn parse_attachments<E: From<Error>>(
+    value: &RawValue,
+    charge: &mut dyn FnMut(usize) -> Result<(), E>,
+) -> Result<Vec<NewAttachment>, E> {
+    let mut attachments: Vec<NewAttachment> = Vec::new();
+    // There may be as many as a request has memory for: none is compared with all others.
+    let mut seen = HashSet::new();
+    let read = json::each_json_member(value.get().as_bytes(), |name, value| -> Result<(), E> {
+        check_attachment_name(&name)?;
+        if attachments.len() == ATTACHMENTS_MAX {
+            return Err(Error::new(ErrorKind::TooLarge, "too many attachments").into());
         }
-        attachments.push(parse_attachment(name, value)?);
-    }
+        charge(ATTACHMENT_BYTES + name.len() + value.get().len())?;
+        attachments.push(parse_attachment(&name, value)?);
+        match seen.replace(name) {
+            None => Ok(()),
+            Some(name) => Err(Error::bad_request(format!("Attachment {name} comes twice.")).into()),
+        }
+    });
+    read.map_err(|error| match error {
+        JsonError::Refused(error) => error,
+        JsonError::OtherKind | JsonError::Syntax => {
+            Error::bad_request("`_attachments` must be an object of attachments").into()
+        }
+    })?;
     Ok(attachments)
+}
+
+/// What an attachment holds, decoded as it is read; None where it isn't base 64.
+struct Data(Option<Bytes>);
+
+impl<'de> Deserialize<'de> for Data {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Data, D::Error> {
+        struct Decode;
+
+        impl Visitor<'_> for Decode {
+            type Value = Data;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("base 64")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Data, E> {
+                // Encoders for mail break lines.
+                let decoded = match text.bytes().any(|byte| byte.is_ascii_whitespace()) {
+                    false => BASE64.decode(text),
+                    true => {
+                        let is_digit = |byte: &u8| !byte.is_ascii_whitespace();
+                        BASE64.decode(text.bytes().filter(is_digit).collect::<Vec<u8>>())
+                    }
+                };
+                Ok(Data(decoded.ok().map(Bytes::from)))
+            }
+        }
+
+        deserializer.deserialize_str(Decode)
+    }
 }
 
 fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
@@ -298,8 +393,8 @@ fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
     struct Said<'a> {
         #[serde(borrow, default)]
         content_type: Option<Cow<'a, str>>,
-        #[serde(borrow, default)]
-        data: Option<Cow<'a, str>>,
+        #[serde(default)]
+        data: Option<Data>,
         #[serde(default)]
         stub: bool,
         #[serde(default)]
@@ -328,13 +423,8 @@ fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
         let length = encoded_length.or(said.length).ok_or_else(bad)?;
         Content::Follows(Following { length, is_gzip, digest: digest.transpose()? })
     } else {
-        let mut data = said.data.ok_or_else(bad)?;
-        if data.bytes().any(|byte| byte.is_ascii_whitespace()) {
-            // Encoders for mail break lines.
-            data.to_mut().retain(|letter| !letter.is_ascii_whitespace());
-        }
         // What `encoding` says is how it was stored: inline it always comes as what it is.
-        Content::Inline(BASE64.decode(data.as_bytes()).map_err(|_| bad())?.into())
+        Content::Inline(said.data.and_then(|data| data.0).ok_or_else(bad)?)
     };
     let content_type = said.content_type.as_deref().unwrap_or(UNKNOWN_TYPE).to_owned();
     Ok(NewAttachment { name: name.to_owned(), content_type, revpos: said.revpos, content })

@@ -3,11 +3,15 @@
 //! A body is kept as text: its members as they came, without white space between tokens. One
 //! pass of `serde_json` checks the syntax and finds the top-level members; a second, over the
 //! bytes of each value, drops the white space and checks what `serde_json` leaves open.
+//!
+//! Members and elements are handed on one by one and never collected: a text of many small ones takes no
+//! more memory than a text of one.
 
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::de::StrRead;
 use serde_json::value::RawValue;
 
 use crate::{Error, ErrorKind, Result};
@@ -15,31 +19,99 @@ use crate::{Error, ErrorKind, Result};
 /// How deep arrays and objects may nest in a document.
 pub const NESTING_MAX: usize = 1_000;
 
-/// An object's members in order: the name, unescaped, and the value's text. A name may come
-/// more than once.
-pub(crate) struct Members<'a>(pub Vec<(Cow<'a, str>, &'a RawValue)>);
+/// Why a text wasn't read to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JsonError<E> {
+    /// It isn't one whole JSON value in UTF-8.
+    Syntax,
+    /// It is JSON of another kind, as far as it was read.
+    OtherKind,
+    /// The caller refused a member or an element; the rest of the text is JSON.
+    Refused(E),
+}
 
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members<'de>, D::Error> {
-        struct Collect;
+/// Calls `take` with each member of an object in order: its name, unescaped, and its value's text. A name may
+/// come more than once. Allocates nothing that grows with the number of members.
+///
+/// # Errors
+/// [`JsonError`]. After an error of its own `take` isn't called again, and the rest is read all the same: what
+/// isn't JSON is a [`JsonError::Syntax`], whatever was refused before.
+pub fn each_json_member<'a, E>(
+    json: &'a [u8],
+    mut take: impl FnMut(Cow<'a, str>, &'a RawValue) -> Result<(), E>,
+) -> Result<(), JsonError<E>> {
+    read(json, |deserializer, refused| {
+        deserializer.deserialize_map(EachMember(|name, value| admit(take(name, value), refused)))
+    })
+}
 
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Members<'de>;
+/// As [`each_json_member`], of an array's elements.
+///
+/// # Errors
+/// As [`each_json_member`].
+pub fn each_json_element<'a, E>(
+    json: &'a [u8],
+    mut take: impl FnMut(&'a RawValue) -> Result<(), E>,
+) -> Result<(), JsonError<E>> {
+    read(json, |deserializer, refused| {
+        deserializer.deserialize_seq(EachElement(|value| admit(take(value), refused)))
+    })
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
+/// Whether to go on; an error is kept.
+fn admit<E>(taken: Result<(), E>, refused: &mut Option<E>) -> bool {
+    taken.map_err(|error| *refused = Some(error)).is_ok()
+}
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
-                let mut members = Vec::new();
-                while let Some((Name(name), value)) = map.next_entry()? {
-                    members.push((name, value));
-                }
-                Ok(Members(members))
+fn read<'a, E>(
+    json: &'a [u8],
+    visit: impl FnOnce(&mut serde_json::Deserializer<StrRead<'a>>, &mut Option<E>) -> serde_json::Result<()>,
+) -> Result<(), JsonError<E>> {
+    let text = std::str::from_utf8(json).map_err(|_| JsonError::Syntax)?;
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let mut refused = None;
+    match visit(&mut deserializer, &mut refused).and_then(|()| deserializer.end()) {
+        Err(error) if error.is_data() => Err(JsonError::OtherKind),
+        Err(_) => Err(JsonError::Syntax),
+        Ok(()) => refused.map_or(Ok(()), |error| Err(JsonError::Refused(error))),
+    }
+}
+
+struct EachMember<F>(F);
+
+impl<'de, F: FnMut(Cow<'de, str>, &'de RawValue) -> bool> Visitor<'de> for EachMember<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some((Name(name), value)) = map.next_entry()? {
+            if !(self.0)(name, value) {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
             }
         }
+        Ok(())
+    }
+}
 
-        deserializer.deserialize_map(Collect)
+struct EachElement<F>(F);
+
+impl<'de, F: FnMut(&'de RawValue) -> bool> Visitor<'de> for EachElement<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut elements: A) -> Result<(), A::Error> {
+        while let Some(element) = elements.next_element()? {
+            if !(self.0)(element) {
+                while elements.next_element::<IgnoredAny>()?.is_some() {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -70,15 +142,18 @@ impl<'de> Deserialize<'de> for Name<'de> {
     }
 }
 
-/// Finds a document's members.
+/// Calls `take` with each member of a document.
 ///
 /// # Errors
-/// `BadRequest` where it isn't one whole JSON object in UTF-8.
-pub(crate) fn members(json: &[u8]) -> Result<Members<'_>> {
-    let text = std::str::from_utf8(json).map_err(|_| invalid())?;
-    serde_json::from_str(text).map_err(|error| match error.classify() {
-        serde_json::error::Category::Data => Error::bad_request("Document must be a JSON object"),
-        _ => invalid(),
+/// `BadRequest` where it isn't one whole JSON object in UTF-8; the first error of `take`.
+pub(crate) fn members<'a, E: From<Error>>(
+    json: &'a [u8],
+    take: impl FnMut(Cow<'a, str>, &'a RawValue) -> Result<(), E>,
+) -> Result<(), E> {
+    each_json_member(json, take).map_err(|error| match error {
+        JsonError::Refused(error) => error,
+        JsonError::OtherKind => Error::bad_request("Document must be a JSON object").into(),
+        JsonError::Syntax => invalid().into(),
     })
 }
 
@@ -86,12 +161,13 @@ fn invalid() -> Error {
     Error::bad_request("invalid UTF-8 JSON")
 }
 
-/// Appends a value's text without the white space between its tokens.
+/// Appends a value's text without the white space between its tokens, and returns whether `out` has at most
+/// `bytes_max` bytes then. Where it would have more, not all of the text is appended.
 ///
 /// # Errors
 /// `BadRequest` where a string has half a surrogate pair, which no UTF-8 text can hold, where
 /// values nest deeper than [`NESTING_MAX`], or where a number exceeds the range of a double.
-pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>, bytes_max: usize) -> Result<bool> {
     let text = value.get().as_bytes();
     let mut copied = 0;
     let mut depth = 0_usize;
@@ -100,7 +176,9 @@ pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>) -> Result<()> {
         match text[at] {
             b'"' => at = string_end(text, at)?,
             b' ' | b'\t' | b'\n' | b'\r' => {
-                out.extend_from_slice(&text[copied..at]);
+                if !append(&text[copied..at], out, bytes_max) {
+                    return Ok(false);
+                }
                 at += 1;
                 copied = at;
             }
@@ -119,8 +197,16 @@ pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>) -> Result<()> {
             _ => at += 1,
         }
     }
-    out.extend_from_slice(&text[copied..]);
-    Ok(())
+    Ok(append(&text[copied..], out, bytes_max))
+}
+
+/// Appends bytes where there is capacity for them.
+fn append(bytes: &[u8], out: &mut Vec<u8>, bytes_max: usize) -> bool {
+    let fits = out.len() + bytes.len() <= bytes_max;
+    if fits {
+        out.extend_from_slice(bytes);
+    }
+    fits
 }
 
 /// Checks the numbers and strings of a valid JSON text, or of a part of one that cuts no token: what

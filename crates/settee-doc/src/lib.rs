@@ -47,7 +47,9 @@ pub use databases::{
 pub use document::{Document, Extras};
 pub use edit::{Edit, ID_SIZE_MAX, Options, check_attachment_name, check_document_id, parse_local_revision};
 pub use error::{Error, ErrorKind, Result};
-pub use json::{NESTING_MAX, check_tokens, write_json_string};
+pub use json::{
+    JsonError, NESTING_MAX, check_tokens, each_json_element, each_json_member, write_json_string,
+};
 pub use leaves::{Leaves, Matched};
 pub use limits::StoreLimits;
 pub use partition::{check_partition, partition_prefix};

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, Response, StatusCode};
-use serde_json::value::RawValue;
 use settee_doc::{Database, Document, ErrorKind, LocalRow, Range, Revision, Row, View};
 
 use crate::body::{self, ALLOCATION_BYTES, Charge, Share};
@@ -40,12 +39,8 @@ struct Args {
     partition: Option<String>,
 }
 
-/// Asked before room is made for so many keys more.
-type Admit<'a> = &'a mut dyn FnMut(usize) -> Result<(), Failure>;
-
-/// Bytes that a key takes beside its text, and a list among several.
-const KEY_BYTES: usize = size_of::<(&RawValue, String)>() + ALLOCATION_BYTES;
-const QUERY_BYTES: usize = size_of::<(&RawValue, Scope, Args)>() + ALLOCATION_BYTES;
+/// Bytes that a list among several takes beside its place.
+const QUERY_BYTES: usize = 4 * ALLOCATION_BYTES;
 
 impl Default for Args {
     fn default() -> Args {
@@ -98,33 +93,33 @@ impl Args {
     }
 
     /// Takes `keys` from JSON text.
-    fn set_keys(&mut self, raw: &str, no_list: Failure, admit: Admit<'_>) -> Result<(), Failure> {
+    fn set_keys(
+        &mut self,
+        raw: &str,
+        no_list: impl FnOnce() -> Failure,
+        charge: &mut Charge,
+    ) -> Result<(), Failure> {
         let raw = query::json_value(raw)?;
         if raw == "null" {
             return Ok(());
         }
-        let list = json::list_within(raw, admit)?.ok_or(no_list)?;
-        self.keys = Some(list.into_iter().map(|key| key.get().to_owned()).collect());
+        let mut keys = Vec::new();
+        json::each_element(raw, no_list, |key| charge.push(key.to_owned(), ALLOCATION_BYTES, &mut keys))?;
+        self.keys = Some(keys);
         Ok(())
     }
 
     /// Takes the options in a request's body.
-    fn take_members(&mut self, text: &[u8], admit: Admit<'_>) -> Result<(), Failure> {
-        for (name, value) in json::members(text)?.0 {
-            match name.as_ref() {
-                "keys" => {
-                    let no_list = Failure::bad_request("`keys` body member must be an array.");
-                    self.set_keys(value.get(), no_list, admit)?;
-                }
-                name if name.ends_with("key") => self.set(name, value.get())?,
-                // A number or boolean may come as a string as well.
-                name => {
-                    let text = json::string(value.get()).unwrap_or(Cow::Borrowed(value.get()));
-                    self.set(name, &text)?;
-                }
+    fn take_members(&mut self, text: &[u8], charge: &mut Charge) -> Result<(), Failure> {
+        json::each_member(text, |name, value| match name.as_ref() {
+            "keys" => {
+                let no_list = || Failure::bad_request("`keys` body member must be an array.");
+                self.set_keys(value, no_list, charge)
             }
-        }
-        Ok(())
+            name if name.ends_with("key") => self.set(name, value),
+            // A number or boolean may come as a string as well.
+            name => self.set(name, &json::string(value).unwrap_or(Cow::Borrowed(value))),
+        })
     }
 
     /// Checks what doesn't go together, and says what the list is of: an option may name a partition.
@@ -246,7 +241,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: 
         Method::POST => {
             let held = call.read_json_body().await?;
             let parse = move |text: &[u8], charge: &mut Charge| {
-                args.take_members(text, &mut |count| charge.take(count, KEY_BYTES))?;
+                args.take_members(text, charge)?;
                 Ok(args)
             };
             (args, share) = body::parse_held(held, &call.server.room, parse).await?;
@@ -257,12 +252,12 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: 
         match name.as_ref() {
             // It goes before those in the body.
             "keys" if *call.method() == Method::POST => {
-                let no_list = Failure::query_parse_error("`keys` must be an array of strings.");
-                args.set_keys(&value, no_list, &mut |_| Ok(()))?;
+                let no_list = || Failure::query_parse_error("`keys` must be an array of strings.");
+                args.set_keys(&value, no_list, &mut Charge::free())?;
             }
             "keys" => {
-                let no_list = Failure::bad_request("`keys` parameter must be an array.");
-                args.set_keys(&value, no_list, &mut |_| Ok(()))?;
+                let no_list = || Failure::bad_request("`keys` parameter must be an array.");
+                args.set_keys(&value, no_list, &mut Charge::free())?;
             }
             name => args.set(name, &value)?,
         }
@@ -272,7 +267,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: 
         return Ok(head());
     }
     let view = database.view();
-    stream::respond(&call.server.limits, async move |mut out| {
+    stream::respond(call.output(), async move |mut out| {
         let _for_the_keys = share;
         write_list(&database, &view, &scope, args, &mut out).await?;
         out.buffer.extend_from_slice(b"\n");
@@ -293,7 +288,7 @@ pub(crate) async fn queries(call: &mut Call<'_>, database: Arc<Database>, scope:
     let parse = move |text: &[u8], charge: &mut Charge| parse_queries(text, &options, &of, &scope, charge);
     let (asked, share) = body::parse_held(held, &call.server.room, parse).await?;
     let view = database.view();
-    stream::respond(&call.server.limits, async move |mut out| {
+    stream::respond(call.output(), async move |mut out| {
         let _for_the_keys = share;
         out.buffer.extend_from_slice(b"{\"results\":[");
         for (index, (scope, args)) in asked.into_iter().enumerate() {
@@ -314,22 +309,20 @@ fn parse_queries(
     scope: &Scope,
     charge: &mut Charge,
 ) -> Result<Vec<(Scope, Args)>, Failure> {
-    let members = json::members(text)?;
-    let list = members.get("queries");
+    let [list] = json::pick(text, ["queries"])?;
     let list = list.ok_or_else(|| Failure::bad_request("POST body must include `queries` parameter."))?;
     let each = QUERY_BYTES + options.iter().map(|(_, value)| value.len()).sum::<usize>();
-    let list = json::list_within(list, |count| charge.take(count, each))?;
-    let list = list.ok_or_else(|| Failure::bad_request("`queries` member must be an array."))?;
-    let mut asked = Vec::with_capacity(list.len());
-    for query in list {
+    let no_list = || Failure::bad_request("`queries` member must be an array.");
+    let mut asked = Vec::new();
+    json::each_element(list, no_list, |query| {
         let mut args = Args::default();
         for (name, value) in options {
             args.set(name, value)?;
         }
-        args.take_members(query.get().as_bytes(), &mut |count| charge.take(count, KEY_BYTES))?;
+        args.take_members(query.as_bytes(), charge)?;
         let scope = args.check(database, scope.clone())?;
-        asked.push((scope, args));
-    }
+        charge.push((scope, args), each, &mut asked)
+    })?;
     Ok(asked)
 }
 

@@ -112,7 +112,7 @@ async fn send(
     decode: bool,
 ) -> Answer {
     let mut reader = view.attachment(id, attachment, range, decode);
-    stream::respond(&call.server.limits, async move |mut out| {
+    stream::respond(call.output(), async move |mut out| {
         while let Some(bytes) = reader.next().await? {
             out.send(bytes).await?;
         }
@@ -135,7 +135,7 @@ async fn send_ranges(
         true => reply::empty(StatusCode::OK),
         false => {
             let id = id.to_owned();
-            stream::respond(&call.server.limits, async move |mut out| {
+            stream::respond(call.output(), async move |mut out| {
                 out.buffer.extend_from_slice(format!("--{boundary}").as_bytes());
                 for range in ranges {
                     related::write_range(&view, &id, &attachment, range, &mut out).await?;

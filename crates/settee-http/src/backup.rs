@@ -7,7 +7,6 @@
 use std::path::Path;
 
 use hyper::{Method, StatusCode};
-use serde::Deserialize;
 use settee_doc::{BackupSummary, FailedDatabase};
 
 use crate::config_store::CONFIG_FILE;
@@ -23,22 +22,21 @@ pub const BACKED_UP_FILES: &[&str] = &[CONFIG_FILE];
 /// Databases that the reason names; `failed` has all of them.
 const NAMED_MAX: usize = 10;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Request<'a> {
-    #[serde(borrow)]
-    folder: std::borrow::Cow<'a, str>,
-}
-
 /// Makes a run of a backup, and answers once it is whole.
 pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
     let body = call.read_json_body().await?;
-    let request: Request<'_> = serde_json::from_slice(&body.text)
-        .map_err(|_| Failure::bad_request("The body must be {\"folder\": an absolute path}."))?;
-    let done = call.server.databases.backup(Path::new(&*request.folder), BACKED_UP_FILES).await?;
+    let bad = || Failure::bad_request("The body must be {\"folder\": an absolute path}.");
+    let mut folder = None;
+    json::each_member(&body.text, |name, value| {
+        folder = json::string(value).filter(|_| name == "folder" && folder.is_none());
+        if folder.is_some() { Ok(()) } else { Err(bad()) }
+    })
+    .map_err(|_| bad())?;
+    let folder = folder.ok_or_else(bad)?;
+    let done = call.server.databases.backup(Path::new(&*folder), BACKED_UP_FILES).await?;
     let failed = &done.failed;
     let mut text = Vec::new();
     json::object(&mut text, |text| {

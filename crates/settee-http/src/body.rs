@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::Limits;
 use crate::encoding::{self, Unfolding};
 use crate::error::Failure;
+use crate::server::Server;
 
 /// Bytes of a body that needs no share of the room, so that small writes don't wait for large
 /// ones: there are never more of them than connections.
@@ -30,6 +31,14 @@ const SMALL_BODY_BYTES: u64 = 16 << 10;
 
 /// Bytes that a small thing of its own takes of the allocator, at least.
 pub(crate) const ALLOCATION_BYTES: usize = 32;
+
+/// Up to this many items a list's capacity is doubled; from then on it grows by a quarter.
+const DOUBLED_MAX: usize = 1024;
+
+/// What a text is parsed to may take this many times its bytes, or [`PARSED_BYTES_MIN`] where that is more: with
+/// the text itself at most four times what was sent.
+const PARSED_PER_BYTE: u64 = 3;
+const PARSED_BYTES_MIN: u64 = 64 << 20;
 
 /// The unit of shares.
 const UNIT_BYTES: u64 = 1 << 10;
@@ -62,17 +71,46 @@ pub(crate) struct Held {
 
 /// What the things in a text take beside it, as its parser comes upon them.
 pub(crate) struct Charge {
-    room: Arc<Room>,
+    /// None for a text that is small by its nature.
+    room: Option<Arc<Room>>,
     share: Share,
+    /// Bytes that may still be charged.
+    left: u64,
 }
 
 impl Charge {
+    /// Of what a request's head or a test holds: nothing is charged.
+    pub(crate) fn free() -> Charge {
+        Charge { room: None, share: Share::default(), left: u64::MAX }
+    }
+
     /// Makes room for so many things more, of so many bytes each.
     ///
     /// # Errors
-    /// 413 where the room could never hold them beside the text, 503 where it is used up.
+    /// 413 where they are too many for the text's length, or the room could never hold them beside the text; 503
+    /// where it is used up.
     pub(crate) fn take(&mut self, count: usize, bytes_each: usize) -> Result<(), Failure> {
-        self.room.add(&mut self.share, (count as u64).saturating_mul(bytes_each as u64))
+        let bytes = (count as u64).saturating_mul(bytes_each as u64);
+        self.left = self.left.checked_sub(bytes).ok_or_else(Failure::body_too_large)?;
+        match &self.room {
+            Some(room) => room.add(&mut self.share, bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends an item that takes `more_bytes` beside its place in the list. The list grows by what is charged.
+    ///
+    /// # Errors
+    /// As [`Charge::take`].
+    pub(crate) fn push<T>(&mut self, item: T, more_bytes: usize, list: &mut Vec<T>) -> Result<(), Failure> {
+        if list.len() == list.capacity() {
+            let more = list.len().clamp(1, DOUBLED_MAX.max(list.len() / 4));
+            self.take(more, size_of::<T>())?;
+            list.reserve_exact(more);
+        }
+        self.take(1, more_bytes)?;
+        list.push(item);
+        Ok(())
     }
 }
 
@@ -147,19 +185,11 @@ fn units(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// What `parse` makes of a text.
+/// What `parse` makes of a text, of which `inline_bytes` are parsed in the request's own task.
 ///
 /// # Errors
 /// Those of `parse`; 500 where it panics.
-pub(crate) async fn parse<T: Send + 'static>(
-    text: &Bytes,
-    parse: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
-    parse_from(PARSE_INLINE_BYTES, text, parse).await
-}
-
-/// As [`parse`], of which `inline_bytes` are parsed in the request's own task.
-pub(crate) async fn parse_from<T: Send + 'static>(
+async fn parse_from<T: Send + 'static>(
     inline_bytes: usize,
     text: &Bytes,
     parse: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
@@ -174,21 +204,41 @@ pub(crate) async fn parse_from<T: Send + 'static>(
     })
 }
 
-/// As [`parse`], of a body whose parser charges what it makes of it to the share.
+/// What `parse_text` makes of a body's text, with the share that holds it: what is made is charged.
+///
+/// # Errors
+/// Those of `parse_text`; 500 where it panics.
 pub(crate) async fn parse_held<T: Send + 'static>(
     held: Held,
     room: &Arc<Room>,
     parse_text: impl FnOnce(&[u8], &mut Charge) -> Result<T, Failure> + Send + 'static,
 ) -> Result<(T, Share), Failure> {
+    parse_held_from(PARSE_INLINE_BYTES, held, room, parse_text).await
+}
+
+/// As [`parse_held`], of which `inline_bytes` are parsed in the request's own task.
+pub(crate) async fn parse_held_from<T: Send + 'static>(
+    inline_bytes: usize,
+    held: Held,
+    room: &Arc<Room>,
+    parse_text: impl FnOnce(&[u8], &mut Charge) -> Result<T, Failure> + Send + 'static,
+) -> Result<(T, Share), Failure> {
     let Held { text, share } = held;
-    let mut charge = Charge { room: room.clone(), share };
+    let left = PARSED_BYTES_MIN.max((text.len() as u64).saturating_mul(PARSED_PER_BYTE));
+    let mut charge = Charge { room: Some(room.clone()), share, left };
     let parse_charged = move |text: &[u8]| Ok((parse_text(text, &mut charge)?, charge.share));
-    parse(&text, parse_charged).await
+    parse_from(inline_bytes, &text, parse_charged).await
+}
+
+/// The edit that a document's text asks for, with the share that holds it.
+pub(crate) async fn parse_edit(held: Held, server: &Server) -> Result<(Edit, Share), Failure> {
+    let options = server.document_options;
+    parse_held(held, &server.room, move |text, charge| edit(text, &options, charge)).await
 }
 
 /// The edit that a document's text asks for.
-pub(crate) async fn parse_edit(text: &Bytes, options: settee_doc::Options) -> Result<Edit, Failure> {
-    parse(text, move |text| Ok(Edit::parse(text, &options)?)).await
+pub(crate) fn edit(text: &[u8], options: &settee_doc::Options, charge: &mut Charge) -> Result<Edit, Failure> {
+    Edit::parse_within(text, options, &mut |bytes| charge.take(1, bytes))
 }
 
 /// Requires a body to be declared as JSON, as CouchDB's POST handlers do.
@@ -421,7 +471,8 @@ mod tests {
         let text = Bytes::from(vec![b' '; PARSE_INLINE_BYTES + 1]);
         let (send, receive) = mpsc::channel();
         let waits = move |_: &[u8]| Ok(receive.recv_timeout(Duration::from_secs(60)).is_ok());
-        let (others_ran, _) = tokio::join!(parse(&text, waits), async { send.send(()) });
+        let (others_ran, _) =
+            tokio::join!(parse_from(PARSE_INLINE_BYTES, &text, waits), async { send.send(()) });
         assert!(others_ran.unwrap());
     }
 }

@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use settee_doc::{Database, Edit, Revision};
 
 use crate::body::{self, ALLOCATION_BYTES, Charge};
@@ -18,8 +16,7 @@ use crate::reply::{self, Answer};
 use crate::server::Call;
 
 /// Bytes that a document takes beside its text, however small it is: its edit, what came of it, its row.
-const EDIT_BYTES: usize = size_of::<&RawValue>()
-    + size_of::<Edit>()
+const EDIT_BYTES: usize = size_of::<Edit>()
     + size_of::<(String, Option<Named>)>()
     + size_of::<settee_doc::Result<Revision>>()
     + ROW_BYTES
@@ -27,19 +24,6 @@ const EDIT_BYTES: usize = size_of::<&RawValue>()
 
 /// Bytes of a row, by which the answer's room is made.
 const ROW_BYTES: usize = 96;
-
-/// The request's body. Members that aren't known are skipped.
-#[derive(Deserialize)]
-struct Request<'a> {
-    #[serde(borrow, default)]
-    docs: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    new_edits: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    all_or_nothing: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    w: Option<&'a RawValue>,
-}
 
 /// What a bulk asks for.
 pub(crate) struct Bulk {
@@ -62,9 +46,7 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
     let mut concern = call.write_concern()?;
     let is_optimistic = document::is_optimistic(call)?;
     let options = call.server.document_options;
-    let parse = move |text: &[u8], charge: &mut Charge| {
-        parse_bulk(text, &options, |count| charge.take(count, EDIT_BYTES))
-    };
+    let parse = move |text: &[u8], charge: &mut Charge| parse_bulk(text, &options, charge);
     let (bulk, _for_the_edits) = body::parse_held(held, &call.server.room, parse).await?;
     let Bulk { mut edits, new_edits, all_or_nothing, copies } = bulk;
     concern.copies = copies.unwrap_or(concern.copies);
@@ -157,41 +139,44 @@ fn refused(edits: &[Edit]) -> Vec<u8> {
     rows
 }
 
-/// Reads a bulk; `admit` is asked before room is made for so many documents more.
+/// Reads a bulk.
 pub(crate) fn parse_bulk(
     text: &[u8],
     options: &settee_doc::Options,
-    admit: impl FnMut(usize) -> Result<(), Failure>,
+    charge: &mut Charge,
 ) -> Result<Bulk, Failure> {
-    const NO_LIST: &str = "`docs` parameter must be an array.";
-    let request: Request<'_> = json::parse_object(text, NO_LIST)?;
-    let docs =
-        request.docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
+    let no_list = || Failure::bad_request("`docs` parameter must be an array.");
+    let names = ["docs", "new_edits", "all_or_nothing", "w"];
+    let [docs, new_edits, all_or_nothing, copies] = json::pick_unchecked(text, names)?;
+    let docs = docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
+    if !docs.starts_with('[') {
+        return Err(no_list());
+    }
     check_around(text, docs)?;
-    let docs = json::list_within(docs.get(), admit)?.ok_or_else(|| Failure::bad_request(NO_LIST))?;
-    let new_edits = match request.new_edits.map(RawValue::get) {
+    let new_edits = match new_edits {
         None | Some("true") => true,
         Some("false") => false,
         Some(_) => return Err(Failure::bad_request("`new_edits` parameter must be a boolean.")),
     };
-    let mut edits = Vec::with_capacity(docs.len());
-    for doc in docs {
-        let edit = Edit::parse(doc.get().as_bytes(), options)?;
+    let mut edits = Vec::new();
+    json::each_element(docs, no_list, |doc| {
+        let edit = body::edit(doc.as_bytes(), options, charge)?;
         if !new_edits && !is_local(&edit) {
             named::check_replicated(&edit)?;
         }
-        edits.push(edit);
-    }
-    let all_or_nothing = request.all_or_nothing.is_some_and(|raw| raw.get() == "true");
-    let copies = request.w.and_then(|raw| raw.get().parse().ok());
+        let bytes = EDIT_BYTES + edit.body().len();
+        charge.push(edit, bytes, &mut edits)
+    })?;
+    let all_or_nothing = all_or_nothing == Some("true");
+    let copies = copies.and_then(|raw| raw.parse().ok());
     Ok(Bulk { edits, new_edits, all_or_nothing, copies })
 }
 
 /// Checks what stands around the documents, which are checked one by one.
-fn check_around(text: &[u8], docs: &RawValue) -> Result<(), Failure> {
-    let start = docs.get().as_ptr().addr() - text.as_ptr().addr();
+fn check_around(text: &[u8], docs: &str) -> Result<(), Failure> {
+    let start = docs.as_ptr().addr() - text.as_ptr().addr();
     settee_doc::check_tokens(&text[..start])?;
-    settee_doc::check_tokens(&text[start + docs.get().len()..])?;
+    settee_doc::check_tokens(&text[start + docs.len()..])?;
     Ok(())
 }
 

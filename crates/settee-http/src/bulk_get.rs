@@ -6,8 +6,6 @@
 use std::sync::Arc;
 
 use hyper::{Method, header};
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use settee_doc::{Database, Leaves, Matched, Revision, View};
 
 use crate::body::{self, ALLOCATION_BYTES, Charge};
@@ -21,13 +19,6 @@ use crate::server::Call;
 use crate::stream::{self, Out};
 use crate::{json, multipart};
 
-/// The request's body. Members that aren't known are skipped.
-#[derive(Deserialize)]
-struct Request<'a> {
-    #[serde(borrow, default)]
-    docs: Option<&'a RawValue>,
-}
-
 /// A document that is asked for: what of it, or why it can't be looked for. `id` and `rev` are JSON text,
 /// as they are told back.
 struct Wanted {
@@ -36,8 +27,8 @@ struct Wanted {
     what: Result<Choice, Failure>,
 }
 
-/// Bytes that it takes beside its text, however short that is.
-const WANTED_BYTES: usize = size_of::<(&RawValue, Wanted)>() + 4 * ALLOCATION_BYTES;
+/// Bytes of its texts' allocations beside what they hold.
+const WANTED_BYTES: usize = 4 * ALLOCATION_BYTES;
 
 /// A revision of a document, or all its leaves.
 struct Choice {
@@ -56,15 +47,16 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
             return Err(Failure::bad_request(format!("\"{name}\" query parameter is not acceptable")));
         }
     }
-    const NO_LIST: &str = "Missing JSON list of 'docs'.";
     let of = database.clone();
     let parse = move |text: &[u8], charge: &mut Charge| {
-        let no_list = || Failure::bad_request(NO_LIST);
-        let request: Request<'_> = json::parse_object(text, NO_LIST)?;
-        settee_doc::check_tokens(text)?;
-        let docs = request.docs.ok_or_else(no_list)?.get();
-        let docs = json::list_within(docs, |count| charge.take(count, WANTED_BYTES))?.ok_or_else(no_list)?;
-        Ok(docs.into_iter().map(|doc| parse_wanted(doc.get(), &of)).collect::<Vec<_>>())
+        let no_list = || Failure::bad_request("Missing JSON list of 'docs'.");
+        let [docs] = json::pick(text, ["docs"])?;
+        let mut wanted = Vec::new();
+        json::each_element(docs.ok_or_else(no_list)?, no_list, |doc| {
+            let item = parse_wanted(doc, &of, charge)?;
+            charge.push(item, WANTED_BYTES + doc.len(), &mut wanted)
+        })?;
+        Ok(wanted)
     };
     let (wanted, share) = body::parse_held(held, &call.server.room, parse).await?;
     let form = Form::of(call);
@@ -76,7 +68,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         form,
         last: None,
     };
-    let mut response = stream::respond(&call.server.limits, async move |mut out| {
+    let mut response = stream::respond(call.output(), async move |mut out| {
         let _for_the_list = share;
         writer.begin(&mut out);
         for (index, item) in wanted.iter().enumerate() {
@@ -98,16 +90,21 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     Ok(response)
 }
 
-fn parse_wanted(raw: &str, database: &Database) -> Wanted {
+/// Reads what is asked of a document. What is wrong with it is told in its row.
+///
+/// # Errors
+/// Those of the charge.
+fn parse_wanted(raw: &str, database: &Database, charge: &mut Charge) -> Result<Wanted, Failure> {
     let null = || "null".to_owned();
-    let refused = |id: String, rev: String, failure: Failure| Wanted { id, rev, what: Err(failure) };
-    let members = match json::members(raw.as_bytes()) {
-        Ok(members) if !members.0.is_empty() => members,
+    let refused = |id: String, rev: String, failure: Failure| Ok(Wanted { id, rev, what: Err(failure) });
+    let is_empty = raw.trim_matches(['{', '}', ' ', '\t', '\r', '\n']).is_empty();
+    let [raw_id, raw_rev, since] = match json::pick_unchecked(raw.as_bytes(), ["id", "rev", "atts_since"]) {
+        Ok(members) if !is_empty => members,
         _ => {
             return refused(null(), null(), Failure::bad_request("document must be a JSON object"));
         }
     };
-    let Some(raw_id) = members.get("id") else {
+    let Some(raw_id) = raw_id else {
         return refused(null(), null(), Failure::bad_request("document id missed"));
     };
     let id = json::string(raw_id).unwrap_or_default().into_owned();
@@ -115,29 +112,39 @@ fn parse_wanted(raw: &str, database: &Database) -> Wanted {
     if let Err(error) = database.check_id(&id) {
         return refused(raw_id, null(), error.into());
     }
-    let raw_rev = members.get("rev");
     let revision = match raw_rev.map(Named::parse_json).transpose() {
         Ok(revision) => revision,
         Err(failure) => return refused(raw_id, raw_rev.unwrap_or_default().to_owned(), failure),
     };
-    match parse_since(members.get("atts_since").unwrap_or("[]")) {
+    match parse_since(since.unwrap_or("[]"), charge)? {
         Ok(attachments_since) => {
             let rev = raw_rev.unwrap_or("\"undefined\"").to_owned();
-            Wanted { id: raw_id, rev, what: Ok(Choice { id, revision, attachments_since }) }
+            Ok(Wanted { id: raw_id, rev, what: Ok(Choice { id, revision, attachments_since }) })
         }
         Err((rev, failure)) => refused(raw_id, rev, failure),
     }
 }
 
 /// A list of revisions, or what is wrong in it.
-fn parse_since(raw: &str) -> Result<Vec<Revision>, (String, Failure)> {
+///
+/// # Errors
+/// Those of the charge.
+fn parse_since(raw: &str, charge: &mut Charge) -> Result<Result<Vec<Revision>, (String, Failure)>, Failure> {
     let no_list = || Failure::bad_request("att_since value must be array of revs.");
-    let list = json::list(raw).ok_or_else(|| (raw.to_owned(), no_list()))?;
-    let parse =
-        |item: &RawValue| Named::parse_json(item.get()).map_err(|failure| (item.get().to_owned(), failure));
-    // What no document has, none descends from.
-    let named = list.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    Ok(named.into_iter().filter_map(Named::ours).collect())
+    if !raw.starts_with('[') {
+        return Ok(Err((raw.to_owned(), no_list())));
+    }
+    let (mut since, mut refused) = (Vec::new(), None);
+    json::each_element(raw, no_list, |item| {
+        match Named::parse_json(item) {
+            Err(failure) => refused = refused.take().or_else(|| Some((item.to_owned(), failure))),
+            Ok(Named::Ours(revision)) => charge.push(revision, 0, &mut since)?,
+            // What no document has, none descends from.
+            Ok(Named::Foreign(_)) => {}
+        }
+        Ok(())
+    })?;
+    Ok(refused.map_or(Ok(since), Err))
 }
 
 /// How the answer is written.

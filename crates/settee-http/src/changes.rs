@@ -14,11 +14,10 @@ use hyper::{Method, StatusCode};
 use settee_doc::{Database, Seq};
 
 use self::feed::Feed;
-use self::filter::{Asked, Filter};
-use crate::body;
+use self::filter::{Asked, Filter, Sent};
+use crate::body::{self, Charge};
 use crate::document::{Shape, matches_tag, not_modified};
 use crate::error::Failure;
-use crate::json;
 use crate::query;
 use crate::reply::{self, Answer};
 use crate::server::Call;
@@ -175,14 +174,14 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     };
     let args = Args::parse(call);
     let asked = Asked::of(call, args.as_ref().ok().and_then(|args| args.filter.clone()));
-    let filter = match &held {
-        None => Filter::parse(&asked, None),
+    // The ids or the selector of a filter are held as long as the feed.
+    let (filter, share) = match held {
+        None => (Filter::parse(&asked, None), None),
         Some(held) => {
-            let parse = move |text: &[u8]| {
-                let members = json::members(text)?;
-                Ok(Filter::parse(&asked, Some(&members)))
-            };
-            body::parse_from(FILTER_INLINE_BYTES, &held.text, parse).await?
+            let parse =
+                move |text: &[u8], _: &mut Charge| Ok(Filter::parse(&asked, Some(Sent::parse(text)?)));
+            let parsed = body::parse_held_from(FILTER_INLINE_BYTES, held, &call.server.room, parse).await?;
+            (parsed.0, Some(parsed.1))
         }
     };
     let args = args?;
@@ -201,9 +200,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         reply::empty(StatusCode::OK)
     } else {
         let feed = Feed::new(database, &args, filter, since, call.server.stopping.clone());
-        // The ids or the selector of a filter are held as long as the feed.
-        let share = held.map(|held| held.share);
-        stream::respond(&call.server.limits, move |out| feed.run(out, share)).await?
+        stream::respond(call.output(), move |out| feed.run(out, share)).await?
     };
     if let Some(tag) = tag {
         reply::set_header(&mut response, header::ETAG, tag);

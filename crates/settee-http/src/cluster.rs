@@ -7,7 +7,7 @@ use hyper::{Method, StatusCode};
 use settee_doc::ErrorKind;
 
 use crate::error::Failure;
-use crate::json::{self, Members};
+use crate::json;
 use crate::node::NODE;
 use crate::query;
 use crate::reply::{self, Answer};
@@ -54,7 +54,7 @@ fn state(call: &Call<'_>) -> Answer {
 
 async fn act(call: &mut Call<'_>) -> Answer {
     let body = call.read_json_body().await?;
-    let members = json::members(&body.text)?;
+    let members = Members(json::pick(&body.text, NAMES)?);
     let action = members.get("action").and_then(json::string).unwrap_or_default();
     match action.as_ref() {
         "enable_single_node" => {
@@ -110,15 +110,26 @@ fn log_address(call: &Call<'_>, members: &Members<'_>) {
     }
 }
 
+/// The members of a request that are looked at.
+const NAMES: [&str; 7] =
+    ["action", "username", "password", "password_hash", "bind_address", "port", "ensure_dbs_exist"];
+
+/// Their values.
+struct Members<'a>([Option<&'a str>; NAMES.len()]);
+
+impl<'a> Members<'a> {
+    fn get(&self, name: &str) -> Option<&'a str> {
+        NAMES.iter().position(|other| *other == name).and_then(|place| self.0[place])
+    }
+}
+
 /// The databases that a list names; CouchDB's own without one.
 fn databases(raw: Option<&str>) -> Result<Vec<String>, Failure> {
     let Some(raw) = raw else {
         return Ok(SYSTEM_DATABASES.map(str::to_owned).into());
     };
     let no_list = || Failure::bad_request("`ensure_dbs_exist` must be a list of databases' names.");
-    let list = json::list(raw).filter(|list| list.len() <= DATABASES_MAX).ok_or_else(no_list)?;
-    let name = |raw: &serde_json::value::RawValue| json::string(raw.get()).map(Into::into);
-    list.into_iter().map(name).collect::<Option<_>>().ok_or_else(no_list)
+    json::strings(raw, DATABASES_MAX, no_list, no_list)
 }
 
 fn missing(call: &Call<'_>, wanted: &[String]) -> Vec<String> {

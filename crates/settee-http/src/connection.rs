@@ -38,6 +38,7 @@ use crate::error::Failure;
 use crate::reply::{self, Aborted};
 use crate::server::{Server, Shared, answer, stopped};
 use crate::socket::{Phase, Socket};
+use crate::unread::Unread;
 
 /// What a connection that speaks HTTP/2 begins with.
 ///
@@ -76,9 +77,22 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: OwnedSem
         () = stopped(&mut stopping) => return,
     };
     match protocol {
-        Ok(Ok(Protocol::Http1)) => serve_http1(&shared, &server, stream, address, begun).await,
-        // Far larger than what HTTP/1 needs: idle connections are to be small.
-        Ok(Ok(Protocol::Http2)) => Box::pin(serve_http2(&shared, &server, stream, address, begun)).await,
+        Ok(Ok(protocol)) => {
+            let unread = shared.answers.connection();
+            let served = async {
+                match protocol {
+                    Protocol::Http1 => serve_http1(&shared, &unread, &server, stream, address, begun).await,
+                    // Far larger than what HTTP/1 needs: idle connections are to be small.
+                    Protocol::Http2 => {
+                        Box::pin(serve_http2(&shared, &unread, &server, stream, address, begun)).await
+                    }
+                }
+            };
+            tokio::select! {
+                () = served => {}
+                () = unread.closed() => {}
+            }
+        }
         Ok(Err(error)) => tracing::debug!(%error, "a connection broke off"),
         Err(_) => tracing::debug!("a connection on which nothing came was closed"),
     }
@@ -107,6 +121,7 @@ async fn recognize(stream: &TcpStream, begun: &mut Vec<u8>) -> io::Result<Protoc
 
 async fn serve_http1(
     shared: &Arc<Shared>,
+    unread: &Arc<Unread>,
     server: &Server,
     stream: TcpStream,
     address: Option<SocketAddr>,
@@ -119,7 +134,7 @@ async fn serve_http1(
     let service = service_fn(|request: Request<Incoming>| {
         // At once: what hyper reads next lies behind this head.
         phase.told.tell(request.body().size_hint().exact());
-        respond(shared, &phase, address, request)
+        respond(shared, unread, &phase, address, request)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -143,18 +158,20 @@ async fn serve_http1(
 
 async fn respond(
     shared: &Arc<Shared>,
+    unread: &Arc<Unread>,
     phase: &Phase,
     address: Option<SocketAddr>,
     request: Request<Incoming>,
 ) -> Result<Response<Sent>, Infallible> {
     // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
-    let response = Box::pin(answer(shared, address, request)).await;
+    let response = Box::pin(answer(shared, unread, address, request)).await;
     phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
     Ok(response)
 }
 
 async fn serve_http2(
     shared: &Arc<Shared>,
+    unread: &Arc<Unread>,
     server: &Server,
     stream: TcpStream,
     address: Option<SocketAddr>,
@@ -167,8 +184,10 @@ async fn serve_http2(
     let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun).without_lines();
     let streams = Arc::new(Streams::default());
     let service = {
-        let (shared, streams) = (shared.clone(), streams.clone());
-        service_fn(move |request| answer_stream(shared.clone(), streams.begin(), address, request))
+        let (shared, unread, streams) = (shared.clone(), unread.clone(), streams.clone());
+        service_fn(move |request| {
+            answer_stream(shared.clone(), unread.clone(), streams.begin(), address, request)
+        })
     };
     // Whoever drops this ends them all.
     let tasks = Arc::new(Mutex::new(JoinSet::new()));
@@ -217,6 +236,7 @@ async fn serve_http2(
 /// Answers a request of an HTTP/2 connection.
 async fn answer_stream(
     shared: Arc<Shared>,
+    unread: Arc<Unread>,
     stream: Stream,
     address: Option<SocketAddr>,
     mut request: Request<Incoming>,
@@ -227,7 +247,7 @@ async fn answer_stream(
     }
     let is_head = *request.method() == Method::HEAD;
     let mut response = match check_headers(&shared.current().limits, &request) {
-        Ok(()) => answer(&shared, address, request).await,
+        Ok(()) => answer(&shared, &unread, address, request).await,
         Err(failure) => reply::failure(&failure).map(|body| Sent::new(body, None)),
     };
     let is_endless = response.extensions().get::<reply::Endless>().is_some();

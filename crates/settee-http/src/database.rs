@@ -165,7 +165,7 @@ pub(crate) fn quoted_seq(database: &Database, seq: settee_doc::Seq, text: &mut V
 async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answer {
     let body = call.read_json_body().await?;
     let concern = call.write_concern()?;
-    let mut edit = body::parse_edit(&body.text, call.server.document_options).await?;
+    let (mut edit, _for_the_edit) = body::parse_edit(body, call.server).await?;
     if edit.id.is_empty() {
         edit.id = call.server.uuids.next();
     }

@@ -121,7 +121,7 @@ pub(crate) async fn handle(call: &Call<'_>) -> Answer {
         let left = args.limit;
         let stopping = call.server.stopping.clone();
         let feed = Feed { databases, args, stopping, since, left, sent_any_row: false };
-        stream::respond(&call.server.limits, move |out| feed.run(out)).await?
+        stream::respond(call.output(), move |out| feed.run(out)).await?
     };
     if !kind.is_object() {
         response.extensions_mut().insert(reply::Endless);

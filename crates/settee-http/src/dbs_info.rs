@@ -23,7 +23,7 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
         _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
     };
     let databases = call.server.databases.clone();
-    stream::respond(&call.server.limits, async move |mut out: Out| {
+    stream::respond(call.output(), async move |mut out: Out| {
         out.buffer.push(b'[');
         let mut sent_any = false;
         for name in &names {
@@ -53,16 +53,14 @@ fn range(call: &Call<'_>) -> Result<Vec<String>, Failure> {
 
 async fn listed(call: &mut Call<'_>) -> Result<Vec<String>, Failure> {
     let body = call.read_json_body().await?;
-    let members = json::members(&body.text)?;
-    let raw = members.get("keys").ok_or_else(|| Failure::bad_request("`keys` member must exist."))?;
-    let no_list = || Failure::bad_request("`keys` member must be an array.");
-    let keys = json::list(raw).ok_or_else(no_list)?;
-    if keys.len() > call.server.limits.max_dbs_info_names {
-        return Err(Failure::bad_request("too_many_keys"));
+    let [keys] = json::pick(&body.text, ["keys"])?;
+    let keys = keys.ok_or_else(|| Failure::bad_request("`keys` member must exist."))?;
+    if !keys.starts_with('[') {
+        return Err(Failure::bad_request("`keys` member must be an array."));
     }
-    let name = |raw: &serde_json::value::RawValue| json::string(raw.get()).map(Into::into);
-    let no_name = || Failure::bad_request("`keys` must be strings.");
-    keys.into_iter().map(name).collect::<Option<_>>().ok_or_else(no_name)
+    let no_names = || Failure::bad_request("`keys` must be strings.");
+    let too_many = || Failure::bad_request("too_many_keys");
+    json::strings(keys, call.server.limits.max_dbs_info_names, no_names, too_many)
 }
 
 /// Writes a database's row. Of one that isn't there (any more) it writes that where it `is_asked`

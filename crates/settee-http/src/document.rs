@@ -9,7 +9,6 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Document, Edit, ErrorKind, Extras, Leaves, Revision, View};
 
-use crate::body::Held;
 use crate::database::location;
 use crate::error::Failure;
 use crate::multipart::{self, Parts};
@@ -309,8 +308,8 @@ async fn get(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
         let known = known_generation(&view, &document, &shape).await?;
         related::answer(call, view, document, extras, known).await?
     } else if has_content {
-        let (view, limits) = (view.clone(), &call.server.limits);
-        stream::respond(limits, async move |mut out| {
+        let view = view.clone();
+        stream::respond(call.output(), async move |mut out| {
             write_document(&view, &document, &shape, &extras, &mut out).await?;
             out.buffer.push(b'\n');
             Ok(out)
@@ -397,12 +396,12 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
     };
     let replicated = call.query().get("new_edits").is_some_and(|value| value == "false");
     let concern = call.write_concern()?;
-    let Held { text, share: _for_the_edit } = match &mut parts {
+    let held = match &mut parts {
         Some(parts) => related::read_document(parts, call).await?,
         None => call.read_body().await?,
     };
-    let parsed = body::parse_edit(&text, call.server.document_options).await;
-    let mut edit = parsed.map_err(|error| with_id(error, id))?;
+    let parsed = body::parse_edit(held, call.server).await;
+    let (mut edit, _for_the_edit) = parsed.map_err(|error| with_id(error, id))?;
     id.clone_into(&mut edit.id);
     Named::name(one_of(call, Named::of(&edit), Named::parse)?, &mut edit);
     let deleted = edit.deleted;
@@ -413,7 +412,6 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str) -> Answer 
         }
     }
     if let Some(parts) = &mut parts {
-        drop(text);
         if !replicated {
             check_leaf(database, &edit).await?;
         }

@@ -77,6 +77,14 @@ impl Failure {
         failure
     }
 
+    /// 503: the client has more answers to take than it may have.
+    pub(crate) fn unread() -> Failure {
+        let reason = "Too many answers wait on this connection: take them first.";
+        let mut failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "service unavailable", reason);
+        failure.header = Some((header::RETRY_AFTER, "1"));
+        failure
+    }
+
     /// 503: as many requests as may be are at work.
     pub(crate) fn too_many_requests() -> Failure {
         let reason = "The server works at as many requests as it may.";

@@ -10,7 +10,7 @@ use hyper::header;
 use settee_doc::{Content, Database, Edit, NewAttachment};
 
 use crate::attachment;
-use crate::body::{self, Held};
+use crate::body::{self, Held, Share};
 use crate::document;
 use crate::error::Failure;
 use crate::multipart::{self, Head, Parts};
@@ -46,7 +46,7 @@ pub(crate) async fn post(call: &mut Call<'_>, database: &Arc<Database>, id: &str
     let mut parts = Parts::new(kind.unwrap_or(""))?;
     let concern = call.write_concern()?;
     let form = read(&mut parts, call, database, id).await?;
-    let mut edit = edit_of(call, database, id, form.document, form.revision).await?;
+    let (mut edit, _for_the_edit) = edit_of(call, database, id, form.document, form.revision).await?;
     for file in form.files {
         match edit.attachments.iter_mut().find(|other| other.name == file.name) {
             Some(other) => *other = file,
@@ -140,16 +140,16 @@ async fn edit_of(
     id: &str,
     document: Option<Held>,
     revision: Option<Named>,
-) -> Result<Edit, Failure> {
+) -> Result<(Edit, Share), Failure> {
     if let Some(held) = document {
-        let mut edit = body::parse_edit(&held.text, call.server.document_options).await?;
+        let (mut edit, share) = body::parse_edit(held, call.server).await?;
         id.clone_into(&mut edit.id);
         Named::name(one_of(call, Named::of(&edit), Named::parse)?, &mut edit);
-        return Ok(edit);
+        return Ok((edit, share));
     }
     let revision = revision.ok_or_else(|| Failure::bad_request("Invalid rev format"))?;
     let revision = revision.known().map_err(attachment::or_conflict)?;
     let mut edit = Edit::again(&document::edited_revision(database, id, revision).await?);
     edit.deleted = false;
-    Ok(edit)
+    Ok((edit, Share::default()))
 }

@@ -12,6 +12,11 @@
 //!
 //! This crate knows nothing of file formats.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests parse as they like")
+)]
+
 mod access;
 mod all_docs;
 mod attachment;
@@ -63,6 +68,7 @@ mod socket;
 mod stats;
 mod stream;
 mod tasks;
+mod unread;
 mod uuids;
 
 pub use access::ACCESS_TARGET;

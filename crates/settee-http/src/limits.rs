@@ -21,6 +21,9 @@ pub struct Limits {
     /// ones don't count. Past it a request waits for its turn, `body_timeout_ms` at most, or is
     /// refused at once where its length isn't declared: 503. At least `max_request_bytes`.
     pub request_bytes_in_flight_max: u64,
+    /// Bytes of all answers together that are held until their clients take them. Past it the connection
+    /// that holds the most is closed; one that holds a quarter of it gets 503.
+    pub answer_bytes_in_flight_max: u64,
     /// Bytes of a document's JSON text. Past it: 413.
     pub max_document_size: usize,
     /// Bytes of an attachment. Past it: 413.
@@ -66,6 +69,7 @@ impl Default for Limits {
             max_headers: 100,
             max_request_bytes: 256 << 20,
             request_bytes_in_flight_max: 1 << 30,
+            answer_bytes_in_flight_max: 256 << 20,
             max_document_size: 8_000_000,
             max_attachment_size: 1 << 30,
             max_discard_bytes: 1 << 30,

@@ -20,7 +20,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &st
         Method::PUT => {
             let concern = call.write_concern()?;
             let body = call.read_body().await?;
-            let mut edit = body::parse_edit(&body.text, call.server.document_options).await?;
+            let (mut edit, _for_the_edit) = body::parse_edit(body, call.server).await?;
             id.clone_into(&mut edit.id);
             put(call, &database, edit, concern).await
         }

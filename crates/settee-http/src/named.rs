@@ -7,10 +7,9 @@
 use std::fmt;
 
 use hyper::header;
-use serde_json::value::RawValue;
 use settee_doc::{Edit, ErrorKind, Revision};
 
-use crate::body::ALLOCATION_BYTES;
+use crate::body::{ALLOCATION_BYTES, Charge};
 use crate::error::Failure;
 use crate::json;
 use crate::query;
@@ -86,9 +85,6 @@ impl fmt::Display for Named {
     }
 }
 
-/// Bytes that a revision of a list takes while it is read, and behind that.
-pub(crate) const LISTED_BYTES: usize = size_of::<(&RawValue, Named, Named)>() + 2 * ALLOCATION_BYTES;
-
 /// Revisions that were asked for together.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct List {
@@ -98,10 +94,13 @@ pub(crate) struct List {
 }
 
 impl List {
-    pub(crate) fn push(&mut self, named: Named) {
+    pub(crate) fn push(&mut self, named: Named, charge: &mut Charge) -> Result<(), Failure> {
         match named {
-            Named::Ours(revision) => self.ours.push(revision),
-            Named::Foreign(text) => self.foreign.push(text),
+            Named::Ours(revision) => charge.push(revision, 0, &mut self.ours),
+            Named::Foreign(text) => {
+                let bytes = ALLOCATION_BYTES + text.len();
+                charge.push(text, bytes, &mut self.foreign)
+            }
         }
     }
 
@@ -110,27 +109,16 @@ impl List {
     }
 
     /// Reads a JSON list.
-    pub(crate) fn parse(raw: &str) -> Result<List, Failure> {
-        List::parse_within(raw, |_| Ok(()))
-    }
-
-    /// As [`List::parse`], of any length: `admit` is asked before room is made for so many more.
-    pub(crate) fn parse_within(
-        raw: &str,
-        admit: impl FnMut(usize) -> Result<(), Failure>,
-    ) -> Result<List, Failure> {
-        let items = json::list_within(raw, admit)?;
-        let items = items.ok_or_else(|| Failure::bad_request("Invalid list of revisions"))?;
+    pub(crate) fn parse(raw: &str, charge: &mut Charge) -> Result<List, Failure> {
         let mut list = List::default();
-        for item in items {
-            list.push(Named::parse_json(item.get())?);
-        }
+        let no_list = || Failure::bad_request("Invalid list of revisions");
+        json::each_element(raw, no_list, |item| list.push(Named::parse_json(item)?, charge))?;
         Ok(list)
     }
 
     /// Reads a query's value.
     pub(crate) fn parse_value(value: &str) -> Result<List, Failure> {
-        List::parse(query::json_value(value)?)
+        List::parse(query::json_value(value)?, &mut Charge::free())
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) async fn get(call: &Call<'_>, view: View, id: &str, wanted: Option<Li
     }
     let boundary = multipart::accepts(call.header(header::ACCEPT), MIXED).then(multipart::new_boundary);
     let kind = boundary.as_ref().map(|boundary| format!("{MIXED}; boundary=\"{boundary}\""));
-    let mut response = stream::respond(&call.server.limits, async move |mut out| {
+    let mut response = stream::respond(call.output(), async move |mut out| {
         let mut answer = Revisions { view, leaves, shape, boundary, is_first: true };
         answer.begin(&mut out);
         for matched in found {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Revision, Stage};
 
-use crate::body::{self, Held};
+use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::error::Failure;
 use crate::json;
-use crate::named::List;
+use crate::named::Named;
 use crate::reply::{self, Answer};
 use crate::server::{Call, WriteConcern};
 use crate::stream;
@@ -22,9 +22,8 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         return Err(Failure::method_not_allowed("POST"));
     }
     let concern = WriteConcern { stage: Stage::Persisted, ..call.write_concern()? };
-    let Held { text, share: _for_the_revisions } = call.read_json_body().await?;
-    let requests = body::parse(&text, parse).await?;
-    drop(text);
+    let held = call.read_json_body().await?;
+    let (requests, _for_the_revisions) = body::parse_held(held, &call.server.room, parse).await?;
     let (requests, gone) = finish(database, requests).await?;
     let mut text = b"{\"purge_seq\":null,\"purged\":".to_vec();
     json::object(&mut text, |text| {
@@ -42,23 +41,26 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
 }
 
 /// Reads ids with their revisions. Those that no document here has count too.
-fn parse(text: &[u8]) -> Result<Vec<(String, Vec<Revision>)>, Failure> {
+fn parse(text: &[u8], charge: &mut Charge) -> Result<Vec<(String, Vec<Revision>)>, Failure> {
     let too_many = || Failure::bad_request("Exceeded maximum number of revisions.");
-    let mut requests = Vec::new();
-    let mut count = 0;
-    for (id, list) in json::members(text)?.0 {
-        let mut asked = 0;
-        let List { ours, foreign } = List::parse_within(list.get(), |more| {
-            asked += more;
-            // Room is made for some more than come.
-            if asked > 2 * REVISIONS_MAX { Err(too_many()) } else { Ok(()) }
+    let (mut requests, mut count) = (Vec::new(), 0);
+    json::each_member(text, |id, list| {
+        let mut ours = Vec::new();
+        let no_list = || Failure::bad_request("Invalid list of revisions");
+        json::each_element(list, no_list, |item| {
+            let named = Named::parse_json(item)?;
+            count += 1;
+            match named.ours() {
+                _ if count > REVISIONS_MAX => Err(too_many()),
+                Some(revision) => charge.push(revision, 0, &mut ours),
+                None => Ok(()),
+            }
         })?;
-        count += ours.len() + foreign.len();
-        if count > REVISIONS_MAX || requests.len() == REVISIONS_MAX {
+        if requests.len() == REVISIONS_MAX {
             return Err(too_many());
         }
-        requests.push((id.into_owned(), ours));
-    }
+        charge.push((id.into_owned(), ours), ALLOCATION_BYTES, &mut requests)
+    })?;
     Ok(requests)
 }
 
@@ -84,7 +86,7 @@ pub(crate) async fn infos(call: &Call<'_>, database: Arc<Database>) -> Answer {
         return Err(Failure::method_not_allowed("GET"));
     }
     let mut purges = database.view().purges(0);
-    stream::respond(&call.server.limits, async move |mut out| {
+    stream::respond(call.output(), async move |mut out| {
         out.buffer.extend_from_slice(b"{\"purged_infos\":[");
         let mut is_first = true;
         while let Some(purge) = purges.next().await? {
@@ -133,6 +135,6 @@ fn number(value: u64) -> hyper::Response<reply::Body> {
 /// A positive number, which is the request's whole body.
 async fn read_limit(call: &mut Call<'_>, reason: &'static str) -> Result<u64, Failure> {
     let body = call.read_body().await?;
-    let value: serde_json::Value = serde_json::from_slice(&body.text).map_err(|_| Failure::bad_json())?;
-    value.as_u64().filter(|limit| *limit > 0).ok_or_else(|| Failure::bad_request(reason))
+    let limit = json::raw(&body.text)?.parse::<u64>().ok().filter(|limit| *limit > 0);
+    limit.ok_or_else(|| Failure::bad_request(reason))
 }

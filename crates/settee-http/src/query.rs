@@ -150,11 +150,9 @@ fn quoted(value: &str) -> String {
 
 /// A value that is JSON: its text where it is valid.
 pub(crate) fn json_value(value: &str) -> Result<&str, Failure> {
-    let is_good = |raw: &&serde_json::value::RawValue| settee_doc::check_tokens(raw.get().as_bytes()).is_ok();
-    match serde_json::from_str::<&serde_json::value::RawValue>(value) {
-        Ok(raw) if is_good(&raw) => Ok(raw.get()),
-        _ => Err(Failure::bad_json()),
-    }
+    let raw = json::raw(value.as_bytes())?;
+    settee_doc::check_tokens(raw.as_bytes()).map_err(|_| Failure::bad_json())?;
+    Ok(raw)
 }
 
 /// A key of `_all_docs` or `_all_dbs`: a JSON string, or JSON that sorts before every string.

@@ -275,7 +275,7 @@ pub(crate) async fn answer(
     let mut response = match call.is_head() {
         true => reply::empty(StatusCode::OK),
         false => {
-            stream::respond(&call.server.limits, async move |mut out| {
+            stream::respond(call.output(), async move |mut out| {
                 related.write(&view, &id, &mut out).await?;
                 Ok(out)
             })

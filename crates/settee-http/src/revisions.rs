@@ -1,16 +1,14 @@
 //! Which revisions a replica lacks: `_revs_diff` and `_missing_revs`.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
-use serde_json::value::RawValue;
 use settee_doc::{Database, Revision};
 
 use crate::body::{self, ALLOCATION_BYTES, Charge};
 use crate::error::Failure;
 use crate::json;
-use crate::named::{LISTED_BYTES, List, Named};
+use crate::named::{List, Named};
 use crate::reply::{self, Answer};
 use crate::server::Call;
 
@@ -55,13 +53,8 @@ pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Ans
     Ok(reply::json(StatusCode::OK, text))
 }
 
-/// Bytes that an id takes beside its text: while it is read, in what is asked, in what it lacks, in the
-/// answer.
-const ID_BYTES: usize = size_of::<(Cow<'_, str>, &RawValue)>()
-    + size_of::<(String, List)>()
-    + size_of::<Lacking>()
-    + ROW_BYTES
-    + 4 * ALLOCATION_BYTES;
+/// Bytes that an id takes beside its text and its place in what is asked: in what it lacks, in the answer.
+const ID_BYTES: usize = size_of::<Lacking>() + ROW_BYTES + 4 * ALLOCATION_BYTES;
 
 /// Bytes of a row, by which the answer's room is made.
 const ROW_BYTES: usize = 96;
@@ -110,11 +103,10 @@ async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking
 
 /// Reads ids with their revisions.
 fn parse(text: &[u8], charge: &mut Charge) -> Result<Vec<(String, List)>, Failure> {
-    let members = json::members_within(text, |count| charge.take(count, ID_BYTES))?.0;
-    let mut asked = Vec::with_capacity(members.len());
-    for (id, list) in members {
-        let list = List::parse_within(list.get(), |count| charge.take(count, LISTED_BYTES))?;
-        asked.push((id.into_owned(), list));
-    }
+    let mut asked = Vec::new();
+    json::each_member(text, |id, list| {
+        let list = List::parse(list, charge)?;
+        charge.push((id.into_owned(), list), ID_BYTES, &mut asked)
+    })?;
     Ok(asked)
 }

@@ -38,6 +38,8 @@ use crate::metrics::Metrics;
 use crate::query::{self, Query};
 use crate::reply::{self, Body};
 use crate::sign_in::SignIn;
+use crate::stream::Output;
+use crate::unread::{Answers, Unread};
 use crate::uuids::{Algorithm, Uuids};
 use crate::{Limits, body, compress, connection, logged, root, router};
 
@@ -181,6 +183,7 @@ pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
 pub(crate) struct Shared {
     current: ArcSwap<Server>,
     pub(crate) config: ConfigStore,
+    pub(crate) answers: Arc<Answers>,
     /// Requests at work: from the end of their heads to the head of their answers.
     in_flight: AtomicUsize,
     access_log: bool,
@@ -201,6 +204,7 @@ impl Shared {
         let admin = options.admin.as_ref();
         let facts = Facts { admin: admin.map(Admin::name), uuid: &uuid, address };
         let room = Arc::new(Room::new(&options.limits));
+        let answers = Answers::new(&options.limits);
         let (config, derived) = ConfigStore::open(options.config_file, options.limits, &facts);
         let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors } =
             derived;
@@ -225,6 +229,7 @@ impl Shared {
         Shared {
             current: ArcSwap::from_pointee(server),
             config,
+            answers,
             in_flight: AtomicUsize::new(0),
             access_log: options.access_log,
             lacks_space: AtomicBool::new(false),
@@ -356,9 +361,15 @@ pub(crate) struct Call<'a> {
     pub(crate) head: &'a Parts,
     pub(crate) body: &'a mut Incoming,
     pub(crate) caller: Caller,
+    pub(crate) unread: &'a Arc<Unread>,
 }
 
 impl<'a> Call<'a> {
+    /// What bounds a streamed answer.
+    pub(crate) fn output(&self) -> Output<'a> {
+        Output { limits: &self.server.limits, unread: self.unread }
+    }
+
     pub(crate) fn method(&self) -> &'a Method {
         &self.head.method
     }
@@ -439,6 +450,7 @@ impl WriteConcern {
 /// Answers a request; what happens to it is in the answer.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
+    unread: &Arc<Unread>,
     address: Option<SocketAddr>,
     request: Request<Incoming>,
 ) -> Response<Sent> {
@@ -451,7 +463,7 @@ pub(crate) async fn answer(
     let sent_method = sent_method.as_ref().unwrap_or(&head.method);
     let mut entry = shared.access_log.then(|| AccessEntry::new(address, &head, sent_method, &id, started));
     let mut caller = Caller::Anonymous;
-    let mut response = respond(shared, server, &head, &mut body, &mut caller, &id).await;
+    let mut response = respond(shared, server, unread, &head, &mut body, &mut caller, &id).await;
     shared.note_space(response.status());
     server.metrics.count_request(sent_method, response.status());
     server.metrics.observe_latency(EndpointClass::of(&head.method, head.uri.path()), started.elapsed());
@@ -484,6 +496,7 @@ fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
 async fn respond(
     shared: &Arc<Shared>,
     server: &Server,
+    unread: &Arc<Unread>,
     head: &Parts,
     body: &mut Incoming,
     caller: &mut Caller,
@@ -494,10 +507,12 @@ async fn respond(
         return response;
     }
     let answered = match shared.begin_request(server) {
-        Ok(_at_work) => handle(shared, server, head, body, caller).await,
+        Ok(_at_work) => handle(shared, server, unread, head, body, caller).await,
         Err(failure) => Err(failure),
     };
-    let mut response = answered.unwrap_or_else(|failure| failed(&failure, server, head, id));
+    let mut response = answered
+        .and_then(|response| held(unread, response))
+        .unwrap_or_else(|failure| failed(&failure, server, head, id));
     if let Some(cors) = &server.cors {
         cors.open_to_page(&head.headers, &mut response);
     }
@@ -517,10 +532,20 @@ fn override_method(head: &mut Parts) -> Option<Method> {
     Some(std::mem::replace(&mut head.method, meant))
 }
 
+/// Counts a whole answer for its connection.
+fn held(unread: &Arc<Unread>, mut response: Response<Body>) -> reply::Answer {
+    if let Body::Full(bytes) = response.body_mut() {
+        unread.check(bytes.len())?;
+        *bytes = unread.hold(std::mem::take(bytes));
+    }
+    Ok(response)
+}
+
 /// Finds out who asks, which is in `caller` then, and answers.
 async fn handle(
     shared: &Arc<Shared>,
     server: &Server,
+    unread: &Arc<Unread>,
     head: &Parts,
     body: &mut Incoming,
     caller: &mut Caller,
@@ -533,7 +558,7 @@ async fn handle(
     if caller == Caller::Anonymous {
         server.sign_in.check_anonymous(&head.method, head.uri.path())?;
     }
-    let mut response = router::route(&mut Call { shared, server, head, body, caller }).await?;
+    let mut response = router::route(&mut Call { shared, server, head, body, caller, unread }).await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {
         reply::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
     }

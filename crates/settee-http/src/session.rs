@@ -81,9 +81,10 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
         let form = std::str::from_utf8(&body.text).map_err(|_| Failure::bad_json())?;
         Query(form).pairs().for_each(|(key, value)| take(&key, value.into_owned()));
     } else if declared.starts_with("application/json") {
-        for (key, value) in json::members(&body.text)?.0 {
-            take(&key, json::string(value.get()).unwrap_or_default().into_owned());
-        }
+        json::each_member(&body.text, |key, value| {
+            take(&key, json::string(value).unwrap_or_default().into_owned());
+            Ok(())
+        })?;
     } else {
         let reason = "Content-Type must be application/x-www-form-urlencoded or application/json";
         return Err(Failure::bad_content_type(reason));

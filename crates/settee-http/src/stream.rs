@@ -8,6 +8,7 @@
 //! goes, the connection is broken off, so that no part of an answer looks like the whole.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
@@ -15,6 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::error::Failure;
 use crate::reply::{self, Answer, Body, Part};
+use crate::unread::Unread;
 use crate::{Limits, logged};
 
 /// Where a producer writes.
@@ -23,6 +25,14 @@ pub(crate) struct Out {
     pub(crate) buffer: Vec<u8>,
     chunk_bytes: usize,
     sender: mpsc::Sender<Part>,
+    unread: Arc<Unread>,
+}
+
+/// What bounds an answer's way out: the server's limits, and the account of the connection.
+#[derive(Clone, Copy)]
+pub(crate) struct Output<'a> {
+    pub(crate) limits: &'a Limits,
+    pub(crate) unread: &'a Arc<Unread>,
 }
 
 impl Out {
@@ -44,7 +54,7 @@ impl Out {
         }
         let next = Vec::with_capacity(self.buffer.len().min(2 * self.chunk_bytes));
         let chunk = Bytes::from(std::mem::replace(&mut self.buffer, next));
-        self.sender.send(Part::Chunk(chunk)).await.map_err(|_| Failure::gone())
+        self.send_chunk(chunk).await
     }
 
     /// Sends bytes as they are, behind what the buffer holds.
@@ -55,7 +65,23 @@ impl Out {
         self.flush().await?;
         match bytes.is_empty() {
             true => Ok(()),
-            false => self.sender.send(Part::Chunk(bytes)).await.map_err(|_| Failure::gone()),
+            false => self.send_chunk(bytes).await,
+        }
+    }
+
+    /// Sends a chunk, and returns when the next may be made: while the connection has many, when this one was
+    /// taken.
+    async fn send_chunk(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        if self.unread.is_closing() {
+            return Err(Failure::gone());
+        }
+        self.sender.send(Part::Chunk(self.unread.hold(bytes))).await.map_err(|_| Failure::gone())?;
+        tokio::select! {
+            biased;
+            () = self.unread.below_share() => Ok(()),
+            taken = self.sender.reserve_many(self.sender.max_capacity()) => {
+                taken.map(drop).map_err(|_| Failure::gone())
+            }
         }
     }
 
@@ -73,14 +99,16 @@ impl Out {
 
 /// Answers 200 with what `produce` writes. Its error is the answer where it comes before the
 /// first chunk; a later one breaks the connection off.
-pub(crate) async fn respond<P, F>(limits: &Limits, produce: P) -> Answer
+pub(crate) async fn respond<P, F>(output: Output<'_>, produce: P) -> Answer
 where
     P: FnOnce(Out) -> F,
     F: Future<Output = Result<Out, Failure>> + Send + 'static,
 {
+    let Output { limits, unread } = output;
     let (sender, mut chunks) = mpsc::channel(limits.stream_chunks.max(1));
     let client = sender.clone();
-    let out = Out { buffer: Vec::with_capacity(1024), chunk_bytes: limits.stream_chunk_bytes, sender };
+    let (chunk_bytes, unread) = (limits.stream_chunk_bytes, unread.clone());
+    let out = Out { buffer: Vec::with_capacity(1024), chunk_bytes, sender, unread };
     let mut producer = Box::pin(produce(out));
     let first = tokio::select! {
         biased;
@@ -125,13 +153,20 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::unread::Answers;
 
     static LIMITS: LazyLock<Limits> =
         LazyLock::new(|| Limits { stream_chunk_bytes: 4, stream_chunks: 1, ..Limits::default() });
 
+    static UNREAD: LazyLock<Arc<Unread>> = LazyLock::new(|| Answers::new(&LIMITS).connection());
+
+    fn output() -> Output<'static> {
+        Output { limits: &LIMITS, unread: &UNREAD }
+    }
+
     #[tokio::test]
     async fn a_short_answer_is_one_full_body() {
-        let answer = respond(&LIMITS, |mut out| async move {
+        let answer = respond(output(), |mut out| async move {
             out.buffer.extend_from_slice(b"abc");
             out.flush_full().await?;
             Ok(out)
@@ -142,7 +177,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_answer_arrives_whole_and_in_order() {
-        let answer = respond(&LIMITS, |mut out| async move {
+        let answer = respond(output(), |mut out| async move {
             for digit in 0..50u8 {
                 out.buffer.push(b'0' + digit % 10);
                 out.flush_full().await?;
@@ -157,10 +192,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_before_the_first_chunk_is_an_answer_and_a_later_one_breaks_off() {
-        let early = respond(&LIMITS, |_out| async move { Err(Failure::missing()) }).await;
+        let early = respond(output(), |_out| async move { Err(Failure::missing()) }).await;
         assert_eq!(early.err().map(|failure| failure.status.as_u16()), Some(404));
 
-        let late = respond(&LIMITS, |mut out| async move {
+        let late = respond(output(), |mut out| async move {
             for _ in 0..10 {
                 out.buffer.extend_from_slice(b"abcdef");
                 out.flush_full().await?;
@@ -172,7 +207,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_whose_producer_panics_breaks_off() {
-        let answer = respond(&LIMITS, |mut out| async move {
+        let answer = respond(output(), |mut out| async move {
             for _ in 0..10 {
                 out.buffer.extend_from_slice(b"abcdef");
                 out.flush_full().await?;
@@ -186,7 +221,7 @@ mod tests {
     #[tokio::test]
     async fn a_producer_ends_when_its_client_goes_away() {
         let (ended, end) = tokio::sync::oneshot::channel();
-        let answer = respond(&LIMITS, |mut out| async move {
+        let answer = respond(output(), |mut out| async move {
             let failure = loop {
                 out.buffer.extend_from_slice(b"abcdef");
                 if let Err(failure) = out.flush_full().await {

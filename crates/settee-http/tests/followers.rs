@@ -3,6 +3,8 @@
 //! Method: many continuous feeds over loopback, in process; the process's resident memory before and
 //! after, divided by their number; then writes, one after another, each heard by all.
 
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests parse as they like")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;

@@ -47,8 +47,12 @@ fn said(edit: &Edit) -> String {
 /// same document, without white space and no longer than it came; what is written of it is read as it was.
 fn document(input: &[u8]) -> bool {
     let facts = check_json(input).filter(|facts| facts.first == b'{');
-    let found = members(input);
-    let is_plain = found.as_ref().is_ok_and(|found| found.0.iter().all(|(name, _)| !name.starts_with('_')));
+    let mut has_reserved = false;
+    let found = members(input, |name, _| {
+        has_reserved |= name.starts_with('_');
+        Ok::<(), crate::Error>(())
+    });
+    let is_plain = found.is_ok() && !has_reserved;
     let parsed = Edit::parse(input, &Options::default());
     let Some(facts) = facts else {
         assert!(found.is_err() && parsed.is_err(), "what is no object was accepted");

@@ -110,7 +110,7 @@ fn write_test(source: &mut Source<'_>, depth: usize, out: &mut String) {
 fn compacted(text: &str) -> Option<String> {
     let raw: &RawValue = serde_json::from_str(text).ok()?;
     let mut out = Vec::new();
-    write_compact(raw, &mut out).ok()?;
+    write_compact(raw, &mut out, usize::MAX).ok()?;
     String::from_utf8(out).ok()
 }
 

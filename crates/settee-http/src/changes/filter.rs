@@ -6,7 +6,7 @@ use std::sync::Arc;
 use settee_doc::{Fields, Selector, SelectorError};
 
 use crate::error::Failure;
-use crate::json::{self, Members};
+use crate::json;
 use crate::query;
 use crate::server::Call;
 
@@ -48,15 +48,30 @@ impl Asked {
     }
 }
 
+/// What a body says of a filter, as JSON text.
+#[derive(Default)]
+pub(super) struct Sent<'a> {
+    doc_ids: Option<&'a str>,
+    selector: Option<&'a str>,
+    fields: Option<&'a str>,
+}
+
+impl Sent<'_> {
+    pub(super) fn parse(text: &[u8]) -> Result<Sent<'_>, Failure> {
+        let [doc_ids, selector, fields] = json::pick(text, ["doc_ids", "selector", "fields"])?;
+        Ok(Sent { doc_ids, selector, fields })
+    }
+}
+
 impl Filter {
     /// The filter that is asked for; what it needs is in the body of a POST, or in the query.
-    pub(super) fn parse(asked: &Asked, body: Option<&Members<'_>>) -> Result<Filter, Failure> {
+    pub(super) fn parse(asked: &Asked, body: Option<Sent<'_>>) -> Result<Filter, Failure> {
         match asked.name.as_deref() {
             None => Ok(Filter::All),
             Some("_design") => Ok(Filter::Design),
             Some("_doc_ids") => {
                 let raw = match body {
-                    Some(members) => members.get("doc_ids"),
+                    Some(sent) => sent.doc_ids,
                     None => asked.doc_ids.as_deref().map(query::json_value).transpose()?,
                 };
                 parse_doc_ids(raw.unwrap_or("null"), asked.doc_ids_max).map(Filter::DocIds)
@@ -65,8 +80,8 @@ impl Filter {
                 Err(Failure::bad_request("Selector must be specified in POST payload"))
             }
             Some("_selector") => {
-                let member = |name| body.and_then(|members| members.get(name));
-                parse_selected(member("selector"), member("fields"))
+                let sent = body.unwrap_or_default();
+                parse_selected(sent.selector, sent.fields)
             }
             Some("_view") => Err(view_filter(&asked.view)),
             Some(name) if name.starts_with('_') => Err(Failure::bad_request("unknown builtin filter name")),
@@ -94,17 +109,7 @@ impl Filter {
 fn parse_doc_ids(raw: &str, most: usize) -> Result<HashSet<String>, Failure> {
     let no_list = || Failure::bad_request("`doc_ids` filter parameter is not a list of doc ids.");
     let too_many = || Failure::bad_request(format!("`doc_ids` has more than {most} ids."));
-    let mut asked = 0_usize;
-    let list = json::list_within(raw, |more| {
-        asked += more;
-        // Room is made for some more than come.
-        if asked > most.saturating_mul(2) { Err(too_many()) } else { Ok(()) }
-    })?;
-    let list = list.ok_or_else(no_list)?;
-    if list.len() > most {
-        return Err(too_many());
-    }
-    list.into_iter().map(|id| json::string(id.get()).map(Into::into).ok_or_else(no_list)).collect()
+    json::strings(raw, most, no_list, too_many)
 }
 
 fn parse_selected(selector: Option<&str>, fields: Option<&str>) -> Result<Filter, Failure> {

@@ -4,11 +4,12 @@ use std::io::Write as _;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use serde_json::value::RawValue;
 use settee_sim::fuzz::{INPUT_BYTES_MAX, Target, check_json};
 
+use crate::body::Charge;
 use crate::bulk::{Bulk, parse_bulk};
 use crate::encoding::{PART_BYTES, Unfolding};
+use crate::error::Failure;
 use crate::json;
 use crate::multipart::{Event, Splitter};
 
@@ -188,35 +189,36 @@ const STRICT_DEPTH_MAX: usize = 127;
 /// A body's members are what another parser finds, in their order; lists are lists, strings are strings.
 fn body(input: &[u8]) -> bool {
     let facts = check_json(input);
-    let found = json::members(input);
+    let mut members = Vec::new();
+    let found = json::each_member(input, |name, value| {
+        members.push((name, value));
+        Ok(())
+    });
     let Some(object) = facts.filter(|facts| facts.first == b'{') else {
-        let failure = found.err().expect("what is no object is refused");
+        let failure = found.expect_err("what is no object is refused");
         let said = if facts.is_some() { "Request body must be a JSON object" } else { "invalid UTF-8 JSON" };
         assert_eq!(failure.reason, said);
         return false;
     };
-    let Ok(members) = found else {
+    if found.is_err() {
         assert!(object.has_half_pairs || object.has_infinite, "an object was refused");
         return false;
-    };
+    }
     assert!(!object.has_half_pairs && !object.has_infinite, "no other parser takes it");
     let parsed: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_slice(input).ok();
     assert!(parsed.is_some() || object.depth >= STRICT_DEPTH_MAX, "a strict parser refuses it");
     if let Some(parsed) = &parsed {
-        assert!(members.0.iter().all(|(name, _)| parsed.contains_key(&**name)));
-        assert!(parsed.keys().all(|name| members.get(name).is_some()));
+        assert!(members.iter().all(|(name, _)| parsed.contains_key(&**name)));
+        assert!(parsed.keys().all(|name| members.iter().any(|(found, _)| found == name)));
     }
-    for (name, value) in &members.0 {
-        let raw = value.get();
+    for (name, raw) in &members {
         let first = check_json(raw.as_bytes()).expect("a member is JSON").first;
-        let list = json::list(raw);
-        assert_eq!(list.is_some(), first == b'[');
+        let inner = elements(raw);
+        assert_eq!(inner.is_some(), first == b'[');
         assert_eq!(json::string(raw).map(Into::into), serde_json::from_str::<String>(raw).ok());
-        let inner = list.into_iter().flatten().map(RawValue::get);
-        assert!(inner.clone().all(|item| check_json(item.as_bytes()).is_some()));
-        if let Some((last, parsed)) = members.0.iter().rfind(|(other, _)| other == name).zip(parsed.as_ref())
-        {
-            let value: Option<serde_json::Value> = serde_json::from_str(last.1.get()).ok();
+        assert!(inner.into_iter().flatten().all(|item| check_json(item.as_bytes()).is_some()));
+        if let Some((last, parsed)) = members.iter().rfind(|(other, _)| other == name).zip(parsed.as_ref()) {
+            let value: Option<serde_json::Value> = serde_json::from_str(last.1).ok();
             assert_eq!(value.as_ref(), parsed.get(&**name), "the other parser has the last of a name");
         }
     }
@@ -224,16 +226,26 @@ fn body(input: &[u8]) -> bool {
     true
 }
 
+/// An array's elements.
+fn elements(raw: &str) -> Option<Vec<&str>> {
+    let mut found = Vec::new();
+    let read = json::each_element(raw, Failure::bad_json, |element| {
+        found.push(element);
+        Ok(())
+    });
+    read.ok().map(|()| found)
+}
+
 /// The bodies of requests: what is taken is what is there.
 fn requests(input: &[u8]) {
     let options = settee_doc::Options::default();
-    let Ok(Bulk { edits, new_edits, .. }) = parse_bulk(input, &options, |_| Ok(())) else { return };
-    let members = json::members(input).expect("it was read");
-    assert_eq!(new_edits, members.get("new_edits").is_none_or(|value| value != "false"));
-    let docs = members.get("docs").and_then(json::list).expect("it was read");
+    let Ok(Bulk { edits, new_edits, .. }) = parse_bulk(input, &options, &mut Charge::free()) else { return };
+    let [docs, said] = json::pick(input, ["docs", "new_edits"]).expect("it was read");
+    assert_eq!(new_edits, said.is_none_or(|value| value != "false"));
+    let docs = docs.and_then(elements).expect("it was read");
     assert_eq!(docs.len(), edits.len());
     for (doc, edit) in docs.into_iter().zip(edits) {
-        let alone = settee_doc::Edit::parse(doc.get().as_bytes(), &options).expect("it was read");
+        let alone = settee_doc::Edit::parse(doc.as_bytes(), &options).expect("it was read");
         assert_eq!((alone.body(), alone.id, alone.revision), (edit.body(), edit.id, edit.revision));
     }
 }

@@ -2,6 +2,8 @@
 //! Method: start it in process on a free port over a temporary folder, speak HTTP to it over a
 //! socket by hand, and compare statuses, headers and bodies.
 
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests parse as they like")]
+
 mod all_docs;
 mod attachments;
 mod bad_input;

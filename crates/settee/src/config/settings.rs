@@ -311,6 +311,8 @@ limit_settings! {
     max_request_bytes: u64, 1, "SETTEE_MAX_REQUEST_BYTES";
     /// Bytes of all requests' bodies that are held at once; at least max-request-bytes
     request_bytes_in_flight_max: u64, 1, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
+    /// Bytes of all answers that are held until their clients take them
+    answer_bytes_in_flight_max: u64, 1, "SETTEE_ANSWER_BYTES_IN_FLIGHT_MAX";
     /// Bytes of a document
     max_document_size: usize, 1, "SETTEE_MAX_DOCUMENT_SIZE";
     /// Bytes of an attachment

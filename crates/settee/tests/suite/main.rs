@@ -6,6 +6,7 @@ mod config;
 mod dump;
 mod log;
 mod maintenance;
+mod memory;
 mod output;
 mod private;
 mod start;

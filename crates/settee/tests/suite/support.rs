@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 /// The administrator of every [`Server`], and what names it in a request.
 pub(crate) const ADMIN: &str = "ann:sesame";
-const AUTHORIZATION: &str = "Basic YW5uOnNlc2FtZQ==";
+pub(crate) const AUTHORIZATION: &str = "Basic YW5uOnNlc2FtZQ==";
 
 /// `settee` with these arguments, under umask 022.
 pub(crate) fn settee(arguments: &[&str]) -> Command {

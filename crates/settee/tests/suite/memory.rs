@@ -1,0 +1,153 @@
+//! Goal: what a request makes of its body, and what a client leaves unread, takes bounded memory.
+//! Method: the built binary, one body for each server; the most that it ever held is `VmHWM` of
+//! `/proc/PID/status`. `cargo test -p settee --test suite memory -- --nocapture` prints the figures, for bodies of
+//! `SETTEE_MEMORY_MIB` where that is set.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+
+use crate::support::{ADMIN, AUTHORIZATION, name, settee};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that a server takes beside a body, whatever its size: buffers, threads, the index.
+const ALLOWANCE_BYTES: u64 = 12 * MIB;
+
+/// A server with a database `db`, and the memory that it has then.
+struct Server {
+    child: Child,
+    address: String,
+    base_bytes: u64,
+    _folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(arguments: &[&str]) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let data = name(folder.path());
+        let mut command = settee(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data]);
+        command.args(arguments).env("SETTEE_ADMIN", ADMIN).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.map(Result::unwrap).find_map(|line| {
+            let (_, rest) = line.split_once("http://")?;
+            Some(rest.trim_end_matches('/').to_owned())
+        });
+        let address = address.expect("it says where it listens");
+        let mut server = Server { child, address, base_bytes: 0, _folder: folder };
+        assert_eq!(server.ask("PUT", "/db", b""), 201);
+        server.base_bytes = server.bytes("VmRSS:");
+        server
+    }
+
+    fn bytes(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+    }
+
+    /// The most that it ever held, beside what it began with.
+    fn peak_bytes(&self) -> u64 {
+        self.bytes("VmHWM:").saturating_sub(self.base_bytes)
+    }
+
+    /// The status of an answer, all of which is read.
+    fn ask(&self, method: &str, path: &str, body: &[u8]) -> u16 {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n\
+             Authorization: {AUTHORIZATION}\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        std::str::from_utf8(&answer[9..12]).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `front`, a piece as often as it fits into the body's bytes, and `back`.
+fn filled(bytes: u64, front: &str, piece: &str, back: &str) -> Vec<u8> {
+    let count = usize::try_from(bytes).unwrap() / piece.len();
+    [front, &piece.repeat(count), back].concat().into_bytes()
+}
+
+#[test]
+fn a_body_of_very_many_small_things_takes_at_most_four_times_its_bytes() {
+    let mib = std::env::var("SETTEE_MEMORY_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(8);
+    let make = |front, piece, back| filled(mib * MIB, front, piece, back);
+    let bodies = [
+        ("PUT", "/db/_revs_limit", make("[", "0,", "0]")),
+        ("PUT", "/db/_purged_infos_limit", make("[", "[],", "0]")),
+        ("PUT", "/db/document", make("{", "\"\":1,", "\"\":1}")),
+        ("PUT", "/db/document", make("{\"_revisions\":{\"start\":4000000000,\"ids\":[", "\"\",", "\"\"]}}")),
+        ("PUT", "/db/document", make("{\"a\":", "[", "")),
+        ("POST", "/db/_bulk_docs", make("{\"docs\":[{", "\"\":1,", "\"\":1}]}")),
+        ("POST", "/db/_revs_diff", make("{\"\":[", "0,", "0]}")),
+        ("POST", "/_dbs_info", make("{\"keys\":[", "\"\",", "\"\"]}")),
+        ("POST", "/_session", make("{", "\"\":1,", "\"\":1}")),
+    ];
+    let start = Server::start(&[]);
+    for (method, path, body) in bodies {
+        let server = Server::start(&[]);
+        let status = server.ask(method, path, &body);
+        let (sent, peak) = (body.len() as u64, server.peak_bytes());
+        let text = String::from_utf8_lossy(&body[..40]);
+        println!("{method} {path} {text}…: {status}, {sent} bytes sent, {peak} bytes held at most");
+        assert!((400..500).contains(&status), "{path}: {status}");
+        assert!(peak <= 4 * sent + ALLOWANCE_BYTES, "{path} {text}: {sent} bytes sent, {peak} held");
+    }
+    assert_eq!(start.ask("GET", "/", b""), 200);
+}
+
+/// A connection that asks for a document many times and takes nothing of any answer.
+///
+/// Source: RFC 9113, sections 3.4, 6.2 and 6.5; RFC 7541, section 6.
+fn unread_requests(address: &str, path: &str, count: u32) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    // SETTINGS_INITIAL_WINDOW_SIZE is 0.
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0".to_vec();
+    for number in 0..count {
+        // GET, http, and the path, the authority and the authorization as literals.
+        let mut block = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+        block.extend_from_slice(path.as_bytes());
+        block.extend_from_slice(b"\x01\x09localhost\x0f\x08");
+        block.push(u8::try_from(AUTHORIZATION.len()).unwrap());
+        block.extend_from_slice(AUTHORIZATION.as_bytes());
+        sent.extend_from_slice(&[0, 0, u8::try_from(block.len()).unwrap(), 1, 0x05]);
+        sent.extend_from_slice(&(2 * number + 1).to_be_bytes());
+        sent.extend_from_slice(&block);
+    }
+    stream.write_all(&sent).unwrap();
+    stream
+}
+
+#[test]
+fn answers_that_nobody_takes_are_held_up_to_the_limit_and_others_are_answered() {
+    const LIMIT: u64 = 16 * MIB;
+    let server = Server::start(&["--answer-bytes-in-flight-max", &LIMIT.to_string()]);
+    let document = filled(MIB, "{\"a\":\"", "x", "\"}");
+    assert_eq!(server.ask("PUT", "/db/document", &document), 201);
+    let attachment = vec![b'x'; 4 << 20];
+    assert_eq!(server.ask("PUT", "/db/other/attachment", &attachment), 201);
+    let mut greedy = Vec::new();
+    for _ in 0..8 {
+        for path in ["/db/document", "/db/other/attachment"] {
+            greedy.push(unread_requests(&server.address, path, 50));
+            assert_eq!(server.ask("GET", "/db/document", b""), 200);
+        }
+    }
+    let peak = server.peak_bytes();
+    println!("{peak} bytes held at most, of {LIMIT} that may be");
+    // What closed connections held counts until the allocator gives it back.
+    assert!(peak <= 8 * LIMIT, "{peak}");
+}
