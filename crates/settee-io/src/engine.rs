@@ -8,12 +8,14 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
+use crate::descriptors::Descriptors;
 use crate::{AlignedBuffer, Alignment};
 
 /// An open file as its engine knows it. Requests share it, so it is dropped, and with it the
@@ -79,7 +81,8 @@ pub enum Operation {
     Read { file: Arc<Descriptor>, offset: u64, buffer: AlignedBuffer },
     /// Writes some of `buffer`, at least one byte of a buffer that isn't empty:
     /// [`Outcome::Count`]. With `sync`, and where it wrote all of `buffer`, everything written
-    /// to the file up to and with this write is on stable storage afterwards (as `Sync`).
+    /// to the file up to and with this write is on stable storage afterwards (as `Sync`). Where it
+    /// is the sync that fails, the error is a [`SyncFailed`].
     Write { file: Arc<Descriptor>, offset: u64, buffer: Bytes, sync: bool },
     /// Puts the file's data, and the metadata needed to read it, on stable storage
     /// (fdatasync(2)): [`Outcome::Done`].
@@ -115,6 +118,19 @@ pub enum Operation {
     /// Gives a file a second name, which must be free and in the same file system (link(2)):
     /// [`Outcome::Done`].
     Link { from: PathBuf, to: PathBuf },
+}
+
+/// The error of an [`Operation::Write`] with `sync` whose write succeeded and whose sync failed:
+/// inside the [`io::Error`], which has the kind of what the system said.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SyncFailed(pub io::Error);
+
+impl SyncFailed {
+    /// What the system said of the sync, as the error of the whole operation.
+    pub fn wrap(error: io::Error) -> io::Error {
+        io::Error::new(error.kind(), SyncFailed(error))
+    }
 }
 
 /// The kind of an operation, for errors and metrics.
@@ -261,7 +277,12 @@ impl Completion {
     fn tell(&mut self, result: io::Result<Outcome>) {
         match self.0.take() {
             Some(Tell::Task(sender)) => drop(sender.send(result)),
-            Some(Tell::Call(done)) => done(result),
+            Some(Tell::Call(done)) => {
+                // The engine's thread serves others too: it doesn't end with this one.
+                if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+                    tracing::error!("the completion of an operation on a file panicked");
+                }
+            }
             None => {}
         }
     }
@@ -293,6 +314,11 @@ pub trait Engine: Send + Sync + 'static {
     /// Runs the operation in the caller's thread and returns when it is done. An operation that
     /// was interrupted before it did anything is tried again, and so no caller sees EINTR.
     fn run(&self, operation: Operation) -> io::Result<Outcome>;
+
+    /// The count of the files that are open, where the engine limits it.
+    fn descriptors(&self) -> Option<&Arc<Descriptors>> {
+        None
+    }
 
     /// Whether buffered reads of the system's files are tried in place first, by a call to the
     /// system that doesn't wait for the medium (preadv2(2) with `RWF_NOWAIT`) and that the engine

@@ -4,6 +4,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use crate::OperationKind;
 
 /// The result of an operation on files.
@@ -31,6 +33,13 @@ pub enum Error {
         path: Arc<Path>,
     },
 
+    /// The task panicked that was changing what is kept in this file or folder: what it left is unknown.
+    #[error("a task panicked: what it changed of {} is unknown", path.display())]
+    Panicked {
+        /// The file or folder.
+        path: Arc<Path>,
+    },
+
     /// The file ends before the bytes that were asked for.
     #[error("{} ends before offset {offset} + {length}", path.display())]
     PastEnd {
@@ -50,9 +59,13 @@ impl Error {
 
     /// The system's kind of error, where the system spoke.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
+        self.source().map(io::Error::kind)
+    }
+
+    fn source(&self) -> Option<&io::Error> {
         match self {
-            Error::Io { source, .. } => Some(source.kind()),
-            Error::Closed { .. } | Error::PastEnd { .. } => None,
+            Error::Io { source, .. } => Some(source),
+            Error::Closed { .. } | Error::Panicked { .. } | Error::PastEnd { .. } => None,
         }
     }
 
@@ -60,8 +73,15 @@ impl Error {
     pub fn operation(&self) -> Option<OperationKind> {
         match self {
             Error::Io { operation, .. } => Some(*operation),
-            Error::Closed { .. } | Error::PastEnd { .. } => None,
+            Error::Closed { .. } | Error::Panicked { .. } | Error::PastEnd { .. } => None,
         }
+    }
+
+    /// The process, or the system, has no file descriptor left: nothing was opened, so nothing was
+    /// done. A sync of a folder that fails so has not begun.
+    pub fn is_no_descriptor(&self) -> bool {
+        let error = self.source().and_then(Errno::from_io_error);
+        matches!(error, Some(Errno::MFILE | Errno::NFILE))
     }
 
     /// The disk, or what the user may have of it, is full.

@@ -22,12 +22,13 @@ use std::sync::{Arc, Once, OnceLock};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
+use crate::descriptors::Ticket;
 use crate::engine::{
     Completion, Descriptor, Engine, FileIdentity, OpenMode, Operation, OperationKind, Outcome, Request,
 };
 use crate::read::{Reading, read_in_place};
 use crate::write::{Gate, Writing, write_blocking};
-use crate::{Alignment, Error, OFFSET_MAX, Result};
+use crate::{Alignment, Descriptors, Error, OFFSET_MAX, Result};
 
 /// An open file. Offsets and lengths are in bytes.
 pub struct File {
@@ -46,11 +47,15 @@ pub(crate) struct Shared {
     direct: OnceLock<Direct>,
     is_direct: AtomicBool,
     pub(crate) gate: Gate,
+    /// Counts the descriptor.
+    _ticket: Option<Ticket>,
 }
 
 struct Direct {
     descriptor: Arc<Descriptor>,
     alignment: Alignment,
+    /// Counts this one.
+    _ticket: Option<Ticket>,
 }
 
 /// How a handle reads and writes: what [`File::set_direct`] came to.
@@ -70,6 +75,9 @@ impl File {
     /// # Errors
     /// What the system says; nothing was created, unless a crash follows.
     pub async fn open(engine: &Arc<dyn Engine>, path: &Path, mode: OpenMode) -> Result<File> {
+        let take = |descriptors: &Arc<Descriptors>| descriptors.take(mode);
+        let ticket = engine.descriptors().map(take).transpose();
+        let ticket = ticket.map_err(|error| Error::io(OperationKind::Open, path, error))?;
         let operation = Operation::Open { path: path.to_path_buf(), mode };
         let Outcome::Opened(descriptor) = submit(&**engine, path, operation).await? else {
             unreachable!("open gives a descriptor");
@@ -82,6 +90,7 @@ impl File {
             direct: OnceLock::new(),
             is_direct: AtomicBool::new(false),
             gate: Gate::default(),
+            _ticket: ticket,
         };
         Ok(File { shared: Arc::new(shared), closed: AtomicBool::new(false) })
     }
@@ -103,11 +112,19 @@ impl File {
     pub async fn set_direct(&self, direct: bool) -> Result<DirectMode> {
         self.check_open()?;
         if direct && self.shared.direct.get().is_none() {
+            // As a file that is created: a new segment's handle needs both.
+            let take = |descriptors: &Arc<Descriptors>| descriptors.take(OpenMode::CreateNew);
+            let ticket = self.shared.engine.descriptors().map(take).transpose();
+            let ticket = ticket.map_err(|error| Error::io(OperationKind::OpenDirect, self.path(), error))?;
             let open = Operation::OpenDirect { file: self.shared.descriptor.clone() };
             match self.submit(open).await {
                 Ok(Outcome::OpenedDirect { descriptor, alignment }) => {
                     // Another task may have been first; then this descriptor goes unused.
-                    let _ = self.shared.direct.set(Direct { descriptor: Arc::new(descriptor), alignment });
+                    let _ = self.shared.direct.set(Direct {
+                        descriptor: Arc::new(descriptor),
+                        alignment,
+                        _ticket: ticket,
+                    });
                 }
                 Ok(_) => unreachable!("it gives a descriptor"),
                 Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::Unsupported => {

@@ -1,23 +1,44 @@
 //! Operations on names: folders and what they hold. See [`Operation`] for each.
 
 use std::path::Path;
+use std::time::Duration;
 
-use crate::Result;
 use crate::engine::{Engine, Entry, Operation, Outcome};
 use crate::file::submit;
+use crate::{Env, Result};
+
+/// How often the sync of a folder is tried for which there is no descriptor, and how far apart: 10 s.
+const SYNC_TRIES_MAX: u32 = 100;
+const SYNC_PAUSE: Duration = Duration::from_millis(100);
 
 /// Creates the folder where it doesn't exist, and its missing parents, and puts the new names
 /// on stable storage before it returns.
 ///
 /// # Errors
-/// What the system says; some parents may have been created.
+/// What the system says; some parents may have been created. For want of a descriptor
+/// ([`Error::is_no_descriptor`](crate::Error::is_no_descriptor)) none has.
 pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
+    let mut created = Vec::new();
+    let result = create_all(engine, path, &mut created).await;
+    if result.as_ref().is_err_and(crate::Error::is_no_descriptor) {
+        // Or the next attempt would find them there, and take their names for durable.
+        for folder in created.into_iter().rev() {
+            let remove = Operation::RemoveFolder { path: folder.to_path_buf() };
+            submit(engine, folder, remove).await?;
+        }
+    }
+    result
+}
+
+/// Creates the folder; those that did not exist are in `created`, the topmost first.
+async fn create_all<'a>(engine: &dyn Engine, path: &'a Path, created: &mut Vec<&'a Path>) -> Result<()> {
     let mut folders = Vec::new();
     let mut at = Some(path);
     while let Some(folder) = at.filter(|folder| !folder.as_os_str().is_empty()) {
         folders.push(folder);
         match submit(engine, folder, Operation::CreateFolder { path: folder.to_path_buf() }).await {
             Ok(_) => {
+                created.push(folder);
                 // The one that it was created in may have come from such a process, too. Where it
                 // isn't ours to read it was there before.
                 let above = parent_of(folder);
@@ -39,6 +60,7 @@ pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
     for (below, folder) in folders.iter().rev().enumerate() {
         if below > 0 {
             submit(engine, folder, Operation::CreateFolder { path: folder.to_path_buf() }).await?;
+            created.push(folder);
         }
         sync(engine, parent_of(folder)).await?;
     }
@@ -51,6 +73,21 @@ pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
 /// What the system says.
 pub async fn sync(engine: &dyn Engine, path: &Path) -> Result<()> {
     submit(engine, path, Operation::SyncFolder { path: path.to_path_buf() }).await.map(drop)
+}
+
+/// As [`sync`], for a change that nobody can take back: where there is no descriptor to open the folder
+/// by, the sync has not begun, and is tried again for a while (`SYNC_TRIES_MAX`).
+///
+/// # Errors
+/// What the system says.
+pub async fn sync_patiently(env: &Env, path: &Path) -> Result<()> {
+    for _ in 1..SYNC_TRIES_MAX {
+        match sync(&*env.engine, path).await {
+            Err(error) if error.is_no_descriptor() => env.clock.sleep(SYNC_PAUSE).await,
+            synced => return synced,
+        }
+    }
+    sync(&*env.engine, path).await
 }
 
 /// What the folder holds, sorted by name; nothing where it doesn't exist.

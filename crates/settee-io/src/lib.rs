@@ -122,11 +122,13 @@
 #[allow(unsafe_code, reason = "the system writes to memory that isn't initialised before")]
 mod aligned;
 mod bulk;
+mod descriptors;
 mod engine;
 mod env;
 mod error;
 mod file;
 pub mod folder;
+mod panic;
 mod planner;
 mod pool;
 mod read;
@@ -142,12 +144,15 @@ mod write;
 
 pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment};
 pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream};
+pub use descriptors::Descriptors;
 pub use engine::{
-    Completion, Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, OperationKind, Outcome, Request,
+    Completion, Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, OperationKind, Outcome,
+    Request, SyncFailed,
 };
 pub use env::{BACKGROUND_COUNT, COMPACTION_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
 pub use file::{DirectMode, File};
+pub use panic::OnPanic;
 pub use planner::{DeviceRead, Merge, OFFSET_MAX, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
 pub use pool::{BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation};
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};

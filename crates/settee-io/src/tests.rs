@@ -33,8 +33,13 @@ fn engines() -> Vec<(String, Arc<dyn Engine>)> {
 }
 
 fn small_engines() -> Vec<(String, Arc<dyn Engine>)> {
-    let threads =
-        ThreadOptions { thread_count: 1, write_thread_count: 1, sync_thread_count: 1, queue_count_max: 1 };
+    let threads = ThreadOptions {
+        thread_count: 1,
+        write_thread_count: 1,
+        sync_thread_count: 1,
+        queue_count_max: 1,
+        ..ThreadOptions::default()
+    };
     start("small", threads, UringOptions { entry_count: 2, queue_count_max: 1, ..UringOptions::default() })
 }
 
@@ -170,7 +175,7 @@ type Given<T> = std::result::Result<T, Option<i32>>;
 fn ours<T>(result: Result<T>) -> Given<T> {
     result.map_err(|error| match error {
         Error::Io { source, .. } => source.raw_os_error(),
-        Error::Closed { .. } | Error::PastEnd { .. } => None,
+        Error::Closed { .. } | Error::Panicked { .. } | Error::PastEnd { .. } => None,
     })
 }
 

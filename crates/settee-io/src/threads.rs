@@ -28,8 +28,10 @@ use std::thread;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::engine::{Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, Outcome, Request};
-use crate::{AlignedBuffer, Alignment};
+use crate::engine::{
+    Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, Outcome, Request, SyncFailed,
+};
+use crate::{AlignedBuffer, Alignment, Descriptors};
 
 /// The alignment for direct I/O, in bytes, where the kernel doesn't tell it.
 const UNKNOWN_ALIGNMENT: u32 = 4096;
@@ -53,11 +55,19 @@ pub struct ThreadOptions {
     pub sync_thread_count: usize,
     /// Requests that wait in each of the three queues.
     pub queue_count_max: usize,
+    /// Files that may be open at once: see [`Descriptors`].
+    pub files_max: usize,
 }
 
 impl Default for ThreadOptions {
     fn default() -> ThreadOptions {
-        ThreadOptions { thread_count: 8, write_thread_count: 4, sync_thread_count: 8, queue_count_max: 1024 }
+        ThreadOptions {
+            thread_count: 8,
+            write_thread_count: 4,
+            sync_thread_count: 8,
+            queue_count_max: 1024,
+            files_max: usize::MAX,
+        }
     }
 }
 
@@ -68,6 +78,7 @@ pub struct ThreadEngine {
     reads: Pool,
     writes: Pool,
     syncs: Pool,
+    descriptors: Arc<Descriptors>,
 }
 
 impl ThreadEngine {
@@ -81,6 +92,7 @@ impl ThreadEngine {
             reads: start("settee-read", options.thread_count),
             writes: start("settee-write", options.write_thread_count),
             syncs: start("settee-sync", options.sync_thread_count),
+            descriptors: Descriptors::new(options.files_max),
         }
     }
 
@@ -124,6 +136,10 @@ impl Engine for ThreadEngine {
 
     fn run(&self, operation: Operation) -> io::Result<Outcome> {
         run(operation)
+    }
+
+    fn descriptors(&self) -> Option<&Arc<Descriptors>> {
+        Some(&self.descriptors)
     }
 
     fn reads_in_place(&self) -> bool {
@@ -230,7 +246,7 @@ fn run(operation: Operation) -> io::Result<Outcome> {
             let count = uninterrupted(|| file.write_at(&buffer, offset))?;
             // What is left of a short write comes as a request of its own, with its own sync.
             if sync && count == buffer.len() {
-                file.sync_data()?;
+                file.sync_data().map_err(SyncFailed::wrap)?;
             }
             Ok(Outcome::Count(count as u64))
         }

@@ -41,7 +41,8 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use crate::engine::{Completion, Descriptor, Engine, Operation, Outcome, Request};
+use crate::Descriptors;
+use crate::engine::{Completion, Descriptor, Engine, Operation, Outcome, Request, SyncFailed};
 use crate::threads::{ThreadEngine, system};
 
 /// Most entries a ring may have; the kernel's own limit is 32,768.
@@ -164,6 +165,10 @@ impl Engine for UringEngine {
 
     fn run(&self, operation: Operation) -> io::Result<Outcome> {
         self.threads.run(operation)
+    }
+
+    fn descriptors(&self) -> Option<&Arc<Descriptors>> {
+        self.threads.descriptors()
     }
 
     fn reads_in_place(&self) -> bool {
@@ -368,6 +373,7 @@ impl Ring {
             (Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED), operation) => {
                 return self.threads.submit(Request { operation, completion });
             }
+            (Err(error), _) if written => Err(SyncFailed::wrap(error.into())),
             (Err(error), _) => Err(error.into()),
             (Ok(count), Operation::Read { mut buffer, .. }) => {
                 // SAFETY: the kernel has completed a read of `count` bytes into the front of the

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes};
 
-use crate::engine::{Completion, Operation, OperationKind, Outcome, Request};
+use crate::engine::{Completion, Operation, OperationKind, Outcome, Request, SyncFailed};
 use crate::file::Shared;
 use crate::{AlignedBuffer, Alignment, Error, Result};
 
@@ -113,8 +113,11 @@ fn advance(
     let count = match result {
         Ok(Outcome::Count(count)) => usize::try_from(count).expect("no more than was given"),
         Ok(_) => unreachable!("write gives a count"),
-        Err(error) if direct.is_some() && shared.is_refusal(&error) => return Ok(()),
-        Err(error) => return Err(Error::io(OperationKind::Write, &shared.path, error)),
+        Err(error) => match error.downcast::<SyncFailed>() {
+            Ok(SyncFailed(error)) => return Err(Error::io(OperationKind::Sync, &shared.path, error)),
+            Err(error) if direct.is_some() && shared.is_refusal(&error) => return Ok(()),
+            Err(error) => return Err(Error::io(OperationKind::Write, &shared.path, error)),
+        },
     };
     if count == 0 {
         let source = io::Error::from(io::ErrorKind::WriteZero);

@@ -16,6 +16,8 @@ pub enum Fault {
     Io,
     /// ENOSPC.
     NoSpace,
+    /// EMFILE: the process has no file descriptor left. Only operations that open something fail so.
+    NoDescriptor,
 }
 
 /// A simulated disk, and the machine around it. Clones are the same disk, so that what a clone
@@ -42,6 +44,8 @@ impl SimDisk {
             stall_us: 50_000..=5_000_000,
             stalled: |_| true,
             capacity: None,
+            refuses_writes: false,
+            has_descriptors: true,
             powersafe_overwrite: false,
             ignore_syncs: false,
             ignore_syncs_of: None,
@@ -120,6 +124,18 @@ impl SimDisk {
     /// back. `None`, as at first, is no limit.
     pub fn capacity(self, bytes: Option<u64>) -> SimDisk {
         self.plan(|plan| plan.capacity = bytes)
+    }
+
+    /// Whether every write fails with `StorageFull`, after any part of it was written, while room can
+    /// be reserved: as on a file system whose fallocate(2) promises nothing, once it is full.
+    pub fn refuses_writes(self, refuses: bool) -> SimDisk {
+        self.plan(|plan| plan.refuses_writes = refuses)
+    }
+
+    /// Whether the process has file descriptors left. Without any, whatever opens a file or a folder
+    /// fails with EMFILE and does nothing.
+    pub fn has_descriptors(self, has: bool) -> SimDisk {
+        self.plan(|plan| plan.has_descriptors = has)
     }
 
     /// Whether a write is no danger to the other bytes of the sectors in which it begins and

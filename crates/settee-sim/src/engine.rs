@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use settee_io::{
     AlignedBuffer, Alignment, Descriptor, Engine, OpenMode, Operation, OperationKind, Outcome, Request,
+    SyncFailed,
 };
 
 use crate::content::SECTOR_SIZE;
@@ -103,6 +104,27 @@ fn is_sync(operation: &Operation) -> bool {
     )
 }
 
+/// A write without its sync; another operation as it is.
+fn unsynced(operation: Operation) -> Operation {
+    match operation {
+        Operation::Write { file, offset, buffer, .. } => {
+            Operation::Write { file, offset, buffer, sync: false }
+        }
+        operation => operation,
+    }
+}
+
+/// Whether an operation takes a descriptor.
+fn opens(operation: &Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Open { .. }
+            | Operation::OpenDirect { .. }
+            | Operation::SyncFolder { .. }
+            | Operation::List { .. }
+    )
+}
+
 impl State {
     fn draw_delay_ns(&mut self, kind: OperationKind) -> u64 {
         let stall_us = if self.random.chance(self.plan.stalls) && (self.plan.stalled)(kind) {
@@ -132,11 +154,13 @@ impl State {
             self.cut_power();
             return None;
         }
-        let result = match self.plan.fault_at(&position) {
-            Some(fault) => {
-                self.fail(operation, covered);
-                Err(fault.error())
+        let result = match self.fault_of(&operation, self.plan.fault_at(&position)) {
+            Some(Fault::NoDescriptor) => Err(Fault::NoDescriptor.error()),
+            // Its sync is never begun.
+            Some(fault) if self.plan.refuses_writes && matches!(operation, Operation::Write { .. }) => {
+                Err(self.fail(unsynced(operation), covered, fault.error()))
             }
+            Some(fault) => Err(self.fail(operation, covered, fault.error())),
             None => self.execute(operation, covered),
         };
         self.trace(machine, &what, Some(&result));
@@ -147,12 +171,20 @@ impl State {
         Some(result)
     }
 
+    /// The fault of an operation: what was planned for it, or what the disk is told to do.
+    fn fault_of(&self, operation: &Operation, planned: Option<Fault>) -> Option<Fault> {
+        let opens = opens(operation);
+        let standing = match operation {
+            _ if opens && !self.plan.has_descriptors => Some(Fault::NoDescriptor),
+            Operation::Write { .. } if self.plan.refuses_writes => Some(Fault::NoSpace),
+            _ => None,
+        };
+        planned.filter(|fault| *fault != Fault::NoDescriptor || opens).or(standing)
+    }
+
     /// Lets the operation take effect, save for its sync.
     fn execute_unsynced(&mut self, operation: Operation, covered: u64) -> io::Result<Outcome> {
-        match operation {
-            Operation::Write { file, offset, buffer, .. } => {
-                self.execute(Operation::Write { file, offset, buffer, sync: false }, covered)
-            }
+        match unsynced(operation) {
             operation if is_sync(&operation) => Ok(Outcome::Done),
             operation => self.execute(operation, covered),
         }
@@ -237,8 +269,8 @@ impl State {
         }
     }
 
-    /// What an operation that fails leaves behind.
-    fn fail(&mut self, operation: Operation, covered: u64) {
+    /// What an operation that fails leaves behind; the error, by which its engine tells what of it failed.
+    fn fail(&mut self, operation: Operation, covered: u64, error: io::Error) -> io::Error {
         let mut random = Generator::new(self.random.next(), self.counts.all);
         match operation {
             // The write went well; its sync fails.
@@ -246,6 +278,7 @@ impl State {
                 let written = self.write(&file, offset, buffer, false, covered);
                 let own = written.is_ok().then_some(self.files.seq());
                 self.fail_sync(&file, covered, own, &mut random);
+                return SyncFailed::wrap(error);
             }
             Operation::Write { file, offset, buffer, .. } => {
                 let start = random.within(0..=buffer.len() as u64);
@@ -261,6 +294,7 @@ impl State {
             }
             _ => {}
         }
+        error
     }
 
     fn read(&mut self, file: &Descriptor, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
@@ -294,7 +328,7 @@ impl State {
         let count = write_within(&mut self.writable(file)?.content, seq, offset, part, room)?;
         // What is left of a short write comes as a request of its own, with its own sync.
         if sync && count == length as u64 {
-            self.sync(file, covered, Some(seq))?;
+            self.sync(file, covered, Some(seq)).map_err(SyncFailed::wrap)?;
         }
         Ok(Outcome::Count(count))
     }
@@ -416,6 +450,7 @@ impl Fault {
         io::Error::from_raw_os_error(match self {
             Fault::Io => 5,
             Fault::NoSpace => 28,
+            Fault::NoDescriptor => 24,
         })
     }
 }

@@ -70,6 +70,7 @@ mod files;
 pub mod fuzz;
 mod machine;
 mod names;
+mod panics;
 mod random;
 #[cfg(test)]
 mod tests;
@@ -77,6 +78,7 @@ mod tests;
 pub use content::SECTOR_SIZE;
 pub use disk::{Fault, SimDisk};
 pub use executor::{STEP_COUNT_MAX, Sim};
+pub use panics::Panics;
 
 /// The seeds of a test: the first `count`, or the one that the variable `SETTEE_SEED` names, so
 /// that a failure can be looked at by itself.

@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) stall_us: RangeInclusive<u64>,
     pub(crate) stalled: fn(OperationKind) -> bool,
     pub(crate) capacity: Option<u64>,
+    pub(crate) refuses_writes: bool,
+    pub(crate) has_descriptors: bool,
     pub(crate) powersafe_overwrite: bool,
     pub(crate) ignore_syncs: bool,
     pub(crate) ignore_syncs_of: Option<fn(&Path) -> bool>,

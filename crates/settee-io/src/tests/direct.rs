@@ -305,8 +305,13 @@ fn a_blocking_write_waits_for_those_it_can_not_be_beside() {
 
 #[tokio::test]
 async fn thousands_of_writes_that_wait_for_each_other_leave_the_stack_flat() {
-    let threads =
-        ThreadOptions { thread_count: 1, write_thread_count: 1, sync_thread_count: 1, queue_count_max: 0 };
+    let threads = ThreadOptions {
+        thread_count: 1,
+        write_thread_count: 1,
+        sync_thread_count: 1,
+        queue_count_max: 0,
+        ..ThreadOptions::default()
+    };
     let options = EngineOptions { kind: EngineKind::Threads, threads, ..EngineOptions::default() };
     // Each request runs and ends while it is being submitted.
     let recorder = Arc::new(Recorder {

@@ -17,8 +17,13 @@ use crate::{EngineKind, EngineOptions, UringOptions};
 /// After so long nothing comes any more. It is waited for only where a test fails.
 const NEVER: Duration = Duration::from_secs(20);
 
-const SMALL: ThreadOptions =
-    ThreadOptions { thread_count: 1, write_thread_count: 3, sync_thread_count: 2, queue_count_max: 4 };
+const SMALL: ThreadOptions = ThreadOptions {
+    thread_count: 1,
+    write_thread_count: 3,
+    sync_thread_count: 2,
+    queue_count_max: 4,
+    files_max: usize::MAX,
+};
 
 /// The threads alone, and those beside a ring, where there is one.
 fn engines() -> Vec<Arc<dyn Engine>> {

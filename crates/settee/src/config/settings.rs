@@ -504,6 +504,7 @@ impl IoLimits {
             write_thread_count: self.io_write_threads,
             sync_thread_count: self.io_sync_threads,
             queue_count_max: self.io_queue_max,
+            ..ThreadOptions::default()
         };
         let uring = UringOptions {
             entry_count: self.io_ring_entries,
