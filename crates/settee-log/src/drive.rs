@@ -12,24 +12,73 @@
 //!    look. So engines that run a request in place don't lead to recursion without end. Beside it
 //!    one that waits in its own thread may take actions, and carries them out itself.
 //! 3. An operation counts as under way from when it was taken from the state to when its end was
-//!    taken in, also after the log has stopped.
+//!    taken in, also after the log has stopped. A write that waits to be done again for want of room
+//!    doesn't.
+//! 4. Where a panic leaves what is said here half done, the log stops: nobody waits for what nobody does.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
-use futures_util::future::select;
+use futures_util::future::{Either, select};
+use settee_io::OnPanic;
 use tokio::sync::oneshot;
 
 use crate::error::Stopped;
 use crate::log::{Shared, Stage};
 use crate::mark::Mark;
 use crate::planted::Planted;
+use crate::room::is_no_room;
 use crate::state::{Action, State};
+
+/// A write that found no room is done again after this time.
+const NO_ROOM_PAUSE: Duration = Duration::from_millis(250);
+
+/// A write or a sync that was taken from the state, until its end is taken in.
+struct UnderWay {
+    shared: Arc<Shared>,
+    action: Option<Action>,
+}
+
+impl UnderWay {
+    fn new(shared: &Arc<Shared>, action: Action) -> UnderWay {
+        UnderWay { shared: shared.clone(), action: Some(action) }
+    }
+
+    fn submit(self) {
+        match self.action.clone() {
+            Some(Action::Write { file, offset, bytes, sync, .. }) => {
+                file.begin_write(offset, bytes, sync, move |result| self.end(result));
+            }
+            Some(Action::Sync { file }) => file.begin_sync(move |result| self.end(result)),
+            None => {}
+        }
+    }
+
+    fn end(mut self, result: settee_io::Result<()>) {
+        if let Some(action) = self.action.take() {
+            self.shared.ended(result, action);
+            self.shared.drive();
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    /// Whoever was to submit it panicked.
+    fn drop(&mut self) {
+        if let Some(action) = self.action.take()
+            && std::thread::panicking()
+        {
+            self.shared.ended(Err(self.shared.panicked()), action);
+        }
+    }
+}
 
 impl Shared {
     /// Submits what is to begin.
     pub(crate) fn drive(self: &Arc<Self>) {
+        let _stop = self.stop_on_panic();
         let mut began = false;
         loop {
             let action = {
@@ -56,50 +105,42 @@ impl Shared {
     }
 
     pub(crate) fn submit(self: &Arc<Self>, action: Action) {
-        let shared = self.clone();
-        match action {
-            Action::Write { id, file, offset, bytes, sync } => {
-                let size = bytes.len();
-                file.begin_write(offset, bytes, sync, move |result| {
-                    shared.ended(result, Some((id, size)), sync);
-                    shared.drive();
-                });
-            }
-            Action::Sync { file } => file.begin_sync(move |result| {
-                shared.ended(result, None, true);
-                shared.drive();
-            }),
-        }
+        UnderWay::new(self, action).submit();
     }
 
     /// As [`Shared::submit`], in this thread, until it has ended.
-    fn run(&self, action: Action) {
-        match action {
-            Action::Write { id, file, offset, bytes, sync } => {
-                let size = bytes.len();
-                let result = match sync {
-                    true => file.write_and_sync_at_blocking(offset, bytes),
-                    false => file.write_at_blocking(offset, bytes),
-                };
-                self.ended(result, Some((id, size)), sync);
+    fn run(self: &Arc<Self>, action: Action) {
+        let under_way = UnderWay::new(self, action.clone());
+        under_way.end(match action {
+            Action::Write { file, offset, bytes, sync: true, .. } => {
+                file.write_and_sync_at_blocking(offset, bytes)
             }
-            Action::Sync { file } => self.ended(file.sync_blocking(), None, true),
-        }
+            Action::Write { file, offset, bytes, .. } => file.write_at_blocking(offset, bytes),
+            Action::Sync { file } => file.sync_blocking(),
+        });
     }
 
     /// Takes in how a write or a sync has ended, and tells who waited.
-    fn ended(&self, result: settee_io::Result<()>, write: Option<(u64, usize)>, synced: bool) {
+    fn ended(self: &Arc<Self>, result: settee_io::Result<()>, action: Action) {
+        let _stop = self.stop_on_panic();
+        let (write, synced) = match &action {
+            Action::Write { id, bytes, sync, .. } => (Some((*id, bytes.len())), *sync),
+            Action::Sync { .. } => (None, true),
+        };
         if let Err(error) = result {
-            if write.is_none() && self.options.is_planted(Planted::SyncRetried) {
-                return self.lock().retry_sync();
+            match write {
+                None if self.options.is_planted(Planted::SyncRetried) => return self.lock().retry_sync(),
+                Some((id, _)) if is_no_room(&error) && self.keep_unwritten(id, action, &error) => {}
+                _ => {
+                    self.stop(error);
+                    self.lock().operation_count -= 1;
+                }
             }
-            self.stop(error);
-            self.lock().operation_count -= 1;
             return self.ended.notify_waiters();
         }
-        let now = self.env.clock.now();
         let mut state = self.lock();
         state.operation_count -= 1;
+        let now = self.env.clock.now();
         let mut woken = Vec::new();
         if let Some((id, size)) = write {
             woken = state.wrote(id, size, now);
@@ -122,6 +163,34 @@ impl Shared {
         }
     }
 
+    /// Has a write that found no room done again after a while. Not where the log has stopped, or is being
+    /// closed: then it returns false.
+    fn keep_unwritten(self: &Arc<Self>, id: u64, write: Action, error: &settee_io::Error) -> bool {
+        let mut state = self.lock();
+        if state.stopped.is_some() || state.closing {
+            return false;
+        }
+        if state.no_room().is_none() {
+            tracing::warn!(%error, folder = %self.folder.display(), "a write waits for room on the disk");
+        }
+        state.operation_count -= 1;
+        let is_first = state.found_no_room(id, write, error);
+        drop(state);
+        if is_first {
+            let (log, clock, again) = (Arc::downgrade(self), self.env.clock.clone(), self.again.clone());
+            self.env.spawn("log write again", async move {
+                let _stop = OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.stop_panicked()));
+                select(clock.sleep(NO_ROOM_PAUSE), pin!(again.notified())).await;
+                let Some(shared) = log.upgrade() else { return };
+                let writes = shared.lock().take_unwritten();
+                let under_way: Vec<_> =
+                    writes.into_iter().map(|write| UnderWay::new(&shared, write)).collect();
+                under_way.into_iter().for_each(UnderWay::submit);
+            });
+        }
+        true
+    }
+
     /// Looks again when something has grown old, or a group has waited long enough. A log has one
     /// timer, or none.
     fn set_timer(self: &Arc<Self>, state: &mut State) {
@@ -134,6 +203,7 @@ impl Shared {
         }
         let (log, clock, moved) = (Arc::downgrade(self), self.env.clock.clone(), self.timer_moved.clone());
         self.env.spawn("log timer", async move {
+            let _stop = OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.stop_panicked()));
             loop {
                 let Some(deadline) = log.upgrade().and_then(|shared| shared.lock().timer) else { return };
                 let now = clock.now();
@@ -251,15 +321,64 @@ impl Shared {
         drop((held, view));
     }
 
+    /// From now on a write that finds no room is given up, and stops the log. Those that wait for it are
+    /// tried once more, at once.
+    pub(crate) fn begin_closing(&self) {
+        self.lock().closing = true;
+        self.again.notify_one();
+    }
+
+    /// Returns once a write has found no room.
+    pub(crate) async fn finds_no_room(&self) -> Arc<settee_io::Error> {
+        loop {
+            let ended = self.ended.notified();
+            if let Some(source) = self.lock().no_room() {
+                return source;
+            }
+            ended.await;
+        }
+    }
+
+    /// As [`Shared::flush`]; false where a write finds no room meanwhile.
+    pub(crate) async fn try_flush(self: &Arc<Self>) -> Result<bool, Stopped> {
+        match select(pin!(self.flush()), pin!(self.finds_no_room())).await {
+            Either::Left((flushed, _)) => flushed.map(|()| true),
+            Either::Right(_) => Ok(false),
+        }
+    }
+
+    /// What a panic stops the log with.
+    pub(crate) fn panicked(&self) -> settee_io::Error {
+        settee_io::Error::Panicked { path: self.folder.as_path().into() }
+    }
+
+    /// Stops the log after a panic: what it left can't be told.
+    pub(crate) fn stop_panicked(&self) {
+        self.stop(self.panicked());
+    }
+
+    /// Stops the log where whoever has this panics.
+    pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
+        OnPanic(|| self.stop_panicked())
+    }
+
     /// Latches the first failure.
     pub(crate) fn stop(&self, error: settee_io::Error) {
         let mut state = self.lock();
-        if state.stopped.is_some() {
-            return;
+        let held = self.stop_locked(&mut state, error);
+        drop(state);
+        // Wakes whoever waited.
+        drop(held);
+    }
+
+    /// As [`Shared::stop`], for who has the lock; drops what is returned without it.
+    pub(crate) fn stop_locked(&self, state: &mut State, error: settee_io::Error) -> impl Sized + use<> {
+        let is_first = state.stopped.is_none();
+        if is_first {
+            tracing::error!(%error, folder = %self.folder.display(), "log stopped");
+            state.stopped = Some(Stopped { source: Arc::new(error) });
         }
-        tracing::error!(%error, folder = %self.folder.display(), "log stopped");
-        state.stopped = Some(Stopped { source: Arc::new(error) });
-        self.let_go(state);
+        is_first.then(|| self.let_go(state))
     }
 
     /// Ends the log: nothing more is begun, whoever waits is told.
@@ -268,19 +387,20 @@ impl Shared {
         if state.stopped.is_none() {
             state.stopped = Some(self.closed());
         }
-        self.let_go(state);
-    }
-
-    /// Lets go of what is accepted and was not written, and of all who wait: nothing of it comes.
-    /// Its memory is for other logs.
-    fn let_go(&self, mut state: MutexGuard<'_, State>) {
-        let held = state.clear();
-        self.publish(&mut state);
+        let held = self.let_go(&mut state);
         drop(state);
         // Wakes whoever waited.
         drop(held);
+    }
+
+    /// Lets go of what is accepted and was not written, and of all who wait: nothing of it comes.
+    /// Its memory is for other logs. What is returned is dropped without the lock.
+    fn let_go(&self, state: &mut State) -> impl Sized + use<> {
+        let held = state.clear();
+        self.publish(state);
         self.timer_moved.notify_one();
         self.ended.notify_waiters();
+        held
     }
 
     /// Returns once the log has stopped, or ended.

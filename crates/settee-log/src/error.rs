@@ -26,7 +26,8 @@ pub struct Stopped {
     pub source: Arc<settee_io::Error>,
 }
 
-/// Why a batch was not accepted. No room is `NoSpace`: refused, nothing latched.
+/// Why a batch was not accepted. No room is `NoSpace`, and no file descriptor `NoDescriptor`: refused,
+/// nothing latched.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AppendError {
     /// Refused before writing; the log stays usable.
@@ -38,7 +39,18 @@ pub enum AppendError {
         max: usize,
     },
 
-    /// No room could be reserved on the disk; the log stays usable.
+    /// The next segment could not be created, for want of a file descriptor; the log stays usable, and
+    /// the same succeeds once there is one.
+    #[error("no file descriptor for {size} bytes: {source}")]
+    NoDescriptor {
+        /// The batch's size in bytes.
+        size: usize,
+        /// What the system said.
+        source: Arc<settee_io::Error>,
+    },
+
+    /// No room could be reserved on the disk, or none was there for a write that was accepted before
+    /// (which is tried again); the log stays usable.
     #[error("no space for {size} bytes: {source}")]
     NoSpace {
         /// The batch's size in bytes.

@@ -12,6 +12,7 @@
 //! 2. After a failed write or sync no append succeeds, and no mark moves.
 //! 3. No lock is held across an await, but for `room`, which readers don't take.
 
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -271,6 +272,8 @@ pub(crate) struct Shared {
     pub ended: Notify,
     /// Told when the timer is to look earlier than it meant to.
     pub timer_moved: Arc<Notify>,
+    /// Told when what waits to be written again is to be tried at once.
+    pub again: Arc<Notify>,
 }
 
 impl Log {
@@ -394,6 +397,7 @@ impl Log {
             closed: AtomicBool::new(false),
             ended: Notify::new(),
             timer_moved: Arc::default(),
+            again: Arc::default(),
             sealed_below: watch::Sender::new(state.left.seal_next),
             state: Mutex::new(state),
             room: tokio::sync::Mutex::default(),
@@ -458,7 +462,8 @@ impl Log {
                     self.shared.env.spawn("log room", async move {
                         let _ = done.send(shared.make(lack, claim).await);
                     });
-                    buffer = made.blocking_recv().unwrap_or_else(|_| Err(self.shared.closed().into()))?;
+                    let made = made.blocking_recv();
+                    buffer = made.unwrap_or_else(|_| Err(self.shared.why_stopped().into()))?;
                 }
             }
         };
@@ -772,12 +777,29 @@ impl Log {
         LogStats { memory_bytes: state.memory_bytes() as u64, unsynced_bytes: unsynced as u64, ..state.stats }
     }
 
+    /// As [`Log::flush`], but returns false where a write finds no room on the disk meanwhile: it is
+    /// tried again, however long that takes.
+    ///
+    /// # Errors
+    /// The log stopped before.
+    pub async fn try_flush(&self) -> Result<bool, Stopped> {
+        self.shared.try_flush().await
+    }
+
+    /// Says that the log is about to be closed: a write that finds no room on the disk is not tried again
+    /// any more, but stops the log, and whoever waits for it is told.
+    pub fn begin_close(&self) {
+        self.shared.begin_closing();
+    }
+
     /// Persists everything accepted and ends the log; later appends and reads are refused. Returns
     /// when nothing is under way any more: then the folder may be opened again.
     ///
     /// # Errors
-    /// The log stopped before all of it was persisted; it has ended all the same.
+    /// The log stopped before all of it was persisted, or there was no room on the disk for it; it has
+    /// ended all the same.
     pub async fn close(&self) -> Result<(), Stopped> {
+        self.begin_close();
         let flushed = self.flush().await;
         self.shared.end();
         self.shared.wait_for_operations().await;
@@ -801,6 +823,35 @@ pub async fn read_record(file: &File, offset: u64, length: u32) -> Result<Record
     let bytes = file.read_exact_at(offset, length as usize).await?;
     let damaged = |what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
     Record::decode(bytes).map_err(damaged)
+}
+
+/// The state's lock. A panic under it leaves a state that nobody can tell, and stops the log.
+pub(crate) struct StateGuard<'a> {
+    shared: &'a Shared,
+    state: MutexGuard<'a, State>,
+    was_panicking: bool,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if !self.was_panicking && std::thread::panicking() {
+            self.shared.stop_locked(&mut self.state, self.shared.panicked());
+        }
+    }
 }
 
 impl Drop for Log {
@@ -843,8 +894,11 @@ impl Shared {
         Position::from_bits(self.written_position.load(Ordering::Acquire))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        let was_panicking = std::thread::panicking();
+        // A panic under the lock has stopped the log: see the guard.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        StateGuard { shared: self, state, was_panicking }
     }
 
     /// Shows readers the chunks that there are, where these have changed.

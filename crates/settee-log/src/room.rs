@@ -1,7 +1,9 @@
 //! Room for appends: segments, space reserved on the disk before bytes are accepted, buffers.
 //!
 //! A full disk shows here, as a refusal, and not in a write that has been promised: nothing is
-//! latched, and appends go on by themselves once there is room.
+//! latched, and appends go on by themselves once there is room. (Where the file system promises nothing
+//! by a reservation it shows in the write: see `drive.rs`.) So does a process without a file descriptor
+//! for the next segment: what could not be opened has not been changed.
 //!
 //! What will be needed soon is made ahead, by a task beside the appends: more of the open
 //! segment, and the next one. Where commits wait for syncs of small groups, what is made ahead is
@@ -14,6 +16,8 @@
 //!    that a sync may have covered.
 //! 2. Zeros are written and synced by a handle of their own: the system tells each handle of a
 //!    failed write-back once, and a group's sync must learn of every one.
+//! 3. A panic of a task that makes room leaves the folder, or the segment, in a state that nobody can
+//!    tell: it stops the log.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -119,7 +123,7 @@ pub(crate) enum Chore {
 
 /// Why there is no room.
 pub(crate) enum RoomError {
-    /// The disk has none; everything is as it was.
+    /// The disk has none, or the process no file descriptor; everything is as it was.
     Refused(settee_io::Error),
     /// Something else failed: the log stops.
     Failed(settee_io::Error),
@@ -129,11 +133,16 @@ pub(crate) enum RoomError {
 
 impl From<settee_io::Error> for RoomError {
     fn from(error: settee_io::Error) -> RoomError {
-        match is_no_room(&error) {
+        match is_refusal(&error) {
             true => RoomError::Refused(error),
             false => RoomError::Failed(error),
         }
     }
+}
+
+/// Whether there was no room, or no file descriptor, and nothing else happened.
+pub(crate) fn is_refusal(error: &settee_io::Error) -> bool {
+    is_no_room(error) || error.is_no_descriptor()
 }
 
 /// Whether the disk refused room, and nothing else happened.
@@ -206,6 +215,9 @@ impl Shared {
         lack: Lack,
         claim: Claim,
     ) -> Result<Option<TailBuffer>, AppendError> {
+        if let Lack::Writes(source) = lack {
+            return Err(AppendError::NoSpace { size: claim.size, source });
+        }
         if let Lack::Buffer(capacity) = lack {
             let buffer = pin!(self.env.buffers.take(capacity));
             return match select(buffer, pin!(self.ends())).await {
@@ -220,12 +232,13 @@ impl Shared {
         self.env.spawn("log room", async move {
             let _ = done.send(shared.make_room(claim).await);
         });
-        made.await.unwrap_or_else(|_| Err(self.closed().into()))?;
+        made.await.unwrap_or_else(|_| Err(self.why_stopped().into()))?;
         Ok(None)
     }
 
     async fn make_room(self: Arc<Self>, claim: Claim) -> Result<(), AppendError> {
         let mut room = self.room.lock().await;
+        let _stop = self.stop_on_panic();
         let lack = {
             let mut state = self.lock();
             if let Some(stopped) = &state.stopped {
@@ -239,6 +252,7 @@ impl Shared {
         };
         let made = match lack {
             None | Some(Lack::Buffer(_)) => Ok(()),
+            Some(Lack::Writes(source)) => Err(RoomError::Refused((*source).clone())),
             Some(Lack::Room(end)) => match self.reserve(end).await {
                 Err(RoomError::Refused(_)) if room.next.is_some() => {
                     match self.give_up_spare(&mut room).await {
@@ -252,6 +266,9 @@ impl Shared {
         };
         self.lock().rolling = false;
         made.map_err(|error| match error {
+            RoomError::Refused(source) if source.is_no_descriptor() => {
+                AppendError::NoDescriptor { size: claim.size, source: Arc::new(source) }
+            }
             RoomError::Refused(source) => AppendError::NoSpace { size: claim.size, source: Arc::new(source) },
             RoomError::Stopped(stopped) => AppendError::Stopped(stopped),
             RoomError::Failed(source) => {
@@ -300,8 +317,10 @@ impl Shared {
             };
             let Some(left) = barrier else { break };
             self.drive();
-            if left.await.is_err() {
-                return Err(RoomError::Stopped(self.why_stopped()));
+            match select(left, pin!(self.finds_no_room())).await {
+                Either::Left((Ok(()), _)) => {}
+                Either::Left((Err(_), _)) => return Err(RoomError::Stopped(self.why_stopped())),
+                Either::Right((source, _)) => return Err(RoomError::Refused((*source).clone())),
             }
         }
         let (number, log_bytes) = {
@@ -336,15 +355,21 @@ impl Shared {
         let file = File::open(engine, &path, OpenMode::CreateNew).await?;
         let made = async {
             self.take_into_use(&file).await?;
-            file.allocate(0, u64::from(allocated)).await
+            file.allocate(0, u64::from(allocated)).await?;
+            folder::sync(&**engine, &self.folder).await
         };
-        if let Err(error) = made.await {
-            // Or it couldn't be created any more.
-            drop(file);
-            folder::remove(&**engine, &path).await.map_err(RoomError::Failed)?;
-            return Err(error.into());
+        match made.await {
+            Err(error) if is_of_sync(&error) && !error.is_no_descriptor() => {
+                return Err(RoomError::Failed(error));
+            }
+            Err(error) => {
+                // Or it couldn't be created any more.
+                drop(file);
+                folder::remove(&**engine, &path).await.map_err(RoomError::Failed)?;
+                return Err(error.into());
+            }
+            Ok(()) => {}
         }
-        folder::sync(&**engine, &self.folder).await.map_err(RoomError::Failed)?;
         Ok(Spare { number, file: Arc::new(file), allocated, is_reused: false })
     }
 
@@ -434,6 +459,7 @@ impl Shared {
         let shared = self.clone();
         self.env.spawn("log chore", async move {
             let mut room = shared.room.lock().await;
+            let _stop = shared.stop_on_panic();
             if shared.is_stopped() {
                 return;
             }

@@ -29,18 +29,19 @@
 //! for a pause, as long as no more than [`SEAL_BACKLOG_MAX`] segments wait.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::{File, OpenMode, folder};
+use settee_io::{File, OnPanic, OpenMode, folder};
 
 use crate::directory::{Directory, DirectoryBuilder, DirectoryError, EntryRef, footer_start};
 use crate::error::ReadError;
 use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
 use crate::log::{Location, SegmentInfo, Seq, Shared};
 use crate::recovery::{Tail, next_frame, next_frame_end, segment_path};
-use crate::room::{OpenSegment, Room, RoomError, Spare, is_no_room};
+use crate::room::{OpenSegment, Room, RoomError, Spare, is_no_room, is_refusal};
 use crate::state::State;
 use crate::view::{Slot, View};
 
@@ -188,7 +189,10 @@ impl Shared {
                 let open = state.segment.as_ref().map(|segment| segment.number);
                 Some((open.unwrap_or(state.persisted.at.segment()), state.left.seal_soon))
             };
-            while let Some((open, seal_soon)) = numbers() {
+            loop {
+                let this = number;
+                let _pass = OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.pass(this)));
+                let Some((open, seal_soon)) = numbers() else { return };
                 if open != seen && open - number <= SEAL_BACKLOG_MAX && number >= seal_soon {
                     seen = open;
                     clock.sleep(SEAL_PAUSE).await;
@@ -198,6 +202,21 @@ impl Shared {
                 number = next;
             }
         });
+    }
+
+    /// Leaves a segment without a directory, and goes on to the next: what sealed it panicked.
+    fn pass(self: &Arc<Self>, number: u32) {
+        tracing::error!(number, folder = %self.folder.display(), "sealing panicked: a segment stays without a directory");
+        let mut state = self.lock();
+        if state.segments.contains_key(&number) {
+            state.left.unsealed.insert(number);
+        }
+        state.left.seal_next = state.left.seal_next.max(number + 1);
+        state.left.is_sealing = false;
+        self.start_sealing(&mut state);
+        let below = state.left.seal_next;
+        drop(state);
+        self.sealed_below.send_replace(below);
     }
 
     /// Seals those segments that couldn't be, for a disk that was full, as far as it has room now.
@@ -292,10 +311,13 @@ impl Shared {
         };
         for number in gone.into_keys() {
             let slot = self.take_out(number);
-            if room.next.is_none() && self.keep(room, slot, spare_bytes_max).await? {
-                self.lock().spare_number = room.next.as_ref().map_or(0, |spare| spare.number);
-            } else {
-                folder::remove(&*self.env.engine, &segment_path(&self.folder, number)).await?;
+            let unused = match room.next {
+                None => self.keep(room, number, slot, spare_bytes_max).await?,
+                Some(_) => Some(segment_path(&self.folder, number)),
+            };
+            match unused {
+                Some(path) => folder::remove(&*self.env.engine, &path).await?,
+                None => self.lock().spare_number = room.next.as_ref().map_or(0, |spare| spare.number),
             }
         }
         Ok(())
@@ -310,30 +332,42 @@ impl Shared {
         slot
     }
 
-    /// Makes the file the next segment's, where that is worth it and nobody else has it.
+    /// Makes the file of a segment the next one's, where that is worth it and nobody else has it.
+    /// Otherwise returns its path, which it may have changed.
     async fn keep(
         &self,
         room: &mut Room,
+        forgotten: u32,
         slot: Option<Arc<Slot>>,
         bytes_max: u64,
-    ) -> Result<bool, RoomError> {
+    ) -> Result<Option<PathBuf>, RoomError> {
+        let from = segment_path(&self.folder, forgotten);
         let file = slot.and_then(Arc::into_inner).and_then(Slot::into_file);
-        let Some(mut file) = file else { return Ok(false) };
+        let Some(mut file) = file else { return Ok(Some(from)) };
         let length = file.length().await?;
         if length > bytes_max || Arc::get_mut(&mut file).is_none() || file.link_count().await? != 1 {
-            return Ok(false);
+            return Ok(Some(from));
         }
-        let (from, number) = (file.path().to_path_buf(), self.open_number() + 1);
+        match file.write_and_sync_at(0, Bytes::from_static(&[0; SYNC_ALIGNMENT as usize])).await {
+            Err(error) if is_refusal(&error) => return Ok(Some(from)),
+            zeroed => zeroed?,
+        }
+        let number = self.open_number() + 1;
         let to = segment_path(&self.folder, number);
-        file.write_and_sync_at(0, Bytes::from_static(&[0; SYNC_ALIGNMENT as usize])).await?;
         folder::rename(&*self.env.engine, &from, &to).await.map_err(RoomError::Failed)?;
-        folder::sync(&*self.env.engine, &self.folder).await.map_err(RoomError::Failed)?;
+        folder::sync_patiently(&self.env, &self.folder).await.map_err(RoomError::Failed)?;
         // The handle of the old name has the lock.
         drop(file);
-        let file = File::open(&self.env.engine, &to, OpenMode::Write).await?;
-        self.take_into_use(&file).await?;
-        room.next = Some(Spare { number, file: Arc::new(file), allocated: length as u32, is_reused: true });
-        Ok(true)
+        let opened = async {
+            let file = File::open(&self.env.engine, &to, OpenMode::Write).await?;
+            self.take_into_use(&file).await.map(|()| file)
+        };
+        let file = match opened.await {
+            Err(error) if is_refusal(&error) => return Ok(Some(to)),
+            opened => Arc::new(opened?),
+        };
+        room.next = Some(Spare { number, file, allocated: length as u32, is_reused: true });
+        Ok(None)
     }
 }
 

@@ -19,7 +19,9 @@
 //! 3. What a sync has covered is never written again: behind a cut the next frame begins at a
 //!    multiple of [`SYNC_ALIGNMENT`].
 //! 4. Nothing of a segment is written before all of the segment before is persisted.
-//! 5. After a failure no action begins and no mark moves.
+//! 5. After a failure no action begins and no mark moves. A write that found no room is no failure: it
+//!    stays in flight, and is done again, with the same bytes at the same place; until it has ended
+//!    well nothing is accepted, and no other write begins.
 //! 6. A chunk goes only when every frame that it has a part of is written: a reader finds a frame
 //!    whole in memory, or whole in the file.
 
@@ -89,7 +91,16 @@ struct Barrier {
     file: Arc<File>,
 }
 
+/// The writes that found no room on the disk, until they have ended well.
+struct Unwritten {
+    source: Arc<settee_io::Error>,
+    ids: Vec<u64>,
+    /// Those of them that wait to be done again.
+    waiting: Vec<Action>,
+}
+
 /// What is to begin.
+#[derive(Clone)]
 pub(crate) enum Action {
     /// Write the bytes at the offset, and sync the file where `sync` says so.
     Write { id: u64, file: Arc<File>, offset: u64, bytes: Bytes, sync: bool },
@@ -106,6 +117,8 @@ pub(crate) enum Lack {
     Room(u32),
     /// A buffer of this many bytes.
     Buffer(usize),
+    /// Room on the disk for what was accepted before.
+    Writes(Arc<settee_io::Error>),
 }
 
 /// What a batch needs of the disk.
@@ -176,6 +189,9 @@ pub(crate) struct State {
     submitted: Position,
     flights: VecDeque<Flight>,
     flight_count: u64,
+    unwritten: Option<Unwritten>,
+    /// The log is being closed: a write that finds no room is given up.
+    pub closing: bool,
     group: Group,
     cut: Option<Cut>,
     barrier: Option<Barrier>,
@@ -241,6 +257,8 @@ impl State {
             submitted: next,
             flights: VecDeque::new(),
             flight_count: 0,
+            unwritten: None,
+            closing: false,
             group: Group::default(),
             cut: None,
             barrier: None,
@@ -341,6 +359,9 @@ impl State {
 
     /// Whether the open segment takes the batch.
     pub(crate) fn check_room(&mut self, claim: Claim) -> Result<(), Lack> {
+        if let Some(unwritten) = &self.unwritten {
+            return Err(Lack::Writes(unwritten.source.clone()));
+        }
         let rolling = self.rolling;
         let next = self.next.offset();
         let Some(segment) = self.segment.as_mut().filter(|_| !rolling) else {
@@ -569,7 +590,7 @@ impl State {
     }
 
     fn next_write(&mut self, now: Duration) -> Option<Action> {
-        if self.flights.len() >= self.options.writes_in_flight_max {
+        if self.flights.len() >= self.options.writes_in_flight_max || self.unwritten.is_some() {
             return None;
         }
         let index = self.chunks.iter().position(|chunk| chunk.end > self.submitted)?;
@@ -625,6 +646,10 @@ impl State {
         }
         self.stats.write_count += 1;
         self.stats.written_bytes += size as u64;
+        if let Some(unwritten) = &mut self.unwritten {
+            unwritten.ids.retain(|unwritten| *unwritten != id);
+            self.unwritten.take_if(|unwritten| unwritten.ids.is_empty());
+        }
         let flight = self.flights.iter_mut().find(|flight| flight.id == id);
         flight.expect("it was in flight").done = true;
         if self.options.is_planted(Planted::MarkPastHole) {
@@ -642,6 +667,31 @@ impl State {
             woken.append(&mut self.persisted_waiters.take_reached(self.written));
         }
         woken
+    }
+
+    /// A write found no room: it is to be done again. Returns whether it is the first that waits for
+    /// that.
+    pub(crate) fn found_no_room(&mut self, id: u64, write: Action, source: &settee_io::Error) -> bool {
+        let source = Arc::new(source.clone());
+        let none = || Unwritten { source, ids: Vec::new(), waiting: Vec::new() };
+        let unwritten = self.unwritten.get_or_insert_with(none);
+        if !unwritten.ids.contains(&id) {
+            unwritten.ids.push(id);
+        }
+        unwritten.waiting.push(write);
+        unwritten.waiting.len() == 1
+    }
+
+    /// The writes that are to be done again; they count as begun.
+    pub(crate) fn take_unwritten(&mut self) -> Vec<Action> {
+        let writes = self.unwritten.as_mut().map_or_else(Vec::new, |all| std::mem::take(&mut all.waiting));
+        self.operation_count += writes.len();
+        writes
+    }
+
+    /// What the system said of the writes that found no room.
+    pub(crate) fn no_room(&self) -> Option<Arc<settee_io::Error>> {
+        self.unwritten.as_ref().map(|unwritten| unwritten.source.clone())
     }
 
     /// [`Planted::MarkPastHole`].
@@ -769,6 +819,6 @@ impl State {
         self.view_is_old = true;
         self.timer = None;
         let waiters = [&mut self.written_waiters, &mut self.persisted_waiters].map(std::mem::take);
-        (waiters, std::mem::take(&mut self.chunks), self.open.take())
+        (waiters, std::mem::take(&mut self.chunks), self.open.take(), self.unwritten.take())
     }
 }

@@ -45,6 +45,8 @@ pub(crate) enum Event {
     /// The operation with this index fails, with EIO or ENOSPC.
     IoErrorAt(u64),
     NoSpaceAt(u64),
+    /// The operation with this number finds no file descriptor, where it needs one.
+    NoDescriptorAt(u64),
     /// The read with this index fails in the second opening.
     ReadErrorAt(u64),
     /// The disk takes so many bytes; in the second opening it takes as many, too.
@@ -53,7 +55,7 @@ pub(crate) enum Event {
 
 type Named = (&'static str, fn(u64) -> Event);
 
-const NAMES: [Named; 7] = [
+const NAMES: [Named; 8] = [
     ("power-loss-at", Event::PowerLossAt),
     ("power-loss-after-sync", Event::PowerLossAfterSync),
     ("kill-at", Event::KillAt),
@@ -61,6 +63,7 @@ const NAMES: [Named; 7] = [
     ("no-space-at", Event::NoSpaceAt),
     ("read-error-at", Event::ReadErrorAt),
     ("full-disk-at", Event::FullDiskAt),
+    ("no-descriptor-at", Event::NoDescriptorAt),
 ];
 
 impl Event {
@@ -71,6 +74,7 @@ impl Event {
             Event::KillAt(at) => (2, at),
             Event::IoErrorAt(at) => (3, at),
             Event::NoSpaceAt(at) => (4, at),
+            Event::NoDescriptorAt(at) => (7, at),
             Event::ReadErrorAt(at) => (5, at),
             Event::FullDiskAt(bytes) => (6, bytes),
         }
@@ -328,6 +332,9 @@ pub(crate) fn events(setup: &Setup) -> Result<Vec<Event>, String> {
     events.extend((1..=6).map(|part| Event::KillAt(time_us * part / 7)));
     for at in (setup.seed % 5..operations).step_by(5) {
         events.push(if at % 2 == 0 { Event::IoErrorAt(at) } else { Event::NoSpaceAt(at) });
+        if at % 3 == 0 {
+            events.push(Event::NoDescriptorAt(at));
+        }
     }
     events.extend((0..3).map(Event::ReadErrorAt));
     events.extend((1..=4).map(|part| Event::FullDiskAt(used * part / 5)));
@@ -376,6 +383,9 @@ impl<'a> Trial<'a> {
             Event::IoErrorAt(at) => (disk, patience) = (disk.fail_operation(at, Fault::Io), Patience::Stops),
             Event::NoSpaceAt(at) => {
                 (disk, patience) = (disk.fail_operation(at, Fault::NoSpace), Patience::Stops)
+            }
+            Event::NoDescriptorAt(at) => {
+                (disk, patience) = (disk.fail_operation(at, Fault::NoDescriptor), Patience::Stops)
             }
             Event::FullDiskAt(bytes) => (disk, patience) = (disk.capacity(Some(bytes)), Patience::Refusals),
             Event::ReadErrorAt(_) => {}
@@ -635,6 +645,7 @@ impl Work<'_> {
         self.tally.borrow_mut().errors += 1;
         match error {
             AppendError::NoSpace { .. } if self.life.patience != Patience::None => Ok(Became::Refused),
+            AppendError::NoDescriptor { .. } if self.life.patience == Patience::Stops => Ok(Became::Refused),
             AppendError::Stopped(_) if self.life.patience == Patience::Stops => Ok(Became::Stopped),
             error => Err(format!("append: {error}")),
         }
