@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::{Either, select};
-use settee_io::{OperationKind, folder, yield_now};
+use settee_io::{OnPanic, OperationKind, folder, yield_now};
 use settee_log::{Seq, Stage};
 use settee_tree::{Change, Root, Scan, Tree, TreeBuilder, TreeError};
 
@@ -251,6 +251,7 @@ impl Shared {
         self.check_files()?;
         let is_damaged = self.is_index_damaged.load(Ordering::Acquire);
         let (frozen, is_all) = {
+            let _stop = self.stop_on_panic();
             let mut state = self.accepted.lock().await;
             let frozen = Frozen::of(&mut state);
             (frozen, state.memory.is_empty())
@@ -259,7 +260,7 @@ impl Shared {
             return Ok(None);
         }
         self.log.wait(Seq(frozen.seq), Stage::Persisted).await?;
-        self.shown(Seq(frozen.seq)).await;
+        self.shown(Seq(frozen.seq)).await?;
         let _turn = self.place.env.background.acquire().await;
         let mut next = manifest.clone();
         let made = self.make_base(&frozen, is_damaged, &mut next).await;
@@ -272,6 +273,7 @@ impl Shared {
         };
         let base = Base { segments: self.take_over(&frozen.base, frozen.seq, &mut next), ..base };
         let replaced = manifest.tree.filter(|number| next.tree != Some(*number));
+        let stop = self.stop_on_panic();
         if next != *manifest {
             next.number += 1;
             next.checkpoint = base.seq;
@@ -285,6 +287,7 @@ impl Shared {
         let live_bytes = base.live_bytes();
         self.rebase(Arc::new(base), frozen.generation).await;
         self.hand_over(manifest, live_bytes);
+        drop(stop);
         if let Some(number) = replaced {
             self.is_index_damaged.store(false, Ordering::Release);
             // Snapshots that read it have it open.
@@ -351,6 +354,7 @@ impl Shared {
         }
         let shared = self.clone();
         self.place.env.spawn("store segments", async move {
+            let _end = OnPanic(|| shared.is_taking_over.store(false, Ordering::Release));
             let mut done_to = done_to;
             while let Some(last) = shared.left_behind(done_to).filter(|_| !shared.is_closed()) {
                 if let Err(error) = shared.take_over_to(last).await {
@@ -405,6 +409,7 @@ impl Shared {
         let base = self.accepted.lock().await.base.clone();
         let mut next = manifest.clone();
         let segments = self.take_over(&base, base.seq, &mut next);
+        let _stop = self.stop_on_panic();
         if self.is_closed() || next == *manifest {
             return Ok(());
         }
@@ -471,6 +476,7 @@ impl Shared {
     pub(crate) fn failed_sync(&self, error: StoreError) -> StoreError {
         if let StoreError::Io(error) = &error
             && error.operation() == Some(OperationKind::SyncFolder)
+            && !error.is_no_descriptor()
         {
             self.log.stop(error.clone());
         }

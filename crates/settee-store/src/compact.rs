@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
-use settee_io::{File, OpenMode, ReadAt, ReadPolicy, folder, yield_now};
+use settee_io::{File, OnPanic, OpenMode, ReadAt, ReadPolicy, folder, yield_now};
 use settee_log::{Directory, DirectoryBuilder, Entry, EntryRef, Flags, Record, footer_start};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -178,6 +178,7 @@ impl Shared {
                 shared.take_over_soon().await?;
                 shared.compact(percent_max, false).await
             };
+            let _end = OnPanic(|| shared.is_compacting.store(false, Ordering::Release));
             if let Err(error) = compacted.await {
                 tracing::warn!(%error, folder = %shared.place.folder.display(), "compaction failed");
             }
@@ -422,6 +423,7 @@ impl Shared {
                 self.remove_file(plan.segment.path()).await;
             }
         }
+        let stop = self.stop_on_panic();
         let mut next = manifest.clone();
         next.number += 1;
         next.segments = segments.names();
@@ -430,6 +432,7 @@ impl Shared {
         self.install(&mut manifest, next).await?;
         let base = Base { segments: Arc::new(segments), ..(*base).clone() };
         self.rebase(Arc::new(base), 0).await;
+        drop(stop);
         for Plan { segment, .. } in &victims.plans {
             #[cfg(feature = "planted-faults")]
             self.recycle(segment).await?;

@@ -36,6 +36,16 @@ pub enum ReadError {
 }
 
 impl ReadError {
+    /// Whether there was no file descriptor: then the same may succeed later.
+    pub fn is_no_descriptor(&self) -> bool {
+        match self {
+            ReadError::Record(settee_log::ReadError::Io(error))
+            | ReadError::Tree(TreeError::Io(error))
+            | ReadError::Io(error) => error.is_no_descriptor(),
+            _ => false,
+        }
+    }
+
     /// Whether what the tree holds is not what was written there.
     pub(crate) fn is_of_damaged_index(&self) -> bool {
         match self {
@@ -102,6 +112,14 @@ pub enum StoreError {
         size_max: u64,
     },
 
+    /// The task panicked that worked on the store's files. Where the store has not stopped, what it did
+    /// counts for nothing, and is tried again.
+    #[error("what worked on {} panicked", path.display())]
+    Panicked {
+        /// The store's folder.
+        path: PathBuf,
+    },
+
     /// What was salvaged could not be stored.
     #[error(transparent)]
     Commit(Box<CommitError>),
@@ -134,6 +152,21 @@ impl StoreError {
             StoreError::Read(ReadError::Tree(_)) => false,
             StoreError::Damaged { .. } | StoreError::Directory(_) | StoreError::Read(_) => true,
             StoreError::Io(error) => is_read(error),
+            _ => false,
+        }
+    }
+
+    /// Whether there was no file descriptor: then the same may succeed later.
+    pub fn is_no_descriptor(&self) -> bool {
+        match self {
+            StoreError::Log(settee_log::OpenError::Io(error))
+            | StoreError::Tree(TreeError::Io(error))
+            | StoreError::Directory(DirectoryError::Io(error))
+            | StoreError::Io(error) => error.is_no_descriptor(),
+            StoreError::Read(error) => error.is_no_descriptor(),
+            StoreError::Commit(error) => {
+                matches!(**error, CommitError::Append(AppendError::NoDescriptor { .. }))
+            }
             _ => false,
         }
     }

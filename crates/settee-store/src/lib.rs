@@ -20,6 +20,7 @@
 #![doc = concat!("```\n", include_str!("../examples/store.rs"), "```\n")]
 
 mod backup;
+mod batch;
 mod budget;
 mod check;
 mod checkpoint;
@@ -41,6 +42,7 @@ mod store;
 mod values;
 
 pub use backup::{Backup, BackupFile, BackupFiles, Checksum, EarlierBackup, checksum_file, copy_file};
+pub use batch::{Batch, KEY_SIZE_MAX, VALUE_SIZE_MAX};
 pub use budget::MemoryBudget;
 pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
 pub use checkpoint::Checkpoint;
@@ -59,5 +61,5 @@ pub use settee_log::{
 pub use settee_tree::NodeCache;
 pub use snapshot::{Entry, EntryRef, Scan, Snapshot};
 pub use state::Measure;
-pub use store::{Batch, Fold, KEY_SIZE_MAX, Store, StoreOptions, StoreStats, VALUE_SIZE_MAX, Writer};
+pub use store::{Fold, Store, StoreOptions, StoreStats, Writer};
 pub use values::{AHEAD_BYTES_MAX, AHEAD_ROWS_MAX, ValueRef, ValueScan};

@@ -197,7 +197,7 @@ impl Manifest {
     /// What the system says; which of the two is there is then unknown.
     pub(crate) async fn replace(env: &Env, folder: &Path) -> Result<(), StoreError> {
         folder::rename(&*env.engine, &folder.join(NEXT_FILE), &folder.join(MANIFEST_FILE)).await?;
-        Ok(folder::sync(&*env.engine, folder).await?)
+        Ok(folder::sync_patiently(env, folder).await?)
     }
 
     /// Both, one after the other.

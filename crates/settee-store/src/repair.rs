@@ -21,11 +21,12 @@ use settee_io::Env;
 use settee_log::{Flags, Stage};
 use settee_tree::TreeError;
 
+use crate::batch::Batch;
 use crate::check::{CheckEvent, Salvaged, Survey};
 use crate::entry::CHAIN_COUNT_MAX;
 use crate::error::{ReadError, StoreError};
 use crate::state::{BY_KEY, decode};
-use crate::store::{Batch, Store, StoreOptions};
+use crate::store::{Store, StoreOptions};
 
 /// So many bytes are stored by one commit, about.
 const BATCH_BYTES: usize = 256 << 10;

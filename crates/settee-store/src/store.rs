@@ -14,8 +14,12 @@
 //!    memory is refused, and doesn't wait.
 //! 5. What changes files runs in a task of its own, to its end: nobody's dropped future leaves the
 //!    files and the states at odds.
+//! 6. A panic that does so stops the store: between a batch's append and its entry in the index, while a
+//!    state is changed, and between the replacement of the manifest and the states' new base
+//!    ([`Shared::stop_on_panic`]). Elsewhere it ends the task alone, which is tried again.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -23,15 +27,16 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use settee_io::Env;
+use futures_util::FutureExt;
+use settee_io::{Env, OnPanic};
 use settee_log::{
-    Appended, BATCH_SIZE_MAX, Files, Flags, InvalidLimit, Log, LogOptions, LogStats, Recovery, Seq, Stage,
-    Start, Stopped, Value,
+    Appended, Files, Flags, InvalidLimit, Log, LogOptions, LogStats, Recovery, Seq, Stage, Start, Stopped,
 };
 use settee_tree::{NodeCache, TreeOptions};
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::backup::{Backup, BackupFiles, EarlierBackup};
+use crate::batch::Batch;
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
 use crate::chunks::{ChunkCache, ChunkStats};
@@ -43,12 +48,6 @@ use crate::planted::Planted;
 use crate::replay::Replay;
 use crate::snapshot::{Entry, Snapshot};
 use crate::state::{Base, Beneath, Incoming, Measure, Memory, Rules, State};
-
-/// Longest key in bytes.
-pub const KEY_SIZE_MAX: usize = 8 << 10;
-
-/// Largest value in bytes: a batch that holds it, with its key and meta, fits the log.
-pub const VALUE_SIZE_MAX: usize = BATCH_SIZE_MAX - 2 * KEY_SIZE_MAX;
 
 /// One writer commits until memory is past its limit by one part in so many.
 const WRITER_EXCESS_SHARE: usize = 2;
@@ -196,83 +195,6 @@ pub struct StoreStats {
     pub oldest_snapshot_ms: u64,
 }
 
-/// Records to commit together.
-#[derive(Debug, Clone, Default)]
-pub struct Batch {
-    records: settee_log::Batch,
-    has_listed: bool,
-    has_deltas: bool,
-}
-
-impl Batch {
-    /// An empty batch.
-    pub fn new() -> Batch {
-        Batch::default()
-    }
-
-    /// Puts a value under a key. A large value is shared until it is copied into the log's buffer.
-    /// A listed one shows in [`Snapshot::scan_listed`].
-    ///
-    /// # Panics
-    /// Where the key, the meta or the value is over its limit: that is the caller's to check.
-    pub fn put(&mut self, key: &[u8], meta: &[u8], value: Bytes, listed: bool) {
-        self.put_value(key, meta, Value::new(value), listed);
-    }
-
-    /// As [`Batch::put`], but the value has been hashed already.
-    ///
-    /// # Panics
-    /// As [`Batch::put`].
-    pub fn put_value(&mut self, key: &[u8], meta: &[u8], value: Value, listed: bool) {
-        let size = value.bytes().len();
-        assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
-        assert!(size <= VALUE_SIZE_MAX, "value of {size} bytes");
-        self.has_listed |= listed;
-        self.records.push_value(if listed { Flags::LISTED } else { Flags::none() }, key, meta, value);
-    }
-
-    /// Adds a delta to what stands under a key: a read gets it together with what was there, up to the
-    /// last value that was put.
-    ///
-    /// # Panics
-    /// As [`Batch::put`].
-    pub fn merge(&mut self, key: &[u8], meta: &[u8], delta: Bytes) {
-        assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
-        assert!(delta.len() <= VALUE_SIZE_MAX, "delta of {} bytes", delta.len());
-        self.has_deltas = true;
-        self.records.push_bytes(Flags::DELTA, key, meta, delta);
-    }
-
-    /// Removes a key and its value.
-    pub fn delete(&mut self, key: &[u8]) {
-        assert!(key.len() <= KEY_SIZE_MAX, "key of {} bytes", key.len());
-        self.records.push(Flags::TOMBSTONE, key, &[], &[]);
-    }
-
-    /// Adds another batch's records behind these.
-    pub fn extend(&mut self, other: &Batch) {
-        self.has_listed |= other.has_listed;
-        self.has_deltas |= other.has_deltas;
-        self.records.extend(&other.records);
-    }
-
-    /// Lets the batch into the room that is kept back for what frees space: so deletions work
-    /// on a full disk.
-    pub fn use_reserve(&mut self) {
-        self.records.use_reserve();
-    }
-
-    /// Whether it holds nothing.
-    pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
-    }
-
-    /// Bytes that it takes in the log.
-    pub fn size(&self) -> usize {
-        self.records.size()
-    }
-}
-
 /// An ordered, durable key-value store in a folder of its own. Used from many tasks at once.
 pub struct Store {
     shared: Arc<Shared>,
@@ -322,6 +244,8 @@ pub(crate) struct Shared {
     /// Why the last one in the background failed.
     checkpoint_error: Mutex<Option<StoreError>>,
     closed: AtomicBool,
+    /// A panic left the states at odds with the log, or the files.
+    is_broken: AtomicBool,
 }
 
 impl Store {
@@ -396,6 +320,7 @@ impl Store {
             failed: OnceLock::new(),
             checkpoint_error: Mutex::default(),
             closed: AtomicBool::new(false),
+            is_broken: AtomicBool::new(false),
         };
         if let Some(budget) = &shared.place.options.memory {
             budget.enter();
@@ -434,7 +359,7 @@ impl Store {
     pub async fn wait(&self, seq: Seq, stage: Stage) -> Result<(), Stopped> {
         self.shared.log.wait(seq, stage).await?;
         if stage == Stage::Persisted {
-            self.shared.shown(seq).await;
+            self.shared.shown(seq).await?;
         }
         Ok(())
     }
@@ -449,6 +374,20 @@ impl Store {
         self.wait(Seq(accepted), Stage::Persisted).await
     }
 
+    /// As [`Store::flush`], but returns false where a write finds no room on the disk meanwhile: it is
+    /// tried again, however long that takes.
+    ///
+    /// # Errors
+    /// The log stopped before.
+    pub async fn try_flush(&self) -> Result<bool, Stopped> {
+        let accepted = self.shared.accepted.lock().await.last_seq;
+        let is_flushed = self.shared.log.try_flush().await?;
+        if is_flushed {
+            self.shared.shown(Seq(accepted)).await?;
+        }
+        Ok(is_flushed)
+    }
+
     /// Returns once a snapshot shows a record later than `seq`.
     ///
     /// # Errors
@@ -457,7 +396,7 @@ impl Store {
         let shared = &self.shared;
         let mut visible = shared.visible.subscribe();
         loop {
-            let is_closed = shared.is_closed();
+            let is_closed = shared.is_closed() || shared.is_broken();
             // In this order: what is persisted later is left to the wait below.
             let persisted = shared.log.persisted();
             shared.publish();
@@ -514,8 +453,14 @@ impl Store {
     ) -> Result<T, StoreError> {
         let (sender, done) = oneshot::channel();
         self.shared.place.env.spawn(name, async move { drop(sender.send(work.await)) });
-        // It is dropped with the executor alone.
-        done.await.unwrap_or_else(|_| Err(self.shared.why_closed().into()))
+        done.await.unwrap_or_else(|_| {
+            // It is dropped with the executor, or panicked.
+            self.shared.check_files()?;
+            Err(match self.shared.is_closed() {
+                true => self.shared.why_closed().into(),
+                false => self.shared.panicked(),
+            })
+        })
     }
 
     /// What the last checkpoint left.
@@ -572,6 +517,14 @@ impl Store {
         self.shared.log.health()
     }
 
+    /// Why the last checkpoint failed, or none can be made any more: where that is for want of room or of
+    /// a file descriptor, or since the log stopped, which [`Store::health`] tells, it is none.
+    pub fn checkpoint_error(&self) -> Option<StoreError> {
+        let error = self.shared.failed.get().cloned().or_else(|| self.shared.last_checkpoint_error());
+        let passes = |error: &StoreError| error.is_no_space() || error.is_no_descriptor();
+        error.filter(|error| !passes(error) && !matches!(error, StoreError::Stopped(_)))
+    }
+
     /// The log's counters.
     pub fn stats(&self) -> LogStats {
         let state = self.shared.published.load();
@@ -590,7 +543,7 @@ impl Store {
     /// background.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped before, or there was no room on the disk for what was accepted.
     pub async fn close(&self) -> Result<(), Stopped> {
         self.shared.tell_closed();
         // Whatever is under way ends; what waits for its turn finds the store to be closed.
@@ -623,10 +576,14 @@ impl Shared {
 
     /// Returns once snapshots show `seq`, which is persisted. It is shown already, or another
     /// commit of its group is entering the index and shows both in a moment.
-    pub(crate) async fn shown(&self, seq: Seq) {
+    pub(crate) async fn shown(&self, seq: Seq) -> Result<(), Stopped> {
         self.publish();
         let mut visible = self.visible.subscribe();
-        visible.wait_for(|shown| *shown >= seq.0).await.expect("the store outlives its borrower");
+        let is_over = visible.wait_for(|shown| *shown >= seq.0 || self.is_broken()).await;
+        match *is_over.expect("the store outlives its borrower") >= seq.0 {
+            true => Ok(()),
+            false => Err(self.why_closed()),
+        }
     }
 
     /// Shows the newest state that has been persisted, where it isn't shown yet.
@@ -635,6 +592,7 @@ impl Shared {
         if persisted == self.published.load().last_seq {
             return;
         }
+        let _stop = self.stop_on_panic();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let count = pending.partition_point(|(_, state)| state.last_seq <= persisted);
         let shown: Vec<_> = pending.drain(..count).collect();
@@ -683,9 +641,30 @@ impl Shared {
         self.closed.load(Ordering::Acquire)
     }
 
+    fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn panicked(&self) -> StoreError {
+        StoreError::Panicked { path: self.place.folder.clone() }
+    }
+
+    /// Stops the store where whoever has this panics.
+    pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
+        OnPanic(|| {
+            self.is_broken.store(true, Ordering::Release);
+            let _ = self.failed.set(self.panicked());
+            self.log.stop(settee_io::Error::Panicked { path: self.place.folder.as_path().into() });
+            self.checkpointed.notify_waiters();
+            self.visible.send_modify(|_| {});
+        })
+    }
+
     /// Ends what goes on in the background, and whoever waits for more.
     fn tell_closed(&self) {
         self.closed.store(true, Ordering::Release);
+        // Whoever is under way may be waiting for a write to find room.
+        self.log.begin_close();
         self.checkpointed.notify_waiters();
         self.visible.send_modify(|_| {});
     }
@@ -788,8 +767,12 @@ impl Shared {
         }
         let shared = self.clone();
         self.place.env.spawn("store checkpoint", async move {
-            let done = shared.checkpoint().await;
-            let error = done.err();
+            let _end = OnPanic(|| {
+                shared.is_checkpointing.store(false, Ordering::Release);
+                shared.checkpointed.notify_waiters();
+            });
+            let done = AssertUnwindSafe(shared.checkpoint()).catch_unwind().await;
+            let error = done.unwrap_or_else(|_| Err(shared.panicked())).err();
             if let Some(error) = &error {
                 tracing::warn!(%error, folder = %shared.place.folder.display(), "a checkpoint failed");
             }
@@ -898,6 +881,7 @@ impl Writer<'_> {
             false => batch,
         };
         let beneath = self.beneath(batch).await.inspect_err(|error| self.shared.note_damage(error))?;
+        let _stop = self.shared.stop_on_panic();
         let appended = self.shared.log.append(&batch.records, stage).await?;
         self.shared.enter(&mut self.state, batch, &appended, &beneath);
         Ok(appended.last_seq)

@@ -56,6 +56,12 @@ impl Writer {
         TreeError::Stopped { source }
     }
 
+    /// As [`Writer::stop`], in the midst of a commit.
+    pub(crate) fn fail_commit(&mut self, error: Error) -> TreeError {
+        self.stopped = None;
+        self.stop(error)
+    }
+
     /// What a failed write of bytes that nothing refers to yet comes to: without room they are
     /// refused, all else stops the tree.
     fn fail(&mut self, error: Error) -> TreeError {

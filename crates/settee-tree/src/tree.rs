@@ -268,16 +268,19 @@ impl<R: Reduction> Commit<R> {
             return Err(TreeError::StaleSeq { seq, last: writer.last_seq });
         }
         let (mut writer, pointer, end) = append_attachment(&shared, writer, &attachment).await?;
+        // A commit that doesn't come to its end may have written its root.
+        writer.stopped = Some(Arc::new(Error::Panicked { path: shared.file.path().clone() }));
         if let Err(error) = shared.file.sync().await {
-            return Err(writer.stop(error));
+            return Err(writer.fail_commit(error));
         }
         // Not the file's end: writes that failed, or that nobody waited for, may lie before that.
         let committed = Committed { seq, end: end.max(state.end), attachment: pointer };
         let slot = SLOTS[writer.next_slot];
         let block = state.record(&shared.reduction, &committed).encode(&shared.incarnation, slot);
         if let Err(error) = shared.file.write_and_sync_at(slot, block.into()).await {
-            return Err(writer.stop(error));
+            return Err(writer.fail_commit(error));
         }
+        writer.stopped = None;
         writer.last_seq = seq;
         writer.next_slot = 1 - writer.next_slot;
         publish(&shared, state, committed);

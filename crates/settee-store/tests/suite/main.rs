@@ -9,6 +9,7 @@ mod handing_over;
 mod merges;
 mod model;
 mod opening;
+mod panics;
 mod planted;
 mod power_loss;
 mod repair;

@@ -56,19 +56,22 @@ pub(crate) enum Event {
     /// The operation with this index fails, with EIO or ENOSPC.
     IoErrorAt(u64),
     NoSpaceAt(u64),
+    /// The operation with this number finds no file descriptor, where it needs one.
+    NoDescriptorAt(u64),
     /// The sync with this index fails.
     SyncErrorAt(u64),
 }
 
 type Named = (&'static str, fn(u64) -> Event);
 
-const NAMES: [Named; 6] = [
+const NAMES: [Named; 7] = [
     ("power-loss-at", Event::PowerLossAt),
     ("power-loss-after-sync", Event::PowerLossAfterSync),
     ("kill-at", Event::KillAt),
     ("io-error-at", Event::IoErrorAt),
     ("no-space-at", Event::NoSpaceAt),
     ("sync-error-at", Event::SyncErrorAt),
+    ("no-descriptor-at", Event::NoDescriptorAt),
 ];
 
 impl Event {
@@ -79,6 +82,7 @@ impl Event {
             Event::KillAt(at) => (2, at),
             Event::IoErrorAt(at) => (3, at),
             Event::NoSpaceAt(at) => (4, at),
+            Event::NoDescriptorAt(at) => (6, at),
             Event::SyncErrorAt(at) => (5, at),
         }
     }
@@ -367,6 +371,9 @@ pub(crate) fn events(setup: &Setup) -> Result<Vec<Event>, String> {
     events.extend((1..=14).map(|part| Event::KillAt(time_us * part / 15)));
     for at in (setup.seed % 5..operations).step_by(5) {
         events.push(if at % 2 == 0 { Event::IoErrorAt(at) } else { Event::NoSpaceAt(at) });
+        if at % 3 == 0 {
+            events.push(Event::NoDescriptorAt(at));
+        }
     }
     events.extend((setup.seed % 4..disk.count_of(OperationKind::Sync)).step_by(4).map(Event::SyncErrorAt));
     Ok(events)
@@ -405,6 +412,9 @@ impl<'a> Trial<'a> {
             Event::KillAt(us) => kill_at = Some(Duration::from_micros(us)),
             Event::IoErrorAt(at) => (disk, is_patient) = (disk.fail_operation(at, Fault::Io), true),
             Event::NoSpaceAt(at) => (disk, is_patient) = (disk.fail_operation(at, Fault::NoSpace), true),
+            Event::NoDescriptorAt(at) => {
+                (disk, is_patient) = (disk.fail_operation(at, Fault::NoDescriptor), true);
+            }
             Event::SyncErrorAt(at) => {
                 (disk, is_patient) = (disk.fail(OperationKind::Sync, at, Fault::Io), true);
             }
@@ -536,7 +546,9 @@ impl Work<'_> {
     /// Whether the operation that is to fail has done so.
     fn has_failed(&self) -> bool {
         match self.event {
-            Event::IoErrorAt(at) | Event::NoSpaceAt(at) => self.disk.operation_count() > at,
+            Event::IoErrorAt(at) | Event::NoSpaceAt(at) | Event::NoDescriptorAt(at) => {
+                self.disk.operation_count() > at
+            }
             Event::SyncErrorAt(at) => self.disk.count_of(OperationKind::Sync) > at,
             Event::PowerLossAt(_) | Event::PowerLossAfterSync(_) | Event::KillAt(_) => false,
         }
@@ -665,7 +677,9 @@ impl Work<'_> {
                 self.model.borrow_mut().accept(seq.0, &changes)?;
                 Ok(Ok(seq.0))
             }
-            Err(CommitError::Append(AppendError::NoSpace { .. } | AppendError::Stopped(_)))
+            Err(CommitError::Append(
+                AppendError::NoSpace { .. } | AppendError::NoDescriptor { .. } | AppendError::Stopped(_),
+            ))
             | Err(CommitError::Read(_) | CommitError::Full { .. })
                 if self.life.is_patient =>
             {
