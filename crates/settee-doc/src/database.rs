@@ -11,6 +11,7 @@ use settee_store::{Backup, BackupFiles, Batch, Compaction, EarlierBackup, Seq, S
 
 use crate::attachment::{Content, Orphan, Orphans, Upload, Uploading};
 use crate::databases::Changed;
+use crate::databases::check_checkpoints;
 use crate::edit::{Edit, check_document_id};
 use crate::followers::Followers;
 use crate::keys::{UPLOAD, chunk_key, decode_upload_key};
@@ -393,6 +394,11 @@ impl Database {
         self.store.flush().await.map_err(|stopped| self.explain(stopped.into()))
     }
 
+    /// As [`Database::barrier`], but returns false where a write finds no room on the disk meanwhile.
+    pub(crate) async fn try_barrier(&self) -> Result<bool> {
+        self.store.try_flush().await.map_err(|stopped| self.explain(stopped.into()))
+    }
+
     /// Returns once a view shows a change later than `seq`. Dropping the future changes nothing; but
     /// it must be polled or dropped when it is woken: of all who wait one waits for the others as well.
     ///
@@ -465,6 +471,10 @@ impl Database {
 
     pub(crate) fn health(&self) -> Result<()> {
         self.store.health().map_err(|stopped| self.explain(stopped.into()))
+    }
+
+    pub(crate) fn check_checkpoints(&self) -> Result<()> {
+        check_checkpoints(&self.store).map_err(|error| self.explain(error))
     }
 
     /// Ends the database: what was accepted is persisted, whoever follows it is told.

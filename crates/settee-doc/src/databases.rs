@@ -28,7 +28,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use settee_io::{Env, File, folder};
+use settee_io::{Env, File, OnPanic, folder};
 use settee_store::{LogOptions, Store};
 use tokio::sync::oneshot;
 
@@ -260,6 +260,7 @@ impl Databases {
         let task = self.inner.tasks.begin_compaction(database.name(), self.inner.env.clock.unix_us());
         self.inner.env.spawn("compact database", async move {
             let _under_way = task;
+            let _end = OnPanic(|| database.end_compaction());
             match database.compact().await {
                 Ok(done) => tracing::info!(
                     database = database.name(),
@@ -300,17 +301,21 @@ impl Databases {
         }
     }
 
-    /// Whether the catalogue and every open database take writes. Opens none.
+    /// Whether the catalogue and every open database take writes, and their checkpoints don't fail. Opens
+    /// none.
     ///
     /// # Errors
-    /// `Stopped`: the first reason found.
+    /// `Stopped` or, of a checkpoint, `Internal`: the first reason found.
     pub fn health(&self) -> Result<()> {
         self.inner.catalogue.health()?;
+        check_checkpoints(&self.inner.catalogue)?;
         let open = self.inner.lock().open();
-        open.iter().try_for_each(|database| match database.health() {
-            // Deleted since.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            health => health,
+        open.iter().try_for_each(|database| {
+            match database.health().and_then(|()| database.check_checkpoints()) {
+                // Deleted since.
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                health => health,
+            }
         })
     }
 
@@ -374,6 +379,13 @@ impl Inner {
         let index_memory_bytes_max = self.options.store.index_memory_bytes_max as u64;
         Stats { database_count, open_count: open.len(), index_memory_bytes_max, ..stats }
     }
+}
+
+/// Whether the last checkpoint of a store failed, for another reason than want of room or of a
+/// descriptor.
+pub(crate) fn check_checkpoints(store: &Store) -> Result<()> {
+    let reason = "a checkpoint failed: the log tells why, and it is tried again";
+    store.checkpoint_error().map_or(Ok(()), |_| Err(Error::new(ErrorKind::Internal, reason)))
 }
 
 /// The folder of the database with this number.

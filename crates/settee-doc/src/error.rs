@@ -45,6 +45,10 @@ impl Error {
         Error::new(ErrorKind::BadRequest, reason)
     }
 
+    fn no_descriptor() -> Error {
+        Error::new(ErrorKind::NoDescriptor, "No file descriptors are left; try again later.")
+    }
+
     pub(crate) fn damaged(what: &str) -> Error {
         Error::new(ErrorKind::Internal, format!("damaged data: {what}"))
     }
@@ -86,6 +90,9 @@ pub enum ErrorKind {
     /// The disk is full: of several edits, those before the refused one may have been stored;
     /// writes go on once there is room.
     NoSpace,
+    /// There is no file descriptor for what has to be opened; nothing was changed, and the same
+    /// succeeds once there is one.
+    NoDescriptor,
     /// A write or sync failed: the database takes no writes until it is opened again.
     Stopped,
     /// CouchDB has it, Settee doesn't yet.
@@ -103,6 +110,9 @@ impl From<Stopped> for Error {
             Some(operation) => {
                 format!("{operation} failed: the database takes no writes until it is opened again")
             }
+            None if matches!(*stopped.source, settee_io::Error::Panicked { .. }) => {
+                "an internal error: the database takes no writes until it is opened again".into()
+            }
             None => "the database is closed".into(),
         };
         Error::new(ErrorKind::Stopped, reason)
@@ -114,6 +124,7 @@ impl From<AppendError> for Error {
         match error {
             AppendError::TooLarge { .. } => Error::new(ErrorKind::TooLarge, error.to_string()),
             AppendError::NoSpace { .. } => Error::new(ErrorKind::NoSpace, "No space left on the disk."),
+            AppendError::NoDescriptor { .. } => Error::no_descriptor(),
             AppendError::Stopped(stopped) => stopped.into(),
         }
     }
@@ -121,6 +132,9 @@ impl From<AppendError> for Error {
 
 impl From<ReadError> for Error {
     fn from(error: ReadError) -> Error {
+        if error.is_no_descriptor() {
+            return Error::no_descriptor();
+        }
         Error::new(ErrorKind::Internal, error.to_string())
     }
 }
@@ -132,7 +146,9 @@ impl From<CommitError> for Error {
             CommitError::Full { source } if source.is_no_space() => {
                 Error::new(ErrorKind::NoSpace, "No space left on the disk.")
             }
+            CommitError::Full { source } if source.is_no_descriptor() => Error::no_descriptor(),
             CommitError::Full { .. } => Error::new(ErrorKind::Stopped, error.to_string()),
+            CommitError::Read(error) => error.into(),
             error => Error::new(ErrorKind::Internal, error.to_string()),
         }
     }
@@ -140,6 +156,12 @@ impl From<CommitError> for Error {
 
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Error {
+        if error.is_no_descriptor() {
+            return Error::no_descriptor();
+        }
+        if let StoreError::Panicked { .. } = error {
+            return Error::new(ErrorKind::Internal, "an internal error, of which the log tells more");
+        }
         let kind = if error.is_no_space() { ErrorKind::NoSpace } else { ErrorKind::Internal };
         Error::new(kind, error.to_string())
     }
@@ -147,6 +169,9 @@ impl From<StoreError> for Error {
 
 impl From<settee_io::Error> for Error {
     fn from(error: settee_io::Error) -> Error {
+        if error.is_no_descriptor() {
+            return Error::no_descriptor();
+        }
         let kind = if error.is_no_space() { ErrorKind::NoSpace } else { ErrorKind::Internal };
         Error::new(kind, error.to_string())
     }

@@ -141,7 +141,9 @@ fn status_and_name(kind: ErrorKind) -> (StatusCode, &'static str) {
         ErrorKind::PartitionOverflow => (StatusCode::FORBIDDEN, "partition_overflow"),
         // Spelled as CouchDB spells it.
         ErrorKind::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "insufficent_storage"),
-        ErrorKind::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "service unavailable"),
+        ErrorKind::NoDescriptor | ErrorKind::Stopped => {
+            (StatusCode::SERVICE_UNAVAILABLE, "service unavailable")
+        }
         ErrorKind::NotImplemented => (StatusCode::NOT_IMPLEMENTED, "not_implemented"),
         ErrorKind::InUse => (StatusCode::CONFLICT, "conflict"),
         ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error"),

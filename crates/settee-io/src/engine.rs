@@ -279,7 +279,8 @@ impl Completion {
             Some(Tell::Task(sender)) => drop(sender.send(result)),
             Some(Tell::Call(done)) => {
                 // The engine's thread serves others too: it doesn't end with this one.
-                if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+                let called = catch_unwind(AssertUnwindSafe(|| done(result)));
+                if called.is_err() {
                     tracing::error!("the completion of an operation on a file panicked");
                 }
             }

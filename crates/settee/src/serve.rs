@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use settee_doc::{Databases, DatabasesOptions};
+use settee_doc::Databases;
 use settee_http::{Admin, ServerOptions, check_listener};
 use settee_io::{BufferPool, Env};
 use tokio::net::TcpListener;
@@ -30,8 +30,12 @@ pub(crate) const UUID_FILE: &str = "server-uuid";
 const NO_ADMIN: &str = "none (no_admin): every caller on this machine may do everything, and only this \
                         machine is served";
 
-/// Descriptors for each database that may be open.
-const DESCRIPTORS_PER_DATABASE: u64 = 4;
+/// Descriptors for all but connections and the databases' files: the runtime, the listener, the log, the
+/// server's own files, and the folders that the engine's threads open in order to sync or list them.
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Files of each database that may be open, at least: its open segment, and another.
+const FILES_PER_DATABASE: u64 = 2;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -50,7 +54,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
 }
 
 async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
-    limit_databases(&mut config.databases, raise_descriptor_limit());
+    let files_max = share_descriptors(&mut config, raise_descriptor_limit());
     let shutdown = Shutdown::new(config.log.file.is_some().then(|| log.reopener()))?;
     let listener = TcpListener::bind(&config.listen)
         .await
@@ -73,8 +77,10 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     if let Some(problem) = place::close_to_others(&config.data_dir) {
         tracing::warn!("{problem}");
     }
-    let engine = config.io.engine(config.io_engine).start();
-    let engine = engine.map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
+    let mut engine = config.io.engine(config.io_engine);
+    engine.threads.files_max = files_max;
+    let engine =
+        engine.start().map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
     let engine_name = engine.name();
     tracing::debug!(engine = engine_name, direct_io = config.databases.log.direct, %limits, "settings in force");
     let buffers = BufferPool::new(config.io.pool());
@@ -118,18 +124,24 @@ fn raise_descriptor_limit() -> Option<u64> {
     }
 }
 
-/// Keeps the databases that are open at once to what the descriptors allow: connections and large
-/// databases take the others.
-fn limit_databases(options: &mut DatabasesOptions, descriptor_count_max: Option<u64>) {
-    let most = descriptor_count_max.map_or(u64::MAX, |count| count / DESCRIPTORS_PER_DATABASE).max(1);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
-    if options.open_databases_max > most {
-        tracing::warn!(
-            asked = options.open_databases_max,
-            now = most,
-            "open_databases_max: too few descriptors"
-        );
-        options.open_databases_max = most;
+/// Shares the descriptors that there are among connections and the databases' files, so that neither takes
+/// the others': lowers the limits that ask for more. Returns how many files may be open. Databases whose
+/// files are more than that are closed while nobody uses them; of the files a part is kept for new
+/// segments ([`settee_io::Descriptors`]).
+fn share_descriptors(config: &mut Config, descriptor_count_max: Option<u64>) -> usize {
+    let Some(count) = descriptor_count_max else { return usize::MAX };
+    let shared = count.saturating_sub(OTHER_DESCRIPTORS).max(2);
+    lower("max_connections", &mut config.limits.max_connections, shared / 2);
+    let files = shared - config.limits.max_connections as u64;
+    lower("open_databases_max", &mut config.databases.open_databases_max, files / FILES_PER_DATABASE);
+    usize::try_from(files).unwrap_or(usize::MAX)
+}
+
+fn lower(name: &str, limit: &mut usize, most: u64) {
+    let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
+    if *limit > most {
+        tracing::warn!(asked = *limit, now = most, "{name}: too few descriptors");
+        *limit = most;
     }
 }
 

@@ -10,11 +10,12 @@
 //! 2. A database is opened when the closing before it has ended, which persists all that was
 //!    accepted. One that can't be persisted isn't closed.
 //! 3. Nobody opens more than may be open unless all that are open are in use; what is too many is
-//!    closed at the next look after its users have left.
+//!    closed at the next look after its users have left. So it is where too many files are open.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use settee_io::OnPanic;
 use settee_store::Stage;
 
 use crate::database::{Database, Identity};
@@ -102,13 +103,19 @@ impl Inner {
         Ok(database)
     }
 
-    /// Closes a database that nobody uses where too many are open, the caller's counted.
+    /// Closes a database that nobody uses where too many are open, the caller's counted, or their files
+    /// are too many.
     async fn make_room(&self) {
-        let most = self.options.open_databases_max.max(1);
         let open_count = self.lock().open_count();
-        if open_count > most {
+        if self.is_too_much(open_count) {
             self.close_idle(Duration::MAX, open_count).await;
         }
+    }
+
+    /// Whether more databases are open than may be, or more files than leave some for others.
+    fn is_too_much(&self, open_count: usize) -> bool {
+        let is_scarce = || self.env.engine.descriptors().is_some_and(|descriptors| descriptors.is_scarce());
+        open_count > self.options.open_databases_max.max(1) || is_scarce()
     }
 
     /// Closes the least recently used database that nobody uses, of those that were last used at
@@ -135,10 +142,14 @@ impl Inner {
     /// what it accepted stays open, as one that has stopped: returns false.
     async fn close_taken(&self, number: u64, database: Arc<Database>) -> bool {
         let transition = self.transition(number);
-        if let Err(error) = database.barrier().await {
-            tracing::error!(%error, database = database.name(), "an idle database could not be closed");
-            transition.set_open(database);
-            return false;
+        match database.try_barrier().await {
+            Ok(true) => {}
+            flushed => {
+                let reason = flushed.err().map_or("no room on the disk".into(), |error| error.to_string());
+                tracing::error!(reason, database = database.name(), "an idle database could not be closed");
+                transition.set_open(database);
+                return false;
+            }
         }
         if let Err(error) = self.close_well(number, &database).await {
             tracing::error!(%error, database = database.name(), "an idle database did not close well");
@@ -220,6 +231,8 @@ impl Inner {
         let (clock, inner) = (self.env.clock.clone(), Arc::downgrade(self));
         // It doesn't keep the databases: whoever drops them ends it.
         self.env.spawn("close idle databases", async move {
+            let _again =
+                OnPanic(|| inner.upgrade().into_iter().for_each(|inner| inner.lock().is_swept = false));
             loop {
                 clock.sleep(pause).await;
                 match inner.upgrade() {
@@ -241,7 +254,7 @@ impl Inner {
         loop {
             let now = self.env.clock.now();
             let open_count = self.lock().open_count();
-            let until = match open_count > self.options.open_databases_max.max(1) {
+            let until = match self.is_too_much(open_count) {
                 true => Duration::MAX,
                 false => now.saturating_sub(idle_time),
             };

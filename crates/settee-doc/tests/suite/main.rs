@@ -7,6 +7,7 @@ mod backup;
 mod backup_runs;
 mod backup_timelines;
 mod broken_off;
+mod descriptors;
 mod documents;
 mod followers;
 mod idle_races;

@@ -3,6 +3,7 @@
 mod bench_store;
 mod commands;
 mod config;
+mod descriptors;
 mod dump;
 mod log;
 mod maintenance;
