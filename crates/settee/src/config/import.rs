@@ -178,8 +178,8 @@ impl Conversion {
     pub(super) fn missing_admin(&self) -> Option<String> {
         let names = self.lost_admins.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ");
         let missing = format!(
-            "no administrator was taken over ({names}): set one by admin_file or SETTEE_ADMIN before anybody \
-             else reaches the server"
+            "no administrator was taken over ({names}): set one by admin_file or SETTEE_ADMIN, or the server \
+             makes one of its own at its first start"
         );
         (!self.lost_admins.is_empty()).then_some(missing)
     }

@@ -3,9 +3,11 @@
 //! Method: the built binary, with flags, variables and files, and CouchDB's files as its
 //! documentation has them.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -204,6 +206,22 @@ fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so()
     for text in [&said, &written] {
         assert!(text.contains("no administrator was taken over (admin, architect)"), "{text}");
     }
+    let data = folder.path().join("data");
+    let mut serve =
+        settee(&["serve", "--config", name(&file), "--listen", "127.0.0.1:0", "--data-dir", name(&data)]);
+    let mut server = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let url = lines.filter_map(|line| line.strip_prefix("listening on ").map(str::to_owned)).next().unwrap();
+    let address = url.trim_start_matches("http://").trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /_all_dbs HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    read.unwrap();
+    assert!(answer.contains(" 401 "), "the server isn't open: {answer}");
+
     let ini = folder.path().join("local.ini");
     std::fs::write(&ini, "[admins]\nann = -pbkdf2-1,2,3\nben = in the clear\n").unwrap();
     let taken = text(&done(settee(&["config", "import-ini", name(&ini)])).stdout);
