@@ -290,7 +290,7 @@ fn without_an_administrator_only_by_request_and_each_start_says_so() {
         assert!(greeted.contains("every caller on this machine may do everything"), "{greeted}");
         assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1", ""), 200);
         assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1\r\nVia: 1.1 proxy", ""), 403);
-        let log = Running(server).end();
+        let log = Running(server).stop();
         assert!(log.contains("every caller on this machine may do everything"), "{log}");
     }
     assert!(!data.path().join("admin").exists());
