@@ -24,7 +24,8 @@ pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
         // Or the next attempt would find them there, and take their names for durable.
         for folder in created.into_iter().rev() {
             let remove = Operation::RemoveFolder { path: folder.to_path_buf() };
-            submit(engine, folder, remove).await?;
+            // Another task may have made a folder in it meanwhile, and syncs its name by itself.
+            let _ = submit(engine, folder, remove).await;
         }
     }
     result

@@ -144,6 +144,11 @@ impl Shared {
         let mut woken = Vec::new();
         if let Some((id, size)) = write {
             woken = state.wrote(id, size, now);
+            if let Some(source) = state.no_room_beside_unsynced() {
+                drop(state);
+                self.stop((*source).clone());
+                return self.ended.notify_waiters();
+            }
             // Before the chunks go: readers look there first.
             self.written_position.store(state.written.at.bits(), Ordering::Release);
         }
@@ -163,11 +168,12 @@ impl Shared {
         }
     }
 
-    /// Has a write that found no room done again after a while. Not where the log has stopped, or is being
-    /// closed: then it returns false.
+    /// Has a write that found no room done again after a while. Returns false where the log has stopped or
+    /// is being closed, and where other writes wait for their sync: some file systems report with one write
+    /// that an earlier one could not be stored, and report it once, so that no later sync would tell.
     fn keep_unwritten(self: &Arc<Self>, id: u64, write: Action, error: &settee_io::Error) -> bool {
         let mut state = self.lock();
-        if state.stopped.is_some() || state.closing {
+        if state.stopped.is_some() || state.closing || state.has_unsynced() {
             return false;
         }
         if state.no_room().is_none() {

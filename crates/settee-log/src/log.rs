@@ -786,6 +786,12 @@ impl Log {
         self.shared.try_flush().await
     }
 
+    /// Returns once a write has found no room on the disk, with what the system said of it: it is tried
+    /// again, however long that takes. Never returns while there is room.
+    pub async fn finds_no_room(&self) -> settee_io::Error {
+        (*self.shared.finds_no_room().await).clone()
+    }
+
     /// Says that the log is about to be closed: a write that finds no room on the disk is not tried again
     /// any more, but stops the log, and whoever waits for it is told.
     pub fn begin_close(&self) {
@@ -828,7 +834,8 @@ pub async fn read_record(file: &File, offset: u64, length: u32) -> Result<Record
 /// The state's lock. A panic under it leaves a state that nobody can tell, and stops the log.
 pub(crate) struct StateGuard<'a> {
     shared: &'a Shared,
-    state: MutexGuard<'a, State>,
+    /// None once it is being dropped.
+    state: Option<MutexGuard<'a, State>>,
     was_panicking: bool,
 }
 
@@ -836,20 +843,24 @@ impl Deref for StateGuard<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
-        &self.state
+        self.state.as_ref().expect("it is not being dropped")
     }
 }
 
 impl DerefMut for StateGuard<'_> {
     fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
+        self.state.as_mut().expect("it is not being dropped")
     }
 }
 
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.was_panicking && std::thread::panicking() {
-            self.shared.stop_locked(&mut self.state, self.shared.panicked());
+            let shared = self.shared;
+            let held = shared.stop_locked(self, shared.panicked());
+            // Wakes the waiters, without the lock.
+            self.state = None;
+            drop(held);
         }
     }
 }
@@ -898,7 +909,7 @@ impl Shared {
         let was_panicking = std::thread::panicking();
         // A panic under the lock has stopped the log: see the guard.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        StateGuard { shared: self, state, was_panicking }
+        StateGuard { shared: self, state: Some(state), was_panicking }
     }
 
     /// Shows readers the chunks that there are, where these have changed.

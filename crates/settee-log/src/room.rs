@@ -220,9 +220,14 @@ impl Shared {
         }
         if let Lack::Buffer(capacity) = lack {
             let buffer = pin!(self.env.buffers.take(capacity));
-            return match select(buffer, pin!(self.ends())).await {
+            let (ends, finds_no_room) = (pin!(self.ends()), pin!(self.finds_no_room()));
+            return match select(buffer, select(ends, finds_no_room)).await {
                 Either::Left((buffer, _)) => Ok(Some(buffer)),
-                Either::Right(_) => Err(self.why_stopped().into()),
+                Either::Right((Either::Left(_), _)) => Err(self.why_stopped().into()),
+                // The buffers that it waits for may be those of the writes that wait for room.
+                Either::Right((Either::Right((source, _)), _)) => {
+                    Err(AppendError::NoSpace { size: claim.size, source })
+                }
             };
         }
         // In a task of its own: a segment half made would be in the way for good, were the

@@ -694,6 +694,18 @@ impl State {
         self.unwritten.as_ref().map(|unwritten| unwritten.source.clone())
     }
 
+    /// Whether a write has ended that no completed sync covers.
+    pub(crate) fn has_unsynced(&self) -> bool {
+        self.written.at != self.persisted.at || self.flights.iter().any(|flight| flight.done)
+    }
+
+    /// The error of a write that waits for room, where another write has ended that no sync covers: the
+    /// error may have been that one's. `None` in every other case.
+    pub(crate) fn no_room_beside_unsynced(&self) -> Option<Arc<settee_io::Error>> {
+        let unwritten = self.unwritten.as_ref().filter(|unwritten| !unwritten.waiting.is_empty())?;
+        self.has_unsynced().then(|| unwritten.source.clone())
+    }
+
     /// [`Planted::MarkPastHole`].
     fn pass_holes(&mut self, id: u64) {
         let index = self.flights.iter().position(|flight| flight.id == id).expect("it was in flight");

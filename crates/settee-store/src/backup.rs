@@ -26,9 +26,11 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use settee_io::{Env, File, FileIdentity, OpenMode, folder};
 use settee_log::SegmentInfo;
 
@@ -125,7 +127,11 @@ impl Shared {
         let manifest = self.manifest.lock().await;
         self.check_not_closed()?;
         let infos = self.log.known_segments();
-        self.log.flush().await?;
+        // Not `flush`: nobody may wait for room on the disk and hold the manifest.
+        match select(pin!(self.log.flush()), pin!(self.log.finds_no_room())).await {
+            Either::Left((flushed, _)) => flushed?,
+            Either::Right((error, _)) => return Err(error.into()),
+        }
         let base = self.base();
         let mut parts = Vec::new();
         for segment in base.segments.iter() {

@@ -259,7 +259,12 @@ impl Shared {
         if frozen.is_empty() && !is_damaged {
             return Ok(None);
         }
-        self.log.wait(Seq(frozen.seq), Stage::Persisted).await?;
+        let persisted = pin!(self.log.wait(Seq(frozen.seq), Stage::Persisted));
+        match select(persisted, pin!(self.log.finds_no_room())).await {
+            Either::Left((persisted, _)) => persisted?,
+            // Writers that wait for the checkpoint are refused, and it is tried again.
+            Either::Right((error, _)) => return Err(error.into()),
+        }
         self.shown(Seq(frozen.seq)).await?;
         let _turn = self.place.env.background.acquire().await;
         let mut next = manifest.clone();

@@ -520,9 +520,11 @@ impl Store {
     /// Why the last checkpoint failed, or none can be made any more: where that is for want of room or of
     /// a file descriptor, or since the log stopped, which [`Store::health`] tells, it is none.
     pub fn checkpoint_error(&self) -> Option<StoreError> {
-        let error = self.shared.failed.get().cloned().or_else(|| self.shared.last_checkpoint_error());
         let passes = |error: &StoreError| error.is_no_space() || error.is_no_descriptor();
-        error.filter(|error| !passes(error) && !matches!(error, StoreError::Stopped(_)))
+        let last = self.shared.last_checkpoint_error().filter(|error| !passes(error));
+        // What latched does not pass, whatever it was.
+        let error = self.shared.failed.get().cloned().or(last);
+        error.filter(|error| !matches!(error, StoreError::Stopped(_)))
     }
 
     /// The log's counters.
