@@ -9,13 +9,13 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use hyper::body::Body as _;
 use hyper::header::{self, HeaderName};
 use hyper::{Method, StatusCode};
 use settee_doc::{
     Attachment, CHUNK_BYTES, Content, Database, Document, Edit, ErrorKind, NewAttachment, Stage, View,
 };
 
+use crate::body::Share;
 use crate::compress::takes_gzip;
 use crate::database::location_of_attachment;
 use crate::document::{self, matches_tag, not_modified};
@@ -23,7 +23,7 @@ use crate::error::Failure;
 use crate::named::{Named, conflict, one_of};
 use crate::reply::{self, Answer};
 use crate::server::Call;
-use crate::{body, multipart, related, stream};
+use crate::{multipart, related, stream};
 
 /// The media type of what came without one.
 const UNKNOWN_TYPE: &str = "application/octet-stream";
@@ -224,11 +224,12 @@ async fn put(call: &mut Call<'_>, database: &Arc<Database>, id: &str, name: &str
         }
     };
     let bytes_max = call.server.limits.max_attachment_size;
-    let declared = call.body.size_hint().exact().unwrap_or(u64::MAX);
-    let _for_the_chunk = call.server.room.take(declared.min(CHUNK_BYTES as u64)).await?;
+    let (mut for_the_chunk, mut arrived) = (Share::default(), 0);
     // What comes compressed is kept so.
     let mut uploading = database.upload(id, &content_type, is_gzip, bytes_max);
-    while let Some(frame) = body::next_frame(call.body, &call.server.limits).await? {
+    while let Some(frame) = call.body.next_frame(&call.server.limits).await? {
+        arrived += frame.len() as u64;
+        call.server.room.grow(&mut for_the_chunk, arrived.min(CHUNK_BYTES as u64)).await?;
         uploading.write(&frame).await.map_err(|error| match error.kind() {
             ErrorKind::AttachmentTooLarge => related::too_large(name),
             _ => error.into(),

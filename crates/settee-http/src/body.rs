@@ -1,15 +1,21 @@
 //! Reading request bodies within their limits, and parsing what is large without holding up
 //! others.
 //!
-//! All bodies share one room. One whose length is declared takes its share whole before it is
-//! read; any other takes what it needs as it grows, and never waits: so nobody waits who holds a
-//! share already, and no two requests can wait for each other.
+//! All bodies share the memory of one [`Room`]. A body takes its share as its bytes arrive, whatever length it
+//! declares. The body of a request that isn't authenticated yet takes none: it is small, and the number of
+//! those under way has a limit of its own.
 //!
 //! A text of many small things is a multiple of itself once it is parsed: what they take is charged to the
 //! share before room is made for them ([`Charge`]).
+//!
+//! Invariants:
+//! 1. No two bodies wait for each other's memory. A part of the room is a reserve that holds one of the largest
+//!    bodies and has one owner at a time. A share that finds the rest of the room used up waits for memory that
+//!    is released or for the reserve, whichever comes first; the owner of the reserve never waits for memory.
+//! 2. A client can't make a body last: see [`RequestBody`].
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -21,6 +27,7 @@ use settee_doc::Edit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Limits;
+use crate::admission::{EvictingSet, Member};
 use crate::encoding::{self, Unfolding};
 use crate::error::Failure;
 use crate::server::Server;
@@ -28,6 +35,13 @@ use crate::server::Server;
 /// Bytes of a body that needs no share of the room, so that small writes don't wait for large
 /// ones: there are never more of them than connections.
 const SMALL_BODY_BYTES: u64 = 16 << 10;
+
+/// Bytes of a body of a request that isn't authenticated: a login.
+const UNAUTHENTICATED_BODY_BYTES: u64 = SMALL_BODY_BYTES;
+
+/// Requests that aren't authenticated and wait for their bodies, all connections together; past it the oldest
+/// is refused. Together they hold 16 MiB.
+pub(crate) const UNAUTHENTICATED_BODIES_MAX: usize = 1024;
 
 /// Bytes that a small thing of its own takes of the allocator, at least.
 pub(crate) const ALLOCATION_BYTES: usize = 32;
@@ -49,7 +63,12 @@ const PARSE_INLINE_BYTES: usize = 1 << 20;
 
 /// The memory for request bodies.
 pub(crate) struct Room {
+    /// What isn't the reserve.
     units: Arc<Semaphore>,
+    /// The right to the reserve.
+    reserve: Arc<Semaphore>,
+    reserve_bytes: u64,
+    /// All of it.
     bytes: u64,
     patience: Duration,
 }
@@ -57,9 +76,19 @@ pub(crate) struct Room {
 /// A part of the room; none for a small body. Given back when it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Share {
-    permit: Option<OwnedSemaphorePermit>,
+    units: Option<OwnedSemaphorePermit>,
+    reserve: Option<OwnedSemaphorePermit>,
     /// What it is to hold.
     bytes: u64,
+}
+
+impl Share {
+    fn merge(&mut self, taken: OwnedSemaphorePermit) {
+        match &mut self.units {
+            Some(units) => units.merge(taken),
+            none => *none = Some(taken),
+        }
+    }
 }
 
 /// A body with its share of the room, which is kept as long as what was made of the text.
@@ -117,10 +146,13 @@ impl Charge {
 impl Room {
     /// A room that holds one of the largest bodies at least.
     pub(crate) fn new(limits: &Limits) -> Room {
-        let bytes = limits.request_bytes_in_flight_max.max(limits.max_request_bytes);
-        let units = usize::try_from(units(bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let reserve_bytes = limits.max_request_bytes;
+        let bytes = limits.request_bytes_in_flight_max.max(reserve_bytes);
+        let units = usize::try_from(units(bytes - reserve_bytes)).unwrap_or(usize::MAX);
         Room {
-            units: Arc::new(Semaphore::new(units)),
+            units: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            reserve: Arc::new(Semaphore::new(1)),
+            reserve_bytes,
             bytes,
             patience: Duration::from_millis(limits.body_timeout_ms),
         }
@@ -131,40 +163,30 @@ impl Room {
         self.bytes
     }
 
-    /// Takes the whole share of a body of that size, or the whole room for a larger one, and waits for it in
-    /// turn.
+    /// Widens a share to `bytes` in all, and waits for memory where there is none. A request waits with one
+    /// share at most: its others are widened by [`Room::add`].
     ///
     /// # Errors
     /// 503 where it isn't free in time.
-    pub(crate) async fn take(&self, bytes: u64) -> Result<Share, Failure> {
+    pub(crate) async fn grow(&self, share: &mut Share, bytes: u64) -> Result<(), Failure> {
         let bytes = bytes.min(self.bytes);
-        if bytes <= SMALL_BODY_BYTES {
-            return Ok(Share { permit: None, bytes });
+        let Err(missing) = self.try_grow(share, bytes) else { return Ok(()) };
+        if share.reserve.is_some() {
+            return Err(Failure::no_room());
         }
-        let taken = self.units.clone().acquire_many_owned(units(bytes));
-        match tokio::time::timeout(self.patience, taken).await {
-            Ok(Ok(permit)) => Ok(Share { permit: Some(permit), bytes }),
-            Ok(Err(_)) | Err(_) => Err(Failure::no_room()),
+        let either = async {
+            tokio::select! {
+                taken = self.units.clone().acquire_many_owned(missing) => (taken.ok(), None),
+                taken = self.reserve.clone().acquire_owned() => (None, taken.ok()),
+            }
+        };
+        let (taken, reserve) =
+            tokio::time::timeout(self.patience, either).await.map_err(|_| Failure::no_room())?;
+        share.reserve = reserve;
+        if let Some(taken) = taken {
+            share.merge(taken);
         }
-    }
-
-    /// Widens a share to a body of that size. Never waits.
-    ///
-    /// # Errors
-    /// 503 where the room is used up.
-    fn widen(&self, share: &mut Share, bytes: u64) -> Result<(), Failure> {
-        share.bytes = share.bytes.max(bytes);
-        let held = share.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = units(bytes).saturating_sub(u32::try_from(held).unwrap_or(u32::MAX));
-        if bytes <= SMALL_BODY_BYTES || more == 0 {
-            return Ok(());
-        }
-        let taken = self.units.clone().try_acquire_many_owned(more).map_err(|_| Failure::no_room())?;
-        match &mut share.permit {
-            Some(permit) => permit.merge(taken),
-            none => *none = Some(taken),
-        }
-        Ok(())
+        self.try_grow(share, bytes).map_err(|_| Failure::no_room())
     }
 
     /// Widens a share by so many bytes. Never waits.
@@ -174,9 +196,35 @@ impl Room {
     pub(crate) fn add(&self, share: &mut Share, bytes: u64) -> Result<(), Failure> {
         let whole = share.bytes.saturating_add(bytes);
         match whole <= self.bytes {
-            true => self.widen(share, whole),
+            true => self.try_grow(share, whole).map_err(|_| Failure::no_room()),
             false => Err(Failure::body_too_large()),
         }
+    }
+
+    /// Widens a share to `bytes` in all where that needs no waiting.
+    ///
+    /// # Errors
+    /// The units that are missing; the share is as it was, but may own the reserve.
+    fn try_grow(&self, share: &mut Share, bytes: u64) -> Result<(), u32> {
+        let held = share.units.as_ref().map_or(0, |units| units.num_permits() as u64 * UNIT_BYTES);
+        let reserved = if share.reserve.is_some() { self.reserve_bytes } else { 0 };
+        if bytes <= SMALL_BODY_BYTES || bytes <= held + reserved {
+            share.bytes = share.bytes.max(bytes);
+            return Ok(());
+        }
+        let missing = units(bytes - held - reserved);
+        if let Ok(taken) = self.units.clone().try_acquire_many_owned(missing) {
+            share.merge(taken);
+        } else if share.reserve.is_none()
+            && let Ok(reserve) = self.reserve.clone().try_acquire_owned()
+        {
+            share.reserve = Some(reserve);
+            return self.try_grow(share, bytes);
+        } else {
+            return Err(missing);
+        }
+        share.bytes = share.bytes.max(bytes);
+        Ok(())
     }
 }
 
@@ -253,11 +301,11 @@ pub(crate) fn check_json_type(headers: &HeaderMap) -> Result<(), Failure> {
 /// Reads a whole body that holds JSON.
 ///
 /// # Errors
-/// 400 without a body or where it isn't gzip as it says, 408 when the client pauses too long, 413 past
-/// the limit, 415 for another encoding, 503 without room. The rest of the body stays unread then: see
-/// [`discard`].
+/// 400 without a body or where it isn't gzip as it says, 413 past the limit, 415 for another encoding, 503
+/// without room, and those of [`RequestBody::next_frame`]. The rest of the body stays unread then: see
+/// [`RequestBody::discard`].
 pub(crate) async fn read(
-    body: &mut Incoming,
+    body: &mut RequestBody,
     headers: &HeaderMap,
     limits: &Limits,
     room: &Room,
@@ -272,74 +320,86 @@ pub(crate) async fn read(
             return Err(Failure::bad_content_type(reason));
         }
     };
-    let declared = body.size_hint().exact();
+    let (declared, bytes_max) = (body.declared_bytes(), body.bytes_max(limits));
     if declared == Some(0) && !headers.contains_key(header::CONTENT_LENGTH) {
         return Err(Failure::bad_request("Missing request body"));
     }
-    if declared.is_some_and(|bytes| bytes > limits.max_request_bytes) {
+    if declared.is_some_and(|bytes| bytes > bytes_max) {
         return Err(Failure::body_too_large());
     }
     if is_gzip {
         return read_gzip(body, limits, room).await;
     }
-    let mut share = match declared {
-        Some(bytes) => room.take(bytes).await?,
-        None => Share::default(),
-    };
-    let Some(first) = next_frame(body, limits).await? else {
-        return Ok(Held { text: Bytes::new(), share });
+    let Some(first) = body.next_frame(limits).await? else {
+        return Ok(Held { text: Bytes::new(), share: Share::default() });
     };
     if body.is_end_stream() {
-        if first.len() as u64 > limits.max_request_bytes {
+        if first.len() as u64 > bytes_max {
             return Err(Failure::body_too_large());
         }
-        room.widen(&mut share, first.len() as u64)?;
+        let mut share = Share::default();
+        room.grow(&mut share, first.len() as u64).await?;
         return Ok(Held { text: first, share });
     }
-    let mut growing = Growing { whole: Vec::new(), share, declared };
-    growing.extend(&first, limits, room)?;
+    let mut growing = Growing::new(declared.unwrap_or(bytes_max));
+    growing.extend(&first, room).await?;
     drop(first);
-    while let Some(frame) = next_frame(body, limits).await? {
-        growing.extend(&frame, limits, room)?;
+    while let Some(frame) = body.next_frame(limits).await? {
+        growing.extend(&frame, room).await?;
     }
     Ok(growing.finish())
 }
 
 /// Reads a whole body that comes compressed: what it unfolds to counts.
-async fn read_gzip(body: &mut Incoming, limits: &Limits, room: &Room) -> Result<Held, Failure> {
-    let mut growing = Growing::default();
+async fn read_gzip(body: &mut RequestBody, limits: &Limits, room: &Room) -> Result<Held, Failure> {
+    let mut growing = Growing::new(body.bytes_max(limits));
     let mut unfolding = Unfolding::new();
-    while let Some(frame) = next_frame(body, limits).await? {
+    while let Some(frame) = body.next_frame(limits).await? {
         for part in frame.chunks(encoding::PART_BYTES) {
-            growing.extend(&unfolding.push(part)?, limits, room)?;
+            growing.extend(&unfolding.push(part)?, room).await?;
         }
     }
-    growing.extend(&unfolding.finish()?, limits, room)?;
+    growing.extend(&unfolding.finish()?, room).await?;
     Ok(growing.finish())
 }
 
 /// What is held in memory as it comes. Its space grows with that, not with what a header promises.
-#[derive(Default)]
 pub(crate) struct Growing {
     whole: Vec<u8>,
     share: Share,
-    /// How long it will be, where that is known.
-    declared: Option<u64>,
+    bytes_max: u64,
+    waits: bool,
 }
 
 impl Growing {
-    /// Takes what comes next.
+    /// Nothing yet, and `bytes_max` at most.
+    pub(crate) fn new(bytes_max: u64) -> Growing {
+        Growing { whole: Vec::new(), share: Share::default(), bytes_max, waits: true }
+    }
+
+    /// Of a request that has another share already: it is refused where it would have to wait for memory.
+    pub(crate) fn without_waiting(self) -> Growing {
+        Growing { waits: false, ..self }
+    }
+
+    /// Takes what comes next, and waits for memory where there is none.
     ///
     /// # Errors
-    /// 413 past `max_request_bytes`, 503 without room.
-    pub(crate) fn extend(&mut self, bytes: &[u8], limits: &Limits, room: &Room) -> Result<(), Failure> {
+    /// 413 past `bytes_max`, 503 without room.
+    pub(crate) async fn extend(&mut self, bytes: &[u8], room: &Room) -> Result<(), Failure> {
         let size = (self.whole.len() + bytes.len()) as u64;
-        if size > limits.max_request_bytes {
+        if size > self.bytes_max {
             return Err(Failure::body_too_large());
         }
         if size > self.whole.capacity() as u64 {
-            let capacity = (2 * size).min(self.declared.unwrap_or(limits.max_request_bytes)).max(size);
-            room.widen(&mut self.share, capacity)?;
+            let capacity = (2 * size).min(self.bytes_max);
+            match self.waits {
+                true => room.grow(&mut self.share, capacity).await?,
+                false => {
+                    let more = capacity - self.share.bytes;
+                    room.add(&mut self.share, more)?;
+                }
+            }
             self.whole.reserve_exact(usize::try_from(capacity).unwrap_or(usize::MAX) - self.whole.len());
         }
         self.whole.extend_from_slice(bytes);
@@ -352,45 +412,149 @@ impl Growing {
     }
 }
 
-/// Reads and drops what is left of a body, so that a client that is still sending reads its
-/// answer and can go on using the connection. Gives up past `max_discard_bytes`: hyper then
-/// closes the connection.
-pub(crate) async fn discard(body: &mut Incoming, headers: &HeaderMap, limits: &Limits) {
-    // A client that waits for leave to send is told by the answer itself.
-    if headers.contains_key(header::EXPECT) {
-        return;
+/// A request's body as it arrives, and how long its client may take.
+///
+/// Only time in which the client is waited for counts. Of a request that isn't authenticated all of the body has
+/// to come within `body_timeout_ms`, and it is given up where too many such requests wait. Of any other no pause
+/// may be longer than that, and behind the first one's time it comes at `body_bytes_per_second_min` on average.
+pub(crate) struct RequestBody {
+    incoming: Incoming,
+    /// Where this request belongs while it waits; None once it is authenticated.
+    unauthenticated: Option<Arc<EvictingSet>>,
+    /// Its place there, from its first wait on.
+    member: Option<Member>,
+    received: u64,
+    waited: Duration,
+    /// What it was given up for: nothing more is waited for.
+    given_up: Option<Failure>,
+}
+
+impl RequestBody {
+    /// Of a request that isn't authenticated, which belongs to that set while it waits.
+    pub(crate) fn new(incoming: Incoming, unauthenticated: Arc<EvictingSet>) -> RequestBody {
+        let (received, waited) = (0, Duration::ZERO);
+        let unauthenticated = Some(unauthenticated);
+        RequestBody { incoming, unauthenticated, member: None, received, waited, given_up: None }
     }
-    let mut left = limits.max_discard_bytes;
-    while !body.is_end_stream() {
-        match next_frame(body, limits).await {
-            Ok(Some(frame)) if (frame.len() as u64) < left => left -= frame.len() as u64,
-            _ => return,
+
+    /// Whose request it is is known: the limits for such bodies hold from here on.
+    pub(crate) fn authenticate(&mut self) {
+        (self.unauthenticated, self.member) = (None, None);
+    }
+
+    /// The limits for requests that aren't authenticated hold from here on.
+    pub(crate) fn restrict(&mut self, unauthenticated: &Arc<EvictingSet>) {
+        self.unauthenticated = Some(unauthenticated.clone());
+    }
+
+    /// The length that its head declares, less what was read; None where it comes in chunks.
+    pub(crate) fn declared_bytes(&self) -> Option<u64> {
+        self.incoming.size_hint().exact()
+    }
+
+    /// Whether all of it was read.
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    /// Bytes that may be held of it.
+    fn bytes_max(&self, limits: &Limits) -> u64 {
+        match self.unauthenticated {
+            Some(_) => limits.max_request_bytes.min(UNAUTHENTICATED_BODY_BYTES),
+            None => limits.max_request_bytes,
+        }
+    }
+
+    /// The next piece; None at the end.
+    ///
+    /// # Errors
+    /// 400 where the body broke off, 408 when the client takes too long, 503 where too many requests that aren't
+    /// authenticated wait.
+    pub(crate) async fn next_frame(&mut self, limits: &Limits) -> Result<Option<Bytes>, Failure> {
+        if let Some(failure) = &self.given_up {
+            return Err(failure.clone());
+        }
+        let next = self.wait_for_frame(limits).await;
+        if let Err(failure) = &next {
+            self.given_up = Some(failure.clone());
+        }
+        next
+    }
+
+    async fn wait_for_frame(&mut self, limits: &Limits) -> Result<Option<Bytes>, Failure> {
+        if let (Some(set), None) = (&self.unauthenticated, &self.member) {
+            self.member = Some(set.admit());
+        }
+        loop {
+            let begun = Instant::now();
+            let (patience, pause_max) =
+                (self.patience(limits)?, Duration::from_millis(limits.body_timeout_ms));
+            let evicted = async {
+                match &self.member {
+                    Some(member) => member.evicted().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let frame = tokio::select! {
+                biased;
+                frame = tokio::time::timeout(patience, self.incoming.frame()) => frame,
+                () = evicted => return Err(Failure::too_many_requests()),
+            };
+            self.waited += begun.elapsed();
+            match frame {
+                Ok(Some(Ok(frame))) => {
+                    // Trailers carry nothing here.
+                    if let Ok(data) = frame.into_data() {
+                        self.received += data.len() as u64;
+                        return Ok(Some(data));
+                    }
+                }
+                Ok(Some(Err(_))) => return Err(Failure::bad_request("the request body broke off")),
+                Ok(None) => return Ok(None),
+                Err(_) if patience < pause_max => return Err(too_slow()),
+                Err(_) => return Err(paused()),
+            }
+        }
+    }
+
+    /// How long the next piece may take.
+    ///
+    /// # Errors
+    /// 408 where the time for what has come is over.
+    fn patience(&self, limits: &Limits) -> Result<Duration, Failure> {
+        let pause_max = Duration::from_millis(limits.body_timeout_ms);
+        let for_what_came = match (&self.unauthenticated, limits.body_bytes_per_second_min) {
+            (Some(_), _) => Duration::ZERO,
+            (None, 0) => return Ok(pause_max),
+            (None, rate) => Duration::from_millis(self.received.saturating_mul(1000) / rate),
+        };
+        let left = (pause_max + for_what_came).checked_sub(self.waited).ok_or_else(too_slow)?;
+        Ok(left.min(pause_max))
+    }
+
+    /// Reads and drops what is left, so that a client that is still sending reads its answer and can go on using
+    /// the connection. Gives up past `max_discard_bytes`: hyper then closes the connection.
+    pub(crate) async fn discard(&mut self, headers: &HeaderMap, limits: &Limits) {
+        // A client that waits for leave to send is told by the answer itself.
+        if headers.contains_key(header::EXPECT) {
+            return;
+        }
+        let mut left = limits.max_discard_bytes;
+        while !self.is_end_stream() {
+            match self.next_frame(limits).await {
+                Ok(Some(frame)) if (frame.len() as u64) < left => left -= frame.len() as u64,
+                _ => return,
+            }
         }
     }
 }
 
-/// The next piece of a body; None at its end.
-///
-/// # Errors
-/// 400 where the body broke off, 408 when the client pauses too long.
-pub(crate) async fn next_frame(body: &mut Incoming, limits: &Limits) -> Result<Option<Bytes>, Failure> {
-    let patience = Duration::from_millis(limits.body_timeout_ms);
-    loop {
-        match tokio::time::timeout(patience, body.frame()).await {
-            Ok(Some(Ok(frame))) => {
-                // Trailers carry nothing here.
-                if let Ok(data) = frame.into_data() {
-                    return Ok(Some(data));
-                }
-            }
-            Ok(Some(Err(_))) => return Err(Failure::bad_request("the request body broke off")),
-            Ok(None) => return Ok(None),
-            Err(_) => {
-                let reason = "the request body paused for too long";
-                return Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason));
-            }
-        }
-    }
+fn paused() -> Failure {
+    Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the request body paused for too long")
+}
+
+fn too_slow() -> Failure {
+    Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the request body came too slowly")
 }
 
 #[cfg(test)]
@@ -401,69 +565,86 @@ mod tests {
 
     use super::*;
 
-    /// A room for 100 units.
+    /// A room for 100 units, of which 40 are the reserve.
     fn room() -> Room {
         Room::new(&Limits {
             request_bytes_in_flight_max: 100 * UNIT_BYTES,
-            max_request_bytes: 100 * UNIT_BYTES,
+            max_request_bytes: 40 * UNIT_BYTES,
             ..Limits::default()
         })
+    }
+
+    fn is_free(room: &Room) -> bool {
+        room.units.available_permits() == 60 && room.reserve.available_permits() == 1
     }
 
     fn status<T>(result: Result<T, Failure>) -> Option<u16> {
         result.err().map(|failure| failure.status.as_u16())
     }
 
-    #[tokio::test]
-    async fn a_body_that_does_not_fit_waits_for_its_whole_share_and_small_ones_do_not() {
-        let room = room();
-        let first = room.take(60 * UNIT_BYTES).await.unwrap();
-        let mut second = Box::pin(room.take(60 * UNIT_BYTES));
-        assert!(second.as_mut().now_or_never().is_none(), "it got what isn't there");
-        assert!(room.take(SMALL_BODY_BYTES).now_or_never().is_some());
-        drop(first);
-        assert!(second.now_or_never().is_some(), "what was given back is free");
+    async fn grown(room: &Room, kib: u64) -> Share {
+        let mut share = Share::default();
+        room.grow(&mut share, kib * UNIT_BYTES).await.unwrap();
+        share
     }
 
     #[tokio::test]
-    async fn a_body_of_unknown_length_grows_into_what_is_free_and_is_refused_beyond() {
+    async fn a_body_that_finds_no_memory_waits_and_small_ones_do_not() {
         let room = room();
-        let mut share = Share::default();
-        for size in [1, 16, 17, 60, 60, 90] {
-            room.widen(&mut share, size * UNIT_BYTES).unwrap();
+        let first = grown(&room, 60).await;
+        let second = grown(&room, 40).await;
+        let mut third = Box::pin(grown(&room, 40));
+        assert!(third.as_mut().now_or_never().is_none(), "it got what isn't there");
+        assert!(grown(&room, SMALL_BODY_BYTES / UNIT_BYTES).now_or_never().is_some());
+        drop(second);
+        assert!(third.now_or_never().is_some(), "what was given back is free");
+        drop(first);
+        assert!(is_free(&room));
+    }
+
+    #[tokio::test]
+    async fn bodies_that_grow_side_by_side_never_wait_in_a_circle() {
+        let room = Arc::new(room());
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let room = room.clone();
+            tasks.spawn(async move {
+                let mut share = Share::default();
+                for kib in 1..=40 {
+                    room.grow(&mut share, kib * UNIT_BYTES).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+            });
         }
-        let mut other = Share::default();
-        room.widen(&mut other, 10 * UNIT_BYTES).unwrap();
-        assert_eq!(status(room.widen(&mut other, 17 * UNIT_BYTES)), Some(503));
-        drop(share);
-        room.widen(&mut other, 100 * UNIT_BYTES).unwrap();
-        drop(other);
-        assert_eq!(room.units.available_permits(), 100);
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        assert!(is_free(&room));
     }
 
     #[tokio::test]
     async fn what_a_text_is_parsed_to_has_its_share_too() {
         let room = Arc::new(room());
-        let held = || Held { text: Bytes::from_static(b"[]"), share: Share { permit: None, bytes: 2 } };
+        let held = || Held { text: Bytes::from_static(b"[]"), share: Share { bytes: 2, ..Share::default() } };
         let charged = |count| parse_held(held(), &room, move |_, charge| charge.take(count, 1_000));
         let ((), share) = charged(50).await.unwrap();
-        assert_eq!(room.units.available_permits(), 51, "50,002 bytes are 49 units");
+        assert_eq!(room.units.available_permits(), 11, "50,002 bytes are 49 units");
         assert_eq!(status(charged(100).await), Some(503), "it may be tried again");
         assert_eq!(status(charged(103).await), Some(413), "it never fits");
         assert_eq!(status(charged(usize::MAX).await), Some(413));
         drop(share);
         assert!(charged(100).await.is_ok());
-        assert_eq!(room.units.available_permits(), 100);
+        assert!(is_free(&room));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_finds_no_room_in_time_is_refused_and_can_be_tried_again() {
+    async fn a_body_that_finds_no_memory_in_time_is_refused_and_can_be_tried_again() {
         let room = room();
-        let all = room.take(100 * UNIT_BYTES).await.unwrap();
-        let refused = room.take(20 * UNIT_BYTES).await.unwrap_err();
+        let all = grown(&room, 100).await;
+        let refused = room.grow(&mut Share::default(), 20 * UNIT_BYTES).await.unwrap_err();
         assert_eq!((refused.status.as_u16(), refused.header), (503, Some((header::RETRY_AFTER, "1"))));
         drop(all);
-        assert!(room.take(100 * UNIT_BYTES).now_or_never().is_some());
+        assert!(grown(&room, 100).now_or_never().is_some());
     }
 
     #[tokio::test]

@@ -167,7 +167,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         Method::GET | Method::HEAD => None,
         Method::POST => {
             body::check_json_type(&call.head.headers)?;
-            let has_body = hyper::body::Body::size_hint(&*call.body).exact() != Some(0);
+            let has_body = call.body.declared_bytes() != Some(0);
             if has_body { Some(call.read_body().await?) } else { None }
         }
         _ => return Err(Failure::method_not_allowed("GET,POST,HEAD")),

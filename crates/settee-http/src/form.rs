@@ -10,7 +10,7 @@ use hyper::header;
 use settee_doc::{Content, Database, Edit, NewAttachment};
 
 use crate::attachment;
-use crate::body::{self, Held, Share};
+use crate::body::{self, Growing, Held, Share};
 use crate::document;
 use crate::error::Failure;
 use crate::multipart::{self, Head, Parts};
@@ -75,7 +75,8 @@ async fn read(
     id: &str,
 ) -> Result<Form, Failure> {
     let mut form = Form::default();
-    let mut held = Uploads::of(call)?;
+    let server = call.server;
+    let mut held = Uploads::new(&server.room);
     let mut count = 0;
     while let Some(head) = parts.next_part(call).await? {
         count += 1;
@@ -85,7 +86,10 @@ async fn read(
         let (_, parameters) = multipart::parameters(head.get("content-disposition").unwrap_or(""));
         let get = |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
         match (get("name").map(String::as_str), get("filename")) {
-            (Some("_doc"), None) => form.document = Some(parts.collect(call).await?),
+            (Some("_doc"), None) => {
+                let growing = Growing::new(server.limits.max_request_bytes).without_waiting();
+                form.document = Some(parts.collect(call, growing).await?);
+            }
             (Some("_rev"), None) => form.revision = Some(Named::parse(&field(parts, call).await?)?),
             (Some("_attachments"), Some(name)) => {
                 let file = upload(parts, call, database, id, name, &head, &mut held).await?;
@@ -116,13 +120,14 @@ async fn upload(
     id: &str,
     name: &str,
     head: &Head,
-    held: &mut Uploads,
+    held: &mut Uploads<'_>,
 ) -> Result<NewAttachment, Failure> {
     settee_doc::check_attachment_name(name)?;
     let content_type = head.get("content-type").unwrap_or(UNKNOWN_TYPE).to_owned();
     let bytes_max = call.server.limits.max_attachment_size;
     let mut uploading = database.upload(id, &content_type, false, bytes_max);
     while let Some(piece) = parts.next_piece(call).await? {
+        held.arrive(piece.len() as u64)?;
         uploading.write(&piece).await.map_err(|error| match error.kind() {
             settee_doc::ErrorKind::AttachmentTooLarge => related::too_large(name),
             _ => error.into(),

@@ -18,6 +18,7 @@
 )]
 
 mod access;
+mod admission;
 mod all_docs;
 mod attachment;
 mod auth;

@@ -18,8 +18,8 @@ pub struct Limits {
     /// Bytes of a request's body. Past it: 413.
     pub max_request_bytes: u64,
     /// Bytes of all requests' bodies together that are held at once, from 16 KiB each: smaller
-    /// ones don't count. Past it a request waits for its turn, `body_timeout_ms` at most, or is
-    /// refused at once where its length isn't declared: 503. At least `max_request_bytes`.
+    /// ones don't count. A body takes them as it arrives. Past it a request waits for its turn,
+    /// `body_timeout_ms` at most: 503. At least `max_request_bytes`.
     pub request_bytes_in_flight_max: u64,
     /// Bytes of all answers together that are held until their clients take them. Past it the connection
     /// that holds the most is closed; one that holds a quarter of it gets 503.
@@ -33,8 +33,12 @@ pub struct Limits {
     pub max_discard_bytes: u64,
     /// How long a connection may take to send a request's head, idle time before it included.
     pub head_timeout_ms: u64,
-    /// How long a client may pause within a request's body. Past it: 408.
+    /// How long a client may pause within a request's body, and how long the whole body of a
+    /// request may take that isn't authenticated. Past it: 408.
     pub body_timeout_ms: u64,
+    /// Bytes of a request's body that a client must send in a second, on average from
+    /// `body_timeout_ms` on. Past it: 408. 0 is no limit.
+    pub body_bytes_per_second_min: u64,
     /// Whether answers are compressed for clients that take gzip.
     pub compress_answers: bool,
     /// Names that `POST /_dbs_info` takes.
@@ -75,6 +79,7 @@ impl Default for Limits {
             max_discard_bytes: 1 << 30,
             head_timeout_ms: 60_000,
             body_timeout_ms: 30_000,
+            body_bytes_per_second_min: 1024,
             compress_answers: false,
             max_dbs_info_names: 100,
             max_uuids: 1000,

@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::memmem;
 
-use crate::body::{self, Growing, Held};
+use crate::body::{Growing, Held};
 use crate::error::Failure;
 use crate::server::Call;
 
@@ -222,7 +222,7 @@ impl Parts {
             if let Some(event) = self.0.next()? {
                 return Ok(event);
             }
-            match body::next_frame(call.body, &call.server.limits).await? {
+            match call.body.next_frame(&call.server.limits).await? {
                 Some(frame) => self.0.push(&frame),
                 None => return Err(Failure::bad_request("expected more data")),
             }
@@ -253,14 +253,17 @@ impl Parts {
         }
     }
 
-    /// All that a part holds, of `max_request_bytes` at most.
+    /// All that a part holds, added to `growing`.
     ///
     /// # Errors
-    /// As [`Parts::next`]; 413 for more; 503 without room.
-    pub(crate) async fn collect(&mut self, call: &mut Call<'_>) -> Result<Held, Failure> {
-        let mut growing = Growing::default();
+    /// As [`Parts::next`]; 413 for more than `growing` takes; 503 without room.
+    pub(crate) async fn collect(
+        &mut self,
+        call: &mut Call<'_>,
+        mut growing: Growing,
+    ) -> Result<Held, Failure> {
         while let Some(piece) = self.next_piece(call).await? {
-            growing.extend(&piece, &call.server.limits, &call.server.room)?;
+            growing.extend(&piece, &call.server.room).await?;
         }
         Ok(growing.finish())
     }

@@ -4,14 +4,13 @@
 //! same order. What comes is stored as it comes, what goes is read as the client takes it.
 
 use bytes::Bytes;
-use hyper::body::Body as _;
 use hyper::header;
 use hyper::{Response, StatusCode};
 use settee_doc::{
     Attachment, CHUNK_BYTES, Content, Database, Document, Edit, Extras, Following, Upload, View,
 };
 
-use crate::body::{Held, Share};
+use crate::body::{Growing, Held, Room, Share};
 use crate::error::Failure;
 use crate::multipart::{self, Parts};
 use crate::reply::{self, Body};
@@ -38,7 +37,7 @@ pub(crate) async fn read_document(parts: &mut Parts, call: &mut Call<'_>) -> Res
     let head = parts.next_part(call).await?;
     let head = head.ok_or_else(|| Failure::bad_request("Missing request body"))?;
     multipart::check_type(head.get("content-type"), "application/json")?;
-    parts.collect(call).await
+    parts.collect(call, Growing::new(call.server.limits.max_request_bytes)).await
 }
 
 /// Uploads what follows the document into its edit.
@@ -52,7 +51,7 @@ pub(crate) async fn receive(
     database: &Database,
     edit: &mut Edit,
 ) -> Result<(), Failure> {
-    let mut held = Uploads::of(call)?;
+    let mut held = Uploads::new(&call.server.room);
     let bytes_max = call.server.limits.max_attachment_size;
     for attachment in &mut edit.attachments {
         let Content::Follows(following) = attachment.content else { continue };
@@ -68,6 +67,7 @@ pub(crate) async fn receive(
         while let Some(piece) = parts.next_piece(call).await? {
             let longer = || Failure::bad_request("attachment longer than expected");
             left = left.checked_sub(piece.len() as u64).ok_or_else(longer)?;
+            held.arrive(piece.len() as u64)?;
             uploading.write(&piece).await?;
         }
         if left > 0 {
@@ -92,23 +92,30 @@ pub(crate) fn too_large(name: &str) -> Failure {
 }
 
 /// Uploads of one request: small ones are held in memory up to a limit, the others are written.
-pub(crate) struct Uploads {
+pub(crate) struct Uploads<'a> {
     bytes: u64,
+    room: &'a Room,
     /// For those, and for a chunk of the one that comes.
-    _share: Share,
+    share: Share,
+    /// Bytes that the share may have to hold still.
+    share_left: u64,
 }
 
-impl Uploads {
-    /// None yet, with room for what the request's body may make necessary.
+impl<'a> Uploads<'a> {
+    /// None yet.
+    pub(crate) fn new(room: &'a Room) -> Uploads<'a> {
+        let share_left = (HELD_BYTES_MAX + CHUNK_BYTES as u64).min(room.bytes() / ROOM_SHARE);
+        Uploads { bytes: 0, room, share: Share::default(), share_left }
+    }
+
+    /// Takes memory for so many bytes that have arrived.
     ///
     /// # Errors
-    /// 503 without room. Nothing is waited for: the document before them has its share already.
-    pub(crate) fn of(call: &Call<'_>) -> Result<Uploads, Failure> {
-        let most = (HELD_BYTES_MAX + CHUNK_BYTES as u64).min(call.server.room.bytes() / ROOM_SHARE);
-        let bytes = call.body.size_hint().exact().map_or(most, |bytes| bytes.min(most));
-        let mut share = Share::default();
-        call.server.room.add(&mut share, bytes)?;
-        Ok(Uploads { bytes: 0, _share: share })
+    /// 503 without room. Nothing is waited for: the document beside them has a share of its own.
+    pub(crate) fn arrive(&mut self, bytes: u64) -> Result<(), Failure> {
+        let bytes = bytes.min(self.share_left);
+        self.share_left -= bytes;
+        self.room.add(&mut self.share, bytes)
     }
 
     /// Takes one in.

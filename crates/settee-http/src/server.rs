@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
@@ -28,8 +28,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::access::{AccessEntry, Sent};
+use crate::admission::EvictingSet;
 use crate::auth::{Admin, Auth, Caller};
-use crate::body::{Held, Room};
+use crate::body::{Held, RequestBody, Room, UNAUTHENTICATED_BODIES_MAX};
 use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
 use crate::cors::Cors;
 use crate::endpoint::EndpointClass;
@@ -215,6 +216,7 @@ impl Shared {
             document_options: document_options(&limits),
             auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
             room,
+            unauthenticated: Arc::new(EvictingSet::new(UNAUTHENTICATED_BODIES_MAX)),
             limits,
             maintenance,
             plus_is_space,
@@ -325,6 +327,8 @@ pub(crate) struct Server {
     sign_in: SignIn,
     cors: Option<Cors>,
     pub(crate) room: Arc<Room>,
+    /// The requests that aren't authenticated and wait for their bodies.
+    pub(crate) unauthenticated: Arc<EvictingSet>,
     pub(crate) document_options: settee_doc::Options,
     pub(crate) auth: Arc<Auth>,
     pub(crate) uuids: Arc<Uuids>,
@@ -344,6 +348,7 @@ impl Server {
             sign_in: self.sign_in.clone(),
             cors: self.cors.clone(),
             room: self.room.clone(),
+            unauthenticated: self.unauthenticated.clone(),
             document_options: self.document_options,
             auth: self.auth.clone(),
             uuids: self.uuids.clone(),
@@ -359,7 +364,7 @@ pub(crate) struct Call<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) server: &'a Server,
     pub(crate) head: &'a Parts,
-    pub(crate) body: &'a mut Incoming,
+    pub(crate) body: &'a mut RequestBody,
     pub(crate) caller: Caller,
     pub(crate) unread: &'a Arc<Unread>,
 }
@@ -454,9 +459,10 @@ pub(crate) async fn answer(
     address: Option<SocketAddr>,
     request: Request<Incoming>,
 ) -> Response<Sent> {
-    let (mut head, mut body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let server = shared.current.load();
     let server: &Server = &server;
+    let mut body = RequestBody::new(body, server.unauthenticated.clone());
     let started = Instant::now();
     let id = sent_request_id(&head.headers).cloned().unwrap_or_else(|| shared.request_id());
     let sent_method = override_method(&mut head);
@@ -468,7 +474,7 @@ pub(crate) async fn answer(
     server.metrics.count_request(sent_method, response.status());
     server.metrics.observe_latency(EndpointClass::of(&head.method, head.uri.path()), started.elapsed());
     if !body.is_end_stream() {
-        body::discard(&mut body, &head.headers, &server.limits).await;
+        body.discard(&head.headers, &server.limits).await;
     }
     if server.limits.compress_answers && compress::takes_gzip(&head.headers) {
         compress::compress(&mut response);
@@ -498,7 +504,7 @@ async fn respond(
     server: &Server,
     unread: &Arc<Unread>,
     head: &Parts,
-    body: &mut Incoming,
+    body: &mut RequestBody,
     caller: &mut Caller,
     id: &HeaderValue,
 ) -> Response<Body> {
@@ -506,10 +512,7 @@ async fn respond(
     if let Some(response) = preflight.and_then(|cors| cors.preflight(&head.headers)) {
         return response;
     }
-    let answered = match shared.begin_request(server) {
-        Ok(_at_work) => handle(shared, server, unread, head, body, caller).await,
-        Err(failure) => Err(failure),
-    };
+    let answered = handle(shared, server, unread, head, body, caller).await;
     let mut response = answered
         .and_then(|response| held(unread, response))
         .unwrap_or_else(|failure| failed(&failure, server, head, id));
@@ -547,7 +550,7 @@ async fn handle(
     server: &Server,
     unread: &Arc<Unread>,
     head: &Parts,
-    body: &mut Incoming,
+    body: &mut RequestBody,
     caller: &mut Caller,
 ) -> reply::Answer {
     if let Some(path) = head.uri.path_and_query() {
@@ -557,6 +560,12 @@ async fn handle(
     let caller = *caller;
     if caller == Caller::Anonymous {
         server.sign_in.check_anonymous(&head.method, head.uri.path())?;
+    }
+    // Nobody keeps others out before they are authenticated, and `/_up` is answered whoever is at work.
+    let is_counted = caller != Caller::Anonymous && head.uri.path() != "/_up";
+    let _at_work = if is_counted { Some(shared.begin_request(server)?) } else { None };
+    if caller != Caller::Anonymous {
+        body.authenticate();
     }
     let mut response = router::route(&mut Call { shared, server, head, body, caller, unread }).await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {

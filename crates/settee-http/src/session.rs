@@ -68,6 +68,7 @@ fn lead(mut response: Response<Body>, to: Option<String>) -> Response<Body> {
 
 async fn log_in(call: &mut Call<'_>) -> Answer {
     let (next, fail) = (target(call, "next")?, target(call, "fail")?);
+    call.body.restrict(&call.server.unauthenticated);
     let body = call.read_body().await?;
     let declared = call.header(header::CONTENT_TYPE).unwrap_or("");
     let (mut name, mut username, mut password) = (None, None, String::new());

@@ -300,6 +300,15 @@ impl Client {
         (size > 0).then_some(chunk)
     }
 
+    /// Whether something of an answer has come.
+    pub(crate) fn has_answer(&mut self) -> bool {
+        let stream = self.stream.get_mut();
+        stream.set_nonblocking(true).unwrap();
+        let has = stream.peek(&mut [0]).is_ok();
+        stream.set_nonblocking(false).unwrap();
+        has
+    }
+
     /// Whether the server has closed the connection, once what it sent is read.
     pub(crate) fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();

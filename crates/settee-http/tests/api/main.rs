@@ -21,6 +21,7 @@ mod documents;
 mod endpoints;
 mod faults;
 mod fuzz;
+mod flood;
 mod limits;
 mod local;
 mod methods;

@@ -321,8 +321,10 @@ limit_settings! {
     max_discard_bytes: u64, 1, "SETTEE_MAX_DISCARD_BYTES";
     /// Milliseconds to send a request's head, idle time before it included
     head_timeout_ms: u64, 1, "SETTEE_HEAD_TIMEOUT_MS";
-    /// Milliseconds for which a client may pause within a body
+    /// Milliseconds for which a client may pause within a body, and in which all of a login's body has to come
     body_timeout_ms: u64, 1, "SETTEE_BODY_TIMEOUT_MS";
+    /// Bytes of a body that a client must send in a second, on average; 0 is no limit
+    body_bytes_per_second_min: u64, 0, "SETTEE_BODY_BYTES_PER_SECOND_MIN";
     /// Whether answers are compressed for clients that take gzip
     compress_answers: bool, false, "SETTEE_COMPRESS_ANSWERS";
     /// Names that POST /_dbs_info takes

@@ -1,0 +1,161 @@
+//! Goal: a client that isn't authenticated takes nothing that others need, and no one request takes all.
+//! Method: hold requests half sent, then ask for something as another client.
+
+use settee_http::{Admin, ServerOptions};
+
+use crate::client::{Client, Server};
+
+/// Of `ann:secret`.
+const AUTHORIZATION: (&str, &str) = ("Authorization", "Basic YW5uOnNlY3JldA==");
+
+fn with_admin(change: impl FnOnce(&mut settee_http::Limits)) -> Server {
+    let mut options =
+        ServerOptions { admin: Some(Admin::parse("ann:secret").unwrap()), ..ServerOptions::default() };
+    change(&mut options.limits);
+    Server::start_with(options)
+}
+
+/// Begins a login whose body never comes, and returns once it is at work.
+fn begin_login(server: &Server) -> Client {
+    let mut client = server.connect();
+    client.write_head("POST", "/_session", &[("Content-Length", "100"), ("Expect", "100-continue")]);
+    assert_eq!(client.read_head().0, 100);
+    client
+}
+
+#[test]
+fn a_body_takes_memory_as_it_arrives_and_not_as_it_is_declared() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 100_000;
+        limits.request_bytes_in_flight_max = 200_000;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    let mut slow: Vec<Client> = Vec::new();
+    for n in 0..8 {
+        let mut other = server.connect();
+        let length = [("Content-Length", "100000"), ("Expect", "100-continue")];
+        match n % 2 {
+            0 => other.write_head("PUT", &format!("/db/{n}"), &length),
+            _ => other.write_head("PUT", &format!("/db/{n}/att"), &length),
+        }
+        assert_eq!(other.read_head().0, 100);
+        other.write(b"{\"a\":");
+        slow.push(other);
+    }
+    for n in 0..4 {
+        let document = format!("{{\"a\":\"{}\"}}", "x".repeat(90_000));
+        client.put(&format!("/db/quick{n}"), &document).expect_status(201);
+    }
+    assert!(!slow.iter_mut().any(Client::has_answer), "one of them made way");
+}
+
+#[test]
+fn bodies_that_fill_the_memory_are_all_stored_one_after_the_other() {
+    let server = Server::with_limits(|limits| {
+        limits.max_request_bytes = 1_000_000;
+        limits.request_bytes_in_flight_max = 2_000_000;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    let document = format!("{{\"a\":\"{}\"}}", "x".repeat(900_000));
+    let (first, rest) = document.split_at(400_000);
+    let length = document.len().to_string();
+    // Each gets half of what it needs, as far as there is memory: nobody is to wait for another in a circle.
+    let mut halves: Vec<Client> = (0..8).map(|_| server.connect()).collect();
+    for (n, half) in halves.iter_mut().enumerate() {
+        half.write_head("PUT", &format!("/db/{n}"), &[("Content-Length", &length)]);
+        half.write(first.as_bytes());
+    }
+    client.put("/db/small", "{}").expect_status(201);
+    let sent: Vec<_> = halves
+        .into_iter()
+        .map(|mut half| {
+            let rest = rest.to_owned();
+            std::thread::spawn(move || {
+                half.write(rest.as_bytes());
+                half.read("PUT").expect_status(201);
+            })
+        })
+        .collect();
+    for sent in sent {
+        sent.join().unwrap();
+    }
+    assert_eq!(client.get("/db").json()["doc_count"], 9);
+}
+
+#[test]
+fn requests_before_authentication_take_no_place_of_those_after_it() {
+    let server = with_admin(|limits| limits.max_requests_in_flight = 1);
+    let _logins = [begin_login(&server), begin_login(&server)];
+    let mut client = server.connect();
+    client.send("GET", "/_all_dbs", &[AUTHORIZATION], b"").expect_status(200);
+    // Whoever is at work, `_up` is answered.
+    let mut busy = server.connect();
+    let declared = [AUTHORIZATION, ("Content-Length", "100"), ("Expect", "100-continue")];
+    busy.write_head("PUT", "/_node/_local/_config/log/level", &declared);
+    assert_eq!(busy.read_head().0, 100);
+    client.send("GET", "/_all_dbs", &[AUTHORIZATION], b"").expect_status(503);
+    client.get("/_up").expect_status(200);
+}
+
+#[test]
+fn a_body_before_authentication_is_small_however_it_comes() {
+    let server = with_admin(|_| {});
+    let mut client = server.connect();
+    let too_large = "the request entity is too large";
+    let large = format!("name=ann&password={}", "x".repeat(20_000));
+    let form = ("Content-Type", "application/x-www-form-urlencoded");
+    client.send("POST", "/_session", &[form], large.as_bytes()).expect_error(413, "too_large", too_large);
+    client.write_head("POST", "/_session", &[form, ("Transfer-Encoding", "chunked")]);
+    client.write(format!("{:x}\r\n{large}\r\n0\r\n\r\n", large.len()).as_bytes());
+    client.read("POST").expect_error(413, "too_large", too_large);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut encoder, &vec![b'x'; 4 << 20]).unwrap();
+    let folded = encoder.finish().unwrap();
+    let reply = client.send("POST", "/_session", &[form, ("Content-Encoding", "gzip")], &folded);
+    reply.expect_error(413, "too_large", too_large);
+    let reply = client.send("POST", "/_session", &[form], b"name=ann&password=secret");
+    reply.expect_status(200);
+}
+
+/// Sends a byte at a time until the server answers.
+fn trickle(client: &mut Client) -> u16 {
+    for _ in 0..1_000 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        if !client.try_write(b" ") || client.has_answer() {
+            return client.read("POST").status;
+        }
+    }
+    panic!("no answer after 1,000 bytes");
+}
+
+#[test]
+fn a_body_before_authentication_has_one_deadline_for_all_of_it() {
+    let server = with_admin(|limits| limits.body_timeout_ms = 300);
+    let mut client = server.connect();
+    client.write_head("POST", "/_session", &[("Content-Length", "10000")]);
+    assert_eq!(trickle(&mut client), 408);
+    // What is refused already is read no longer either.
+    let mut client = server.connect();
+    client.write_head("POST", "/db", &[("Content-Length", "10000")]);
+    assert_eq!(trickle(&mut client), 401);
+}
+
+#[test]
+fn a_body_that_comes_too_slowly_is_given_up_and_one_that_pauses_is_not() {
+    let server = Server::with_limits(|limits| {
+        limits.body_timeout_ms = 300;
+        limits.body_bytes_per_second_min = 1_000_000;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    client.write_head("POST", "/db", &[("Content-Length", "10000"), ("Content-Type", "application/json")]);
+    assert_eq!(trickle(&mut client), 408);
+    let mut client = server.connect();
+    client.write_head("PUT", "/db/a", &[("Content-Length", "2")]);
+    client.write(b"{");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    client.write(b"}");
+    client.read("PUT").expect_status(201);
+}
