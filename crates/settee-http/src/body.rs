@@ -487,8 +487,7 @@ impl RequestBody {
         }
         loop {
             let begun = Instant::now();
-            let (patience, pause_max) =
-                (self.patience(limits)?, Duration::from_millis(limits.body_timeout_ms));
+            let patience = self.patience(limits)?;
             let evicted = async {
                 match &self.member {
                     Some(member) => member.evicted().await,
@@ -511,8 +510,7 @@ impl RequestBody {
                 }
                 Ok(Some(Err(_))) => return Err(Failure::bad_request("the request body broke off")),
                 Ok(None) => return Ok(None),
-                Err(_) if patience < pause_max => return Err(too_slow()),
-                Err(_) => return Err(paused()),
+                Err(_) => return Err(too_slow()),
             }
         }
     }
@@ -549,12 +547,9 @@ impl RequestBody {
     }
 }
 
-fn paused() -> Failure {
-    Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the request body paused for too long")
-}
-
 fn too_slow() -> Failure {
-    Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the request body came too slowly")
+    let reason = "the request body paused for too long or came too slowly";
+    Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! that no request of HTTP/1 begins with; each of its requests is a task that belongs to the
 //! connection, and `max_streams` is how many it may have.
 //!
+//! A connection without a request under way may be closed for another ([`Connections`]).
+//!
 //! Invariants:
 //! 1. No client holds anything for longer than a limit says by doing nothing: not before its
 //!    request (`head_timeout_ms`), not within it (`body_timeout_ms`), not within its answer
@@ -26,15 +28,16 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{self, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use crate::Limits;
 use crate::access::Sent;
+use crate::connections::{Activity, Connection, UnderWay};
 use crate::error::Failure;
+use crate::framing::Head;
 use crate::reply::{self, Aborted};
 use crate::server::{Server, Shared, answer, stopped};
 use crate::socket::{Phase, Socket};
@@ -61,11 +64,21 @@ enum Protocol {
     Http2,
 }
 
-/// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: OwnedSemaphorePermit) {
-    let _slot = slot;
+/// Serves a connection to its end, or until its place is needed.
+pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, place: Connection) {
+    let metrics = shared.current().metrics.clone();
+    let _open = metrics.count_connection();
+    tokio::select! {
+        () = serve_stream(shared, stream, place.activity()) => {}
+        () = place.activity().closing() => {
+            metrics.count_idle_closed();
+            tracing::debug!("an idle connection was closed: others wait");
+        }
+    }
+}
+
+async fn serve_stream(shared: Arc<Shared>, stream: TcpStream, activity: &Arc<Activity>) {
     let server = shared.current();
-    let _open = server.metrics.count_connection();
     // Answers are whole buffers: waiting for more to send would only delay them.
     stream.set_nodelay(true).ok();
     let address = stream.peer_addr().ok();
@@ -81,10 +94,13 @@ pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: OwnedSem
             let unread = shared.answers.connection();
             let served = async {
                 match protocol {
-                    Protocol::Http1 => serve_http1(&shared, &unread, &server, stream, address, begun).await,
+                    Protocol::Http1 => {
+                        serve_http1(&shared, &unread, &server, activity, stream, address, begun).await
+                    }
                     // Far larger than what HTTP/1 needs: idle connections are to be small.
                     Protocol::Http2 => {
-                        Box::pin(serve_http2(&shared, &unread, &server, stream, address, begun)).await
+                        Box::pin(serve_http2(&shared, &unread, &server, activity, stream, address, begun))
+                            .await
                     }
                 }
             };
@@ -123,18 +139,20 @@ async fn serve_http1(
     shared: &Arc<Shared>,
     unread: &Arc<Unread>,
     server: &Server,
+    activity: &Arc<Activity>,
     stream: TcpStream,
     address: Option<SocketAddr>,
     begun: Vec<u8>,
 ) {
     let limits = &server.limits;
-    let phase = Phase::default();
+    let phase = Phase { activity: activity.clone(), ..Phase::default() };
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
     let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun);
     let service = service_fn(|request: Request<Incoming>| {
         // At once: what hyper reads next lies behind this head.
         phase.told.tell(request.body().size_hint().exact());
-        respond(shared, unread, &phase, address, request)
+        let checked = check_head(&server.limits, phase.told.take_head(), &request);
+        respond(shared, unread, &phase, address, request, checked)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -162,27 +180,86 @@ async fn respond(
     phase: &Phase,
     address: Option<SocketAddr>,
     request: Request<Incoming>,
-) -> Result<Response<Sent>, Infallible> {
+    checked: Result<(), Failure>,
+) -> Result<Response<Answering>, Infallible> {
+    let under_way = phase.activity.begin();
+    let is_refused = checked.is_err();
     // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
-    let response = Box::pin(answer(shared, unread, address, request)).await;
+    let mut response = Box::pin(answer(shared, unread, address, request, checked)).await;
+    if is_refused {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
-    Ok(response)
+    Ok(response.map(|body| Answering { body, _under_way: under_way }))
+}
+
+/// What hyper lets pass of a head of HTTP/1: more bytes than the limit, where a buffer holds them, line feeds
+/// without a carriage return, and no host or two. Two parties that disagree where a request ends, or whom it is
+/// for, can be played off against each other (RFC 9112, 2.2 and 3.2).
+fn check_head(limits: &Limits, head: Option<Head>, request: &Request<Incoming>) -> Result<(), Failure> {
+    let Some(head) = head else {
+        return Err(Failure::bad_request("The request before this one was malformed."));
+    };
+    if head.bytes > limits.max_head_bytes as u64 {
+        return Err(head_too_large("the request's head is too large"));
+    }
+    if head.has_bare_line_feed {
+        return Err(Failure::bad_request("A line of the request's head ends without a carriage return."));
+    }
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    match hosts {
+        1 => Ok(()),
+        0 if request.version() < Version::HTTP_11 => Ok(()),
+        0 => Err(Failure::bad_request("The request has no Host header.")),
+        _ => Err(Failure::bad_request("The request has several Host headers.")),
+    }
+}
+
+fn head_too_large(reason: &'static str) -> Failure {
+    Failure::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", reason)
+}
+
+/// An answer's body, which is under way until it is dropped.
+struct Answering {
+    body: Sent,
+    _under_way: Option<UnderWay>,
+}
+
+impl HttpBody for Answering {
+    type Data = Bytes;
+    type Error = Aborted;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 async fn serve_http2(
     shared: &Arc<Shared>,
     unread: &Arc<Unread>,
     server: &Server,
+    activity: &Arc<Activity>,
     stream: TcpStream,
     address: Option<SocketAddr>,
     begun: Vec<u8>,
 ) {
     let limits = &server.limits;
-    let phase = Phase::default();
+    let phase = Phase { activity: activity.clone(), ..Phase::default() };
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
     let idle_timeout = Duration::from_millis(limits.head_timeout_ms);
     let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun).without_lines();
-    let streams = Arc::new(Streams::default());
+    let streams = Arc::new(Streams::new(activity.clone()));
     let service = {
         let (shared, unread, streams) = (shared.clone(), unread.clone(), streams.clone());
         service_fn(move |request| {
@@ -215,7 +292,7 @@ async fn serve_http2(
                     tracing::debug!("a client took nothing of its answer for too long");
                     return;
                 }
-                let is_idle = streams.idle_time().is_some_and(|time| time >= idle_timeout);
+                let is_idle = activity.idle_time().is_some_and(|time| time >= idle_timeout);
                 match closing_since {
                     None if is_idle => {
                         connection.as_mut().graceful_shutdown();
@@ -246,10 +323,8 @@ async fn answer_stream(
         request.headers_mut().entry(header::HOST).or_insert(host);
     }
     let is_head = *request.method() == Method::HEAD;
-    let mut response = match check_headers(&shared.current().limits, &request) {
-        Ok(()) => answer(&shared, &unread, address, request).await,
-        Err(failure) => reply::failure(&failure).map(|body| Sent::new(body, None)),
-    };
+    let checked = check_headers(&shared.current().limits, &request);
+    let mut response = answer(&shared, &unread, address, request, checked).await;
     let is_endless = response.extensions().get::<reply::Endless>().is_some();
     if is_head {
         // HTTP/1's connections do that themselves.
@@ -265,10 +340,7 @@ async fn answer_stream(
 /// HTTP/2 limits the bytes of a head by itself, and not how many headers it has.
 fn check_headers(limits: &Limits, request: &Request<Incoming>) -> Result<(), Failure> {
     match request.headers().len() > limits.max_headers {
-        true => {
-            let reason = "the request has too many headers";
-            Err(Failure::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", reason))
-        }
+        true => Err(head_too_large("the request has too many headers")),
         false => Ok(()),
     }
 }
@@ -289,13 +361,13 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
 /// The requests that an HTTP/2 connection has under way.
 struct Streams {
     created: Instant,
+    activity: Arc<Activity>,
     state: Mutex<StreamsState>,
 }
 
+#[derive(Default)]
 struct StreamsState {
     next: u64,
-    /// Since when there is none under way, where there is none.
-    idle_since: Option<Instant>,
     under_way: HashMap<u64, Arc<Progress>>,
 }
 
@@ -307,15 +379,11 @@ struct Progress {
     stalled_ms: AtomicU64,
 }
 
-impl Default for Streams {
-    fn default() -> Streams {
-        let created = Instant::now();
-        let state = StreamsState { next: 0, idle_since: Some(created), under_way: HashMap::new() };
-        Streams { created, state: Mutex::new(state) }
-    }
-}
-
 impl Streams {
+    fn new(activity: Arc<Activity>) -> Streams {
+        Streams { created: Instant::now(), activity, state: Mutex::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, StreamsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -325,9 +393,8 @@ impl Streams {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
-        state.idle_since = None;
         state.under_way.insert(number, progress.clone());
-        Stream { streams: self.clone(), number, progress }
+        Stream { streams: self.clone(), number, progress, _under_way: self.activity.begin() }
     }
 
     fn now_ms(&self) -> u64 {
@@ -342,11 +409,6 @@ impl Streams {
             since_ms > 0 && u128::from(now_ms.saturating_sub(since_ms)) >= timeout_ms
         })
     }
-
-    /// For how long no request has been under way; None where one is.
-    fn idle_time(&self) -> Option<Duration> {
-        self.lock().idle_since.map(|since| since.elapsed())
-    }
 }
 
 /// A request under way, until this is dropped.
@@ -354,15 +416,12 @@ struct Stream {
     streams: Arc<Streams>,
     number: u64,
     progress: Arc<Progress>,
+    _under_way: Option<UnderWay>,
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let mut state = self.streams.lock();
-        state.under_way.remove(&self.number);
-        if state.under_way.is_empty() {
-            state.idle_since = Some(Instant::now());
-        }
+        self.streams.lock().under_way.remove(&self.number);
     }
 }
 
@@ -451,13 +510,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_stalls_by_its_client_and_not_by_its_producer() {
-        let streams = Arc::new(Streams::default());
-        assert!(streams.idle_time().is_some());
+        let activity = Arc::new(Activity::default());
+        let streams = Arc::new(Streams::new(activity.clone()));
+        assert!(activity.idle_time().is_some());
         let (sender, rest) = tokio::sync::mpsc::channel(1);
         let body = Sent::new(reply::Body::Chunks { first: None, rest, gzip: None }, None);
         let stream = streams.begin();
         let mut timed = Timed { body, rest: Bytes::new(), stream, is_endless: false };
-        assert_eq!(streams.idle_time(), None);
+        assert_eq!(activity.idle_time(), None);
         let mut context = Context::from_waker(std::task::Waker::noop());
         // The producer has nothing yet.
         assert!(Pin::new(&mut timed).poll_frame(&mut context).is_pending());
@@ -469,6 +529,6 @@ mod tests {
         // Nobody asks for the next one.
         assert!(streams.is_stalled(Duration::ZERO) && !streams.is_stalled(Duration::from_secs(60)));
         drop(timed);
-        assert!(!streams.is_stalled(Duration::ZERO) && streams.idle_time().is_some());
+        assert!(!streams.is_stalled(Duration::ZERO) && activity.idle_time().is_some());
     }
 }

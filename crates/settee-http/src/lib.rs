@@ -31,6 +31,7 @@ mod cluster;
 mod compress;
 mod config_store;
 mod connection;
+mod connections;
 mod copy;
 mod cors;
 mod database;
@@ -76,6 +77,7 @@ pub use access::ACCESS_TARGET;
 pub use auth::Admin;
 pub use backup::BACKED_UP_FILES;
 pub use config_store::{CONFIG_FILE, Configured, read_configured};
+pub use connections::TrustedProxies;
 pub use limits::Limits;
 pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
 

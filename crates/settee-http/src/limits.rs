@@ -3,8 +3,12 @@
 /// Limits of a server. Times are milliseconds unless the name says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections served at once; further ones wait to be accepted.
+    /// Connections served at once. Past it the one is closed that has been without a request under
+    /// way for longest; where all have one, further ones wait.
     pub max_connections: usize,
+    /// Connections of one address, or of one IPv6 network of 64 bits, trusted proxies excepted. Past
+    /// it one of its own is closed likewise, or the new one where all have a request under way.
+    pub max_connections_per_address: usize,
     /// Requests that may be at work at once, from the end of their heads to the head of their
     /// answers: what streams, a feed above all, is held by the limits on connections. Past it: 503.
     pub max_requests_in_flight: usize,
@@ -67,6 +71,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             max_connections: 4096,
+            max_connections_per_address: 1024,
             max_requests_in_flight: 4096,
             max_streams: 100,
             max_head_bytes: 64 << 10,

@@ -63,6 +63,8 @@ pub(crate) struct Metrics {
     latencies: [Histogram; EndpointClass::ALL.len()],
     accepted: Counter,
     connections: Gauge<i64, AtomicI64>,
+    idle_closed: Counter,
+    connections_refused: Counter,
     /// What `_stats` tells.
     pub(crate) counters: Counters,
     started: Instant,
@@ -83,6 +85,7 @@ impl Metrics {
         let latencies =
             EndpointClass::ALL.map(|class| latency.get_or_create_owned(&[("class", class.name())]));
         let (accepted, connections) = (Counter::default(), Gauge::default());
+        let (idle_closed, connections_refused) = (Counter::default(), Counter::default());
 
         let mut registry = Registry::default();
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -95,12 +98,26 @@ impl Metrics {
         ours.register("httpd_request_seconds", help, latency);
         ours.register("httpd_connections_accepted", "Connections accepted", accepted.clone());
         ours.register("httpd_connections", "Connections open", connections.clone());
+        let help = "Idle connections closed because others waited";
+        ours.register("httpd_connections_closed_idle", help, idle_closed.clone());
+        let help = "Connections refused to addresses that had their share";
+        ours.register("httpd_connections_refused", help, connections_refused.clone());
         let limit = ConstGauge::new(limits.max_connections as u64);
         ours.register("httpd_connections_max", "Connections served at once at most", limit);
         let started = Instant::now();
         ours.register_collector(Box::new(EngineMetrics { databases, started, dropped_log_lines }));
         let counters = Counters::default();
-        Metrics { registry, requests, latencies, accepted, connections, counters, started }
+        Metrics {
+            registry,
+            requests,
+            latencies,
+            accepted,
+            connections,
+            idle_closed,
+            connections_refused,
+            counters,
+            started,
+        }
     }
 
     /// Counts an answer.
@@ -132,6 +149,16 @@ impl Metrics {
         self.accepted.inc();
         self.connections.inc();
         OpenConnection(&self.connections)
+    }
+
+    /// Counts a connection that was closed while it was idle, because others waited.
+    pub(crate) fn count_idle_closed(&self) {
+        self.idle_closed.inc();
+    }
+
+    /// Counts a connection whose address had as many as it may.
+    pub(crate) fn count_refused_connection(&self) {
+        self.connections_refused.inc();
     }
 
     fn text(&self) -> Result<String, fmt::Error> {

@@ -9,7 +9,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use settee_doc::{Databases, Stage};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::access::{AccessEntry, Sent};
@@ -32,6 +32,7 @@ use crate::admission::EvictingSet;
 use crate::auth::{Admin, Auth, Caller};
 use crate::body::{Held, RequestBody, Room, UNAUTHENTICATED_BODIES_MAX};
 use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
+use crate::connections::{Connection, Connections, TrustedProxies};
 use crate::cors::Cors;
 use crate::endpoint::EndpointClass;
 use crate::error::Failure;
@@ -68,6 +69,8 @@ pub struct ServerOptions {
     pub uuid: String,
     /// The limits.
     pub limits: Limits,
+    /// Whose connections `max_connections_per_address` doesn't limit.
+    pub trusted_proxies: TrustedProxies,
     /// The file that keeps what is configured over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the
     /// folder of the data. None: it is kept in memory alone.
     pub config_file: Option<PathBuf>,
@@ -107,9 +110,11 @@ pub async fn serve(
     check_listener(&listener, &options)?;
     let (stop, stopping) = watch::channel(false);
     let address = listener.local_addr().ok();
+    let places = Connections::new(&options.limits, options.trusted_proxies.clone());
     let shared = Arc::new(Shared::new(databases, options, address, stopping));
     let server = shared.current();
-    let mut connections = accept_until(listener, &shared, shutdown).await;
+    let acceptor = Acceptor { listener, places: Arc::new(places), accepted: None };
+    let mut connections = accept_until(acceptor, &shared, shutdown).await;
 
     stop.send_replace(true);
     let patience = Duration::from_millis(server.limits.stop_timeout_ms);
@@ -139,23 +144,22 @@ pub fn new_uuid() -> String {
 }
 
 async fn accept_until(
-    listener: TcpListener,
+    mut acceptor: Acceptor,
     shared: &Arc<Shared>,
     shutdown: impl Future<Output = ()>,
 ) -> JoinSet<()> {
     let mut shutdown = pin!(shutdown);
-    let connections_max = shared.current().limits.max_connections;
-    let slots = Arc::new(Semaphore::new(connections_max.clamp(1, Semaphore::MAX_PERMITS)));
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             biased;
             () = &mut shutdown => return connections,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
-            accepted = accept(&listener, &slots) => match accepted {
-                Ok((stream, slot)) => {
-                    connections.spawn(connection::serve(shared.clone(), stream, slot));
+            accepted = acceptor.next() => match accepted {
+                Ok(Some((stream, place))) => {
+                    connections.spawn(connection::serve(shared.clone(), stream, place));
                 }
+                Ok(None) => shared.current().metrics.count_refused_connection(),
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -165,14 +169,31 @@ async fn accept_until(
     }
 }
 
-/// Waits for room among the connections before it takes the next one from the system's queue.
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let slot = slots.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, slot))
+/// Takes connections from the system's queue.
+struct Acceptor {
+    listener: TcpListener,
+    places: Arc<Connections>,
+    /// Accepted, and waits for a place.
+    accepted: Option<(TcpStream, IpAddr)>,
+}
+
+impl Acceptor {
+    /// The next connection, once it has a place; None for one that was closed, whose address has its share.
+    ///
+    /// Loses no connection where it is dropped while it waits.
+    async fn next(&mut self) -> io::Result<Option<(TcpStream, Connection)>> {
+        let address = match &self.accepted {
+            Some((_, address)) => *address,
+            None => {
+                let (stream, address) = self.listener.accept().await?;
+                self.accepted = Some((stream, address.ip()));
+                address.ip()
+            }
+        };
+        let place = self.places.open(address).await;
+        let accepted = self.accepted.take();
+        Ok(accepted.zip(place.ok()).map(|((stream, _), place)| (stream, place)))
+    }
 }
 
 /// Completes when the server begins to stop.
@@ -452,12 +473,14 @@ impl WriteConcern {
     }
 }
 
-/// Answers a request; what happens to it is in the answer.
+/// Answers a request; what happens to it is in the answer. `checked` is what its connection found wrong with
+/// its head.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     unread: &Arc<Unread>,
     address: Option<SocketAddr>,
     request: Request<Incoming>,
+    checked: Result<(), Failure>,
 ) -> Response<Sent> {
     let (mut head, body) = request.into_parts();
     let server = shared.current.load();
@@ -469,7 +492,10 @@ pub(crate) async fn answer(
     let sent_method = sent_method.as_ref().unwrap_or(&head.method);
     let mut entry = shared.access_log.then(|| AccessEntry::new(address, &head, sent_method, &id, started));
     let mut caller = Caller::Anonymous;
-    let mut response = respond(shared, server, unread, &head, &mut body, &mut caller, &id).await;
+    let mut response = match checked {
+        Ok(()) => respond(shared, server, unread, &head, &mut body, &mut caller, &id).await,
+        Err(failure) => failed(&failure, server, &head, &id),
+    };
     shared.note_space(response.status());
     server.metrics.count_request(sent_method, response.status());
     server.metrics.observe_latency(EndpointClass::of(&head.method, head.uri.path()), started.elapsed());

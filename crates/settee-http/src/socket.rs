@@ -8,6 +8,7 @@
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+use crate::connections::{Activity, UnderWay};
 use crate::framing::{Framing, Told};
 
 /// What a connection's socket and its requests tell each other.
@@ -25,6 +27,7 @@ pub(crate) struct Phase {
     pub(crate) patient: AtomicBool,
     /// The body of the request that came last.
     pub(crate) told: Told,
+    pub(crate) activity: Arc<Activity>,
 }
 
 /// A stream whose writes time out.
@@ -36,8 +39,8 @@ pub(crate) struct Socket<'a, S> {
     encoded: BytesMut,
     framing: Framing,
     timeout: Duration,
-    /// Runs from the first attempt that the stream took nothing of.
-    stalled: Option<Pin<Box<Sleep>>>,
+    /// Runs from the first attempt that the stream took nothing of. Until it takes more, the answer is under way.
+    stalled: Option<(Pin<Box<Sleep>>, Option<UnderWay>)>,
     phase: &'a Phase,
 }
 
@@ -68,7 +71,9 @@ impl<'a, S> Socket<'a, S> {
             return written;
         }
         let timeout = self.timeout;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        let activity = &self.phase.activity;
+        let stalled = || (Box::pin(tokio::time::sleep(timeout)), activity.begin());
+        let (stalled, _) = self.stalled.get_or_insert_with(stalled);
         stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use settee_doc::{DatabasesOptions, LogOptions, StoreLimits};
-use settee_http::{Admin, Limits};
+use settee_http::{Admin, Limits, TrustedProxies};
 use settee_io::EngineKind;
 
 mod command;
@@ -46,6 +46,7 @@ pub(crate) struct Config {
     /// Whether the server has no administrator. Where this is false and `admin` is None, the server
     /// makes one.
     pub(crate) no_admin: bool,
+    pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
     /// With the limits of each database's log.
@@ -102,6 +103,10 @@ impl Config {
             log: server_log,
             access_log: given.access_log.or(file.access_log).unwrap_or(false),
             no_admin,
+            trusted_proxies: match given.trusted_proxies.or(file.trusted_proxies) {
+                Some(text) => text.parse().map_err(|error| format!("`trusted_proxies`: {error}"))?,
+                None => TrustedProxies::default(),
+            },
             io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
             databases: DatabasesOptions {

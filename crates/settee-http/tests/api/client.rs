@@ -300,6 +300,14 @@ impl Client {
         (size > 0).then_some(chunk)
     }
 
+    /// Whether a GET is answered by 200, and not by the connection's end.
+    pub(crate) fn try_get(&mut self, path: &str) -> bool {
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address);
+        let is_open =
+            self.try_write(head.as_bytes()) && self.stream.fill_buf().is_ok_and(|read| !read.is_empty());
+        is_open && self.read("GET").status == 200
+    }
+
     /// Whether something of an answer has come.
     pub(crate) fn has_answer(&mut self) -> bool {
         let stream = self.stream.get_mut();

@@ -159,3 +159,63 @@ fn a_body_that_comes_too_slowly_is_given_up_and_one_that_pauses_is_not() {
     client.write(b"}");
     client.read("PUT").expect_status(201);
 }
+
+/// Requests on a connection until it is closed: their number.
+fn requests_until_closed(client: &mut Client) -> usize {
+    (0..3).take_while(|_| client.try_get("/_up")).count()
+}
+
+#[test]
+fn the_connection_that_is_idle_longest_makes_way_and_those_with_requests_stay() {
+    let server = Server::with_limits(|limits| limits.max_connections = 4);
+    let mut feed = server.connect();
+    feed.put("/db", "").expect_status(201);
+    feed.write_head("GET", "/db/_changes?feed=continuous&heartbeat=60000", &[]);
+    assert_eq!(feed.read_head().0, 200);
+    assert_eq!(feed.read_chunk().unwrap(), b"\n");
+    // One with half a head, one that says nothing, one that has been answered.
+    let mut half = server.connect();
+    half.write(b"GET / HTTP/1.1\r\nHost: loc");
+    let mut silent = server.connect();
+    let mut used = server.connect();
+    used.get("/_up").expect_status(200);
+    let mut first = server.connect();
+    first.get("/_up").expect_status(200);
+    assert!(half.is_closed(), "it is idle longest");
+    let mut second = server.connect();
+    second.get("/_up").expect_status(200);
+    assert!(silent.is_closed(), "and then the next");
+    assert_eq!(requests_until_closed(&mut used), 3);
+    first.put("/db/a", "{}").expect_status(201);
+    let change = feed.read_chunk().unwrap();
+    assert!(String::from_utf8(change).unwrap().contains("\"id\":\"a\""), "the feed goes on");
+    let metrics = first.get("/_node/_local/_prometheus");
+    assert!(metrics.text().contains("settee_httpd_connections_closed_idle_total 2\n"), "{}", metrics.text());
+}
+
+#[test]
+fn an_address_has_its_share_of_the_connections_unless_it_is_trusted() {
+    let limit = |options: &mut ServerOptions| options.limits.max_connections_per_address = 2;
+    let mut options = ServerOptions::default();
+    limit(&mut options);
+    let server = Server::start_with(options.clone());
+    let mut many: Vec<Client> = (0..20).map(|_| server.connect()).collect();
+    many.iter_mut().for_each(|client| assert_eq!(requests_until_closed(client), 3));
+
+    options.trusted_proxies = "".parse().unwrap();
+    let server = Server::start_with(options);
+    let mut feeds = [server.connect(), server.connect()];
+    for feed in &mut feeds {
+        feed.write_head("GET", "/_db_updates?feed=continuous&heartbeat=60000", &[]);
+        assert_eq!(feed.read_head().0, 200);
+    }
+    let mut third = server.connect();
+    assert!(third.is_closed(), "two have a request under way");
+    let [first, _second] = feeds;
+    drop(first);
+    // The server learns of its end in its own time.
+    let mut again = server.connect();
+    while !again.try_get("/_up") {
+        again = server.connect();
+    }
+}

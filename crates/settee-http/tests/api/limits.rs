@@ -102,7 +102,11 @@ fn a_client_that_pauses_within_a_body_is_told_so() {
     client.create("db");
     client.write_head("PUT", "/db/a", &[("Content-Length", "10")]);
     client.write(b"{");
-    client.read("PUT").expect_error(408, "timeout", "the request body paused for too long");
+    client.read("PUT").expect_error(
+        408,
+        "timeout",
+        "the request body paused for too long or came too slowly",
+    );
     server.connect().get("/db/a").expect_status(404);
 }
 
@@ -120,6 +124,15 @@ fn a_head_past_its_limit_is_431() {
     let mut client = server.connect();
     client.write_head("GET", "/", &[("X-Large", &"x".repeat(20_000))]);
     assert_eq!(client.read_head().0, 431);
+    // To the byte, also where hyper's buffer holds more.
+    let server = Server::with_limits(|limits| limits.max_head_bytes = 1_000);
+    for (bytes, status) in [(1_000, 200), (1_001, 431)] {
+        let mut client = server.connect();
+        let front = format!("GET / HTTP/1.1\r\nHost: {}\r\nX: ", server.address);
+        let fill = "x".repeat(bytes - front.len() - 4);
+        client.write(format!("{front}{fill}\r\n\r\n").as_bytes());
+        assert_eq!(client.read_head().0, status);
+    }
     let mut client = server.connect();
     let many: Vec<_> = (0..200).map(|n| format!("X-{n}")).collect();
     let many: Vec<_> = many.iter().map(|name| (name.as_str(), "x")).collect();

@@ -164,6 +164,34 @@ fn a_post_may_mean_another_method_and_no_other_method_may() {
 }
 
 #[test]
+fn a_head_with_no_host_or_two_or_with_bare_line_feeds_is_400() {
+    let server = Server::start();
+    let host = format!("Host: {}", server.address);
+    let bad = [
+        "GET /_up HTTP/1.1\r\n\r\n".to_owned(),
+        format!("GET /_up HTTP/1.1\r\n{host}\r\n{host}\r\n\r\n"),
+        format!("GET /_up HTTP/1.0\r\n{host}\r\n{host}\r\n\r\n"),
+        format!("GET /_up HTTP/1.1\n{host}\r\n\r\n"),
+        format!("GET /_up HTTP/1.1\r\n{host}\n\r\n"),
+        format!("GET /_up HTTP/1.1\r\n{host}\r\n\n"),
+    ];
+    for head in &bad {
+        let mut client = server.connect();
+        // What comes behind it isn't taken for a request.
+        client.write(format!("{head}GET /_up HTTP/1.1\r\n{host}\r\n\r\n").as_bytes());
+        let reply = client.read("GET");
+        assert_eq!((reply.status, reply.json()["error"].as_str()), (400, Some("bad_request")), "{head:?}");
+        assert!(reply.header("x-couch-request-id").is_some());
+        assert!(client.is_closed(), "{head:?}");
+    }
+    let mut client = server.connect();
+    client.write(format!("\r\nGET /_up HTTP/1.1\r\n{host}\r\n\r\n").as_bytes());
+    client.read("GET").expect_status(200);
+    client.write(b"GET /_up HTTP/1.0\r\n\r\n");
+    client.read("GET").expect_status(200);
+}
+
+#[test]
 fn requests_with_bodies_are_pipelined_too() {
     let server = Server::start();
     let mut client = server.connect();

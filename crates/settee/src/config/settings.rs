@@ -50,6 +50,11 @@ pub(crate) struct Settings {
     #[arg(long, alias = "log", env = "SETTEE_LOG", value_name = "LEVEL")]
     pub(super) log_level: Option<String>,
 
+    /// Proxies and their networks, separated by commas, to which max-connections-per-address doesn't
+    /// apply [default: 127.0.0.0/8, ::1]
+    #[arg(long, env = "SETTEE_TRUSTED_PROXIES", value_name = "ADDRESSES")]
+    pub(super) trusted_proxies: Option<String>,
+
     /// How the server's log is written [default: text]
     #[arg(long, env = "SETTEE_LOG_FORMAT", value_name = "FORMAT")]
     pub(super) log_format: Option<LogFormat>,
@@ -106,6 +111,7 @@ impl Settings {
             ("admin_file", self.admin_file.is_some()),
             ("no_admin", self.no_admin.is_some()),
             ("log_level", self.log_level.is_some()),
+            ("trusted_proxies", self.trusted_proxies.is_some()),
             ("log_format", self.log_format.is_some()),
             ("log_file", self.log_file.is_some()),
             ("access_log", self.access_log.is_some()),
@@ -129,6 +135,7 @@ impl Settings {
             "admin",
             "admin_file",
             "no_admin",
+            "trusted_proxies",
             "log_level",
             "log_format",
             "log_file",
@@ -299,6 +306,8 @@ limit_settings! {
     LimitSettings, Limits, "Limits";
     /// Connections served at once
     max_connections: usize, 1, "SETTEE_MAX_CONNECTIONS";
+    /// Connections of one address, or one IPv6 network of 64 bits, at once; see trusted-proxies
+    max_connections_per_address: usize, 1, "SETTEE_MAX_CONNECTIONS_PER_ADDRESS";
     /// Requests at work at once, whose answers haven't begun; past it: 503
     max_requests_in_flight: usize, 1, "SETTEE_MAX_REQUESTS_IN_FLIGHT";
     /// Requests that an HTTP/2 connection may have under way at once

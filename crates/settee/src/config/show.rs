@@ -259,6 +259,7 @@ fn above_tables(config: &Config, named: &Named<'_>) -> Result<Vec<Row>, String> 
     let mut rows = vec![
         row("data_dir", Some(text(&config.data_dir)?)),
         row("listen", Some(json!(config.listen))),
+        row("trusted_proxies", Some(json!(config.trusted_proxies.to_string()))),
         row("log_level", Some(json!(config.log.level.as_str()))),
         row("log_format", Some(json!(log_format))),
         log_file,
