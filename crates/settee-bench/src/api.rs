@@ -31,7 +31,7 @@ use crate::stats::Stopwatch;
 
 mod attachments;
 mod clients;
-mod followers;
+pub(crate) mod followers;
 mod plan;
 mod reads;
 mod writes;

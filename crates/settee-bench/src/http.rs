@@ -151,6 +151,11 @@ impl Server {
         &self.address
     }
 
+    /// The value of the header `Authorization`, where the URL has a user and password.
+    pub(crate) fn authorization(&self) -> Option<&str> {
+        self.headers.lines().find_map(|line| line.strip_prefix("Authorization: "))
+    }
+
     /// Appends a request to `out`. `target` begins with `/` and is encoded already
     /// ([`encode_segment`]); a body is declared as JSON.
     pub fn render(&self, method: &str, target: &str, body: Option<&[u8]>, out: &mut Vec<u8>) {

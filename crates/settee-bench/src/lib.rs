@@ -8,6 +8,7 @@
 //! - [`log`] measures the log against memcpy, `fio`, raw syncs, and other engines' logs.
 //! - [`store`] measures the store against fjall, LMDB, redb, RocksDB, `fio`, and a bare pread.
 //! - [`soak`] runs mixed clients on a server that is killed, and compares what it has with what it said.
+//! - [`hostile`] runs hostile clients and measures what others meet meanwhile.
 //! - [`http`] and [`couch`] are the client, which loading and dumping share.
 //!
 //! Every run has a fixed seed, random values, a stated durability and a small form that the
@@ -19,6 +20,7 @@ pub mod documents;
 mod drive;
 mod error;
 pub mod fabric;
+pub mod hostile;
 pub mod http;
 pub mod io;
 pub mod limits;

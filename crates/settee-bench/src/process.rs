@@ -82,6 +82,19 @@ impl ServerProcess {
         self.child.id()
     }
 
+    /// Lets [`ServerProcess::peak_bytes`] begin anew, where the system takes that.
+    pub(crate) fn reset_peak(pid: u32) {
+        // "5" resets the resident set's high-water mark: see proc_pid_clear_refs(5).
+        std::fs::write(format!("/proc/{pid}/clear_refs"), "5").ok();
+    }
+
+    /// The most memory that a process has had, in bytes; None where the system doesn't say.
+    pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)
+    }
+
     async fn wait_until_up(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_WAIT_MAX;
         let mut couch = Couch::new(self.server.clone());

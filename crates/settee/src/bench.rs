@@ -21,6 +21,7 @@ use crate::output::{self, complain, say};
 use crate::secret::UserArgs;
 
 mod files;
+mod hostile;
 mod http;
 mod log;
 mod soak;
@@ -62,6 +63,9 @@ enum Table {
 
     /// Run mixed clients on a server that is killed now and then, and compare what it has with what it said
     Soak(soak::Args),
+
+    /// Run hostile clients on a server, and measure how it serves others meanwhile
+    Hostile(hostile::Args),
 
     /// Run one workload on the store: a part of `bench store`
     #[command(hide = true)]
@@ -210,6 +214,9 @@ pub(crate) fn run(args: Args) -> CommandResult {
         Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
         Some(Table::Store(args)) => block_on(tokio::runtime::Builder::new_current_thread(), store::run(args)),
         Some(Table::Soak(args)) => block_on(tokio::runtime::Builder::new_current_thread(), soak::run(args)),
+        Some(Table::Hostile(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), hostile::run(args))
+        }
         Some(Table::StoreRun(args)) => store::run_here(&args),
         Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
     }

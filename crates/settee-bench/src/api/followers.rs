@@ -253,7 +253,7 @@ fn parse_resident(status: &str) -> Option<u64> {
 }
 
 /// Makes sure that this process may hold so many descriptors.
-fn raise_descriptors(needed: u64) -> Result<(), String> {
+pub(crate) fn raise_descriptors(needed: u64) -> Result<(), String> {
     let limit = getrlimit(Resource::Nofile);
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed);
     if enough(limit.current) {

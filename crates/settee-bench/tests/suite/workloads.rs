@@ -9,6 +9,7 @@ use settee_bench::api::{self, Target};
 use settee_bench::couch::{Couch, CouchError};
 use settee_bench::documents::DocumentSize;
 use settee_bench::fabric::{self, Place};
+use settee_bench::hostile::{self, Attack};
 use settee_bench::http::Server;
 use settee_bench::limits;
 use settee_bench::report::{Failed, Reported, Row};
@@ -200,5 +201,22 @@ fn refusals_come_with_couchdbs_words() {
         couch.delete_database("here").await.unwrap();
         let refused = couch.stream("GET", "/here/_all_docs").await.unwrap_err();
         assert!(matches!(refused, CouchError::Refused { status: 404, .. }), "{refused}");
+    });
+}
+
+#[test]
+fn every_attack_is_made_and_others_are_served_meanwhile() {
+    with_server(|server| async move {
+        let (time, scale) = (Duration::from_millis(100), 0.001);
+        let config = hostile::Config { anonymous: server.clone(), admin: server, pid: None, time, scale };
+        let mut reports = Vec::new();
+        hostile::run(&config, &Attack::ALL, |report| reports.push(report.clone())).await.unwrap();
+        let attacks: Vec<Option<Attack>> = reports.iter().map(|report| report.attack).collect();
+        assert_eq!(attacks[0], None, "the first one is to compare with");
+        assert_eq!(attacks[1..], Attack::ALL.map(Some));
+        for report in &reports {
+            assert_eq!(report.begun > 0, report.attack.is_some(), "{report:?}");
+            assert!(report.up.count > 0 && report.writes.count > 0, "{report:?}");
+        }
     });
 }

@@ -1,0 +1,331 @@
+//! What hostile clients do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Empty, StreamBody};
+use hyper::Request;
+use hyper::body::Frame;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::{Config, DATABASE};
+use crate::api::followers::raise_descriptors;
+use crate::error::{Error, Result};
+use crate::http::Server;
+
+/// Time between two bytes of what is trickled.
+const TRICKLE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Time before a client whose connection failed tries again.
+const AGAIN_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a body declares that never comes.
+const DECLARED_BYTES: u64 = 256 << 20;
+
+/// Bytes of the large texts of small things.
+const TEXT_BYTES: f64 = (250 << 20) as f64;
+
+/// Bytes that a piece of such a text has.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Descriptors of this process besides an attack's.
+const DESCRIPTORS_SPARE: u64 = 200;
+
+/// Bytes that a login unfolds to.
+const UNFOLDED_BYTES: f64 = (256 << 20) as f64;
+
+/// What a group of hostile clients does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attack {
+    /// 64 anonymous logins that declare 256 MiB, and trickle.
+    DeclaredLogins,
+    /// 41 HTTP/2 connections with 100 trickled logins each.
+    TrickledStreams,
+    /// 8 clients that log in with a name of 256 MiB, compressed.
+    CompressedLogins,
+    /// 9,000 connections on which nothing is sent.
+    IdleConnections,
+    /// 2,000 connections whose request's head never ends.
+    EndlessHeads,
+    /// 64 uploads of the administrator's that declare 256 MiB, and trickle.
+    DeclaredUploads,
+    /// 2 bodies of zeros for a number, 250 MiB each.
+    ManyNumbers,
+    /// 2 documents of members without a name, 250 MiB each.
+    ManyMembers,
+    /// 2 lists of names of databases, 250 MiB each.
+    ManyNames,
+    /// 20 HTTP/2 connections that read none of their 100 answers.
+    UnreadStreams,
+}
+
+impl Attack {
+    /// All of them.
+    pub const ALL: [Attack; 10] = [
+        Attack::DeclaredLogins,
+        Attack::TrickledStreams,
+        Attack::CompressedLogins,
+        Attack::IdleConnections,
+        Attack::EndlessHeads,
+        Attack::DeclaredUploads,
+        Attack::ManyNumbers,
+        Attack::ManyMembers,
+        Attack::ManyNames,
+        Attack::UnreadStreams,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Attack::DeclaredLogins => "declared-logins",
+            Attack::TrickledStreams => "trickled-streams",
+            Attack::CompressedLogins => "compressed-logins",
+            Attack::IdleConnections => "idle-connections",
+            Attack::EndlessHeads => "endless-heads",
+            Attack::DeclaredUploads => "declared-uploads",
+            Attack::ManyNumbers => "many-numbers",
+            Attack::ManyMembers => "many-members",
+            Attack::ManyNames => "many-names",
+            Attack::UnreadStreams => "unread-streams",
+        }
+    }
+
+    /// Its clients at full scale.
+    fn clients(self) -> f64 {
+        match self {
+            Attack::DeclaredLogins | Attack::DeclaredUploads => 64.0,
+            Attack::TrickledStreams => 41.0,
+            Attack::CompressedLogins => 8.0,
+            Attack::IdleConnections => 9_000.0,
+            Attack::EndlessHeads => 2_000.0,
+            Attack::ManyNumbers | Attack::ManyMembers | Attack::ManyNames => 2.0,
+            Attack::UnreadStreams => 20.0,
+        }
+    }
+
+    /// Begins it: its clients are tasks that never end.
+    pub(super) fn begin(self, config: &Config, begun: &Begun, tasks: &mut JoinSet<()>) -> Result<()> {
+        let count = (self.clients() * config.scale).ceil() as u64;
+        raise_descriptors(count + DESCRIPTORS_SPARE).map_err(|reason| Error::wrong(self.name(), reason))?;
+        let compressed = match self {
+            Attack::CompressedLogins => compressed_login((UNFOLDED_BYTES * config.scale) as usize),
+            _ => Bytes::new(),
+        };
+        for _ in 0..count {
+            let (config, begun, compressed) = (config.clone(), begun.clone(), compressed.clone());
+            tasks.spawn(async move {
+                loop {
+                    // Whatever the server says to it, it comes again.
+                    self.once(&config, &begun, &compressed).await.ok();
+                    tokio::time::sleep(AGAIN_PAUSE).await;
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// One client's doing, until the server ends it.
+    async fn once(self, config: &Config, begun: &Begun, compressed: &Bytes) -> std::io::Result<()> {
+        let text_bytes = (TEXT_BYTES * config.scale) as u64;
+        match self {
+            Attack::DeclaredLogins => trickle(&config.anonymous, "POST", "/_session", begun).await,
+            Attack::DeclaredUploads => {
+                trickle(&config.admin, "PUT", &format!("/{DATABASE}/never/file"), begun).await
+            }
+            Attack::TrickledStreams => streams(&config.anonymous, begun, trickled_login).await,
+            Attack::UnreadStreams => streams(&config.admin, begun, large_answer).await,
+            Attack::CompressedLogins => {
+                let mut stream = connect(&config.anonymous, begun).await?;
+                let mut request = Vec::new();
+                let kind = "application/x-www-form-urlencoded\r\nContent-Encoding: gzip";
+                let content = Some((kind, compressed.len()));
+                config.anonymous.render_head("POST", "/_session", content, &mut request);
+                request.extend_from_slice(compressed);
+                stream.write_all(&request).await?;
+                stream.read(&mut [0; 1024]).await.map(drop)
+            }
+            Attack::IdleConnections => {
+                let mut stream = connect(&config.anonymous, begun).await?;
+                stream.read(&mut [0; 1]).await.map(drop)
+            }
+            Attack::EndlessHeads => {
+                let mut stream = connect(&config.anonymous, begun).await?;
+                stream.write_all(b"GET / HTTP/1.1\r\nX-Never-Ending: ").await?;
+                trickle_into(&mut stream).await
+            }
+            Attack::ManyNumbers => {
+                let target = format!("/{DATABASE}/_revs_limit");
+                send_text(config, "PUT", &target, ("[", "0,", "0]"), text_bytes, begun).await
+            }
+            Attack::ManyMembers => {
+                let target = format!("/{DATABASE}/many");
+                send_text(config, "PUT", &target, ("{", "\"\":1,", "\"\":1}"), text_bytes, begun).await
+            }
+            Attack::ManyNames => {
+                let parts = ("{\"keys\":[", "\"a\",", "\"a\"]}");
+                send_text(config, "POST", "/_dbs_info", parts, text_bytes, begun).await
+            }
+        }
+    }
+}
+
+/// How often something was begun.
+#[derive(Clone, Default)]
+pub(super) struct Begun(Arc<AtomicU64>);
+
+impl Begun {
+    pub(super) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+async fn connect(server: &Server, begun: &Begun) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(server.address()).await?;
+    begun.add();
+    Ok(stream)
+}
+
+/// A byte now and then, until the server answers or closes.
+async fn trickle_into(stream: &mut TcpStream) -> std::io::Result<()> {
+    loop {
+        stream.write_all(b"x").await?;
+        if let Ok(read) = tokio::time::timeout(TRICKLE_PAUSE, stream.read(&mut [0; 1024])).await {
+            return read.map(drop);
+        }
+    }
+}
+
+async fn trickle(server: &Server, method: &str, target: &str, begun: &Begun) -> std::io::Result<()> {
+    let mut stream = connect(server, begun).await?;
+    let mut head = Vec::new();
+    let content = Some(("application/json", DECLARED_BYTES as usize));
+    server.render_head(method, target, content, &mut head);
+    stream.write_all(&head).await?;
+    trickle_into(&mut stream).await
+}
+
+/// Sends a text that repeats its middle until it is as long as it should be, and waits for the answer.
+async fn send_text(
+    config: &Config,
+    method: &str,
+    target: &str,
+    (front, middle, end): (&str, &str, &str),
+    bytes: u64,
+    begun: &Begun,
+) -> std::io::Result<()> {
+    let mut stream = connect(&config.admin, begun).await?;
+    let count = bytes / middle.len() as u64;
+    let length = front.len() as u64 + count * middle.len() as u64 + end.len() as u64;
+    let mut head = Vec::new();
+    let length = Some(("application/json", usize::try_from(length).unwrap_or(usize::MAX)));
+    config.admin.render_head(method, target, length, &mut head);
+    stream.write_all(&head).await?;
+    stream.write_all(front.as_bytes()).await?;
+    let piece_count = (PIECE_BYTES / middle.len()) as u64;
+    let piece = middle.repeat(piece_count as usize);
+    let mut left = count;
+    while left > 0 {
+        let next = left.min(piece_count);
+        stream.write_all(&piece.as_bytes()[..next as usize * middle.len()]).await?;
+        left -= next;
+    }
+    stream.write_all(end.as_bytes()).await?;
+    stream.read(&mut [0; 1024]).await.map(drop)
+}
+
+type Content = UnsyncBoxBody<Bytes, std::convert::Infallible>;
+
+/// An HTTP/2 connection with 100 requests, of whose answers nothing is read.
+async fn streams(
+    server: &Server,
+    begun: &Begun,
+    request: fn(&Server) -> Request<Content>,
+) -> std::io::Result<()> {
+    let stream = TcpStream::connect(server.address()).await?;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.initial_stream_window_size(1 << 30).initial_connection_window_size(1 << 30);
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;
+    let mut tasks = JoinSet::new();
+    let connection = async move { connection.await.map_err(std::io::Error::other) };
+    let requests = async {
+        for _ in 0..100 {
+            if sender.ready().await.is_err() {
+                break;
+            }
+            begun.add();
+            let answer = sender.send_request(request(server));
+            tasks.spawn(async move {
+                // The answer is kept, unread, as long as the connection lasts.
+                let _unread = answer.await;
+                std::future::pending::<()>().await;
+            });
+        }
+        std::future::pending::<std::io::Result<()>>().await
+    };
+    tokio::select! {
+        ended = connection => ended,
+        ended = requests => ended,
+    }
+}
+
+fn head(server: &Server, method: &str, target: &str) -> hyper::http::request::Builder {
+    let mut builder = Request::builder().method(method).uri(format!("http://{}{target}", server.address()));
+    if let Some(authorization) = server.authorization() {
+        builder = builder.header("authorization", authorization);
+    }
+    builder
+}
+
+fn trickled_login(server: &Server) -> Request<Content> {
+    let bytes = stream::unfold((), |()| async {
+        tokio::time::sleep(TRICKLE_PAUSE).await;
+        Some((Ok(Frame::data(Bytes::from_static(b"x"))), ()))
+    });
+    let body = StreamBody::new(bytes).boxed_unsync();
+    head(server, "POST", "/_session").body(body).expect("a request")
+}
+
+fn large_answer(server: &Server) -> Request<Content> {
+    let target = format!("/{DATABASE}/_all_docs?include_docs=true");
+    head(server, "GET", &target).body(Empty::new().boxed_unsync()).expect("a request")
+}
+
+/// A login whose name is that long, compressed by gzip.
+fn compressed_login(name_bytes: usize) -> Bytes {
+    use std::io::Write as _;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let piece = [b'x'; PIECE_BYTES];
+    let mut write = || {
+        encoder.write_all(b"password=x&name=")?;
+        for _ in 0..name_bytes.div_ceil(PIECE_BYTES) {
+            encoder.write_all(&piece)?;
+        }
+        encoder.try_finish()
+    };
+    write().expect("memory takes it");
+    encoder.get_ref().clone().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_attack_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = Attack::ALL.map(Attack::name).into();
+        assert_eq!(names.len(), Attack::ALL.len());
+    }
+}
