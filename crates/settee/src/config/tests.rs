@@ -263,7 +263,7 @@ fn all_limits_in_force_are_told() {
     let limits: Vec<(&str, &str)> = text.split(' ').map(|limit| limit.split_once('=').unwrap()).collect();
     assert!(limits.contains(&("max_uuids", "7")) && limits.contains(&("group_writes_max", "9")), "{text}");
     assert!(limits.contains(&("io_threads", "8")), "{text}");
-    assert_eq!(limits.len(), 24 + 3 + 12 + 12 + 6, "{text}");
+    assert_eq!(limits.len(), 25 + 3 + 12 + 12 + 6, "{text}");
 }
 
 #[test]
