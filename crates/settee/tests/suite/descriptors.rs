@@ -6,6 +6,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const DESCRIPTOR_COUNT: u32 = 192;
 const IDLE_COUNT: usize = 300;
@@ -66,7 +67,11 @@ fn connections_leave_the_descriptors_that_new_segments_need() {
     let mut writer = Client::new(&address);
     assert_eq!(writer.put("/db", ""), 201);
     assert_eq!(writer.put("/db/first", "{}"), 201);
-    let _idle: Vec<_> = (0..IDLE_COUNT).filter_map(|_| TcpStream::connect(&address).ok()).collect();
+    // Once the queue of those that aren't accepted is full, too, no more come: a connection that waits
+    // for that would keep the writer waiting past its time limit.
+    let wait = Duration::from_millis(100);
+    let connect = |_| TcpStream::connect_timeout(&address.parse().unwrap(), wait).ok();
+    let _idle: Vec<_> = (0..IDLE_COUNT).map_while(connect).collect();
     for number in 0..40_u64 {
         // Nothing that compresses well: it takes several segments.
         let mut state = number + 1;
