@@ -322,7 +322,7 @@ impl Reserved {
 }
 
 /// Attachments of a document: with more of them, the list of what they are is no record any more.
-const ATTACHMENTS_MAX: usize = 100_000;
+pub(crate) const ATTACHMENTS_MAX: usize = 100_000;
 
 /// Bytes that an attachment takes beside its name and what is said of it: its place among the attachments and
 /// among the names, both of which double as they grow, and what it allocates.

@@ -5,7 +5,7 @@ use settee_store::Seq;
 
 use crate::attachment::{Content, Following, digest_text, parse_digest};
 use crate::document::{Document, Extras};
-use crate::edit::{Edit, Options, parse_local_revision};
+use crate::edit::{ATTACHMENTS_MAX, Edit, Options, parse_local_revision};
 use crate::json::{NESTING_MAX, members};
 use crate::revision::{Revision, parse_hash};
 use crate::sequence::Sequence;
@@ -279,8 +279,13 @@ fn sequence(input: &[u8]) -> bool {
 #[test]
 fn many_attachments_are_told_apart() {
     // Were each name compared with all others, this would take minutes.
-    let names: Vec<String> = (0..200_000).map(|index| format!("\"{index:09}\":{{\"stub\":true}}")).collect();
-    let text = format!("{{\"_attachments\":{{{}}}}}", names.join(","));
-    let edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
-    assert_eq!(edit.attachments.len(), names.len());
+    let mut names: Vec<String> =
+        (0..ATTACHMENTS_MAX).map(|index| format!("\"{index:09}\":{{\"stub\":true}}")).collect();
+    let parse = |names: &[String]| {
+        let text = format!("{{\"_attachments\":{{{}}}}}", names.join(","));
+        Edit::parse(text.as_bytes(), &Options::default())
+    };
+    assert_eq!(parse(&names).unwrap().attachments.len(), ATTACHMENTS_MAX);
+    names.push("\"one more\":{\"stub\":true}".to_owned());
+    assert_eq!(parse(&names).unwrap_err().kind(), crate::ErrorKind::TooLarge);
 }
