@@ -148,7 +148,7 @@ fn assert_all_read(engine: &dyn Engine, subject: &Subject, beside: &str) {
         assert_eq!(thread.as_deref(), Some("settee-read"), "{name}");
         match result.unwrap_or_else(|error| panic!("{name}: {error}")) {
             Outcome::Read { buffer } => assert_eq!(Bytes::from(buffer), vec![7; 4096], "{name}"),
-            Outcome::Count(_) | Outcome::Opened(_) | Outcome::Entries(_) => {}
+            Outcome::Count(_) | Outcome::Identity(_) | Outcome::Opened(_) | Outcome::Entries(_) => {}
             other => panic!("{name}: {other:?}"),
         }
     }

@@ -141,7 +141,8 @@ fn a_failed_sync_is_told_and_not_tried_again() {
     ring.flights[place].as_mut().unwrap().written = true;
     ring.settle(place, -Errno::IO.raw_os_error());
     let told = done.try_recv().unwrap().unwrap_err();
-    assert_eq!(told.raw_os_error(), Some(Errno::IO.raw_os_error()), "{told}");
+    let source = told.get_ref().and_then(|inner| inner.downcast_ref::<SyncFailed>());
+    assert_eq!(source.and_then(|failed| failed.0.raw_os_error()), Some(Errno::IO.raw_os_error()), "{told}");
     assert!(ring.is_idle());
 }
 
