@@ -519,15 +519,14 @@ impl RequestBody {
     ///
     /// # Errors
     /// 408 where the time for what has come is over.
-    fn patience(&self, limits: &Limits) -> Result<Duration, Failure> {
+    fn patience(&mut self, limits: &Limits) -> Result<Duration, Failure> {
         let pause_max = Duration::from_millis(limits.body_timeout_ms);
         let for_what_came = match (&self.unauthenticated, limits.body_bytes_per_second_min) {
             (Some(_), _) => Duration::ZERO,
             (None, 0) => return Ok(pause_max),
             (None, rate) => Duration::from_millis(self.received.saturating_mul(1000) / rate),
         };
-        let left = (pause_max + for_what_came).checked_sub(self.waited).ok_or_else(too_slow)?;
-        Ok(left.min(pause_max))
+        pause_left(pause_max, for_what_came, &mut self.waited).ok_or_else(too_slow)
     }
 
     /// Reads and drops what is left, so that a client that is still sending reads its answer and can go on using
@@ -547,6 +546,13 @@ impl RequestBody {
     }
 }
 
+/// How long the next piece of a body may take, `pause_max` at most: every piece that has come earned time, and
+/// waiting has used it up. Time that isn't used is lost, so that a large piece buys no slow ones.
+fn pause_left(pause_max: Duration, earned: Duration, waited: &mut Duration) -> Option<Duration> {
+    *waited = earned.max(*waited);
+    (pause_max + earned).checked_sub(*waited)
+}
+
 fn too_slow() -> Failure {
     let reason = "the request body paused for too long or came too slowly";
     Failure::new(StatusCode::REQUEST_TIMEOUT, "timeout", reason)
@@ -559,6 +565,26 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+
+    #[test]
+    fn a_large_piece_buys_no_time_for_slow_ones() {
+        let [second, pause_max] = [Duration::from_secs(1), Duration::from_secs(30)];
+        let mut waited = Duration::ZERO;
+        // A week's worth of bytes at once.
+        let mut earned = Duration::from_secs(7 * 86_400);
+        assert_eq!(pause_left(pause_max, earned, &mut waited), Some(pause_max));
+        waited += 29 * second;
+        assert_eq!(pause_left(pause_max, earned, &mut waited), Some(second));
+        waited += 2 * second;
+        assert_eq!(pause_left(pause_max, earned, &mut waited), None);
+        // One that keeps the rate goes on for ever.
+        let mut waited = Duration::ZERO;
+        for _ in 0..1_000 {
+            earned += second;
+            assert_eq!(pause_left(pause_max, earned, &mut waited), Some(pause_max));
+            waited += second;
+        }
+    }
 
     /// A room for 100 units, of which 40 are the reserve.
     fn room() -> Room {

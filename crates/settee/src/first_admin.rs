@@ -58,8 +58,13 @@ fn new_password() -> String {
 /// Writes the file, whole and synced, or leaves none behind under its name.
 fn write(data_dir: &Path, text: &str) -> io::Result<()> {
     let unfinished = data_dir.join(format!("{ADMIN_FILE}.new"));
+    // A new file: one that was there may be somebody's else, or lead elsewhere.
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&unfinished)?;
     file.write_all(text.as_bytes())?;
     file.write_all(b"\n")?;
     file.sync_all()?;
