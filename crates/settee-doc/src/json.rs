@@ -210,7 +210,7 @@ fn append(bytes: &[u8], out: &mut Vec<u8>, bytes_max: usize) -> bool {
 }
 
 /// Checks the numbers and strings of a valid JSON text, or of a part of one that cuts no token: what
-/// [`write_compact`] checks of a document's members, for texts that aren't stored.
+/// `write_compact` checks of a document's members, for texts that aren't stored.
 ///
 /// # Errors
 /// `BadRequest` where a number exceeds the range of a double, or a string has half a surrogate pair.
