@@ -1,7 +1,7 @@
 //! Goal: connections never take the descriptors that the databases need for their next segments, and for
 //! the folders that they sync.
 //! Method: the built binary with few descriptors; many more connections than that, which say nothing,
-//! while one that came before them writes many segments.
+//! while others write many segments.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const DESCRIPTOR_COUNT: u32 = 192;
 const IDLE_COUNT: usize = 300;
 
-/// A connection that asks one thing after another.
+/// A connection.
 struct Client(BufReader<TcpStream>);
 
 impl Client {
@@ -67,8 +67,7 @@ fn connections_leave_the_descriptors_that_new_segments_need() {
     let mut writer = Client::new(&address);
     assert_eq!(writer.put("/db", ""), 201);
     assert_eq!(writer.put("/db/first", "{}"), 201);
-    // Once the queue of those that aren't accepted is full, too, no more come: a connection that waits
-    // for that would keep the writer waiting past its time limit.
+    // Once the queue of those that aren't accepted is full, too, no more come.
     let wait = Duration::from_millis(100);
     let connect = |_| TcpStream::connect_timeout(&address.parse().unwrap(), wait).ok();
     let _idle: Vec<_> = (0..IDLE_COUNT).map_while(connect).collect();
@@ -80,6 +79,8 @@ fn connections_leave_the_descriptors_that_new_segments_need() {
             char::from(b'a' + ((state >> 33) % 26) as u8)
         };
         let body = format!("{{\"text\":\"{}\"}}", (0..60_000).map(|_| next()).collect::<String>());
+        // A connection of its own: one that is idle makes way for others.
+        let mut writer = Client::new(&address);
         assert_eq!(writer.put(&format!("/db/{number}"), &body), 201, "document {number}");
     }
 }
