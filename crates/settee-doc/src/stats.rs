@@ -99,6 +99,7 @@ pub(crate) fn add_counters(sum: &mut Figures, of: &Figures) {
     sum.log.sync_count += of.log.sync_count;
     sum.store.checkpoint_count += of.store.checkpoint_count;
     sum.store.whole_count += of.store.whole_count;
+    sum.store.rebuild_count += of.store.rebuild_count;
     sum.store.compacted_count += of.store.compacted_count;
     sum.store.compacted_bytes += of.store.compacted_bytes;
     sum.store.copied_bytes += of.store.copied_bytes;

@@ -289,6 +289,8 @@ fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
         store.checkpoint_count,
     )?;
     counter(out, "checkpoints_whole", "Of these, how many wrote the index anew", store.whole_count)?;
+    let help = "Indexes that were missing or damaged, and were built anew from the data";
+    counter(out, "indexes_rebuilt", help, store.rebuild_count)?;
     gauge(out, "segment_bytes", "Bytes of segments that can be compacted", store.segment_bytes)?;
     gauge(out, "segment_live_bytes", "Of these, bytes of records that live", store.segment_live_bytes)?;
     counter(out, "compacted_segments", "Segments that were rewritten", store.compacted_count)?;

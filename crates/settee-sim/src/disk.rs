@@ -152,7 +152,7 @@ impl SimDisk {
     }
 
     /// Planted fault: as [`SimDisk::ignore_syncs`], of those files alone whose path is one of these
-    /// when they are opened.
+    /// when they are opened; a write that syncs itself makes its own bytes durable.
     pub fn ignore_syncs_of(self, ignored: fn(&Path) -> bool) -> SimDisk {
         self.plan(|plan| plan.ignore_syncs_of = Some(ignored))
     }

@@ -336,7 +336,8 @@ impl State {
     fn sync(&mut self, file: &Descriptor, covered: u64, own: Option<u64>) -> io::Result<()> {
         let is_ignored = self.plan.ignore_syncs;
         let (handle, file) = self.file(file)?;
-        if !is_ignored && !handle.is_never_synced {
+        if !is_ignored {
+            let covered = if handle.is_never_synced { 0 } else { covered };
             file.content.sync(covered, own);
         }
         match handle.told_failures.swap(file.failed_sync_count, Ordering::Relaxed) == file.failed_sync_count {

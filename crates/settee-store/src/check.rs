@@ -173,7 +173,7 @@ impl<'a> Survey<'a> {
         options.log.direct = false;
         let cache = Arc::new(NodeCache::new(CACHE_BYTES));
         Survey {
-            place: Place { env: env.clone(), folder: folder.to_path_buf(), options, cache, chunks: None },
+            place: Place::new(env, folder, options, cache, None),
             told,
             summary: CheckSummary::default(),
             manifest: None,

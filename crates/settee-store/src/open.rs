@@ -6,6 +6,7 @@
 //! file, and the one before stays until the manifest names it: what fails changes nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use settee_io::{File, OpenMode, folder};
 use settee_log::{Files, Locked, Log, OpenError, SegmentInfo, Seq, scan_segment, segment_head};
@@ -57,7 +58,8 @@ impl Place {
         self.check_all_there(&manifest).await?;
         let opened = async {
             let (tree, facts) = self.open_tree(&manifest).await?.unzip();
-            let facts = facts.unwrap_or_default();
+            let without_tree = || Facts { last_listed: manifest.last_listed, ..Facts::default() };
+            let facts = facts.unwrap_or_else(without_tree);
             Ok((Base::new(tree, &facts, segments.clone()).await?, facts))
         };
         match opened.await {
@@ -187,6 +189,7 @@ impl Place {
             }
             return Err(error);
         }
+        self.rebuild_count.fetch_add(1, Ordering::Relaxed);
         manifest.tree = tree.as_ref().map(|tree| tree.number);
         facts.last_listed = facts.last_listed.max(manifest.last_listed);
         Ok((tree, facts))

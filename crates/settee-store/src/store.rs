@@ -176,6 +176,9 @@ pub struct StoreStats {
     pub checkpoint_count: u64,
     /// Of these, how many wrote the tree anew.
     pub whole_count: u64,
+    /// How often the tree was found missing or damaged, since the store was opened or then, and was built
+    /// anew from the segments and the log.
+    pub rebuild_count: u64,
     /// Segments that were rewritten,
     pub compacted_count: u64,
     /// what they took in bytes,
@@ -207,6 +210,8 @@ pub(crate) struct Place {
     pub options: StoreOptions,
     pub cache: Arc<NodeCache>,
     pub chunks: Option<Arc<ChunkCache>>,
+    /// See [`StoreStats::rebuild_count`].
+    pub rebuild_count: AtomicU64,
 }
 
 pub(crate) struct Shared {
@@ -264,7 +269,7 @@ impl Store {
         let cache = options.cache.clone().unwrap_or_else(|| Arc::new(NodeCache::new(OWN_CACHE_BYTES)));
         let own_chunks = || options.log.direct.then(|| Arc::new(ChunkCache::new(OWN_CHUNKS_BYTES)));
         let chunks = options.chunks.clone().or_else(own_chunks);
-        let place = Place { env: env.clone(), folder: folder.to_path_buf(), options, cache, chunks };
+        let place = Place::new(env, folder, options, cache, chunks);
         let rules = place.options.rules();
         let (manifest, locked) = place.lock().await?;
         let (mut manifest, base, facts) = place.open(manifest).await?;
@@ -495,6 +500,7 @@ impl Store {
         let oldest = replaced.first().map(|(_, at)| now.saturating_sub(*at));
         let counts = *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner);
         StoreStats {
+            rebuild_count: self.shared.place.rebuild_count.load(Ordering::Relaxed),
             memory_bytes: self.shared.memory_bytes.load(Ordering::Relaxed) as u64,
             tree_bytes: base.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
             segment_bytes: base.segments.bytes(),
@@ -825,6 +831,17 @@ impl Shared {
 }
 
 impl Place {
+    pub(crate) fn new(
+        env: &Env,
+        folder: &Path,
+        options: StoreOptions,
+        cache: Arc<NodeCache>,
+        chunks: Option<Arc<ChunkCache>>,
+    ) -> Place {
+        let (env, folder) = (env.clone(), folder.to_path_buf());
+        Place { env, folder, options, cache, chunks, rebuild_count: AtomicU64::new(0) }
+    }
+
     pub(crate) fn tree_options(&self, incarnation: &[u8; 16]) -> TreeOptions {
         TreeOptions {
             incarnation: Some(*incarnation),

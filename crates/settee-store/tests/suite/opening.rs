@@ -242,7 +242,8 @@ fn no_update_number_is_forgotten_with_the_tree() {
             let store = open(&env, &OPTIONS).await.unwrap();
             for round in 0..30_u8 {
                 let mut batch = Batch::new();
-                batch.put(b"key", b"", Bytes::from(vec![round; 3_000]), true);
+                // The last listed one is in no segment that is left.
+                batch.put(b"key", b"", Bytes::from(vec![round; 3_000]), round < 15);
                 store.writer().await.commit(&batch, Stage::Accepted).await.unwrap();
             }
             let mut batch = Batch::new();
@@ -259,9 +260,13 @@ fn no_update_number_is_forgotten_with_the_tree() {
             store.close().await.unwrap();
             drop(store);
             remove_trees(&env).await;
+            // The second opening finds a manifest that may name no tree: there was nothing to put in one.
+            for opening in 1..=2 {
+                let store = open_at_last(&env, &OPTIONS).await;
+                assert_eq!(store.snapshot().seq(), last, "seed={seed} opening={opening}");
+                assert_eq!(store.snapshot().last_listed(), listed, "seed={seed} opening={opening}");
+            }
             let store = open_at_last(&env, &OPTIONS).await;
-            assert_eq!(store.snapshot().seq(), last, "seed={seed}");
-            assert_eq!(store.snapshot().last_listed(), listed, "seed={seed}");
             let mut batch = Batch::new();
             batch.put(b"key", b"", Bytes::new(), true);
             let next = store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();

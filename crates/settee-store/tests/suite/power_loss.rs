@@ -1,6 +1,6 @@
 //! Goal: whatever a store acknowledged or showed survives any power loss, and what is left is a
 //! prefix of its batches, each whole; checkpoints, compaction, a lost tree and a failing disk change
-//! nothing about it.
+//! nothing about it. A tree that a manifest names is whole: nothing but its removal has it built anew.
 //! Method: the power goes at every operation of a seeded run (every sync, write, rename and removal
 //! among them), and after every sync; the process is killed; an operation fails. Then again, during
 //! recovery or soon after. Each sector that wasn't synced is kept, dropped or garbled. Each seed

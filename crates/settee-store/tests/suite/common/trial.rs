@@ -575,6 +575,9 @@ impl Work<'_> {
             Err(error) => return Err(format!("opening {pass}: {error}")),
         };
         *self.opened.borrow_mut() = true;
+        if !self.config.loses_tree && store.store_stats().rebuild_count > 0 {
+            return Err(format!("opening {pass}: the tree that the manifest names is lost or damaged"));
+        }
         let snapshot = store.snapshot();
         let recovered = self.model.borrow_mut().recover(snapshot.seq().0, after_kill);
         let version = recovered.map_err(|problem| format!("opening {pass}: {problem}"))?;
