@@ -60,6 +60,7 @@ pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer
 
     let named: Vec<(String, Option<Named>)> =
         edits.iter().map(|edit| (edit.id.clone(), Named::of(edit))).collect();
+    call.check_answer(named.iter().map(|(id, _)| id.len() + ROW_BYTES).sum())?;
     // An edit that can't be taken doesn't keep the others out.
     let mut refusals: HashMap<usize, Failure> = HashMap::new();
     if !new_edits {

@@ -16,6 +16,9 @@ use crate::stream;
 /// Revisions in one request: other writers wait for all of them.
 const REVISIONS_MAX: usize = 10_000;
 
+/// Bytes of a revision in an answer.
+const REVISION_BYTES: usize = 48;
+
 /// `_purge`: `{id: [rev, …], …}`. A revision that isn't a leaf isn't purged, and isn't in the answer.
 pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
     if *call.method() != Method::POST {
@@ -24,6 +27,7 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     let concern = WriteConcern { stage: Stage::Persisted, ..call.write_concern()? };
     let held = call.read_json_body().await?;
     let (requests, _for_the_revisions) = body::parse_held(held, &call.server.room, parse).await?;
+    call.check_answer(requests.iter().map(|(id, ours)| id.len() + ours.len() * REVISION_BYTES).sum())?;
     let (requests, gone) = finish(database, requests).await?;
     let mut text = b"{\"purge_seq\":null,\"purged\":".to_vec();
     json::object(&mut text, |text| {

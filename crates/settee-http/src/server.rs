@@ -216,7 +216,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn new(
+    pub(crate) fn new(
         databases: Arc<Databases>,
         options: ServerOptions,
         address: Option<SocketAddr>,
@@ -396,6 +396,14 @@ impl<'a> Call<'a> {
         Output { limits: &self.server.limits, unread: self.unread }
     }
 
+    /// Checks, before a change, whether the connection may be given an answer of about that size.
+    ///
+    /// # Errors
+    /// 503: the client has too many answers to take.
+    pub(crate) fn check_answer(&self, bytes: usize) -> Result<(), Failure> {
+        self.unread.check(bytes)
+    }
+
     pub(crate) fn method(&self) -> &'a Method {
         &self.head.method
     }
@@ -538,7 +546,11 @@ async fn respond(
     if let Some(response) = preflight.and_then(|cors| cors.preflight(&head.headers)) {
         return response;
     }
-    let answered = handle(shared, server, unread, head, body, caller).await;
+    // What its connection doesn't send any more isn't begun.
+    let answered = match unread.is_closing() {
+        true => Err(Failure::unread()),
+        false => handle(shared, server, unread, head, body, caller).await,
+    };
     let mut response = answered
         .and_then(|response| held(unread, response))
         .unwrap_or_else(|failure| failed(&failure, server, head, id));
@@ -561,10 +573,14 @@ fn override_method(head: &mut Parts) -> Option<Method> {
     Some(std::mem::replace(&mut head.method, meant))
 }
 
-/// Counts a whole answer for its connection.
+/// Counts a whole answer for its connection. One that reports a change is never refused: its handler has checked
+/// ([`Call::check_answer`]) before the change.
 fn held(unread: &Arc<Unread>, mut response: Response<Body>) -> reply::Answer {
+    let reports_change = matches!(response.status(), StatusCode::CREATED | StatusCode::ACCEPTED);
     if let Body::Full(bytes) = response.body_mut() {
-        unread.check(bytes.len())?;
+        if !reports_change {
+            unread.check(bytes.len())?;
+        }
         *bytes = unread.hold(std::mem::take(bytes));
     }
     Ok(response)

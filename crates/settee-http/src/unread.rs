@@ -122,14 +122,15 @@ impl Unread {
         self.is_closing.load(Ordering::Relaxed)
     }
 
-    /// Whether the connection may be given a whole answer of that size.
+    /// Whether the connection may be given a whole answer of that size. A request that changes something checks
+    /// this before the change.
     ///
     /// # Errors
-    /// 503 where it holds its part already, or is being closed.
+    /// 503 where it holds its part already, or is being closed. Small answers have neither error.
     pub(crate) fn check(&self, bytes: usize) -> Result<(), Failure> {
         let held = self.held_bytes();
-        let is_over = held + bytes as u64 > self.answers.bytes_max / CONNECTION_SHARE;
-        match self.is_closing() || (held > 0 && bytes > ALWAYS_ANSWERED_BYTES && is_over) {
+        let is_over = held > 0 && held + bytes as u64 > self.answers.bytes_max / CONNECTION_SHARE;
+        match bytes > ALWAYS_ANSWERED_BYTES && (self.is_closing() || is_over) {
             true => Err(Failure::unread()),
             false => Ok(()),
         }
@@ -236,7 +237,9 @@ mod tests {
         assert!(greedy.closed().now_or_never().is_none());
         let third = modest.hold(buffer(200_000));
         assert!(greedy.closed().now_or_never().is_some() && modest.closed().now_or_never().is_none());
-        assert!(greedy.check(1).is_err() && modest.check(1).is_ok());
+        assert!(greedy.is_closing() && !modest.is_closing());
+        let large = ALWAYS_ANSWERED_BYTES + 1;
+        assert!(greedy.check(large).is_err() && greedy.check(1).is_ok());
         let fourth = modest.hold(buffer(300_000));
         assert!(modest.closed().now_or_never().is_none(), "what the first one releases will do");
         drop(fourth);

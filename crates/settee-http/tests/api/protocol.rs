@@ -407,6 +407,27 @@ fn an_http2_client_that_takes_nothing_of_its_answer_is_cut_off() {
 }
 
 #[test]
+fn a_bulk_whose_answer_has_no_memory_is_refused_before_anything_is_stored() {
+    let server = Server::with_limits(|limits| limits.answer_bytes_in_flight_max = 1 << 20);
+    let address = server.address;
+    let mut other = server.connect();
+    other.create("db");
+    other.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(250_000))).expect_status(201);
+    let docs = vec!["{}"; 2_000].join(",");
+    let bulk = format!("{{\"docs\":[{docs}]}}");
+    let (status, error) = server.run(async {
+        let small = |builder: &mut Builder<TokioExecutor>| {
+            builder.initial_stream_window_size(1000).initial_connection_window_size(65_535);
+        };
+        let (mut sender, _) = connect(address, small).await;
+        let _unread = sender.send_request(request(address, "GET", "/db/a", "")).await.unwrap();
+        json(sender.send_request(request(address, "POST", "/db/_bulk_docs", &bulk)).await.unwrap()).await
+    });
+    assert_eq!(status, 503, "{error}");
+    assert_eq!(other.get("/db").json()["doc_count"], 1, "it was refused and stored");
+}
+
+#[test]
 fn an_http2_connection_without_requests_ends_and_one_with_a_feed_does_not() {
     let server = Server::with_limits(|limits| {
         limits.head_timeout_ms = 100;
