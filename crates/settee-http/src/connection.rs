@@ -182,7 +182,8 @@ async fn respond(
     request: Request<Incoming>,
     checked: Result<(), Failure>,
 ) -> Result<Response<Answering>, Infallible> {
-    let under_way = phase.activity.begin();
+    // A closing connection sends no answer: the request isn't run, and `serve` ends the connection.
+    let Some(under_way) = phase.activity.begin() else { return std::future::pending().await };
     let is_refused = checked.is_err();
     // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
     let mut response = Box::pin(answer(shared, unread, address, request, checked)).await;
@@ -222,7 +223,7 @@ fn head_too_large(reason: &'static str) -> Failure {
 /// An answer's body, which is under way until it is dropped.
 struct Answering {
     body: Sent,
-    _under_way: Option<UnderWay>,
+    _under_way: UnderWay,
 }
 
 impl HttpBody for Answering {
@@ -314,10 +315,12 @@ async fn serve_http2(
 async fn answer_stream(
     shared: Arc<Shared>,
     unread: Arc<Unread>,
-    stream: Stream,
+    stream: Option<Stream>,
     address: Option<SocketAddr>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Timed>, Infallible> {
+    // As in HTTP/1.
+    let Some(stream) = stream else { return std::future::pending().await };
     let host = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
     if let Some(host) = host {
         request.headers_mut().entry(header::HOST).or_insert(host);
@@ -388,13 +391,15 @@ impl Streams {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(self: &Arc<Streams>) -> Stream {
+    /// A request begins; `None` where the connection is closing.
+    fn begin(self: &Arc<Streams>) -> Option<Stream> {
+        let under_way = self.activity.begin()?;
         let progress = Arc::new(Progress::default());
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
         state.under_way.insert(number, progress.clone());
-        Stream { streams: self.clone(), number, progress, _under_way: self.activity.begin() }
+        Some(Stream { streams: self.clone(), number, progress, _under_way: under_way })
     }
 
     fn now_ms(&self) -> u64 {
@@ -416,7 +421,7 @@ struct Stream {
     streams: Arc<Streams>,
     number: u64,
     progress: Arc<Progress>,
-    _under_way: Option<UnderWay>,
+    _under_way: UnderWay,
 }
 
 impl Drop for Stream {
@@ -477,6 +482,8 @@ impl HttpBody for Timed {
 
 #[cfg(test)]
 mod tests {
+    use settee_doc::{Databases, DatabasesOptions};
+    use settee_io::{Env, ThreadEngine, ThreadOptions};
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
@@ -508,6 +515,56 @@ mod tests {
         assert_eq!((protocol, &begun[..]), (Protocol::Http1, &b"P"[..]));
     }
 
+    /// A request for a database `name`, of HTTP/1.1 or of HTTP/2.
+    ///
+    /// Source: RFC 9113, sections 3.4 and 6.2; RFC 7541, section 6.
+    fn creation(name: u8, protocol: Protocol) -> Vec<u8> {
+        match protocol {
+            Protocol::Http1 => {
+                format!("PUT /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", name as char).into_bytes()
+            }
+            Protocol::Http2 => {
+                let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+                let headers = b"\0\0\x15\x01\x05\0\0\0\x01\x02\x03PUT\x86\x04\x02/";
+                [&preface[..], &headers[..], &[name], b"\x01\x09localhost"].concat()
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_on_a_connection_that_closes_does_not_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = Arc::new(ThreadEngine::new(ThreadOptions::default()));
+        let env = Env::with_engine(tokio::runtime::Handle::current(), engine);
+        let databases = Databases::open_with(env, folder.path(), DatabasesOptions::default()).await.unwrap();
+        let (_stop, stopping) = tokio::sync::watch::channel(false);
+        let options = crate::ServerOptions::default();
+        let shared = Arc::new(Shared::new(databases.clone(), options, None, stopping));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        for (name, protocol, is_closing) in [
+            (b'a', Protocol::Http1, false),
+            (b'b', Protocol::Http2, false),
+            (b'c', Protocol::Http1, true),
+            (b'd', Protocol::Http2, true),
+        ] {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            client.write_all(&creation(name, protocol)).await.unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            let activity = Arc::new(Activity::default());
+            if is_closing {
+                assert!(activity.close());
+            }
+            let serving = tokio::spawn({
+                let (shared, activity) = (shared.clone(), activity.clone());
+                async move { serve_stream(shared, stream, &activity).await }
+            });
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            serving.abort();
+        }
+        assert_eq!(databases.names(), ["a", "b"]);
+        databases.close().await.unwrap();
+    }
+
     #[tokio::test]
     async fn a_stream_stalls_by_its_client_and_not_by_its_producer() {
         let activity = Arc::new(Activity::default());
@@ -515,7 +572,7 @@ mod tests {
         assert!(activity.idle_time().is_some());
         let (sender, rest) = tokio::sync::mpsc::channel(1);
         let body = Sent::new(reply::Body::Chunks { first: None, rest, gzip: None }, None);
-        let stream = streams.begin();
+        let stream = streams.begin().unwrap();
         let mut timed = Timed { body, rest: Bytes::new(), stream, is_endless: false };
         assert_eq!(activity.idle_time(), None);
         let mut context = Context::from_waker(std::task::Waker::noop());

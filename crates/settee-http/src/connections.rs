@@ -278,7 +278,7 @@ impl Activity {
     }
 
     /// Closes the connection if it is idle.
-    fn close(&self) -> bool {
+    pub(crate) fn close(&self) -> bool {
         let closed = self.under_way.compare_exchange(0, CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if closed {
             self.closing.notify_one();
