@@ -1,5 +1,5 @@
 //! A connection's socket: a write that the client takes nothing of for too long fails, which
-//! ends the connection, and with it whatever its answer holds.
+//! ends the connection, and with it whatever its answer holds. Meanwhile an HTTP/1 client is not read.
 //!
 //! And quotes in a request's target are encoded on the way in: CouchDB takes `?startkey="a"` as
 //! people type it, hyper's parser refuses it. Requests are followed for that (`framing.rs`), and
@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -38,16 +38,32 @@ pub(crate) struct Socket<'a, S> {
     /// Read, changed, and not yet given on. Goes before `held`.
     encoded: BytesMut,
     framing: Framing,
+    /// Whether requests are read while answers are stalled. In HTTP/1 they aren't: each would add its answer to
+    /// those that wait. An HTTP/2 client may need to be read before it reads.
+    reads_while_stalled: bool,
     timeout: Duration,
     /// Runs from the first attempt that the stream took nothing of. Until it takes more, the answer is under way.
     stalled: Option<(Pin<Box<Sleep>>, Option<UnderWay>)>,
+    /// Woken when a read that was put off by a stalled write can go on.
+    reader: Option<Waker>,
     phase: &'a Phase,
 }
 
 impl<'a, S> Socket<'a, S> {
     pub(crate) fn new(stream: S, timeout: Duration, phase: &'a Phase) -> Socket<'a, S> {
         let (held, encoded) = (BytesMut::new(), BytesMut::new());
-        Socket { stream, held, encoded, framing: Framing::new(), timeout, stalled: None, phase }
+        let framing = Framing::new();
+        Socket {
+            stream,
+            held,
+            encoded,
+            framing,
+            reads_while_stalled: false,
+            timeout,
+            stalled: None,
+            reader: None,
+            phase,
+        }
     }
 
     /// As if these bytes came first: they did.
@@ -57,7 +73,7 @@ impl<'a, S> Socket<'a, S> {
 
     /// Of a protocol that isn't lines.
     pub(crate) fn without_lines(self) -> Socket<'a, S> {
-        Socket { framing: Framing::none(), ..self }
+        Socket { framing: Framing::none(), reads_while_stalled: true, ..self }
     }
 
     /// Passes on what became of a write.
@@ -68,6 +84,7 @@ impl<'a, S> Socket<'a, S> {
     ) -> Poll<io::Result<usize>> {
         if written.is_ready() || self.phase.patient.load(Ordering::Relaxed) {
             self.stalled = None;
+            self.reader.take().into_iter().for_each(Waker::wake);
             return written;
         }
         let timeout = self.timeout;
@@ -85,6 +102,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<'_, S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if this.stalled.is_some() && !this.reads_while_stalled {
+            this.reader = Some(context.waker().clone());
+            return Poll::Pending;
+        }
         if this.encoded.is_empty() && this.held.is_empty() {
             let before = buffer.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
@@ -165,6 +186,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<'_, S> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
@@ -205,6 +227,28 @@ mod tests {
         };
         let (written, _) = tokio::join!(socket.write_all(&[0; 100]), taken);
         assert!(written.is_ok());
+    }
+
+    #[tokio::test]
+    async fn no_request_is_read_while_its_client_takes_nothing_of_answers() {
+        let (stream, mut client) = duplex(8);
+        let phase = Phase::default();
+        let mut socket = Socket::new(stream, TIMEOUT, &phase);
+        client.write_all(b"GET / HT").await.unwrap();
+        let mut request = [0; 8];
+        assert!(socket.write_all(&[0; 20]).now_or_never().is_none());
+        assert!(socket.read(&mut request).now_or_never().is_none(), "a request was read");
+        assert!(socket.reader.is_some());
+        client.read_exact(&mut [0; 8]).await.unwrap();
+        assert_eq!(socket.write(&[0]).await.unwrap(), 1);
+        assert!(socket.reader.is_none(), "nobody woke the reader");
+        assert_eq!(socket.read(&mut request).await.unwrap(), 8);
+        // Of another protocol reading may be what lets its client go on.
+        let (stream, mut client) = duplex(8);
+        let mut socket = Socket::new(stream, TIMEOUT, &phase).without_lines();
+        client.write_all(b"12345678").await.unwrap();
+        assert!(socket.write_all(&[0; 20]).now_or_never().is_none());
+        assert_eq!(socket.read(&mut request).await.unwrap(), 8);
     }
 
     #[tokio::test]

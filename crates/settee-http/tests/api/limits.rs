@@ -172,6 +172,39 @@ fn a_client_that_stops_reading_its_answer_is_cut_off() {
 }
 
 #[test]
+fn a_client_that_pipelines_and_reads_nothing_is_cut_off() {
+    let server = Server::with_limits(|limits| {
+        limits.max_connections = 1;
+        limits.send_timeout_ms = 50;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(200_000))).expect_status(201);
+    // More answers than the sockets' buffers take.
+    for _ in 0..200 {
+        client.write_head("GET", "/db/a", &[]);
+    }
+    server.connect().get("/db").expect_status(200);
+    drop(client);
+}
+
+#[test]
+fn a_client_that_pipelines_and_reads_late_gets_every_answer() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(200_000))).expect_status(201);
+    for _ in 0..100 {
+        client.write_head("GET", "/db/a", &[]);
+        client.write_head("HEAD", "/db/a", &[]);
+    }
+    for _ in 0..100 {
+        assert!(client.read("GET").body.len() > 200_000);
+        assert!(client.read("HEAD").body.is_empty());
+    }
+}
+
+#[test]
 fn a_text_of_many_small_things_is_refused_before_they_take_more_than_bodies_may() {
     let server = Server::with_limits(|limits| {
         limits.max_request_bytes = 1_000_000;
