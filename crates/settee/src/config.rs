@@ -33,6 +33,9 @@ const IO_THREADS_MAX: usize = 1024;
 /// Most entries of the ring, as the engine takes them.
 const IO_RING_ENTRIES_MAX: u32 = 4096;
 
+/// One address may have one in this many of all connections, unless `max_connections_per_address` is set.
+const ADDRESS_SHARE: usize = 4;
+
 /// The configuration, every setting decided.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -49,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
+    /// Whether `max_connections_per_address` is set, by whatever source.
+    has_address_limit: bool,
     /// With the limits of each database's log.
     pub(crate) databases: DatabasesOptions,
     pub(crate) io: IoLimits,
@@ -92,10 +97,11 @@ impl Config {
             format: given.log_format.or(file.log_format).unwrap_or(LogFormat::Text),
             file: given.log_file.or(file.log_file),
         };
+        let has_address_limit = given.limits.has_address_limit() || file.limits.has_address_limit();
         let io = check_io(given.io.resolve(file.io)?)?;
         let log = given.log.resolve(file.log)?;
         let log = LogOptions { direct: given.direct_io.or(file.direct_io).unwrap_or(log.direct), ..log };
-        Ok(Config {
+        let mut config = Config {
             data_dir: given.data_dir.or(file.data_dir).unwrap_or_else(|| "./settee-data".into()),
             listen: given.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:5984".to_owned()),
             admin,
@@ -109,13 +115,25 @@ impl Config {
             },
             io_engine: given.io_engine.or(file.io_engine).unwrap_or(IoEngine::Auto).into(),
             limits: check_limits(given.limits.resolve(file.limits)?)?,
+            has_address_limit,
             databases: DatabasesOptions {
                 log: check_log(log, io.buffer_pool_bytes_max)?,
                 store: check_store(given.store.resolve(file.store)?)?,
                 ..given.databases.resolve(file.databases)?
             },
             io,
-        })
+        };
+        config.share_connections();
+        Ok(config)
+    }
+
+    /// Lowers the limit on connections of one address to a quarter of all connections, unless it is set.
+    pub(crate) fn share_connections(&mut self) {
+        let limits = &mut self.limits;
+        if !self.has_address_limit {
+            let share = (limits.max_connections / ADDRESS_SHARE).max(1);
+            limits.max_connections_per_address = limits.max_connections_per_address.min(share);
+        }
     }
 
     /// Every limit in force, as `name=value`.

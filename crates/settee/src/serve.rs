@@ -133,6 +133,7 @@ fn share_descriptors(config: &mut Config, descriptor_count_max: Option<u64>) -> 
     let Some(count) = descriptor_count_max else { return usize::MAX };
     let shared = count.saturating_sub(OTHER_DESCRIPTORS).max(2);
     lower("max_connections", &mut config.limits.max_connections, shared / 2);
+    config.share_connections();
     let files = shared - config.limits.max_connections as u64;
     lower("open_databases_max", &mut config.databases.open_databases_max, files / FILES_PER_DATABASE);
     usize::try_from(files).unwrap_or(usize::MAX)

@@ -302,6 +302,13 @@ macro_rules! limit_settings {
     };
 }
 
+impl LimitSettings {
+    /// Whether it says how many connections one address may have.
+    pub(super) fn has_address_limit(&self) -> bool {
+        self.max_connections_per_address.is_some()
+    }
+}
+
 limit_settings! {
     LimitSettings, Limits, "Limits";
     /// Connections served at once

@@ -45,6 +45,25 @@ fn a_flag_goes_before_the_file_and_the_file_before_the_default() {
 }
 
 #[test]
+fn an_address_has_a_quarter_of_fewer_connections_unless_it_is_given_more() {
+    let per_address = |text: &str| {
+        let config = resolve(Settings::default(), &format!("[limits]\n{text}")).unwrap();
+        config.limits.max_connections_per_address
+    };
+    assert_eq!(per_address("max_connections = 100"), 25);
+    assert_eq!(per_address("max_connections = 3"), 1);
+    assert_eq!(per_address("max_connections = 100000"), Limits::default().max_connections_per_address);
+    assert_eq!(per_address("max_connections = 100\nmax_connections_per_address = 90"), 90);
+    let flags = flags(&["--max-connections", "100"]);
+    let config = resolve(flags, "[limits]\nmax_connections_per_address = 90").unwrap();
+    assert_eq!(config.limits.max_connections_per_address, 90);
+    let mut config = resolve(Settings::default(), "").unwrap();
+    config.limits.max_connections = 400;
+    config.share_connections();
+    assert_eq!(config.limits.max_connections_per_address, 100);
+}
+
+#[test]
 fn an_unknown_key_is_an_error_that_names_it() {
     let error = resolve(Settings::default(), "listem = \"x\"").unwrap_err();
     assert!(error.contains("listem") && error.contains("line 1"), "{error}");
@@ -214,8 +233,9 @@ fn the_example_file_holds_every_setting_at_its_default() {
     assert!(settings.admin_file.is_some(), "how to set an administrator");
     assert!(settings.log_file.is_some(), "how to set a log file");
     let given = Settings { admin_file: None, log_file: None, ..settings };
-    let (example, default) =
-        (Config::resolve(given, None).unwrap(), Config::resolve(Settings::default(), None).unwrap());
+    let mut example = Config::resolve(given, None).unwrap();
+    let default = Config::resolve(Settings::default(), None).unwrap();
+    example.has_address_limit = default.has_address_limit;
     for (shown, default) in example.limits_text().split(' ').zip(default.limits_text().split(' ')) {
         assert_eq!(shown, default, "docs/settee.toml");
     }
