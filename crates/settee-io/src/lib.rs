@@ -154,7 +154,7 @@ pub use error::{Error, Result};
 pub use file::{DirectMode, File};
 pub use panic::OnPanic;
 pub use planner::{DeviceRead, Merge, OFFSET_MAX, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
-pub use pool::{BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation};
+pub use pool::{BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation, Stall};
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
 pub use tail::{TAIL_ALIGNMENT, TailBuffer, TailReader};
 pub use threads::{ThreadEngine, ThreadOptions};

@@ -22,6 +22,9 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use tokio::sync::watch;
+
+use crate::Error;
 use crate::tail::sync::{Mutex, MutexGuard};
 use crate::tail::{Memory, TAIL_ALIGNMENT, TailBuffer};
 
@@ -64,6 +67,8 @@ pub struct PoolStats {
 pub struct BufferPool {
     bytes_max: usize,
     state: Mutex<State>,
+    /// The errors of the stalls that there are.
+    stalls: watch::Sender<Vec<Arc<Error>>>,
 }
 
 impl BufferPool {
@@ -78,7 +83,8 @@ impl BufferPool {
             waiting: BTreeMap::new(),
             granted: BTreeMap::new(),
         };
-        Arc::new(BufferPool { bytes_max: options.bytes_max, state: Mutex::new(state) })
+        let stalls = watch::Sender::new(Vec::new());
+        Arc::new(BufferPool { bytes_max: options.bytes_max, state: Mutex::new(state), stalls })
     }
 
     /// The capacity in bytes of the buffer that one gets for asking for `capacity`: a power of
@@ -128,6 +134,20 @@ impl BufferPool {
     pub async fn reserve(self: &Arc<Self>, bytes: usize) -> Reservation {
         self.turn(Need::Reservation(bytes)).await;
         Reservation { pool: self.clone(), bytes }
+    }
+
+    /// Reports that leased memory is held for an unknown time because of `error`, until the returned guard is
+    /// dropped. Nothing else changes: a user that must not wait so long watches [`BufferPool::stalled`].
+    pub fn stall(self: &Arc<Self>, error: Arc<Error>) -> Stall {
+        self.stalls.send_modify(|stalls| stalls.push(error.clone()));
+        Stall { pool: self.clone(), error }
+    }
+
+    /// Returns the error of the earliest [`BufferPool::stall`] as soon as there is one. Cancel-safe.
+    pub async fn stalled(&self) -> Arc<Error> {
+        let mut stalls = self.stalls.subscribe();
+        let stalls = stalls.wait_for(|stalls| !stalls.is_empty()).await;
+        stalls.expect("the pool holds the sender")[0].clone()
     }
 
     /// Where the bytes are, at one moment.
@@ -201,6 +221,33 @@ impl Drop for Reservation {
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservation").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// Leased memory is held for an unknown time; ended on drop.
+#[derive(Debug)]
+#[must_use = "dropped, it ends the stall"]
+pub struct Stall {
+    pool: Arc<BufferPool>,
+    error: Arc<Error>,
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        self.pool.stalls.send_if_modified(|stalls| {
+            if let Some(index) = stalls.iter().position(|error| Arc::ptr_eq(error, &self.error)) {
+                stalls.remove(index);
+            }
+            // Nobody waits for the end of one.
+            false
+        });
+    }
+}
+
+impl Stall {
+    /// Why it stalled.
+    pub fn error(&self) -> &Arc<Error> {
+        &self.error
     }
 }
 

@@ -172,6 +172,8 @@ impl Shared {
     /// is being closed, and where other writes wait for their sync: some file systems report with one write
     /// that an earlier one could not be stored, and report it once, so that no later sync would tell.
     fn keep_unwritten(self: &Arc<Self>, id: u64, write: Action, error: &settee_io::Error) -> bool {
+        // It wakes those who wait for buffers: before the lock is taken.
+        let stall = self.env.buffers.stall(Arc::new(error.clone()));
         let mut state = self.lock();
         if state.stopped.is_some() || state.closing || state.has_unsynced() {
             return false;
@@ -180,7 +182,7 @@ impl Shared {
             tracing::warn!(%error, folder = %self.folder.display(), "a write waits for room on the disk");
         }
         state.operation_count -= 1;
-        let is_first = state.found_no_room(id, write, error);
+        let is_first = state.found_no_room(id, write, stall);
         drop(state);
         if is_first {
             let (log, clock, again) = (Arc::downgrade(self), self.env.clock.clone(), self.again.clone());

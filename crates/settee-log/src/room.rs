@@ -220,11 +220,11 @@ impl Shared {
         }
         if let Lack::Buffer(capacity) = lack {
             let buffer = pin!(self.env.buffers.take(capacity));
-            let (ends, finds_no_room) = (pin!(self.ends()), pin!(self.finds_no_room()));
-            return match select(buffer, select(ends, finds_no_room)).await {
+            let (ends, stalled) = (pin!(self.ends()), pin!(self.env.buffers.stalled()));
+            return match select(buffer, select(ends, stalled)).await {
                 Either::Left((buffer, _)) => Ok(Some(buffer)),
                 Either::Right((Either::Left(_), _)) => Err(self.why_stopped().into()),
-                // The buffers that it waits for may be those of the writes that wait for room.
+                // The buffers that it waits for may be those of writes that wait for room, of this log or another.
                 Either::Right((Either::Right((source, _)), _)) => {
                     Err(AppendError::NoSpace { size: claim.size, source })
                 }

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::{BufferPool, File, Reservation, TailBuffer};
+use settee_io::{BufferPool, File, Reservation, Stall, TailBuffer};
 use tokio::sync::oneshot;
 
 use crate::chunk::{Chunk, Memory};
@@ -93,7 +93,8 @@ struct Barrier {
 
 /// The writes that found no room on the disk, until they have ended well.
 struct Unwritten {
-    source: Arc<settee_io::Error>,
+    /// With what the system said. Other logs that share the pool don't wait for the buffers that this one holds.
+    stall: Stall,
     ids: Vec<u64>,
     /// Those of them that wait to be done again.
     waiting: Vec<Action>,
@@ -360,7 +361,7 @@ impl State {
     /// Whether the open segment takes the batch.
     pub(crate) fn check_room(&mut self, claim: Claim) -> Result<(), Lack> {
         if let Some(unwritten) = &self.unwritten {
-            return Err(Lack::Writes(unwritten.source.clone()));
+            return Err(Lack::Writes(unwritten.stall.error().clone()));
         }
         let rolling = self.rolling;
         let next = self.next.offset();
@@ -671,9 +672,8 @@ impl State {
 
     /// A write found no room: it is to be done again. Returns whether it is the first that waits for
     /// that.
-    pub(crate) fn found_no_room(&mut self, id: u64, write: Action, source: &settee_io::Error) -> bool {
-        let source = Arc::new(source.clone());
-        let none = || Unwritten { source, ids: Vec::new(), waiting: Vec::new() };
+    pub(crate) fn found_no_room(&mut self, id: u64, write: Action, stall: Stall) -> bool {
+        let none = || Unwritten { stall, ids: Vec::new(), waiting: Vec::new() };
         let unwritten = self.unwritten.get_or_insert_with(none);
         if !unwritten.ids.contains(&id) {
             unwritten.ids.push(id);
@@ -691,7 +691,7 @@ impl State {
 
     /// What the system said of the writes that found no room.
     pub(crate) fn no_room(&self) -> Option<Arc<settee_io::Error>> {
-        self.unwritten.as_ref().map(|unwritten| unwritten.source.clone())
+        self.unwritten.as_ref().map(|unwritten| unwritten.stall.error().clone())
     }
 
     /// Whether a write has ended that no completed sync covers.
@@ -703,7 +703,7 @@ impl State {
     /// error may have been that one's. `None` in every other case.
     pub(crate) fn no_room_beside_unsynced(&self) -> Option<Arc<settee_io::Error>> {
         let unwritten = self.unwritten.as_ref().filter(|unwritten| !unwritten.waiting.is_empty())?;
-        self.has_unsynced().then(|| unwritten.source.clone())
+        self.has_unsynced().then(|| unwritten.stall.error().clone())
     }
 
     /// [`Planted::MarkPastHole`].

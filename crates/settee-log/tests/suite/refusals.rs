@@ -3,11 +3,13 @@
 //! Method: the simulated disk refuses for a time; then the power goes, and the log is opened again.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use settee_io::{Env, OperationKind};
+use futures_util::future::{Either, select};
+use settee_io::{BufferPool, Env, OperationKind, PoolOptions};
 use settee_log::{AppendError, Batch, Flags, Log, LogOptions, Stage};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
@@ -224,6 +226,50 @@ fn a_segment_is_not_left_while_its_writes_find_no_room_and_who_waits_for_the_nex
             log.flush().await.unwrap();
             put(&log, &[7; 15_000]).await.unwrap();
             log.close().await.unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_log_is_refused_buffers_that_another_holds_for_want_of_room() {
+    const POOL_BYTES: usize = 128 << 10;
+    let options = LogOptions {
+        segment_bytes_min: 1 << 20,
+        segment_bytes_max: 1 << 20,
+        buffer_bytes_max: 64 << 10,
+        ..OPTIONS
+    };
+    for seed in seeds(50) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = Env { buffers: BufferPool::new(PoolOptions { bytes_max: POOL_BYTES }), ..sim.env() };
+        sim.run(async {
+            let open = |folder: &'static str| Log::open(&env, Path::new(folder), options, |_, _| {});
+            let (full, other) = (open("/data/full").await.unwrap().0, open("/data/other").await.unwrap().0);
+            put(&full, b"first").await.unwrap();
+            put(&other, b"first").await.unwrap();
+            let _full = disk.clone().refuses_writes(true);
+            for index in 0..8_u8 {
+                full.append(&batch(&[index; 15_000]), Stage::Accepted).await.unwrap();
+            }
+            assert_eq!(env.buffers.stats().leased_bytes, POOL_BYTES, "seed={seed}");
+            // Waits when the write finds no room; comes later.
+            for case in ["waits", "comes"] {
+                let more = batch(b"more");
+                let refused = pin!(other.append(&more, Stage::Accepted));
+                let patience = env.clock.sleep(Duration::from_secs(60));
+                match select(refused, patience).await {
+                    Either::Left((Err(AppendError::NoSpace { .. }), _)) => {}
+                    Either::Left((appended, _)) => panic!("seed={seed} {case}: {appended:?}"),
+                    Either::Right(_) => panic!("seed={seed} {case}: it waits for ever"),
+                }
+            }
+            assert!(other.health().is_ok() && env.buffers.stats().waiting_count == 0, "seed={seed}");
+            let _room = disk.clone().refuses_writes(false);
+            full.flush().await.unwrap();
+            put(&other, b"more").await.unwrap();
+            put(&full, b"more").await.unwrap();
         })
         .unwrap();
     }
