@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::OnceLock;
 
+use crate::random::random_bytes;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 
@@ -217,12 +218,6 @@ fn text_pool() -> &'static [u8] {
 pub fn binary_pool() -> &'static [u8] {
     static POOL: OnceLock<Vec<u8>> = OnceLock::new();
     POOL.get_or_init(|| random_bytes(POOL_SEED + 1, BINARY_POOL_BYTES))
-}
-
-fn random_bytes(seed: u64, count: usize) -> Vec<u8> {
-    let mut bytes = vec![0; count];
-    Xoshiro256PlusPlus::seed_from_u64(seed).fill(&mut bytes[..]);
-    bytes
 }
 
 /// The attachment with this number: random bytes.

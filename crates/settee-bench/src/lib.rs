@@ -26,6 +26,7 @@ pub mod io;
 pub mod limits;
 pub mod log;
 pub mod process;
+mod random;
 pub mod reads;
 pub mod report;
 pub mod soak;

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rand::{Rng, SeedableRng, rngs::StdRng};
 use settee_io::{BufferPool, Engine, EngineKind, EngineOptions, Env, PoolOptions};
 use settee_log::{Log, LogOptions};
 use tokio::runtime::Runtime;
@@ -228,11 +227,9 @@ fn settle(folder: &Path) -> Result<()> {
     synced.map_err(|error| Error::file(folder, error))
 }
 
-/// Random bytes of a fixed seed; the peers make the same.
+/// Random bytes of a fixed seed.
 fn random_bytes(bytes: usize) -> Bytes {
-    let mut values = vec![0; bytes];
-    StdRng::seed_from_u64(1).fill_bytes(&mut values);
-    values.into()
+    crate::random::random_bytes(1, bytes).into()
 }
 
 /// An error of the log, as one of the measurement.

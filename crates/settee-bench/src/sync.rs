@@ -11,9 +11,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::fs::{FallocateFlags, OFlags};
 
+use crate::random::RandomBytes;
 use crate::stats::Samples;
 use crate::{Error, Result};
 
@@ -132,7 +132,7 @@ pub struct SyncRow {
 pub fn measure(folder: &Path, count: usize) -> Result<Vec<SyncRow>> {
     let scratch =
         tempfile::tempdir_in(folder).map_err(|source| Error::File { path: folder.into(), source })?;
-    let mut random = StdRng::seed_from_u64(1);
+    let mut random = RandomBytes::new(1);
     let mut rows: Vec<_> = ROWS
         .into_iter()
         .map(|(layout, method)| {
@@ -188,11 +188,11 @@ impl Subject {
         method: Method,
         writes: std::ops::Range<usize>,
         block: &mut AlignedBlock,
-        random: &mut StdRng,
+        random: &mut RandomBytes,
         samples: &mut Samples,
     ) -> io::Result<()> {
         for index in writes {
-            random.fill_bytes(block.bytes());
+            random.fill(block.bytes());
             let start = Instant::now();
             self.0.write_all_at(block.bytes(), (index * BLOCK_BYTES) as u64)?;
             method.sync(&self.0)?;

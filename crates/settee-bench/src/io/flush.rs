@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::fs::{Advice, FallocateFlags};
 use settee_io::{AlignedBuffer, Alignment, Engine, EngineKind, File, OpenMode, RingUse};
 
 use super::random::{ended, run_blocking};
 use super::row::{Latency, Row, Series, Window, switch_count};
 use super::{Config, failed, set_direct, start_engine};
+use crate::random::RandomBytes;
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
 
@@ -227,7 +227,7 @@ async fn write_all(file: &File, cell: Cell, bytes: u64, source: &Bytes) -> Resul
 fn source() -> Bytes {
     let alignment = Alignment::new(SOURCE_ALIGNMENT).expect("a power of two");
     let mut buffer = AlignedBuffer::new(SOURCE_BYTES, alignment);
-    StdRng::seed_from_u64(11).fill_bytes(buffer.whole_mut());
+    RandomBytes::new(11).fill(buffer.whole_mut());
     buffer.set_len(SOURCE_BYTES);
     buffer.into()
 }

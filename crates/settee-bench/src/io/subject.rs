@@ -9,10 +9,11 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::random::RandomBytes;
 use crate::{Error, Result};
 
 /// Bytes of a block, and of each random read of `bench io`.
@@ -31,13 +32,13 @@ const PROBE_COUNT: usize = 64;
 pub(crate) fn create(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     let failed = |error: io::Error| Error::file(path, error);
     let mut file = File::create_new(path).map_err(failed)?;
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = RandomBytes::new(seed);
     let mut chunk = vec![0; CHUNK_BYTES];
     let (mut offset, end) = (0, bytes - bytes % BLOCK_BYTES as u64);
     while offset < end {
         let size = (end - offset).min(CHUNK_BYTES as u64) as usize;
         let chunk = &mut chunk[..size];
-        random.fill_bytes(chunk);
+        random.fill(chunk);
         mark(chunk, offset);
         file.write_all(chunk).map_err(failed)?;
         offset += size as u64;

@@ -12,7 +12,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use settee_io::{Engine, EngineKind, File, OpenMode};
 use tokio::task::{self, JoinSet};
@@ -21,6 +20,7 @@ use super::{Config, READ_BYTES};
 use crate::io::row::{Aim, Latency, Row, Series, Window};
 use crate::io::subject::{self, BLOCK_BYTES, Places};
 use crate::io::{ended, failed, open_direct, run_blocking, start_engine};
+use crate::random::random_bytes;
 use crate::stats::{Elapsed, Samples};
 use crate::{Error, Result};
 
@@ -216,9 +216,7 @@ async fn read_until(file: Arc<File>, reads: Reads, mut places: Places, until: In
 /// took, and the new end.
 async fn write(subject: Arc<Subject>, duration: Duration, mut end: u64) -> Result<(Taken, u64)> {
     run_pinned(subject.writer_core, move || {
-        let mut bytes = vec![0; APPEND_BYTES];
-        StdRng::seed_from_u64(end).fill_bytes(&mut bytes);
-        let bytes = Bytes::from(bytes);
+        let bytes = Bytes::from(random_bytes(end, APPEND_BYTES));
         let mut samples = Samples::default();
         let start = Instant::now();
         runtime()?.block_on(async {

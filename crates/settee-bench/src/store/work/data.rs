@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::random::random_bytes;
 use bytes::Bytes;
-use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of every key.
@@ -71,11 +71,7 @@ impl Source {
     /// The one of this process, which is made by the first call.
     pub(crate) fn get() -> Source {
         static BYTES: OnceLock<Bytes> = OnceLock::new();
-        let make = || {
-            let mut bytes = vec![0; SOURCE_BYTES];
-            StdRng::seed_from_u64(1).fill_bytes(&mut bytes);
-            bytes.into()
-        };
+        let make = || random_bytes(1, SOURCE_BYTES).into();
         Source { bytes: BYTES.get_or_init(make).clone() }
     }
 
