@@ -35,6 +35,7 @@ use tokio::sync::oneshot;
 use crate::database::Database;
 use crate::limits::{StoreLimits, StoreResources};
 use crate::rules::Rules;
+use crate::spool::Spools;
 use crate::stats::{Figures, Stats};
 use crate::{Error, ErrorKind, Result};
 pub use backup::{BackupProgress, BackupSummary};
@@ -126,6 +127,7 @@ struct Inner {
     slots: Mutex<Slots>,
     updates: Updates,
     tasks: Tasks,
+    spools: Arc<Spools>,
     /// Held by who makes a backup.
     backup: tokio::sync::Mutex<()>,
     /// Held as long as the folder is ours.
@@ -161,6 +163,7 @@ impl Databases {
         let (slots, deleted) = catalogue::read(&catalogue).await?;
         let updates = Updates::new(&env.random_bytes(), !slots.known.is_empty());
         let slots = Mutex::new(slots);
+        let spools = Spools::open(&env, folder).await;
         let inner = Inner {
             env,
             folder: folder.to_path_buf(),
@@ -171,6 +174,7 @@ impl Databases {
             slots,
             updates,
             tasks: Tasks::default(),
+            spools,
             backup: Default::default(),
             _lock: lock,
         };
@@ -276,6 +280,11 @@ impl Databases {
             }
             database.end_compaction();
         });
+    }
+
+    /// The files for what requests send and memory doesn't hold.
+    pub fn spools(&self) -> &Arc<Spools> {
+        &self.inner.spools
     }
 
     /// Whether there is a database of that name.

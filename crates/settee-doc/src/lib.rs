@@ -28,6 +28,7 @@ mod revision;
 mod rules;
 mod selector;
 mod sequence;
+mod spool;
 mod stats;
 mod tree;
 mod update;
@@ -59,6 +60,7 @@ pub use settee_io::PoolStats;
 pub use settee_store::{
     Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage,
 };
+pub use spool::{Spool, SpoolError, Spools};
 pub use stats::Stats;
 pub use update::DOCUMENT_BYTES_LIMIT;
 pub use view::{BodyRef, Counts, Leaf, LocalRow, LocalRows, Purge, Purges, Range, Row, Rows, Summary, View};

@@ -8,9 +8,11 @@
 //! A text of many small things is a multiple of itself once it is parsed: what they take is charged to the
 //! share before room is made for them ([`Charge`]).
 //!
+//! A body that may be spooled goes to a file once it exceeds what one body is sure to get of the memory.
+//!
 //! Invariants:
-//! 1. No two bodies wait for each other's memory. A part of the room is a reserve that holds one of the largest
-//!    bodies and has one owner at a time. A share that finds the rest of the room used up waits for memory that
+//! 1. No two bodies wait for each other's memory. A part of the room is a reserve, for the largest body that
+//!    isn't spooled, and has one owner at a time. A share that finds the rest of the room used up waits for memory that
 //!    is released or for the reserve, whichever comes first; the owner of the reserve never waits for memory.
 //! 2. A client can't make a body last: see [`RequestBody`].
 
@@ -23,7 +25,7 @@ use hyper::StatusCode;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderMap};
 
-use settee_doc::Edit;
+use settee_doc::{Edit, Spool, Spools};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Limits;
@@ -83,6 +85,11 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// The same memory, with nothing in it.
+    pub(crate) fn emptied(self) -> Share {
+        Share { bytes: 0, ..self }
+    }
+
     fn merge(&mut self, taken: OwnedSemaphorePermit) {
         match &mut self.units {
             Some(units) => units.merge(taken),
@@ -96,6 +103,12 @@ impl Share {
 pub(crate) struct Held {
     pub(crate) text: Bytes,
     pub(crate) share: Share,
+}
+
+/// A body in memory, or in a file.
+pub(crate) enum Content {
+    Held(Held),
+    Spooled(Spool),
 }
 
 /// What the things in a text take beside it, as its parser comes upon them.
@@ -144,10 +157,10 @@ impl Charge {
 }
 
 impl Room {
-    /// A room that holds one of the largest bodies at least.
+    /// A room whose reserve holds one of the largest bodies, but takes at most half of it.
     pub(crate) fn new(limits: &Limits) -> Room {
-        let reserve_bytes = limits.max_request_bytes;
-        let bytes = limits.request_bytes_in_flight_max.max(reserve_bytes);
+        let bytes = limits.request_bytes_in_flight_max;
+        let reserve_bytes = limits.max_request_bytes.min(bytes / 2);
         let units = usize::try_from(units(bytes - reserve_bytes)).unwrap_or(usize::MAX);
         Room {
             units: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
@@ -161,6 +174,11 @@ impl Room {
     /// Bytes that it holds.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes that one body gets, sooner or later, whatever others hold.
+    pub(crate) fn body_bytes_max(&self) -> u64 {
+        self.reserve_bytes
     }
 
     /// Widens a share to `bytes` in all, and waits for memory where there is none. A request waits with one
@@ -310,6 +328,34 @@ pub(crate) async fn read(
     limits: &Limits,
     room: &Room,
 ) -> Result<Held, Failure> {
+    match read_to(None, body, headers, limits, room).await? {
+        Content::Held(held) => Ok(held),
+        Content::Spooled(_) => unreachable!("there are no spools"),
+    }
+}
+
+/// As [`read`], of a body that may be spooled.
+///
+/// # Errors
+/// As [`read`]; 413 or 503 where there is no space for spools, 507 where the disk is full.
+pub(crate) async fn read_or_spool(
+    spools: &Arc<Spools>,
+    body: &mut RequestBody,
+    headers: &HeaderMap,
+    limits: &Limits,
+    room: &Room,
+) -> Result<Content, Failure> {
+    let is_allowed = limits.spool_bytes_max > 0 && body.unauthenticated.is_none();
+    read_to(Some(spools).filter(|_| is_allowed), body, headers, limits, room).await
+}
+
+async fn read_to(
+    spools: Option<&Arc<Spools>>,
+    body: &mut RequestBody,
+    headers: &HeaderMap,
+    limits: &Limits,
+    room: &Room,
+) -> Result<Content, Failure> {
     let is_gzip = match headers.get(header::CONTENT_ENCODING).map(|encoding| encoding.to_str().unwrap_or(""))
     {
         None => false,
@@ -327,40 +373,95 @@ pub(crate) async fn read(
     if declared.is_some_and(|bytes| bytes > bytes_max) {
         return Err(Failure::body_too_large());
     }
+    let spools = spools.map(|spools| (spools, limits.spool_bytes_max));
     if is_gzip {
-        return read_gzip(body, limits, room).await;
+        let intake = Intake { growing: Growing::new(bytes_max), spools, spool: None, bytes_max };
+        return read_gzip(body, limits, room, intake).await;
     }
     let Some(first) = body.next_frame(limits).await? else {
-        return Ok(Held { text: Bytes::new(), share: Share::default() });
+        return Ok(Content::Held(Held { text: Bytes::new(), share: Share::default() }));
     };
-    if body.is_end_stream() {
+    if body.is_end_stream() && first.len() as u64 <= room.body_bytes_max() {
         if first.len() as u64 > bytes_max {
             return Err(Failure::body_too_large());
         }
         let mut share = Share::default();
         room.grow(&mut share, first.len() as u64).await?;
-        return Ok(Held { text: first, share });
+        return Ok(Content::Held(Held { text: first, share }));
     }
-    let mut growing = Growing::new(declared.unwrap_or(bytes_max));
-    growing.extend(&first, room).await?;
+    let bytes_max = declared.unwrap_or(bytes_max);
+    let mut intake = Intake { growing: Growing::new(bytes_max), spools, spool: None, bytes_max };
+    if declared.is_some_and(|bytes| bytes > room.body_bytes_max()) {
+        intake.begin_spool().await?;
+    }
+    intake.extend(&first, room).await?;
     drop(first);
     while let Some(frame) = body.next_frame(limits).await? {
-        growing.extend(&frame, room).await?;
+        intake.extend(&frame, room).await?;
     }
-    Ok(growing.finish())
+    intake.finish().await
 }
 
 /// Reads a whole body that comes compressed: what it unfolds to counts.
-async fn read_gzip(body: &mut RequestBody, limits: &Limits, room: &Room) -> Result<Held, Failure> {
-    let mut growing = Growing::new(body.bytes_max(limits));
+async fn read_gzip(
+    body: &mut RequestBody,
+    limits: &Limits,
+    room: &Room,
+    mut intake: Intake<'_>,
+) -> Result<Content, Failure> {
     let mut unfolding = Unfolding::new();
     while let Some(frame) = body.next_frame(limits).await? {
         for part in frame.chunks(encoding::PART_BYTES) {
-            growing.extend(&unfolding.push(part)?, room).await?;
+            intake.extend(&unfolding.push(part)?, room).await?;
         }
     }
-    growing.extend(&unfolding.finish()?, room).await?;
-    Ok(growing.finish())
+    intake.extend(&unfolding.finish()?, room).await?;
+    intake.finish().await
+}
+
+/// A body on its way into memory, and on into a file where it may be spooled and grows too large.
+struct Intake<'a> {
+    growing: Growing,
+    /// Where it may be spooled, and the bytes that all spools may take.
+    spools: Option<(&'a Arc<Spools>, u64)>,
+    spool: Option<Spool>,
+    bytes_max: u64,
+}
+
+impl Intake<'_> {
+    async fn extend(&mut self, bytes: &[u8], room: &Room) -> Result<(), Failure> {
+        if self.growing.len() + bytes.len() > usize::try_from(room.body_bytes_max()).unwrap_or(usize::MAX) {
+            self.begin_spool().await?;
+        }
+        match &mut self.spool {
+            Some(spool) if spool.bytes() + bytes.len() as u64 > self.bytes_max => {
+                Err(Failure::body_too_large())
+            }
+            Some(spool) => Ok(spool.append(bytes).await?),
+            None => self.growing.extend(bytes, room).await,
+        }
+    }
+
+    /// Moves what is in memory into a file, if it may be spooled.
+    async fn begin_spool(&mut self) -> Result<(), Failure> {
+        if let (Some((spools, bytes_max)), None) = (self.spools, &self.spool) {
+            let mut spool = spools.create(bytes_max).await?;
+            let growing = std::mem::replace(&mut self.growing, Growing::new(0));
+            spool.append(&growing.whole).await?;
+            self.spool = Some(spool);
+        }
+        Ok(())
+    }
+
+    async fn finish(self) -> Result<Content, Failure> {
+        match self.spool {
+            Some(mut spool) => {
+                spool.finish().await?;
+                Ok(Content::Spooled(spool))
+            }
+            None => Ok(Content::Held(self.growing.finish())),
+        }
+    }
 }
 
 /// What is held in memory as it comes. Its space grows with that, not with what a header promises.
@@ -377,6 +478,15 @@ impl Growing {
         Growing { whole: Vec::new(), share: Share::default(), bytes_max, waits: true }
     }
 
+    /// In the memory of a share that has nothing in it: as much as the room holds.
+    pub(crate) fn with_share(share: Share) -> Growing {
+        Growing { share: share.emptied(), ..Growing::new(u64::MAX) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.whole.len()
+    }
+
     /// Of a request that has another share already: it is refused where it would have to wait for memory.
     pub(crate) fn without_waiting(self) -> Growing {
         Growing { waits: false, ..self }
@@ -385,14 +495,17 @@ impl Growing {
     /// Takes what comes next, and waits for memory where there is none.
     ///
     /// # Errors
-    /// 413 past `bytes_max`, 503 without room.
+    /// 413 past `bytes_max` or all of the room, 503 without room.
     pub(crate) async fn extend(&mut self, bytes: &[u8], room: &Room) -> Result<(), Failure> {
         let size = (self.whole.len() + bytes.len()) as u64;
         if size > self.bytes_max {
             return Err(Failure::body_too_large());
         }
+        if size > room.bytes {
+            return Err(Failure::exceeds_memory());
+        }
         if size > self.whole.capacity() as u64 {
-            let capacity = (2 * size).min(self.bytes_max);
+            let capacity = (2 * size).min(self.bytes_max).min(room.bytes);
             match self.waits {
                 true => room.grow(&mut self.share, capacity).await?,
                 false => {

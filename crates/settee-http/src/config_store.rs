@@ -351,11 +351,9 @@ impl ConfigStore {
             Some("infinity") => u64::MAX,
             _ => number("couchdb", "max_attachment_size", 0, u64::MAX, base.max_attachment_size)?,
         };
-        // The memory for bodies is fixed at the start: what is more than that is taken for all of it.
-        let memory = base.request_bytes_in_flight_max.max(base.max_request_bytes);
-        let most = memory.max(REQUEST_BYTES_MAX);
+        let most = base.max_request_bytes.max(REQUEST_BYTES_MAX);
         limits.max_request_bytes =
-            number("chttpd", "max_http_request_size", 1, most, base.max_request_bytes)?.min(memory);
+            number("chttpd", "max_http_request_size", 1, most, base.max_request_bytes)?;
         limits.changes_timeout_ms =
             number("chttpd", "changes_timeout", 1, u64::from(u32::MAX), base.changes_timeout_ms)?;
         let names = base.max_dbs_info_names as u64;

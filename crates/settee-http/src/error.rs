@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use hyper::StatusCode;
 use hyper::header::{self, HeaderName};
-use settee_doc::ErrorKind;
+use settee_doc::{ErrorKind, SpoolError};
 
 /// An error on its way to the client.
 #[derive(Debug, Clone)]
@@ -69,6 +69,13 @@ impl Failure {
         Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the request entity is too large")
     }
 
+    /// 413: the body may be so large, and isn't one of those that needn't fit into memory.
+    pub(crate) fn exceeds_memory() -> Failure {
+        let reason = "the request entity exceeds the memory for request bodies: only attachments and the \
+                      documents of _bulk_docs may";
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason)
+    }
+
     /// 503: the memory for request bodies is in use.
     pub(crate) fn no_room() -> Failure {
         let reason = "The server holds as many request bodies as it may.";
@@ -119,6 +126,20 @@ impl From<settee_doc::Error> for Failure {
     fn from(error: settee_doc::Error) -> Failure {
         let (status, name) = status_and_name(error.kind());
         Failure::new(status, name, error.to_string())
+    }
+}
+
+impl From<SpoolError> for Failure {
+    fn from(error: SpoolError) -> Failure {
+        match error {
+            SpoolError::TooLarge { bytes_max } => {
+                let reason =
+                    format!("the request entity is too large: at most {bytes_max} bytes are spooled");
+                Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason)
+            }
+            SpoolError::Busy => Failure::no_room(),
+            SpoolError::Disk(error) => error.into(),
+        }
     }
 }
 

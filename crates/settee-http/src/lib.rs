@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. Status, error name and wording are CouchDB 3.5.0's; what isn't there yet answers 501.
-//! 2. A request that fails has stored nothing, but where its answer says so row by row.
+//! 2. A request that fails has stored nothing, but where its answer says so row by row; a `_bulk_docs` that the
+//!    disk or the database refuses half-way may have stored the documents before.
 //! 3. Without an administrator only loopback is served, and only what names it as its host.
 //! 4. Every wait on a client has a limit named in [`Limits`].
 //!
@@ -67,6 +68,7 @@ mod session;
 mod shards;
 mod sign_in;
 mod socket;
+mod spooled;
 mod stats;
 mod stream;
 mod tasks;

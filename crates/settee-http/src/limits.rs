@@ -23,8 +23,12 @@ pub struct Limits {
     pub max_request_bytes: u64,
     /// Bytes of all requests' bodies together that are held at once, from 16 KiB each: smaller
     /// ones don't count. A body takes them as it arrives. Past it a request waits for its turn,
-    /// `body_timeout_ms` at most: 503. At least `max_request_bytes`.
+    /// `body_timeout_ms` at most: 503.
     pub request_bytes_in_flight_max: u64,
+    /// Bytes of all spool files together. The body of a `_bulk_docs` that exceeds half of
+    /// `request_bytes_in_flight_max`, or the `max_request_bytes` of the start, goes to such a file. Past it: 413,
+    /// or 503 where other spools take the space. 0: none is spooled.
+    pub spool_bytes_max: u64,
     /// Bytes of all answers together that are held until their clients take them. Past it the connection
     /// that holds the most is closed; one that holds a quarter of it gets 503.
     pub answer_bytes_in_flight_max: u64,
@@ -78,6 +82,7 @@ impl Default for Limits {
             max_headers: 100,
             max_request_bytes: 256 << 20,
             request_bytes_in_flight_max: 1 << 30,
+            spool_bytes_max: 4 << 30,
             answer_bytes_in_flight_max: 256 << 20,
             max_document_size: 8_000_000,
             max_attachment_size: 1 << 30,

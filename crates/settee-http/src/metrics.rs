@@ -104,6 +104,8 @@ impl Metrics {
         ours.register("httpd_connections_refused", help, connections_refused.clone());
         let limit = ConstGauge::new(limits.max_connections as u64);
         ours.register("httpd_connections_max", "Connections served at once at most", limit);
+        let limit = ConstGauge::new(limits.spool_bytes_max);
+        ours.register("httpd_spool_bytes_max", "Bytes that spooled bodies may take on the disk", limit);
         let started = Instant::now();
         ours.register_collector(Box::new(EngineMetrics { databases, started, dropped_log_lines }));
         let counters = Counters::default();
@@ -245,6 +247,9 @@ impl Collector for EngineMetrics {
         let help =
             "Lines of the server's own log that were dropped: it could not be written fast enough, or at all";
         counter(out, "server_log_dropped_lines", help, self.dropped_log_lines.load(Ordering::Relaxed))?;
+
+        let help = "Bytes that the bodies of requests under way have reserved on the disk";
+        gauge(out, "httpd_spool_bytes", help, self.databases.spools().reserved_bytes())?;
 
         gauge(out, "databases", "Databases that exist", database_count as u64)?;
         let help = "Databases that are open: in use, or a while ago";

@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use crate::access::{AccessEntry, Sent};
 use crate::admission::EvictingSet;
 use crate::auth::{Admin, Auth, Caller};
-use crate::body::{Held, RequestBody, Room, UNAUTHENTICATED_BODIES_MAX};
+use crate::body::{Content, Held, RequestBody, Room, UNAUTHENTICATED_BODIES_MAX};
 use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
 use crate::connections::{Connection, Connections, TrustedProxies};
 use crate::cors::Cors;
@@ -435,6 +435,14 @@ impl<'a> Call<'a> {
     pub(crate) async fn read_json_body(&mut self) -> Result<Held, Failure> {
         body::check_json_type(&self.head.headers)?;
         self.read_body().await
+    }
+
+    /// The whole body, which must be declared as JSON, in a file where it is too large for memory.
+    pub(crate) async fn read_or_spool_json_body(&mut self) -> Result<Content, Failure> {
+        body::check_json_type(&self.head.headers)?;
+        let server = self.server;
+        let (headers, spools) = (&self.head.headers, server.databases.spools());
+        body::read_or_spool(spools, self.body, headers, &server.limits, &server.room).await
     }
 
     /// What a write must reach before it is answered, and what its answer is then.

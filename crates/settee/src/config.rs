@@ -164,9 +164,9 @@ fn check_limits(limits: Limits) -> Result<Limits, String> {
         ));
     }
     let (all, one) = (limits.request_bytes_in_flight_max, limits.max_request_bytes);
-    if all < one {
+    if all < document as u64 {
         return Err(format!(
-            "the limit `request_bytes_in_flight_max` is {all}: it must hold `max_request_bytes`, {one}"
+            "the limit `request_bytes_in_flight_max` is {all}: it must hold the largest document, `max_document_size`, {document}"
         ));
     }
     if one < document as u64 {

@@ -218,3 +218,23 @@ fn a_disk_that_fills_within_a_bulk_loses_nothing_and_takes_the_rest_when_there_i
     server = start(&engine, folder.path());
     assert_eq!(ids(&server.connect().get("/db/_all_docs"), "rows").len(), 101);
 }
+
+#[test]
+fn a_disk_that_is_full_refuses_a_spooled_body_and_nothing_of_it_is_stored() {
+    let engine = FaultyEngine::new();
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ServerOptions::default();
+    options.limits.request_bytes_in_flight_max = 1 << 20;
+    let server = Server::start_on(engine.clone(), folder.path(), options);
+    let mut client = server.connect();
+    client.create("db");
+    let document = format!("{{\"a\":\"{}\"}}", "x".repeat(10_000));
+    let body = format!("{{\"docs\":[{}]}}", vec![document; 100].join(","));
+    engine.set(Some(Fault::Full));
+    let refused = client.post("/db/_bulk_docs", &body);
+    assert_eq!((refused.status, &refused.json()["error"]), (507, &"insufficent_storage".into()));
+    engine.set(None);
+    assert_eq!(client.get("/db").json()["doc_count"], 0);
+    client.post("/db/_bulk_docs", &body).expect_status(201);
+    assert_eq!(client.get("/db").json()["doc_count"], 100);
+}

@@ -34,3 +34,4 @@ mod purge;
 mod revisions;
 mod server;
 mod session;
+mod spool;

@@ -227,8 +227,7 @@ impl Conversion {
         self.converted.get(setting).and_then(|converted| converted.value.as_u64()).unwrap_or(default)
     }
 
-    /// A request holds its document here, and the room for all requests holds one; CouchDB takes
-    /// what contradicts that, and goes by the smaller.
+    /// A request holds its document here; CouchDB takes what contradicts that, and goes by the smaller.
     fn reconcile_sizes(&mut self) {
         let limits = Limits::default();
         let request = self.size("max_request_bytes", limits.max_request_bytes);
@@ -241,14 +240,6 @@ impl Conversion {
             let converted = Converted { value: json!(request), from, note };
             self.warnings.push(format!("max_document_size is {request}: {}", converted.note));
             self.converted.insert("max_document_size", converted);
-        }
-        if request > limits.request_bytes_in_flight_max {
-            let note =
-                "it has to hold one request, max_request_bytes; so much memory bodies may take".to_owned();
-            let from = "chttpd/max_http_request_size".to_owned();
-            self.warnings.push(format!("request_bytes_in_flight_max is {request}: {note}"));
-            self.converted
-                .insert("request_bytes_in_flight_max", Converted { value: json!(request), from, note });
         }
     }
 

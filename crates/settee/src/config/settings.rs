@@ -325,8 +325,10 @@ limit_settings! {
     max_headers: usize, 1, "SETTEE_MAX_HEADERS";
     /// Bytes of a request's body
     max_request_bytes: u64, 1, "SETTEE_MAX_REQUEST_BYTES";
-    /// Bytes of all requests' bodies that are held at once; at least max-request-bytes
+    /// Bytes of all requests' bodies that are held in memory at once; at least max-document-size
     request_bytes_in_flight_max: u64, 1, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
+    /// Bytes of the data folder's disk that bodies of _bulk_docs may take which are too large for memory; 0 for none
+    spool_bytes_max: u64, 0, "SETTEE_SPOOL_BYTES_MAX";
     /// Bytes of all answers that are held until their clients take them
     answer_bytes_in_flight_max: u64, 1, "SETTEE_ANSWER_BYTES_IN_FLIGHT_MAX";
     /// Bytes of a document

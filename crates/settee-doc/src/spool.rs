@@ -1,0 +1,234 @@
+//! Files for what one request sends and memory doesn't hold.
+//!
+//! A file loses its name as soon as it is open, so the system removes it with its last descriptor, however the
+//! process ends. A process that is killed in between leaves an empty file, which [`Spools::open`] removes.
+//!
+//! Invariant: the files together reserve at most the limit, on the disk too before bytes are written.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use settee_io::{Env, File, OpenMode, folder};
+
+use crate::Error;
+
+const FOLDER: &str = "spool";
+
+/// Bytes that are written at once.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// Bytes of disk space that are reserved at once.
+const RESERVE_BYTES: u64 = 16 << 20;
+
+/// The spool files of a data folder.
+pub struct Spools {
+    env: Env,
+    folder: PathBuf,
+    reserved_bytes: AtomicU64,
+    next_number: AtomicU64,
+}
+
+/// A file that is written once from front to back, and then read. It is removed when this is dropped.
+pub struct Spool {
+    spools: Arc<Spools>,
+    file: File,
+    bytes_max: u64,
+    reserved_bytes: u64,
+    written_bytes: u64,
+    /// What follows the written bytes.
+    buffer: Vec<u8>,
+}
+
+/// Why bytes were not spooled. The spool is of no use then.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// They exceed what all spool files together may take.
+    #[error("more than {bytes_max} bytes for spool files")]
+    TooLarge {
+        /// The limit.
+        bytes_max: u64,
+    },
+
+    /// Other spool files take the space; it becomes free with them.
+    #[error("other spool files take the space")]
+    Busy,
+
+    /// The disk is full, or the system failed.
+    #[error(transparent)]
+    Disk(#[from] Error),
+}
+
+impl From<settee_io::Error> for SpoolError {
+    fn from(error: settee_io::Error) -> SpoolError {
+        SpoolError::Disk(error.into())
+    }
+}
+
+impl Spools {
+    /// The spool files of a data folder, in which it removes those of an earlier process.
+    pub(crate) async fn open(env: &Env, data: &Path) -> Arc<Spools> {
+        let folder = data.join(FOLDER);
+        if let Err(error) = remove_files(env, &folder).await {
+            tracing::warn!(%error, "a spool file of an earlier process was not removed");
+        }
+        let (reserved_bytes, next_number) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Spools { env: env.clone(), folder, reserved_bytes, next_number })
+    }
+
+    /// An empty spool. It, and all others together, may take `bytes_max`.
+    ///
+    /// # Errors
+    /// [`SpoolError::Disk`]
+    pub async fn create(self: &Arc<Spools>, bytes_max: u64) -> Result<Spool, SpoolError> {
+        let engine = &self.env.engine;
+        folder::create(&**engine, &self.folder).await?;
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let path = self.folder.join(number.to_string());
+        let file = File::open(engine, &path, OpenMode::CreateNew).await?;
+        folder::remove(&**engine, &path).await?;
+        let (spools, buffer) = (self.clone(), Vec::new());
+        Ok(Spool { spools, file, bytes_max, reserved_bytes: 0, written_bytes: 0, buffer })
+    }
+
+    /// Bytes that the spool files reserve.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Takes `wanted` bytes of `bytes_max`, or what is left where that is at least `least`.
+    fn take(&self, wanted: u64, least: u64, bytes_max: u64) -> Result<u64, SpoolError> {
+        let mut taken = 0;
+        let take = |reserved: u64| {
+            taken = wanted.min(bytes_max.saturating_sub(reserved));
+            (taken >= least).then(|| reserved + taken)
+        };
+        let updated = self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        updated.map(|_| taken).map_err(|_| SpoolError::Busy)
+    }
+}
+
+async fn remove_files(env: &Env, folder: &Path) -> settee_io::Result<()> {
+    for entry in folder::list(&*env.engine, folder).await? {
+        folder::remove(&*env.engine, &folder.join(&entry.name)).await?;
+    }
+    Ok(())
+}
+
+impl Spool {
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> u64 {
+        self.written_bytes + self.buffer.len() as u64
+    }
+
+    /// Appends bytes. Some of them stay in memory until [`Spool::finish`].
+    ///
+    /// # Errors
+    /// [`SpoolError`]
+    pub async fn append(&mut self, mut bytes: &[u8]) -> Result<(), SpoolError> {
+        self.reserve(self.bytes() + bytes.len() as u64).await?;
+        while !bytes.is_empty() {
+            let (part, rest) = bytes.split_at(bytes.len().min(WRITE_BYTES - self.buffer.len()));
+            self.buffer.extend_from_slice(part);
+            bytes = rest;
+            if self.buffer.len() == WRITE_BYTES {
+                self.write().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is left in memory: all can be read then.
+    ///
+    /// # Errors
+    /// [`SpoolError::Disk`]
+    pub async fn finish(&mut self) -> Result<(), SpoolError> {
+        self.write().await
+    }
+
+    /// `length` bytes at `offset`, or what there is before the end.
+    ///
+    /// # Errors
+    /// [`SpoolError::Disk`]
+    pub async fn read_at(&self, offset: u64, length: usize) -> Result<Bytes, SpoolError> {
+        let left = usize::try_from(self.written_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
+        Ok(self.file.read_exact_at(offset, length.min(left)).await?)
+    }
+
+    async fn write(&mut self) -> Result<(), SpoolError> {
+        let bytes = Bytes::from(std::mem::take(&mut self.buffer));
+        let length = bytes.len() as u64;
+        self.file.write_at(self.written_bytes, bytes).await?;
+        self.written_bytes += length;
+        Ok(())
+    }
+
+    /// Reserves space for all bytes before `end`.
+    async fn reserve(&mut self, end: u64) -> Result<(), SpoolError> {
+        let Some(least) = end.checked_sub(self.reserved_bytes).filter(|least| *least > 0) else {
+            return Ok(());
+        };
+        let bytes_max = self.bytes_max;
+        if end > bytes_max {
+            return Err(SpoolError::TooLarge { bytes_max });
+        }
+        let offset = self.reserved_bytes;
+        let taken = self.spools.take(least.max(RESERVE_BYTES), least, bytes_max)?;
+        self.reserved_bytes += taken;
+        Ok(self.file.allocate(offset, taken).await?)
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.spools.reserved_bytes.fetch_sub(self.reserved_bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use settee_io::ThreadOptions;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_spool_gives_back_what_was_appended_and_leaves_no_file() {
+        let data = tempfile::tempdir().unwrap();
+        let env = Env::current(ThreadOptions::default());
+        let spool_folder = data.path().join(FOLDER);
+        folder::create(&*env.engine, &spool_folder).await.unwrap();
+        // Of an earlier process.
+        File::open(&env.engine, &spool_folder.join("0"), OpenMode::CreateNew).await.unwrap();
+        let spools = Spools::open(&env, data.path()).await;
+        let names = async || folder::list(&*env.engine, &spool_folder).await.unwrap();
+        assert_eq!(names().await, []);
+        let mut spool = spools.create(64 << 20).await.unwrap();
+        assert_eq!(names().await, [], "it has a name");
+        let text: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        for part in text.chunks(70_001) {
+            spool.append(part).await.unwrap();
+        }
+        spool.finish().await.unwrap();
+        assert_eq!(spool.bytes(), 1_000_000);
+        assert_eq!(spool.read_at(0, 2_000_000).await.unwrap(), text);
+        assert_eq!(spool.read_at(999_990, 100).await.unwrap(), text[999_990..]);
+        assert_eq!(spools.reserved_bytes(), RESERVE_BYTES);
+        drop(spool);
+        assert_eq!(spools.reserved_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn spools_take_at_most_their_limit_together() {
+        let data = tempfile::tempdir().unwrap();
+        let env = Env::current(ThreadOptions::default());
+        let spools = Spools::open(&env, data.path()).await;
+        let mut first = spools.create(1_000).await.unwrap();
+        first.append(&[0; 600]).await.unwrap();
+        let mut second = spools.create(1_000).await.unwrap();
+        assert!(matches!(second.append(&[0; 500]).await, Err(SpoolError::Busy)));
+        assert!(matches!(second.append(&[0; 1_001]).await, Err(SpoolError::TooLarge { bytes_max: 1_000 })));
+        drop(first);
+        second.append(&[0; 1_000]).await.unwrap();
+    }
+}

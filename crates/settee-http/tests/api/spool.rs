@@ -1,0 +1,228 @@
+//! Goal: a `_bulk_docs` that memory doesn't hold is answered as any other, and stores nothing unless all of it
+//! is good.
+//! Method: servers whose memory for bodies is small; answers are compared with those of one that spools nothing.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use settee_http::ServerOptions;
+
+use crate::client::{Client, Reply, Server};
+
+const MIB: usize = 1 << 20;
+
+/// A server that holds a body of 1 MiB in memory.
+fn spooling(folder: &Path) -> Server {
+    let mut options = ServerOptions::default();
+    options.limits.request_bytes_in_flight_max = 2 * MIB as u64;
+    options.limits.max_request_bytes = 1 << 30;
+    Server::start_in(folder, options)
+}
+
+/// A bulk of `count` documents of about `bytes` each.
+fn bulk(count: usize, bytes: usize) -> String {
+    let text = "x".repeat(bytes);
+    let documents: Vec<String> =
+        (0..count).map(|n| format!("{{\"_id\":\"{n:06}\",\"a\":\"{text}\"}}")).collect();
+    format!("{{\"docs\":[{}]}}", documents.join(","))
+}
+
+fn post(client: &mut Client, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    let headers = [&[("Content-Type", "application/json")], headers].concat();
+    client.send("POST", "/db/_bulk_docs", &headers, body)
+}
+
+fn spooled_bytes(client: &mut Client) -> String {
+    let metrics = client.get("/_node/_local/_prometheus").expect_status(200);
+    let line = metrics.text().lines().find(|line| line.starts_with("settee_httpd_spool_bytes "));
+    line.expect("a gauge").to_owned()
+}
+
+/// Returns once something is spooled.
+fn await_spool(client: &mut Client) {
+    while spooled_bytes(client).ends_with(" 0") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Nothing is spooled any more, and no file has a name.
+#[track_caller]
+fn expect_no_spool(client: &mut Client, folder: &Path) {
+    // A request that ends early is dropped a moment after its client learns of it.
+    for _ in 0..1_000 {
+        if spooled_bytes(client).ends_with(" 0") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(spooled_bytes(client).ends_with(" 0"));
+    assert_eq!(std::fs::read_dir(folder.join("spool")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bulk_that_memory_does_not_hold_is_stored_and_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = spooling(folder.path());
+    let mut client = server.connect();
+    client.create("db");
+    let body = bulk(6_000, 1_000);
+    let reply = post(&mut client, &[], body.as_bytes()).expect_status(201);
+    let rows = reply.json();
+    assert_eq!(rows.as_array().unwrap().len(), 6_000);
+    let ids = rows.as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned());
+    assert!(ids.eq((0..6_000).map(|n| format!("{n:06}"))), "the rows are in order");
+    assert_eq!(client.get("/db").json()["doc_count"], 6_000);
+    expect_no_spool(&mut client, folder.path());
+    // In chunks and compressed; each document is a conflict now.
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(body.as_bytes()).unwrap();
+    let reply = post(&mut client, &[("Content-Encoding", "gzip")], &gzip.finish().unwrap());
+    let rows = reply.expect_status(201).json();
+    assert!(rows.as_array().unwrap().iter().all(|row| row["error"] == "conflict"));
+    assert_eq!(rows.as_array().unwrap().len(), 6_000);
+    client.write_head(
+        "POST",
+        "/db/_bulk_docs",
+        &[("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")],
+    );
+    let body = body.replace("\"_id\":\"0", "\"_id\":\"1");
+    client.write(format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).as_bytes());
+    client.read("POST").expect_status(201);
+    assert_eq!(client.get("/db").json()["doc_count"], 12_000);
+}
+
+#[test]
+fn a_body_whose_last_byte_is_wrong_or_missing_stores_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = spooling(folder.path());
+    let mut client = server.connect();
+    client.create("db");
+    let body = bulk(3_000, 1_000);
+    let cut = &body[..body.len() - 1];
+    let refused = "invalid UTF-8 JSON";
+    post(&mut client, &[], cut.as_bytes()).expect_error(400, "bad_request", refused);
+    post(&mut client, &[], format!("{cut}]").as_bytes()).expect_error(400, "bad_request", refused);
+    post(&mut client, &[], format!("{body}x").as_bytes()).expect_error(400, "bad_request", refused);
+    let other = body.replace("]}", ",{\"_id\":\"\"}]}");
+    assert_eq!(post(&mut client, &[], other.as_bytes()).json()["error"], "illegal_docid");
+    // What follows the documents decides how they are checked.
+    let replicated = body.replace("]}", "],\"new_edits\":false}");
+    assert_eq!(post(&mut client, &[], replicated.as_bytes()).json()["error"], "bad_request");
+    // A client that goes away.
+    let mut gone = server.connect();
+    let length = body.len().to_string();
+    gone.write_head(
+        "POST",
+        "/db/_bulk_docs",
+        &[("Content-Type", "application/json"), ("Content-Length", &length)],
+    );
+    gone.write(cut.as_bytes());
+    await_spool(&mut client);
+    drop(gone);
+    expect_no_spool(&mut client, folder.path());
+    assert_eq!(client.get("/db").json()["doc_count"], 0);
+    assert_eq!(client.get("/db").json()["update_seq"].as_str().unwrap().split('-').next(), Some("0"));
+}
+
+#[test]
+fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
+    let server = Server::with_limits(|limits| {
+        limits.request_bytes_in_flight_max = 2 * MIB as u64;
+        limits.max_request_bytes = 64 << 20;
+        limits.spool_bytes_max = 4 * MIB as u64;
+    });
+    let mut client = server.connect();
+    client.create("db");
+    let large = bulk(5_000, 1_000);
+    let reason = "the request entity is too large: at most 4194304 bytes are spooled";
+    post(&mut client, &[], large.as_bytes()).expect_error(413, "too_large", reason);
+    // One that holds it all while its client is slow.
+    let mut slow = server.connect();
+    let body = bulk(3_000, 1_000);
+    let length = body.len().to_string();
+    slow.write_head(
+        "POST",
+        "/db/_bulk_docs",
+        &[("Content-Type", "application/json"), ("Content-Length", &length)],
+    );
+    slow.write(&body.as_bytes()[..MIB]);
+    await_spool(&mut client);
+    let reason = "The server holds as many request bodies as it may.";
+    post(&mut client, &[], body.as_bytes()).expect_error(503, "service unavailable", reason);
+    slow.write(&body.as_bytes()[MIB..]);
+    slow.read("POST").expect_status(201);
+    let exceeds = "the request entity exceeds the memory for request bodies: only attachments and the documents \
+                   of _bulk_docs may";
+    client.post("/db/_all_docs", &large).expect_error(413, "too_large", exceeds);
+}
+
+#[test]
+fn nobody_spools_before_authentication() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = Some(settee_http::Admin::parse("ann:secret").unwrap());
+    let mut options = ServerOptions { admin, ..ServerOptions::default() };
+    options.limits.request_bytes_in_flight_max = 2 * MIB as u64;
+    let server = Server::start_in(folder.path(), options);
+    server.run(server.databases.create("db")).unwrap();
+    let reply = post(&mut server.connect(), &[], bulk(3_000, 1_000).as_bytes());
+    assert_eq!(reply.json()["error"], "unauthorized");
+    assert!(!folder.path().join("spool").exists());
+}
+
+/// A generator of numbers below `limit`, by a seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % limit as u64).unwrap()
+    }
+}
+
+#[test]
+fn spooled_bulks_are_answered_as_those_in_memory() {
+    /// More than is held in memory.
+    const PADDING: usize = 21_000;
+    // Groups of a few documents, and windows of 2,560 bytes.
+    let spooling = Server::with_limits(|limits| limits.request_bytes_in_flight_max = 40 << 10);
+    let holding = Server::with_limits(|limits| limits.spool_bytes_max = 0);
+    let mut clients = [spooling.connect(), holding.connect()];
+    for seed in 1..=40 {
+        let mut numbers = Numbers(seed * 0x9e37_79b9);
+        let documents: Vec<String> = (0..6 + numbers.below(40))
+            .map(|n| {
+                let text = ["a\\\"]}", "x\\\\", "ü,[{", "\\ud83d\\ude00"][numbers.below(4)];
+                let text = text.repeat(1 + numbers.below(60));
+                let id = if numbers.below(9) == 0 { "_local/" } else { "" };
+                format!("{{\"_id\":\"{id}{seed}-{n}\", \"t\":[\"{text}\",{{\"n\":[]}}] }}")
+            })
+            .collect();
+        let front = ["{\"docs\":[", " { \"x\":\"docs\",\"d\\u006fcs\" : [ "][numbers.below(2)];
+        let back = ["]}", " ] ,\"w\":1,\"docs\":[{}]} ", "],\"new_edits\":true}"][numbers.below(3)];
+        let mut body = format!("{front}{}{back}", documents.join(" ,")).into_bytes();
+        body.splice(1..1, vec![b' '; PADDING]);
+        if seed % 2 == 0 {
+            let at = PADDING + numbers.below(body.len() - PADDING);
+            match numbers.below(3) {
+                0 => drop(body.remove(at)),
+                1 => body[at] = b"\"\\,[]{}:\xff"[numbers.below(9)],
+                _ => body.truncate(at),
+            }
+        }
+        for client in &mut clients {
+            client.create(&format!("db{seed}"));
+        }
+        let [spooled, held] = clients.each_mut().map(|client| {
+            let headers = [("Content-Type", "application/json")];
+            let reply = client.send("POST", &format!("/db{seed}/_bulk_docs"), &headers, &body);
+            let count = client.get(&format!("/db{seed}")).json()["doc_count"].as_u64();
+            (reply.status, if reply.status == 201 { reply.text().to_owned() } else { String::new() }, count)
+        });
+        assert_eq!(spooled, held, "seed={seed} {}", String::from_utf8_lossy(&body[PADDING..]));
+    }
+}
