@@ -2,8 +2,8 @@
 //!
 //! The limit on a process's descriptors is shared by its files and its connections, and whoever takes
 //! the last one makes the others fail. So the files have a share of their own, which connections don't
-//! get, and the last part of it ([`Descriptors::reserve`]) is kept for files that are created: an open
-//! log goes on to its next segment, though nothing else can be opened any more. Opening a folder in
+//! get, and the last part of it ([`Descriptors::reserve`]) is kept for the next segments of logs
+//! ([`File::create_reserved`](crate::File::create_reserved)): an open log goes on to its next segment, though nothing else can be opened any more. Opening a folder in
 //! order to sync it takes a descriptor for a moment, isn't counted, and needs room beside the limit.
 //!
 //! Invariant: `count` is the number of [`Ticket`]s that there are.
@@ -14,9 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use crate::OpenMode;
-
-/// Most files that only a file which is created may take; of a small share it is a quarter.
+/// Most descriptors that are kept for next segments; of a small share it is a quarter.
 const RESERVE_COUNT_MAX: usize = 32;
 
 /// Counts the open files of an engine. Used from many threads at once.
@@ -46,7 +44,7 @@ impl Descriptors {
         self.count_max
     }
 
-    /// How many of them may only be files that are created.
+    /// How many of them are kept for [`File::create_reserved`](crate::File::create_reserved).
     pub fn reserve(&self) -> usize {
         RESERVE_COUNT_MAX.min(self.count_max / 4)
     }
@@ -58,13 +56,12 @@ impl Descriptors {
         self.count() > open - open / 4
     }
 
-    /// Counts one more.
+    /// Counts one more, of the reserve where `uses_reserve` says so and nothing else is left.
     ///
     /// # Errors
     /// EMFILE, as the system gives it, where there are too many.
-    pub(crate) fn take(self: &Arc<Self>, mode: OpenMode) -> io::Result<Ticket> {
-        let is_created = matches!(mode, OpenMode::CreateNew | OpenMode::Create);
-        let most = self.count_max - if is_created { 0 } else { self.reserve() };
+    pub(crate) fn take(self: &Arc<Self>, uses_reserve: bool) -> io::Result<Ticket> {
+        let most = self.count_max - if uses_reserve { 0 } else { self.reserve() };
         let taken = self
             .count
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < most).then_some(count + 1));
@@ -83,16 +80,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_for_files_that_are_created() {
+    fn the_reserve_is_for_those_who_may_use_it() {
         let descriptors = Descriptors::new(8);
-        let mut tickets: Vec<_> = std::iter::from_fn(|| descriptors.take(OpenMode::Write).ok()).collect();
+        let mut tickets: Vec<_> = std::iter::from_fn(|| descriptors.take(false).ok()).collect();
         assert_eq!((tickets.len(), descriptors.is_scarce()), (6, true));
-        tickets.extend(std::iter::from_fn(|| descriptors.take(OpenMode::CreateNew).ok()));
+        tickets.extend(std::iter::from_fn(|| descriptors.take(true).ok()));
         assert_eq!(descriptors.count(), 8);
-        let refused = descriptors.take(OpenMode::CreateNew).unwrap_err();
+        let refused = descriptors.take(true).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(Errno::MFILE.raw_os_error()));
         drop(tickets);
         assert_eq!((descriptors.count(), descriptors.is_scarce()), (0, false));
-        assert!(descriptors.take(OpenMode::Read).is_ok());
+        assert!(descriptors.take(false).is_ok());
     }
 }

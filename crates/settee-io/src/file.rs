@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     direct: OnceLock<Direct>,
     is_direct: AtomicBool,
     pub(crate) gate: Gate,
+    /// Whether its descriptors may be of the reserve.
+    uses_reserve: bool,
     /// Counts the descriptor.
     _ticket: Option<Ticket>,
 }
@@ -75,7 +77,25 @@ impl File {
     /// # Errors
     /// What the system says; nothing was created, unless a crash follows.
     pub async fn open(engine: &Arc<dyn Engine>, path: &Path, mode: OpenMode) -> Result<File> {
-        let take = |descriptors: &Arc<Descriptors>| descriptors.take(mode);
+        File::open_counted(engine, path, mode, false).await
+    }
+
+    /// As [`File::open`] with [`OpenMode::CreateNew`], and may take a descriptor of the reserve
+    /// ([`Descriptors::reserve`]). For files that others already wait for.
+    ///
+    /// # Errors
+    /// As [`File::open`].
+    pub async fn create_reserved(engine: &Arc<dyn Engine>, path: &Path) -> Result<File> {
+        File::open_counted(engine, path, OpenMode::CreateNew, true).await
+    }
+
+    async fn open_counted(
+        engine: &Arc<dyn Engine>,
+        path: &Path,
+        mode: OpenMode,
+        uses_reserve: bool,
+    ) -> Result<File> {
+        let take = |descriptors: &Arc<Descriptors>| descriptors.take(uses_reserve);
         let ticket = engine.descriptors().map(take).transpose();
         let ticket = ticket.map_err(|error| Error::io(OperationKind::Open, path, error))?;
         let operation = Operation::Open { path: path.to_path_buf(), mode };
@@ -90,6 +110,7 @@ impl File {
             direct: OnceLock::new(),
             is_direct: AtomicBool::new(false),
             gate: Gate::default(),
+            uses_reserve,
             _ticket: ticket,
         };
         Ok(File { shared: Arc::new(shared), closed: AtomicBool::new(false) })
@@ -112,8 +133,8 @@ impl File {
     pub async fn set_direct(&self, direct: bool) -> Result<DirectMode> {
         self.check_open()?;
         if direct && self.shared.direct.get().is_none() {
-            // As a file that is created: a new segment's handle needs both.
-            let take = |descriptors: &Arc<Descriptors>| descriptors.take(OpenMode::CreateNew);
+            // A new segment's handle needs both.
+            let take = |descriptors: &Arc<Descriptors>| descriptors.take(self.shared.uses_reserve);
             let ticket = self.shared.engine.descriptors().map(take).transpose();
             let ticket = ticket.map_err(|error| Error::io(OperationKind::OpenDirect, self.path(), error))?;
             let open = Operation::OpenDirect { file: self.shared.descriptor.clone() };

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use crate::engine::{Engine, Entry, Operation, Outcome};
 use crate::file::submit;
-use crate::{Env, Result};
+use crate::{Env, Error, Result};
 
-/// How often the sync of a folder is tried for which there is no descriptor, and how far apart: 10 s.
-const SYNC_TRIES_MAX: u32 = 100;
+/// Time between two attempts to sync a folder for which there is no descriptor.
 const SYNC_PAUSE: Duration = Duration::from_millis(100);
 
 /// Creates the folder where it doesn't exist, and its missing parents, and puts the new names
@@ -20,7 +19,7 @@ const SYNC_PAUSE: Duration = Duration::from_millis(100);
 pub async fn create(engine: &dyn Engine, path: &Path) -> Result<()> {
     let mut created = Vec::new();
     let result = create_all(engine, path, &mut created).await;
-    if result.as_ref().is_err_and(crate::Error::is_no_descriptor) {
+    if result.as_ref().is_err_and(Error::is_no_descriptor) {
         // Or the next attempt would find them there, and take their names for durable.
         for folder in created.into_iter().rev() {
             let remove = Operation::RemoveFolder { path: folder.to_path_buf() };
@@ -77,18 +76,17 @@ pub async fn sync(engine: &dyn Engine, path: &Path) -> Result<()> {
 }
 
 /// As [`sync`], for a change that nobody can take back: where there is no descriptor to open the folder
-/// by, the sync has not begun, and is tried again for a while (`SYNC_TRIES_MAX`).
+/// by, the sync has not begun, and is tried again as long as `tries_on`, which is given the error, is true.
 ///
 /// # Errors
 /// What the system says.
-pub async fn sync_patiently(env: &Env, path: &Path) -> Result<()> {
-    for _ in 1..SYNC_TRIES_MAX {
+pub async fn sync_patiently(env: &Env, path: &Path, tries_on: impl Fn(&Error) -> bool) -> Result<()> {
+    loop {
         match sync(&*env.engine, path).await {
-            Err(error) if error.is_no_descriptor() => env.clock.sleep(SYNC_PAUSE).await,
+            Err(error) if error.is_no_descriptor() && tries_on(&error) => env.clock.sleep(SYNC_PAUSE).await,
             synced => return synced,
         }
     }
-    sync(&*env.engine, path).await
 }
 
 /// What the folder holds, sorted by name; nothing where it doesn't exist.

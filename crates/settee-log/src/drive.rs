@@ -312,6 +312,12 @@ impl Shared {
         self.lock().stopped.is_some()
     }
 
+    /// Whether it has stopped, or is being closed.
+    pub(crate) fn is_ending(&self) -> bool {
+        let state = self.lock();
+        state.stopped.is_some() || state.closing
+    }
+
     /// Whether its files were given up.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)

@@ -357,7 +357,11 @@ impl Shared {
         if number == 1 {
             folder::create(&**engine, &self.folder).await?;
         }
-        let file = File::open(engine, &path, OpenMode::CreateNew).await?;
+        // Writers of a log that has segments wait for the next one.
+        let file = match number {
+            1 => File::open(engine, &path, OpenMode::CreateNew).await?,
+            _ => File::create_reserved(engine, &path).await?,
+        };
         let made = async {
             self.take_into_use(&file).await?;
             file.allocate(0, u64::from(allocated)).await?;

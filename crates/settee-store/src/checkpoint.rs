@@ -466,8 +466,16 @@ impl Shared {
         next.prepare(env, folder).await?;
         // A sync of the folder may have failed meanwhile, whoever's it was.
         self.check_files()?;
-        match Manifest::replace(env, folder).await {
-            Ok(()) => *manifest = next,
+        // The new name is there and not durable. Writers that wait for memory are refused meanwhile.
+        let tries_on = |error: &settee_io::Error| {
+            self.note_checkpoint_error(Some(error.clone().into()));
+            !self.is_closed()
+        };
+        match Manifest::replace(env, folder, tries_on).await {
+            Ok(()) => {
+                self.note_checkpoint_error(None);
+                *manifest = next;
+            }
             // Which of the two is there is unknown: no file that either names may change.
             Err(error) => {
                 let _ = self.failed.set(error.clone());

@@ -10,6 +10,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use settee_io::{Env, File, OpenMode, folder};
@@ -19,6 +20,9 @@ use crate::error::StoreError;
 /// The manifest's name in the store's folder, and that of the next one while it is written.
 pub(crate) const MANIFEST_FILE: &str = "manifest";
 const NEXT_FILE: &str = "manifest.next";
+
+/// How long an opening waits for a descriptor to sync the folder by.
+const SYNC_TIME_MAX: Duration = Duration::from_secs(10);
 
 const MAGIC: &str = "settee store manifest 1";
 
@@ -195,9 +199,13 @@ impl Manifest {
     ///
     /// # Errors
     /// What the system says; which of the two is there is then unknown.
-    pub(crate) async fn replace(env: &Env, folder: &Path) -> Result<(), StoreError> {
+    pub(crate) async fn replace(
+        env: &Env,
+        folder: &Path,
+        tries_on: impl Fn(&settee_io::Error) -> bool,
+    ) -> Result<(), StoreError> {
         folder::rename(&*env.engine, &folder.join(NEXT_FILE), &folder.join(MANIFEST_FILE)).await?;
-        Ok(folder::sync_patiently(env, folder).await?)
+        Ok(folder::sync_patiently(env, folder, tries_on).await?)
     }
 
     /// Both, one after the other.
@@ -206,7 +214,8 @@ impl Manifest {
     /// As both.
     pub(crate) async fn write(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
         self.prepare(env, folder).await?;
-        Manifest::replace(env, folder).await
+        let end = env.clock.now() + SYNC_TIME_MAX;
+        Manifest::replace(env, folder, |_| env.clock.now() < end).await
     }
 
     /// Removes files from a store's folder that this manifest doesn't name: left over from what a

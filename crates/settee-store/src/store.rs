@@ -739,6 +739,12 @@ impl Shared {
         }
     }
 
+    /// Reports how the last checkpoint went, or goes, to the writers that wait for memory.
+    pub(crate) fn note_checkpoint_error(&self, error: Option<StoreError>) {
+        *self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+        self.checkpointed.notify_waiters();
+    }
+
     fn last_checkpoint_error(&self) -> Option<StoreError> {
         self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -785,8 +791,7 @@ impl Shared {
                 tracing::warn!(%error, folder = %shared.place.folder.display(), "a checkpoint failed");
             }
             let failed = error.is_some();
-            *shared.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
-            shared.checkpointed.notify_waiters();
+            shared.note_checkpoint_error(error);
             if failed {
                 shared.place.env.clock.sleep(RETRY_PAUSE).await;
             }

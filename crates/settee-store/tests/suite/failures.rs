@@ -498,3 +498,35 @@ fn a_store_that_waits_for_sealing_is_closed_and_let_go_of_at_once() {
         .unwrap();
     }
 }
+
+#[test]
+fn a_checkpoint_waits_for_a_descriptor_to_sync_its_manifest_by() {
+    for seed in seeds(20) {
+        let disk = SimDisk::new(seed);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        let (mut random, mut model) = (Random::new(seed), Model::default());
+        sim.run(async {
+            let store = open(&env, &QUIET).await;
+            put(&store, &mut model, 1, 100, &mut random).await.unwrap();
+            let renames = disk.count_of(OperationKind::Rename);
+            let loses_descriptors = async {
+                while disk.count_of(OperationKind::Rename) == renames {
+                    env.clock.sleep(Duration::from_nanos(100)).await;
+                }
+                let _none = disk.clone().has_descriptors(false);
+                env.clock.sleep(Duration::from_secs(60)).await;
+                put(&store, &mut model, 2, 100, &mut random).await.unwrap();
+                let _some = disk.clone().has_descriptors(true);
+            };
+            let (done, ()) = futures_util::future::join(store.checkpoint(), loses_descriptors).await;
+            assert!(done.is_ok_and(|done| done.is_some()), "seed={seed}");
+            assert!(store.checkpoint_error().is_none(), "seed={seed}");
+            put(&store, &mut model, 3, 100, &mut random).await.unwrap();
+            assert!(store.checkpoint().await.unwrap().is_some(), "seed={seed}");
+            check(&store.snapshot(), &model, &format!("seed={seed}")).await;
+            store.close().await.unwrap();
+        })
+        .unwrap();
+    }
+}
