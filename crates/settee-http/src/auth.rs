@@ -138,6 +138,11 @@ impl Auth {
         }
     }
 
+    /// Whether pages of the request's origin are served at all: without an administrator foreign ones aren't.
+    pub(crate) fn serves_page(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        self.admin.is_some() || check_local(uri, headers).is_ok()
+    }
+
     /// Whether that is the administrator's name and password. Takes the same time either way.
     pub(crate) fn is_admin(&self, name: &str, password: &str) -> bool {
         let Some(admin) = &self.admin else { return false };

@@ -551,6 +551,8 @@ async fn respond(
     id: &HeaderValue,
 ) -> Response<Body> {
     let preflight = server.cors.as_ref().filter(|_| head.method == Method::OPTIONS);
+    // None for a page whose requests would be refused.
+    let preflight = preflight.filter(|_| server.auth.serves_page(&head.uri, &head.headers));
     if let Some(response) = preflight.and_then(|cors| cors.preflight(&head.headers)) {
         return response;
     }

@@ -56,6 +56,18 @@ fn a_listed_page_may_do_what_it_asks_for_before_it_signs_in() {
 }
 
 #[test]
+fn without_an_administrator_a_preflight_promises_a_foreign_page_nothing() {
+    let server = Server::start();
+    let mut client = server.connect();
+    for (key, value) in [("chttpd/enable_cors", "true"), ("cors/origins", "*")] {
+        client.put(&format!("/_node/_local/_config/{key}"), &format!("\"{value}\"")).expect_status(200);
+    }
+    preflight(&mut client, "http://localhost:3000", "PUT", "accept").expect_status(204);
+    let refused = preflight(&mut client, PAGE, "PUT", "accept").expect_status(403);
+    assert_eq!(refused.header("access-control-allow-methods"), None);
+}
+
+#[test]
 fn answers_and_errors_are_open_to_listed_pages_alone() {
     let (_server, mut client) =
         start(&[("cors/origins", "capacitor://localhost,app://obsidian.md"), ("cors/credentials", "true")]);
