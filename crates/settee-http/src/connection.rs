@@ -170,6 +170,9 @@ async fn serve_http1(
         }
     };
     if let Err(error) = served {
+        if error.is_parse() {
+            server.metrics.count_malformed();
+        }
         tracing::debug!(%error, "a connection broke off");
     }
 }

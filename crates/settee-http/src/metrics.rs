@@ -65,6 +65,7 @@ pub(crate) struct Metrics {
     connections: Gauge<i64, AtomicI64>,
     idle_closed: Counter,
     connections_refused: Counter,
+    malformed: Counter,
     /// What `_stats` tells.
     pub(crate) counters: Counters,
     started: Instant,
@@ -86,6 +87,7 @@ impl Metrics {
             EndpointClass::ALL.map(|class| latency.get_or_create_owned(&[("class", class.name())]));
         let (accepted, connections) = (Counter::default(), Gauge::default());
         let (idle_closed, connections_refused) = (Counter::default(), Counter::default());
+        let malformed = Counter::default();
 
         let mut registry = Registry::default();
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -102,6 +104,8 @@ impl Metrics {
         ours.register("httpd_connections_closed_idle", help, idle_closed.clone());
         let help = "Connections refused to addresses that had their share";
         ours.register("httpd_connections_refused", help, connections_refused.clone());
+        let help = "Connections closed since no request could be read from them";
+        ours.register("httpd_malformed_requests", help, malformed.clone());
         let limit = ConstGauge::new(limits.max_connections as u64);
         ours.register("httpd_connections_max", "Connections served at once at most", limit);
         let limit = ConstGauge::new(limits.spool_bytes_max);
@@ -117,6 +121,7 @@ impl Metrics {
             connections,
             idle_closed,
             connections_refused,
+            malformed,
             counters,
             started,
         }
@@ -161,6 +166,11 @@ impl Metrics {
     /// Counts a connection whose address had as many as it may.
     pub(crate) fn count_refused_connection(&self) {
         self.connections_refused.inc();
+    }
+
+    /// Counts a request that can't be read as HTTP; it is in no other series.
+    pub(crate) fn count_malformed(&self) {
+        self.malformed.inc();
     }
 
     fn text(&self) -> Result<String, fmt::Error> {

@@ -322,6 +322,19 @@ fn every_series_that_the_readme_explains_is_there() {
 }
 
 #[test]
+fn what_is_no_request_is_counted() {
+    let server = Server::start();
+    let mut broken = server.connect();
+    broken.write(b"\x01 / HTTP/1.1\r\n\r\n");
+    assert_eq!(broken.read("GET").status, 400);
+    assert!(broken.is_closed());
+    let mut client = server.connect();
+    // It is counted once its connection has ended.
+    let count = |client: &mut Client| Scrape::of(client).value("settee_httpd_malformed_requests_total");
+    assert!((0..1_000).any(|_| count(&mut client) == 1.0));
+}
+
+#[test]
 fn metrics_are_only_read() {
     let server = Server::start();
     let mut client = server.connect();
