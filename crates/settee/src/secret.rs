@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::process::geteuid;
 use settee_bench::http::Server;
 
 /// Largest file with a password, in bytes.
@@ -37,17 +38,31 @@ const DATA_FOLDERS: [&str; 2] = ["catalogue", "databases"];
 /// What file systems put into the root of a volume.
 const VOLUME_FOLDER: &str = "lost+found";
 
-/// Refuses a file with a password that others can read.
+/// Refuses a file with a password that others can read, or that another user but root owns: who owns a file can
+/// change it.
 ///
 /// # Errors
 /// Whose file it is, who can read it, and the command that changes that.
 pub(crate) fn check_permissions(path: &Path, metadata: &Metadata) -> Result<(), String> {
-    let denied = if metadata.uid() == 0 { OTHERS_BUT_GROUP_READ } else { OTHERS };
     // A pipe, as a shell's `<(…)` makes it, is nobody else's.
-    if !metadata.is_file() || metadata.mode() & denied == 0 {
+    match metadata.is_file() {
+        true => check_owner(path, metadata.uid(), metadata.mode(), geteuid().as_raw()),
+        false => Ok(()),
+    }
+}
+
+fn check_owner(path: &Path, owner: u32, mode: u32, own: u32) -> Result<(), String> {
+    let (shown, mode) = (path.display(), mode & 0o777);
+    if owner != 0 && owner != own {
+        return Err(format!(
+            "{shown} holds a password and belongs to user {owner}, not to root or to user {own}, who runs \
+             this: chown {own} {shown}"
+        ));
+    }
+    let denied = if owner == 0 { OTHERS_BUT_GROUP_READ } else { OTHERS };
+    if mode & denied == 0 {
         return Ok(());
     }
-    let (shown, mode) = (path.display(), metadata.mode() & 0o777);
     Err(format!("{shown} holds a password, and others can read it (mode {mode:04o}): chmod 600 {shown}"))
 }
 
@@ -225,6 +240,17 @@ mod tests {
                     assert!(reason.contains("chmod 600") && !reason.contains("sesame"), "{reason}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_password_of_another_user_is_refused_unless_that_is_root() {
+        let path = Path::new("admin");
+        for (owner, own, is_taken) in [(7, 7, true), (0, 7, true), (0, 0, true), (8, 7, false), (8, 0, false)]
+        {
+            let checked = check_owner(path, owner, 0o600, own);
+            assert_eq!(checked.is_ok(), is_taken, "{owner} {own}: {checked:?}");
+            assert!(checked.err().is_none_or(|reason| reason.contains("belongs to user 8")));
         }
     }
 
