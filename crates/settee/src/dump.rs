@@ -64,7 +64,7 @@ async fn dump(args: Args) -> CommandResult {
     if let Some(path) = &args.out {
         check_free(path, args.force)?;
     }
-    let mut target = Target::open(&args.target, Options::default(), Missing::Refuse).await?;
+    let mut target = Target::open(&args.target, Options::default(), Missing::Refuse, false).await?;
     let (count, left_out) = match &args.out {
         None => {
             let mut sink = Sink::new(io::stdout().lock(), args.no_rev);

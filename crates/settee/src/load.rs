@@ -76,6 +76,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", env = "SETTEE_MAX_DOCUMENT_SIZE", default_value_t = Options::default().document_bytes_max)]
     max_document_size: usize,
 
+    /// Store design documents with validate_doc_update, and what they would check, without running them; in a
+    /// data folder. A server has a setting of its own for that
+    #[arg(long, conflicts_with = "url")]
+    ignore_validation: bool,
+
     /// Go on behind a document that can't be read or is refused, and count it
     #[arg(long)]
     skip_errors: bool,
@@ -94,7 +99,9 @@ pub(crate) fn run(args: Args) -> CommandResult {
 
 async fn load(args: Args) -> CommandResult {
     let input = input::open(&args.file)?;
-    let target = Target::open(&args.target, args.options(), Missing::of_load(args.create)).await?;
+    let target =
+        Target::open(&args.target, args.options(), Missing::of_load(args.create), args.ignore_validation)
+            .await?;
     let (mut loader, mut batches) = begin(target, input.size, input.reader, &args)?;
     let failed = loader.store_all(&mut batches).await;
     loader.finish(failed).await

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use settee_doc::{Databases, ErrorKind};
+use settee_doc::{Databases, DatabasesOptions, ErrorKind};
 use settee_io::{Env, ThreadOptions};
 
 use crate::output::complain;
@@ -32,16 +32,21 @@ pub(crate) async fn open(folder: &Path, while_served: &str) -> Result<Arc<Databa
     if !has_databases(folder) {
         return Err(format!("there are no databases in {}", folder.display()).into());
     }
-    make(folder, while_served).await
+    make(folder, while_served, false).await
 }
 
 /// As [`open`], where there may be none yet.
-pub(crate) async fn make(folder: &Path, while_served: &str) -> Result<Arc<Databases>, Error> {
+pub(crate) async fn make(
+    folder: &Path,
+    while_served: &str,
+    ignore_validation: bool,
+) -> Result<Arc<Databases>, Error> {
     if let Some(problem) = close_to_others(folder) {
         complain!("settee: {problem}");
     }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    Databases::open(env, &real(folder)?).await.map_err(|error| match error.kind() {
+    let options = DatabasesOptions { ignore_validation, ..DatabasesOptions::default() };
+    Databases::open_with(env, &real(folder)?, options).await.map_err(|error| match error.kind() {
         ErrorKind::InUse => format!("{error} (where a server runs on the folder, {while_served})").into(),
         _ => error.into(),
     })

@@ -102,8 +102,13 @@ pub(crate) struct Remote {
 }
 
 impl Target {
-    /// Opens the database.
-    pub(crate) async fn open(args: &TargetArgs, options: Options, missing: Missing) -> Result<Target, Error> {
+    /// Opens the database. `ignore_validation` is that setting of a data folder; a server has its own.
+    pub(crate) async fn open(
+        args: &TargetArgs,
+        options: Options,
+        missing: Missing,
+        ignore_validation: bool,
+    ) -> Result<Target, Error> {
         match &args.url {
             Some(url) => {
                 let couch = Couch::new(args.user.apply(url.parse()?)?);
@@ -115,7 +120,7 @@ impl Target {
                     .clone()
                     .or_else(|| std::env::var_os(DATA_FOLDER_VARIABLE).map(PathBuf::from));
                 let folder = named.unwrap_or_else(|| PathBuf::from(DATA_FOLDER_DEFAULT));
-                Ok(Target::Local(Local::open(&folder, &args.db, options, missing).await?))
+                Ok(Target::Local(Local::open(&folder, &args.db, options, missing, ignore_validation).await?))
             }
         }
     }
@@ -186,7 +191,13 @@ fn no_database(name: &str, missing: Missing) -> Error {
 }
 
 impl Local {
-    async fn open(folder: &Path, name: &str, options: Options, missing: Missing) -> Result<Local, Error> {
+    async fn open(
+        folder: &Path,
+        name: &str,
+        options: Options,
+        missing: Missing,
+        ignore_validation: bool,
+    ) -> Result<Local, Error> {
         let while_served = "use --url with its address";
         if missing != Missing::Create && !place::has_databases(folder) {
             let error = match folder.is_dir() {
@@ -195,7 +206,7 @@ impl Local {
             };
             return Err(format!("{error}{}", missing.hint()).into());
         }
-        let databases = place::make(folder, while_served).await?;
+        let databases = place::make(folder, while_served, ignore_validation).await?;
         let database = match databases.get(name).await {
             Err(error) if error.kind() == ErrorKind::NotFound && missing == Missing::Create => {
                 databases.create(name).await?

@@ -22,7 +22,9 @@ fn load_text(folder: &Path, text: &str, options: &[&str]) -> Counts {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let input = text.as_bytes().to_vec();
     runtime.block_on(async {
-        let target = Target::open(&args.target, args.options(), Missing::of_load(args.create)).await.unwrap();
+        let missing = Missing::of_load(args.create);
+        let target =
+            Target::open(&args.target, args.options(), missing, args.ignore_validation).await.unwrap();
         let (mut loader, mut receiver) =
             begin(target, None, Box::new(io::Cursor::new(input)), &args).unwrap();
         let failed = loader.store_all(&mut receiver).await;
