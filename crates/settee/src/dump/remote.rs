@@ -1,5 +1,5 @@
-//! Dumping a server's database. The list of documents is of one snapshot; each document is as it is when it
-//! is read.
+//! Dumping a server's database. The list of documents is of one snapshot, that with all revisions is read page by
+//! page until there are no more changes; each document is as it is when it is read.
 
 use std::io::Write;
 
@@ -12,6 +12,9 @@ use super::listing::Listing;
 use super::{Content, LeftOut, Sink};
 use crate::load::target::{Error, Remote};
 use crate::members::Members;
+
+/// Changed documents that are listed at once.
+const CHANGES_AT_ONCE: usize = 1000;
 
 /// Leaves that are asked for at once.
 const LEAVES_AT_ONCE: usize = 200;
@@ -51,21 +54,20 @@ pub(super) async fn write_all<W: Write>(
     sink: &mut Sink<W>,
 ) -> Result<LeftOut, Error> {
     let mut left_out = LeftOut::default();
-    let target = format!("/{}/_changes?style=all_docs", encode_segment(&remote.database));
-    let mut connection = remote.couch.stream("GET", &target).await?;
-    let (mut listing, mut leaves) = (Listing::of_changes(), Vec::new());
-    while let Some(chunk) = connection.chunk().await? {
-        listing.take(chunk, |row| {
-            let Change { id, changes, .. } = serde_json::from_slice(row)?;
+    let mut leaves = Vec::new();
+    let mut since = "0".to_owned();
+    // A listing that is read while documents are fetched would be held open, unread. A document that changes
+    // meanwhile is listed again, behind the others.
+    while let Some(page) = changes_after(remote, &since).await? {
+        for Change { id, changes, .. } in page.results {
             leaves.extend(changes.into_iter().map(|change| Leaf { id: id.clone(), rev: change.rev }));
-            Ok(())
-        })?;
+        }
         while leaves.len() >= LEAVES_AT_ONCE {
             let rest = leaves.split_off(LEAVES_AT_ONCE);
             write_leaves(remote, std::mem::replace(&mut leaves, rest), content, sink, &mut left_out).await?;
         }
+        since = page.last_seq;
     }
-    listing.finish()?;
     write_leaves(remote, leaves, content, sink, &mut left_out).await?;
     let written = list_local(remote, true, |row| sink.write(row_document(row)?.get().as_bytes())).await?;
     left_out.local_count = written.map(|_| 0);
@@ -86,6 +88,29 @@ struct Change {
     #[serde(default)]
     deleted: bool,
     changes: Vec<Changed>,
+}
+
+/// An answer of `_changes`.
+struct Page {
+    results: Vec<Change>,
+    /// As a query takes it.
+    last_seq: String,
+}
+
+/// The next changes; `None` where there are no more.
+async fn changes_after(remote: &mut Remote, since: &str) -> Result<Option<Page>, Error> {
+    #[derive(Deserialize)]
+    struct Answer {
+        results: Vec<Change>,
+        last_seq: serde_json::Value,
+    }
+    let database = encode_segment(&remote.database);
+    let target = format!("/{database}/_changes?style=all_docs&limit={CHANGES_AT_ONCE}&since={since}");
+    let reply = remote.couch.call("GET", &target, None).await?;
+    let Answer { results, last_seq } = couch::parse(&target, &reply.body)?;
+    // A number in CouchDB before 2.0.
+    let last_seq = last_seq.as_str().map_or_else(|| last_seq.to_string(), encode_segment);
+    Ok((!results.is_empty()).then_some(Page { results, last_seq }))
 }
 
 #[derive(Deserialize)]

@@ -89,6 +89,17 @@ fn a_whole_dump_comes_back_with_every_leaf_attachment_and_local_document() {
 }
 
 #[test]
+fn a_dump_of_more_documents_than_are_listed_at_once_has_each_of_them_once() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start(&home.path().join("data"));
+    server.done("PUT", "/many", "");
+    let docs: Vec<Value> = (0..2_100).map(|n| json!({ "_id": format!("{n}") })).collect();
+    server.done("POST", "/many/_bulk_docs", &json!({ "docs": docs }).to_string());
+    let (dumped, _) = ok(&["dump", "--db", "many", "--all-revisions", "--url", &server.admin_url()], b"");
+    assert_eq!((dumped.lines().count(), lines(&dumped).len()), (2_100, 2_100));
+}
+
+#[test]
 fn what_a_dump_leaves_out_is_counted_and_its_stubs_are_refused_with_a_hint() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
