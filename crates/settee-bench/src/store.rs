@@ -14,6 +14,7 @@
 //! fixed seed; nothing is compressed.
 
 use std::cell::Cell;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -216,7 +217,11 @@ pub fn run_here(who: &str, folder: &Path, spec: &str, engine: EngineKind) -> Res
     // Who started it may be killed: nobody would want its results, and it would go on for long.
     // Where that can't be asked for, it does.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    let print = |told| println!("{}", serde_json::to_string(&told).expect("what is told is plain data"));
+    let print = |told| {
+        let line = serde_json::to_string(&told).expect("what is told is plain data");
+        // Nobody has to be reading.
+        writeln!(std::io::stdout(), "{line}").ok();
+    };
     runs::run_here(who, folder, spec, engine, print)
         .map_err(|error| Error::wrong("bench store-run", error.to_string()))
 }
