@@ -1,7 +1,7 @@
 //! `cargo xtask crashes`: as many power losses as one has time for.
 //!
-//! Runs a crate's test of power losses, the log's or the store's, which every `cargo test` runs with
-//! some ten thousand of them, in the release profile and with a number of one's own. What it prints
+//! Runs a crate's test of power losses, the log's, the store's or the documents', which every `cargo test`
+//! runs with some thousands of them, in the release profile and with a number of one's own. What it prints
 //! last is how many were tried and how many batches were lost; a failure names the two variables
 //! that replay it.
 
@@ -13,9 +13,10 @@ use std::process::Command;
 const COUNT: u64 = 1_000_000;
 
 /// The crates that have such a test: the names that they are given here, their own, and the test's.
-const CRATES: [(&str, &str, &str); 2] = [
+const CRATES: [(&str, &str, &str); 3] = [
     ("log", "settee-log", "acknowledged_batches_survive_power_loss_kills_and_errors"),
     ("store", "settee-store", "what_was_shown_survives_power_loss_kills_and_errors"),
+    ("doc", "settee-doc", "what_is_acknowledged_survives_power_loss"),
 ];
 
 /// What the command line says.

@@ -15,7 +15,7 @@ mod tidy;
 const USAGE: &str = "\
 usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at the first that fails
        cargo xtask tidy                        check the rules of the source tree
-       cargo xtask crashes [--crate log|store] [--count N] [--seed S]
+       cargo xtask crashes [--crate log|store|doc] [--count N] [--seed S]
                                                try N power losses (1,000,000), from seed S (0) on
        cargo xtask fuzz [--target NAME] [--count N] [--seed S]
                                                try N inputs (20,000,000) on what parses them
