@@ -8,7 +8,7 @@
 //! A text of many small things is a multiple of itself once it is parsed: what they take is charged to the
 //! share before room is made for them ([`Charge`]).
 //!
-//! A body that may be spooled goes to a file once it exceeds what one body is sure to get of the memory.
+//! A body that may be spooled goes to a file once it exceeds 32 MiB, or what one body is sure to get of the memory.
 //!
 //! Invariants:
 //! 1. No two bodies wait for each other's memory. A part of the room is a reserve, for the largest body that
@@ -55,6 +55,10 @@ const DOUBLED_MAX: usize = 1024;
 /// the text itself at most four times what was sent.
 const PARSED_PER_BYTE: u64 = 3;
 const PARSED_BYTES_MIN: u64 = 64 << 20;
+
+/// A body of more bytes is spooled where it may be, though memory would hold it: in memory a bulk takes several
+/// times its bytes, from a file only a group of its documents.
+const SPOOLED_FROM_BYTES: u64 = 32 << 20;
 
 /// The unit of shares.
 const UNIT_BYTES: u64 = 1 << 10;
@@ -179,6 +183,11 @@ impl Room {
     /// Bytes that one body gets, sooner or later, whatever others hold.
     pub(crate) fn body_bytes_max(&self) -> u64 {
         self.reserve_bytes
+    }
+
+    /// Bytes of the largest body that is held in memory where it may be spooled.
+    fn spooled_from_bytes(&self) -> u64 {
+        self.reserve_bytes.min(SPOOLED_FROM_BYTES)
     }
 
     /// Widens a share to `bytes` in all, and waits for memory where there is none. A request waits with one
@@ -391,7 +400,7 @@ async fn read_to(
     }
     let bytes_max = declared.unwrap_or(bytes_max);
     let mut intake = Intake { growing: Growing::new(bytes_max), spools, spool: None, bytes_max };
-    if declared.is_some_and(|bytes| bytes > room.body_bytes_max()) {
+    if declared.is_some_and(|bytes| bytes > room.spooled_from_bytes()) {
         intake.begin_spool().await?;
     }
     intake.extend(&first, room).await?;
@@ -430,7 +439,7 @@ struct Intake<'a> {
 
 impl Intake<'_> {
     async fn extend(&mut self, bytes: &[u8], room: &Room) -> Result<(), Failure> {
-        if self.growing.len() + bytes.len() > usize::try_from(room.body_bytes_max()).unwrap_or(usize::MAX) {
+        if (self.growing.len() + bytes.len()) as u64 > room.spooled_from_bytes() {
             self.begin_spool().await?;
         }
         match &mut self.spool {

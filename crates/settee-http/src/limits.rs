@@ -25,9 +25,8 @@ pub struct Limits {
     /// ones don't count. A body takes them as it arrives. Past it a request waits for its turn,
     /// `body_timeout_ms` at most: 503.
     pub request_bytes_in_flight_max: u64,
-    /// Bytes of all spool files together. The body of a `_bulk_docs` that exceeds half of
-    /// `request_bytes_in_flight_max`, or the `max_request_bytes` of the start, goes to such a file. Past it: 413,
-    /// or 503 where other spools take the space. 0: none is spooled.
+    /// Bytes of all spool files together. The body of a `_bulk_docs` that exceeds 32 MiB, or half of
+    /// `request_bytes_in_flight_max`, goes to such a file. Past it: 413, or 503 where other spools take the space. 0: none is spooled.
     pub spool_bytes_max: u64,
     /// Bytes of all answers together that are held until their clients take them. Past it the connection
     /// that holds the most is closed; one that holds a quarter of it gets 503.
@@ -80,7 +79,7 @@ impl Default for Limits {
             max_streams: 100,
             max_head_bytes: 64 << 10,
             max_headers: 100,
-            max_request_bytes: 256 << 20,
+            max_request_bytes: 4 << 30,
             request_bytes_in_flight_max: 1 << 30,
             spool_bytes_max: 4 << 30,
             answer_bytes_in_flight_max: 256 << 20,

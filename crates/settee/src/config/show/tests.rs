@@ -133,7 +133,7 @@ fn what_no_file_can_say_beside_the_rest_is_told_in_a_comment() {
     assert_eq!(row(&shown, "max_request_bytes").value, Some(json!(1000)));
     let text = shown.toml();
     assert!(
-        text.contains("\n#max_request_bytes = 1000 ") && text.contains("\nmax_request_bytes = 268435456 ")
+        text.contains("\n#max_request_bytes = 1000 ") && text.contains("\nmax_request_bytes = 4294967296 ")
     );
     assert!(text.contains("\n#max_attachment_size = 18446744073709551615 "), "{text}");
     // With a smaller document it goes, in whatever order they are found.
