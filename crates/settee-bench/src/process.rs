@@ -32,15 +32,24 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts `program serve` on a free port of the loopback, with its data in `folder` and
-    /// `settings` as flags, and returns once it answers.
+    /// Starts `program serve` on a free port of the loopback, with its data in `folder`, the administrator
+    /// `admin` (`NAME:PASSWORD`) or none, and `settings` as flags. Returns once it answers.
     ///
     /// # Errors
     /// [`Error::Server`] with what it said; nothing runs afterwards.
-    pub async fn settee(program: &Path, folder: &Path, settings: &[String]) -> Result<ServerProcess> {
+    pub async fn settee(
+        program: &Path,
+        folder: &Path,
+        admin: Option<&str>,
+        settings: &[String],
+    ) -> Result<ServerProcess> {
         let port = free_port().map_err(|error| Error::Server(error.to_string()))?;
         let mut command = Command::new(program);
-        command.args(["serve", "--no-admin", "--data-dir"]).arg(folder);
+        command.args(["serve", "--data-dir"]).arg(folder);
+        match admin {
+            Some(admin) => command.args(["--admin", admin]),
+            None => command.arg("--no-admin"),
+        };
         command.args(["--listen", &format!("127.0.0.1:{port}")]).args(settings);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|error| Error::Server(error.to_string()))?;

@@ -1,10 +1,12 @@
 //! Files for what one request sends and memory doesn't hold.
 //!
 //! A file loses its name as soon as it is open, so the system removes it with its last descriptor, however the
-//! process ends. A process that is killed in between leaves an empty file, which [`Spools::open`] removes.
+//! process ends. A process that is killed in between, or a request that ends there, leaves an empty file, which
+//! [`Spools::open`] removes. Nothing here has to be durable, so no directory is synced.
 //!
 //! Invariant: the files together reserve at most the limit, on the disk too before bytes are written.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +21,9 @@ const FOLDER: &str = "spool";
 /// Bytes that are written at once.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Bytes of disk space that are reserved at once.
-const RESERVE_BYTES: u64 = 16 << 20;
+/// Bytes of disk space that are reserved at once: as many as there are already, within these limits.
+const RESERVE_BYTES_MIN: u64 = 1 << 20;
+const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// The spool files of a data folder.
 pub struct Spools {
@@ -83,10 +86,19 @@ impl Spools {
     /// [`SpoolError::Disk`]
     pub async fn create(self: &Arc<Spools>, bytes_max: u64) -> Result<Spool, SpoolError> {
         let engine = &self.env.engine;
-        folder::create(&**engine, &self.folder).await?;
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let path = self.folder.join(number.to_string());
-        let file = File::open(engine, &path, OpenMode::CreateNew).await?;
+        let (path, file) = loop {
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+            let path = self.folder.join(number.to_string());
+            match File::open(engine, &path, OpenMode::CreateNew).await {
+                Ok(file) => break (path, file),
+                // Not ours, or left by a request that ended: the numbers go on.
+                Err(error) if error.io_kind() == Some(ErrorKind::AlreadyExists) => {}
+                Err(error) if error.is_not_found() => {
+                    folder::create(&**engine, &self.folder).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
         folder::remove(&**engine, &path).await?;
         let (spools, buffer) = (self.clone(), Vec::new());
         Ok(Spool { spools, file, bytes_max, reserved_bytes: 0, written_bytes: 0, buffer })
@@ -109,9 +121,14 @@ impl Spools {
     }
 }
 
+/// Removes what an earlier process may have left: empty files whose names are numbers. All else stays.
 async fn remove_files(env: &Env, folder: &Path) -> settee_io::Result<()> {
     for entry in folder::list(&*env.engine, folder).await? {
-        folder::remove(&*env.engine, &folder.join(&entry.name)).await?;
+        let path = folder.join(&entry.name);
+        let is_named_so = !entry.is_folder && entry.name.bytes().all(|byte| byte.is_ascii_digit());
+        if is_named_so && File::open(&env.engine, &path, OpenMode::Read).await?.length().await? == 0 {
+            folder::remove(&*env.engine, &path).await?;
+        }
     }
     Ok(())
 }
@@ -174,7 +191,8 @@ impl Spool {
             return Err(SpoolError::TooLarge { bytes_max });
         }
         let offset = self.reserved_bytes;
-        let taken = self.spools.take(least.max(RESERVE_BYTES), least, bytes_max)?;
+        let wanted = self.reserved_bytes.clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX);
+        let taken = self.spools.take(least.max(wanted), least, bytes_max)?;
         self.reserved_bytes += taken;
         Ok(self.file.allocate(offset, taken).await?)
     }
@@ -200,11 +218,21 @@ mod tests {
         folder::create(&*env.engine, &spool_folder).await.unwrap();
         // Of an earlier process.
         File::open(&env.engine, &spool_folder.join("0"), OpenMode::CreateNew).await.unwrap();
+        // Not of one.
+        std::fs::write(spool_folder.join("1"), "precious").unwrap();
+        std::fs::write(spool_folder.join("letters.txt"), "").unwrap();
+        std::fs::create_dir(spool_folder.join("2")).unwrap();
         let spools = Spools::open(&env, data.path()).await;
-        let names = async || folder::list(&*env.engine, &spool_folder).await.unwrap();
-        assert_eq!(names().await, []);
+        let names = async || {
+            let entries = folder::list(&*env.engine, &spool_folder).await.unwrap();
+            entries.into_iter().map(|entry| entry.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names().await, ["1", "2", "letters.txt"]);
+        for _ in 0..3 {
+            drop(spools.create(64 << 20).await.unwrap());
+        }
         let mut spool = spools.create(64 << 20).await.unwrap();
-        assert_eq!(names().await, [], "it has a name");
+        assert_eq!(names().await, ["1", "2", "letters.txt"], "it has a name");
         let text: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
         for part in text.chunks(70_001) {
             spool.append(part).await.unwrap();
@@ -213,7 +241,8 @@ mod tests {
         assert_eq!(spool.bytes(), 1_000_000);
         assert_eq!(spool.read_at(0, 2_000_000).await.unwrap(), text);
         assert_eq!(spool.read_at(999_990, 100).await.unwrap(), text[999_990..]);
-        assert_eq!(spools.reserved_bytes(), RESERVE_BYTES);
+        // 1 MiB, and as much again each time that it was used up.
+        assert_eq!(spools.reserved_bytes(), RESERVE_BYTES_MIN);
         drop(spool);
         assert_eq!(spools.reserved_bytes(), 0);
     }

@@ -89,6 +89,11 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// The same memory, or none where it is the reserve: for who is about to wait for something else.
+    pub(crate) fn without_reserve(self) -> Share {
+        if self.reserve.is_some() { Share::default() } else { self }
+    }
+
     /// The same memory, with nothing in it.
     pub(crate) fn emptied(self) -> Share {
         Share { bytes: 0, ..self }
@@ -382,6 +387,13 @@ async fn read_to(
     if declared.is_some_and(|bytes| bytes > bytes_max) {
         return Err(Failure::body_too_large());
     }
+    if spools.is_none() && declared.is_some_and(|bytes| bytes > room.bytes()) {
+        return Err(Failure::exceeds_memory());
+    }
+    let spool_bytes_max = limits.spool_bytes_max;
+    if spools.is_some() && declared.is_some_and(|bytes| bytes > spool_bytes_max.max(room.bytes())) {
+        return Err(settee_doc::SpoolError::TooLarge { bytes_max: spool_bytes_max }.into());
+    }
     let spools = spools.map(|spools| (spools, limits.spool_bytes_max));
     if is_gzip {
         let intake = Intake { growing: Growing::new(bytes_max), spools, spool: None, bytes_max };
@@ -514,7 +526,9 @@ impl Growing {
             return Err(Failure::exceeds_memory());
         }
         if size > self.whole.capacity() as u64 {
-            let capacity = (2 * size).min(self.bytes_max).min(room.bytes);
+            // Not more than the reserve, which one body is sure to get, as long as that holds it.
+            let capacity = (2 * size).min(room.reserve_bytes.max(size + size / 8));
+            let capacity = capacity.min(self.bytes_max).min(room.bytes);
             match self.waits {
                 true => room.grow(&mut self.share, capacity).await?,
                 false => {

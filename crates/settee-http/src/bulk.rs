@@ -80,7 +80,7 @@ async fn held_docs(call: &Call<'_>, held: Held, writing: Writing) -> Answer {
 /// its rows are sent behind it.
 async fn spooled_docs(call: &Call<'_>, spool: Spool, writing: Writing) -> Answer {
     let (room, options) = (call.server.room.clone(), call.server.document_options);
-    let (bulk, has_documents, mut share) = check_spooled(&spool, &room, options).await?;
+    let (bulk, has_documents, mut share) = check_spooled(&spool, &room, options, &writing).await?;
     if bulk.all_or_nothing && bulk.new_edits && has_documents {
         let failure = Failure::not_implemented(ALL_OR_NOTHING);
         return Err(Failure { status: StatusCode::EXPECTATION_FAILED, ..failure });
@@ -92,7 +92,8 @@ async fn spooled_docs(call: &Call<'_>, spool: Spool, writing: Writing) -> Answer
         while let Some(group) = pass.next_group(&mut share).await? {
             let ((edits, _), of_group) = parse_group(group, &room, options).await?;
             writing.write(edits, &mut out.buffer, &mut is_begun).await?;
-            share = of_group;
+            // The client may take its time, and others wait for that memory.
+            share = of_group.without_reserve();
             out.flush_full().await?;
         }
         end_rows(is_begun, &mut out.buffer);
@@ -109,12 +110,19 @@ async fn check_spooled(
     spool: &Spool,
     room: &Arc<Room>,
     options: settee_doc::Options,
+    writing: &Writing,
 ) -> Result<(Bulk, bool, Share), Failure> {
     let mut pass = Pass::new(spool, room);
     let (mut share, mut refusal, mut has_documents) = (Share::default(), None, false);
     while let Some(group) = pass.next_group(&mut share).await? {
-        let ((edits, of_group), parsed) = parse_group(group, room, options).await?;
+        let ((mut edits, of_group), parsed) = parse_group(group, room, options).await?;
         has_documents |= !edits.is_empty();
+        writing.name(&mut edits);
+        // An id that a partitioned database doesn't take refuses the whole request.
+        edits
+            .iter()
+            .filter(|edit| !is_local(edit))
+            .try_for_each(|edit| writing.database.check_id(&edit.id))?;
         refusal = refusal.or(of_group);
         share = parsed;
     }

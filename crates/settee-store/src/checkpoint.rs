@@ -28,7 +28,7 @@ use std::ops::Bound;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::{Either, select};
 use settee_io::{OnPanic, OperationKind, folder, yield_now};
@@ -467,13 +467,17 @@ impl Shared {
         // A sync of the folder may have failed meanwhile, whoever's it was.
         self.check_files()?;
         // The new name is there and not durable. Writers that wait for memory are refused meanwhile.
+        let has_waited = AtomicBool::new(false);
         let tries_on = |error: &settee_io::Error| {
+            has_waited.store(true, Ordering::Relaxed);
             self.note_checkpoint_error(Some(error.clone().into()));
             !self.is_closed()
         };
         match Manifest::replace(env, folder, tries_on).await {
             Ok(()) => {
-                self.note_checkpoint_error(None);
+                if has_waited.into_inner() {
+                    self.note_checkpoint_error(None);
+                }
                 *manifest = next;
             }
             // Which of the two is there is unknown: no file that either names may change.

@@ -270,7 +270,7 @@ impl Host {
         let mut host = Host { server: None, _process: None, folder: Some(folder) };
         if common.spawn {
             let folder = host.folder.as_ref().expect("just made").path().join("server");
-            let process = ServerProcess::settee(&std::env::current_exe()?, &folder, settings).await?;
+            let process = ServerProcess::settee(&std::env::current_exe()?, &folder, None, settings).await?;
             host.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
             host._process = Some(process);
         }

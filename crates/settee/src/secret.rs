@@ -33,7 +33,7 @@ pub(crate) const USER_VARIABLE: &str = "SETTEE_USER";
 pub(crate) const USER_HINT: &str = " (name the user by --user-file, SETTEE_USER, or in the URL)";
 
 /// What a data directory holds, beside files of which each creates its own name.
-const DATA_FOLDERS: [&str; 2] = ["catalogue", "databases"];
+const DATA_FOLDERS: [&str; 3] = ["catalogue", "databases", "spool"];
 
 /// What file systems put into the root of a volume.
 const VOLUME_FOLDER: &str = "lost+found";

@@ -128,6 +128,24 @@ fn a_body_whose_last_byte_is_wrong_or_missing_stores_nothing() {
 }
 
 #[test]
+fn an_id_that_a_partitioned_database_does_not_take_refuses_all_of_a_spooled_bulk() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = spooling(folder.path());
+    let mut client = server.connect();
+    client.put("/db?partitioned=true", "").expect_status(201);
+    let good = bulk(3_000, 1_000).replace("\"_id\":\"", "\"_id\":\"partition:");
+    let bad = good.replace("]}", ",{\"_id\":\"none\"}]}");
+    let reply = post(&mut client, &[], bad.as_bytes()).expect_status(400);
+    assert_eq!(reply.json()["error"], "illegal_docid", "{}", reply.text());
+    assert_eq!(client.get("/db").json()["doc_count"], 0);
+    post(&mut client, &[], good.as_bytes()).expect_status(201);
+    assert_eq!(client.get("/db").json()["doc_count"], 3_000);
+    // The same with an id of the server's making.
+    let unnamed = good.replace("]}", ",{}]}");
+    post(&mut client, &[], unnamed.as_bytes()).expect_status(400);
+}
+
+#[test]
 fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
     let server = Server::with_limits(|limits| {
         limits.request_bytes_in_flight_max = 2 * MIB as u64;
@@ -148,11 +166,14 @@ fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
         "/db/_bulk_docs",
         &[("Content-Type", "application/json"), ("Content-Length", &length)],
     );
-    slow.write(&body.as_bytes()[..MIB]);
-    await_spool(&mut client);
+    let part = 5 * MIB / 2;
+    slow.write(&body.as_bytes()[..part]);
+    while !spooled_bytes(&mut client).ends_with(" 4194304") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let reason = "The server holds as many request bodies as it may.";
     post(&mut client, &[], body.as_bytes()).expect_error(503, "service unavailable", reason);
-    slow.write(&body.as_bytes()[MIB..]);
+    slow.write(&body.as_bytes()[part..]);
     slow.read("POST").expect_status(201);
     let exceeds = "the request entity exceeds the memory for request bodies: only attachments and the documents \
                    of _bulk_docs may";

@@ -50,9 +50,8 @@ fn attack_name(text: &str) -> Result<String, String> {
 pub(super) async fn run(args: Args) -> CommandResult {
     let folder = Folder::new(args.data_dir.as_deref())?;
     space::check(folder.path(), DISK_BYTES)?;
-    let settings = ["--admin".to_owned(), ADMIN.to_owned()];
-    let process =
-        ServerProcess::settee(&std::env::current_exe()?, &folder.path().join("server"), &settings).await?;
+    let (program, data) = (std::env::current_exe()?, folder.path().join("server"));
+    let process = ServerProcess::settee(&program, &data, Some(ADMIN), &[]).await?;
     let admin: Server = format!("http://{ADMIN}@{}", process.server().address()).parse()?;
     let config = hostile::Config {
         anonymous: process.server().clone(),

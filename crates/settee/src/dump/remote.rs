@@ -58,7 +58,11 @@ pub(super) async fn write_all<W: Write>(
     let mut since = "0".to_owned();
     // A listing that is read while documents are fetched would be held open, unread. A document that changes
     // meanwhile is listed again, behind the others.
-    while let Some(page) = changes_after(remote, &since).await? {
+    let mut is_last = false;
+    while !is_last {
+        let page = changes_after(remote, &since).await?;
+        // A shorter page reached the end, whatever is written meanwhile.
+        is_last = page.results.len() < CHANGES_AT_ONCE;
         for Change { id, changes, .. } in page.results {
             leaves.extend(changes.into_iter().map(|change| Leaf { id: id.clone(), rev: change.rev }));
         }
@@ -97,8 +101,8 @@ struct Page {
     last_seq: String,
 }
 
-/// The next changes; `None` where there are no more.
-async fn changes_after(remote: &mut Remote, since: &str) -> Result<Option<Page>, Error> {
+/// The next changes: at the end of the feed fewer than [`CHANGES_AT_ONCE`].
+async fn changes_after(remote: &mut Remote, since: &str) -> Result<Page, Error> {
     #[derive(Deserialize)]
     struct Answer {
         results: Vec<Change>,
@@ -110,7 +114,7 @@ async fn changes_after(remote: &mut Remote, since: &str) -> Result<Option<Page>,
     let Answer { results, last_seq } = couch::parse(&target, &reply.body)?;
     // A number in CouchDB before 2.0.
     let last_seq = last_seq.as_str().map_or_else(|| last_seq.to_string(), encode_segment);
-    Ok((!results.is_empty()).then_some(Page { results, last_seq }))
+    Ok(Page { results, last_seq })
 }
 
 #[derive(Deserialize)]
