@@ -1,6 +1,7 @@
 //! Operations on names: folders and what they hold. See [`Operation`] for each.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::engine::{Engine, Entry, Operation, Outcome};
@@ -75,16 +76,56 @@ pub async fn sync(engine: &dyn Engine, path: &Path) -> Result<()> {
     submit(engine, path, Operation::SyncFolder { path: path.to_path_buf() }).await.map(drop)
 }
 
-/// As [`sync`], for a change that nobody can take back: where there is no descriptor to open the folder
-/// by, the sync has not begun, and is tried again as long as `tries_on`, which is given the error, is true.
+/// The syncs of one directory that several tasks change: one at a time, and none succeeds after one that failed.
 ///
-/// # Errors
-/// What the system says.
-pub async fn sync_patiently(env: &Env, path: &Path, tries_on: impl Fn(&Error) -> bool) -> Result<()> {
-    loop {
-        match sync(&*env.engine, path).await {
-            Err(error) if error.is_no_descriptor() && tries_on(&error) => env.clock.sleep(SYNC_PAUSE).await,
-            synced => return synced,
+/// A failed sync leaves entries behind that no later one writes, whoever's they are, and the later one succeeds:
+/// for Linux see fsync(2), "ERRORS". So a task whose sync succeeds while another's fails knows nothing about its
+/// own entries.
+#[derive(Debug)]
+pub struct DirectorySyncs {
+    directory: PathBuf,
+    turn: tokio::sync::Mutex<()>,
+    failed: OnceLock<Error>,
+}
+
+impl DirectorySyncs {
+    /// The syncs of `directory`.
+    pub fn new(directory: &Path) -> DirectorySyncs {
+        DirectorySyncs { directory: directory.to_owned(), turn: Default::default(), failed: OnceLock::new() }
+    }
+
+    /// As [`sync`].
+    ///
+    /// # Errors
+    /// What the system says, now or at an earlier sync; without a descriptor nothing has begun, and a later sync
+    /// may succeed.
+    pub async fn sync(&self, engine: &dyn Engine) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        if let Some(error) = self.failed.get() {
+            return Err(error.clone());
+        }
+        let synced = sync(engine, &self.directory).await;
+        if let Err(error) = &synced
+            && !error.is_no_descriptor()
+        {
+            let _ = self.failed.set(error.clone());
+        }
+        synced
+    }
+
+    /// As [`DirectorySyncs::sync`], for a change that nobody can take back: without a descriptor it is tried again
+    /// as long as `tries_on`, which is given the error, returns true. Others have their turn in between.
+    ///
+    /// # Errors
+    /// As [`DirectorySyncs::sync`].
+    pub async fn sync_patiently(&self, env: &Env, tries_on: impl Fn(&Error) -> bool) -> Result<()> {
+        loop {
+            match self.sync(&*env.engine).await {
+                Err(error) if error.is_no_descriptor() && tries_on(&error) => {
+                    env.clock.sleep(SYNC_PAUSE).await;
+                }
+                synced => return synced,
+            }
         }
     }
 }

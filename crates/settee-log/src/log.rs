@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
+use settee_io::folder::DirectorySyncs;
 use settee_io::{BufferPool, Env, File};
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -245,6 +246,7 @@ pub(crate) enum Found {
 pub(crate) struct Shared {
     pub env: Env,
     pub folder: PathBuf,
+    pub directory_syncs: Arc<DirectorySyncs>,
     pub options: LogOptions,
     /// Whether segments' files are opened for direct I/O.
     pub direct: AtomicBool,
@@ -371,6 +373,7 @@ impl Log {
     ) -> Result<(Log, Recovery), OpenError> {
         let checked = options.check(env.buffers.stats().bytes_max);
         assert!(checked.is_ok(), "{checked:?}");
+        let directory_syncs = locked.directory_syncs().clone();
         let found = recovery::recover(env, folder, &options, start, locked, replay).await?;
         if options.direct {
             for file in found.files.values().filter_map(|slot| slot.get()) {
@@ -386,6 +389,7 @@ impl Log {
         let shared = Arc::new(Shared {
             env: env.clone(),
             folder: folder.to_path_buf(),
+            directory_syncs,
             options,
             direct: AtomicBool::new(options.direct),
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),

@@ -27,7 +27,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::folder::{self, DirectorySyncs};
+use settee_io::{Env, File, OpenMode};
 
 use crate::directory::{Directory, DirectoryError, EntryRef, Trailer};
 use crate::error::OpenError;
@@ -157,11 +158,20 @@ async fn segments_from(env: &Env, folder: &Path, first: u32) -> Result<Vec<u32>,
 pub struct Locked {
     first: u32,
     segments: Vec<Segment>,
+    syncs: Arc<DirectorySyncs>,
+}
+
+impl Locked {
+    /// The syncs of the log's directory, for others who change that.
+    pub fn directory_syncs(&self) -> &Arc<DirectorySyncs> {
+        &self.syncs
+    }
 }
 
 /// Opens the segments from the one with the number `first` on, and keeps other logs out.
 pub(crate) async fn lock(env: &Env, folder: &Path, first: u32) -> Result<Locked, OpenError> {
-    Ok(Locked { first, segments: open_segments(env, folder, first).await? })
+    let syncs = Arc::new(DirectorySyncs::new(folder));
+    Ok(Locked { first, segments: open_segments(env, folder, first).await?, syncs })
 }
 
 async fn open_segments(env: &Env, folder: &Path, first: u32) -> Result<Vec<Segment>, OpenError> {

@@ -365,7 +365,7 @@ impl Shared {
         let made = async {
             self.take_into_use(&file).await?;
             file.allocate(0, u64::from(allocated)).await?;
-            folder::sync(&**engine, &self.folder).await
+            self.directory_syncs.sync(&**engine).await
         };
         match made.await {
             Err(error) if is_of_sync(&error) && !error.is_no_descriptor() => {

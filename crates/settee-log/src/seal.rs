@@ -356,7 +356,7 @@ impl Shared {
         let to = segment_path(&self.folder, number);
         folder::rename(&*self.env.engine, &from, &to).await.map_err(RoomError::Failed)?;
         let tries_on = |_: &settee_io::Error| !self.is_ending();
-        folder::sync_patiently(&self.env, &self.folder, tries_on).await.map_err(RoomError::Failed)?;
+        self.directory_syncs.sync_patiently(&self.env, tries_on).await.map_err(RoomError::Failed)?;
         // The handle of the old name has the lock.
         drop(file);
         let opened = async {

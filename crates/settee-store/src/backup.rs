@@ -31,7 +31,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use settee_io::{Env, File, FileIdentity, OpenMode, folder};
+use settee_io::folder::{self, DirectorySyncs};
+use settee_io::{Env, File, FileIdentity, OpenMode};
 use settee_log::SegmentInfo;
 
 use crate::error::StoreError;
@@ -116,7 +117,7 @@ impl Shared {
         }
         folder::sync(&*env.engine, to).await?;
         if manifest.number > 0 {
-            manifest.write(env, to).await?;
+            manifest.write(env, to, &DirectorySyncs::new(to)).await?;
         }
         Ok((done, files))
     }

@@ -473,7 +473,7 @@ impl Shared {
             self.note_checkpoint_error(Some(error.clone().into()));
             !self.is_closed()
         };
-        match Manifest::replace(env, folder, tries_on).await {
+        match Manifest::replace(env, folder, &self.place.syncs(), tries_on).await {
             Ok(()) => {
                 if has_waited.into_inner() {
                     self.note_checkpoint_error(None);
@@ -594,7 +594,7 @@ impl Place {
         self.write_anew(&mut builder, frozen, &mut accounts).await?;
         let facts = Facts { last_listed: frozen.last_listed, live: accounts.live };
         let tree = builder.finish(frozen.seq, &facts.encode()).await?;
-        folder::sync(&*self.env.engine, &self.folder).await?;
+        self.sync_directory().await?;
         Ok((Arc::new(tree), facts))
     }
 

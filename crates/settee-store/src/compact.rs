@@ -635,7 +635,7 @@ impl<'a> Copy<'a> {
         let footer = self.directory.finish(bytes, 0).await;
         self.file.write_at(footer_start(bytes), Bytes::from(footer)).await?;
         self.file.sync().await?;
-        folder::sync(engine, &self.shared.place.folder).await?;
+        self.shared.place.sync_directory().await?;
         let name = SegmentName { bytes, ..self.name };
         let shared = self.shared;
         let segment =

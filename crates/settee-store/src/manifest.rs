@@ -13,7 +13,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::folder::{self, DirectorySyncs};
+use settee_io::{Env, File, OpenMode};
 
 use crate::error::StoreError;
 
@@ -202,20 +203,26 @@ impl Manifest {
     pub(crate) async fn replace(
         env: &Env,
         folder: &Path,
+        syncs: &DirectorySyncs,
         tries_on: impl Fn(&settee_io::Error) -> bool,
     ) -> Result<(), StoreError> {
         folder::rename(&*env.engine, &folder.join(NEXT_FILE), &folder.join(MANIFEST_FILE)).await?;
-        Ok(folder::sync_patiently(env, folder, tries_on).await?)
+        Ok(syncs.sync_patiently(env, tries_on).await?)
     }
 
     /// Both, one after the other.
     ///
     /// # Errors
     /// As both.
-    pub(crate) async fn write(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
+    pub(crate) async fn write(
+        &self,
+        env: &Env,
+        folder: &Path,
+        syncs: &DirectorySyncs,
+    ) -> Result<(), StoreError> {
         self.prepare(env, folder).await?;
         let end = env.clock.now() + SYNC_TIME_MAX;
-        Manifest::replace(env, folder, |_| env.clock.now() < end).await
+        Manifest::replace(env, folder, syncs, |_| env.clock.now() < end).await
     }
 
     /// Removes files from a store's folder that this manifest doesn't name: left over from what a
@@ -272,9 +279,10 @@ mod tests {
         let (env, folder) = (sim.env(), Path::new("/data/store"));
         sim.run(async {
             folder::create(&*env.engine, folder).await.unwrap();
+            let syncs = DirectorySyncs::new(folder);
             let (small, long) = (manifest(3), manifest(500_000));
-            small.write(&env, folder).await.unwrap();
-            let refused = long.write(&env, folder).await;
+            small.write(&env, folder, &syncs).await.unwrap();
+            let refused = long.write(&env, folder, &syncs).await;
             let is_refused = matches!(&refused, Err(StoreError::ManifestTooLong { size, size_max, .. })
                 if size > size_max && *size == long.encode().len() as u64);
             assert!(is_refused, "{refused:?}");
@@ -283,7 +291,7 @@ mod tests {
             // As many segments as fit are read again.
             let line = (long.encode().len() - manifest(499_000).encode().len()) / 1000;
             let most = manifest((SIZE_MAX as usize / (line + 1)) as u32);
-            most.write(&env, folder).await.unwrap();
+            most.write(&env, folder, &syncs).await.unwrap();
             assert_eq!(Manifest::read(&env, folder).await.unwrap(), Some(most));
         })
         .unwrap();

@@ -32,7 +32,9 @@ impl Place {
                 return Err(error.into());
             }
             if Manifest::read(&self.env, &self.folder).await? == manifest {
-                return Ok((manifest, locked?));
+                let locked = locked?;
+                let _ = self.syncs.set(locked.directory_syncs().clone());
+                return Ok((manifest, locked));
             }
         }
     }
@@ -71,7 +73,7 @@ impl Place {
         let base = Base::new(tree, &facts, segments).await?;
         manifest.number += 1;
         manifest.checkpoint = base.seq;
-        manifest.write(&self.env, &self.folder).await?;
+        manifest.write(&self.env, &self.folder, &self.syncs()).await?;
         Ok((manifest, base, facts))
     }
 
@@ -95,7 +97,7 @@ impl Place {
         let base = Base::new(tree, &facts, segments.clone()).await?;
         next.number += 1;
         next.checkpoint = base.seq;
-        next.write(&self.env, &self.folder).await?;
+        next.write(&self.env, &self.folder, &self.syncs()).await?;
         let replaced = std::mem::replace(manifest, next).tree.filter(|_| state.base.tree.is_some());
         if let Some(number) = replaced {
             self.remove_file(&self.folder.join(tree_name(number))).await;

@@ -28,6 +28,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::FutureExt;
+use settee_io::folder::DirectorySyncs;
 use settee_io::{Env, OnPanic};
 use settee_log::{
     Appended, Files, Flags, InvalidLimit, Log, LogOptions, LogStats, Recovery, Seq, Stage, Start, Stopped,
@@ -212,6 +213,8 @@ pub(crate) struct Place {
     pub chunks: Option<Arc<ChunkCache>>,
     /// See [`StoreStats::rebuild_count`].
     pub rebuild_count: AtomicU64,
+    /// The syncs of the store's directory, shared with its log once that is locked.
+    pub syncs: OnceLock<Arc<DirectorySyncs>>,
 }
 
 pub(crate) struct Shared {
@@ -844,7 +847,17 @@ impl Place {
         chunks: Option<Arc<ChunkCache>>,
     ) -> Place {
         let (env, folder) = (env.clone(), folder.to_path_buf());
-        Place { env, folder, options, cache, chunks, rebuild_count: AtomicU64::new(0) }
+        let (rebuild_count, syncs) = (AtomicU64::new(0), OnceLock::new());
+        Place { env, folder, options, cache, chunks, rebuild_count, syncs }
+    }
+
+    pub(crate) fn syncs(&self) -> Arc<DirectorySyncs> {
+        self.syncs.get_or_init(|| Arc::new(DirectorySyncs::new(&self.folder))).clone()
+    }
+
+    /// Puts the directory's entries on stable storage.
+    pub(crate) async fn sync_directory(&self) -> settee_io::Result<()> {
+        self.syncs().sync(&*self.env.engine).await
     }
 
     pub(crate) fn tree_options(&self, incarnation: &[u8; 16]) -> TreeOptions {

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use model::{Model, OPTIONS, Random, check, open};
+use settee_io::folder::{self, DirectorySyncs};
 use settee_io::{Env, OperationKind};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_store::{
@@ -526,6 +527,28 @@ fn a_checkpoint_waits_for_a_descriptor_to_sync_its_manifest_by() {
             assert!(store.checkpoint().await.unwrap().is_some(), "seed={seed}");
             check(&store.snapshot(), &model, &format!("seed={seed}")).await;
             store.close().await.unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn no_sync_of_a_directory_succeeds_after_or_beside_one_that_failed() {
+    for seed in seeds(20) {
+        let disk = SimDisk::new(seed).fail(OperationKind::SyncFolder, 2, Fault::Io);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let directory = Path::new("/data");
+            folder::create(&*env.engine, directory).await.unwrap();
+            let syncs = DirectorySyncs::new(directory);
+            let all = (0..4).map(|_| syncs.sync(&*env.engine));
+            let synced = futures_util::future::join_all(all).await;
+            let count = synced.iter().filter(|synced| synced.is_ok()).count() as u64;
+            // The first was the directory's parent's.
+            assert_eq!(count, 1, "seed={seed}: {synced:?}");
+            assert!(syncs.sync(&*env.engine).await.is_err(), "seed={seed}");
+            assert_eq!(disk.count_of(OperationKind::SyncFolder), 3, "seed={seed}: others weren't tried");
         })
         .unwrap();
     }

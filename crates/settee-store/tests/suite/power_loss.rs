@@ -126,6 +126,14 @@ fn a_file_that_a_manifest_may_name_is_not_made_anew() {
     run_seed(5_000_321).unwrap_or_else(|problem| panic!("{problem}"));
 }
 
+/// The log's sync of the directory failed while a compaction's was under way, which succeeded: the manifest's
+/// rename was lost with the files that the one before it named.
+#[test]
+fn a_sync_of_the_directory_that_succeeds_beside_one_that_failed_counts_for_nothing() {
+    let problem = |problem| panic!("{problem}");
+    run_trial(&Setup::new(505), Event::IoErrorAt(210)).unwrap_or_else(problem);
+}
+
 #[test]
 fn the_same_seed_and_event_give_the_same_run() {
     let mut traces = std::collections::BTreeSet::new();
