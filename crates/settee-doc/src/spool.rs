@@ -219,9 +219,10 @@ mod tests {
         // Of an earlier process.
         File::open(&env.engine, &spool_folder.join("0"), OpenMode::CreateNew).await.unwrap();
         // Not of one.
-        std::fs::write(spool_folder.join("1"), "precious").unwrap();
-        std::fs::write(spool_folder.join("letters.txt"), "").unwrap();
-        std::fs::create_dir(spool_folder.join("2")).unwrap();
+        let other = File::open(&env.engine, &spool_folder.join("1"), OpenMode::CreateNew).await.unwrap();
+        other.write_at(0, Bytes::from_static(b"precious")).await.unwrap();
+        File::open(&env.engine, &spool_folder.join("letters.txt"), OpenMode::CreateNew).await.unwrap();
+        folder::create(&*env.engine, &spool_folder.join("2")).await.unwrap();
         let spools = Spools::open(&env, data.path()).await;
         let names = async || {
             let entries = folder::list(&*env.engine, &spool_folder).await.unwrap();

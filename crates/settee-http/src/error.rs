@@ -137,7 +137,10 @@ impl From<SpoolError> for Failure {
                     format!("the request entity is too large: at most {bytes_max} bytes are spooled");
                 Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", reason)
             }
-            SpoolError::Busy => Failure::no_room(),
+            SpoolError::Busy => {
+                let reason = "Other spooled requests take the space that spool_bytes_max allows.";
+                Failure { reason: reason.into(), ..Failure::no_room() }
+            }
             SpoolError::Disk(error) => error.into(),
         }
     }

@@ -171,7 +171,7 @@ fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
     while !spooled_bytes(&mut client).ends_with(" 4194304") {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let reason = "The server holds as many request bodies as it may.";
+    let reason = "Other spooled requests take the space that spool_bytes_max allows.";
     post(&mut client, &[], body.as_bytes()).expect_error(503, "service unavailable", reason);
     slow.write(&body.as_bytes()[part..]);
     slow.read("POST").expect_status(201);
