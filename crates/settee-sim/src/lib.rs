@@ -80,17 +80,21 @@ pub use disk::{Fault, SimDisk};
 pub use executor::{STEP_COUNT_MAX, Sim};
 pub use panics::Panics;
 
-/// The seeds of a test: the first `count`, or the one that the variable `SETTEE_SEED` names, so
-/// that a failure can be looked at by itself.
+/// The seeds of a test: the first `count`, times the number in the variable `SETTEE_SEED_FACTOR` for
+/// a longer search; or the one that the variable `SETTEE_SEED` names, to replay a failure.
 ///
 /// # Panics
-/// Where the variable is no number.
+/// Where one of the variables is not a number.
 pub fn seeds(count: u64) -> std::ops::Range<u64> {
     match std::env::var("SETTEE_SEED") {
         Ok(seed) => {
             let seed: u64 = seed.parse().expect("SETTEE_SEED is a number");
             seed..seed + 1
         }
-        Err(_) => 0..count,
+        Err(_) => {
+            let factor = std::env::var("SETTEE_SEED_FACTOR").ok();
+            let factor = factor.map_or(1, |factor| factor.parse().expect("SETTEE_SEED_FACTOR is a number"));
+            0..count * factor
+        }
     }
 }

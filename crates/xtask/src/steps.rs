@@ -226,6 +226,9 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
     let mut node = command("node".into(), "--test --test-concurrency=1 --test-reporter=spec");
     node.current_dir(&interop).env("SETTEE_BIN", &settee);
 
+    // The examples run as tests of the documentation: they aren't built a second time.
+    let tests = ["test --workspace --tests --locked", "test --workspace --doc --locked"].map(cargo);
+
     let [pip, python] = python_steps(root, &settee);
     let [go_mod, go] = go_steps(root, &settee);
 
@@ -233,8 +236,8 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
     let main = vec![
         step("tidy", TIDY_SECONDS_MAX, command(own.into(), "tidy")),
         step("fmt", FMT_SECONDS_MAX, cargo("fmt --all --check")),
-        step(BUILD, BUILD_SECONDS_MAX, cargo("test --workspace --locked --no-run")),
-        step("test", TEST_SECONDS_MAX, cargo("test --workspace --locked")),
+        step(BUILD, BUILD_SECONDS_MAX, cargo("test --workspace --tests --locked --no-run")),
+        Step { name: "test", seconds_max: TEST_SECONDS_MAX, after: None, commands: tests.into() },
     ];
     let npm = Step { name: "npm", seconds_max: NPM_SECONDS_MAX, after: None, commands: vec![npm, browser] };
     let mut beside = vec![npm, pip, go_mod];

@@ -297,7 +297,7 @@ fn check(disk: &SimDisk, histories: &[Shared], case: &str) {
 #[test]
 fn databases_closed_when_idle_lose_nothing_and_trouble_nobody() {
     let (mut run_count, mut crash_count, mut most_open) = (0, 0, 0);
-    for seed in seeds(150) {
+    for seed in seeds(60) {
         let disk = || match seed % 3 {
             0 => SimDisk::new(seed),
             // Closing takes its time.

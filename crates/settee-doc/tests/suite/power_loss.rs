@@ -17,7 +17,7 @@ use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
 
 /// Power losses that are tried unless `SETTEE_CRASHES` gives another number.
-const CRASH_COUNT: u64 = 2_000;
+const CRASH_COUNT: u64 = 1_500;
 
 const TASK_COUNT: usize = 2;
 const STEP_COUNT: usize = 14;
