@@ -1,9 +1,9 @@
 //! The steps of `cargo xtask test`: what each runs, how long it may take, what is printed.
 //!
 //! Steps are in two lanes, which run side by side, each in order. One builds everything and runs
-//! the tests; the other fetches the clients meanwhile, and then lints and runs the clients. All
-//! use the profile `dev`, so that dependencies are compiled once; linting checks them, which
-//! produces no code. A step's output goes to a file and is printed when the step ends.
+//! the tests and small benchmarks; the other fetches the clients meanwhile, and then lints and
+//! runs the clients. All use the profile `dev`, so that dependencies are compiled once; linting
+//! checks them, which produces no code. A step's output goes to a file and is printed when the step ends.
 //!
 //! A step is a process group of its own with a watcher in it that waits for the end of a pipe
 //! whose other end is here. Letting go of the pipe ends the whole group: that is how a step is
@@ -238,6 +238,7 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
         step("fmt", FMT_SECONDS_MAX, cargo("fmt --all --check")),
         step(BUILD, BUILD_SECONDS_MAX, cargo("test --workspace --tests --locked --no-run")),
         Step { name: "test", seconds_max: TEST_SECONDS_MAX, after: None, commands: tests.into() },
+        Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, after: None, commands: benches.into() },
     ];
     let npm = Step { name: "npm", seconds_max: NPM_SECONDS_MAX, after: None, commands: vec![npm, browser] };
     let mut beside = vec![npm, pip, go_mod];
@@ -249,7 +250,6 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
         step("interop", INTEROP_SECONDS_MAX, node),
         python,
         go,
-        Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, after: None, commands: benches.into() },
     ];
     beside.extend(after_build.map(|step| Step { after: Some(BUILD), ..step }));
     Ok([main, beside])
