@@ -9,6 +9,7 @@ use std::path::Path;
 use hyper::{Method, StatusCode};
 use settee_doc::{BackupSummary, FailedDatabase};
 
+use crate::body;
 use crate::config_store::CONFIG_FILE;
 use crate::error::Failure;
 use crate::reply::{self, Answer};
@@ -27,7 +28,8 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     if *call.method() != Method::POST {
         return Err(Failure::method_not_allowed("POST"));
     }
-    let body = call.read_json_body().await?;
+    body::check_json_type(&call.head.headers)?;
+    let body = call.read_value_body().await?;
     let bad = || Failure::bad_request("The body must be {\"folder\": an absolute path}.");
     let mut folder = None;
     json::each_member(&body.text, |name, value| {

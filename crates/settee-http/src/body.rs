@@ -67,6 +67,10 @@ const UNIT_BYTES: u64 = 1 << 10;
 /// may block, so that it holds up no other task.
 const PARSE_INLINE_BYTES: usize = 1 << 20;
 
+/// Largest body, in bytes, of a request that sets one value or asks for one action: no such value is
+/// longer, and it is parsed in the request's own task.
+pub(crate) const VALUE_BODY_BYTES_MAX: u64 = PARSE_INLINE_BYTES as u64;
+
 /// The memory for request bodies.
 pub(crate) struct Room {
     /// What isn't the reserve.

@@ -6,6 +6,7 @@
 use hyper::{Method, StatusCode};
 use settee_doc::ErrorKind;
 
+use crate::body;
 use crate::error::Failure;
 use crate::json;
 use crate::node::NODE;
@@ -53,7 +54,8 @@ fn state(call: &Call<'_>) -> Answer {
 }
 
 async fn act(call: &mut Call<'_>) -> Answer {
-    let body = call.read_json_body().await?;
+    body::check_json_type(&call.head.headers)?;
+    let body = call.read_value_body().await?;
     let members = Members(json::pick(&body.text, NAMES)?);
     let action = members.get("action").and_then(json::string).unwrap_or_default();
     match action.as_ref() {

@@ -29,6 +29,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Bits of an IPv6 address that name a network of one client.
 const IPV6_CLIENT_BITS: u32 = 64;
 
+/// Where all places are taken, one in this many connections is closed at once, if idle, and at most
+/// [`CLOSED_COUNT_MAX`]: a flood of new connections then costs one look at all of them for each batch.
+const CLOSED_PART: usize = 64;
+
+/// See [`CLOSED_PART`].
+const CLOSED_COUNT_MAX: usize = 64;
+
 /// Addresses whose connections have no limit of their own, only the one for all.
 ///
 /// By default those of loopback. To be given are the proxies in front of the server, all of whose clients have
@@ -155,10 +162,12 @@ impl Connections {
         let mut state = self.lock();
         let count = client.map_or(0, |client| state.per_client.get(&client).copied().unwrap_or(0));
         if count >= self.per_client_max {
-            return if state.close_idle(|open| open.client == client) { Ok(None) } else { Err(Full::Client) };
+            let is_closing = state.close_idle(1, |open| open.client == client);
+            return if is_closing { Ok(None) } else { Err(Full::Client) };
         }
         if state.open.len() >= self.connections_max {
-            return if state.close_idle(|_| true) { Ok(None) } else { Err(Full::All) };
+            let count = (self.connections_max / CLOSED_PART).clamp(1, CLOSED_COUNT_MAX);
+            return if state.close_idle(count, |_| true) { Ok(None) } else { Err(Full::All) };
         }
         if let Some(client) = client {
             *state.per_client.entry(client).or_default() += 1;
@@ -175,21 +184,21 @@ impl Connections {
 }
 
 impl State {
-    /// Tells the connection to close that has been idle longest of those that `may_close` is true of. Whether one
-    /// is closing then, of which one is enough.
-    fn close_idle(&self, may_close: impl Fn(&Open) -> bool) -> bool {
-        loop {
-            let candidates = self.open.values().filter(|open| may_close(open)).map(|open| &open.activity);
-            if candidates.clone().any(|activity| activity.is_closing()) {
-                return true;
-            }
-            let longest = candidates.filter_map(|activity| Some((activity.idle_since_ns()?, activity)));
-            let Some((_, longest)) = longest.min_by_key(|(since_ns, _)| *since_ns) else { return false };
-            // A request may have begun meanwhile.
-            if longest.close() {
-                return true;
-            }
+    /// Tells the `count` connections to close that have been idle longest of those that `may_close` is true
+    /// of, unless one is closing already. Returns whether one is closing.
+    fn close_idle(&self, count: usize, may_close: impl Fn(&Open) -> bool) -> bool {
+        let candidates = self.open.values().filter(|open| may_close(open)).map(|open| &open.activity);
+        if candidates.clone().any(|activity| activity.is_closing()) {
+            return true;
         }
+        let mut idle: Vec<_> =
+            candidates.filter_map(|activity| Some((activity.idle_since_ns()?, activity))).collect();
+        if count < idle.len() {
+            idle.select_nth_unstable_by_key(count, |(since_ns, _)| *since_ns);
+        }
+        // On some of them a request may have begun meanwhile: then the next one in any order is closed.
+        let closed = idle.iter().filter(|(_, activity)| activity.close()).take(count).count();
+        closed > 0
     }
 }
 
@@ -349,6 +358,23 @@ mod tests {
         drop(request);
         assert!(open(&all, "127.0.0.1").is_none());
         assert!(is_closing(&third));
+    }
+
+    #[tokio::test]
+    async fn of_many_idle_connections_those_idle_longest_are_closed_together() {
+        let all = connections(640, 640);
+        let open_all: Vec<Connection> = (0..640_u64)
+            .map(|index| {
+                let connection = opened(&all, "127.0.0.1");
+                idle_since(&connection, (index * 7) % 640);
+                connection
+            })
+            .collect();
+        assert!(open(&all, "127.0.0.1").is_none());
+        assert!(open(&all, "127.0.0.1").is_none(), "no others close before one of these has");
+        for (index, connection) in open_all.iter().enumerate() {
+            assert_eq!(is_closing(connection), index * 7 % 640 < 640 / CLOSED_PART, "{index}");
+        }
     }
 
     #[tokio::test]

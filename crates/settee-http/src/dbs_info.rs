@@ -8,6 +8,7 @@ use std::sync::Arc;
 use hyper::Method;
 use settee_doc::{Databases, ErrorKind, NameRange};
 
+use crate::body::{self, Charge};
 use crate::error::Failure;
 use crate::json;
 use crate::reply::Answer;
@@ -52,15 +53,20 @@ fn range(call: &Call<'_>) -> Result<Vec<String>, Failure> {
 }
 
 async fn listed(call: &mut Call<'_>) -> Result<Vec<String>, Failure> {
-    let body = call.read_json_body().await?;
-    let [keys] = json::pick(&body.text, ["keys"])?;
-    let keys = keys.ok_or_else(|| Failure::bad_request("`keys` member must exist."))?;
-    if !keys.starts_with('[') {
-        return Err(Failure::bad_request("`keys` member must be an array."));
-    }
-    let no_names = || Failure::bad_request("`keys` must be strings.");
-    let too_many = || Failure::bad_request("too_many_keys");
-    json::strings(keys, call.server.limits.max_dbs_info_names, no_names, too_many)
+    let held = call.read_json_body().await?;
+    let names_max = call.server.limits.max_dbs_info_names;
+    let parse = move |text: &[u8], _: &mut Charge| {
+        let [keys] = json::pick(text, ["keys"])?;
+        let keys = keys.ok_or_else(|| Failure::bad_request("`keys` member must exist."))?;
+        if !keys.starts_with('[') {
+            return Err(Failure::bad_request("`keys` member must be an array."));
+        }
+        let no_names = || Failure::bad_request("`keys` must be strings.");
+        let too_many = || Failure::bad_request("too_many_keys");
+        json::strings(keys, names_max, no_names, too_many)
+    };
+    let (names, _share) = body::parse_held(held, &call.server.room, parse).await?;
+    Ok(names)
 }
 
 /// Writes a database's row. Of one that isn't there (any more) it writes that where it `is_asked`

@@ -87,7 +87,7 @@ async fn config(call: &mut Call<'_>, mut path: Segments<'_>) -> Answer {
 }
 
 async fn set(call: &mut Call<'_>, section: &str, key: &str) -> Answer {
-    let body = call.read_body().await?;
+    let body = call.read_value_body().await?;
     let text = std::str::from_utf8(&body.text).map_err(|_| Failure::bad_json())?;
     let text = crate::query::json_value(text)?;
     let value = json::string(text).ok_or_else(|| Failure::bad_request("a JSON string expected"))?;

@@ -138,7 +138,7 @@ fn number(value: u64) -> hyper::Response<reply::Body> {
 
 /// A positive number, which is the request's whole body.
 async fn read_limit(call: &mut Call<'_>, reason: &'static str) -> Result<u64, Failure> {
-    let body = call.read_body().await?;
+    let body = call.read_value_body().await?;
     let limit = json::raw(&body.text)?.parse::<u64>().ok().filter(|limit| *limit > 0);
     limit.ok_or_else(|| Failure::bad_request(reason))
 }

@@ -431,6 +431,17 @@ impl<'a> Call<'a> {
         body::read(self.body, &self.head.headers, &self.server.limits, &self.server.room).await
     }
 
+    /// Reads the whole body of a request that sets one value or asks for one action.
+    ///
+    /// # Errors
+    /// 413 for a body of more than [`body::VALUE_BODY_BYTES_MAX`]; else as [`body::read`].
+    pub(crate) async fn read_value_body(&mut self) -> Result<Held, Failure> {
+        let limits = &self.server.limits;
+        let max_request_bytes = limits.max_request_bytes.min(body::VALUE_BODY_BYTES_MAX);
+        let limits = Limits { max_request_bytes, ..limits.clone() };
+        body::read(self.body, &self.head.headers, &limits, &self.server.room).await
+    }
+
     /// The whole body, which must be declared as JSON.
     pub(crate) async fn read_json_body(&mut self) -> Result<Held, Failure> {
         body::check_json_type(&self.head.headers)?;

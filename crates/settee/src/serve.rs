@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use settee_doc::Databases;
 use settee_http::{Admin, ServerOptions, check_listener};
 use settee_io::{BufferPool, Env};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::runtime::{self, Handle};
 
 use crate::config::{Config, Settings};
@@ -19,6 +19,10 @@ use crate::{CommandResult, place};
 mod shutdown;
 
 use shutdown::Shutdown;
+
+/// Connections that the system keeps until they are accepted, where its own limit
+/// (`net.core.somaxconn`) allows as many. One beyond is tried again by its client after a second.
+const ACCEPT_QUEUE_COUNT: u32 = 4096;
 
 /// The target of the line that each start logs, at every level.
 pub(crate) const START_TARGET: &str = "settee::start";
@@ -53,10 +57,32 @@ pub(crate) fn run(args: Args) -> CommandResult {
     runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config, &log))
 }
 
+/// Listens on the first of the addresses that `address` names where that works.
+///
+/// # Errors
+/// Those of the last address.
+async fn listen(address: &str) -> io::Result<TcpListener> {
+    let mut result = Err(io::ErrorKind::AddrNotAvailable.into());
+    for address in lookup_host(address).await? {
+        let bind = || {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            // A restart doesn't wait for the last process's connections to time out.
+            socket.set_reuseaddr(true)?;
+            socket.bind(address)?;
+            socket.listen(ACCEPT_QUEUE_COUNT)
+        };
+        result = bind();
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
 async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     let files_max = share_descriptors(&mut config, raise_descriptor_limit());
     let shutdown = Shutdown::new(config.log.file.is_some().then(|| log.reopener()))?;
-    let listener = TcpListener::bind(&config.listen)
+    let listener = listen(&config.listen)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let limits = config.limits_text();

@@ -152,6 +152,12 @@ fn a_history_is_as_long_as_the_limit() {
         let reply = client.put("/db/_revs_limit", bad);
         reply.expect_error(400, "bad_request", "`revs_limit` must be positive integer");
     }
+    // A body that sets one value is small: a longer one isn't read.
+    let padded = |bytes: usize| format!("{}7", " ".repeat(bytes - 1));
+    client.put("/db/_revs_limit", &padded((1 << 20) + 1)).expect_status(413);
+    let mut client = server.connect();
+    assert_eq!(client.get("/db/_revs_limit").text(), "5\n");
+    client.put("/db/_revs_limit", &padded(1 << 20)).expect_status(200);
     client.post("/db/_revs_limit", "5").expect_error(405, "method_not_allowed", "Only PUT,GET allowed");
     client.delete("/db/_revs_limit").expect_status(405);
 }
