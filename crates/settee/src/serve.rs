@@ -64,19 +64,20 @@ pub(crate) fn run(args: Args) -> CommandResult {
 async fn listen(address: &str) -> io::Result<TcpListener> {
     let mut result = Err(io::ErrorKind::AddrNotAvailable.into());
     for address in lookup_host(address).await? {
-        let bind = || {
-            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-            // A restart doesn't wait for the last process's connections to time out.
-            socket.set_reuseaddr(true)?;
-            socket.bind(address)?;
-            socket.listen(ACCEPT_QUEUE_COUNT)
-        };
-        result = bind();
+        result = listen_on(address);
         if result.is_ok() {
             break;
         }
     }
     result
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restart doesn't wait for the last process's connections to time out.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(ACCEPT_QUEUE_COUNT)
 }
 
 async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
