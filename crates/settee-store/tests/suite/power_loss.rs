@@ -18,7 +18,7 @@ use settee_sim::seeds;
 use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
 
 /// How many power losses are tried, unless told otherwise.
-const CRASH_COUNT: u64 = 20_000;
+const CRASH_COUNT: u64 = 30_000;
 
 /// After how many power losses a line tells of it.
 const REPORT_COUNT: u64 = 50_000;
