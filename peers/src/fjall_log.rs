@@ -13,8 +13,8 @@ pub(crate) struct Fjall {
 }
 
 impl Fjall {
-    pub(crate) fn open(folder: &Path, durability: Durability) -> Result<Fjall, Failure> {
-        let database = Database::builder(folder)
+    pub(crate) fn open(directory: &Path, durability: Durability) -> Result<Fjall, Failure> {
+        let database = Database::builder(directory)
             .manual_journal_persist(true)
             .max_journaling_size(2 * MEMTABLE_BYTES as u64)
             .open()?;

@@ -36,16 +36,16 @@ const MEMTABLE_BYTES: usize = 1 << 30;
 const MIB_MAX: usize = 256;
 const COUNT_MAX: usize = 200_000;
 
-const USAGE: &str = "usage: settee-peers fjall|rocksdb batches-written|batches-buffered|durable FOLDER AMOUNT
+const USAGE: &str = "usage: settee-peers fjall|rocksdb batches-written|batches-buffered|durable DIRECTORY AMOUNT
 
   batches-written   AMOUNT MiB of 100 B values in batches of 16, each batch in the system's hands
   batches-buffered  the same, collected in the engine's memory and in the system's hands at the end
   durable           AMOUNT appends of 1 KiB, each on stable storage before the next
-  FOLDER            must not exist; it is left there
+  DIRECTORY            must not exist; it is left there
 
-       settee-peers fjall|lmdb|redb|rocksdb store FOLDER SPEC
+       settee-peers fjall|lmdb|redb|rocksdb store DIRECTORY SPEC
 
-  SPEC              as settee bench store writes it; FOLDER may be there";
+  SPEC              as settee bench store writes it; DIRECTORY may be there";
 
 /// Anything that ends a run.
 type Failure = Box<dyn std::error::Error>;
@@ -76,14 +76,14 @@ trait Engine {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let [engine, workload, folder, amount] = arguments[..] else {
+    let [engine, workload, directory, amount] = arguments[..] else {
         eprintln!("{USAGE}");
         return ExitCode::FAILURE;
     };
     if workload == "store" {
         // Who started it may be killed: nobody would want its results, and it would go on for long.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        return match store::run(engine, folder.as_ref(), amount, print) {
+        return match store::run(engine, directory.as_ref(), amount, print) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("settee-peers: {error}");
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     match amount
         .parse()
         .map_err(Failure::from)
-        .and_then(|amount| run(engine, workload, folder.into(), amount))
+        .and_then(|amount| run(engine, workload, directory.into(), amount))
     {
         Ok(line) => {
             println!("{line}");
@@ -112,9 +112,9 @@ fn print(told: store::work::Told) {
     println!("{}", serde_json::to_string(&told).expect("what is told is plain data"));
 }
 
-fn run(name: &str, workload: &str, folder: PathBuf, amount: usize) -> Result<serde_json::Value, Failure> {
-    if folder.exists() {
-        return Err(format!("{} is there already", folder.display()).into());
+fn run(name: &str, workload: &str, directory: PathBuf, amount: usize) -> Result<serde_json::Value, Failure> {
+    if directory.exists() {
+        return Err(format!("{} is there already", directory.display()).into());
     }
     let (durability, max) = match workload {
         "batches-written" => (Durability::Written, MIB_MAX),
@@ -125,7 +125,7 @@ fn run(name: &str, workload: &str, folder: PathBuf, amount: usize) -> Result<ser
     if !(1..=max).contains(&amount) {
         return Err(format!("an amount of {amount} is not from 1 to {max}").into());
     }
-    let engine = open(name, &folder, durability)?;
+    let engine = open(name, &directory, durability)?;
     let result = match durability {
         Durability::Persisted => durable(&*engine, amount)?,
         Durability::Buffered | Durability::Written => batches(&*engine, amount << 20)?,
@@ -142,10 +142,10 @@ fn run(name: &str, workload: &str, folder: PathBuf, amount: usize) -> Result<ser
     }))
 }
 
-fn open(name: &str, folder: &Path, durability: Durability) -> Result<Box<dyn Engine>, Failure> {
+fn open(name: &str, directory: &Path, durability: Durability) -> Result<Box<dyn Engine>, Failure> {
     match name {
-        "fjall" => Ok(Box::new(fjall_log::Fjall::open(folder, durability)?)),
-        "rocksdb" => Ok(Box::new(rocksdb_log::RocksDb::open(folder, durability)?)),
+        "fjall" => Ok(Box::new(fjall_log::Fjall::open(directory, durability)?)),
+        "rocksdb" => Ok(Box::new(rocksdb_log::RocksDb::open(directory, durability)?)),
         _ => Err(USAGE.into()),
     }
 }
@@ -208,7 +208,7 @@ fn durable(engine: &dyn Engine, count: usize) -> Result<Measured, Failure> {
 #[cfg(test)]
 mod tests {
     //! Goal: each engine runs each workload and tells what it did.
-    //! Method: the smallest amounts, in a folder that goes afterwards.
+    //! Method: the smallest amounts, in a directory that goes afterwards.
 
     use super::*;
 
@@ -219,9 +219,9 @@ mod tests {
                 [("batches-written", 10485), ("batches-buffered", 10485), ("durable", 1)]
             {
                 let name = format!("settee-peers-{}-{engine}-{workload}", std::process::id());
-                let folder = std::env::temp_dir().join(name);
-                let told = run(engine, workload, folder.clone(), 1).unwrap();
-                std::fs::remove_dir_all(folder).unwrap();
+                let directory = std::env::temp_dir().join(name);
+                let told = run(engine, workload, directory.clone(), 1).unwrap();
+                std::fs::remove_dir_all(directory).unwrap();
                 assert_eq!(told["operations"], operations, "{told}");
                 assert!(told["seconds"].as_f64().unwrap() > 0.0, "{told}");
             }
@@ -230,15 +230,15 @@ mod tests {
 
     #[test]
     fn what_cannot_be_run_is_refused() {
-        let folder = std::env::temp_dir().join(format!("settee-peers-{}-none", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("settee-peers-{}-none", std::process::id()));
         for (engine, workload, amount) in [
             ("fjall", "other", 1),
             ("other", "durable", 1),
             ("fjall", "durable", 0),
             ("fjall", "durable", COUNT_MAX + 1),
         ] {
-            assert!(run(engine, workload, folder.clone(), amount).is_err(), "{engine} {workload} {amount}");
+            assert!(run(engine, workload, directory.clone(), amount).is_err(), "{engine} {workload} {amount}");
         }
-        assert!(run("fjall", "durable", std::env::temp_dir(), 1).is_err(), "a folder that is there");
+        assert!(run("fjall", "durable", std::env::temp_dir(), 1).is_err(), "a directory that is there");
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct RocksDb {
 }
 
 impl RocksDb {
-    pub(crate) fn open(folder: &Path, durability: Durability) -> Result<RocksDb, Failure> {
+    pub(crate) fn open(directory: &Path, durability: Durability) -> Result<RocksDb, Failure> {
         let mut options = Options::default();
         options.create_if_missing(true);
         options.set_compression_type(DBCompressionType::None);
@@ -26,7 +26,7 @@ impl RocksDb {
         options.set_manual_wal_flush(durability == Durability::Buffered);
         let mut write = WriteOptions::default();
         write.set_sync(durability == Durability::Persisted);
-        Ok(RocksDb { database: DB::open(&options, folder)?, write, durability })
+        Ok(RocksDb { database: DB::open(&options, directory)?, write, durability })
     }
 }
 
@@ -54,7 +54,7 @@ impl Engine for RocksDb {
         };
         let checksums = match cfg!(all(target_feature = "sse4.2", target_feature = "pclmulqdq")) {
             true => "CRC by SSE 4.2",
-            false => "CRC BY A TABLE: build it in its own folder",
+            false => "CRC BY A TABLE: build it in its own directory",
         };
         format!("RocksDB 11.8, {log}, vector memtable, no flush or compaction during the run, {checksums}")
     }

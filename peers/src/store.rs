@@ -50,7 +50,7 @@ fn own_cache_bytes(spec: &Spec) -> u64 {
 trait Engine: Send + Sync + Sized + 'static {
     type View: View;
 
-    fn open(folder: &Path, spec: &Spec) -> Result<Self, Failure>;
+    fn open(directory: &Path, spec: &Spec) -> Result<Self, Failure>;
 
     /// See [`Subject`].
     fn write(&self, pairs: &[(Key, Bytes)], durable: bool) -> Result<(), Failure>;
@@ -166,10 +166,10 @@ fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Runs a spec, in JSON, on an engine in `folder`, which may hold what an earlier run left.
+/// Runs a spec, in JSON, on an engine in `directory`, which may hold what an earlier run left.
 pub(crate) fn run(
     name: &str,
-    folder: &Path,
+    directory: &Path,
     spec: &str,
     tell: impl FnMut(Told) + Send,
 ) -> Result<(), Failure> {
@@ -177,26 +177,26 @@ pub(crate) fn run(
     if let Some(group) = &spec.group {
         std::fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
     }
-    std::fs::create_dir_all(folder)?;
+    std::fs::create_dir_all(directory)?;
     match name {
-        "fjall" => run_on::<fjall::Fjall>(folder, &spec, tell),
-        "lmdb" => run_on::<lmdb::Lmdb>(folder, &spec, tell),
-        "redb" => run_on::<redb::Redb>(folder, &spec, tell),
-        "rocksdb" => run_on::<rocksdb::RocksDb>(folder, &spec, tell),
+        "fjall" => run_on::<fjall::Fjall>(directory, &spec, tell),
+        "lmdb" => run_on::<lmdb::Lmdb>(directory, &spec, tell),
+        "redb" => run_on::<redb::Redb>(directory, &spec, tell),
+        "rocksdb" => run_on::<rocksdb::RocksDb>(directory, &spec, tell),
         _ => Err(format!("there is no engine {name:?}").into()),
     }
 }
 
-fn run_on<E: Engine>(folder: &Path, spec: &Spec, tell: impl FnMut(Told) + Send) -> Result<(), Failure> {
+fn run_on<E: Engine>(directory: &Path, spec: &Spec, tell: impl FnMut(Told) + Send) -> Result<(), Failure> {
     let base = Base::new();
-    let engine = Arc::new(Blocking(E::open(folder, spec)?));
-    now(work::run(engine, spec, folder, base.opened(), tell))
+    let engine = Arc::new(Blocking(E::open(directory, spec)?));
+    now(work::run(engine, spec, directory, base.opened(), tell))
 }
 
 #[cfg(test)]
 mod tests {
     //! Goal: every engine runs every operation, and other bytes are found out.
-    //! Method: the smallest amounts, in a folder that goes afterwards.
+    //! Method: the smallest amounts, in a directory that goes afterwards.
 
     use super::work::{Operation, Order};
     use super::*;
@@ -220,9 +220,9 @@ mod tests {
         }
     }
 
-    fn operations(name: &str, folder: &Path, spec: &Spec) -> Result<u64, Failure> {
+    fn operations(name: &str, directory: &Path, spec: &Spec) -> Result<u64, Failure> {
         let mut operations = None;
-        run(name, folder, &serde_json::to_string(spec)?, |told| {
+        run(name, directory, &serde_json::to_string(spec)?, |told| {
             if let Told::Report(report) = told {
                 operations = Some(report.operations);
             }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn every_engine_runs_every_operation_and_other_bytes_are_found_out() {
         for name in ["fjall", "lmdb", "redb", "rocksdb"] {
-            let folder =
+            let directory =
                 std::env::temp_dir().join(format!("settee-peers-{}-{name}-store", std::process::id()));
             for (operation, expected) in [
                 (Operation::Ingest, 300),
@@ -245,22 +245,22 @@ mod tests {
                 (Operation::Open, 1),
                 (Operation::Durable, 40),
             ] {
-                let done = operations(name, &folder, &spec(operation)).unwrap();
+                let done = operations(name, &directory, &spec(operation)).unwrap();
                 assert_eq!(done, expected, "{name} {operation:?}");
             }
             let spoilt = Spec { value_bytes: 101, ..spec(Operation::Read) };
-            assert!(operations(name, &folder, &spoilt).is_err(), "{name}");
-            let over = operations(name, &folder, &spec(Operation::Overwrite)).unwrap();
-            std::fs::remove_dir_all(&folder).unwrap();
+            assert!(operations(name, &directory, &spoilt).is_err(), "{name}");
+            let over = operations(name, &directory, &spec(Operation::Overwrite)).unwrap();
+            std::fs::remove_dir_all(&directory).unwrap();
             assert_eq!(over, 300 * 40, "{name}");
         }
     }
 
     #[test]
     fn an_engine_that_is_not_there_is_refused() {
-        let folder = std::env::temp_dir().join(format!("settee-peers-{}-other", std::process::id()));
-        let refused = operations("other", &folder, &spec(Operation::Ingest));
-        std::fs::remove_dir_all(&folder).unwrap();
+        let directory = std::env::temp_dir().join(format!("settee-peers-{}-other", std::process::id()));
+        let refused = operations("other", &directory, &spec(Operation::Ingest));
+        std::fs::remove_dir_all(&directory).unwrap();
         assert!(refused.unwrap_err().to_string().contains("other"));
     }
 }

@@ -72,8 +72,8 @@ pub struct Config {
     pub target: Target,
     /// The bare server; without one nothing is compared with it.
     pub floor: Option<Target>,
-    /// A folder on the disk that the server writes to; without one no sync is measured.
-    pub folder: Option<PathBuf>,
+    /// A directory on the disk that the server writes to; without one no sync is measured.
+    pub directory: Option<PathBuf>,
     /// Multiplies the counts of documents, updates, attachments and followers.
     pub scale: f64,
     /// How long a row lasts that isn't a load, its limit not included.
@@ -254,7 +254,7 @@ impl<'a> Bench<'a> {
         batch: u64,
         (ids, content): (Ids, Content),
     ) -> impl FnMut(Generator) -> Loader {
-        let target = format!("{}/_bulk_docs{}", folder(database), self.durability_query());
+        let target = format!("{}/_bulk_docs{}", directory(database), self.durability_query());
         move |generator| Loader {
             target: target.clone(),
             numbers: numbers.clone(),
@@ -274,7 +274,7 @@ impl<'a> Bench<'a> {
             doc_count: u64,
         }
         self.couch.barrier(database).await?;
-        let target = folder(database);
+        let target = directory(database);
         let reply = self.couch.call("GET", &target, None).await?;
         let Info { doc_count } = couch::parse(&target, &reply.body)?;
         if doc_count != expected {
@@ -338,7 +338,7 @@ fn beside_floor(row: Row, floor: Option<&Outcome>, what: String) -> Row {
     }
 }
 
-fn folder(database: &str) -> String {
+fn directory(database: &str) -> String {
     format!("/{}", encode_segment(database))
 }
 

@@ -31,10 +31,10 @@ pub enum Error {
     },
 
     /// The disk hasn't the room; nothing was written.
-    #[error("{} needs {needed_mb} MB free and has {free_mb} MB", folder.display())]
+    #[error("{} needs {needed_mb} MB free and has {free_mb} MB", directory.display())]
     Space {
         /// Where the data would go.
-        folder: PathBuf,
+        directory: PathBuf,
         /// What the workload may write, with room to spare.
         needed_mb: u64,
         /// What an ordinary user may still write there.
@@ -45,7 +45,7 @@ pub enum Error {
     #[error("the server did not start: {0}")]
     Server(String),
 
-    /// A file or folder of the measurement's own.
+    /// A file or directory of the measurement's own.
     #[error("{}: {source}", path.display())]
     File {
         /// Which.

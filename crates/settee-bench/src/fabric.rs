@@ -47,10 +47,10 @@ const SEED: u64 = 0x5e77ee;
 /// Where the workload runs.
 #[derive(Debug, Clone)]
 pub enum Place {
-    /// In this process, with the data in this folder.
+    /// In this process, with the data in this directory.
     Process {
-        /// An empty folder.
-        folder: PathBuf,
+        /// An empty directory.
+        directory: PathBuf,
     },
     /// On a server.
     Server {
@@ -86,8 +86,8 @@ pub struct Config {
 /// # Errors
 /// Any [`Error`].
 pub async fn run(config: &Config, mut on_row: impl FnMut(Row)) -> Result<()> {
-    if let Place::Process { folder } = &config.place {
-        space::check(folder, (config.documents + config.updates) * config.size.bytes() as u64)?;
+    if let Place::Process { directory } = &config.place {
+        space::check(directory, (config.documents + config.updates) * config.size.bytes() as u64)?;
     }
     let host = Host::open(config).await?;
     let measured = measure(config, &host, &mut on_row).await;
@@ -111,9 +111,9 @@ impl Host {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let database = format!("settee-bench-{}", now.as_micros());
         let inner = match &config.place {
-            Place::Process { folder } => {
+            Place::Process { directory } => {
                 let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-                let databases = Databases::open(env, folder).await?;
+                let databases = Databases::open(env, directory).await?;
                 databases.create(&database).await?;
                 HostKind::Process(databases)
             }

@@ -44,7 +44,7 @@ pub enum Part {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where the files are made.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// Bytes of the file that is read, a multiple of [`BLOCK_BYTES`].
     pub file_bytes: u64,
     /// How long a workload of reads lasts in a round.
@@ -62,9 +62,9 @@ pub struct Config {
 
 impl Config {
     /// All parts at full size, with `fio` where it is installed.
-    pub fn new(folder: impl Into<PathBuf>) -> Config {
+    pub fn new(directory: impl Into<PathBuf>) -> Config {
         Config {
-            folder: folder.into(),
+            directory: directory.into(),
             file_bytes: 1 << 30,
             duration: Duration::from_millis(600),
             rounds: 5,
@@ -99,12 +99,12 @@ impl Config {
             "a file of {} MiB of random bytes in {}, reads in {} round(s) of {} ms; flushes of {} MiB, \
              {} round(s), each with one sync\n{}; peer: {}",
             self.file_bytes >> 20,
-            self.folder.display(),
+            self.directory.display(),
             self.rounds,
             self.duration.as_millis(),
             self.flush_bytes >> 20,
             self.flush_rounds,
-            subject::machine(&self.folder),
+            subject::machine(&self.directory),
             self.fio.as_ref().map_or("no fio", |fio| &fio.version),
         )
     }
@@ -128,10 +128,10 @@ pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
             format!("files are of whole blocks, flushes of whole {largest} bytes, rounds one at least");
         return Err(Error::wrong("bench io", reason));
     }
-    space::check(&config.folder, config.file_bytes + config.flush_bytes)?;
-    let folder = space::Folder::new(Some(&config.folder))?;
+    space::check(&config.directory, config.file_bytes + config.flush_bytes)?;
+    let directory = space::Directory::new(Some(&config.directory))?;
     if config.parts.iter().any(|part| *part != Part::Flush) {
-        let path = folder.path().join("random");
+        let path = directory.path().join("random");
         let (made, bytes) = (path.clone(), config.file_bytes);
         run_blocking(move || subject::create(&made, bytes, 1).and_then(|()| subject::chill(&made, 1)))
             .await?;
@@ -145,7 +145,7 @@ pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
         }
     }
     if config.parts.contains(&Part::Flush) {
-        flush::measure(config, folder.path(), &mut each).await?;
+        flush::measure(config, directory.path(), &mut each).await?;
     }
     Ok(())
 }

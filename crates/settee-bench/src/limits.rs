@@ -183,28 +183,28 @@ impl crate::drive::Client for FloorClient {
 /// metadata, which is the least that a durable write costs.
 #[derive(Debug)]
 pub struct SyncFloor {
-    folder: PathBuf,
+    directory: PathBuf,
     file: File,
     frame: Vec<u8>,
     offset: u64,
 }
 
 impl SyncFloor {
-    /// A file in `folder` for frames of `frame_bytes`.
+    /// A file in `directory` for frames of `frame_bytes`.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn create(folder: &Path, frame_bytes: usize) -> Result<SyncFloor> {
+    pub fn create(directory: &Path, frame_bytes: usize) -> Result<SyncFloor> {
         let mut frame = Vec::new();
         Generator::new(2).document("frame", frame_bytes, &mut frame);
-        let failed = |error: io::Error| Error::file(folder, error);
-        let file = tempfile::tempfile_in(folder).map_err(failed)?;
+        let failed = |error: io::Error| Error::file(directory, error);
+        let file = tempfile::tempfile_in(directory).map_err(failed)?;
         let zeros = vec![0; 1 << 20];
         for offset in (0..SYNC_FILE_BYTES).step_by(zeros.len()) {
             file.write_all_at(&zeros, offset).map_err(failed)?;
         }
         file.sync_all().map_err(failed)?;
-        Ok(SyncFloor { folder: folder.to_owned(), file, frame, offset: 0 })
+        Ok(SyncFloor { directory: directory.to_owned(), file, frame, offset: 0 })
     }
 
     /// Writes frames for `duration`: what each write with its sync took. Blocks the thread.
@@ -222,7 +222,7 @@ impl SyncFloor {
             self.file
                 .write_all_at(&self.frame, self.offset)
                 .and_then(|()| self.file.sync_data())
-                .map_err(|error| Error::file(&self.folder, error))?;
+                .map_err(|error| Error::file(&self.directory, error))?;
             samples.push(before.elapsed());
             self.offset = (self.offset + self.frame.len() as u64).next_multiple_of(FRAME_STRIDE);
             if started.elapsed() >= duration {
@@ -266,8 +266,8 @@ mod tests {
 
     #[test]
     fn the_sync_floor_goes_round_its_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut floor = SyncFloor::create(folder.path(), 1174).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut floor = SyncFloor::create(directory.path(), 1174).unwrap();
         floor.offset = SYNC_FILE_BYTES - FRAME_STRIDE;
         assert_eq!(floor.measure(Duration::ZERO).unwrap().count(), 1);
         assert_eq!(floor.offset, SYNC_FILE_BYTES);

@@ -2,7 +2,7 @@
 //!
 //! - Bytes taken into memory against memcpy; a stream to the disk against `fio`.
 //! - Small batches against the write-ahead logs of fjall and RocksDB, which run in a process of
-//!   their own (the `peers` folder of the source tree) where that was built.
+//!   their own (the `peers` directory of the source tree) where that was built.
 //! - Durable appends of one writer against write(2) and fdatasync(2) in a loop; of many, against
 //!   one, and against what a sync and a group's processor time come to.
 //! - A stream under a memory limit: how long it holds up a task that shares its thread.
@@ -68,11 +68,11 @@ impl Part {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where the files are made.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// The binary of the peers' crate; without it those rows have no ratio.
     pub peers: Option<PathBuf>,
     /// This program, to run [`hold_up`] in a process of its own: `PROGRAM bench log-hold-up
-    /// FOLDER BYTES ENGINE CGROUP`.
+    /// DIRECTORY BYTES ENGINE CGROUP`.
     pub program: PathBuf,
     /// Which engine does the log's I/O.
     pub engine: EngineKind,
@@ -91,8 +91,8 @@ impl Config {
         Ok(format!(
             "the log on {}, random values, in {}; {}; peers: {}",
             start_engine(self.engine)?.name(),
-            self.folder.display(),
-            crate::io::subject::machine(&self.folder),
+            self.directory.display(),
+            crate::io::subject::machine(&self.directory),
             self.peers.as_ref().map_or("none, see --peers".to_owned(), |path| path.display().to_string()),
         ))
     }
@@ -121,7 +121,7 @@ const DISK_BYTES_MAX: u64 = 5 << 30;
 /// the log or a peer said.
 pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     let needed = (DISK_BYTES_MAX as f64 * config.scale.min(1.0) / 2.0) as u64;
-    space::check(&config.folder, needed)?;
+    space::check(&config.directory, needed)?;
     let bench = Bench::start(config.clone())?;
     for part in Part::ALL.into_iter().filter(|part| config.parts.contains(part)) {
         std::thread::sleep(PART_PAUSE.mul_f64(config.scale));
@@ -140,7 +140,7 @@ pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
 /// What the parts share.
 struct Bench {
     config: Config,
-    folder: space::Folder,
+    directory: space::Directory,
     runtime: Runtime,
     engine: Arc<dyn Engine>,
     log_count: Cell<usize>,
@@ -148,17 +148,17 @@ struct Bench {
 
 impl Bench {
     fn start(config: Config) -> Result<Bench> {
-        let folder = space::Folder::new(Some(&config.folder))?;
+        let directory = space::Directory::new(Some(&config.directory))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
-            .map_err(|error| Error::file(&config.folder, error))?;
+            .map_err(|error| Error::file(&config.directory, error))?;
         let engine = start_engine(config.engine)?;
-        Ok(Bench { config, folder, runtime, engine, log_count: Cell::new(0) })
+        Ok(Bench { config, directory, runtime, engine, log_count: Cell::new(0) })
     }
 
     fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     /// An environment with a pool of `pool_bytes` for what is accepted and not yet written.
@@ -172,18 +172,18 @@ impl Bench {
         Env::with_engine(self.runtime.handle().clone(), self.engine.clone())
     }
 
-    /// An empty log in a folder of its own.
+    /// An empty log in a directory of its own.
     fn open(&self, env: &Env, options: LogOptions) -> Result<Subject> {
         let number = self.log_count.replace(self.log_count.get() + 1);
-        let folder = self.path().join(format!("log-{number}"));
-        let log = self.runtime.block_on(open(env, &folder, options))?;
-        Ok(Subject { log: Arc::new(log), folder })
+        let directory = self.path().join(format!("log-{number}"));
+        let log = self.runtime.block_on(open(env, &directory, options))?;
+        Ok(Subject { log: Arc::new(log), directory })
     }
 
     /// Closes the log and removes its files.
     fn remove(&self, subject: Subject) -> Result<()> {
         let closed = self.runtime.block_on(subject.log.close());
-        remove_folder(&subject.folder)?;
+        remove_directory(&subject.directory)?;
         closed.map_err(refused)
     }
 
@@ -200,12 +200,12 @@ impl Bench {
 /// A log that is measured.
 struct Subject {
     log: Arc<Log>,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
-async fn open(env: &Env, folder: &Path, options: LogOptions) -> Result<Log> {
-    std::fs::create_dir_all(folder).map_err(|error| Error::file(folder, error))?;
-    let (log, _) = Log::open(env, folder, options, |_, _| {}).await.map_err(refused)?;
+async fn open(env: &Env, directory: &Path, options: LogOptions) -> Result<Log> {
+    std::fs::create_dir_all(directory).map_err(|error| Error::file(directory, error))?;
+    let (log, _) = Log::open(env, directory, options, |_, _| {}).await.map_err(refused)?;
     Ok(log)
 }
 
@@ -216,15 +216,15 @@ fn start_engine(kind: EngineKind) -> Result<Arc<dyn Engine>> {
 }
 
 /// Removes it, and lets the file system take note, so that it doesn't during what comes next.
-fn remove_folder(folder: &Path) -> Result<()> {
-    let failed = |error| Error::file(folder, error);
-    std::fs::remove_dir_all(folder).map_err(failed)?;
-    settle(folder.parent().unwrap_or(folder))
+fn remove_directory(directory: &Path) -> Result<()> {
+    let failed = |error| Error::file(directory, error);
+    std::fs::remove_dir_all(directory).map_err(failed)?;
+    settle(directory.parent().unwrap_or(directory))
 }
 
-fn settle(folder: &Path) -> Result<()> {
-    let synced = std::fs::File::open(folder).and_then(|file| Ok(rustix::fs::syncfs(file)?));
-    synced.map_err(|error| Error::file(folder, error))
+fn settle(directory: &Path) -> Result<()> {
+    let synced = std::fs::File::open(directory).and_then(|file| Ok(rustix::fs::syncfs(file)?));
+    synced.map_err(|error| Error::file(directory, error))
 }
 
 /// Random bytes of a fixed seed.

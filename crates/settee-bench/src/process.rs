@@ -32,20 +32,20 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts `program serve` on a free port of the loopback, with its data in `folder`, the administrator
+    /// Starts `program serve` on a free port of the loopback, with its data in `directory`, the administrator
     /// `admin` (`NAME:PASSWORD`) or none, and `settings` as flags. Returns once it answers.
     ///
     /// # Errors
     /// [`Error::Server`] with what it said; nothing runs afterwards.
     pub async fn settee(
         program: &Path,
-        folder: &Path,
+        directory: &Path,
         admin: Option<&str>,
         settings: &[String],
     ) -> Result<ServerProcess> {
         let port = free_port().map_err(|error| Error::Server(error.to_string()))?;
         let mut command = Command::new(program);
-        command.args(["serve", "--data-dir"]).arg(folder);
+        command.args(["serve", "--data-dir"]).arg(directory);
         match admin {
             Some(admin) => command.args(["--admin", admin]),
             None => command.arg("--no-admin"),

@@ -40,7 +40,7 @@ pub enum Part {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where the files are made.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// Bytes of each of [`FILE_COUNT`] files, a multiple of 4096.
     pub file_bytes: u64,
     /// Random reads of each file.
@@ -57,9 +57,9 @@ pub struct Config {
 
 impl Config {
     /// All parts at full size.
-    pub fn new(folder: impl Into<PathBuf>) -> Config {
+    pub fn new(directory: impl Into<PathBuf>) -> Config {
         Config {
-            folder: folder.into(),
+            directory: directory.into(),
             file_bytes: 1 << 30,
             read_count: 1000,
             rounds: 7,
@@ -88,10 +88,10 @@ impl Config {
              {}\n\
              published of Riak's parread: parallel 1.01 to 1.38 × serial, sorted 1.24 to 1.51 ×, by I/O scheduler",
             self.file_bytes >> 20,
-            self.folder.display(),
+            self.directory.display(),
             self.read_count,
             self.rounds,
-            subject::machine(&self.folder),
+            subject::machine(&self.directory),
         )
     }
 }
@@ -110,17 +110,17 @@ pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     {
         return Err(Error::wrong("bench reads", "files are of whole blocks, reads and rounds one at least"));
     }
-    space::check(&config.folder, config.file_bytes * FILE_COUNT as u64 + beside::FILE_BYTES_MAX)?;
-    let folder = space::Folder::new(Some(&config.folder))?;
+    space::check(&config.directory, config.file_bytes * FILE_COUNT as u64 + beside::FILE_BYTES_MAX)?;
+    let directory = space::Directory::new(Some(&config.directory))?;
     if config.parts.contains(&Part::Parread) {
-        parread::measure(config, folder.path(), &mut each).await?;
+        parread::measure(config, directory.path(), &mut each).await?;
     }
     if config.parts.contains(&Part::Beside) {
-        beside::measure(config, &beside_path(folder.path()), &mut each).await?;
+        beside::measure(config, &beside_path(directory.path()), &mut each).await?;
     }
     Ok(())
 }
 
-fn beside_path(folder: &Path) -> PathBuf {
-    folder.join("appended")
+fn beside_path(directory: &Path) -> PathBuf {
+    directory.join("appended")
 }

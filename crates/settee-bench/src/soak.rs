@@ -2,7 +2,7 @@
 //!
 //! Clients write documents, attachments and local documents of their own, and know all that was
 //! acknowledged; others follow the changes, list, dawdle, compact, make and delete databases. At a random
-//! moment the server is killed (SIGKILL) and started again on the same folder; then, and at the end,
+//! moment the server is killed (SIGKILL) and started again on the same directory; then, and at the end,
 //! everything that was acknowledged is compared with what is there, byte by byte. Meanwhile, and once at the
 //! end, the server is backed up; each run is restored and compared with what was acknowledged when it was
 //! made. Every few seconds the server's memory, descriptors and threads are read.
@@ -71,8 +71,8 @@ const REST_WAIT_MAX: Duration = Duration::from_secs(90);
 pub struct Config {
     /// The `settee` program.
     pub program: PathBuf,
-    /// Where data and log go: a folder of the soak's own.
-    pub folder: PathBuf,
+    /// Where data and log go: a directory of the soak's own.
+    pub directory: PathBuf,
     /// How long the clients run, in all.
     pub duration: Duration,
     /// How often the server is killed meanwhile.
@@ -87,7 +87,7 @@ pub struct Config {
 /// # Errors
 /// The first violation; what kept the server from starting. The server runs no more then.
 pub async fn run(config: &Config, print: impl Fn(&str)) -> Result<()> {
-    let mut subject = Subject::start(&config.program, &config.folder).await?;
+    let mut subject = Subject::start(&config.program, &config.directory).await?;
     let soak = Soak::prepare(config, &subject).await?;
     let outcome = soak.run(config, &mut subject, &print).await;
     if let Err(Error::Wrong { .. }) = &outcome {
@@ -143,7 +143,7 @@ impl Soak {
             .flat_map(|name| kinds.clone().map(|kind| Arc::new(Follower::new(name, kind))))
             .collect();
         let begun = Instant::now();
-        let backups = Arc::new(Mutex::new(Backups::new(&config.program, &config.folder)));
+        let backups = Arc::new(Mutex::new(Backups::new(&config.program, &config.directory)));
         let (admin, tasks) = (Arc::default(), JoinSet::new());
         let mut soak = Soak { phase, shared, followers, admin, backups, tasks, begun };
         soak.spawn();

@@ -16,41 +16,45 @@ const SPARE_BYTES: u64 = 256 << 20;
 /// The magic number of tmpfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Refuses where `folder`'s file system hasn't the room for `document_bytes` of documents.
+/// Refuses where `directory`'s file system hasn't the room for `document_bytes` of documents.
 ///
 /// # Errors
 /// [`Error::Space`] with both figures, [`Error::File`] where the system doesn't tell.
-pub fn check(folder: &Path, document_bytes: u64) -> Result<()> {
-    let status = rustix::fs::statvfs(folder).map_err(|error| Error::file(folder, error.into()))?;
+pub fn check(directory: &Path, document_bytes: u64) -> Result<()> {
+    let status = rustix::fs::statvfs(directory).map_err(|error| Error::file(directory, error.into()))?;
     let free = status.f_bavail.saturating_mul(status.f_frsize);
     let needed = document_bytes.saturating_mul(BYTES_ON_DISK_FOR_EACH).saturating_add(SPARE_BYTES);
     if free < needed {
-        return Err(Error::Space { folder: folder.to_owned(), needed_mb: needed >> 20, free_mb: free >> 20 });
+        return Err(Error::Space {
+            directory: directory.to_owned(),
+            needed_mb: needed >> 20,
+            free_mb: free >> 20,
+        });
     }
     Ok(())
 }
 
-/// Whether `folder` lies in memory, where a sync costs nothing and proves nothing.
-pub fn is_in_memory(folder: &Path) -> bool {
-    rustix::fs::statfs(folder).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
+/// Whether `directory` lies in memory, where a sync costs nothing and proves nothing.
+pub fn is_in_memory(directory: &Path) -> bool {
+    rustix::fs::statfs(directory).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
 }
 
-/// A folder of the measurement's own that goes with the value.
+/// A directory of the measurement's own that goes with the value.
 #[derive(Debug)]
-pub struct Folder {
+pub struct Directory {
     inner: TempDir,
 }
 
-impl Folder {
+impl Directory {
     /// Makes one in `parent`, which is made too where it doesn't exist, or where temporary files go.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn new(parent: Option<&Path>) -> Result<Folder> {
+    pub fn new(parent: Option<&Path>) -> Result<Directory> {
         let parent = parent.map_or_else(std::env::temp_dir, PathBuf::from);
         std::fs::create_dir_all(&parent).map_err(|error| Error::file(&parent, error))?;
         let made = tempfile::Builder::new().prefix("settee-bench-").tempdir_in(&parent);
-        Ok(Folder { inner: made.map_err(|error| Error::file(&parent, error))? })
+        Ok(Directory { inner: made.map_err(|error| Error::file(&parent, error))? })
     }
 
     /// Where it is.
@@ -65,18 +69,18 @@ mod tests {
 
     #[test]
     fn more_than_the_disk_holds_is_refused_with_both_figures() {
-        let folder = Folder::new(None).unwrap();
-        check(folder.path(), 0).unwrap_or_else(|error| panic!("an empty workload fits: {error}"));
-        let error = check(folder.path(), 1 << 60).unwrap_err();
+        let directory = Directory::new(None).unwrap();
+        check(directory.path(), 0).unwrap_or_else(|error| panic!("an empty workload fits: {error}"));
+        let error = check(directory.path(), 1 << 60).unwrap_err();
         assert!(matches!(error, Error::Space { needed_mb, free_mb, .. } if needed_mb > free_mb), "{error}");
     }
 
     #[test]
-    fn a_folder_goes_with_its_value() {
-        let folder = Folder::new(None).unwrap();
-        let path = folder.path().to_owned();
+    fn a_directory_goes_with_its_value() {
+        let directory = Directory::new(None).unwrap();
+        let path = directory.path().to_owned();
         assert!(path.is_dir());
-        drop(folder);
+        drop(directory);
         assert!(!path.exists());
     }
 }

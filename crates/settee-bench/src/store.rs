@@ -6,7 +6,7 @@
 //!   with memory for a tenth, in order; loads of ever more records against their first.
 //! - Durable single writes; overwriting everything while it is read; opening after a kill.
 //!
-//! Every run is a process of its own, ours ([`run_here`]) as the peers' (the `peers` folder of
+//! Every run is a process of its own, ours ([`run_here`]) as the peers' (the `peers` directory of
 //! the source tree), and all do what `work` says: the same source, compiled into both. What is compared
 //! runs in turn, each round beginning with another engine, but for what is done to large data
 //! sets, of which the disk holds one at a time. Figures are medians of the rounds; ratios are
@@ -73,12 +73,12 @@ impl Part {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where the files are made.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// The binary of the peers' crate; without it nothing has a ratio to a peer.
     pub peers: Option<PathBuf>,
     /// Which of [`PEERS`].
     pub peer_names: Vec<&'static str>,
-    /// This program: `PROGRAM bench store-run WHO FOLDER SPEC ENGINE` calls [`run_here`].
+    /// This program: `PROGRAM bench store-run WHO DIRECTORY SPEC ENGINE` calls [`run_here`].
     pub program: PathBuf,
     /// Which engine does the store's I/O.
     pub engine: EngineKind,
@@ -104,9 +104,9 @@ pub struct Config {
 
 impl Config {
     /// All parts at full size, without peers.
-    pub fn new(folder: impl Into<PathBuf>, program: impl Into<PathBuf>) -> Config {
+    pub fn new(directory: impl Into<PathBuf>, program: impl Into<PathBuf>) -> Config {
         Config {
-            folder: folder.into(),
+            directory: directory.into(),
             peers: None,
             peer_names: PEERS.to_vec(),
             program: program.into(),
@@ -143,11 +143,11 @@ impl Config {
         format!(
             "the store in {}, random values, {} MiB of memory for each engine; {} round(s) of small data sets, {} \
              records in large ones\n{}; peers: {}",
-            self.folder.display(),
+            self.directory.display(),
             self.memory_bytes >> 20,
             self.rounds,
             self.records,
-            subject::machine(&self.folder),
+            subject::machine(&self.directory),
             match &self.peers {
                 Some(path) => format!("{} of {}", self.peer_names.join(", "), path.display()),
                 None => "none, see --peers".to_owned(),
@@ -165,16 +165,16 @@ pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     if config.records == 0 || config.rounds == 0 || config.ingest_bytes == 0 || config.durable_count == 0 {
         return Err(Error::wrong("bench store", "records, rounds and bytes are one at least"));
     }
-    space::check(&config.folder, config.ingest_bytes.max(largest_bytes(config)))?;
+    space::check(&config.directory, config.ingest_bytes.max(largest_bytes(config)))?;
     let bench = Bench {
-        folder: space::Folder::new(Some(&config.folder))?,
+        directory: space::Directory::new(Some(&config.directory))?,
         programs: Programs {
             ours: config.program.clone(),
             peers: config.peers.clone(),
             engine: config.engine,
         },
         config: config.clone(),
-        folder_count: Cell::new(0),
+        directory_count: Cell::new(0),
         failure_count: Cell::new(0),
     };
     for part in Part::ALL.into_iter().filter(|part| config.parts.contains(part)) {
@@ -213,7 +213,7 @@ fn largest_bytes(config: &Config) -> u64 {
 ///
 /// # Errors
 /// [`Error::Wrong`] with whatever went wrong.
-pub fn run_here(who: &str, folder: &Path, spec: &str, engine: EngineKind) -> Result<()> {
+pub fn run_here(who: &str, directory: &Path, spec: &str, engine: EngineKind) -> Result<()> {
     // Who started it may be killed: nobody would want its results, and it would go on for long.
     // Where that can't be asked for, it does.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
@@ -222,7 +222,7 @@ pub fn run_here(who: &str, folder: &Path, spec: &str, engine: EngineKind) -> Res
         // Nobody has to be reading.
         writeln!(std::io::stdout(), "{line}").ok();
     };
-    runs::run_here(who, folder, spec, engine, print)
+    runs::run_here(who, directory, spec, engine, print)
         .map_err(|error| Error::wrong("bench store-run", error.to_string()))
 }
 
@@ -230,8 +230,8 @@ pub fn run_here(who: &str, folder: &Path, spec: &str, engine: EngineKind) -> Res
 struct Bench {
     config: Config,
     programs: Programs,
-    folder: space::Folder,
-    folder_count: Cell<usize>,
+    directory: space::Directory,
+    directory_count: Cell<usize>,
     failure_count: Cell<usize>,
 }
 
@@ -242,17 +242,17 @@ impl Bench {
         std::iter::once(Who::Ours).chain(peers.map(|name| Who::Peer(name))).collect()
     }
 
-    /// A folder that isn't there yet.
-    fn new_folder(&self) -> PathBuf {
-        let number = self.folder_count.replace(self.folder_count.get() + 1);
-        self.folder.path().join(format!("data-{number}"))
+    /// A directory that isn't there yet.
+    fn new_directory(&self) -> PathBuf {
+        let number = self.directory_count.replace(self.directory_count.get() + 1);
+        self.directory.path().join(format!("data-{number}"))
     }
 
     /// Removes it, and lets the file system take note where there are pauses for that, so that it
     /// doesn't during what comes next.
-    fn remove(&self, folder: &Path) -> Result<()> {
-        let failed = |error| Error::file(folder, error);
-        match std::fs::remove_dir_all(folder) {
+    fn remove(&self, directory: &Path) -> Result<()> {
+        let failed = |error| Error::file(directory, error);
+        match std::fs::remove_dir_all(directory) {
             // A run that failed may not have made it.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             removed => removed.map_err(failed)?,
@@ -260,7 +260,7 @@ impl Bench {
         if self.config.pause.is_zero() {
             return Ok(());
         }
-        let parent = std::fs::File::open(self.folder.path()).map_err(failed)?;
+        let parent = std::fs::File::open(self.directory.path()).map_err(failed)?;
         rustix::fs::syncfs(parent).map_err(|error| failed(error.into()))
     }
 
@@ -284,7 +284,7 @@ impl Bench {
         }
     }
 
-    /// Runs the spec in a new folder for each of `everyone`, in turn, round by round.
+    /// Runs the spec in a new directory for each of `everyone`, in turn, round by round.
     fn rounds(&self, everyone: &[Who], specs: &[Spec]) -> Result<Vec<Contender>> {
         let mut contenders: Vec<Contender> = everyone.iter().map(|who| Contender::new(*who)).collect();
         for round in 0..self.config.rounds {
@@ -293,15 +293,15 @@ impl Bench {
                 if contender.failure.is_some() {
                     continue;
                 }
-                let folder = self.new_folder();
+                let directory = self.new_directory();
                 let mut last = Err("nothing was to be run".to_owned());
                 for spec in specs {
-                    last = self.programs.run(contender.who, &folder, spec);
+                    last = self.programs.run(contender.who, &directory, spec);
                     if last.is_err() {
                         break;
                     }
                 }
-                self.remove(&folder)?;
+                self.remove(&directory)?;
                 contender.take(self, last);
             }
         }

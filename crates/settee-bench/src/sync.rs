@@ -124,14 +124,14 @@ pub struct SyncRow {
     pub samples: io::Result<Samples>,
 }
 
-/// Measures every row with `count` durable writes each, in files of its own under `folder`,
+/// Measures every row with `count` durable writes each, in files of its own under `directory`,
 /// which are gone afterwards.
 ///
 /// # Errors
-/// What the system says of the folder. A method that the file system refuses is a row that says so.
-pub fn measure(folder: &Path, count: usize) -> Result<Vec<SyncRow>> {
+/// What the system says of the directory. A method that the file system refuses is a row that says so.
+pub fn measure(directory: &Path, count: usize) -> Result<Vec<SyncRow>> {
     let scratch =
-        tempfile::tempdir_in(folder).map_err(|source| Error::File { path: folder.into(), source })?;
+        tempfile::tempdir_in(directory).map_err(|source| Error::File { path: directory.into(), source })?;
     let mut random = RandomBytes::new(1);
     let mut rows: Vec<_> = ROWS
         .into_iter()
@@ -252,8 +252,8 @@ mod tests {
 
     #[test]
     fn every_layout_and_method_is_measured_and_shown() {
-        let folder = tempfile::tempdir().unwrap();
-        let rows = measure(folder.path(), 20).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let rows = measure(directory.path(), 20).unwrap();
         assert_eq!(rows.len(), ROWS.len());
         for row in
             rows.iter().filter(|row| !matches!(row.method, Method::DirectFdatasync | Method::DirectDsync))
@@ -261,6 +261,6 @@ mod tests {
             assert_eq!(row.samples.as_ref().unwrap().count(), 20, "{:?} {:?}", row.layout, row.method);
         }
         assert_eq!(table(&rows).lines().count(), ROWS.len() + 1);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

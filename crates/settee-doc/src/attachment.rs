@@ -1,17 +1,18 @@
 //! Attachments: files that belong to a document.
 //!
-//! What an attachment holds lies in chunks of [`CHUNK_BYTES`], each a record under a key of its own that
-//! names the document and the upload it came with. The leaf's value begins with a table that names the
-//! uploads. So revisions share what they have in common, compaction and backups know nothing of
-//! attachments, and what no leaf names any more is removed by the update that let it go.
+//! An attachment's content is stored in chunks of [`CHUNK_BYTES`], each a record under its own key, which
+//! names the document and the upload. A leaf's value begins with a table of its uploads. So revisions share
+//! common attachments, and compaction and backups need no knowledge of attachments. The update that removes
+//! the last reference to an upload also removes its chunks.
 //!
-//! An upload is written as it comes, without a sync of its own: the update that names it follows it in
-//! the log, and its sync covers both. Until then a mark stands for it; marks that a crash left are
-//! swept when the database is opened. A small one goes with the update itself.
+//! An upload is written as it arrives, without a sync of its own: the update that refers to it follows in the
+//! log, and the update's sync covers both. Until then an upload intent marks it; intents that a crash left
+//! are removed with their chunks after the database is opened. A small upload is written with the update
+//! itself.
 //!
 //! Invariants:
-//! 1. Each chunk that a leaf's table names is there: they precede it in the log.
-//! 2. A chunk that no leaf names has a mark.
+//! 1. Each chunk that a leaf's table refers to exists: it precedes the leaf in the log.
+//! 2. A chunk that no leaf refers to has an upload intent.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -27,47 +28,47 @@ use settee_store::{Batch, Stage};
 
 use crate::database::Database;
 use crate::json::write_json_string;
-use crate::keys::{chunk_key, upload_key};
-use crate::view::View;
+use crate::keys::{chunk_key, intent_key};
+use crate::snapshot::Snapshot;
 use crate::{Error, ErrorKind, Result};
 
-mod orphans;
+mod unreferenced;
 
-pub(crate) use orphans::{Orphan, Orphans, remove_unused};
+pub(crate) use unreferenced::{UnreferencedUpload, UnreferencedUploads, remove_unused};
 
-/// Bytes of a chunk; an attachment's last one may have fewer.
+/// Size of a chunk in bytes; an attachment's last chunk may be smaller.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
-/// In a leaf's table the name of its body, where that stands apart: no attachment has it.
+/// Name of an out-of-line body in a leaf's table: no attachment has this name.
 pub(crate) const BODY_NAME: &str = "";
 
-/// An upload up to this size goes to the log with its document.
-const TOGETHER_BYTES: usize = 64 << 10;
+/// An upload of up to this many bytes is written with its document.
+const WITH_DOCUMENT_BYTES_MAX: usize = 64 << 10;
 
-/// So much is unfolded at once: it may be a thousand times as much then.
-const UNFOLDED_AT_ONCE_BYTES: usize = 1 << 10;
+/// Bytes decompressed at once: they may become a thousand times as many.
+const DECOMPRESSED_AT_ONCE_BYTES: usize = 1 << 10;
 
-/// So much is compressed at once.
+/// Bytes compressed at once.
 const COMPRESSED_AT_ONCE_BYTES: usize = 16 << 10;
 
-/// Who takes an attachment in lets others run after so many bytes that were compressed, or unfolded: some
-/// milliseconds of compressing. A chunk that was hashed and stored counts as many.
+/// An upload yields to other tasks after compressing or decompressing this many bytes, which takes some
+/// milliseconds. A chunk that was hashed and stored counts as many.
 const WORK_BYTES_MAX: u64 = 64 << 10;
 
-/// Unfolded content is read in pieces of so many bytes, where there are as many; what the last bytes that
-/// were unfolded come to may be more.
-const UNFOLDED_PIECE_BYTES: usize = 64 << 10;
+/// Decompressed content is returned in pieces of at least this many bytes, except the last; a piece exceeds
+/// it by at most the output of one step.
+const DECOMPRESSED_PIECE_BYTES: usize = 64 << 10;
 
-/// CouchDB's own level of compression.
+/// CouchDB's default compression level.
 const COMPRESSION_LEVEL: u32 = 8;
 
 /// The operating system that zlib names in a gzip header on Unix (RFC 1952).
 const GZIP_OS_UNIX: u8 = 3;
 
-/// An MD5 digest, as CouchDB names what attachments hold.
+/// An MD5 digest, which CouchDB uses for attachments.
 pub type Md5Digest = [u8; 16];
 
-/// Names an upload among those of its document.
+/// Identifies an upload among those of its document.
 pub(crate) type UploadId = [u8; 16];
 
 /// An attachment of a revision.
@@ -77,14 +78,14 @@ pub struct Attachment {
     pub name: String,
     /// Its media type.
     pub content_type: String,
-    /// The generation that it came with.
+    /// The generation of the revision that added it.
     pub revpos: u32,
-    /// The digest of what is stored.
+    /// The digest of the stored bytes.
     #[serde(with = "hex")]
     pub digest: Md5Digest,
-    /// Bytes that it holds.
+    /// Size of the content in bytes.
     pub length: u64,
-    /// Bytes that are stored, where that is its content compressed by gzip.
+    /// Size of the stored bytes, if the content is stored compressed by gzip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gzip_length: Option<u64>,
     #[serde(with = "hex")]
@@ -92,7 +93,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Bytes that are stored.
+    /// Number of stored bytes.
     pub fn stored_length(&self) -> u64 {
         self.gzip_length.unwrap_or(self.length)
     }
@@ -102,13 +103,13 @@ impl Attachment {
         (0..chunk_count(self.stored_length())).map(move |index| chunk_key(id, &self.upload, index))
     }
 
-    /// Appends the members that a stub has, but for `stub` itself. With `encoding` it tells how what is
-    /// stored is compressed.
+    /// Appends the members of a stub, except `stub` itself. With `encoding` they include the compression of
+    /// the stored bytes.
     pub fn write_members(&self, encoding: bool, out: &mut Vec<u8>) {
         self.write_described(true, encoding, out);
     }
 
-    /// Appends the members that stand beside `data`: as [`Attachment::write_members`], without the length.
+    /// Appends the members beside `data`: as [`Attachment::write_members`], without the length.
     pub fn write_members_with_data(&self, encoding: bool, out: &mut Vec<u8>) {
         self.write_described(false, encoding, out);
     }
@@ -140,7 +141,7 @@ pub fn digest_text(digest: &Md5Digest) -> String {
     format!("md5-{}", base64::engine::general_purpose::STANDARD.encode(digest))
 }
 
-/// The digest that a text names: `md5-…`, or base 64 alone as in `Content-MD5`.
+/// Parses a digest: `md5-…`, or base 64 alone as in `Content-MD5`.
 ///
 /// # Errors
 /// `BadRequest` for anything else.
@@ -152,7 +153,7 @@ pub fn parse_digest(text: &str) -> Result<Md5Digest> {
     digest.ok_or_else(|| Error::bad_request(format!("not an MD5 digest: {text}")))
 }
 
-/// Whether content of this type gets smaller by compression.
+/// Whether content of this type is compressed.
 pub fn is_compressible(content_type: &str) -> bool {
     // CouchDB's `compressible_types`.
     const TYPES: [&str; 3] = ["application/javascript", "application/json", "application/xml"];
@@ -165,8 +166,8 @@ fn chunk_count(length: u64) -> u32 {
     u32::try_from(length.div_ceil(CHUNK_BYTES as u64)).unwrap_or(u32::MAX)
 }
 
-/// In front of a leaf's value that has attachments: the table's size (4 bytes, little-endian), the
-/// table, and the body follow.
+/// Encodes a leaf's value with attachments: the encoding byte, the table's size (4 bytes, little-endian), the
+/// table, and the body.
 pub(crate) fn encode_table(attachments: &[Attachment], body: &[u8], encoding: u8) -> Bytes {
     let table = serde_json::to_vec(attachments).expect("a table is plain data");
     let mut value = Vec::with_capacity(5 + table.len() + body.len());
@@ -177,9 +178,9 @@ pub(crate) fn encode_table(attachments: &[Attachment], body: &[u8], encoding: u8
     value.into()
 }
 
-/// The table and the body behind the byte of encoding.
+/// Decodes the table and the body behind the encoding byte.
 pub(crate) fn decode_table(rest: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
-    let damaged = || Error::damaged("a table of attachments makes no sense");
+    let damaged = || Error::damaged("a table of attachments is malformed");
     let (size, _) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
     let end = 4 + u32::from_le_bytes(*size) as usize;
     let table = rest.get(4..end).ok_or_else(damaged)?;
@@ -187,90 +188,90 @@ pub(crate) fn decode_table(rest: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
     Ok((table, rest.slice(end..)))
 }
 
-/// What an edit says of an attachment.
+/// An attachment of an edit.
 #[derive(Debug, Clone)]
 pub struct NewAttachment {
     /// Its name.
     pub name: String,
-    /// Its media type; of a stub the one that is stored counts.
+    /// Its media type; ignored for a stub, which keeps the stored type.
     pub content_type: String,
-    /// The generation that it came with: of a replicated one, and of a stub. What an interactive edit
-    /// brings comes with the revision that it makes, whatever is said here.
+    /// The generation of the revision that added it, for replicated edits and stubs. Ignored for the new
+    /// attachments of an interactive edit, which get the new revision's generation.
     pub revpos: Option<u32>,
-    /// Where its content is.
+    /// The location of its content.
     pub content: Content,
 }
 
-/// Where the content of an edit's attachment is.
+/// Location of the content of an edit's attachment.
 #[derive(Debug, Clone)]
 pub enum Content {
-    /// In the revision that the edit replaces; with the digest that is said to be its.
+    /// In the revision that the edit replaces; with the digest that the client expects.
     Stub(Option<Md5Digest>),
     /// In the edit, decoded.
     Inline(Bytes),
-    /// It comes behind the document, and has to be put in before the edit is made.
+    /// Behind the document in the request; the caller must upload it before the edit is made.
     Follows(Following),
     /// In the store.
     Stored(Upload),
 }
 
-/// What is said of content that comes behind a document.
+/// Description of content that follows a document in the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Following {
-    /// Bytes that come.
+    /// Number of bytes that follow.
     pub length: u64,
-    /// Whether they are the content compressed by gzip.
+    /// Whether they are compressed by gzip.
     pub is_gzip: bool,
     /// Their digest.
     pub digest: Option<Md5Digest>,
 }
 
-/// What was uploaded; gone again when nobody makes a document refer to it.
+/// Uploaded content; removed unless a document refers to it.
 #[derive(Debug, Clone)]
 pub struct Upload {
     length: u64,
     gzip_length: Option<u64>,
     digest: Md5Digest,
-    /// Written with the document where it isn't yet.
+    /// Content that is written with the document.
     chunk: Option<Bytes>,
-    claim: Arc<Claim>,
+    guard: Arc<UploadGuard>,
 }
 
 impl Upload {
-    /// Writes a document's body ahead of the document, as `upload`. It has no digest.
+    /// Writes an out-of-line body before its document. It has no digest.
     pub(crate) async fn of_body(
         database: &Database,
         id: &str,
         body: &Bytes,
-        orphans: Orphans,
+        unreferenced: UnreferencedUploads,
         upload: UploadId,
     ) -> Result<Upload> {
-        let claim = Arc::new(Claim::new(id, orphans, upload));
+        let guard = Arc::new(UploadGuard::new(id, unreferenced, upload));
         for start in (0..body.len()).step_by(CHUNK_BYTES) {
             let end = body.len().min(start + CHUNK_BYTES);
-            claim.put(database, body.slice(start..end)).await?;
+            guard.put(database, body.slice(start..end)).await?;
         }
         let length = body.len() as u64;
-        Ok(Upload { length, gzip_length: None, digest: Md5Digest::default(), chunk: None, claim })
+        Ok(Upload { length, gzip_length: None, digest: Md5Digest::default(), chunk: None, guard })
     }
 
-    /// The digest of what is stored.
+    /// The digest of the stored bytes.
     pub fn digest(&self) -> &Md5Digest {
         &self.digest
     }
 
-    /// Bytes that are held in memory and go to the log with the document.
+    /// Bytes kept in memory, to be written with the document.
     pub fn waiting_bytes(&self) -> u64 {
         self.chunk.as_ref().map_or(0, |chunk| chunk.len() as u64)
     }
 
-    /// Writes them now, so that they aren't held.
+    /// Writes them now, which frees the memory.
     ///
     /// # Errors
     /// `NoSpace`; `Stopped`.
     pub async fn store(&mut self, database: &Database) -> Result<()> {
         if let Some(chunk) = self.chunk.take_if(|chunk| !chunk.is_empty()) {
-            self.claim.put(database, chunk).await?;
+            self.guard.put(database, chunk).await?;
         }
         Ok(())
     }
@@ -283,87 +284,89 @@ impl Upload {
             digest: self.digest,
             length: self.length,
             gzip_length: self.gzip_length,
-            upload: self.claim.upload,
+            upload: self.guard.upload,
         }
     }
 
-    /// Adds what makes it a document's, and returns what is to be told when that is accepted.
-    pub(crate) fn take_in(&self, batch: &mut Batch) -> Arc<Claim> {
-        let Claim { id, upload, .. } = &*self.claim;
+    /// Adds the records that make it part of a document, and returns the guard to confirm once they are
+    /// accepted.
+    pub(crate) fn reference(&self, batch: &mut Batch) -> Arc<UploadGuard> {
+        let UploadGuard { id, upload, .. } = &*self.guard;
         match &self.chunk {
             Some(chunk) if chunk.is_empty() => {}
             Some(chunk) => batch.put(&chunk_key(id, upload, 0), &[], chunk.clone(), false),
-            None => batch.delete(&upload_key(id, upload)),
+            None => batch.delete(&intent_key(id, upload)),
         }
-        self.claim.clone()
+        self.guard.clone()
     }
 }
 
-/// Holds an upload until a document refers to it.
+/// Keeps track of an upload until a document refers to it; dropped before that, it registers the upload as
+/// unreferenced.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct UploadGuard {
     id: String,
     upload: UploadId,
-    /// Chunks that were written.
+    /// Number of chunks written.
     chunk_count: std::sync::atomic::AtomicU32,
-    kept: AtomicBool,
-    orphans: Orphans,
+    confirmed: AtomicBool,
+    unreferenced: UnreferencedUploads,
 }
 
-impl Claim {
-    fn new(id: &str, orphans: Orphans, upload: UploadId) -> Claim {
-        let (id, kept) = (id.to_owned(), AtomicBool::new(false));
-        Claim { id, upload, chunk_count: Default::default(), kept, orphans }
+impl UploadGuard {
+    fn new(id: &str, unreferenced: UnreferencedUploads, upload: UploadId) -> UploadGuard {
+        let (id, confirmed) = (id.to_owned(), AtomicBool::new(false));
+        UploadGuard { id, upload, chunk_count: Default::default(), confirmed, unreferenced }
     }
 
-    /// Stores the next chunk; with the first one a mark.
+    /// Stores the next chunk; with the first one an upload intent.
     async fn put(&self, database: &Database, chunk: Bytes) -> Result<()> {
-        let Claim { id, upload, chunk_count, .. } = self;
+        let UploadGuard { id, upload, chunk_count, .. } = self;
         let index = chunk_count.load(Ordering::Acquire);
         let mut batch = Batch::new();
         if index == 0 {
-            batch.put(&upload_key(id, upload), &[], Bytes::new(), false);
+            batch.put(&intent_key(id, upload), &[], Bytes::new(), false);
         }
         batch.put(&chunk_key(id, upload, index), &[], chunk, false);
-        // Before the commit, whose future may be dropped when it is done.
+        // Before the commit, whose future may be dropped although the commit is done.
         chunk_count.store(index + 1, Ordering::Release);
         database.commit(&batch, Stage::Accepted).await.map(drop)
     }
 
     /// A document refers to it.
-    pub(crate) fn keep(&self) {
-        self.kept.store(true, Ordering::Release);
+    pub(crate) fn confirm(&self) {
+        self.confirmed.store(true, Ordering::Release);
     }
 }
 
-impl Drop for Claim {
+impl Drop for UploadGuard {
     fn drop(&mut self) {
         let count = *self.chunk_count.get_mut();
-        if count > 0 && !*self.kept.get_mut() {
-            self.orphans.push(Orphan::new(std::mem::take(&mut self.id), self.upload, count));
+        if count > 0 && !*self.confirmed.get_mut() {
+            self.unreferenced.push(UnreferencedUpload::new(std::mem::take(&mut self.id), self.upload, count));
         }
     }
 }
 
-/// An attachment on its way in. Holds a chunk in memory.
+/// An attachment being uploaded. Holds a chunk in memory.
 pub struct Uploading<'a> {
     database: &'a Database,
-    claim: Arc<Claim>,
+    guard: Arc<UploadGuard>,
     sink: Sink,
-    /// Bytes that came, and their digest, taken while they are in the processor's cache.
+    /// Number of bytes received, and their digest, computed while they are in the CPU cache.
     length: u64,
-    came: Md5,
-    /// Of an upload that comes compressed: checks that, and counts what it is.
-    unfolding: Option<GzDecoder<Count>>,
-    /// Of what is stored, where that is compressed here.
+    received: Md5,
+    /// For an upload that is already compressed: verifies it, and counts the decompressed bytes.
+    decompressor: Option<GzDecoder<Count>>,
+    /// Digest of the stored bytes, if the server compresses them.
     stored: Option<Md5>,
     stored_length: u64,
     bytes_max: u64,
-    /// Work since others could run, in bytes that were compressed or unfolded.
-    worked: u64,
+    /// Work since the last yield, in bytes compressed or decompressed.
+    work_bytes: u64,
 }
 
-/// Counts what is written to it.
+/// Counts the bytes written to it.
 #[derive(Default)]
 struct Count(u64);
 
@@ -378,15 +381,15 @@ impl std::io::Write for Count {
     }
 }
 
-/// Where its bytes go.
+/// Destination of an upload's bytes.
 enum Sink {
     Plain(BytesMut),
     Gzip(GzEncoder<Vec<u8>>),
 }
 
 impl Sink {
-    /// Bytes that it takes at once.
-    fn room(&self) -> usize {
+    /// Number of bytes that it accepts at once.
+    fn step_bytes(&self) -> usize {
         match self {
             Sink::Plain(buffer) => CHUNK_BYTES - buffer.len(),
             Sink::Gzip(_) => COMPRESSED_AT_ONCE_BYTES,
@@ -401,7 +404,7 @@ impl<'a> Uploading<'a> {
         id: &str,
         content_type: &str,
         is_gzip: bool,
-        orphans: Orphans,
+        unreferenced: UnreferencedUploads,
         upload: UploadId,
         bytes_max: u64,
     ) -> Uploading<'a> {
@@ -415,23 +418,24 @@ impl<'a> Uploading<'a> {
         };
         Uploading {
             database,
-            claim: Arc::new(Claim::new(id, orphans, upload)),
+            guard: Arc::new(UploadGuard::new(id, unreferenced, upload)),
             sink,
             length: 0,
-            came: Md5::new(),
-            unfolding: is_gzip.then(|| GzDecoder::new(Count::default())),
+            received: Md5::new(),
+            decompressor: is_gzip.then(|| GzDecoder::new(Count::default())),
             stored,
             stored_length: 0,
             bytes_max,
-            worked: 0,
+            work_bytes: 0,
         }
     }
 
-    /// Takes what comes next. Waits while the store is behind, and lets others run where it is much work.
+    /// Receives the next bytes. Waits while the store's writes can't keep up, and yields to other tasks
+    /// regularly.
     ///
     /// # Errors
-    /// `AttachmentTooLarge`; `BadRequest` for what isn't gzip though it should be; `NoSpace`; `Stopped`.
-    /// What was uploaded goes.
+    /// `AttachmentTooLarge`; `BadRequest` for bytes that should be gzip and aren't; `NoSpace`; `Stopped`. The
+    /// upload is removed.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.length += bytes.len() as u64;
         if self.length > self.bytes_max {
@@ -440,49 +444,49 @@ impl<'a> Uploading<'a> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let part;
-            (part, rest) = rest.split_at(rest.len().min(self.room()));
-            if let Some(unfolding) = &mut self.unfolding {
-                let before = unfolding.get_ref().0;
-                unfolding.write_all(part).map_err(|_| not_gzip())?;
-                self.worked += unfolding.get_ref().0 - before;
+            (part, rest) = rest.split_at(rest.len().min(self.step_bytes()));
+            if let Some(decompressor) = &mut self.decompressor {
+                let before = decompressor.get_ref().0;
+                decompressor.write_all(part).map_err(|_| not_gzip())?;
+                self.work_bytes += decompressor.get_ref().0 - before;
             }
-            self.came.update(part);
+            self.received.update(part);
             self.take(part);
-            self.put_full().await?;
-            if self.worked >= WORK_BYTES_MAX {
-                self.worked = 0;
+            self.store_full_chunks().await?;
+            if self.work_bytes >= WORK_BYTES_MAX {
+                self.work_bytes = 0;
                 yield_now().await;
             }
         }
         Ok(())
     }
 
-    /// Bytes that are worked on at once.
-    fn room(&self) -> usize {
-        match self.unfolding {
-            Some(_) => self.sink.room().min(UNFOLDED_AT_ONCE_BYTES),
-            None => self.sink.room(),
+    /// Number of bytes processed at once.
+    fn step_bytes(&self) -> usize {
+        match self.decompressor {
+            Some(_) => self.sink.step_bytes().min(DECOMPRESSED_AT_ONCE_BYTES),
+            None => self.sink.step_bytes(),
         }
     }
 
     fn take(&mut self, part: &[u8]) {
         match &mut self.sink {
             Sink::Plain(buffer) => {
-                if buffer.len() + part.len() > TOGETHER_BYTES {
-                    // All at once, so that nothing is copied while it grows.
+                if buffer.len() + part.len() > WITH_DOCUMENT_BYTES_MAX {
+                    // All capacity at once, so that the buffer never grows by copying.
                     buffer.reserve(CHUNK_BYTES - buffer.len());
                 }
                 buffer.extend_from_slice(part);
             }
             Sink::Gzip(encoder) => {
-                self.worked += part.len() as u64;
+                self.work_bytes += part.len() as u64;
                 encoder.write_all(part).expect("a vector takes it");
             }
         }
     }
 
-    /// Stores the chunks that are full.
-    async fn put_full(&mut self) -> Result<()> {
+    /// Stores full chunks.
+    async fn store_full_chunks(&mut self) -> Result<()> {
         loop {
             let chunk = match &mut self.sink {
                 Sink::Plain(buffer) if buffer.len() == CHUNK_BYTES => std::mem::take(buffer).freeze(),
@@ -497,9 +501,9 @@ impl<'a> Uploading<'a> {
     }
 
     async fn put(&mut self, chunk: Bytes) -> Result<()> {
-        self.worked += WORK_BYTES_MAX;
+        self.work_bytes += WORK_BYTES_MAX;
         self.count(&chunk);
-        self.claim.put(self.database, chunk).await
+        self.guard.put(self.database, chunk).await
     }
 
     fn count(&mut self, chunk: &Bytes) {
@@ -509,10 +513,10 @@ impl<'a> Uploading<'a> {
         self.stored_length += chunk.len() as u64;
     }
 
-    /// All has come. `expected` is what the digest of what came should be.
+    /// Completes the upload. `expected` is the expected digest of the received bytes.
     ///
     /// # Errors
-    /// As [`Uploading::write`]; `DigestMismatch` where the digest is another: what was uploaded goes.
+    /// As [`Uploading::write`]; `DigestMismatch` if the digest differs: the upload is removed.
     pub async fn finish(mut self, expected: Option<Md5Digest>) -> Result<Upload> {
         let mut rest: Bytes = match std::mem::replace(&mut self.sink, Sink::Plain(BytesMut::new())) {
             Sink::Plain(buffer) => buffer.freeze(),
@@ -522,8 +526,8 @@ impl<'a> Uploading<'a> {
             let chunk = rest.split_to(CHUNK_BYTES);
             self.put(chunk).await?;
         }
-        let is_first = self.claim.chunk_count.load(Ordering::Acquire) == 0;
-        let chunk = if is_first && rest.len() <= TOGETHER_BYTES {
+        let is_first = self.guard.chunk_count.load(Ordering::Acquire) == 0;
+        let chunk = if is_first && rest.len() <= WITH_DOCUMENT_BYTES_MAX {
             self.count(&rest);
             Some(rest)
         } else {
@@ -532,18 +536,18 @@ impl<'a> Uploading<'a> {
             }
             None
         };
-        let came: Md5Digest = self.came.finalize().into();
-        if expected.is_some_and(|expected| expected != came) {
+        let received: Md5Digest = self.received.finalize().into();
+        if expected.is_some_and(|expected| expected != received) {
             return Err(Error::new(ErrorKind::DigestMismatch, "Possible message corruption."));
         }
-        let is_compressed = self.stored.is_some() || self.unfolding.is_some();
-        let digest = self.stored.map_or(came, |stored| stored.finalize().into());
+        let is_compressed = self.stored.is_some() || self.decompressor.is_some();
+        let digest = self.stored.map_or(received, |stored| stored.finalize().into());
         let gzip_length = is_compressed.then_some(self.stored_length);
-        let length = match self.unfolding {
-            Some(unfolding) => unfolding.finish().map_err(|_| not_gzip())?.0,
+        let length = match self.decompressor {
+            Some(decompressor) => decompressor.finish().map_err(|_| not_gzip())?.0,
             None => self.length,
         };
-        Ok(Upload { length, gzip_length, digest, chunk, claim: self.claim })
+        Ok(Upload { length, gzip_length, digest, chunk, guard: self.guard })
     }
 }
 
@@ -551,23 +555,24 @@ fn not_gzip() -> Error {
     Error::bad_request("the attachment isn't gzip, as it says")
 }
 
-/// An attachment on its way out, chunk by chunk; it holds its view.
+/// Reads an attachment chunk by chunk; it holds its snapshot.
 pub struct AttachmentReader {
-    view: View,
+    snapshot: Snapshot,
     id: String,
     upload: UploadId,
     /// Of what is stored, what is still to be read.
+    /// Range of the stored bytes still to be read.
     at: u64,
     end: u64,
-    /// What was read and is not yet decoded.
+    /// Bytes read and not yet decoded.
     encoded: Bytes,
     decoder: Option<GzDecoder<Vec<u8>>>,
 }
 
 impl AttachmentReader {
-    /// With `decode`, what is stored compressed is read as what it is. `range` counts what is stored.
+    /// With `decode`, compressed content is decompressed. `range` refers to stored bytes.
     pub(crate) fn new(
-        view: View,
+        snapshot: Snapshot,
         id: &str,
         attachment: &Attachment,
         range: std::ops::Range<u64>,
@@ -575,7 +580,7 @@ impl AttachmentReader {
     ) -> AttachmentReader {
         let decodes = decode && attachment.gzip_length.is_some();
         AttachmentReader {
-            view,
+            snapshot,
             id: id.to_owned(),
             upload: attachment.upload,
             at: range.start,
@@ -585,12 +590,12 @@ impl AttachmentReader {
         }
     }
 
-    /// What comes next; `None` at the end. At most a chunk; unfolded, little more than a mebibyte.
+    /// The next bytes; `None` at the end. At most a chunk; decompressed, little more than a mebibyte.
     ///
     /// # Errors
-    /// `Internal` where it can't be read. The reader can't go on then.
+    /// `Internal` if it can't be read. The reader is unusable afterwards.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
-        let garbled = |_| Error::damaged("a compressed attachment doesn't unfold");
+        let garbled = |_| Error::damaged("a compressed attachment can't be decompressed");
         loop {
             if self.encoded.is_empty() {
                 if self.at >= self.end {
@@ -601,8 +606,8 @@ impl AttachmentReader {
             let Some(decoder) = &mut self.decoder else {
                 return Ok(Some(std::mem::take(&mut self.encoded)));
             };
-            while !self.encoded.is_empty() && decoder.get_ref().len() < UNFOLDED_PIECE_BYTES {
-                let part = self.encoded.split_to(UNFOLDED_AT_ONCE_BYTES.min(self.encoded.len()));
+            while !self.encoded.is_empty() && decoder.get_ref().len() < DECOMPRESSED_PIECE_BYTES {
+                let part = self.encoded.split_to(DECOMPRESSED_AT_ONCE_BYTES.min(self.encoded.len()));
                 decoder.write_all(&part).map_err(garbled)?;
             }
             if self.encoded.is_empty() && self.at == self.end {
@@ -615,13 +620,13 @@ impl AttachmentReader {
         }
     }
 
-    /// The rest of the chunk that it stands in.
+    /// The rest of the current chunk.
     async fn read(&mut self) -> Result<Bytes> {
         let index = self.at / CHUNK_BYTES as u64;
         let key = chunk_key(&self.id, &self.upload, index as u32);
-        let entry = self.view.snapshot().get(&key).await?;
+        let entry = self.snapshot.store().get(&key).await?;
         let entry = entry.ok_or_else(|| Error::damaged("a chunk of an attachment is missing"))?;
-        let chunk = self.view.snapshot().read(entry.location).await?.value();
+        let chunk = self.snapshot.store().read(entry.location).await?.value();
         let start = (self.at % CHUNK_BYTES as u64) as usize;
         let end = chunk.len().min((self.end - index * CHUNK_BYTES as u64) as usize);
         if start >= end {
@@ -632,7 +637,7 @@ impl AttachmentReader {
     }
 }
 
-/// 16 bytes as 32 hex digits in the table.
+/// Serializes 16 bytes as 32 hex digits.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer};
 

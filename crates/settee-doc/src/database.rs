@@ -9,42 +9,42 @@ use bytes::Bytes;
 use settee_io::Env;
 use settee_store::{Backup, BackupFiles, Batch, Compaction, EarlierBackup, Seq, Stage, Store, StoreOptions};
 
-use crate::attachment::{Content, Orphan, Orphans, Upload, Uploading};
-use crate::databases::Changed;
+use crate::attachment::{Content, UnreferencedUpload, UnreferencedUploads, Upload, Uploading};
+use crate::counters::{Counter, DatabaseCounters, remove_purge_infos};
+use crate::databases::UpdateNotifier;
 use crate::databases::check_checkpoints;
 use crate::edit::{Edit, check_document_id};
-use crate::followers::Followers;
-use crate::keys::{UPLOAD, chunk_key, decode_upload_key};
-use crate::numbers::{Number, Numbers, remove_notes};
+use crate::keys::{INTENT, chunk_key, decode_intent_key};
 use crate::partition::check_partitioned_id;
 use crate::revision::Revision;
 use crate::rules::Rules;
 use crate::sequence::Sequence;
-use crate::stats::Figures;
+use crate::snapshot::Snapshot;
+use crate::stats::DatabaseStats;
+use crate::subscribers::Subscribers;
 use crate::update::Updater;
-use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
-/// A database's figures.
+/// A database's statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Info {
     /// Documents that aren't deleted.
     pub doc_count: u64,
     /// Deleted documents.
     pub doc_del_count: u64,
-    /// The last change.
+    /// The `Seq` of the last change.
     pub update_seq: Seq,
-    /// How often something was purged.
+    /// Number of purges.
     pub purge_seq: u64,
-    /// Bytes of its files.
+    /// Size of its files in bytes.
     pub file_bytes: u64,
-    /// Bytes of the records that live.
+    /// Bytes of the live records.
     pub active_bytes: u64,
-    /// The same: bodies are not compressed.
+    /// Equal to `active_bytes`: bodies are not compressed.
     pub external_bytes: u64,
 }
 
-/// What the catalogue knows of a database.
+/// A database's identity in the catalogue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) created_us: u64,
@@ -52,10 +52,10 @@ pub(crate) struct Identity {
     pub(crate) is_partitioned: bool,
 }
 
-/// What is known of functions that check writes (`validate_doc_update`).
+/// The result of the scan for validation functions (`validate_doc_update`).
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Validation {
-    /// Design documents haven't been looked at since one of them was written.
+    /// No scan since a design document was written.
     #[default]
     Unknown,
     None,
@@ -63,55 +63,55 @@ pub(crate) enum Validation {
     By(String),
 }
 
-/// Called once, when something was first stored, with the stage that it has reached.
+/// Called once after the first write, with the stage that it has reached.
 pub(crate) type OnFirstWrite = Box<dyn Fn(Stage) + Send + Sync>;
 
-/// An open database. Used from many tasks at once.
+/// An open database, usable from many tasks at once.
 pub struct Database {
     name: String,
     created_us: u64,
     is_partitioned: bool,
     sequence: Sequence,
     store: Store,
-    numbers: Numbers,
-    followers: Followers,
-    /// Counts the views that there are.
-    views: Arc<()>,
+    counters: DatabaseCounters,
+    subscribers: Subscribers,
+    /// Reference-counts the snapshots.
+    snapshots: Arc<()>,
     deleted: AtomicBool,
     compacting: AtomicBool,
-    /// Tells those who follow all databases.
-    pub(crate) changed: Changed,
+    /// Notifies `_db_updates` subscribers.
+    pub(crate) update_notifier: UpdateNotifier,
     pub(crate) rules: Arc<Rules>,
-    /// Whether writes would have to be checked; the updater alone reads and sets it.
+    /// The cached scan result; only the updater uses it.
     pub(crate) validation: Mutex<Validation>,
     env: Env,
-    /// What was uploaded for nothing.
-    pub(crate) orphans: Orphans,
-    /// `None` where it held something when it was opened.
+    /// The queue of unreferenced uploads.
+    pub(crate) unreferenced: UnreferencedUploads,
+    /// `None` if the database wasn't empty when it was opened.
     on_first_write: Option<OnFirstWrite>,
     was_written: AtomicBool,
 }
 
-/// Of an edit's uploads so many bytes go to the log with it; the others before. They fit a batch beside
-/// two of the largest documents.
-const TOGETHER_BYTES_MAX: u64 = 256 << 10;
+/// An edit's uploads up to this many bytes are written with the edit; the rest is written before. They fit a
+/// batch besides two of the largest documents.
+const WITH_EDIT_BYTES_MAX: u64 = 256 << 10;
 
 impl Database {
     pub(crate) async fn open(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         name: &str,
         identity: Identity,
         options: StoreOptions,
     ) -> Result<Database> {
-        let (store, recovery) = Store::open(env, folder, options).await?;
+        let (store, recovery) = Store::open(env, directory, options).await?;
         tracing::debug!(database = name, ?recovery, "opened");
         let Identity { created_us, incarnation, is_partitioned } = identity;
         let sequence = Sequence::new(&incarnation);
-        let numbers = Numbers::read(&store.snapshot()).await?;
-        let (views, deleted) = (Arc::default(), AtomicBool::new(false));
+        let counters = DatabaseCounters::read(&store.snapshot()).await?;
+        let (snapshots, deleted) = (Arc::default(), AtomicBool::new(false));
         let compacting = AtomicBool::new(false);
-        let orphans = Orphans::default();
+        let unreferenced = UnreferencedUploads::default();
         let env = env.clone();
         let database = Database {
             name: name.into(),
@@ -119,26 +119,26 @@ impl Database {
             is_partitioned,
             sequence,
             store,
-            numbers,
-            followers: Followers::default(),
-            views,
+            counters,
+            subscribers: Subscribers::default(),
+            snapshots,
             deleted,
             compacting,
-            changed: Changed::default(),
+            update_notifier: UpdateNotifier::default(),
             rules: Arc::new(Rules::new(false)),
             validation: Mutex::default(),
             env,
-            orphans,
+            unreferenced,
             on_first_write: None,
             was_written: AtomicBool::new(false),
         };
-        database.find_orphans().await?;
+        database.find_unreferenced().await?;
         Ok(database)
     }
 
-    /// Has somebody told when something is first stored in this database, which is empty.
-    pub(crate) fn on_first_write(&mut self, told: OnFirstWrite) {
-        self.on_first_write = Some(told);
+    /// Registers a callback for the first write to this empty database.
+    pub(crate) fn on_first_write(&mut self, callback: OnFirstWrite) {
+        self.on_first_write = Some(callback);
     }
 
     /// Its name.
@@ -146,7 +146,7 @@ impl Database {
         &self.name
     }
 
-    /// When it was created, in microseconds since 1970: `instance_start_time`.
+    /// Its creation time in microseconds since 1970: `instance_start_time`.
     pub fn created_us(&self) -> u64 {
         self.created_us
     }
@@ -156,7 +156,8 @@ impl Database {
         self.is_partitioned
     }
 
-    /// Checks a document's id by CouchDB's rules, and by those of partitions where it has any.
+    /// Checks a document's id against CouchDB's rules, and in a partitioned database against those of
+    /// partitions.
     ///
     /// # Errors
     /// `IllegalDocId`, `IllegalPartition`.
@@ -165,64 +166,64 @@ impl Database {
         if self.is_partitioned { check_partitioned_id(id) } else { Ok(()) }
     }
 
-    /// The newest persisted state. Never waits.
-    pub fn view(&self) -> View {
-        View::new(self.store.snapshot(), self.path_limit(), self.views.clone())
+    /// A snapshot of the newest persisted state. Never waits.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(self.store.snapshot(), self.path_limit(), self.snapshots.clone())
     }
 
-    /// Whether nothing that it ever held is persisted.
+    /// Whether nothing was ever persisted in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.store.snapshot().seq() == Seq(0)
     }
 
-    /// Whether there is a view, or a scan of one. Exact, since who calls it has the database for
-    /// itself.
-    pub(crate) fn has_views(&mut self) -> bool {
-        Arc::get_mut(&mut self.views).is_none()
+    /// Whether there is a snapshot, or a scan of one. Exact, since the caller has the only reference to the
+    /// database.
+    pub(crate) fn has_snapshots(&mut self) -> bool {
+        Arc::get_mut(&mut self.snapshots).is_none()
     }
 
-    /// Its figures, of the newest persisted state.
+    /// Statistics of the newest persisted state.
     pub fn info(&self) -> Info {
-        let view = self.view();
+        let view = self.snapshot();
         let live = view.live_bytes();
         Info {
             doc_count: view.doc_count(),
             doc_del_count: view.doc_del_count(),
             update_seq: view.update_seq(),
-            purge_seq: self.number(Number::PurgeSeq),
+            purge_seq: self.counter(Counter::PurgeSeq),
             file_bytes: self.store.stats().file_bytes,
             active_bytes: live,
             external_bytes: live,
         }
     }
 
-    /// The log's counters since the database was opened.
+    /// The log's statistics since the database was opened.
     pub fn log_stats(&self) -> settee_store::LogStats {
         self.store.stats()
     }
 
-    /// The log's counters and the store's since the database was opened.
-    pub(crate) fn figures(&self) -> Figures {
-        Figures { log: self.store.stats(), store: self.store.store_stats() }
+    /// The statistics of log and store since the database was opened.
+    pub(crate) fn database_stats(&self) -> DatabaseStats {
+        DatabaseStats { log: self.store.stats(), store: self.store.store_stats() }
     }
 
-    /// One interactive edit: checks the revision that it replaces, makes the new one, and
-    /// returns it once `stage` is reached. Dropping the future may leave the edit done.
+    /// Makes one interactive edit: checks the revision that it replaces, creates the new one, and returns it
+    /// once `stage` is reached. After the future is dropped, the edit may or may not have been made.
     ///
     /// # Errors
-    /// `Conflict` where the edit's revision isn't a leaf; `NoSpace`; `Stopped`: whether the
-    /// edit survives is then unknown.
+    /// `Conflict` if the edit's revision isn't a leaf; `NoSpace`; `Stopped`: it is then unknown whether the
+    /// edit survives.
     pub async fn update(&self, edit: Edit, stage: Stage) -> Result<Revision> {
         let mut outcomes = self.update_all(vec![edit], stage).await?;
         outcomes.pop().expect("an outcome for each edit")
     }
 
-    /// Interactive edits, each decided by itself, in order; returns once all that succeeded
-    /// have reached `stage`.
+    /// Makes interactive edits, each decided separately, in order; returns once all that succeeded have
+    /// reached `stage`.
     ///
     /// # Errors
-    /// Inside, why an edit was refused. Outside, `NoSpace` or `Stopped`: the edits before the
-    /// one that failed may have been stored, each whole.
+    /// Inner: why an edit was refused. Outer: `NoSpace` or `Stopped`; the edits before the failed one may
+    /// have been stored, each completely.
     pub async fn update_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
         self.check_partitions(&edits)?;
         self.upload_inline(&mut edits).await?;
@@ -235,7 +236,7 @@ impl Database {
         Ok(outcomes)
     }
 
-    /// Replicated edits (`new_edits=false`), merged into the revision trees; never a conflict.
+    /// Makes replicated edits (`new_edits=false`), merged into the revision trees; never a conflict.
     ///
     /// # Errors
     /// As [`Database::update_all`].
@@ -251,33 +252,33 @@ impl Database {
         Ok(outcomes)
     }
 
-    /// Removes revisions for good, as far as they are leaves, and all that no other leaf has of what
-    /// they had; returns once that is persisted, for each document the leaves that went. Each is
-    /// a purge of its own.
+    /// Removes revisions permanently, if they are leaves, with everything that no other leaf shares. Each
+    /// document is a purge of its own. Returns the removed leaves of each document once all purges are
+    /// persisted.
     ///
     /// # Errors
-    /// `IllegalDocId` or `IllegalPartition`: nothing was changed. `NoSpace` or `Stopped`: the
-    /// documents before the one that failed may have been purged, each whole.
+    /// `IllegalDocId` or `IllegalPartition`: nothing was changed. `NoSpace` or `Stopped`: the documents
+    /// before the failed one may have been purged, each completely.
     pub async fn purge(&self, requests: &[(String, Vec<Revision>)]) -> Result<Vec<Vec<Revision>>> {
         requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
-        let notes_max = self.number(Number::PurgedInfosLimit);
+        let infos_max = self.counter(Counter::PurgedInfosLimit);
         let mut updater = self.updater(Stage::Persisted).await?;
-        let mut gone = Vec::with_capacity(requests.len());
+        let mut removed = Vec::with_capacity(requests.len());
         for (id, revisions) in requests {
-            let purged = updater.purge(id, revisions, notes_max).await;
-            gone.push(purged.map_err(|error| self.explain(error))?);
+            let purged = updater.purge(id, revisions, infos_max).await;
+            removed.push(purged.map_err(|error| self.explain(error))?);
         }
         self.finish(updater, Stage::Persisted).await?;
-        Ok(gone)
+        Ok(removed)
     }
 
-    /// How many revisions of each leaf's path are kept and shown.
+    /// Number of revisions of each leaf's path that are kept and shown.
     pub fn revs_limit(&self) -> u64 {
-        self.number(Number::RevsLimit)
+        self.counter(Counter::RevsLimit)
     }
 
-    /// Sets [`Database::revs_limit`], for what is read from now on; what is stored follows with the
-    /// updates of each document. Returns once it is persisted.
+    /// Sets [`Database::revs_limit`] for all later reads; stored paths are pruned by later updates of each
+    /// document. Returns once the setting is persisted.
     ///
     /// # Errors
     /// `BadRequest` for 0; `NoSpace`; `Stopped`.
@@ -285,13 +286,13 @@ impl Database {
         if limit == 0 {
             return Err(Error::bad_request("`revs_limit` must be positive integer"));
         }
-        let _changing = self.numbers.changing.lock().await;
-        self.put_number(Number::RevsLimit, limit).await
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        self.put_counter(Counter::RevsLimit, limit).await
     }
 
-    /// The shards that the database reports: it has one, whatever that says.
+    /// The shard count that the database reports; it always has one shard.
     pub fn shard_count(&self) -> u64 {
-        self.number(Number::ShardCount)
+        self.counter(Counter::ShardCount)
     }
 
     /// Sets [`Database::shard_count`]. Returns once it is persisted.
@@ -299,17 +300,17 @@ impl Database {
     /// # Errors
     /// `NoSpace`; `Stopped`.
     pub async fn set_shard_count(&self, count: u64) -> Result<()> {
-        let _changing = self.numbers.changing.lock().await;
-        self.put_number(Number::ShardCount, count).await
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        self.put_counter(Counter::ShardCount, count).await
     }
 
-    /// How many notes of purges are kept.
+    /// Number of purge infos that are kept.
     pub fn purged_infos_limit(&self) -> u64 {
-        self.number(Number::PurgedInfosLimit)
+        self.counter(Counter::PurgedInfosLimit)
     }
 
-    /// Sets [`Database::purged_infos_limit`], and removes the notes that are too many. Returns once that
-    /// is persisted.
+    /// Sets [`Database::purged_infos_limit`], and removes excess purge infos. Returns once both are
+    /// persisted.
     ///
     /// # Errors
     /// `BadRequest` for 0; `NoSpace`; `Stopped`.
@@ -317,42 +318,42 @@ impl Database {
         if limit == 0 {
             return Err(Error::bad_request("`purged_infos_limit` must be positive integer"));
         }
-        let _changing = self.numbers.changing.lock().await;
-        self.put_number(Number::PurgedInfosLimit, limit).await?;
-        let up_to = self.number(Number::PurgeSeq).saturating_sub(limit);
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        self.put_counter(Counter::PurgedInfosLimit, limit).await?;
+        let up_to = self.counter(Counter::PurgeSeq).saturating_sub(limit);
         let mut has_more = true;
         while has_more {
             let mut batch = Batch::new();
-            has_more = remove_notes(&self.store.snapshot(), up_to, &mut batch).await?;
+            has_more = remove_purge_infos(&self.store.snapshot(), up_to, &mut batch).await?;
             batch.use_reserve();
             self.commit_whole(batch).await?;
         }
         Ok(())
     }
 
-    async fn put_number(&self, number: Number, value: u64) -> Result<()> {
+    async fn put_counter(&self, counter: Counter, value: u64) -> Result<()> {
         let mut batch = Batch::new();
-        number.put(value, &mut batch);
+        counter.put(value, &mut batch);
         let seq = self.commit(&batch, Stage::Persisted).await?;
-        self.accept_number(seq, number, value);
+        self.accept_counter(seq, counter, value);
         self.barrier().await
     }
 
-    fn number(&self, number: Number) -> u64 {
-        self.numbers.get(number, || self.store.snapshot().seq())
+    fn counter(&self, counter: Counter) -> u64 {
+        self.counters.get(counter, || self.store.snapshot().seq())
     }
 
-    /// How many revisions of a leaf's path are kept and shown.
+    /// Number of revisions of a leaf's path that are kept and shown.
     pub(crate) fn path_limit(&self) -> u32 {
-        u32::try_from(self.number(Number::RevsLimit)).unwrap_or(u32::MAX)
+        u32::try_from(self.counter(Counter::RevsLimit)).unwrap_or(u32::MAX)
     }
 
-    /// See [`Numbers::accept`].
-    pub(crate) fn accept_number(&self, seq: Seq, number: Number, value: u64) {
-        self.numbers.accept(seq, number, value, self.store.snapshot().seq());
+    /// See [`DatabaseCounters::accept`].
+    pub(crate) fn accept_counter(&self, seq: Seq, counter: Counter, value: u64) {
+        self.counters.accept(seq, counter, value, self.store.snapshot().seq());
     }
 
-    /// Commits and persists records that aren't a document's.
+    /// Commits and persists records that don't belong to a document.
     async fn commit_whole(&self, batch: Batch) -> Result<()> {
         if !batch.is_empty() {
             self.commit(&batch, Stage::Persisted).await?;
@@ -361,7 +362,7 @@ impl Database {
         Ok(())
     }
 
-    /// In a partitioned database one bad id is all edits' error, as in CouchDB.
+    /// Checks the ids of a partitioned database; as in CouchDB one bad id fails the whole request.
     fn check_partitions(&self, edits: &[Edit]) -> Result<()> {
         match self.is_partitioned {
             true => edits.iter().try_for_each(|edit| self.check_id(&edit.id)),
@@ -369,12 +370,12 @@ impl Database {
         }
     }
 
-    /// Writes or deletes a local document; `edit.id` is `_local/…`. As in CouchDB nothing is
-    /// checked against what is there: the new revision is the one after the edit's. Returns
-    /// that revision, `0-N`, once `stage` is reached.
+    /// Writes or deletes a local document; `edit.id` is `_local/…`. As in CouchDB the stored revision isn't
+    /// checked: the new revision is the edit's plus 1. Returns the new revision, `0-N`, once `stage` is
+    /// reached.
     ///
     /// # Errors
-    /// `NotFound` for deleting what isn't there; `IllegalDocId`; `NoSpace`; `Stopped`.
+    /// `NotFound` for the deletion of a missing document; `IllegalDocId`; `NoSpace`; `Stopped`.
     pub async fn put_local(&self, edit: Edit, stage: Stage) -> Result<String> {
         check_document_id(&edit.id)?;
         let id = edit.id.strip_prefix("_local/");
@@ -389,24 +390,23 @@ impl Database {
     /// Returns once everything accepted before the call is persisted.
     ///
     /// # Errors
-    /// `Stopped`, or `NotFound` where the database was deleted.
+    /// `Stopped`, or `NotFound` if the database was deleted.
     pub async fn barrier(&self) -> Result<()> {
         self.store.flush().await.map_err(|stopped| self.explain(stopped.into()))
     }
 
-    /// As [`Database::barrier`], but returns false where a write finds no room on the disk meanwhile.
+    /// As [`Database::barrier`], but returns false if a write finds no disk space meanwhile.
     pub(crate) async fn try_barrier(&self) -> Result<bool> {
         self.store.try_flush().await.map_err(|stopped| self.explain(stopped.into()))
     }
 
-    /// Returns once a view shows a change later than `seq`. Dropping the future changes nothing; but
-    /// it must be polled or dropped when it is woken: of all who wait one waits for the others as well.
+    /// Returns once a snapshot shows a change later than `seq`. Dropping the future changes nothing. A woken
+    /// future must be polled or dropped, since one of the waiting tasks waits for the others as well.
     ///
     /// # Errors
-    /// `NotFound` where the database was deleted, `Stopped` where it was closed or its log
-    /// stopped.
+    /// `NotFound` if the database was deleted, `Stopped` if it was closed or its log stopped.
     pub async fn changed_after(&self, seq: Seq) -> Result<()> {
-        let changed = self.followers.changed_after(&self.store, seq);
+        let changed = self.subscribers.changed_after(&self.store, seq);
         changed.await.map_err(|stopped| self.explain(stopped.into()))
     }
 
@@ -420,15 +420,15 @@ impl Database {
         self.sequence.write(seq, out);
     }
 
-    /// The position that a client's text means: `0`, `now`, `N-opaque`, also in JSON's quotes.
-    /// One of another incarnation of the database, or of another server, means the start; and so does one
-    /// past the end, which was given out before the database's files were replaced by older ones.
+    /// Parses a client's position: `0`, `now`, `N-opaque`, optionally in JSON's quotes. A position of another
+    /// incarnation or server means the start, and so does one past the end, which was issued before the
+    /// database's files were replaced by older ones.
     ///
     /// # Errors
     /// `BadRequest` for anything else.
     pub fn parse_since(&self, text: &str) -> Result<Seq> {
         match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text) {
-            "now" => Ok(self.view().update_seq()),
+            "now" => Ok(self.snapshot().update_seq()),
             text => {
                 let seq = self.sequence.parse(text)?;
                 Ok(if seq > self.store.snapshot().seq() { Seq(0) } else { seq })
@@ -436,12 +436,11 @@ impl Database {
         }
     }
 
-    /// Gives back the space of what was replaced and removed, as far as it lies in segments that were
-    /// left; returns when that is done. Others go on meanwhile.
+    /// Reclaims the space of replaced and removed records in closed segments; returns when that is done.
+    /// Reads and writes continue meanwhile.
     ///
     /// # Errors
-    /// Why it couldn't go on: what was not rewritten is as it was. `NotFound` where the database was
-    /// deleted.
+    /// Why it ended early: segments not rewritten are unchanged. `NotFound` if the database was deleted.
     pub async fn compact(&self) -> Result<Compaction> {
         self.store.compact().await.map_err(|error| self.explain(error.into()))
     }
@@ -455,12 +454,12 @@ impl Database {
         self.store.backup(to, earlier).await.map_err(|error| self.explain(error.into()))
     }
 
-    /// Whether a compaction that was asked for is under way.
+    /// Whether a requested compaction is in progress.
     pub fn is_compacting(&self) -> bool {
         self.compacting.load(Ordering::Acquire)
     }
 
-    /// Returns whether none was under way.
+    /// Registers a compaction; returns false if one is in progress already.
     pub(crate) fn begin_compaction(&self) -> bool {
         !self.compacting.swap(true, Ordering::AcqRel)
     }
@@ -477,32 +476,33 @@ impl Database {
         check_checkpoints(&self.store).map_err(|error| self.explain(error))
     }
 
-    /// Ends the database: what was accepted is persisted, whoever follows it is told.
+    /// Persists everything accepted, and closes the database; its subscribers get an error.
     pub(crate) async fn close(&self) -> Result<()> {
         Ok(self.store.close().await?)
     }
 
-    /// As [`Database::close`], for a database that is gone: its users learn that.
+    /// As [`Database::close`], for a deleted database: its users get `NotFound`.
     pub(crate) async fn close_deleted(&self) {
         self.deleted.store(true, Ordering::Release);
-        // What its log says no longer matters to anyone.
+        // Errors of its log no longer matter.
         let _ = self.store.close().await;
     }
 
-    /// Begins an attachment of document `id`. Its bytes come by [`Uploading::write`]; what
-    /// [`Uploading::finish`] gives goes into an edit of that document. `is_gzip`: what comes is
-    /// compressed by gzip already, and stays so. At most `bytes_max` may come.
+    /// Begins the upload of an attachment of document `id`. The caller passes its bytes to
+    /// [`Uploading::write`], and puts the result of [`Uploading::finish`] into an edit of that document.
+    /// `is_gzip`: the bytes are compressed by gzip already, and are stored as they are. At most `bytes_max`
+    /// bytes are accepted.
     pub fn upload(&self, id: &str, content_type: &str, is_gzip: bool, bytes_max: u64) -> Uploading<'_> {
         let upload = self.env.random_bytes();
-        Uploading::new(self, id, content_type, is_gzip, self.orphans.clone(), upload, bytes_max)
+        Uploading::new(self, id, content_type, is_gzip, self.unreferenced.clone(), upload, bytes_max)
     }
 
     /// See [`Upload::of_body`].
     pub(crate) async fn upload_body(&self, id: &str, body: &Bytes) -> Result<Upload> {
-        Upload::of_body(self, id, body, self.orphans.clone(), self.env.random_bytes()).await
+        Upload::of_body(self, id, body, self.unreferenced.clone(), self.env.random_bytes()).await
     }
 
-    /// Uploads what edits carry themselves.
+    /// Uploads the edits' inline attachments.
     async fn upload_inline(&self, edits: &mut [Edit]) -> Result<()> {
         for edit in edits {
             let Edit { id, attachments, .. } = edit;
@@ -515,7 +515,7 @@ impl Database {
                 }
                 if let Content::Stored(upload) = &mut attachment.content {
                     together += upload.waiting_bytes();
-                    if together > TOGETHER_BYTES_MAX {
+                    if together > WITH_EDIT_BYTES_MAX {
                         upload.store(self).await?;
                     }
                 }
@@ -524,26 +524,28 @@ impl Database {
         Ok(())
     }
 
-    /// Commits records that aren't a document's.
+    /// Commits records that don't belong to a document.
     pub(crate) async fn commit(&self, batch: &Batch, stage: Stage) -> Result<Seq> {
         self.health()?;
         let committed = self.store.writer().await.commit(batch, stage).await;
         committed.map_err(|error| self.explain(error.into()))
     }
 
-    /// Finds what was being uploaded, or removed, when the database ended the last time.
-    async fn find_orphans(&self) -> Result<()> {
+    /// Finds the uploads and removals that were in progress when the database was closed or crashed.
+    async fn find_unreferenced(&self) -> Result<()> {
         let snapshot = self.store.snapshot();
-        let range = (Bound::Included(&[UPLOAD][..]), Bound::Excluded(&[UPLOAD + 1][..]));
-        let mut marks = snapshot.scan(range.0, range.1, false);
-        while let Some(mark) = marks.next().await? {
-            let (id, upload) = decode_upload_key(mark.key)?;
-            if Orphan::is_listed(mark.meta) {
-                let list = snapshot.read(mark.location).await.map_err(Error::from);
-                match list.and_then(|list| Orphan::from_list(id, upload, &list.value())) {
-                    Ok(orphan) => self.orphans.push(orphan),
-                    // Documents don't need it: they can be used, and what it lists stays.
-                    Err(error) => tracing::warn!(database = self.name, %error, "a list of uploads is lost"),
+        let range = (Bound::Included(&[INTENT][..]), Bound::Excluded(&[INTENT + 1][..]));
+        let mut intents = snapshot.scan(range.0, range.1, false);
+        while let Some(intent) = intents.next().await? {
+            let (id, upload) = decode_intent_key(intent.key)?;
+            if UnreferencedUpload::is_list(intent.meta) {
+                let list = snapshot.read(intent.location).await.map_err(Error::from);
+                match list.and_then(|list| UnreferencedUpload::from_list(id, upload, &list.value())) {
+                    Ok(unreferenced) => self.unreferenced.push(unreferenced),
+                    // Documents don't need it: they stay usable, and the listed uploads stay on disk.
+                    Err(error) => {
+                        tracing::warn!(database = self.name, %error, "an upload intent is unreadable; its chunks stay")
+                    }
                 }
                 continue;
             }
@@ -551,7 +553,7 @@ impl Database {
             while snapshot.get(&chunk_key(&id, &upload, count)).await?.is_some() {
                 count += 1;
             }
-            self.orphans.push(Orphan::new(id, upload, count));
+            self.unreferenced.push(UnreferencedUpload::new(id, upload, count));
         }
         Ok(())
     }
@@ -566,22 +568,22 @@ impl Database {
 
     async fn finish(&self, updater: Updater<'_>, stage: Stage) -> Result<()> {
         let finish = async {
-            let (seq, news) = updater.finish().await?;
+            let (seq, notification) = updater.finish().await?;
             self.store.wait(seq, stage).await?;
-            Ok(news)
+            Ok(notification)
         };
-        // Those who follow all databases are told when it goes.
-        let _news = finish.await.map_err(|error| self.explain(error))?;
-        if let Some(told) = &self.on_first_write
+        // Dropped at the end, which notifies `_db_updates` subscribers.
+        let _notification = finish.await.map_err(|error| self.explain(error))?;
+        if let Some(callback) = &self.on_first_write
             && !self.was_written.load(Ordering::Relaxed)
             && !self.was_written.swap(true, Ordering::Relaxed)
         {
-            told(stage);
+            callback(stage);
         }
         Ok(())
     }
 
-    /// What stopped a database that was deleted is that it was deleted.
+    /// Replaces any error of a deleted database by `NotFound`.
     fn explain(&self, error: Error) -> Error {
         match self.deleted.load(Ordering::Acquire) {
             true => Error::no_database(),

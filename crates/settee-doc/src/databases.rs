@@ -1,17 +1,17 @@
-//! The server's databases: a catalogue from names to folders, itself a store.
+//! The server's databases: a catalogue from names to directories, itself a store.
 //!
-//! Creating or deleting a database is one commit in the catalogue (`catalogue.rs`). A database's
-//! folder appears with its first write. A deletion leaves a mark with the folder's number, which
-//! goes when the folder has gone. A database is opened when it is asked for and closed when nobody
-//! uses it (`opening.rs`): there may be many more than are open. What is known of them without the
-//! disk is in `slots.rs`.
+//! Creating or deleting a database is one commit in the catalogue (`catalogue.rs`). A database's directory is
+//! created with its first write. A deletion leaves a tombstone with the directory's number in the catalogue,
+//! which is removed after the directory. A database is opened on request and closed when it is idle
+//! (`opening.rs`): there may be many more than are open. `slots.rs` holds the part of this state that is in
+//! memory.
 //!
 //! Invariants:
 //! 1. A database exists if and only if the catalogue's persisted state names it.
-//! 2. A folder is removed only where a mark says that its database was deleted: what the
-//!    catalogue merely doesn't name, since it is damaged or old, stays.
-//! 3. The number of a folder is not used again while that folder, or its mark, is there.
-//! 4. A folder is used by one opening of its database at a time, and removed after the last.
+//! 2. A directory is removed only if a tombstone records that its database was deleted: directories that the
+//!    catalogue merely doesn't name, since it is damaged or old, stay.
+//! 3. The number of a directory is not reused while that directory or its tombstone exists.
+//! 4. A directory is used by one opening of its database at a time, and removed after the last.
 
 mod backup;
 mod catalogue;
@@ -28,7 +28,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use settee_io::{Env, File, OnPanic, folder};
+use settee_io::{Env, File, OnPanic, directory};
 use settee_store::{LogOptions, Store};
 use tokio::sync::oneshot;
 
@@ -36,45 +36,45 @@ use crate::database::Database;
 use crate::limits::{StoreLimits, StoreResources};
 use crate::rules::Rules;
 use crate::spool::Spools;
-use crate::stats::{Figures, Stats};
+use crate::stats::{DatabaseStats, Stats};
 use crate::{Error, ErrorKind, Result};
 pub use backup::{BackupProgress, BackupSummary};
 use offline::lock;
 pub use offline::{OfflineDatabases, OfflineEvent};
 pub use restore::{RestoreSummary, restore};
 pub use runs::FailedDatabase;
-use slots::{Claim, Slots};
+use slots::{Lookup, Slots};
 pub use tasks::CompactionTask;
 use tasks::Tasks;
-pub(crate) use updates::Changed;
+pub(crate) use updates::UpdateNotifier;
 use updates::Updates;
 pub use updates::{DatabaseEvent, EventKind};
 
-/// Longest database name in bytes, as CouchDB has it for what becomes a file's name.
+/// Longest database name in bytes; CouchDB's limit for names that become file names.
 pub const NAME_SIZE_MAX: usize = 238;
 
 /// CouchDB's own databases.
 const SYSTEM_DATABASES: [&str; 3] = ["_users", "_replicator", "_global_changes"];
 
-const CATALOGUE_FOLDER: &str = "catalogue";
-const DATABASES_FOLDER: &str = "databases";
+const CATALOGUE_DIRECTORY: &str = "catalogue";
+const DATABASES_DIRECTORY: &str = "databases";
 const LOCK_FILE: &str = "lock";
 
 /// How databases are opened.
 #[derive(Debug, Clone, Copy)]
 pub struct DatabasesOptions {
-    /// The limits of each database's log. The catalogue's has them too, but is never in direct
-    /// mode: its few small commits would each take a block.
+    /// The limits of each database's log. They also apply to the catalogue's log, which never uses direct
+    /// mode: each of its few small commits would take a block.
     pub log: LogOptions,
-    /// Databases that are open at once, at least 1. Whoever opens one more closes the least
-    /// recently used of those that nobody uses. Where all are in use there are more.
+    /// Largest number of open databases, at least 1; default 1000. Opening another one closes the least
+    /// recently used idle database; if none is idle, the limit is exceeded.
     pub open_databases_max: usize,
-    /// A database that nobody has used for so many seconds, at least 1, is closed.
+    /// Time in seconds after which an idle database is closed, at least 1; default 60.
     pub database_idle_s: u64,
-    /// Whether design documents with `validate_doc_update`, which isn't run, are stored all the same, and
-    /// documents written beside them. Otherwise both are refused as `NotImplemented`.
+    /// Whether design documents with `validate_doc_update`, which isn't run, are stored, and documents in
+    /// their databases too; default false. Otherwise both are refused with `NotImplemented`.
     pub ignore_validation: bool,
-    /// The limits of their indexes, and of what goes on in the background.
+    /// The limits of the databases' indexes and background jobs.
     pub store: StoreLimits,
 }
 
@@ -90,18 +90,18 @@ impl Default for DatabasesOptions {
     }
 }
 
-/// A range of databases' names, in the order of their bytes. The default is all of them.
+/// A range of databases' names, in the order of their bytes. The default is all names.
 #[derive(Debug, Clone)]
 pub struct NameRange {
-    /// The least of the names.
+    /// Lower bound of the names.
     pub start: Bound<String>,
-    /// The greatest of them.
+    /// Upper bound of the names.
     pub end: Bound<String>,
-    /// Whether the greatest comes first.
+    /// Whether the order is descending.
     pub descending: bool,
-    /// How many are passed over first.
+    /// Number of names skipped first.
     pub skip: usize,
-    /// How many there are at most.
+    /// Largest number of names.
     pub limit: usize,
 }
 
@@ -112,14 +112,14 @@ impl Default for NameRange {
     }
 }
 
-/// The databases in a folder. Used from many tasks at once.
+/// The databases in a data directory, usable from many tasks at once.
 pub struct Databases {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     env: Env,
-    folder: PathBuf,
+    directory: PathBuf,
     options: DatabasesOptions,
     resources: StoreResources,
     rules: Arc<Rules>,
@@ -128,9 +128,9 @@ struct Inner {
     updates: Updates,
     tasks: Tasks,
     spools: Arc<Spools>,
-    /// Held by who makes a backup.
+    /// Held during a backup.
     backup: tokio::sync::Mutex<()>,
-    /// Held as long as the folder is ours.
+    /// The data directory's lock, held until drop.
     _lock: File,
 }
 
@@ -139,34 +139,35 @@ impl Databases {
     ///
     /// # Errors
     /// See there.
-    pub async fn open(env: Env, folder: &Path) -> Result<Arc<Databases>> {
-        Databases::open_with(env, folder, DatabasesOptions::default()).await
+    pub async fn open(env: Env, directory: &Path) -> Result<Arc<Databases>> {
+        Databases::open_with(env, directory, DatabasesOptions::default()).await
     }
 
-    /// Opens the databases in `folder`, which is created where it doesn't exist, and takes its
-    /// lock. Each database is opened when it is first asked for.
+    /// Opens the databases in `directory`, which is created if it doesn't exist, and takes its lock. Each
+    /// database is opened on its first request.
     ///
     /// # Errors
-    /// `BadRequest` where the folder is a backup's run; `InUse`: another process has the folder, which is
-    /// named; `Internal`: damage, or an empty catalogue beside databases; or what the system says.
+    /// `BadRequest` if the directory is a run of a backup; `InUse` if another process uses the directory,
+    /// which the reason names; `Internal` for damage, or an empty catalogue beside databases; or the system's
+    /// error.
     ///
     /// # Panics
-    /// Where [`LogOptions::check`] refuses the log's limits.
-    pub async fn open_with(env: Env, folder: &Path, options: DatabasesOptions) -> Result<Arc<Databases>> {
-        runs::refuse_run(&env, folder).await?;
-        folder::create(&*env.engine, folder).await?;
-        let lock = lock(&env, folder).await?;
+    /// If [`LogOptions::check`] refuses the log's limits.
+    pub async fn open_with(env: Env, directory: &Path, options: DatabasesOptions) -> Result<Arc<Databases>> {
+        runs::refuse_run(&env, directory).await?;
+        directory::create(&*env.engine, directory).await?;
+        let lock = lock(&env, directory).await?;
         let log = LogOptions { direct: false, ..options.log };
         let resources = StoreResources::new(options.store);
         let of_catalogue = resources.options(log, None);
-        let (catalogue, _) = Store::open(&env, &folder.join(CATALOGUE_FOLDER), of_catalogue).await?;
+        let (catalogue, _) = Store::open(&env, &directory.join(CATALOGUE_DIRECTORY), of_catalogue).await?;
         let (slots, deleted) = catalogue::read(&catalogue).await?;
-        let updates = Updates::new(&env.random_bytes(), !slots.known.is_empty());
+        let updates = Updates::new(&env.random_bytes(), !slots.names.is_empty());
         let slots = Mutex::new(slots);
-        let spools = Spools::open(&env, folder).await;
+        let spools = Spools::open(&env, directory).await;
         let inner = Inner {
             env,
-            folder: folder.to_path_buf(),
+            directory: directory.to_path_buf(),
             options,
             resources,
             rules: Arc::new(Rules::new(options.ignore_validation)),
@@ -179,12 +180,12 @@ impl Databases {
             _lock: lock,
         };
         inner.check_catalogue().await?;
-        inner.tidy_folders(&deleted).await?;
+        inner.tidy_directories(&deleted).await?;
         Ok(Arc::new(Databases { inner: Arc::new(inner) }))
     }
 
-    /// Creates a database; it survives a power loss once this returns. It isn't opened. Dropping
-    /// the future doesn't stop it.
+    /// Creates a database, without opening it; it survives a power loss once this returns. Dropping the
+    /// future doesn't cancel the creation.
     ///
     /// # Errors
     /// `IllegalDatabaseName`, `DatabaseExists`, `NoSpace`, `Stopped`.
@@ -194,10 +195,10 @@ impl Databases {
         self.detached(async move |inner| inner.create(&name, false).await).await
     }
 
-    /// As [`Databases::create_closed`], with documents whose ids are `partition:id`.
+    /// As [`Databases::create_closed`], for a partitioned database, whose document ids are `partition:id`.
     ///
     /// # Errors
-    /// See there; `BadRequest` for one of CouchDB's own databases.
+    /// See there; `BadRequest` for the name of a CouchDB system database.
     pub async fn create_partitioned(&self, name: &str) -> Result<()> {
         check_database_name(name)?;
         if is_system_database(name) {
@@ -216,9 +217,8 @@ impl Databases {
         self.get(name).await
     }
 
-    /// Deletes a database with all that it holds, for good once this returns; its users get
-    /// `NotFound` from then on. Its files go in the background. Dropping the future doesn't
-    /// stop it.
+    /// Deletes a database and its contents permanently once this returns; its users get `NotFound` from then
+    /// on. Its files are removed in the background. Dropping the future doesn't cancel the deletion.
     ///
     /// # Errors
     /// `NotFound`, `NoSpace`, `Stopped`.
@@ -227,36 +227,36 @@ impl Databases {
         self.detached(async move |inner| inner.delete(&name).await).await
     }
 
-    /// A database, opened if it wasn't. It isn't closed for being idle while somebody has it, or
-    /// a [`View`](crate::View) of it.
+    /// A database, opened if necessary. It isn't closed as idle while the caller holds it, or a
+    /// [`Snapshot`](crate::Snapshot) of it.
     ///
     /// # Errors
-    /// `NotFound`; `Internal` where it can't be opened; `Stopped` after [`Databases::close`].
+    /// `NotFound`; `Internal` if it can't be opened; `Stopped` after [`Databases::close`].
     pub async fn get(&self, name: &str) -> Result<Arc<Database>> {
         loop {
             let now = self.inner.env.clock.now();
-            let claim = self.inner.lock().claim(name, now)?;
-            match claim {
-                Claim::Open(database) => return Ok(database),
-                Claim::Wait(changed) => changed.await,
-                Claim::Opening(number) => {
-                    // It goes on though its caller leaves: or one that always leaves early would
-                    // never see it open.
+            let lookup = self.inner.lock().look_up(name, now)?;
+            match lookup {
+                Lookup::Open(database) => return Ok(database),
+                Lookup::Wait(changed) => changed.await,
+                Lookup::Opening(number) => {
+                    // The opening continues if its caller is dropped: callers with a short timeout would
+                    // otherwise never succeed.
                     let name = name.to_owned();
-                    return self.detached(async move |inner| inner.open_claimed(&name, number).await).await;
+                    return self.detached(async move |inner| inner.open_database(&name, number).await).await;
                 }
             }
         }
     }
 
-    /// Sets the bytes of a partition from which on an interactive edit may not make it larger, for all
-    /// databases from the next edit on. At first there is no such limit.
+    /// Sets the size of a partition in bytes from which on interactive edits may not enlarge it, for all
+    /// later edits of all databases. Initially there is no limit.
     pub fn set_partition_bytes_max(&self, bytes: u64) {
         self.inner.rules.set_partition_bytes_max(bytes);
     }
 
-    /// Begins to give back the space of what was replaced in a database, in the background; nothing
-    /// happens where that is under way. [`Database::is_compacting`] tells when it has ended.
+    /// Starts a compaction of a database in the background, unless one is in progress.
+    /// [`Database::is_compacting`] returns false when it has ended.
     pub fn start_compaction(&self, database: Arc<Database>) {
         if !database.begin_compaction() {
             return;
@@ -282,14 +282,14 @@ impl Databases {
         });
     }
 
-    /// The files for what requests send and memory doesn't hold.
+    /// The spool files, for parts of requests that memory doesn't hold.
     pub fn spools(&self) -> &Arc<Spools> {
         &self.inner.spools
     }
 
     /// Whether there is a database of that name.
     pub fn contains(&self, name: &str) -> bool {
-        self.inner.lock().known.contains_key(name)
+        self.inner.lock().names.contains_key(name)
     }
 
     /// All names, sorted by their bytes.
@@ -299,8 +299,8 @@ impl Databases {
         names
     }
 
-    /// Visits the names in a range. Nobody waits for it: what comes or goes meanwhile may be
-    /// visited or not.
+    /// Visits the names in a range, without blocking other tasks: databases created or deleted meanwhile may
+    /// be visited or not.
     pub fn visit_names(&self, mut range: NameRange, mut visit: impl FnMut(&str)) {
         loop {
             let goes_on = self.inner.lock().visit_names(&mut range, &mut visit);
@@ -310,11 +310,11 @@ impl Databases {
         }
     }
 
-    /// Whether the catalogue and every open database take writes, and their checkpoints don't fail. Opens
-    /// none.
+    /// Whether the catalogue and every open database accept writes, and their checkpoints succeed. Opens no
+    /// database.
     ///
     /// # Errors
-    /// `Stopped` or, of a checkpoint, `Internal`: the first reason found.
+    /// `Stopped` or, for a checkpoint, `Internal`: the first failure found.
     pub fn health(&self) -> Result<()> {
         self.inner.catalogue.health()?;
         check_checkpoints(&self.inner.catalogue)?;
@@ -328,8 +328,7 @@ impl Databases {
         })
     }
 
-    /// What all of them have done since they were opened here, and where they stand. Takes each
-    /// open database's mutex for a moment.
+    /// Statistics of all databases. Takes each open database's mutex briefly.
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
@@ -337,7 +336,7 @@ impl Databases {
     /// Persists everything accepted and closes all databases; later writes get `Stopped`.
     ///
     /// # Errors
-    /// `Stopped`: the first of the databases that had stopped before; all are closed.
+    /// `Stopped`: the first database that had stopped before; all are closed.
     pub async fn close(&self) -> Result<()> {
         self.inner.lock().closed = true;
         let mut result = Ok(());
@@ -375,12 +374,13 @@ impl Inner {
         // All at one moment: what a database did is counted where it is open or where it ended.
         let (database_count, open, ended) = {
             let slots = self.lock();
-            (slots.known.len(), slots.open(), slots.ended())
+            (slots.names.len(), slots.open(), slots.ended())
         };
-        let catalogue = Figures { log: self.catalogue.stats(), store: self.catalogue.store_stats() };
+        let catalogue = DatabaseStats { log: self.catalogue.stats(), store: self.catalogue.store_stats() };
         let of_catalogue = (catalogue, self.catalogue.health().is_err());
         let is_stopped = |health: Result<()>| health.is_err_and(|error| error.kind() != ErrorKind::NotFound);
-        let of_databases = open.iter().map(|database| (database.figures(), is_stopped(database.health())));
+        let of_databases =
+            open.iter().map(|database| (database.database_stats(), is_stopped(database.health())));
         let logs = std::iter::once(of_catalogue).chain(of_databases);
         let snapshot_age_s_max = self.options.store.snapshot_age_s_max;
         let (engine, buffers) = (self.env.engine.name(), self.env.buffers.stats());
@@ -390,26 +390,26 @@ impl Inner {
     }
 }
 
-/// Whether the last checkpoint of a store failed, for another reason than want of room or of a
-/// descriptor.
+/// Whether the last checkpoint of a store failed, for another reason than missing disk space or file
+/// descriptors.
 pub(crate) fn check_checkpoints(store: &Store) -> Result<()> {
-    let reason = "a checkpoint failed: the log tells why, and it is tried again";
+    let reason = "a checkpoint failed and is retried: see the log";
     store.checkpoint_error().map_or(Ok(()), |_| Err(Error::new(ErrorKind::Internal, reason)))
 }
 
-/// The folder of the database with this number.
-fn folder_of(data: &Path, number: u64) -> PathBuf {
-    data.join(DATABASES_FOLDER).join(format!("{number:010}"))
+/// The directory of the database with this number.
+fn directory_of(data: &Path, number: u64) -> PathBuf {
+    data.join(DATABASES_DIRECTORY).join(format!("{number:010}"))
 }
 
-/// Whether a name, or what follows the last slash in it, is that of one of CouchDB's own databases.
+/// Whether a name, or its part behind the last slash, is that of a CouchDB system database.
 fn is_system_database(name: &str) -> bool {
     let last = name.rsplit('/').next().unwrap_or(name);
     SYSTEM_DATABASES.contains(&name) || ["_users", "_replicator"].contains(&last)
 }
 
-/// Checks a database's name by CouchDB's rule: a lowercase letter, then lowercase letters,
-/// digits and `_$()+/-`; or one of the names of CouchDB's own databases.
+/// Checks a database's name against CouchDB's rule: a lowercase letter, then lowercase letters, digits and
+/// `_$()+/-`; or the name of a CouchDB system database.
 ///
 /// # Errors
 /// `IllegalDatabaseName`.

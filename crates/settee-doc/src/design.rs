@@ -1,7 +1,7 @@
-//! Design documents: what their members must be to be stored.
+//! Design documents: checks of their members' types before they are stored.
 //!
-//! A body is looked at member by member, each as raw text: of a design document of any size nothing is
-//! parsed but names. What the functions in it do is not looked at.
+//! A body is inspected member by member, each as raw text: only names are parsed, whatever the size of the
+//! design document. The functions in it aren't inspected.
 //!
 //! Source: `validate_ddoc_fields` and `validate` of CouchDB 3.5.0's `couch_mrview`.
 
@@ -12,15 +12,15 @@ use serde_json::value::RawValue;
 use crate::json;
 use crate::{Error, ErrorKind, Result};
 
-/// How the ids of design documents begin.
+/// Common prefix of the ids of design documents.
 pub(crate) const DESIGN_PREFIX: &str = "_design/";
 
 /// The member whose function checks each write of a document.
 const VALIDATION: &str = "validate_doc_update";
 
-/// What a member may be.
+/// A JSON value's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum JsonType {
     Object,
     Array,
     String,
@@ -29,45 +29,45 @@ enum Kind {
     Other,
 }
 
-impl Kind {
-    fn of(value: &RawValue) -> Kind {
+impl JsonType {
+    fn of(value: &RawValue) -> JsonType {
         match value.get().as_bytes().first() {
-            Some(b'{') => Kind::Object,
-            Some(b'[') => Kind::Array,
-            Some(b'"') => Kind::String,
-            Some(b't' | b'f') => Kind::Boolean,
-            _ => Kind::Other,
+            Some(b'{') => JsonType::Object,
+            Some(b'[') => JsonType::Array,
+            Some(b'"') => JsonType::String,
+            Some(b't' | b'f') => JsonType::Boolean,
+            _ => JsonType::Other,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Object => "object",
-            Kind::Array => "array",
-            Kind::String => "string",
-            Kind::Boolean => "boolean",
-            Kind::Other => "other",
+            JsonType::Object => "object",
+            JsonType::Array => "array",
+            JsonType::String => "string",
+            JsonType::Boolean => "boolean",
+            JsonType::Other => "other",
         }
     }
 }
 
-/// Members of a design document that hold functions by their names.
+/// Members of a design document that map names to functions.
 const FUNCTIONS: [&str; 4] = ["filters", "lists", "shows", "updates"];
 
 /// Members of `options`.
 const OPTIONS: [&str; 3] = ["include_design", "local_seq", "partitioned"];
 
-/// Reduce functions that CouchDB has itself. A name may go on behind one.
+/// CouchDB's built-in reduce functions. A name may have a suffix.
 const REDUCES: [&str; 6] = ["_sum", "_count", "_stats", "_approx_count_distinct", "_first", "_last"];
 
-/// Reduce functions whose name goes on with a number, and the most that it may be.
+/// Built-in reduce functions whose name ends with a number, and that number's maximum.
 const COUNTED_REDUCES: [&str; 2] = ["_top_", "_bottom_"];
 const REDUCE_COUNT_MAX: u32 = 100;
 
-/// Checks the members of a design document, given as a document's body without its braces.
+/// Checks the members of a design document, given as a document's body without braces.
 ///
 /// # Errors
-/// `InvalidDesignDoc`, in CouchDB's words.
+/// `InvalidDesignDoc`, with CouchDB's reason.
 pub(crate) fn check(body: &[u8]) -> Result<()> {
     let text = in_braces(body);
     let document = members(&text)?;
@@ -75,34 +75,34 @@ pub(crate) fn check(body: &[u8]) -> Result<()> {
     for name in FUNCTIONS {
         if let Some(functions) = object(&document, name, "")? {
             for (function, value) in &functions.0 {
-                expect(value, &[Kind::String, Kind::Object], &format!("{name}.{function}"))?;
+                expect(value, &[JsonType::String, JsonType::Object], &format!("{name}.{function}"))?;
             }
         }
     }
-    check_member(&document, "language", &[Kind::String], "")?;
+    check_member(&document, "language", &[JsonType::String], "")?;
     if let Some(options) = object(&document, "options", "")? {
-        OPTIONS.iter().try_for_each(|name| check_member(&options, name, &[Kind::Boolean], "options."))?;
+        OPTIONS.iter().try_for_each(|name| check_member(&options, name, &[JsonType::Boolean], "options."))?;
     }
-    check_member(&document, "rewrites", &[Kind::Array, Kind::String], "")?;
-    check_member(&document, VALIDATION, &[Kind::String], "")?;
+    check_member(&document, "rewrites", &[JsonType::Array, JsonType::String], "")?;
+    check_member(&document, VALIDATION, &[JsonType::String], "")?;
     match object(&document, "views", "")? {
         Some(views) => check_views(&views, language.and_then(json::string).as_deref()),
         None => Ok(()),
     }
 }
 
-/// Whether a design document, given as a body without its braces, has a function that checks writes.
+/// Whether a design document, given as a body without braces, has a function that checks writes.
 pub(crate) fn has_validation(body: &[u8]) -> Result<bool> {
-    // Most have none, and nothing is parsed then: of a stored body no name has escapes that it needn't have.
+    // Most have none, and nothing is parsed then: names in a stored body have no unnecessary escapes.
     if memchr::memmem::find(body, VALIDATION.as_bytes()).is_none() {
         return Ok(false);
     }
     let text = in_braces(body);
-    let is_function = |value: &&RawValue| Kind::of(value) == Kind::String;
+    let is_function = |value: &&RawValue| JsonType::of(value) == JsonType::String;
     Ok(member(&members(&text)?, VALIDATION).filter(is_function).is_some())
 }
 
-/// Members of an object in a design document.
+/// Largest number of members of an object in a design document.
 const MEMBERS_MAX: usize = 10_000;
 
 /// An object's members in order.
@@ -125,14 +125,14 @@ fn in_braces(body: &[u8]) -> Vec<u8> {
 }
 
 fn check_views(views: &Members<'_>, language: Option<&str>) -> Result<()> {
-    let map = if language == Some("query") { Kind::Object } else { Kind::String };
+    let map = if language == Some("query") { JsonType::Object } else { JsonType::String };
     let mut found = Vec::with_capacity(views.0.len());
     for (name, value) in &views.0 {
         let path = format!("views.{name}");
-        expect(value, &[Kind::Object], &path)?;
+        expect(value, &[JsonType::Object], &path)?;
         found.push((name, members(value.get().as_bytes())?));
     }
-    for (member, kind) in [("map", map), ("reduce", Kind::String)] {
+    for (member, kind) in [("map", map), ("reduce", JsonType::String)] {
         for (name, view) in &found {
             check_member(view, member, &[kind], &format!("views.{name}."))?;
         }
@@ -141,7 +141,7 @@ fn check_views(views: &Members<'_>, language: Option<&str>) -> Result<()> {
         if member(view, "map").is_none() {
             return Err(invalid(format!("View `{name}` must contain map function")));
         }
-        // What other languages have is their own.
+        // The reduce functions of other languages are not known here.
         if matches!(language, None | Some("javascript")) {
             check_reduce(view)?;
         }
@@ -149,7 +149,7 @@ fn check_views(views: &Members<'_>, language: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// A reduce function of CouchDB's own is one that there is.
+/// Checks that a built-in reduce function exists.
 fn check_reduce(view: &Members<'_>) -> Result<()> {
     let Some(name) = member(view, "reduce").and_then(json::string).filter(|text| text.starts_with('_'))
     else {
@@ -166,26 +166,26 @@ fn check_reduce(view: &Members<'_>) -> Result<()> {
     }
 }
 
-/// The members of a member that must be an object where it is there.
+/// The members of a member, which must be an object if it exists.
 fn object<'a>(parent: &Members<'a>, name: &str, path: &str) -> Result<Option<Members<'a>>> {
-    check_member(parent, name, &[Kind::Object], path)?;
+    check_member(parent, name, &[JsonType::Object], path)?;
     member(parent, name).map(|value| members(value.get().as_bytes())).transpose()
 }
 
-/// The first member of a name, as CouchDB looks members up.
+/// The first member with this name, as CouchDB looks members up.
 fn member<'a>(members: &Members<'a>, name: &str) -> Option<&'a RawValue> {
     members.0.iter().find(|(found, _)| found == name).map(|(_, value)| *value)
 }
 
-fn check_member(parent: &Members<'_>, name: &str, kinds: &[Kind], path: &str) -> Result<()> {
+fn check_member(parent: &Members<'_>, name: &str, kinds: &[JsonType], path: &str) -> Result<()> {
     match member(parent, name) {
         Some(value) => expect(value, kinds, &format!("{path}{name}")),
         None => Ok(()),
     }
 }
 
-fn expect(value: &RawValue, kinds: &[Kind], path: &str) -> Result<()> {
-    if kinds.contains(&Kind::of(value)) {
+fn expect(value: &RawValue, kinds: &[JsonType], path: &str) -> Result<()> {
+    if kinds.contains(&JsonType::of(value)) {
         return Ok(());
     }
     let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn each_member_has_the_types_that_couchdb_lets_it_have() {
+    fn each_member_has_the_types_of_couchdb() {
         let cases = [
             (r#"{"views":"x"}"#, "`views` field must have object type"),
             (r#"{"views":null}"#, "`views` field must have object type"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_couchdb_takes_is_taken() {
+    fn documents_that_couchdb_accepts_are_accepted() {
         for text in [
             "{}",
             r#"{"anything":1,"views":{}}"#,
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_checks_writes_is_found_where_it_is_one() {
+    fn a_validation_function_is_found() {
         for (body, expected) in [
             ("", false),
             (r#""a":1"#, false),

@@ -1,4 +1,4 @@
-//! A document on its way out: its text is spliced together, and nothing is parsed.
+//! A document that was read: its JSON text is concatenated, nothing is parsed.
 
 use bytes::Bytes;
 
@@ -21,12 +21,12 @@ pub struct Document {
     pub attachments: Vec<Attachment>,
 }
 
-/// What is shown of a document besides its members. What is empty isn't shown.
+/// Optional members of a document's JSON text. Empty ones are left out.
 #[derive(Debug, Clone, Default)]
 pub struct Extras {
-    /// `_revisions`: the hashes from the document's revision back.
+    /// `_revisions`: the hashes from the document's revision back to its oldest known ancestor.
     pub revisions: Option<Vec<Hash>>,
-    /// `_conflicts`: the leaves that lost.
+    /// `_conflicts`: the leaves that lost, not deleted.
     pub conflicts: Vec<Revision>,
     /// `_deleted_conflicts`: the deleted leaves that lost.
     pub deleted_conflicts: Vec<Revision>,
@@ -58,7 +58,7 @@ impl Document {
         self.end_json(extras, out);
     }
 
-    /// Appends what stands in front of its attachments.
+    /// Appends the text before its attachments.
     pub fn begin_json(&self, out: &mut Vec<u8>) {
         out.reserve(self.body.len() + self.id.len() + 64);
         out.extend_from_slice(b"{\"_id\":");
@@ -75,7 +75,7 @@ impl Document {
         }
     }
 
-    /// Appends what stands behind its attachments.
+    /// Appends the text behind its attachments.
     pub fn end_json(&self, extras: &Extras, out: &mut Vec<u8>) {
         self.write_extras(extras, out);
         out.push(b'}');

@@ -1,4 +1,4 @@
-//! A document on its way in: parsed and checked in its caller's task, before any lock.
+//! A document to be written: parsed and checked in its caller's task, before any lock is taken.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -22,10 +22,10 @@ use crate::{Error, ErrorKind, Result};
 /// Longest document id in bytes.
 pub const ID_SIZE_MAX: usize = 8_000;
 
-/// Longest text in bytes of a revision, of our form or another.
+/// Longest text of a revision in bytes, of Settee's form or another.
 const REVISION_SIZE_MAX: usize = 8_000;
 
-/// Members that CouchDB's replicator writes into its documents: kept like ordinary ones.
+/// Members that CouchDB's replicator writes into its documents; stored like ordinary members.
 const REPLICATOR_MEMBERS: [&str; 5] = [
     "_replication_id",
     "_replication_state",
@@ -34,22 +34,22 @@ const REPLICATOR_MEMBERS: [&str; 5] = [
     "_replication_stats",
 ];
 
-/// Base 64 with or without its padding, as clients send both.
+/// Base 64 with or without padding, since clients send both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The media type of what came without one.
+/// The media type of an attachment that came without one.
 const UNKNOWN_TYPE: &str = "application/octet-stream";
 
 /// Limits on documents.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Largest body in bytes: its text as it is stored. At most
+    /// Largest body in bytes, as stored text; default 8,000,000, at most
     /// [`DOCUMENT_BYTES_LIMIT`](crate::DOCUMENT_BYTES_LIMIT).
     pub document_bytes_max: usize,
-    /// Largest attachment in bytes that comes inside of a document.
+    /// Largest attachment inside a document in bytes; unlimited by default.
     pub attachment_bytes_max: u64,
 }
 
@@ -59,49 +59,48 @@ impl Default for Options {
     }
 }
 
-/// What a document's writer asks for.
+/// A requested write of one document.
 #[derive(Debug, Clone)]
 pub struct Edit {
-    /// The document's id; empty where the text had none and nobody has set it yet.
+    /// The document's id; empty if the text had none and the caller hasn't set it yet.
     pub id: String,
-    /// `_rev`: for an interactive edit the revision that it replaces, for a replicated one the
-    /// revision itself.
+    /// `_rev`: the revision that an interactive edit replaces, or the revision itself of a replicated edit.
     pub revision: Option<Revision>,
-    /// The revision's text where its hash, or one in `_revisions`, isn't of our form. Without a
-    /// `revision` the edit names one that no document has; a replicated one can't be taken.
+    /// The revision's text if its hash, or one in `_revisions`, has another form than Settee's. Without a
+    /// `revision` the edit names a revision that no document has; a replicated one is refused.
     pub foreign_revision: Option<String>,
-    /// `_rev` of a local document, `0-N`: its N.
+    /// The N of `_rev` of a local document, `0-N`.
     pub local_revision: Option<u64>,
     /// `_revisions`: the hashes from the revision itself back to its oldest known ancestor.
     pub history: Vec<Hash>,
     /// Whether it deletes the document.
     pub deleted: bool,
-    /// All attachments that the document is to have; what isn't named goes.
+    /// All attachments of the new revision; attachments of the old one that aren't listed are removed.
     pub attachments: Vec<NewAttachment>,
-    /// The members that aren't reserved, as they are stored: the encoding, then their text without
-    /// white space and without the braces.
+    /// The members that aren't reserved, as stored: the encoding byte, then their text without white space
+    /// and braces.
     stored: Value,
     digest: [u8; 32],
-    /// The body, where it was written ahead.
-    pub(crate) ahead: Option<Upload>,
+    /// The out-of-line body, if it was uploaded.
+    pub(crate) uploaded_body: Option<Upload>,
 }
 
 impl Edit {
-    /// Parses a document's JSON text. Names are compared after unescaping. Of an ordinary name
-    /// that comes more than once all are kept, as they came; numbers are kept as written.
+    /// Parses a document's JSON text. Names are compared after unescaping. Repeated ordinary members are all
+    /// kept, as received; numbers are kept as written.
     ///
     /// # Errors
-    /// `BadRequest` for what isn't one JSON object in UTF-8, has half a surrogate pair in a
-    /// string or a number beyond a double's range, nests too deep, or has a bad `_rev`; `DocValidation` for other reserved members
-    /// that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`; `AttachmentTooLarge`, which
-    /// names it.
+    /// `BadRequest` if the text isn't exactly one JSON object in UTF-8, has an unpaired surrogate in a string
+    /// or a number beyond a double's range, nests too deep, or has a bad `_rev`; `DocValidation` for other
+    /// reserved members that are unknown, malformed or repeated; `IllegalDocId`; `TooLarge`;
+    /// `AttachmentTooLarge`, whose reason is the attachment's name.
     pub fn parse(json: &[u8], options: &Options) -> Result<Edit> {
         Edit::parse_within(json, options, &mut |_| Ok::<(), Error>(()))
     }
 
-    /// As [`Edit::parse`]; `charge` is called with a number of bytes before as many are allocated for attachments.
-    /// Beside them the edit takes its body, which is no longer than `json` and than `document_bytes_max`, and
-    /// while it is parsed one string.
+    /// As [`Edit::parse`]; calls `charge` with the number of bytes before it allocates them for attachments.
+    /// Besides these, the edit allocates its body, which is no longer than `json` and `document_bytes_max`,
+    /// and one string while it is parsed.
     ///
     /// # Errors
     /// As [`Edit::parse`], and those of `charge`.
@@ -123,7 +122,7 @@ impl Edit {
                 json::check_tokens(value.get().as_bytes())?;
                 return edit.take_reserved(&name, value, charge);
             }
-            // The id, by which the error names the document, may come behind it.
+            // The id, which the error names, may follow.
             if is_too_large || stored.len() + name.len() > stored_bytes_max {
                 is_too_large = true;
                 return Ok(());
@@ -164,16 +163,16 @@ impl Edit {
             attachments: Vec::new(),
             stored: Value::new(Bytes::from_static(&[ENCODING_PLAIN])),
             digest,
-            ahead: None,
+            uploaded_body: None,
         }
     }
 
-    /// An edit that makes a document without members.
+    /// An edit that creates a document without members.
     pub fn empty(id: &str) -> Edit {
         Edit { deleted: false, ..Edit::delete(id, None) }
     }
 
-    /// An edit that replaces a revision by one with the same body and the same attachments.
+    /// An edit that replaces a revision by one with the same body and attachments.
     pub fn again(document: &Document) -> Edit {
         let mut stored = Vec::with_capacity(1 + document.body.len());
         stored.push(ENCODING_PLAIN);
@@ -224,14 +223,14 @@ impl Edit {
             "_rev" => {
                 let text = json::string(value).filter(|text| text.len() <= REVISION_SIZE_MAX);
                 let text = text.ok_or_else(|| Error::bad_request("Invalid rev format"))?;
-                // `_revisions` says more, wherever it stands.
-                let is_said = !self.history.is_empty()
+                // `_revisions` has precedence, before or behind `_rev`.
+                let is_known = !self.history.is_empty()
                     || self.foreign_revision.is_some()
                     || self.local_revision.is_some();
-                if !is_said {
+                if !is_known {
                     self.local_revision = parse_local_revision(&text);
                 }
-                if !is_said && self.local_revision.is_none() {
+                if !is_known && self.local_revision.is_none() {
                     self.revision = Revision::parse_any(&text)?;
                     self.foreign_revision = self.revision.is_none().then(|| text.into_owned());
                 }
@@ -241,7 +240,7 @@ impl Edit {
             }
             "_revisions" => self.take_revisions(value)?,
             "_attachments" => self.attachments = parse_attachments(value, charge)?,
-            // What a read adds, a write ignores.
+            // Members that a read adds are ignored by a write.
             "_revs_info" | "_local_seq" | "_conflicts" | "_deleted_conflicts" => {}
             _ => return Err(json::bad_member(name).into()),
         }
@@ -262,13 +261,13 @@ impl Edit {
         let Revisions { start, ids } = serde_json::from_str(value.get()).map_err(|_| malformed())?;
         let (mut count, mut named) = (0_usize, None);
         let read = json::each_json_element(ids.get().as_bytes(), |id| -> Result<()> {
-            // Without escapes, which no hash has.
+            // No escapes: no hash has any.
             let id: &str = serde_json::from_str(id.get()).map_err(|_| malformed())?;
             count += 1;
             if count == 1 && id.len() <= REVISION_SIZE_MAX {
                 named = Some(format!("{start}-{id}"));
             }
-            // Behind one that is foreign none is looked at.
+            // Hashes behind a foreign one are ignored.
             if self.history.len() + 1 == count && id.len() == 32 {
                 let hash = parse_hash(id).or_else(|_| parse_hash(&id.to_ascii_lowercase()));
                 self.history.push(hash.map_err(|_| no_hex())?);
@@ -280,7 +279,7 @@ impl Edit {
             JsonError::OtherKind | JsonError::Syntax => malformed(),
         })?;
         if start == 0 {
-            // Of a local document, whose one id is a number.
+            // A local document: its only id is a number.
             (self.revision, self.history) = (None, Vec::new());
             self.local_revision = named.as_deref().and_then(parse_local_revision);
             self.foreign_revision = named.filter(|_| self.local_revision.is_none());
@@ -303,12 +302,12 @@ pub fn parse_local_revision(text: &str) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-/// Which reserved members have come.
+/// The reserved members seen so far.
 #[derive(Default)]
 struct Reserved(Vec<String>);
 
 impl Reserved {
-    /// Two revisions, or two ids, are no document: which of them counts is not ours to guess.
+    /// Refuses a repeated member: two revisions or two ids would be ambiguous.
     fn once(&mut self, name: &str) -> Result<()> {
         if self.0.iter().any(|seen| seen == name) {
             return Err(Error::new(
@@ -321,20 +320,20 @@ impl Reserved {
     }
 }
 
-/// Attachments of a document: with more of them, the list of what they are is no record any more.
+/// Largest number of attachments of a document: the table of more would exceed a record.
 pub(crate) const ATTACHMENTS_MAX: usize = 100_000;
 
-/// Bytes that an attachment takes beside its name and what is said of it: its place among the attachments and
-/// among the names, both of which double as they grow, and what it allocates.
+/// Memory of an attachment besides its name and its members: its entries in the vector and in the set of
+/// names, both of which double as they grow, and its allocations.
 const ATTACHMENT_BYTES: usize = 3 * (size_of::<NewAttachment>() + size_of::<Cow<'_, str>>()) + 64;
 
-/// `_attachments`: names and what is said of each.
+/// Parses `_attachments`.
 fn parse_attachments<E: From<Error>>(
     value: &RawValue,
     charge: &mut dyn FnMut(usize) -> Result<(), E>,
 ) -> Result<Vec<NewAttachment>, E> {
     let mut attachments: Vec<NewAttachment> = Vec::new();
-    // There may be as many as a request has memory for: none is compared with all others.
+    // A hash set, since there may be as many attachments as a request has memory for.
     let mut seen = HashSet::new();
     let read = json::each_json_member(value.get().as_bytes(), |name, value| -> Result<(), E> {
         check_attachment_name(&name)?;
@@ -357,7 +356,7 @@ fn parse_attachments<E: From<Error>>(
     Ok(attachments)
 }
 
-/// What an attachment holds, decoded as it is read; None where it isn't base 64.
+/// An attachment's content, decoded during parsing; `None` if it isn't base 64.
 struct Data(Option<Bytes>);
 
 impl<'de> Deserialize<'de> for Data {
@@ -372,7 +371,7 @@ impl<'de> Deserialize<'de> for Data {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Data, E> {
-                // Encoders for mail break lines.
+                // Mail encoders break lines.
                 let decoded = match text.bytes().any(|byte| byte.is_ascii_whitespace()) {
                     false => BASE64.decode(text),
                     true => {
@@ -390,7 +389,7 @@ impl<'de> Deserialize<'de> for Data {
 
 fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
     #[derive(Deserialize)]
-    struct Said<'a> {
+    struct Members<'a> {
         #[serde(borrow, default)]
         content_type: Option<Cow<'a, str>>,
         #[serde(default)]
@@ -412,25 +411,25 @@ fn parse_attachment(name: &str, value: &RawValue) -> Result<NewAttachment> {
     }
 
     let bad = || Error::bad_request(format!("Invalid attachment data for {name}"));
-    let said: Said<'_> = serde_json::from_str(value.get()).map_err(|_| bad())?;
-    let digest = said.digest.as_deref().filter(|text| text.starts_with("md5-")).map(parse_digest);
-    let content = if said.stub {
-        // What names no content of ours needs none of it: as in CouchDB that is no error.
+    let members: Members<'_> = serde_json::from_str(value.get()).map_err(|_| bad())?;
+    let digest = members.digest.as_deref().filter(|text| text.starts_with("md5-")).map(parse_digest);
+    let content = if members.stub {
+        // A digest of another algorithm matches no content here; as in CouchDB that is no error.
         Content::Stub(digest.and_then(Result::ok))
-    } else if said.follows {
-        let is_gzip = said.encoding.as_deref() == Some("gzip");
-        let encoded_length = said.encoded_length.filter(|_| is_gzip);
-        let length = encoded_length.or(said.length).ok_or_else(bad)?;
+    } else if members.follows {
+        let is_gzip = members.encoding.as_deref() == Some("gzip");
+        let encoded_length = members.encoded_length.filter(|_| is_gzip);
+        let length = encoded_length.or(members.length).ok_or_else(bad)?;
         Content::Follows(Following { length, is_gzip, digest: digest.transpose()? })
     } else {
-        // What `encoding` says is how it was stored: inline it always comes as what it is.
-        Content::Inline(said.data.and_then(|data| data.0).ok_or_else(bad)?)
+        // `encoding` describes how it was stored; inline content is never encoded.
+        Content::Inline(members.data.and_then(|data| data.0).ok_or_else(bad)?)
     };
-    let content_type = said.content_type.as_deref().unwrap_or(UNKNOWN_TYPE).to_owned();
-    Ok(NewAttachment { name: name.to_owned(), content_type, revpos: said.revpos, content })
+    let content_type = members.content_type.as_deref().unwrap_or(UNKNOWN_TYPE).to_owned();
+    Ok(NewAttachment { name: name.to_owned(), content_type, revpos: members.revpos, content })
 }
 
-/// Checks an attachment's name by CouchDB's rules.
+/// Checks an attachment's name against CouchDB's rules.
 ///
 /// # Errors
 /// `BadRequest`.
@@ -446,7 +445,7 @@ pub fn check_attachment_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks a document's id by CouchDB's rules: not empty, and `_` first only in `_design/…` and
+/// Checks a document's id against CouchDB's rules: not empty, and `_` first only in `_design/…` and
 /// `_local/…`.
 ///
 /// # Errors

@@ -1,12 +1,11 @@
-//! What can go wrong with a document or a database, and what its caller can do about it.
+//! The errors of documents and databases, and the caller's options to handle them.
 
 use settee_store::{AppendError, CommitError, ReadError, Stopped, StoreError};
 
 /// The result of an operation on documents or databases.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in words for the one who asked. Unless a function says otherwise, nothing
-/// was changed.
+/// An error, with a reason for the client. Unless a function says otherwise, nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Error {
@@ -15,12 +14,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of a kind, with its reason.
+    /// An error of this kind with this reason.
     pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Error {
         Error { kind, reason: reason.into() }
     }
 
-    /// What its caller can do.
+    /// The kind, which determines how the caller can proceed.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -54,16 +53,15 @@ impl Error {
     }
 }
 
-/// What the caller can do about an error. The HTTP status, CouchDB's name for the error and the
-/// exit code derive from it.
+/// How the caller can proceed after an error. The HTTP status, CouchDB's name for the error and the exit code
+/// derive from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// There is no such document, revision or database: "missing", "deleted", or
-    /// "Database does not exist.".
+    /// The document, revision or database doesn't exist: "missing", "deleted", or "Database does not exist.".
     NotFound,
-    /// The document has changed since: read it again.
+    /// The document has changed since it was read: read it again.
     Conflict,
-    /// The request can't be understood as it is.
+    /// The request is malformed.
     BadRequest,
     /// The document's id is not allowed.
     IllegalDocId,
@@ -73,31 +71,31 @@ pub enum ErrorKind {
     IllegalDatabaseName,
     /// A database of this name exists.
     DatabaseExists,
-    /// A member of the document that begins with `_` is not known.
+    /// The document has an unknown member that begins with `_`.
     DocValidation,
-    /// A member of the design document is of a type that it can't have.
+    /// A member of the design document has an invalid type.
     InvalidDesignDoc,
     /// The document is too large.
     TooLarge,
     /// An attachment is larger than the limit.
     AttachmentTooLarge,
-    /// What came isn't what its digest says.
+    /// The content doesn't match its digest.
     DigestMismatch,
-    /// An attachment that is only named isn't there.
+    /// A stub names an attachment that doesn't exist.
     MissingStub,
     /// The document's partition is full.
     PartitionOverflow,
-    /// The disk is full: of several edits, those before the refused one may have been stored;
-    /// writes go on once there is room.
+    /// The disk is full. Of several edits, those before the refused one may have been stored; writes succeed
+    /// again once there is space.
     NoSpace,
-    /// There is no file descriptor for what has to be opened; nothing was changed, and the same
-    /// succeeds once there is one.
+    /// No file descriptor is available to open a file. Nothing was changed; the operation succeeds once there
+    /// is one.
     NoDescriptor,
     /// A write or sync failed: the database takes no writes until it is opened again.
     Stopped,
-    /// CouchDB has it, Settee doesn't yet.
+    /// CouchDB supports this, Settee doesn't yet.
     NotImplemented,
-    /// Another process has the data folder.
+    /// Another process uses the data directory.
     InUse,
     /// Damaged data, or the system failed to read.
     Internal,
@@ -105,7 +103,7 @@ pub enum ErrorKind {
 
 impl From<Stopped> for Error {
     fn from(stopped: Stopped) -> Error {
-        // Where it stopped is for the log; the reason goes to clients.
+        // The reason goes to clients; the log has the path and offset.
         let reason = match stopped.source.operation() {
             Some(operation) => {
                 format!("{operation} failed: the database takes no writes until it is opened again")
@@ -160,7 +158,7 @@ impl From<StoreError> for Error {
             return Error::no_descriptor();
         }
         if let StoreError::Panicked { .. } = error {
-            return Error::new(ErrorKind::Internal, "an internal error, of which the log tells more");
+            return Error::new(ErrorKind::Internal, "an internal error: see the log");
         }
         let kind = if error.is_no_space() { ErrorKind::NoSpace } else { ErrorKind::Internal };
         Error::new(kind, error.to_string())

@@ -1,6 +1,6 @@
-//! Goal: whatever bytes come, what is made of them is right, or they are refused.
-//! Method: inputs that are real, or almost, from seeds (`settee_sim::fuzz`); for each decoder a property
-//! beyond not panicking. `cargo xtask fuzz` runs as many as one has time for.
+//! Goal: any input is either decoded correctly or refused.
+//! Method: valid or nearly valid inputs from seeds (`settee_sim::fuzz`); each decoder is checked for a
+//! property beyond not panicking. `cargo xtask fuzz` runs for any length of time.
 
 mod document;
 mod selector;

@@ -1,11 +1,11 @@
-//! JSON text: a document on its way in and out.
+//! JSON text of documents that are written and read.
 //!
-//! A body is kept as text: its members as they came, without white space between tokens. One
-//! pass of `serde_json` checks the syntax and finds the top-level members; a second, over the
-//! bytes of each value, drops the white space and checks what `serde_json` leaves open.
+//! A body is kept as text: its members as received, without white space between tokens. One pass of
+//! `serde_json` checks the syntax and finds the top-level members; a second pass over the bytes of each value
+//! drops the white space and checks what `serde_json` doesn't.
 //!
-//! Members and elements are handed on one by one and never collected: a text of many small ones takes no
-//! more memory than a text of one.
+//! Members and elements are passed on one by one and never collected: a text of many small ones takes no more
+//! memory than a text of one.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,23 +19,23 @@ use crate::{Error, ErrorKind, Result};
 /// How deep arrays and objects may nest in a document.
 pub const NESTING_MAX: usize = 1_000;
 
-/// Why a text wasn't read to its end.
+/// Why a text was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JsonError<E> {
-    /// It isn't one whole JSON value in UTF-8.
+    /// It isn't exactly one JSON value in UTF-8.
     Syntax,
-    /// It is JSON of another kind, as far as it was read.
+    /// It begins as JSON of another type.
     OtherKind,
-    /// The caller refused a member or an element; the rest of the text is JSON.
+    /// The callback refused a member or an element; the rest of the text is JSON.
     Refused(E),
 }
 
 /// Calls `take` with each member of an object in order: its name, unescaped, and its value's text. A name may
-/// come more than once. Allocates nothing that grows with the number of members.
+/// occur more than once. Allocates no memory that grows with the number of members.
 ///
 /// # Errors
-/// [`JsonError`]. After an error of its own `take` isn't called again, and the rest is read all the same: what
-/// isn't JSON is a [`JsonError::Syntax`], whatever was refused before.
+/// [`JsonError`]. After `take` has failed it isn't called again, but the rest is still parsed: invalid JSON
+/// is a [`JsonError::Syntax`] even after a refusal.
 pub fn each_json_member<'a, E>(
     json: &'a [u8],
     mut take: impl FnMut(Cow<'a, str>, &'a RawValue) -> Result<(), E>,
@@ -45,7 +45,7 @@ pub fn each_json_member<'a, E>(
     })
 }
 
-/// As [`each_json_member`], of an array's elements.
+/// As [`each_json_member`], for an array's elements.
 ///
 /// # Errors
 /// As [`each_json_member`].
@@ -58,7 +58,7 @@ pub fn each_json_element<'a, E>(
     })
 }
 
-/// Whether to go on; an error is kept.
+/// Whether to continue; stores an error.
 fn admit<E>(taken: Result<(), E>, refused: &mut Option<E>) -> bool {
     taken.map_err(|error| *refused = Some(error)).is_ok()
 }
@@ -145,7 +145,7 @@ impl<'de> Deserialize<'de> for Name<'de> {
 /// Calls `take` with each member of a document.
 ///
 /// # Errors
-/// `BadRequest` where it isn't one whole JSON object in UTF-8; the first error of `take`.
+/// `BadRequest` if the text isn't exactly one JSON object in UTF-8; or the first error of `take`.
 pub(crate) fn members<'a, E: From<Error>>(
     json: &'a [u8],
     take: impl FnMut(Cow<'a, str>, &'a RawValue) -> Result<(), E>,
@@ -161,12 +161,12 @@ fn invalid() -> Error {
     Error::bad_request("invalid UTF-8 JSON")
 }
 
-/// Appends a value's text without the white space between its tokens, and returns whether `out` has at most
-/// `bytes_max` bytes then. Where it would have more, not all of the text is appended.
+/// Appends a value's text without the white space between its tokens, as long as `out` has at most
+/// `bytes_max` bytes. Returns whether all of it was appended.
 ///
 /// # Errors
-/// `BadRequest` where a string has half a surrogate pair, which no UTF-8 text can hold, where
-/// values nest deeper than [`NESTING_MAX`], or where a number exceeds the range of a double.
+/// `BadRequest` if a string has an unpaired surrogate, which UTF-8 can't represent, if values nest deeper
+/// than [`NESTING_MAX`], or if a number exceeds the range of a double.
 pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>, bytes_max: usize) -> Result<bool> {
     let text = value.get().as_bytes();
     let mut copied = 0;
@@ -200,7 +200,7 @@ pub(crate) fn write_compact(value: &RawValue, out: &mut Vec<u8>, bytes_max: usiz
     Ok(append(&text[copied..], out, bytes_max))
 }
 
-/// Appends bytes where there is capacity for them.
+/// Appends bytes if they fit.
 fn append(bytes: &[u8], out: &mut Vec<u8>, bytes_max: usize) -> bool {
     let fits = out.len() + bytes.len() <= bytes_max;
     if fits {
@@ -209,11 +209,11 @@ fn append(bytes: &[u8], out: &mut Vec<u8>, bytes_max: usize) -> bool {
     fits
 }
 
-/// Checks the numbers and strings of a valid JSON text, or of a part of one that cuts no token: what
-/// `write_compact` checks of a document's members, for texts that aren't stored.
+/// Checks the numbers and strings of a valid JSON text, or of a part of one that splits no token: the checks
+/// of `write_compact`, for texts that aren't stored.
 ///
 /// # Errors
-/// `BadRequest` where a number exceeds the range of a double, or a string has half a surrogate pair.
+/// `BadRequest` if a number exceeds the range of a double, or a string has an unpaired surrogate.
 pub fn check_tokens(json: &[u8]) -> Result<()> {
     let mut at = 0;
     while at < json.len() {
@@ -226,8 +226,8 @@ pub fn check_tokens(json: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a number's text without an exponent that is in the range of a double, whatever its digits:
-/// that ends at 1.8e308, a number of 309 digits.
+/// A number without an exponent of up to this many bytes is in the range of a double, whatever its digits:
+/// the range ends at 1.8e308, a number of 309 digits.
 const IN_RANGE_BYTES: usize = 308;
 
 /// The position behind the number that begins at `start`.
@@ -257,7 +257,7 @@ fn string_end(text: &[u8], start: usize) -> Result<usize> {
     }
 }
 
-/// The size of the `\u` escape, or the pair of them, at the front of `text`.
+/// The size of the `\u` escape, or of the surrogate pair, at the front of `text`.
 fn escape_size(text: &[u8]) -> Result<usize> {
     let unit = |at: usize| {
         let digits = text.get(at..at + 6).filter(|digits| digits.starts_with(b"\\u"))?;
@@ -283,12 +283,12 @@ pub fn write_json_string(text: &str, out: &mut Vec<u8>) {
     }
 }
 
-/// The string that a value is.
+/// A value's text, if it is a string.
 pub(crate) fn string(value: &RawValue) -> Option<Cow<'_, str>> {
     serde_json::from_str::<Name<'_>>(value.get()).ok().map(|Name(text)| text)
 }
 
-/// An error about a reserved member.
+/// The error for a reserved member that is unknown or malformed.
 pub(crate) fn bad_member(name: &str) -> Error {
     Error::new(ErrorKind::DocValidation, format!("Bad special document member: {name}"))
 }

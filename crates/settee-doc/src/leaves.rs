@@ -1,40 +1,40 @@
-//! All leaves of a document at once, for who reads several of them.
+//! All leaves of a document, for requests that read several of them.
 //!
-//! The index is read once. After that a leaf costs the read of its body, and a path that is asked for
-//! the reads of its chunks; no path is kept.
+//! The index is read once. After that, a leaf costs one read of its body, and a path costs reads of its
+//! chunks; paths aren't cached.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::document::Document;
+use crate::rev_tree::{self, LeafBody};
 use crate::revision::{Hash, Revision};
-use crate::tree::{self, Body};
-use crate::view::{Leaf, View};
+use crate::snapshot::{Leaf, Snapshot};
 use crate::{Error, Result};
 
-/// A document's leaves in a view, counted from 0: the winner first, then by CouchDB's order.
+/// A document's leaves in a snapshot, counted from 0: the winner first, then in CouchDB's order.
 pub struct Leaves {
-    view: View,
+    snapshot: Snapshot,
     id: String,
-    leaves: Vec<tree::Leaf>,
+    leaves: Vec<rev_tree::TreeLeaf>,
 }
 
-/// What a revision that was asked for stands for.
+/// The match of a requested revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Matched {
-    /// That leaf.
+    /// The leaf with this index.
     Leaf(usize),
-    /// The tree doesn't have it, or as an ancestor alone.
+    /// The tree doesn't have it, or has it only as an ancestor.
     Missing(Revision),
 }
 
-impl View {
-    /// A document's leaves; none where there never was one.
+impl Snapshot {
+    /// A document's leaves; empty if the document never existed.
     ///
     /// # Errors
-    /// `Internal` for damage, or where the index can't be read.
+    /// `Internal` for damage, or if the index can't be read.
     pub async fn open_leaves(&self, id: &str) -> Result<Leaves> {
-        let leaves = tree::leaves(self.snapshot(), id).await?;
-        Ok(Leaves { view: self.clone(), id: id.to_owned(), leaves })
+        let leaves = rev_tree::leaves(self.store(), id).await?;
+        Ok(Leaves { snapshot: self.clone(), id: id.to_owned(), leaves })
     }
 }
 
@@ -44,7 +44,7 @@ impl Leaves {
         &self.id
     }
 
-    /// How many there are.
+    /// Number of leaves.
     pub fn count(&self) -> usize {
         self.leaves.len()
     }
@@ -54,18 +54,18 @@ impl Leaves {
         self.leaves.iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted })
     }
 
-    /// What each of the wanted revisions stands for, in their order: the leaf that it is; with `latest`
-    /// the leaves that descend from it. A leaf is given once, and so is a revision that is missing.
+    /// The matches of the wanted revisions, in their order: the leaf with that revision; with `latest` also
+    /// the leaves that descend from it. A leaf is returned once, and so is a missing revision.
     ///
     /// # Errors
-    /// `Internal` where a path can't be read.
+    /// `Internal` if a path can't be read.
     pub async fn find(&self, wanted: &[Revision], latest: bool) -> Result<Vec<Matched>> {
         let mut seen = HashSet::with_capacity(wanted.len());
         let wanted: Vec<Revision> =
             wanted.iter().copied().filter(|revision| seen.insert(*revision)).collect();
         let places = self.leaves.iter().zip(0..).map(|(leaf, index)| (leaf.revision, index));
         let by_revision: HashMap<Revision, usize> = places.collect();
-        // For each wanted revision the leaves that no earlier one stands for, and whether it is known.
+        // For each wanted revision the leaves that no earlier one matches, and whether it is known.
         let mut found: Vec<Vec<usize>> = vec![Vec::new(); wanted.len()];
         let mut known = vec![false; wanted.len()];
         let mut first = vec![usize::MAX; self.leaves.len()];
@@ -83,7 +83,7 @@ impl Leaves {
         if let Some(&oldest) = generations.first() {
             for (leaf, first) in self.leaves.iter().zip(&mut first) {
                 let mut leaf = leaf.clone();
-                leaf.complete_path(self.view.snapshot(), &self.id, oldest).await?;
+                leaf.complete_path(self.snapshot.store(), &self.id, oldest).await?;
                 for &generation in generations.iter().take_while(|one| **one < leaf.revision.generation) {
                     let hash = leaf.ancestor(generation);
                     let place = hash.and_then(|hash| inner.get(&Revision { generation, hash }));
@@ -107,31 +107,31 @@ impl Leaves {
         Ok(matched)
     }
 
-    /// A leaf with its body.
+    /// A leaf's document with its body.
     ///
     /// # Errors
-    /// `Internal` where it can't be read.
+    /// `Internal` if it can't be read.
     pub async fn document(&self, index: usize) -> Result<Document> {
         let leaf = self.leaf(index)?;
-        let Body::Stored(entry) = &leaf.body else {
+        let LeafBody::Stored(entry) = &leaf.body else {
             unreachable!("a leaf in the index has its body in the log");
         };
-        let (attachments, body) = self.view.read_body(&self.id, entry.location).await?;
+        let (attachments, body) = self.snapshot.read_body(&self.id, entry.location).await?;
         let (id, revision, deleted) = (self.id.clone(), leaf.revision, leaf.deleted);
         Ok(Document { id, revision, deleted, body, attachments })
     }
 
-    /// The hashes from a leaf back to its oldest known ancestor, as many as the database's limit says.
+    /// The hashes from a leaf back to its oldest known ancestor, up to the database's limit.
     ///
     /// # Errors
     /// `Internal`.
     pub async fn history(&self, index: usize) -> Result<Vec<Hash>> {
         let mut leaf = self.leaf(index)?.clone();
-        leaf.limit_path(self.view.snapshot(), &self.id, self.view.revs_limit()).await?;
+        leaf.limit_path(self.snapshot.store(), &self.id, self.snapshot.revs_limit()).await?;
         Ok(leaf.path)
     }
 
-    fn leaf(&self, index: usize) -> Result<&tree::Leaf> {
+    fn leaf(&self, index: usize) -> Result<&rev_tree::TreeLeaf> {
         self.leaves.get(index).ok_or_else(Error::missing)
     }
 }

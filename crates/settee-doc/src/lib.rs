@@ -1,40 +1,39 @@
 //! Documents, revision trees and changes over an ordered key-value store.
 //!
 //! - [`Databases`] is a server's set of databases; [`Database`] is one of them.
-//! - [`Edit`] is a document on its way in: parsed, checked and hashed in its caller's task.
-//! - [`View`] is a persisted state; everything that is read comes from one.
-//! - [`Document`] is a revision on its way out.
+//! - [`Edit`] is a document to be written: parsed, checked and hashed in its caller's task.
+//! - [`Snapshot`] is a persisted state; every read goes through one.
+//! - [`Document`] is a revision that was read.
 //!
 //! This crate knows nothing of HTTP and nothing of file formats.
 
-mod ahead;
 mod attachment;
+mod counters;
 mod database;
 mod databases;
 mod design;
 mod document;
 mod edit;
 mod error;
-mod followers;
 #[cfg(test)]
 mod fuzz;
 mod json;
 mod keys;
 mod leaves;
 mod limits;
-mod numbers;
+mod out_of_line;
 mod partition;
+mod rev_tree;
 mod revision;
 mod rules;
 mod selector;
 mod sequence;
+mod snapshot;
 mod spool;
 mod stats;
-mod tree;
+mod subscribers;
 mod update;
-mod view;
 
-pub use ahead::AHEAD_BYTES_MIN;
 pub use attachment::{
     Attachment, AttachmentReader, CHUNK_BYTES, Content, Following, Md5Digest, NewAttachment, Upload,
     Uploading, digest_text, is_compressible, parse_digest,
@@ -53,6 +52,7 @@ pub use json::{
 };
 pub use leaves::{Leaves, Matched};
 pub use limits::StoreLimits;
+pub use out_of_line::OUT_OF_LINE_BYTES_MIN;
 pub use partition::{check_partition, partition_prefix};
 pub use revision::{Hash, Revision, parse_hash, write_hash};
 pub use selector::{Fields, SELECTOR_BYTES_MAX, Selector, SelectorError};
@@ -60,7 +60,9 @@ pub use settee_io::PoolStats;
 pub use settee_store::{
     Backup, CheckSummary, Compaction, InvalidLimit, LogOptions, LogStats, RepairSummary, Seq, Stage,
 };
+pub use snapshot::{
+    BodyRef, Counts, Leaf, LocalRow, LocalRows, Purge, Purges, Range, Row, Rows, Snapshot, Summary,
+};
 pub use spool::{Spool, SpoolError, Spools};
 pub use stats::Stats;
 pub use update::DOCUMENT_BYTES_LIMIT;
-pub use view::{BodyRef, Counts, Leaf, LocalRow, LocalRows, Purge, Purges, Range, Row, Rows, Summary, View};

@@ -1,37 +1,39 @@
-//! Limits of the databases' indexes, and of what goes on in the background.
+//! Limits of the databases' indexes and background jobs.
 
 use std::sync::Arc;
 
-use settee_store::{ChunkCache, LogOptions, Measure, MemoryBudget, NodeCache, StoreOptions};
+use settee_store::{Aggregate, ChunkCache, LogOptions, MemoryBudget, NodeCache, StoreOptions};
 
-/// The limits of all databases' stores. What is in bytes of memory is shared by all of them.
+/// The limits of all databases' stores. Limits on memory are shared by all databases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// Memory for index entries of recent changes, in bytes: from half of it on they are taken to
-    /// disk, and with all of it taken writers wait for that.
+    /// Memory for index entries of recent changes, in bytes; default 256 MiB. At half of it a checkpoint
+    /// begins; writers wait while it is exhausted.
     pub index_memory_bytes_max: usize,
-    /// The cache of index nodes that are on disk, in bytes.
+    /// Size of the cache of index nodes, in bytes; default 128 MiB.
     pub index_cache_bytes_max: usize,
-    /// The cache of bodies, in bytes, in direct mode: otherwise the page cache has them.
+    /// Size of the cache of bodies in direct mode, in bytes; default 64 MiB. Otherwise the page cache holds
+    /// them.
     pub value_cache_bytes_max: usize,
-    /// How many parts of that memory may wait for a checkpoint of one database.
+    /// Largest number of memtables of one database that wait for a checkpoint.
     pub frozen_layers_max: usize,
-    /// A checkpoint begins when memory holds one in so many of a database's index entries, or when
-    /// one in so many of its bytes has died since the last one;
+    /// A checkpoint begins when the memtable holds 1/`checkpoint_share` of a database's index entries, or
+    /// when 1/`checkpoint_share` of its bytes became garbage since the last checkpoint.
     pub checkpoint_share: u64,
-    /// but not with fewer new entries than so many;
+    /// Smallest number of new entries for which a checkpoint begins.
     pub checkpoint_entries_min: u64,
-    /// with so many at the latest;
+    /// Number of new entries at which a checkpoint begins in any case.
     pub checkpoint_entries_max: u64,
-    /// not with fewer bytes that died than so many;
+    /// Smallest number of garbage bytes for which a checkpoint begins.
     pub checkpoint_garbage_min: u64,
-    /// and with so many new bytes at the latest.
+    /// Number of new bytes at which a checkpoint begins in any case.
     pub checkpoint_bytes_max: u64,
-    /// More than so many hundredths of a database's files are not left as garbage.
+    /// Largest share of garbage in a database's files, in percent; compaction starts above it.
     pub garbage_percent_max: u64,
-    /// Compaction copies so many bytes a second.
+    /// Rate of compaction in bytes per second.
     pub compaction_bytes_per_second: u64,
-    /// A snapshot that has kept replaced files for so many seconds counts as old in the figures.
+    /// Age in seconds from which a snapshot that pins replaced files is counted as old in the statistics;
+    /// default 600.
     pub snapshot_age_s_max: u64,
 }
 
@@ -55,7 +57,7 @@ impl Default for StoreLimits {
     }
 }
 
-/// What all stores of a server have together.
+/// The resources shared by all stores of a server.
 pub(crate) struct StoreResources {
     limits: StoreLimits,
     memory: Arc<MemoryBudget>,
@@ -73,12 +75,12 @@ impl StoreResources {
         }
     }
 
-    /// How a store is opened.
-    pub(crate) fn options(&self, log: LogOptions, measure: Option<Measure>) -> StoreOptions {
+    /// The options of a store.
+    pub(crate) fn options(&self, log: LogOptions, aggregate: Option<Aggregate>) -> StoreOptions {
         let limits = &self.limits;
         StoreOptions {
             log,
-            measure,
+            aggregate,
             memory_bytes_max: limits.index_memory_bytes_max,
             frozen_layers_max: limits.frozen_layers_max,
             checkpoint_share: limits.checkpoint_share,

@@ -1,12 +1,12 @@
 //! Partitions: in a partitioned database a document's id is `partition:id`.
 //!
-//! Design documents and local documents belong to none. Ids sort by their bytes, so that a
-//! partition's documents lie side by side.
+//! Design documents and local documents belong to no partition. Ids sort by their bytes, so that a
+//! partition's documents are adjacent.
 
 use crate::edit::check_document_id;
 use crate::{Error, ErrorKind, Result};
 
-/// Checks a partition's name by CouchDB's rules.
+/// Checks a partition's name against CouchDB's rules.
 ///
 /// # Errors
 /// `IllegalPartition`.
@@ -24,12 +24,12 @@ pub fn check_partition(partition: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the ids of a partition's documents begin with.
+/// The common prefix of the ids of a partition's documents.
 pub fn partition_prefix(partition: &str) -> String {
     format!("{partition}:")
 }
 
-/// The partition of a document; None for design documents and local documents.
+/// The partition of a document; `None` for design documents and local documents.
 pub(crate) fn partition_of(id: &str) -> Option<&str> {
     match id.starts_with('_') {
         true => None,
@@ -37,7 +37,7 @@ pub(crate) fn partition_of(id: &str) -> Option<&str> {
     }
 }
 
-/// Checks an id in a partitioned database, which is an allowed one otherwise.
+/// Checks a valid document id against the rules of a partitioned database.
 pub(crate) fn check_partitioned_id(id: &str) -> Result<()> {
     if id.starts_with("_design/") || id.starts_with("_local/") {
         return Ok(());

@@ -1,18 +1,18 @@
-//! Revisions: their text, and how a new one is named.
+//! Revisions: their text, and how the revision of an edit is computed.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, Result};
 
-/// The random-looking half of a revision.
+/// The hash of a revision.
 pub type Hash = [u8; 16];
 
 /// A revision: `N-` and 32 lowercase hex digits. Ordered as CouchDB orders the revisions of
 /// equally deleted leaves: the longer history first, then the greater hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision {
-    /// How many edits led to it: 1, 2, …
+    /// The number of edits up to this revision: 1, 2, …
     pub generation: u32,
     /// Its hash.
     pub hash: Hash,
@@ -22,8 +22,8 @@ pub struct Revision {
 const TEXT_SIZE_MAX: usize = 10 + 1 + 32;
 
 impl Revision {
-    /// The revision that an edit of `parent` makes, from what the edit says: two replicas that
-    /// make the same edit agree. `body` is the digest of the body's text.
+    /// The revision of an edit of `parent`. It is a hash of the edit's contents, so that replicas that make
+    /// the same edit agree. `body` is the digest of the body's text.
     pub(crate) fn next(parent: Option<Revision>, deleted: bool, body: &[u8; 32]) -> Option<Revision> {
         let generation = parent.map_or(Some(1), |parent| parent.generation.checked_add(1))?;
         let mut hasher = blake3::Hasher::new();
@@ -36,11 +36,11 @@ impl Revision {
         Some(Revision { generation, hash })
     }
 
-    /// Reads any text that CouchDB takes for a revision. Its hashes have any form, and their digits any
-    /// case; `None` stands for one whose hash isn't of ours, which no document here has.
+    /// Parses any text that CouchDB accepts as a revision; hex digits may be upper case. `None`: a valid
+    /// revision whose hash has another form than Settee's, which no document here can have.
     ///
     /// # Errors
-    /// `BadRequest` for what CouchDB refuses as well.
+    /// `BadRequest` for a text that CouchDB refuses too.
     pub fn parse_any(text: &str) -> Result<Option<Revision>> {
         let (generation, hash) = text.split_once('-').ok_or_else(invalid)?;
         let digits = generation.strip_prefix('+').unwrap_or(generation);
@@ -73,7 +73,7 @@ pub fn write_hash(hash: &Hash, out: &mut Vec<u8>) {
     }
 }
 
-/// The hash that 32 lowercase hex digits name.
+/// Parses a hash of 32 lowercase hex digits.
 ///
 /// # Errors
 /// `BadRequest` for anything else.
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_revision_survives_its_text_and_junk_is_refused() {
+    fn a_revision_round_trips_and_junk_is_refused() {
         let text = "12-00ff102030405060708090a0b0c0d0e0";
         assert_eq!(text.parse::<Revision>().unwrap().to_string(), text);
         let long = "1-00ff102030405060708090a0b0c0d0e0a";
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_of_another_form_is_no_junk_but_none_of_ours() {
+    fn a_foreign_revision_is_accepted_as_unknown() {
         let ours = "12-00ff102030405060708090a0b0c0d0e0";
         for text in [ours, "12-00FF102030405060708090A0B0C0D0E0"] {
             assert_eq!(Revision::parse_any(text).unwrap().unwrap().to_string(), ours);

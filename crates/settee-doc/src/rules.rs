@@ -1,4 +1,4 @@
-//! Rules about what is stored that hold for all databases of a server; each update reads them.
+//! Write rules that apply to all databases of a server; each update reads them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ impl Rules {
         Rules { partition_bytes_max: AtomicU64::new(u64::MAX), ignore_validation }
     }
 
-    /// Bytes of a partition from which on an interactive edit may not make it larger.
+    /// Size of a partition in bytes from which on interactive edits may not enlarge it.
     pub(crate) fn partition_bytes_max(&self) -> u64 {
         self.partition_bytes_max.load(Ordering::Relaxed)
     }

@@ -1,24 +1,24 @@
-//! Mango's selectors: conditions on documents, as `_find` and `_changes` take them.
+//! Mango selectors: conditions on documents, as in `_find` and `_changes`.
 //!
-//! A selector is parsed once, into a tree. A document is matched as the text that it is stored as:
-//! one walk over it finds all that the selector names, and conditions are then decided in its text.
-//! Nothing is built of what the selector doesn't ask about.
+//! A selector is parsed once, into a tree. A document is matched as the text that it is stored as: one walk
+//! over it finds all values that the selector names, and the conditions are then evaluated on their text.
+//! Nothing else of the document is parsed.
 //!
-//! Work is bounded by the document's size: a value is looked up among the constants of `$in` and its like,
-//! which are sorted; and of the conditions that may walk a value anew, or are asked of each of its
-//! elements, a selector has at most `WALKS_MAX`.
+//! Work is bounded by the document's size: `$in` and similar operators look a value up in sorted constants;
+//! and at most `WALKS_MAX` conditions of a selector may walk a value again or be evaluated for each of its
+//! elements.
 //!
-//! What a selector means is what CouchDB 3.5 makes of it, oddities included:
-//! 1. A negation is pushed down to the conditions, each of which needs its field to be there: with
-//!    `$not` as without it a document that lacks the field doesn't match (`$exists` apart). Within
-//!    `$elemMatch`, `$allMatch` and `$keyMapMatch` it isn't pushed, and is what it says.
-//! 2. Values are ordered as views order them, strings by collation; those of `_id` by their bytes.
+//! Selectors mean what they mean in CouchDB 3.5, including these peculiarities:
+//! 1. A negation is pushed down to the conditions, each of which requires its field to exist: with or without
+//!    `$not`, a document that lacks the field doesn't match (except for `$exists`). Within `$elemMatch`,
+//!    `$allMatch` and `$keyMapMatch` a negation isn't pushed down, and is an ordinary negation.
+//! 2. Values are ordered as views order them, strings by collation; values of `_id` by their bytes.
 //! 3. Empty `$and` and `$or` match, an empty `$all` doesn't.
 //!
-//! Where it differs: `$regex` is an automaton's, without look-around and back-references (400, not
-//! a search that may take for ever), whose `$` is the very end; `$nor` works within `$elemMatch` and
-//! its like, where CouchDB fails; `$mod` by 0 and names with an empty part are refused when the
-//! selector is read; `$text` is refused, for want of text indexes; an argument is shown as JSON.
+//! Differences: `$regex` is matched by an automaton, without look-around and back-references (400 instead of
+//! a search with unbounded time), and its `$` matches only the very end; `$nor` works within `$elemMatch` and
+//! similar operators, where CouchDB fails; `$mod` by 0 and names with an empty part are refused when the
+//! selector is parsed; `$text` is refused, since there are no text indexes; errors show an argument as JSON.
 
 mod constant;
 mod constants;
@@ -40,44 +40,44 @@ pub use fields::Fields;
 use self::constant::{Constant, Order};
 use self::constants::Constants;
 use self::paths::Paths;
-use self::raw::{Kind, Members, Raw};
+use self::raw::{Members, Raw, ValueKind};
 use crate::document::{Document, Extras};
 
-/// How deep a selector may nest, its values included.
+/// Largest nesting depth of a selector, its values included.
 const NESTING_MAX: usize = 100;
 
-/// Bytes of a selector's text.
+/// Largest size of a selector's text in bytes.
 pub const SELECTOR_BYTES_MAX: usize = 1 << 20;
 
-/// Conditions of a selector.
+/// Largest number of conditions of a selector.
 const CONDITIONS_MAX: usize = 10_000;
 
-/// Of these, how many may walk the whole of a value, or are asked of each of its elements.
+/// Largest number of conditions that may walk a whole value, or are evaluated for each of its elements.
 const WALKS_MAX: usize = 500;
 
-/// Values in the lists of a selector's `$in`, `$nin` and `$all`: they are sorted when it is read.
+/// Largest number of values in a selector's `$in`, `$nin` and `$all` lists, which are sorted during parsing.
 const LISTED_MAX: usize = 100_000;
 
-/// Bytes of the names that lead to a selector's conditions, each with those that it lies in: a long name
-/// with many conditions is kept for each of them.
+/// Largest total size in bytes of the conditions' paths: a long name around many conditions is stored for
+/// each of them.
 const PATH_BYTES_MAX: usize = 1 << 20;
 
-/// Regular expressions of a selector.
+/// Largest number of regular expressions of a selector.
 const REGEXES_MAX: usize = 64;
 
-/// Bytes of a regular expression as an automaton, and of the states that are kept of it.
+/// Largest size in bytes of a compiled regular expression, and of its state cache.
 const REGEX_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of an argument that an error shows.
+/// Largest number of bytes of an argument shown in an error.
 const SHOWN_BYTES_MAX: usize = 200;
 
-/// Why a selector is refused: CouchDB's name for it, and its reason.
+/// Why a selector is refused: CouchDB's error name, and a reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct SelectorError {
     /// `bad_arg`, `invalid_operator`, `invalid_selector`, ….
     pub error: &'static str,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: String,
 }
 
@@ -103,20 +103,20 @@ impl SelectorError {
     }
 }
 
-/// A condition on documents.
+/// A parsed selector.
 #[derive(Debug, Clone)]
 pub struct Selector {
-    /// None: every document matches.
+    /// `None`: every document matches.
     root: Option<Node>,
-    /// Where the fields lie that its conditions are on.
+    /// The paths of the fields in its conditions.
     paths: Paths,
-    /// The members of a document that it looks at, sorted.
+    /// The members of a document that it reads, sorted.
     names: Vec<String>,
-    /// Whether it looks at a document as a whole.
+    /// Whether it reads the document as a whole.
     needs_whole: bool,
 }
 
-/// A combination of conditions, or one.
+/// A condition, or a combination of conditions.
 #[derive(Debug, Clone)]
 enum Node {
     And(Vec<Node>),
@@ -125,16 +125,16 @@ enum Node {
     Field { path: Path, test: Test },
 }
 
-/// Where a field lies: the names, or places in arrays, from the outside in. Empty: the value itself.
+/// Path of a field: member names and array indexes, from the outside in. Empty: the value itself.
 #[derive(Debug, Clone)]
 struct Path {
     parts: Vec<String>,
     is_id: bool,
-    /// Among those of the selector, where it is one of a document.
+    /// Index among the selector's paths, for the path of a document's field.
     place: usize,
 }
 
-/// What a field's value is asked.
+/// A condition on a field's value.
 #[derive(Debug, Clone)]
 enum Test {
     Compare(Comparison, Constant),
@@ -187,34 +187,34 @@ impl Comparison {
     }
 }
 
-/// What is matched.
+/// The matched value.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
-    /// A document: what it has of the paths that the selector names.
+    /// A document: its values at the selector's paths.
     Document(&'a [Found<'a>]),
     Value(Raw<'a>),
 }
 
-/// What was found at a path.
+/// The value at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found<'a> {
     Value(Raw<'a>),
     Missing,
-    /// The path leads through what has no members.
+    /// The path leads through a value without members.
     NoPath,
 }
 
 impl Selector {
-    /// Reads a selector from JSON text.
+    /// Parses a selector from JSON text.
     ///
     /// # Errors
-    /// CouchDB's for what it can't be: see [`SelectorError`]. Past a limit, `invalid_selector`.
+    /// CouchDB's error for an invalid selector: see [`SelectorError`]. Beyond a limit, `invalid_selector`.
     pub fn parse(text: &str) -> Result<Selector, SelectorError> {
         parse::selector(text)
     }
 
-    /// Whether a document matches: its members, and `_id`, `_rev`, `_deleted`, `_attachments` and
-    /// what `extras` adds to them.
+    /// Whether a document matches: its members, and `_id`, `_rev`, `_deleted`, `_attachments` and the members
+    /// in `extras`.
     pub fn matches(&self, document: &Document, extras: &Extras) -> bool {
         let Some(root) = &self.root else { return true };
         let mut reserved = Vec::new();
@@ -235,20 +235,20 @@ impl Selector {
         root.holds(Subject::Document(&found), Order::Collated)
     }
 
-    /// Whether an object, as JSON text, matches.
+    /// Whether an object, given as JSON text, matches.
     pub fn matches_json(&self, object: &str) -> bool {
         let Some(root) = &self.root else { return true };
         root.holds(Subject::Document(&self.paths.find(Raw::new(object))), Order::Collated)
     }
 
-    /// Whether what it says of a document depends on its body or its attachments, and not only on
-    /// what the index has of it: `_id`, `_rev` and `_deleted`.
+    /// Whether the result depends on a document's body or attachments, and not only on the part of it in the
+    /// index: `_id`, `_rev`, `_deleted` and `_conflicts`.
     pub fn needs_body(&self) -> bool {
         let in_index = |name: &String| ["_id", "_rev", "_deleted", "_conflicts"].contains(&name.as_str());
         self.needs_whole || !self.names.iter().all(in_index)
     }
 
-    /// Whether it asks about `_conflicts`.
+    /// Whether it reads `_conflicts`.
     pub fn needs_conflicts(&self) -> bool {
         self.needs_whole || self.names.iter().any(|name| name == "_conflicts")
     }
@@ -284,11 +284,11 @@ impl<'a> Subject<'a> {
 fn find_within<'a>(mut value: Raw<'a>, parts: &[String]) -> Found<'a> {
     for part in parts {
         let next = match value.kind() {
-            Kind::Object => match value.member(part) {
+            ValueKind::Object => match value.member(part) {
                 Some(next) => next,
                 None => return Found::Missing,
             },
-            Kind::Array => {
+            ValueKind::Array => {
                 let place = part.parse::<i64>().ok().and_then(|place| usize::try_from(place).ok());
                 match place.and_then(|place| value.elements().nth(place)) {
                     Some(next) => next,
@@ -304,7 +304,7 @@ fn find_within<'a>(mut value: Raw<'a>, parts: &[String]) -> Found<'a> {
 
 impl Test {
     fn holds(&self, value: Raw<'_>, order: Order) -> bool {
-        let is_array = || value.kind() == Kind::Array;
+        let is_array = || value.kind() == ValueKind::Array;
         match self {
             Test::Compare(comparison, constant) => comparison.holds(constant.order_of(value, order)),
             Test::In(constants) => is_in(value, constants, order),
@@ -332,7 +332,7 @@ impl Test {
         }
     }
 
-    /// Whether deciding it may take a walk through all of a value.
+    /// Whether its evaluation may walk a whole value.
     fn walks(&self) -> bool {
         match self {
             Test::Compare(_, constant) => matches!(constant, Constant::Array(_) | Constant::Object(_)),
@@ -342,7 +342,7 @@ impl Test {
         }
     }
 
-    /// The condition that holds where this one doesn't, of what is there.
+    /// The condition that holds for the existing values for which this one doesn't.
     fn negated(self) -> Test {
         match self {
             Test::Compare(comparison, constant) => Test::Compare(comparison.negated(), constant),
@@ -354,21 +354,21 @@ impl Test {
     }
 }
 
-/// Whether a value, or one of an array's elements, is among `constants`.
+/// Whether a value, or an element of an array, is among `constants`.
 fn is_in(value: Raw<'_>, constants: &Constants, order: Order) -> bool {
     match value.kind() {
-        Kind::Array => value.elements().any(|element| constants.has(element, order)),
+        ValueKind::Array => value.elements().any(|element| constants.has(element, order)),
         _ => constants.has(value, order),
     }
 }
 
-fn type_name(kind: Kind) -> &'static str {
+fn type_name(kind: ValueKind) -> &'static str {
     match kind {
-        Kind::Null => "null",
-        Kind::False | Kind::True => "boolean",
-        Kind::Number => "number",
-        Kind::Text => "string",
-        Kind::Array => "array",
-        Kind::Object => "object",
+        ValueKind::Null => "null",
+        ValueKind::False | ValueKind::True => "boolean",
+        ValueKind::Number => "number",
+        ValueKind::Text => "string",
+        ValueKind::Array => "array",
+        ValueKind::Object => "object",
     }
 }

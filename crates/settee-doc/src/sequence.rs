@@ -1,5 +1,5 @@
-//! Positions in a database's changes, as clients see them: `N-opaque`, where the opaque part
-//! names the database's incarnation.
+//! Positions in a database's changes, as clients see them: `N-opaque`, where the opaque part identifies the
+//! database's incarnation.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,10 +7,10 @@ use settee_store::Seq;
 
 use crate::{Error, Result};
 
-/// Makes and reads the positions of one database.
+/// Encodes and decodes the positions of one database.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// The dash and what follows it.
+    /// The dash and the opaque part.
     suffix: String,
 }
 
@@ -28,7 +28,7 @@ impl Sequence {
         format!("{}{}", seq.0, self.suffix)
     }
 
-    /// A number of ours with another's opaque part says nothing: the changes begin anew.
+    /// A position with another incarnation's opaque part means the start of the changes.
     pub(crate) fn parse(&self, text: &str) -> Result<Seq> {
         let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
         let (digits, suffix) = text.split_at(end);
@@ -56,7 +56,7 @@ mod tests {
     use crate::ErrorKind;
 
     #[test]
-    fn a_position_survives_its_text_and_anothers_means_the_start() {
+    fn a_position_round_trips_and_a_foreign_one_means_the_start() {
         let ours = Sequence::new(&[1; 16]);
         let theirs = Sequence::new(&[2; 16]);
         assert_eq!(ours.parse(&ours.text(Seq(42))).unwrap(), Seq(42));

@@ -1,10 +1,10 @@
-//! Files for what one request sends and memory doesn't hold.
+//! Spool files: for parts of a request that memory doesn't hold.
 //!
-//! A file loses its name as soon as it is open, so the system removes it with its last descriptor, however the
-//! process ends. A process that is killed in between, or a request that ends there, leaves an empty file, which
-//! [`Spools::open`] removes. Nothing here has to be durable, so no directory is synced.
+//! A file's name is removed as soon as the file is open, so the system frees it with its last descriptor,
+//! however the process ends. A process killed in between, or a request that ends there, leaves an empty file,
+//! which [`Spools::open`] removes. Spool files need not be durable, so no directory is synced.
 //!
-//! Invariant: the files together reserve at most the limit, on the disk too before bytes are written.
+//! Invariant: all files together reserve at most the limit; disk space is allocated before bytes are written.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,49 +12,49 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::{Env, File, OpenMode, directory};
 
 use crate::Error;
 
-const FOLDER: &str = "spool";
+const DIRECTORY: &str = "spool";
 
-/// Bytes that are written at once.
+/// Size of a write in bytes.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Bytes of disk space that are reserved at once: as many as there are already, within these limits.
+/// Range of a reservation in bytes: as many as are reserved already, within these limits.
 const RESERVE_BYTES_MIN: u64 = 1 << 20;
 const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
-/// The spool files of a data folder.
+/// The spool files of a data directory.
 pub struct Spools {
     env: Env,
-    folder: PathBuf,
+    directory: PathBuf,
     reserved_bytes: AtomicU64,
     next_number: AtomicU64,
 }
 
-/// A file that is written once from front to back, and then read. It is removed when this is dropped.
+/// A file that is written once from front to back, and then read. Dropping it frees the file.
 pub struct Spool {
     spools: Arc<Spools>,
     file: File,
     bytes_max: u64,
     reserved_bytes: u64,
     written_bytes: u64,
-    /// What follows the written bytes.
+    /// The bytes that follow the written ones.
     buffer: Vec<u8>,
 }
 
-/// Why bytes were not spooled. The spool is of no use then.
+/// Why bytes were not spooled. The spool is unusable afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
-    /// They exceed what all spool files together may take.
+    /// They exceed the limit of all spool files together.
     #[error("more than {bytes_max} bytes for spool files")]
     TooLarge {
         /// The limit.
         bytes_max: u64,
     },
 
-    /// Other spool files take the space; it becomes free with them.
+    /// Other spool files use the space; it becomes free when they are dropped.
     #[error("other spool files take the space")]
     Busy,
 
@@ -70,17 +70,17 @@ impl From<settee_io::Error> for SpoolError {
 }
 
 impl Spools {
-    /// The spool files of a data folder, in which it removes those of an earlier process.
+    /// Opens the spool of a data directory, and removes the files of an earlier process.
     pub(crate) async fn open(env: &Env, data: &Path) -> Arc<Spools> {
-        let folder = data.join(FOLDER);
-        if let Err(error) = remove_files(env, &folder).await {
+        let directory = data.join(DIRECTORY);
+        if let Err(error) = remove_files(env, &directory).await {
             tracing::warn!(%error, "a spool file of an earlier process was not removed");
         }
         let (reserved_bytes, next_number) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Spools { env: env.clone(), folder, reserved_bytes, next_number })
+        Arc::new(Spools { env: env.clone(), directory, reserved_bytes, next_number })
     }
 
-    /// An empty spool. It, and all others together, may take `bytes_max`.
+    /// An empty spool. All spools together may take `bytes_max`.
     ///
     /// # Errors
     /// [`SpoolError::Disk`]
@@ -88,58 +88,58 @@ impl Spools {
         let engine = &self.env.engine;
         let (path, file) = loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-            let path = self.folder.join(number.to_string());
+            let path = self.directory.join(number.to_string());
             match File::open(engine, &path, OpenMode::CreateNew).await {
                 Ok(file) => break (path, file),
-                // Not ours, or left by a request that ended: the numbers go on.
+                // Another file, or one left by a request that ended: try the next number.
                 Err(error) if error.io_kind() == Some(ErrorKind::AlreadyExists) => {}
                 Err(error) if error.is_not_found() => {
-                    folder::create(&**engine, &self.folder).await?;
+                    directory::create(&**engine, &self.directory).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
         };
-        folder::remove(&**engine, &path).await?;
+        directory::remove(&**engine, &path).await?;
         let (spools, buffer) = (self.clone(), Vec::new());
         Ok(Spool { spools, file, bytes_max, reserved_bytes: 0, written_bytes: 0, buffer })
     }
 
-    /// Bytes that the spool files reserve.
+    /// Bytes reserved by all spool files.
     pub fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes `wanted` bytes of `bytes_max`, or what is left where that is at least `least`.
-    fn take(&self, wanted: u64, least: u64, bytes_max: u64) -> Result<u64, SpoolError> {
+    /// Reserves `wanted` bytes of `bytes_max`, or the rest if that is at least `least`.
+    fn reserve_bytes(&self, wanted: u64, least: u64, bytes_max: u64) -> Result<u64, SpoolError> {
         let mut taken = 0;
-        let take = |reserved: u64| {
+        let reserve = |reserved: u64| {
             taken = wanted.min(bytes_max.saturating_sub(reserved));
             (taken >= least).then(|| reserved + taken)
         };
-        let updated = self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        let updated = self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve);
         updated.map(|_| taken).map_err(|_| SpoolError::Busy)
     }
 }
 
-/// Removes what an earlier process may have left: empty files whose names are numbers. All else stays.
-async fn remove_files(env: &Env, folder: &Path) -> settee_io::Result<()> {
-    for entry in folder::list(&*env.engine, folder).await? {
-        let path = folder.join(&entry.name);
-        let is_named_so = !entry.is_folder && entry.name.bytes().all(|byte| byte.is_ascii_digit());
+/// Removes files left by an earlier process: empty files whose names are numbers. Other files stay.
+async fn remove_files(env: &Env, directory: &Path) -> settee_io::Result<()> {
+    for entry in directory::list(&*env.engine, directory).await? {
+        let path = directory.join(&entry.name);
+        let is_named_so = !entry.is_directory && entry.name.bytes().all(|byte| byte.is_ascii_digit());
         if is_named_so && File::open(&env.engine, &path, OpenMode::Read).await?.length().await? == 0 {
-            folder::remove(&*env.engine, &path).await?;
+            directory::remove(&*env.engine, &path).await?;
         }
     }
     Ok(())
 }
 
 impl Spool {
-    /// Bytes that it holds.
+    /// Number of bytes appended.
     pub fn bytes(&self) -> u64 {
         self.written_bytes + self.buffer.len() as u64
     }
 
-    /// Appends bytes. Some of them stay in memory until [`Spool::finish`].
+    /// Appends bytes. Some stay in memory until [`Spool::finish`].
     ///
     /// # Errors
     /// [`SpoolError`]
@@ -156,7 +156,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Writes what is left in memory: all can be read then.
+    /// Writes the bytes still in memory, so that all bytes can be read.
     ///
     /// # Errors
     /// [`SpoolError::Disk`]
@@ -164,13 +164,13 @@ impl Spool {
         self.write().await
     }
 
-    /// `length` bytes at `offset`, or what there is before the end.
+    /// Reads `length` bytes at `offset`, or fewer before the end.
     ///
     /// # Errors
     /// [`SpoolError::Disk`]
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Bytes, SpoolError> {
-        let left = usize::try_from(self.written_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
-        Ok(self.file.read_exact_at(offset, length.min(left)).await?)
+        let available = usize::try_from(self.written_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
+        Ok(self.file.read_exact_at(offset, length.min(available)).await?)
     }
 
     async fn write(&mut self) -> Result<(), SpoolError> {
@@ -192,7 +192,7 @@ impl Spool {
         }
         let offset = self.reserved_bytes;
         let wanted = self.reserved_bytes.clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX);
-        let taken = self.spools.take(least.max(wanted), least, bytes_max)?;
+        let taken = self.spools.reserve_bytes(least.max(wanted), least, bytes_max)?;
         self.reserved_bytes += taken;
         Ok(self.file.allocate(offset, taken).await?)
     }
@@ -211,21 +211,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_spool_gives_back_what_was_appended_and_leaves_no_file() {
+    async fn a_spool_returns_the_appended_bytes_and_leaves_no_file() {
         let data = tempfile::tempdir().unwrap();
         let env = Env::current(ThreadOptions::default());
-        let spool_folder = data.path().join(FOLDER);
-        folder::create(&*env.engine, &spool_folder).await.unwrap();
+        let spool_directory = data.path().join(DIRECTORY);
+        directory::create(&*env.engine, &spool_directory).await.unwrap();
         // Of an earlier process.
-        File::open(&env.engine, &spool_folder.join("0"), OpenMode::CreateNew).await.unwrap();
-        // Not of one.
-        let other = File::open(&env.engine, &spool_folder.join("1"), OpenMode::CreateNew).await.unwrap();
+        File::open(&env.engine, &spool_directory.join("0"), OpenMode::CreateNew).await.unwrap();
+        // Files that no earlier process left.
+        let other = File::open(&env.engine, &spool_directory.join("1"), OpenMode::CreateNew).await.unwrap();
         other.write_at(0, Bytes::from_static(b"precious")).await.unwrap();
-        File::open(&env.engine, &spool_folder.join("letters.txt"), OpenMode::CreateNew).await.unwrap();
-        folder::create(&*env.engine, &spool_folder.join("2")).await.unwrap();
+        File::open(&env.engine, &spool_directory.join("letters.txt"), OpenMode::CreateNew).await.unwrap();
+        directory::create(&*env.engine, &spool_directory.join("2")).await.unwrap();
         let spools = Spools::open(&env, data.path()).await;
         let names = async || {
-            let entries = folder::list(&*env.engine, &spool_folder).await.unwrap();
+            let entries = directory::list(&*env.engine, &spool_directory).await.unwrap();
             entries.into_iter().map(|entry| entry.name).collect::<Vec<_>>()
         };
         assert_eq!(names().await, ["1", "2", "letters.txt"]);
@@ -242,14 +242,14 @@ mod tests {
         assert_eq!(spool.bytes(), 1_000_000);
         assert_eq!(spool.read_at(0, 2_000_000).await.unwrap(), text);
         assert_eq!(spool.read_at(999_990, 100).await.unwrap(), text[999_990..]);
-        // 1 MiB, and as much again each time that it was used up.
+        // 1 MiB, and as much again each time it was used up.
         assert_eq!(spools.reserved_bytes(), RESERVE_BYTES_MIN);
         drop(spool);
         assert_eq!(spools.reserved_bytes(), 0);
     }
 
     #[tokio::test]
-    async fn spools_take_at_most_their_limit_together() {
+    async fn spools_share_one_limit() {
         let data = tempfile::tempdir().unwrap();
         let env = Env::current(ThreadOptions::default());
         let spools = Spools::open(&env, data.path()).await;

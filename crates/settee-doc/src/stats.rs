@@ -1,53 +1,51 @@
-//! What a server's databases have done together.
+//! Statistics of all databases of a server.
 //!
-//! Counters never go down while the server runs: what a database did that was closed or deleted
-//! stays in.
+//! Counters never decrease while the server runs: they include databases that were closed or deleted.
 
 use settee_io::PoolStats;
 use settee_store::{LogStats, StoreStats};
 
-/// Figures of a server's databases, its catalogue included.
+/// Statistics of a server's databases, its catalogue included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// The engine that runs the operations on files.
+    /// The I/O engine's name.
     pub engine: &'static str,
-    /// Memory for what is accepted and not yet written.
+    /// Memory of accepted data that isn't written yet.
     pub buffers: PoolStats,
-    /// Databases that exist.
+    /// Number of databases.
     pub database_count: usize,
-    /// Databases that are open: those that are in use, or were a while ago.
+    /// Number of open databases: those in use, or used recently.
     pub open_count: usize,
-    /// Logs that a failed write or sync has stopped.
+    /// Number of logs stopped by a failed write or sync.
     pub stopped_count: usize,
-    /// The sums over all logs. `sync_us` is the mean over the logs that have synced.
+    /// Sums over all logs, except `sync_us`: the mean over the logs that have synced.
     pub log: LogStats,
-    /// The longest of the logs' running averages of what a sync takes, in microseconds.
+    /// The largest running average of a log's sync time, in microseconds.
     pub sync_us_max: u64,
-    /// The sums over all stores; of `oldest_snapshot_ms` the greatest.
+    /// Sums over all stores, except `oldest_snapshot_ms`: the maximum.
     pub store: StoreStats,
-    /// Open databases with a snapshot that has kept replaced files for longer than
+    /// Number of open databases with a snapshot that has pinned replaced files for longer than
     /// [`StoreLimits::snapshot_age_s_max`](crate::StoreLimits::snapshot_age_s_max).
     pub old_snapshot_count: usize,
     /// The limit of `store.memory_bytes`.
     pub index_memory_bytes_max: u64,
 }
 
-/// The figures of a database, or of several.
+/// The statistics of one database, or their sums.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Figures {
+pub(crate) struct DatabaseStats {
     pub log: LogStats,
     pub store: StoreStats,
 }
 
 impl Stats {
-    /// The figures of many logs, which come one after another. A snapshot is old from
-    /// `snapshot_age_s_max` on.
+    /// Sums up the statistics of all logs. A snapshot counts as old from `snapshot_age_s_max` seconds on.
     pub(crate) fn new(
         engine: &'static str,
         buffers: PoolStats,
         snapshot_age_s_max: u64,
-        ended: Figures,
-        open: impl Iterator<Item = (Figures, bool)>,
+        ended: DatabaseStats,
+        open: impl Iterator<Item = (DatabaseStats, bool)>,
     ) -> Stats {
         let mut stats = Stats {
             engine,
@@ -62,9 +60,9 @@ impl Stats {
             index_memory_bytes_max: 0,
         };
         let (mut sync_us_sum, mut synced_count) = (0, 0);
-        for (Figures { log, store }, is_stopped) in open {
-            let mut sum = Figures { log: stats.log, store: stats.store };
-            add_counters(&mut sum, &Figures { log, store });
+        for (DatabaseStats { log, store }, is_stopped) in open {
+            let mut sum = DatabaseStats { log: stats.log, store: stats.store };
+            add_counters(&mut sum, &DatabaseStats { log, store });
             (stats.log, stats.store) = (sum.log, sum.store);
             stats.store.memory_bytes += store.memory_bytes;
             stats.store.tree_bytes += store.tree_bytes;
@@ -90,8 +88,8 @@ impl Stats {
     }
 }
 
-/// Adds what only grows; the rest goes with its log.
-pub(crate) fn add_counters(sum: &mut Figures, of: &Figures) {
+/// Adds the counters; gauges end with their log.
+pub(crate) fn add_counters(sum: &mut DatabaseStats, of: &DatabaseStats) {
     sum.log.batch_count += of.log.batch_count;
     sum.log.extent_count += of.log.extent_count;
     sum.log.write_count += of.log.write_count;
@@ -109,7 +107,7 @@ pub(crate) fn add_counters(sum: &mut Figures, of: &Figures) {
 mod tests {
     use super::*;
 
-    fn log(sync_count: u64, sync_us: u64) -> Figures {
+    fn log(sync_count: u64, sync_us: u64) -> DatabaseStats {
         let log = LogStats { batch_count: 3, sync_count, sync_us, file_bytes: 100, ..LogStats::default() };
         let store = StoreStats {
             checkpoint_count: sync_count,
@@ -117,12 +115,12 @@ mod tests {
             oldest_snapshot_ms: sync_us,
             ..StoreStats::default()
         };
-        Figures { log, store }
+        DatabaseStats { log, store }
     }
 
     #[test]
-    fn counters_of_ended_logs_stay_and_their_files_go() {
-        let mut ended = Figures::default();
+    fn counters_of_closed_logs_stay_and_their_gauges_end() {
+        let mut ended = DatabaseStats::default();
         add_counters(&mut ended, &log(5, 900));
         let logs = [(log(2, 300), false), (log(4, 100), true), (log(0, 0), false)];
         let stats = Stats::new("threads", PoolStats::default(), 600, ended, logs.into_iter());
@@ -134,8 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_sync_there_is_no_mean() {
-        let stats = Stats::new("threads", PoolStats::default(), 600, Figures::default(), std::iter::empty());
+    fn the_mean_is_zero_without_a_sync() {
+        let stats =
+            Stats::new("threads", PoolStats::default(), 600, DatabaseStats::default(), std::iter::empty());
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (0, 0));
     }
 }

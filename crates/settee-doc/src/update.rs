@@ -1,36 +1,39 @@
-//! Updates: deciding edits against the newest accepted state, one updater at a time.
+//! Updates: edits are decided against the newest accepted state, by one updater at a time.
 //!
-//! Edits are checked against the index alone; a body is read only where a leaf changes its
-//! place because another has won. The records of many edits go to the log as one batch; each
-//! document's are in one, so that a document is atomic.
+//! Edits are checked against the index; a body is read only if its leaf moves to another key because the
+//! winner has changed. The records of many edits are committed as one batch; those of one document are in one
+//! batch, so that a document's update is atomic.
 //!
 //! Invariants:
-//! 1. An edit sees all that were accepted before it, those of its own request included.
-//! 2. What an edit's outcome rests on is accepted when it is told, and persisted when
-//!    everything accepted so far is.
+//! 1. An edit sees all edits accepted before it, including those of its own request.
+//! 2. The state that an edit's outcome depends on is accepted when the outcome is returned, and persisted
+//!    when everything accepted so far is persisted.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_store::{BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot, Stage, Value, Writer};
+use settee_store::{
+    BATCH_SIZE_MAX, Batch, KEY_SIZE_MAX, Seq, Snapshot as StoreSnapshot, Stage, Value, Writer,
+};
 
 use crate::attachment::{
-    Attachment, BODY_NAME, Claim, Content, NewAttachment, Orphan, encode_table, remove_unused,
+    Attachment, BODY_NAME, Content, NewAttachment, UnreferencedUpload, UploadGuard, encode_table,
+    remove_unused,
 };
+use crate::counters::Counter;
 use crate::database::Database;
-use crate::databases::Changed;
+use crate::databases::UpdateNotifier;
 use crate::design::DESIGN_PREFIX;
 use crate::edit::{Edit, check_document_id};
 use crate::keys::{
     PATH_CHUNK_COUNT, chunk_boundary, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta,
     encode_leaf_meta, encode_number, local_key, path_key,
 };
-use crate::numbers::Number;
 use crate::partition::{partition_of, partition_prefix};
+use crate::rev_tree::{LeafBody, TreeLeaf, leaves, merge, needs_chunk, unused_chunks};
 use crate::revision::Revision;
-use crate::tree::{Body, Leaf, leaves, merge, needs_chunk, unused_chunks};
-use crate::view::View;
+use crate::snapshot::Snapshot;
 use crate::{Error, ErrorKind, Result};
 
 mod purge;
@@ -39,80 +42,80 @@ mod validation;
 
 use stubs::Stubs;
 
-/// Edits that come together are committed together up to this many bytes.
+/// Edits of a request are committed together up to this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Deletions of what no document refers to that one sweep commits, in bytes; the next goes on.
+/// Bytes of deletions of unreferenced uploads that one sweep commits; the next sweep continues.
 const SWEPT_BYTES_MAX: usize = 16 << 20;
 
-/// The most that [`crate::Options::document_bytes_max`] may be: a batch holds two documents of
-/// that size, which is what it takes when a leaf loses to another.
+/// Upper limit of [`crate::Options::document_bytes_max`]: a batch must hold two documents of that size, when
+/// a leaf loses to another.
 pub const DOCUMENT_BYTES_LIMIT: usize = BATCH_SIZE_MAX / 2 - 4 * KEY_SIZE_MAX;
 
-/// In front of a stored body: its bytes follow as they are.
+/// Encoding byte of a stored body: the body follows.
 pub(crate) const ENCODING_PLAIN: u8 = 0;
 
-/// In front of a stored body: a table of attachments comes first.
+/// Encoding byte of a stored body: a table of attachments precedes the body.
 pub(crate) const ENCODING_ATTACHMENTS: u8 = 1;
 
-/// In front of a table of attachments whose last entry is the body, which stands apart.
-pub(crate) const ENCODING_APART: u8 = 2;
+/// Encoding byte of a table of attachments whose last entry is the out-of-line body.
+pub(crate) const ENCODING_OUT_OF_LINE: u8 = 2;
 
-/// The one updater of a database, for the edits of one request.
+/// The only updater of a database, for the edits of one request.
 pub(crate) struct Updater<'a> {
     database: &'a Database,
     writer: Writer<'a>,
     stage: Stage,
-    /// How many revisions of a path are kept.
+    /// Number of revisions kept per path.
     revs_limit: u32,
     records: Records,
-    /// Ids whose edits are among the records, and so not in the index yet.
+    /// Ids whose edits are among the records, and therefore not in the index yet.
     touched: HashSet<String>,
-    /// Whether all of the records delete.
+    /// Whether all of the records are deletions.
     deletes_alone: bool,
-    /// Whether what an edit let go of is left to be removed.
+    /// Whether an edit left unreferenced uploads to be removed.
     is_sweep_due: bool,
-    news: News<'a>,
+    notification: NotifyOnDrop<'a>,
 }
 
-/// Records that are committed together, and what is to be told then.
+/// Records that are committed together, and the effects of their commit.
 #[derive(Default)]
 struct Records {
     batch: Batch,
-    /// Uploads that documents among them refer to.
-    claims: Vec<Arc<Claim>>,
-    /// What they mark as let go of.
-    orphans: Vec<Orphan>,
-    /// One of the database's numbers that is among them.
-    number: Option<(Number, u64)>,
-    /// Whether there is a document's among them.
+    /// Guards of the uploads that these documents refer to.
+    guards: Vec<Arc<UploadGuard>>,
+    /// Uploads for which these records contain an intent.
+    unreferenced: Vec<UnreferencedUpload>,
+    /// The setting or counter among them.
+    number: Option<(Counter, u64)>,
+    /// Whether a document is among them.
     is_change: bool,
-    /// Whether there is a design document's among them.
+    /// Whether a design document is among them.
     has_design: bool,
 }
 
-/// Tells those who follow all databases what was accepted: when it goes, and so also where whoever wrote
-/// it doesn't wait for the rest.
-pub(crate) struct News<'a> {
-    changed: &'a Changed,
+/// Notifies `_db_updates` subscribers of an accepted change on drop, so also when the writer is cancelled.
+pub(crate) struct NotifyOnDrop<'a> {
+    changed: &'a UpdateNotifier,
     is_due: bool,
 }
 
-impl Drop for News<'_> {
+impl Drop for NotifyOnDrop<'_> {
     fn drop(&mut self) {
         if self.is_due {
-            self.changed.note();
+            self.changed.register();
         }
     }
 }
 
-/// What an edit comes to.
+/// The decision on an edit.
 struct Decided<T> {
     outcome: T,
     records: Records,
 }
 
-/// What of an edit's failure ends the whole request: nothing more can be accepted.
+/// The inner error refuses one edit; the outer error ends the whole request, since nothing more can be
+/// accepted.
 type Outcome<T> = Result<Result<T>>;
 
 impl<'a> Updater<'a> {
@@ -126,15 +129,16 @@ impl<'a> Updater<'a> {
             touched: HashSet::new(),
             deletes_alone: true,
             is_sweep_due: false,
-            news: News { changed: &database.changed, is_due: false },
+            notification: NotifyOnDrop { changed: &database.update_notifier, is_due: false },
         }
     }
 
-    /// Removes what no document refers to, before any edit. Its failure isn't the edits': what is left is
-    /// left to the next updater.
+    /// Removes unreferenced uploads, before any edit. A failure doesn't affect the edits; the next updater
+    /// tries again.
     pub(crate) async fn sweep(&mut self) {
         if let Err(error) = self.try_sweep().await {
-            // Each update would say so; why is told by whoever has failed.
+            // Only at debug level, since each update would repeat it; the failure's cause is logged by its
+            // origin.
             tracing::debug!(
                 database = self.database.name(),
                 %error,
@@ -146,15 +150,15 @@ impl<'a> Updater<'a> {
     async fn try_sweep(&mut self) -> Result<()> {
         let mut swept_bytes = 0;
         while swept_bytes < SWEPT_BYTES_MAX {
-            let mut taken = self.database.orphans.take();
+            let mut taken = self.database.unreferenced.take();
             let (mut batch, mut rest) = (Batch::new(), None);
             while batch.size() < BATCH_BYTES
-                && let Some(lot) = taken.next()
+                && let Some(unreferenced) = taken.next()
             {
-                match self.writer.get(&lot.mark_key()).await? {
-                    Some(_) => rest = lot.clone().remove(BATCH_BYTES, &mut batch),
-                    // A document has taken it in, or the update that let go of it wasn't accepted.
-                    None => taken.forget_last(),
+                match self.writer.get(&unreferenced.intent_key()).await? {
+                    Some(_) => rest = unreferenced.clone().remove(BATCH_BYTES, &mut batch),
+                    // A document refers to it now, or the update that wrote the intent wasn't accepted.
+                    None => taken.discard_last(),
                 }
             }
             if batch.is_empty() {
@@ -168,7 +172,7 @@ impl<'a> Updater<'a> {
         Ok(())
     }
 
-    /// An interactive edit: it replaces a leaf, or makes a new document.
+    /// Makes an interactive edit: it replaces a leaf, or creates a document.
     pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
         let checked = self.is_checked(edit).await?;
@@ -176,7 +180,7 @@ impl<'a> Updater<'a> {
         self.add(edit, decided).await
     }
 
-    /// A replicated edit: its path is merged into the tree.
+    /// Makes a replicated edit: its path is merged into the tree.
     pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
         let checked = self.is_checked(edit).await?;
@@ -184,8 +188,8 @@ impl<'a> Updater<'a> {
         self.add(edit, decided).await
     }
 
-    /// A local document: written as it comes, without its attachments, with the number after the one it
-    /// names. Returns the new number; 0 where it is deleted.
+    /// Writes or deletes a local document, without its attachments; its number is the edit's plus 1. Returns
+    /// the new number; 0 after a deletion.
     pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
         self.prepare(edit).await?;
         let key = local_key(id);
@@ -209,29 +213,29 @@ impl<'a> Updater<'a> {
         self.add(edit, Ok(Decided { outcome: number, records })).await
     }
 
-    /// Commits what is left. Returns the last `Seq` accepted so far, by whomever: whoever is told of an
-    /// outcome waits for it, and lets go of the news then.
-    pub(crate) async fn finish(mut self) -> Result<(Seq, News<'a>)> {
+    /// Commits the remaining records. Returns the last `Seq` accepted by any updater, which the caller must
+    /// wait for, and the notification, which the caller drops then.
+    pub(crate) async fn finish(mut self) -> Result<(Seq, NotifyOnDrop<'a>)> {
         self.commit().await?;
         if self.is_sweep_due {
             self.sweep().await;
         }
-        Ok((self.writer.last_seq(), self.news))
+        Ok((self.writer.last_seq(), self.notification))
     }
 
-    /// Lets an edit see those of its own request.
+    /// Commits earlier edits of the same request to this document, so that this edit sees them.
     async fn prepare(&mut self, edit: &Edit) -> Result<()> {
         if self.touched.contains(&edit.id) { self.commit().await } else { Ok(()) }
     }
 
-    /// Adds an edit's records to those that wait to be committed.
+    /// Adds an edit's records to those that will be committed.
     async fn add<T>(&mut self, edit: &Edit, decided: Result<Decided<T>>) -> Outcome<T> {
         let Decided { outcome, records } = match decided {
             Ok(decided) => decided,
             Err(error) => return Ok(Err(error)),
         };
         if records.batch.size() > BATCH_SIZE_MAX {
-            // The log would refuse it with the whole request.
+            // The log would refuse it together with the rest of the request.
             return Ok(Err(Error::new(ErrorKind::TooLarge, edit.id.clone())));
         }
         if self.records.batch.size() + records.batch.size() > BATCH_BYTES {
@@ -253,17 +257,18 @@ impl<'a> Updater<'a> {
         if deletes_alone {
             records.batch.use_reserve();
         }
-        // Before the commit, whose future may be dropped: without their marks they are forgotten again.
-        self.is_sweep_due |= !records.orphans.is_empty();
-        records.orphans.drain(..).for_each(|orphan| self.database.orphans.push(orphan));
+        // Before the commit, whose future may be dropped: without their intents they are removed from the
+        // queue again.
+        self.is_sweep_due |= !records.unreferenced.is_empty();
+        records.unreferenced.drain(..).for_each(|unreferenced| self.database.unreferenced.push(unreferenced));
         if records.has_design {
-            self.forget_validation();
+            self.invalidate_validation();
         }
         let seq = self.writer.commit(&records.batch, self.stage).await?;
-        records.claims.iter().for_each(|claim| claim.keep());
-        self.news.is_due |= records.is_change;
+        records.guards.iter().for_each(|guard| guard.confirm());
+        self.notification.is_due |= records.is_change;
         if let Some((number, value)) = records.number {
-            self.database.accept_number(seq, number, value);
+            self.database.accept_counter(seq, number, value);
         }
         Ok(())
     }
@@ -284,7 +289,7 @@ impl<'a> Updater<'a> {
         checked?;
         let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
         let stubs = Stubs::of_update(&latest, edit, parent).await?;
-        // What an interactive edit brings is new with it, whatever a client says it came with.
+        // New attachments of an interactive edit get its generation, whatever the client states.
         let attachments = attachments_of(edit, &stubs, |_| generation)?;
         let digest = digest(edit, &attachments);
         let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, &digest);
@@ -292,29 +297,30 @@ impl<'a> Updater<'a> {
         let mut path = vec![revision.hash];
         path.extend(parent.iter().flat_map(|leaf| &leaf.path));
         let replaced = parent.map(|leaf| leaf.revision);
-        let mut new: Vec<Leaf> = old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
+        let mut new: Vec<TreeLeaf> =
+            old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
         let leaf = new_leaf(edit, revision, path, attachments)?;
         self.check_partition(&latest, &edit.id, parent, &leaf).await?;
         new.push(leaf);
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
-        take_in(edit, &mut records);
+        reference_uploads(edit, &mut records);
         Ok(Decided { outcome: revision, records })
     }
 
-    /// Refuses an edit that makes a full partition larger. The one that fills it is taken.
+    /// Refuses an edit that enlarges a full partition. The edit that fills it is accepted.
     async fn check_partition(
         &self,
-        latest: &Snapshot,
+        latest: &StoreSnapshot,
         id: &str,
-        parent: Option<&Leaf>,
-        leaf: &Leaf,
+        parent: Option<&TreeLeaf>,
+        leaf: &TreeLeaf,
     ) -> Result<()> {
         let Some(partition) = partition_of(id).filter(|_| self.database.is_partitioned()) else {
             return Ok(());
         };
         let bytes_max = self.database.rules.partition_bytes_max();
-        let view = View::new(self.writer.latest(), self.revs_limit, Arc::default());
-        if view.counts(&partition_prefix(partition)).await?.bytes < bytes_max {
+        let snapshot = Snapshot::new(self.writer.latest(), self.revs_limit, Arc::default());
+        if snapshot.counts(&partition_prefix(partition)).await?.bytes < bytes_max {
             return Ok(());
         }
         let before = match parent {
@@ -341,7 +347,7 @@ impl<'a> Updater<'a> {
         let old = leaves(&latest, &edit.id).await?;
         let mut new = old.clone();
         if old.iter().any(|leaf| leaf.descends_from(revision)) {
-            // Known already: what came with it goes again.
+            // Already known: the uploads that came with it are removed.
             return Ok(Decided { outcome: revision, records: Records::default() });
         }
         checked?;
@@ -357,28 +363,28 @@ impl<'a> Updater<'a> {
             return Ok(Decided { outcome: revision, records: Records::default() });
         }
         let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
-        take_in(edit, &mut records);
+        reference_uploads(edit, &mut records);
         Ok(Decided { outcome: revision, records })
     }
 }
 
 impl Records {
-    /// Adds others behind these.
+    /// Appends another edit's records.
     fn extend(&mut self, other: Records) {
         if self.batch.is_empty() {
             self.batch = other.batch;
         } else {
             self.batch.extend(&other.batch);
         }
-        self.claims.extend(other.claims);
-        self.orphans.extend(other.orphans);
+        self.guards.extend(other.guards);
+        self.unreferenced.extend(other.unreferenced);
         self.number = other.number.or(self.number);
         self.is_change |= other.is_change;
         self.has_design |= other.has_design;
     }
 }
 
-/// The attachments that an edit's revision has; `revpos` is what those that it brings came with.
+/// The attachments of an edit's revision; `revpos` computes the generation of new ones.
 fn attachments_of(
     edit: &Edit,
     stubs: &Stubs,
@@ -391,13 +397,14 @@ fn attachments_of(
             Error::new(ErrorKind::MissingStub, reason)
         }),
         Content::Inline(..) | Content::Follows(..) => {
-            Err(Error::bad_request(format!("the content of attachment {} didn't come", new.name)))
+            Err(Error::bad_request(format!("the content of attachment {} is missing", new.name)))
         }
     };
     edit.attachments.iter().map(resolve).collect()
 }
 
-/// What a revision is named by beside its parent: the body's digest, or that and the attachments.
+/// The edit's contribution to its revision's hash, besides the parent: the digest of the body and of the
+/// attachments.
 fn digest(edit: &Edit, attachments: &[Attachment]) -> [u8; 32] {
     if attachments.is_empty() {
         return *edit.digest();
@@ -415,39 +422,39 @@ fn digest(edit: &Edit, attachments: &[Attachment]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// Makes an edit's uploads its document's, its body's among them.
-fn take_in(edit: &Edit, records: &mut Records) {
+/// Makes an edit's uploads, including an out-of-line body, part of its document.
+fn reference_uploads(edit: &Edit, records: &mut Records) {
     let uploads = edit.attachments.iter().filter_map(|new| match &new.content {
         Content::Stored(upload) => Some(upload),
         _ => None,
     });
-    for upload in uploads.chain(&edit.ahead) {
-        records.claims.push(upload.take_in(&mut records.batch));
+    for upload in uploads.chain(&edit.uploaded_body) {
+        records.guards.push(upload.reference(&mut records.batch));
     }
 }
 
-/// The records that turn a document's tree from `old` into `new`, `revs_limit` revisions of each
-/// path kept.
+/// The records that turn a document's tree from `old` into `new`, with `revs_limit` revisions kept of each
+/// path.
 async fn rewrite(
-    latest: &Snapshot,
+    latest: &StoreSnapshot,
     id: &str,
-    old: &[Leaf],
-    new: &[Leaf],
+    old: &[TreeLeaf],
+    new: &[TreeLeaf],
     revs_limit: u32,
 ) -> Result<Records> {
     let has_design = id.starts_with(DESIGN_PREFIX);
     let mut records = Records { is_change: true, has_design, ..Records::default() };
     let batch = &mut records.batch;
     let mut is_pruning_due = false;
-    let winner = new.iter().map(Leaf::rank).max().expect("a tree has a leaf");
+    let winner = new.iter().map(TreeLeaf::rank).max().expect("a tree has a leaf");
     let has_conflicts = new.len() > 1;
     for leaf in new {
         let wins = leaf.rank() == winner;
         let body = match &leaf.body {
-            Body::New(body, _) => body.clone(),
-            // It stays where it is.
-            Body::Stored(_) if !wins && !leaf.stored_as_winner => continue,
-            Body::Stored(entry) => Value::new(latest.read(entry.location).await?.value()),
+            LeafBody::New(body, _) => body.clone(),
+            // Its key doesn't change.
+            LeafBody::Stored(_) if !wins && !leaf.stored_as_winner => continue,
+            LeafBody::Stored(entry) => Value::new(latest.read(entry.location).await?.value()),
         };
         let generation = leaf.revision.generation;
         let meta = encode_leaf_meta(
@@ -456,13 +463,13 @@ async fn rewrite(
             leaf.deleted,
             wins && has_conflicts,
             leaf.has_attachments,
-            leaf.apart_bytes,
+            leaf.out_of_line_bytes,
         );
         match wins {
             true => batch.put_value(&document_key(id), &meta, body, true),
             false => batch.put_value(&conflict_key(id, leaf.revision), &meta, body, false),
         }
-        if matches!(leaf.body, Body::New(..)) {
+        if matches!(leaf.body, LeafBody::New(..)) {
             let begins_tail = generation % PATH_CHUNK_COUNT == 1;
             is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || begins_tail;
         } else if wins && !leaf.stored_as_winner {
@@ -482,14 +489,20 @@ async fn rewrite(
     Ok(records)
 }
 
-fn revisions(leaves: &[Leaf]) -> HashSet<Revision> {
+fn revisions(leaves: &[TreeLeaf]) -> HashSet<Revision> {
     leaves.iter().map(|leaf| leaf.revision).collect()
 }
 
-/// Removes the chunks that have become too old for every leaf. It looks at the oldest ones alone, and
-/// comes once in [`PATH_CHUNK_COUNT`] generations: so updates cost what they did, and what is left of a
-/// path over the limit is less than two chunks.
-async fn prune(batch: &mut Batch, latest: &Snapshot, id: &str, new: &[Leaf], revs_limit: u32) -> Result<()> {
+/// Removes path chunks that have become too old for every leaf. It looks only at the oldest ones and runs
+/// once in [`PATH_CHUNK_COUNT`] generations, so that updates stay cheap; a path exceeds the limit by less
+/// than two chunks.
+async fn prune(
+    batch: &mut Batch,
+    latest: &StoreSnapshot,
+    id: &str,
+    new: &[TreeLeaf],
+    revs_limit: u32,
+) -> Result<()> {
     let newest = new.iter().map(|leaf| leaf.revision.generation).max().unwrap_or(0);
     let up_to = newest.saturating_add(1).saturating_sub(revs_limit);
     if up_to < PATH_CHUNK_COUNT {
@@ -501,16 +514,16 @@ async fn prune(batch: &mut Batch, latest: &Snapshot, id: &str, new: &[Leaf], rev
     Ok(())
 }
 
-/// What the leaves that went had and no other has goes with them.
+/// Removes the uploads that only removed leaves referred to.
 async fn remove_unused_attachments(
     records: &mut Records,
-    latest: &Snapshot,
+    latest: &StoreSnapshot,
     id: &str,
-    old: &[Leaf],
-    new: &[Leaf],
+    old: &[TreeLeaf],
+    new: &[TreeLeaf],
 ) -> Result<()> {
     let kept = revisions(new);
-    let is_gone = |leaf: &&Leaf| !kept.contains(&leaf.revision);
+    let is_gone = |leaf: &&TreeLeaf| !kept.contains(&leaf.revision);
     let mut unused: Vec<Attachment> = Vec::new();
     for leaf in old.iter().filter(is_gone) {
         unused.extend_from_slice(&leaf.attachments(latest).await?);
@@ -522,18 +535,18 @@ async fn remove_unused_attachments(
     for leaf in new {
         kept.extend_from_slice(&leaf.attachments(latest).await?);
     }
-    records.orphans.extend(remove_unused(id, &unused, &kept, &mut records.batch)?);
+    records.unreferenced.extend(remove_unused(id, &unused, &kept, &mut records.batch)?);
     Ok(())
 }
 
-/// The chunks of a new leaf's path that aren't stored, or reach less far back there: a replica
-/// may know more of the path than the one before it. Those that are too old are left out. Returns
-/// whether there were any.
+/// Adds the chunks of a new leaf's path that aren't stored, or are stored with fewer ancestors: a replica may
+/// know more of the path than an earlier one. Chunks that are too old are left out. Returns whether any were
+/// added.
 async fn put_chunks(
     batch: &mut Batch,
-    latest: &Snapshot,
+    latest: &StoreSnapshot,
     id: &str,
-    leaf: &Leaf,
+    leaf: &TreeLeaf,
     revs_limit: u32,
 ) -> Result<bool> {
     let mut has_put = false;
@@ -553,7 +566,7 @@ async fn put_chunks(
     Ok(has_put)
 }
 
-/// What both kinds of edits of ordinary documents must be.
+/// The checks common to interactive and replicated edits of ordinary documents.
 fn check_edit(edit: &Edit) -> Result<()> {
     check_document_id(&edit.id)?;
     match edit.local_revision {
@@ -567,12 +580,12 @@ fn new_leaf(
     revision: Revision,
     path: Vec<crate::Hash>,
     mut attachments: Vec<Attachment>,
-) -> Result<Leaf> {
-    let mut apart_bytes = 0;
-    let body = if let Some(upload) = &edit.ahead {
-        apart_bytes = edit.body().len() as u32;
+) -> Result<TreeLeaf> {
+    let mut out_of_line_bytes = 0;
+    let body = if let Some(upload) = &edit.uploaded_body {
+        out_of_line_bytes = edit.body().len() as u32;
         attachments.push(upload.to_attachment(BODY_NAME, "", revision.generation));
-        Value::new(encode_table(&attachments, b"", ENCODING_APART))
+        Value::new(encode_table(&attachments, b"", ENCODING_OUT_OF_LINE))
     } else if attachments.is_empty() {
         edit.stored().clone()
     } else {
@@ -582,14 +595,21 @@ fn new_leaf(
         return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
     }
     let (deleted, has_attachments) = (edit.deleted, !attachments.is_empty());
-    let body = Body::New(body, attachments);
-    Ok(Leaf { revision, deleted, path, body, has_attachments, apart_bytes, stored_as_winner: false })
+    let body = LeafBody::New(body, attachments);
+    Ok(TreeLeaf {
+        revision,
+        deleted,
+        path,
+        body,
+        has_attachments,
+        out_of_line_bytes,
+        stored_as_winner: false,
+    })
 }
 
-/// How far back the known paths matter for merging this leaf: to its own generation, to see
-/// whether it is there; and where its path is cut off before any chunk that is stored, to the
-/// place where it was cut.
-async fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> Result<u32> {
+/// The oldest generation that matters for merging this leaf: its own, to see whether it already exists; or,
+/// if its path is truncated before any stored chunk, the generation where it was truncated.
+async fn merge_depth(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -> Result<u32> {
     let generation = leaf.revision.generation;
     let oldest = generation - (leaf.path.len() as u32 - 1);
     let mut boundary = chunk_boundary(generation);
@@ -603,6 +623,6 @@ async fn merge_depth(latest: &Snapshot, id: &str, leaf: &Leaf) -> Result<u32> {
         }
         boundary = chunk_boundary(boundary);
     }
-    // It goes back to the first revision, or to the first chunk.
+    // It reaches back to the first revision, or to the first chunk.
     Ok(if oldest == 1 { generation } else { oldest })
 }

@@ -1,7 +1,7 @@
-//! The access log: an event for each request, once its answer has been sent or has broken off.
+//! The access log: one event per request, when its response was sent or broke off.
 //!
-//! [`Sent`] wraps an answer's body: it counts the bytes that the connection takes, and logs the
-//! request when the connection lets go of it.
+//! [`LoggedBody`] wraps a response's body: it counts the bytes passed to the connection, and logs the request when
+//! the connection drops it.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 
 use crate::logged;
-use crate::reply::{Aborted, Body};
+use crate::response::{Aborted, Body};
 
 /// The target of the access log's events.
 pub const ACCESS_TARGET: &str = "settee_http::access";
@@ -25,7 +25,7 @@ pub(crate) struct AccessEntry {
     address: Option<SocketAddr>,
     user: Option<String>,
     method: Method,
-    /// As the request had it, with the query.
+    /// The request target as sent, with the query.
     target: String,
     id: HeaderValue,
     status: u16,
@@ -34,7 +34,7 @@ pub(crate) struct AccessEntry {
 }
 
 impl AccessEntry {
-    /// Begins the entry of a request that came at `started`; `method` is the one that was sent.
+    /// Begins the entry of a request that arrived at `started`; `method` is the method as sent.
     pub(crate) fn new(
         address: Option<SocketAddr>,
         head: &Parts,
@@ -47,7 +47,7 @@ impl AccessEntry {
         Box::new(AccessEntry { address, user: None, method, target, id, status: 0, started, bytes: 0 })
     }
 
-    /// Adds what is known once the request was handled.
+    /// Adds the user and the status after the request was handled.
     pub(crate) fn answered(&mut self, user: Option<&str>, status: u16) {
         (self.user, self.status) = (user.map(str::to_owned), status);
     }
@@ -70,24 +70,24 @@ impl Drop for AccessEntry {
     }
 }
 
-/// An answer's body on its way to the connection.
-pub(crate) struct Sent {
+/// A response's body whose bytes are counted.
+pub(crate) struct LoggedBody {
     body: Body,
     entry: Option<Box<AccessEntry>>,
 }
 
-impl Sent {
-    pub(crate) fn new(body: Body, entry: Option<Box<AccessEntry>>) -> Sent {
-        Sent { body, entry }
+impl LoggedBody {
+    pub(crate) fn new(body: Body, entry: Option<Box<AccessEntry>>) -> LoggedBody {
+        LoggedBody { body, entry }
     }
 
-    /// Leaves the body out, as for a HEAD.
+    /// Drops the body, for a HEAD.
     pub(crate) fn clear(&mut self) {
         self.body = Body::Full(Bytes::new());
     }
 }
 
-impl HttpBody for Sent {
+impl HttpBody for LoggedBody {
     type Data = Bytes;
     type Error = Aborted;
 

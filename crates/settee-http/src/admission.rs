@@ -1,27 +1,27 @@
-//! A bounded set that always admits: when it is full, its oldest member has to leave.
+//! A bounded set that always admits: when it is full, it evicts its oldest member.
 //!
-//! It is for those whom nobody knows yet. Refusing the newest would let a few slow clients keep all others
-//! out; evicting the oldest lets in any client that is done sooner than its attackers can fill the set.
+//! The set is for unauthenticated clients. Refusing the newest would let a few slow clients keep all others
+//! out; evicting the oldest serves every client that finishes before attackers can fill the set.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// The set.
+/// A bounded set with eviction of the oldest member.
 pub(crate) struct EvictingSet {
     members_max: usize,
-    state: Mutex<State>,
+    state: Mutex<SetState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SetState {
     next: u64,
-    /// In the order in which they were admitted.
+    /// Ordered by admission.
     members: BTreeMap<u64, Arc<Notify>>,
 }
 
-/// A member, until this is dropped.
+/// A member of the set until this is dropped.
 pub(crate) struct Member {
     set: Arc<EvictingSet>,
     number: u64,
@@ -34,7 +34,7 @@ impl EvictingSet {
         EvictingSet { members_max, state: Mutex::default() }
     }
 
-    /// Admits one more, and evicts the oldest member where the set is full.
+    /// Admits a member; evicts the oldest one if the set is full.
     pub(crate) fn admit(self: &Arc<EvictingSet>) -> Member {
         let eviction = Arc::new(Notify::new());
         let mut state = self.lock();
@@ -49,7 +49,7 @@ impl EvictingSet {
         Member { set: self.clone(), number, eviction }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,7 +79,7 @@ mod tests {
         let mut members: Vec<Member> = (0..3).map(|_| set.admit()).collect();
         let is_evicted = |member: &Member| member.evicted().now_or_never().is_some();
         assert!(!members.iter().any(is_evicted));
-        // One that leaves makes way for another.
+        // A member that leaves makes room for another.
         drop(members.remove(1));
         members.push(set.admit());
         assert!(!members.iter().any(is_evicted));

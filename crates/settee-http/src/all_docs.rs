@@ -1,21 +1,21 @@
-//! `_all_docs` and its like: documents by id, a range of them or those named.
+//! `_all_docs`, `_design_docs`, `_local_docs` and their `queries`: documents in a range of ids, or by id.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, Response, StatusCode};
-use settee_doc::{Database, Document, ErrorKind, LocalRow, Range, Revision, Row, View};
+use settee_doc::{Database, Document, ErrorKind, LocalRow, Range, Revision, Row, Snapshot};
 
-use crate::body::{self, ALLOCATION_BYTES, Charge, Share};
-use crate::document::{Shape, write_document};
-use crate::error::Failure;
+use crate::body::{self, ALLOCATION_BYTES, BodyBudget, MemoryPermit};
+use crate::document::{DocumentOptions, write_document};
+use crate::error::ApiError;
 use crate::query::{self, Key};
-use crate::reply::{self, Answer, Body};
-use crate::server::Call;
-use crate::stream::{self, Out};
+use crate::response::{self, Body, HandlerResult};
+use crate::response_writer::{self, ResponseWriter};
+use crate::server::RequestContext;
 use crate::{json, local};
 
-/// What is asked for.
+/// The options of a list.
 struct Args {
     start: Option<Key>,
     end: Option<Key>,
@@ -30,16 +30,16 @@ struct Args {
     attachments: bool,
     encoding: bool,
     update_seq: bool,
-    /// What of an option for views alone makes no sense here.
+    /// Options for views, which are only checked here.
     group: Option<bool>,
     group_level: Option<u64>,
     reduce: bool,
-    /// Of local documents those too that CouchDB writes for itself.
+    /// Whether local documents that CouchDB writes for itself are included.
     include_system: bool,
     partition: Option<String>,
 }
 
-/// Bytes that a list among several takes beside its place.
+/// Bytes that one of several queries takes besides its slot.
 const QUERY_BYTES: usize = 4 * ALLOCATION_BYTES;
 
 impl Default for Args {
@@ -67,8 +67,8 @@ impl Default for Args {
 }
 
 impl Args {
-    /// Takes an option; `value` is JSON text for keys, plain text for the others.
-    fn set(&mut self, name: &str, value: &str) -> Result<(), Failure> {
+    /// Sets an option. `value` is JSON text for keys, plain text for others.
+    fn set(&mut self, name: &str, value: &str) -> Result<(), ApiError> {
         match name {
             "startkey" | "start_key" => self.start = Some(Key::parse(value)?),
             "endkey" | "end_key" => self.end = Some(Key::parse(value)?),
@@ -92,71 +92,71 @@ impl Args {
         Ok(())
     }
 
-    /// Takes `keys` from JSON text.
+    /// Sets `keys` from JSON text.
     fn set_keys(
         &mut self,
         raw: &str,
-        no_list: impl FnOnce() -> Failure,
-        charge: &mut Charge,
-    ) -> Result<(), Failure> {
+        no_list: impl FnOnce() -> ApiError,
+        budget: &mut BodyBudget,
+    ) -> Result<(), ApiError> {
         let raw = query::json_value(raw)?;
         if raw == "null" {
             return Ok(());
         }
         let mut keys = Vec::new();
-        json::each_element(raw, no_list, |key| charge.push(key.to_owned(), ALLOCATION_BYTES, &mut keys))?;
+        json::each_element(raw, no_list, |key| budget.push(key.to_owned(), ALLOCATION_BYTES, &mut keys))?;
         self.keys = Some(keys);
         Ok(())
     }
 
-    /// Takes the options in a request's body.
-    fn take_members(&mut self, text: &[u8], charge: &mut Charge) -> Result<(), Failure> {
+    /// Sets the options in a request's body.
+    fn take_members(&mut self, text: &[u8], budget: &mut BodyBudget) -> Result<(), ApiError> {
         json::each_member(text, |name, value| match name.as_ref() {
             "keys" => {
-                let no_list = || Failure::bad_request("`keys` body member must be an array.");
-                self.set_keys(value, no_list, charge)
+                let no_list = || ApiError::bad_request("`keys` body member must be an array.");
+                self.set_keys(value, no_list, budget)
             }
             name if name.ends_with("key") => self.set(name, value),
-            // A number or boolean may come as a string as well.
+            // A number or boolean may be sent as a string, too.
             name => self.set(name, &json::string(value).unwrap_or(Cow::Borrowed(value))),
         })
     }
 
-    /// Checks what doesn't go together, and says what the list is of: an option may name a partition.
-    fn check(&self, database: &Database, scope: Scope) -> Result<Scope, Failure> {
+    /// Checks that the options are compatible. Returns the scope, which the option `partition` narrows.
+    fn check(&self, database: &Database, scope: Scope) -> Result<Scope, ApiError> {
         if self.keys.is_some() && (self.start.is_some() || self.end.is_some()) {
             let reason = "`keys` is incompatible with `key`, `start_key` and `end_key`";
-            return Err(Failure::query_parse_error(reason));
+            return Err(ApiError::query_parse_error(reason));
         }
         if self.reduce {
-            return Err(Failure::query_parse_error("Reduce is invalid for map-only views."));
+            return Err(ApiError::query_parse_error("Reduce is invalid for map-only views."));
         }
         match (self.group, self.group_level) {
             (_, Some(0)) | (None | Some(false), None) => {}
             (Some(false), Some(_)) => {
                 let reason = "Can't specify group=false and group_level>0 at the same time";
-                return Err(Failure::query_parse_error(reason));
+                return Err(ApiError::query_parse_error(reason));
             }
-            _ => return Err(Failure::query_parse_error("Invalid use of grouping on a map view.")),
+            _ => return Err(ApiError::query_parse_error("Invalid use of grouping on a map view.")),
         }
         let Some(partition) = self.partition.as_ref().filter(|_| scope == Scope::All) else {
             return Ok(scope);
         };
         if !database.is_partitioned() {
             let reason = "`partition` parameter is not supported on this db";
-            return Err(Failure::query_parse_error(reason));
+            return Err(ApiError::query_parse_error(reason));
         }
         settee_doc::check_partition(partition)?;
         Ok(Scope::Partition(partition.clone()))
     }
 
-    /// The range, but None where no id can be in it.
+    /// The range of ids; None if no id can be in it.
     fn range(&self) -> Option<Range> {
         let bound = |key: &Option<Key>| match key {
             Some(Key::Text(text)) => Some(text.clone()),
             Some(Key::BeforeAll) | None => None,
         };
-        // JSON that is no string sorts before every id.
+        // JSON that isn't a string sorts before every id.
         let first_high = if self.descending { &self.start } else { &self.end };
         if *first_high == Some(Key::BeforeAll) {
             return None;
@@ -178,8 +178,8 @@ impl Args {
     }
 }
 
-/// Checks what says how fresh or how sorted a view is to be: this list is always both.
-fn check_ignored(name: &str, value: &str) -> Result<(), Failure> {
+/// Checks options on the freshness and order of a view. This list is always fresh and sorted.
+fn check_ignored(name: &str, value: &str) -> Result<(), ApiError> {
     let allowed: &[&str] = match name {
         "stale" => &["ok", "update_after"],
         "stable" => &["true", "false"],
@@ -189,29 +189,29 @@ fn check_ignored(name: &str, value: &str) -> Result<(), Failure> {
     };
     match allowed.contains(&value) {
         true => Ok(()),
-        false => Err(Failure::query_parse_error(format!("Invalid value for `{name}`."))),
+        false => Err(ApiError::query_parse_error(format!("Invalid value for `{name}`."))),
     }
 }
 
-/// Which documents a list is of.
+/// The documents that a list is of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Scope {
     All,
     Design,
-    /// Those of a partition.
+    /// Those of one partition.
     Partition(String),
     Local,
 }
 
-/// How design documents' ids begin.
+/// Prefix of the ids of design documents.
 const DESIGN: &str = "_design/";
-/// How local documents' ids begin.
+/// Prefix of the ids of local documents.
 const LOCAL: &str = "_local/";
-/// How those local documents' ids begin that CouchDB writes for itself.
+/// Prefixes of the names of local documents that CouchDB writes for itself.
 const SYSTEM_LOCALS: [&str; 2] = ["shard-sync-", "purge-"];
 
 impl Scope {
-    /// What the ids of those documents begin with.
+    /// The prefix of the scope's ids.
     fn prefix(&self) -> String {
         match self {
             Scope::All => String::new(),
@@ -221,7 +221,7 @@ impl Scope {
         }
     }
 
-    /// Whether a key belongs to it. A partition's list gives whatever it is asked for by key.
+    /// Whether the list may have this key. As in CouchDB, a partition's list takes any key.
     fn takes_key(&self, key: &str) -> bool {
         let begins = |with: &str| json::string(key).is_some_and(|id| id.starts_with(with));
         match self {
@@ -232,68 +232,77 @@ impl Scope {
     }
 }
 
-/// `_all_docs`, `_design_docs`, `_local_docs` or `_partition/…/_all_docs`.
-pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, scope: Scope) -> Answer {
+/// Handles `_all_docs`, `_design_docs`, `_local_docs` and `_partition/…/_all_docs`.
+pub(crate) async fn handle(
+    context: &mut RequestContext<'_>,
+    database: Arc<Database>,
+    scope: Scope,
+) -> HandlerResult {
     let mut args = Args::default();
-    let mut share = Share::default();
-    match *call.method() {
+    let mut permit = MemoryPermit::default();
+    match *context.method() {
         Method::GET | Method::HEAD => {}
         Method::POST => {
-            let held = call.read_json_body().await?;
-            let parse = move |text: &[u8], charge: &mut Charge| {
-                args.take_members(text, charge)?;
+            let body = context.read_json_body().await?;
+            let parse = move |text: &[u8], budget: &mut BodyBudget| {
+                args.take_members(text, budget)?;
                 Ok(args)
             };
-            (args, share) = body::parse_held(held, &call.server.room, parse).await?;
+            (args, permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
         }
-        _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
+        _ => return Err(ApiError::method_not_allowed("GET,HEAD,POST")),
     }
-    for (name, value) in call.query().pairs() {
+    for (name, value) in context.query().pairs() {
         match name.as_ref() {
-            // It goes before those in the body.
-            "keys" if *call.method() == Method::POST => {
-                let no_list = || Failure::query_parse_error("`keys` must be an array of strings.");
-                args.set_keys(&value, no_list, &mut Charge::free())?;
+            // In a POST the query's `keys` override those of the body.
+            "keys" if *context.method() == Method::POST => {
+                let no_list = || ApiError::query_parse_error("`keys` must be an array of strings.");
+                args.set_keys(&value, no_list, &mut BodyBudget::unlimited())?;
             }
             "keys" => {
-                let no_list = || Failure::bad_request("`keys` parameter must be an array.");
-                args.set_keys(&value, no_list, &mut Charge::free())?;
+                let no_list = || ApiError::bad_request("`keys` parameter must be an array.");
+                args.set_keys(&value, no_list, &mut BodyBudget::unlimited())?;
             }
             name => args.set(name, &value)?,
         }
     }
     let scope = args.check(&database, scope)?;
-    if call.is_head() {
+    if context.is_head() {
         return Ok(head());
     }
-    let view = database.view();
-    stream::respond(call.output(), async move |mut out| {
-        let _for_the_keys = share;
-        write_list(&database, &view, &scope, args, &mut out).await?;
+    let snapshot = database.snapshot();
+    response_writer::respond(context.output(), async move |mut out| {
+        let _permit = permit;
+        write_list(&database, &snapshot, &scope, args, &mut out).await?;
         out.buffer.extend_from_slice(b"\n");
         Ok(out)
     })
     .await
 }
 
-/// `_all_docs/queries` and its like: several lists, each as if it were asked for alone.
-pub(crate) async fn queries(call: &mut Call<'_>, database: Arc<Database>, scope: Scope) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Handles `queries`: several lists in one response, each as if requested alone.
+pub(crate) async fn queries(
+    context: &mut RequestContext<'_>,
+    database: Arc<Database>,
+    scope: Scope,
+) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    let held = call.read_body().await?;
+    let body = context.read_body().await?;
     let options: Vec<(String, String)> =
-        call.query().pairs().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+        context.query().pairs().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let of = database.clone();
-    let parse = move |text: &[u8], charge: &mut Charge| parse_queries(text, &options, &of, &scope, charge);
-    let (asked, share) = body::parse_held(held, &call.server.room, parse).await?;
-    let view = database.view();
-    stream::respond(call.output(), async move |mut out| {
-        let _for_the_keys = share;
+    let parse =
+        move |text: &[u8], budget: &mut BodyBudget| parse_queries(text, &options, &of, &scope, budget);
+    let (queries_args, permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
+    let snapshot = database.snapshot();
+    response_writer::respond(context.output(), async move |mut out| {
+        let _permit = permit;
         out.buffer.extend_from_slice(b"{\"results\":[");
-        for (index, (scope, args)) in asked.into_iter().enumerate() {
+        for (index, (scope, args)) in queries_args.into_iter().enumerate() {
             out.buffer.extend_from_slice(if index == 0 { b"\r\n" } else { b",\r\n" });
-            write_list(&database, &view, &scope, args, &mut out).await?;
+            write_list(&database, &snapshot, &scope, args, &mut out).await?;
         }
         out.buffer.extend_from_slice(b"\r\n]}\n");
         Ok(out)
@@ -301,48 +310,48 @@ pub(crate) async fn queries(call: &mut Call<'_>, database: Arc<Database>, scope:
     .await
 }
 
-/// Reads several lists' options; `options` are those of all.
+/// Parses the options of several lists; `options` apply to all of them.
 fn parse_queries(
     text: &[u8],
     options: &[(String, String)],
     database: &Database,
     scope: &Scope,
-    charge: &mut Charge,
-) -> Result<Vec<(Scope, Args)>, Failure> {
+    budget: &mut BodyBudget,
+) -> Result<Vec<(Scope, Args)>, ApiError> {
     let [list] = json::pick(text, ["queries"])?;
-    let list = list.ok_or_else(|| Failure::bad_request("POST body must include `queries` parameter."))?;
+    let list = list.ok_or_else(|| ApiError::bad_request("POST body must include `queries` parameter."))?;
     let each = QUERY_BYTES + options.iter().map(|(_, value)| value.len()).sum::<usize>();
-    let no_list = || Failure::bad_request("`queries` member must be an array.");
-    let mut asked = Vec::new();
+    let no_list = || ApiError::bad_request("`queries` member must be an array.");
+    let mut queries_args = Vec::new();
     json::each_element(list, no_list, |query| {
         let mut args = Args::default();
         for (name, value) in options {
             args.set(name, value)?;
         }
-        args.take_members(query.as_bytes(), charge)?;
+        args.take_members(query.as_bytes(), budget)?;
         let scope = args.check(database, scope.clone())?;
-        charge.push((scope, args), each, &mut asked)
+        budget.push((scope, args), each, &mut queries_args)
     })?;
-    Ok(asked)
+    Ok(queries_args)
 }
 
-/// The headers of an answer whose length isn't known.
+/// The response to a HEAD. It has no length.
 fn head() -> Response<Body> {
-    reply::empty(StatusCode::OK)
+    response::empty(StatusCode::OK)
 }
 
-/// One list, without a line end behind it.
+/// Writes one list without the final newline.
 async fn write_list(
     database: &Database,
-    view: &View,
+    snapshot: &Snapshot,
     scope: &Scope,
     mut args: Args,
-    out: &mut Out,
-) -> Result<(), Failure> {
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
     match (args.keys.take(), scope) {
-        (Some(keys), _) => named(database, view, scope, &args, keys, out).await?,
-        (None, Scope::Local) => locals(database, view, &args, out).await?,
-        (None, _) => ranged(database, view, scope, &args, out).await?,
+        (Some(keys), _) => by_keys(database, snapshot, scope, &args, keys, out).await?,
+        (None, Scope::Local) => locals(database, snapshot, &args, out).await?,
+        (None, _) => ranged(database, snapshot, scope, &args, out).await?,
     }
     out.buffer.extend_from_slice(b"\r\n]}");
     Ok(())
@@ -350,20 +359,20 @@ async fn write_list(
 
 async fn ranged(
     database: &Database,
-    view: &View,
+    snapshot: &Snapshot,
     scope: &Scope,
     args: &Args,
-    out: &mut Out,
-) -> Result<(), Failure> {
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
     let range = args.range().map(|range| Range { prefix: scope.prefix(), ..range });
     let offset = match &range {
-        Some(range) => view.offset(range).await?,
+        Some(range) => snapshot.offset(range).await?,
         None => 0,
     };
-    let total = total(view, scope).await?;
-    write_head(database, view, args, total, Some(offset), &mut out.buffer);
+    let total = total(snapshot, scope).await?;
+    write_head(database, snapshot, args, total, Some(offset), &mut out.buffer);
     let Some(range) = range else { return Ok(()) };
-    let mut rows = view.all_docs(&range).await?;
+    let mut rows = snapshot.all_docs(&range).await?;
     let mut id = String::new();
     let mut left = args.limit;
     while left > 0
@@ -375,8 +384,8 @@ async fn ranged(
         if args.include_docs {
             id.clear();
             id.push_str(row_id);
-            let document = view.read(&id, summary, body).await?;
-            write_doc(view, &document, args, out).await?;
+            let document = snapshot.read(&id, summary, body).await?;
+            write_doc(snapshot, &document, args, out).await?;
         }
         out.buffer.push(b'}');
         out.flush_full().await?;
@@ -384,12 +393,17 @@ async fn ranged(
     Ok(())
 }
 
-/// The local documents in a range. How many there are isn't counted, as in CouchDB.
-async fn locals(database: &Database, view: &View, args: &Args, out: &mut Out) -> Result<(), Failure> {
-    write_head(database, view, args, None, None, &mut out.buffer);
+/// Writes the local documents of a range. As in CouchDB, they are not counted.
+async fn locals(
+    database: &Database,
+    snapshot: &Snapshot,
+    args: &Args,
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
+    write_head(database, snapshot, args, None, None, &mut out.buffer);
     let Some(range) = args.range() else { return Ok(()) };
     let mut skip = range.skip;
-    let mut rows = view.local_docs(&Range { skip: 0, ..range });
+    let mut rows = snapshot.local_docs(&Range { skip: 0, ..range });
     let mut left = args.limit;
     while left > 0
         && let Some(LocalRow { name, number, body }) = rows.next().await?
@@ -407,7 +421,7 @@ async fn locals(database: &Database, view: &View, args: &Args, out: &mut Out) ->
         let (id, revision) = (format!("{LOCAL}{name}"), format!("0-{number}"));
         write_row_of(&id, |out| out.extend_from_slice(revision.as_bytes()), false, &mut out.buffer);
         if args.include_docs {
-            let body = view.read_local(body).await?;
+            let body = snapshot.read_local(body).await?;
             out.buffer.extend_from_slice(b",\"doc\":");
             local::write_json(&id, &revision, &body, &mut out.buffer);
         }
@@ -417,37 +431,37 @@ async fn locals(database: &Database, view: &View, args: &Args, out: &mut Out) ->
     Ok(())
 }
 
-/// How many documents there are of those that the list is of; None where that isn't known.
-async fn total(view: &View, scope: &Scope) -> Result<Option<u64>, Failure> {
+/// Number of documents in the scope; None if unknown.
+async fn total(snapshot: &Snapshot, scope: &Scope) -> Result<Option<u64>, ApiError> {
     Ok(match scope {
-        Scope::All => Some(view.doc_count()),
-        Scope::Design | Scope::Partition(_) => Some(view.counts(&scope.prefix()).await?.doc_count),
+        Scope::All => Some(snapshot.doc_count()),
+        Scope::Design | Scope::Partition(_) => Some(snapshot.counts(&scope.prefix()).await?.doc_count),
         Scope::Local => None,
     })
 }
 
-/// Rows in the keys' order, for absent and deleted documents too.
-async fn named(
+/// Writes rows in the order of the keys, also for missing and deleted documents.
+async fn by_keys(
     database: &Database,
-    view: &View,
+    snapshot: &Snapshot,
     scope: &Scope,
     args: &Args,
     mut keys: Vec<String>,
-    out: &mut Out,
-) -> Result<(), Failure> {
-    write_head(database, view, args, total(view, scope).await?, None, &mut out.buffer);
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
+    write_head(database, snapshot, args, total(snapshot, scope).await?, None, &mut out.buffer);
     if args.descending {
         keys.reverse();
     }
     let skip = usize::try_from(args.skip).unwrap_or(usize::MAX);
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    // As in CouchDB those that don't belong here count where some are passed over.
+    // As in CouchDB, `skip` and `limit` also count keys outside the scope.
     let keys = keys.iter().skip(skip).take(limit).filter(|key| scope.takes_key(key));
     for (index, key) in keys.enumerate() {
         out.buffer.extend_from_slice(if index == 0 { b"" } else { b",\r\n" });
         match scope {
-            Scope::Local => write_named_local(view, args, key, &mut out.buffer).await?,
-            _ => write_named(view, args, key, out).await?,
+            Scope::Local => write_local_key_row(snapshot, args, key, &mut out.buffer).await?,
+            _ => write_key_row(snapshot, args, key, out).await?,
         }
         out.buffer.push(b'}');
         out.flush_full().await?;
@@ -455,11 +469,16 @@ async fn named(
     Ok(())
 }
 
-/// A key's row, its closing brace left to come.
-async fn write_named(view: &View, args: &Args, key: &str, out: &mut Out) -> Result<(), Failure> {
+/// Appends a key's row without its closing brace.
+async fn write_key_row(
+    snapshot: &Snapshot,
+    args: &Args,
+    key: &str,
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
     let id = json::string(key);
     let summary = match &id {
-        Some(id) => view.find(id).await?,
+        Some(id) => snapshot.find(id).await?,
         None => None,
     };
     let Some((id, summary)) = id.as_ref().zip(summary) else {
@@ -470,24 +489,34 @@ async fn write_named(view: &View, args: &Args, key: &str, out: &mut Out) -> Resu
     if args.include_docs && summary.deleted {
         out.buffer.extend_from_slice(b",\"doc\":null");
     } else if args.include_docs {
-        let document = view.document(id).await?;
-        write_doc(view, &document, args, out).await?;
+        let document = snapshot.document(id).await?;
+        write_doc(snapshot, &document, args, out).await?;
     }
     Ok(())
 }
 
 /// Appends `,"doc":` and the document.
-async fn write_doc(view: &View, document: &Document, args: &Args, out: &mut Out) -> Result<(), Failure> {
-    let shape = Shape::of_row(args.conflicts, args.attachments, args.encoding);
-    let extras = shape.extras(view, document).await?;
+async fn write_doc(
+    snapshot: &Snapshot,
+    document: &Document,
+    args: &Args,
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
+    let options = DocumentOptions::of_row(args.conflicts, args.attachments, args.encoding);
+    let extras = options.extras(snapshot, document).await?;
     out.buffer.extend_from_slice(b",\"doc\":");
-    write_document(view, document, &shape, &extras, out).await
+    write_document(snapshot, document, &options, &extras, out).await
 }
 
-/// As [`write_named`], of a local document.
-async fn write_named_local(view: &View, args: &Args, key: &str, out: &mut Vec<u8>) -> Result<(), Failure> {
+/// As [`write_key_row`], for a local document.
+async fn write_local_key_row(
+    snapshot: &Snapshot,
+    args: &Args,
+    key: &str,
+    out: &mut Vec<u8>,
+) -> Result<(), ApiError> {
     let id = json::string(key).unwrap_or_default();
-    match view.local(id.strip_prefix(LOCAL).unwrap_or_default()).await {
+    match snapshot.local(id.strip_prefix(LOCAL).unwrap_or_default()).await {
         Ok((revision, body)) => {
             write_row_of(&id, |out| out.extend_from_slice(revision.as_bytes()), false, out);
             if args.include_docs {
@@ -501,18 +530,18 @@ async fn write_named_local(view: &View, args: &Args, key: &str, out: &mut Vec<u8
     Ok(())
 }
 
-/// The row of a key that there is no document for, its closing brace left to come.
+/// Appends the row of a key without a document, without its closing brace.
 fn write_not_found(key: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"key\":");
     out.extend_from_slice(key.as_bytes());
     out.extend_from_slice(b",\"error\":\"not_found\"");
 }
 
-/// What comes before the rows. An offset has a meaning in a range alone, and so has an update
-/// number, as CouchDB has it; local documents have neither.
+/// Appends the members before the rows. As in CouchDB, a list by keys has neither an offset nor an update
+/// number; nor do local documents.
 fn write_head(
     database: &Database,
-    view: &View,
+    snapshot: &Snapshot,
     args: &Args,
     total: Option<u64>,
     offset: Option<u64>,
@@ -529,14 +558,14 @@ fn write_head(
     if args.update_seq {
         out.extend_from_slice(b",\"update_seq\":");
         match offset {
-            Some(_) => crate::database::quoted_seq(database, view.update_seq(), out),
+            Some(_) => crate::database::quoted_seq(database, snapshot.update_seq(), out),
             None => out.extend_from_slice(b"null"),
         }
     }
     out.extend_from_slice(b",\"rows\":[\r\n");
 }
 
-/// A row, its closing brace left to come.
+/// Appends a row without its closing brace.
 fn write_row(id: &str, revision: Revision, deleted: bool, out: &mut Vec<u8>) {
     write_row_of(id, |out| revision.write(out), deleted, out);
 }

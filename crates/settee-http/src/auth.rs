@@ -1,14 +1,13 @@
-//! Who asks: the administrator by name and password or by a signed cookie, or nobody.
+//! Authenticates callers: the administrator by name and password or by a signed cookie; others are anonymous.
 //!
-//! The cookie holds the name, the time it was given in hexadecimal seconds, and an HMAC-SHA256
-//! of both under a secret drawn at start: a restart ends all sessions. As in CouchDB a session
-//! ended by its client is a cookie taken back, and one that is used is renewed when a tenth of
-//! its time is over.
+//! The cookie holds the name, the issue time as hexadecimal seconds, and an HMAC-SHA256 of both under a
+//! secret generated at start, so that a restart ends all sessions. As in CouchDB, a client ends its session
+//! by dropping the cookie, and a cookie in use is renewed after a tenth of its lifetime.
 //!
-//! Without an administrator every caller is one, whatever name it gives. What keeps strangers out then is that only
-//! loopback is served, and that a browser's request must name this machine as its host and
-//! come from a page of this machine, so that no web site can reach us by way of a browser, and that no
-//! request may carry a header that proxies add.
+//! Without an administrator every caller has administrator rights, with any name. Protection then is that
+//! only loopback is served, that a browser's request must name this machine as its host and come from a page
+//! of this machine, so that no web site can reach the server through a browser, and that a request must have
+//! no header that proxies add.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,9 +20,9 @@ use hyper::header::{self, HeaderMap, HeaderName};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-use crate::error::Failure;
+use crate::error::ApiError;
 
-/// CouchDB's name for the session's cookie.
+/// CouchDB's name of the session cookie.
 const COOKIE: &str = "AuthSession";
 
 const WRONG_PASSWORD: &str = "Name or password is incorrect.";
@@ -36,10 +35,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Reads `NAME:PASSWORD`.
+    /// Parses `NAME:PASSWORD`.
     ///
     /// # Errors
-    /// What is wrong with the text; the password isn't shown.
+    /// A description of the error, without the password.
     pub fn parse(text: &str) -> Result<Admin, &'static str> {
         match text.split_once(':') {
             Some((name, password)) if !name.is_empty() && !password.is_empty() => {
@@ -61,46 +60,46 @@ impl std::fmt::Debug for Admin {
     }
 }
 
-/// Who a request comes from.
+/// The identity of a request's sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// Anyone, where there is no administrator: everyone is one.
-    Party,
-    /// Nobody known.
+    /// Anyone, on a server without an administrator.
+    AdminParty,
+    /// Not authenticated.
     Anonymous,
     /// The administrator, by name and password.
     Basic,
-    /// The administrator, by a cookie, which is to be renewed where it says so.
+    /// The administrator, by a cookie, which is to be renewed if `renew` is set.
     Cookie { renew: bool },
 }
 
-/// Checks callers.
+/// Authenticates callers.
 pub(crate) struct Auth {
-    admin: Option<Known>,
+    admin: Option<AdminCredentials>,
     secret: [u8; 32],
-    /// Seconds for which a session's cookie is good.
+    /// Lifetime of a session cookie in seconds.
     timeout_s: AtomicU64,
 }
 
-/// The administrator, without the password itself.
-struct Known {
+/// The administrator with a MAC of the password.
+struct AdminCredentials {
     name: String,
     password: [u8; 32],
 }
 
 impl Auth {
-    /// Draws a secret.
+    /// Generates a new secret.
     pub(crate) fn new(admin: Option<&Admin>, timeout_s: u64) -> Auth {
         let mut secret = [0; 32];
-        getrandom::fill(&mut secret).expect("the system gives randomness");
-        let admin = admin.map(|admin| Known {
+        getrandom::fill(&mut secret).expect("the system provides randomness");
+        let admin = admin.map(|admin| AdminCredentials {
             name: admin.name.clone(),
             password: sign(&secret, &[b"password:", admin.password.as_bytes()]),
         });
         Auth { admin, secret, timeout_s: AtomicU64::new(timeout_s) }
     }
 
-    /// From now on cookies are good for so many seconds, those given before included.
+    /// Sets the lifetime of cookies, including those already issued.
     pub(crate) fn set_timeout(&self, timeout_s: u64) {
         self.timeout_s.store(timeout_s, Ordering::Relaxed);
     }
@@ -109,19 +108,19 @@ impl Auth {
         self.timeout_s.load(Ordering::Relaxed)
     }
 
-    /// The administrator's name, where there is one.
+    /// The administrator's name, if there is one.
     pub(crate) fn admin_name(&self) -> Option<&str> {
         self.admin.as_ref().map(|admin| admin.name.as_str())
     }
 
-    /// Finds out who sent these headers.
+    /// Authenticates the sender of these headers.
     ///
     /// # Errors
-    /// 401 for a wrong name or password, 400 for a header that can't be read; without an
-    /// administrator 403 for what doesn't come from this machine's own pages and programs.
-    pub(crate) fn caller(&self, uri: &Uri, headers: &HeaderMap) -> Result<Caller, Failure> {
+    /// 401 for a wrong name or password, 400 for a malformed header. Without an administrator: 403 for a
+    /// request that doesn't come from this machine's own pages and programs.
+    pub(crate) fn caller(&self, uri: &Uri, headers: &HeaderMap) -> Result<Caller, ApiError> {
         if self.admin.is_none() {
-            return check_local(uri, headers).map(|()| Caller::Party);
+            return check_local(uri, headers).map(|()| Caller::AdminParty);
         }
         if let Some(cookie) = cookie(headers) {
             let caller = self.cookie_caller(cookie, now_s())?;
@@ -133,17 +132,18 @@ impl Auth {
             None => Ok(Caller::Anonymous),
             Some((name, password)) => match self.is_admin(&name, &password) {
                 true => Ok(Caller::Basic),
-                false => Err(Failure::unauthorized(WRONG_PASSWORD)),
+                false => Err(ApiError::unauthorized(WRONG_PASSWORD)),
             },
         }
     }
 
-    /// Whether pages of the request's origin are served at all: without an administrator foreign ones aren't.
+    /// Whether requests of pages of this origin are served. Without an administrator, those of foreign
+    /// origins are not.
     pub(crate) fn serves_page(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         self.admin.is_some() || check_local(uri, headers).is_ok()
     }
 
-    /// Whether that is the administrator's name and password. Takes the same time either way.
+    /// Whether these are the administrator's name and password. Takes constant time.
     pub(crate) fn is_admin(&self, name: &str, password: &str) -> bool {
         let Some(admin) = &self.admin else { return false };
         let given = sign(&self.secret, &[b"password:", password.as_bytes()]);
@@ -151,14 +151,14 @@ impl Auth {
         (same_name & given.ct_eq(&admin.password)).into()
     }
 
-    /// The `Set-Cookie` that begins or renews a session of the administrator's.
+    /// The `Set-Cookie` value that begins or renews a session of the administrator.
     pub(crate) fn session_cookie(&self) -> String {
         let (now_s, timeout_s) = (now_s(), self.timeout_s());
         set_cookie(&self.cookie_value(now_s), now_s + timeout_s, timeout_s)
     }
 
-    /// The `Set-Cookie` that ends a session: an empty one as long as that lasted, as in CouchDB.
-    /// Clients look for it where a login failed, and one that is over they wouldn't find.
+    /// The `Set-Cookie` value that ends a session: an empty cookie with the usual lifetime, as in CouchDB.
+    /// Clients look for it after a failed login, and wouldn't find an expired one.
     pub(crate) fn ended_cookie(&self) -> String {
         let timeout_s = self.timeout_s();
         set_cookie("", now_s() + timeout_s, timeout_s)
@@ -172,10 +172,10 @@ impl Auth {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    fn cookie_caller(&self, cookie: &str, now_s: u64) -> Result<Caller, Failure> {
-        let malformed = || Failure::bad_request("Malformed AuthSession cookie. Please clear your cookies.");
+    fn cookie_caller(&self, cookie: &str, now_s: u64) -> Result<Caller, ApiError> {
+        let malformed = || ApiError::bad_request("Malformed AuthSession cookie. Please clear your cookies.");
         let bytes = URL_SAFE_NO_PAD.decode(cookie.trim_end_matches('=')).map_err(|_| malformed())?;
-        // The signature is raw bytes and may hold colons: it is what follows the second one.
+        // The signature follows the second colon; it is binary and may contain colons itself.
         let mut parts = bytes.splitn(3, |byte| *byte == b':');
         let (Some(name), Some(time), Some(signature)) = (parts.next(), parts.next(), parts.next()) else {
             return Err(malformed());
@@ -196,11 +196,11 @@ impl Auth {
     }
 }
 
-/// A `Set-Cookie` with CouchDB's attributes in its order, and one more: browsers are told what
-/// most of them assume, that pages of other sites don't send it along.
+/// A `Set-Cookie` value with CouchDB's attributes in its order, plus `SameSite=Lax`, which most browsers
+/// assume: requests from pages of other sites don't carry the cookie.
 fn set_cookie(value: &str, expires_s: u64, age_s: u64) -> String {
     let mut expires = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(expires_s));
-    // Cookies came before HTTP's dates: CouchDB writes `Tue, 13-Dec-2022 …`.
+    // Cookie dates have dashes: CouchDB writes `Tue, 13-Dec-2022 …`.
     expires.replace_range(7..8, "-");
     expires.replace_range(11..12, "-");
     format!("{COOKIE}={value}; Version=1; Expires={expires}; Max-Age={age_s}; Path=/; HttpOnly; SameSite=Lax")
@@ -216,7 +216,7 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The session's cookie among those sent.
+/// The session cookie in these headers.
 fn cookie(headers: &HeaderMap) -> Option<&str> {
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     sent.flat_map(|cookies| cookies.split(';'))
@@ -225,8 +225,8 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
         .map(|(_, value)| value.trim_matches('"'))
 }
 
-/// Name and password of basic authentication; none where the header has another scheme.
-fn basic_credentials(headers: &HeaderMap) -> Result<Option<(String, String)>, Failure> {
+/// The name and password of basic authentication; None for another scheme.
+fn basic_credentials(headers: &HeaderMap) -> Result<Option<(String, String)>, ApiError> {
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return Ok(None);
     };
@@ -238,43 +238,43 @@ fn basic_credentials(headers: &HeaderMap) -> Result<Option<(String, String)>, Fa
     }
     let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let Some(decoded) = decoded else {
-        return Err(Failure::bad_request("Authorization header has invalid base64 value"));
+        return Err(ApiError::bad_request("Authorization header has invalid base64 value"));
     };
     match decoded.split_once(':') {
-        // What a browser is told to send in order to forget a password.
+        // Clients send `_:_` to make a browser forget a password.
         Some(("_", "_")) | None => Ok(None),
         Some((name, password)) => Ok(Some((name.to_owned(), password.to_owned()))),
     }
 }
 
-/// Refuses requests that a foreign web page may have made a browser send, or that a proxy forwards:
-/// those come from anywhere.
-fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+/// Refuses requests that a foreign web page may have made a browser send, and requests forwarded by a proxy,
+/// whose sender is unknown.
+fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     if let Some(name) = headers.keys().find(|name| is_of_a_proxy(name)) {
         let reason = format!(
-            "Without an administrator only this machine is served: the {name} header tells of a proxy."
+            "Without an administrator only this machine is served: the {name} header indicates a proxy."
         );
-        return Err(Failure::forbidden(reason));
+        return Err(ApiError::forbidden(reason));
     }
     if let Some(host) = headers.get(header::HOST)
         && !host.to_str().is_ok_and(is_local_host)
     {
-        let reason = "Without an administrator only localhost is served: the Host header names another.";
-        return Err(Failure::forbidden(reason));
+        let reason = "Without an administrator only localhost is served: the Host header names another host.";
+        return Err(ApiError::forbidden(reason));
     }
     if uri.authority().is_some_and(|authority| !is_local_host(authority.as_str())) {
-        return Err(Failure::forbidden("Without an administrator only localhost is served."));
+        return Err(ApiError::forbidden("Without an administrator only localhost is served."));
     }
     if let Some(origin) = headers.get(header::ORIGIN)
         && !origin.to_str().is_ok_and(is_local_origin)
     {
         let reason = "Without an administrator only pages of localhost are served: the Origin is foreign.";
-        return Err(Failure::forbidden(reason));
+        return Err(ApiError::forbidden(reason));
     }
     Ok(())
 }
 
-/// Whether a header is one that proxies add.
+/// Whether proxies add this header.
 ///
 /// Source: RFC 7239; RFC 9110, 7.6.3.
 fn is_of_a_proxy(name: &HeaderName) -> bool {
@@ -285,7 +285,7 @@ fn is_local_origin(origin: &str) -> bool {
     ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme)).is_some_and(is_local_host)
 }
 
-/// Whether a `Host` is this machine's, whatever the port.
+/// Whether a `Host` names this machine, with any port.
 fn is_local_host(host: &str) -> bool {
     ["localhost", "127.0.0.1", "[::1]"].iter().any(|local| {
         let Some((name, port)) = host.split_at_checked(local.len()) else {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_authorization_is_a_bad_request_and_another_one_is_nobodys() {
+    fn a_malformed_authorization_is_a_bad_request_and_another_scheme_is_anonymous() {
         let auth = auth();
         let found = caller(&auth, &[(header::AUTHORIZATION, "Basic %%%")]);
         assert_eq!(found, Err("Authorization header has invalid base64 value".to_owned()));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_changed_in_any_byte_is_nobodys() {
+    fn a_cookie_changed_in_any_byte_is_anonymous() {
         let auth = auth();
         let bytes = URL_SAFE_NO_PAD.decode(auth.cookie_value(1000)).unwrap();
         for at in 0..bytes.len() {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_of_another_server_is_nobodys_and_junk_is_a_bad_request() {
+    fn a_cookie_of_another_server_is_anonymous_and_junk_is_a_bad_request() {
         let (one, other) = (auth(), auth());
         assert_eq!(one.cookie_caller(&other.cookie_value(1000), 1001).unwrap(), Caller::Anonymous);
         let junk = one.cookie_caller("junk", 1001).unwrap_err();
@@ -394,13 +394,13 @@ mod tests {
     fn without_an_administrator_foreign_hosts_and_origins_are_refused() {
         let auth = Auth::new(None, 600);
         for host in ["localhost", "LOCALHOST:5984", "127.0.0.1:1", "[::1]:5984", "[::1]"] {
-            assert_eq!(caller(&auth, &[(header::HOST, host)]), Ok(Caller::Party), "{host}");
+            assert_eq!(caller(&auth, &[(header::HOST, host)]), Ok(Caller::AdminParty), "{host}");
         }
         for host in ["example.org", "localhost.example.org", "127.0.0.1.nip.io:5984", "localhost:x", ""] {
             assert!(caller(&auth, &[(header::HOST, host)]).is_err(), "{host}");
         }
         for origin in ["http://localhost:3000", "https://127.0.0.1"] {
-            assert_eq!(caller(&auth, &[(header::ORIGIN, origin)]), Ok(Caller::Party), "{origin}");
+            assert_eq!(caller(&auth, &[(header::ORIGIN, origin)]), Ok(Caller::AdminParty), "{origin}");
         }
         for origin in ["null", "http://example.org", "file://localhost", "http://localhost@evil.org"] {
             assert!(caller(&auth, &[(header::ORIGIN, origin)]).is_err(), "{origin}");
@@ -416,7 +416,7 @@ mod tests {
             assert!(refused.contains(name), "{refused}");
         }
         let other = [(HeaderName::from_static("x-forwarder"), "x")];
-        assert_eq!(caller(&auth, &other), Ok(Caller::Party));
+        assert_eq!(caller(&auth, &other), Ok(Caller::AdminParty));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! `POST /_settee/backup`: a backup of all databases into a folder of the server's machine.
+//! `POST /_settee/backup`: backs up all databases to a directory on the server's machine.
 //!
-//! 201 tells that the run has every database. Where one could not be copied the answer is a 500 with the same
-//! members, `error` and `reason` before them, and those databases in `failed`: the run is there, with all
-//! others.
+//! 201 means that the backup run has every database. If a database couldn't be copied, the response is a 500
+//! with `error` and `reason` before the same members, and with those databases in `failed`. The run exists
+//! and has all other databases.
 
 use std::path::Path;
 
@@ -11,34 +11,34 @@ use settee_doc::{BackupSummary, FailedDatabase};
 
 use crate::body;
 use crate::config_store::CONFIG_FILE;
-use crate::error::Failure;
-use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::error::ApiError;
+use crate::response::{self, HandlerResult};
+use crate::server::RequestContext;
 use crate::{json, logged};
 
-/// Files of a data folder that are backed up beside its databases. The server's uuid isn't one of them: a
-/// restored copy draws its own, since replications tell servers apart by it, and both may run.
+/// Files of a data directory that are backed up with its databases. The server's uuid is not among them:
+/// replicators distinguish servers by it, so a restored copy generates its own.
 pub const BACKED_UP_FILES: &[&str] = &[CONFIG_FILE];
 
-/// Databases that the reason names; `failed` has all of them.
+/// Maximum number of databases named in the reason; `failed` lists all of them.
 const NAMED_MAX: usize = 10;
 
-/// Makes a run of a backup, and answers once it is whole.
-pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Makes a backup run and answers when it is complete.
+pub(crate) async fn handle(context: &mut RequestContext<'_>) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    body::check_json_type(&call.head.headers)?;
-    let body = call.read_value_body().await?;
-    let bad = || Failure::bad_request("The body must be {\"folder\": an absolute path}.");
-    let mut folder = None;
+    body::check_json_type(&context.head.headers)?;
+    let body = context.read_value_body().await?;
+    let bad = || ApiError::bad_request("The body must be {\"folder\": an absolute path}.");
+    let mut directory = None;
     json::each_member(&body.text, |name, value| {
-        folder = json::string(value).filter(|_| name == "folder" && folder.is_none());
-        if folder.is_some() { Ok(()) } else { Err(bad()) }
+        directory = json::string(value).filter(|_| name == "folder" && directory.is_none());
+        if directory.is_some() { Ok(()) } else { Err(bad()) }
     })
     .map_err(|_| bad())?;
-    let folder = folder.ok_or_else(bad)?;
-    let done = call.server.databases.backup(Path::new(&*folder), BACKED_UP_FILES).await?;
+    let directory = directory.ok_or_else(bad)?;
+    let done = context.server.databases.backup(Path::new(&*directory), BACKED_UP_FILES).await?;
     let failed = &done.failed;
     let mut text = Vec::new();
     json::object(&mut text, |text| {
@@ -46,12 +46,12 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
             text.extend_from_slice(b"\"ok\":true");
         } else {
             let reason = reason(&done);
-            tracing::error!(reason = logged::text(&reason), "a backup lacks databases");
+            tracing::error!(reason = logged::text(&reason), "a backup is missing databases");
             text.extend_from_slice(b"\"error\":\"incomplete_backup\",\"reason\":");
             settee_doc::write_json_string(&reason, text);
         }
         text.extend_from_slice(b",\"folder\":");
-        settee_doc::write_json_string(&done.folder.to_string_lossy(), text);
+        settee_doc::write_json_string(&done.directory.to_string_lossy(), text);
         let files = done.files;
         let counts = format!(
             ",\"databases\":{},\"files_copied\":{},\"bytes_copied\":{},\"files_linked\":{},\"bytes_linked\":{},\"failed\":[",
@@ -73,10 +73,10 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     });
     text.push(b'\n');
     let status = if failed.is_empty() { StatusCode::CREATED } else { StatusCode::INTERNAL_SERVER_ERROR };
-    Ok(reply::json(status, text))
+    Ok(response::json(status, text))
 }
 
-/// Which databases a run doesn't have, and why.
+/// The reason of the 500: which databases the run doesn't have, and why.
 fn reason(done: &BackupSummary) -> String {
     let named: Vec<String> = done
         .failed
@@ -92,7 +92,7 @@ fn reason(done: &BackupSummary) -> String {
         "{} of {} databases could not be copied; all others are in {}. {}{more}",
         done.failed.len(),
         done.failed.len() as u64 + done.database_count,
-        done.folder.display(),
+        done.directory.display(),
         named.join("; ")
     )
 }

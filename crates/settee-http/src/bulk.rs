@@ -1,7 +1,7 @@
-//! Many documents in a request: `_bulk_docs`.
+//! `_bulk_docs`: many documents in one request.
 //!
-//! A body in memory is parsed as a whole, one in a file group by group (`spooled.rs`); both are stored by
-//! [`Writing`].
+//! A body in memory is parsed as a whole, a spooled one group by group (`spooled.rs`). [`BulkWriter`] stores
+//! both.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,155 +10,159 @@ use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Edit, Revision, Spool};
 
-use crate::body::{self, ALLOCATION_BYTES, Charge, Content, Held, Room, Share};
+use crate::body::{self, ALLOCATION_BYTES, BodyBudget, BodyMemory, BufferedBody, MemoryPermit, ReceivedBody};
 use crate::document;
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::json;
-use crate::named::{self, Named};
-use crate::reply::{self, Answer};
-use crate::server::{Call, WriteConcern};
+use crate::response::{self, HandlerResult};
+use crate::response_writer::{self, ResponseWriter};
+use crate::revision_arg::{self, RevisionArg};
+use crate::server::{RequestContext, WriteConcern};
 use crate::spooled::{Group, Pass};
-use crate::stream::{self, Out};
 use crate::uuids::Uuids;
 
-/// Bytes that a document takes beside its text, however small it is: its edit, what came of it, its row.
+/// Bytes that a document takes besides its text: its edit, its result and its row.
 const EDIT_BYTES: usize = size_of::<Edit>()
-    + size_of::<(String, Option<Named>)>()
+    + size_of::<(String, Option<RevisionArg>)>()
     + size_of::<settee_doc::Result<Revision>>()
     + ROW_BYTES
     + 4 * ALLOCATION_BYTES;
 
-/// Bytes of a row, by which the answer's room is made.
+/// Estimated bytes of a row of the response.
 const ROW_BYTES: usize = 96;
 
-/// What a bulk asks for.
+/// A parsed `_bulk_docs` request.
 pub(crate) struct Bulk {
     pub(crate) edits: Vec<Edit>,
-    /// Whether they are edits of this database's own.
+    /// Whether the edits create new revisions; false for replicated ones.
     pub(crate) new_edits: bool,
-    /// Whether all are to be stored or none, which CouchDB refuses.
+    /// Whether all documents are to be stored or none, which CouchDB refuses.
     all_or_nothing: bool,
-    /// `w`, where it is a number: it goes before the query's.
+    /// `w`, if it is a number. It overrides the query's.
     copies: Option<u64>,
 }
 
-/// `_bulk_docs`: a bad document fails the request before anything is stored; after that each
-/// is decided by itself, and its row says how.
-pub(crate) async fn docs(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Handles `_bulk_docs`. An invalid document fails the request before anything is stored; after that each
+/// document succeeds or fails by itself, and its row reports the result.
+pub(crate) async fn docs(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    let content = call.read_or_spool_json_body().await?;
-    let concern = call.write_concern()?;
-    let is_optimistic = document::is_optimistic(call)?;
-    let uuids = call.server.uuids.clone();
-    let writing = Writing { database, uuids, concern, is_optimistic, new_edits: true };
+    let content = context.read_or_spool_json_body().await?;
+    let concern = context.write_concern()?;
+    let is_optimistic = document::is_optimistic(context)?;
+    let uuids = context.server.uuids.clone();
+    let writer = BulkWriter { database, uuids, concern, is_optimistic, new_edits: true };
     match content {
-        Content::Held(held) => held_docs(call, held, writing).await,
-        Content::Spooled(spool) => spooled_docs(call, spool, writing).await,
+        ReceivedBody::Buffered(body) => buffered_docs(context, body, writer).await,
+        ReceivedBody::Spooled(spool) => spooled_docs(context, spool, writer).await,
     }
 }
 
-async fn held_docs(call: &Call<'_>, held: Held, writing: Writing) -> Answer {
-    let options = call.server.document_options;
-    let parse = move |text: &[u8], charge: &mut Charge| parse_bulk(text, &options, charge);
-    let (bulk, _for_the_edits) = body::parse_held(held, &call.server.room, parse).await?;
-    let writing = writing.of(&bulk);
+async fn buffered_docs(
+    context: &RequestContext<'_>,
+    body: BufferedBody,
+    writer: BulkWriter,
+) -> HandlerResult {
+    let options = context.server.document_options;
+    let parse = move |text: &[u8], budget: &mut BodyBudget| parse_bulk(text, &options, budget);
+    let (bulk, _permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
+    let writer = writer.with_options_of(&bulk);
     let mut edits = bulk.edits;
-    writing.name(&mut edits);
+    writer.assign_ids(&mut edits);
     if bulk.all_or_nothing && bulk.new_edits && !edits.is_empty() {
-        return Ok(reply::json(StatusCode::EXPECTATION_FAILED, refused(&edits)));
+        return Ok(response::json(StatusCode::EXPECTATION_FAILED, refused(&edits)));
     }
-    call.check_answer(edits.iter().map(|edit| edit.id.len() + ROW_BYTES).sum())?;
+    context.check_response(edits.iter().map(|edit| edit.id.len() + ROW_BYTES).sum())?;
     let (mut rows, mut is_begun) = (Vec::with_capacity(edits.len() * ROW_BYTES + 4), false);
-    writing.write(edits, &mut rows, &mut is_begun).await?;
+    writer.write(edits, &mut rows, &mut is_begun).await?;
     end_rows(is_begun, &mut rows);
-    Ok(reply::json(writing.concern.status(StatusCode::CREATED), rows))
+    Ok(response::json(writer.concern.status(StatusCode::CREATED), rows))
 }
 
-/// Reads the file twice: nothing is stored before all of it was parsed. Each group is a commit of its own, and
-/// its rows are sent behind it.
-async fn spooled_docs(call: &Call<'_>, spool: Spool, writing: Writing) -> Answer {
-    let (room, options) = (call.server.room.clone(), call.server.document_options);
-    let (bulk, has_documents, mut share) = check_spooled(&spool, &room, options, &writing).await?;
+/// Reads the file twice, so that nothing is stored before the whole body was parsed. Each group is committed
+/// by itself, and its rows are sent after its commit.
+async fn spooled_docs(context: &RequestContext<'_>, spool: Spool, writer: BulkWriter) -> HandlerResult {
+    let (body_memory, options) = (context.server.body_memory.clone(), context.server.document_options);
+    let (bulk, has_documents, mut permit) = check_spooled(&spool, &body_memory, options, &writer).await?;
     if bulk.all_or_nothing && bulk.new_edits && has_documents {
-        let failure = Failure::not_implemented(ALL_OR_NOTHING);
-        return Err(Failure { status: StatusCode::EXPECTATION_FAILED, ..failure });
+        let failure = ApiError::not_implemented(ALL_OR_NOTHING);
+        return Err(ApiError { status: StatusCode::EXPECTATION_FAILED, ..failure });
     }
-    let writing = writing.of(&bulk);
-    let status = writing.concern.status(StatusCode::CREATED);
-    let produce = move |mut out: Out| async move {
-        let (mut pass, mut is_begun) = (Pass::new(&spool, &room), false);
-        while let Some(group) = pass.next_group(&mut share).await? {
-            let ((edits, _), of_group) = parse_group(group, &room, options).await?;
-            writing.write(edits, &mut out.buffer, &mut is_begun).await?;
-            // The client may take its time, and others wait for that memory.
-            share = of_group.without_reserve();
+    let writer = writer.with_options_of(&bulk);
+    let status = writer.concern.status(StatusCode::CREATED);
+    let produce = move |mut out: ResponseWriter| async move {
+        let (mut pass, mut is_begun) = (Pass::new(&spool, &body_memory), false);
+        while let Some(group) = pass.next_group(&mut permit).await? {
+            let ((edits, _), group_permit) = parse_group(group, &body_memory, options).await?;
+            writer.write(edits, &mut out.buffer, &mut is_begun).await?;
+            // The client may read slowly while other requests wait for the reserve.
+            permit = group_permit.without_reserve();
             out.flush_full().await?;
         }
         end_rows(is_begun, &mut out.buffer);
         Ok(out)
     };
-    let mut response = stream::respond(call.output(), produce).await?;
+    let mut response = response_writer::respond(context.output(), produce).await?;
     *response.status_mut() = status;
     Ok(response)
 }
 
-/// Parses all of a spooled body, and keeps nothing: what it asks for but for its documents, whether it has any,
-/// and a share that holds each of its groups.
+/// Parses a spooled body without keeping its documents. Returns the request without its documents, whether it
+/// has any, and a permit large enough for each of its groups.
 async fn check_spooled(
     spool: &Spool,
-    room: &Arc<Room>,
+    body_memory: &Arc<BodyMemory>,
     options: settee_doc::Options,
-    writing: &Writing,
-) -> Result<(Bulk, bool, Share), Failure> {
-    let mut pass = Pass::new(spool, room);
-    let (mut share, mut refusal, mut has_documents) = (Share::default(), None, false);
-    while let Some(group) = pass.next_group(&mut share).await? {
-        let ((mut edits, of_group), parsed) = parse_group(group, room, options).await?;
+    writer: &BulkWriter,
+) -> Result<(Bulk, bool, MemoryPermit), ApiError> {
+    let mut pass = Pass::new(spool, body_memory);
+    let (mut permit, mut refusal, mut has_documents) = (MemoryPermit::default(), None, false);
+    while let Some(group) = pass.next_group(&mut permit).await? {
+        let ((mut edits, group_refusal), group_permit) = parse_group(group, body_memory, options).await?;
         has_documents |= !edits.is_empty();
-        writing.name(&mut edits);
-        // An id that a partitioned database doesn't take refuses the whole request.
+        writer.assign_ids(&mut edits);
+        // An id that is invalid in a partitioned database fails the whole request.
         edits
             .iter()
             .filter(|edit| !is_local(edit))
-            .try_for_each(|edit| writing.database.check_id(&edit.id))?;
-        refusal = refusal.or(of_group);
-        share = parsed;
+            .try_for_each(|edit| writer.database.check_id(&edit.id))?;
+        refusal = refusal.or(group_refusal);
+        permit = group_permit;
     }
-    let bulk = parse_bulk(&pass.around, &options, &mut Charge::free())?;
+    let bulk = parse_bulk(&pass.around, &options, &mut BodyBudget::unlimited())?;
     match refusal {
         Some(failure) if !bulk.new_edits => Err(failure),
-        _ => Ok((bulk, has_documents, share)),
+        _ => Ok((bulk, has_documents, permit)),
     }
 }
 
-/// The edits of a group, and why they can't be replicated, should they be meant so.
+/// Parses a group's edits, and returns the error to report if they are to be replicated.
 async fn parse_group(
     group: Group,
-    room: &Arc<Room>,
+    body_memory: &Arc<BodyMemory>,
     options: settee_doc::Options,
-) -> Result<((Vec<Edit>, Option<Failure>), Share), Failure> {
+) -> Result<((Vec<Edit>, Option<ApiError>), MemoryPermit), ApiError> {
     let Group { array, may_be_empty } = group;
-    let parse = move |text: &[u8], charge: &mut Charge| {
-        let array = std::str::from_utf8(text).map_err(|_| Failure::bad_json())?;
+    let parse = move |text: &[u8], budget: &mut BodyBudget| {
+        let array = std::str::from_utf8(text).map_err(|_| ApiError::bad_json())?;
         let mut refusal = None;
-        let edits = parse_edits(array, Failure::bad_json, &options, charge, |edit| {
+        let edits = parse_edits(array, ApiError::bad_json, &options, budget, |edit| {
             if refusal.is_none() {
                 refusal = check_replicated(edit).err();
             }
             Ok(())
         })?;
         if edits.is_empty() && !may_be_empty {
-            return Err(Failure::bad_json());
+            return Err(ApiError::bad_json());
         }
         Ok((edits, refusal))
     };
-    body::parse_held(array, room, parse).await
+    body::parse_buffered(array, body_memory, parse).await
 }
 
-/// How documents are stored.
-struct Writing {
+/// Stores the documents of a request.
+struct BulkWriter {
     database: Arc<Database>,
     uuids: Arc<Uuids>,
     concern: WriteConcern,
@@ -166,64 +170,64 @@ struct Writing {
     new_edits: bool,
 }
 
-impl Writing {
-    /// As the bulk asks for it.
-    fn of(mut self, bulk: &Bulk) -> Writing {
+impl BulkWriter {
+    /// This writer with the options of the request.
+    fn with_options_of(mut self, bulk: &Bulk) -> BulkWriter {
         self.concern.copies = bulk.copies.unwrap_or(self.concern.copies);
-        Writing { new_edits: bulk.new_edits, ..self }
+        BulkWriter { new_edits: bulk.new_edits, ..self }
     }
 
-    /// Gives ids to documents without one.
-    fn name(&self, edits: &mut [Edit]) {
+    /// Generates ids for documents without one.
+    fn assign_ids(&self, edits: &mut [Edit]) {
         for edit in edits.iter_mut().filter(|edit| edit.id.is_empty()) {
             edit.id = self.uuids.next();
         }
     }
 
-    /// Stores documents and appends their rows. `is_begun`: whether there are rows before them.
+    /// Stores documents and appends their rows. `is_begun` is whether rows were appended before.
     async fn write(
         &self,
         mut edits: Vec<Edit>,
         rows: &mut Vec<u8>,
         is_begun: &mut bool,
-    ) -> Result<(), Failure> {
-        let Writing { database, concern, new_edits, .. } = self;
+    ) -> Result<(), ApiError> {
+        let BulkWriter { database, concern, new_edits, .. } = self;
         let (stage, new_edits) = (concern.stage, *new_edits);
-        self.name(&mut edits);
-        let named: Vec<(String, Option<Named>)> =
-            edits.iter().map(|edit| (edit.id.clone(), Named::of(edit))).collect();
-        // An edit that can't be taken doesn't keep the others out.
-        let mut refusals: HashMap<usize, Failure> = HashMap::new();
+        self.assign_ids(&mut edits);
+        let ids: Vec<(String, Option<RevisionArg>)> =
+            edits.iter().map(|edit| (edit.id.clone(), RevisionArg::of(edit))).collect();
+        // An edit with a foreign revision fails alone.
+        let mut refusals: HashMap<usize, ApiError> = HashMap::new();
         if !new_edits {
-            let of = |(index, edit): (usize, &Edit)| Some((index, named::refusal(edit)?));
+            let of = |(index, edit): (usize, &Edit)| Some((index, revision_arg::refusal(edit)?));
             refusals = edits.iter().enumerate().filter(|(_, edit)| !is_local(edit)).filter_map(of).collect();
             let mut index = 0..;
             edits.retain(|_| !refusals.contains_key(&index.next().unwrap_or_default()));
         }
         let (locals, mut edits): (Vec<Edit>, Vec<Edit>) = edits.into_iter().partition(is_local);
         if self.is_optimistic {
-            database.write_ahead(&mut edits, !new_edits).await?;
+            database.write_large_bodies(&mut edits, !new_edits).await?;
         }
         let results = match new_edits {
             true => database.update_all(edits, stage).await?,
             false => database.replicate_all(edits, stage).await?,
         };
-        // At the same time, so that they share a sync.
+        // Local documents are written concurrently, so that they share a sync.
         let local_results = join_all(locals.into_iter().map(|edit| database.put_local(edit, stage))).await;
         let (mut results, mut local_results) = (results.into_iter(), local_results.into_iter());
         let mut text = Vec::new();
-        for (index, (id, revision)) in named.iter().enumerate() {
+        for (index, (id, revision)) in ids.iter().enumerate() {
             text.clear();
             let outcome = if let Some(failure) = refusals.remove(&index) {
                 Err(failure)
             } else if id.starts_with(LOCAL) {
                 let outcome = local_results.next().expect("an outcome for each local document");
-                outcome.map(|saved| text.extend_from_slice(saved.as_bytes())).map_err(Failure::from)
+                outcome.map(|saved| text.extend_from_slice(saved.as_bytes())).map_err(ApiError::from)
             } else {
                 let outcome = results.next().expect("an outcome for each edit");
-                outcome.map(|saved| saved.write(&mut text)).map_err(Failure::from)
+                outcome.map(|saved| saved.write(&mut text)).map_err(ApiError::from)
             };
-            // Of replicated documents only those that failed have a row.
+            // A replicated document has a row only if it failed.
             if outcome.is_err() || new_edits {
                 rows.push(if std::mem::replace(is_begun, true) { b',' } else { b'[' });
             }
@@ -231,7 +235,7 @@ impl Writing {
                 Ok(()) if new_edits => write_saved(id, &text, concern.copies > 1, rows),
                 Ok(()) => {}
                 Err(failure) => {
-                    let revision = revision.as_ref().filter(|_| !new_edits).map(Named::to_string);
+                    let revision = revision.as_ref().filter(|_| !new_edits).map(RevisionArg::to_string);
                     write_failed(id, revision.as_deref(), &failure, rows);
                 }
             }
@@ -240,19 +244,19 @@ impl Writing {
     }
 }
 
-/// Ends an answer, which may have no rows.
+/// Ends the response, which may have no rows.
 fn end_rows(is_begun: bool, rows: &mut Vec<u8>) {
     rows.extend_from_slice(if is_begun { b"]\n" } else { b"[]\n" });
 }
 
-/// How a local document's id begins.
+/// Prefix of the ids of local documents.
 const LOCAL: &str = "_local/";
 
 fn is_local(edit: &Edit) -> bool {
     edit.id.starts_with(LOCAL)
 }
 
-/// `{"ok":true,"id":…,"rev":…}`, and that fewer copies have it than were asked for.
+/// Appends `{"ok":true,"id":…,"rev":…}`, with `"accepted":true` if there are fewer copies than asked for.
 fn write_saved(id: &str, revision: &[u8], is_short: bool, rows: &mut Vec<u8>) {
     rows.extend_from_slice(b"{\"ok\":true,\"id\":");
     settee_doc::write_json_string(id, rows);
@@ -261,32 +265,32 @@ fn write_saved(id: &str, revision: &[u8], is_short: bool, rows: &mut Vec<u8>) {
     rows.extend_from_slice(if is_short { b"\",\"accepted\":true}" } else { b"\"}" });
 }
 
-/// Why a bulk with `all_or_nothing` is refused.
+/// The reason for refusing `all_or_nothing`.
 const ALL_OR_NOTHING: &str = "all_or_nothing is not supported";
 
-/// The rows of a bulk of which none was stored.
+/// The rows of a request of which nothing was stored.
 fn refused(edits: &[Edit]) -> Vec<u8> {
-    let failure = Failure::not_implemented(ALL_OR_NOTHING);
+    let failure = ApiError::not_implemented(ALL_OR_NOTHING);
     let mut rows = Vec::new();
     for edit in edits {
         rows.push(if rows.is_empty() { b'[' } else { b',' });
-        let revision = Named::of(edit).map_or_else(|| "0-".to_owned(), |named| named.to_string());
+        let revision = RevisionArg::of(edit).map_or_else(|| "0-".to_owned(), |revision| revision.to_string());
         write_failed(&edit.id, Some(&revision), &failure, &mut rows);
     }
     rows.extend_from_slice(b"]\n");
     rows
 }
 
-/// Reads a bulk.
+/// Parses a request.
 pub(crate) fn parse_bulk(
     text: &[u8],
     options: &settee_doc::Options,
-    charge: &mut Charge,
-) -> Result<Bulk, Failure> {
-    let no_list = || Failure::bad_request("`docs` parameter must be an array.");
+    budget: &mut BodyBudget,
+) -> Result<Bulk, ApiError> {
+    let no_list = || ApiError::bad_request("`docs` parameter must be an array.");
     let names = ["docs", "new_edits", "all_or_nothing", "w"];
     let [docs, new_edits, all_or_nothing, copies] = json::pick_unchecked(text, names)?;
-    let docs = docs.ok_or_else(|| Failure::bad_request("POST body must include `docs` parameter."))?;
+    let docs = docs.ok_or_else(|| ApiError::bad_request("POST body must include `docs` parameter."))?;
     if !docs.starts_with('[') {
         return Err(no_list());
     }
@@ -294,47 +298,47 @@ pub(crate) fn parse_bulk(
     let new_edits = match new_edits {
         None | Some("true") => true,
         Some("false") => false,
-        Some(_) => return Err(Failure::bad_request("`new_edits` parameter must be a boolean.")),
+        Some(_) => return Err(ApiError::bad_request("`new_edits` parameter must be a boolean.")),
     };
     let check = |edit: &Edit| if new_edits { Ok(()) } else { check_replicated(edit) };
-    let edits = parse_edits(docs, no_list, options, charge, check)?;
+    let edits = parse_edits(docs, no_list, options, budget, check)?;
     let all_or_nothing = all_or_nothing == Some("true");
     let copies = copies.and_then(|raw| raw.parse().ok());
     Ok(Bulk { edits, new_edits, all_or_nothing, copies })
 }
 
-/// The edits that a list's documents ask for.
+/// Parses the documents of a list into edits.
 fn parse_edits(
     docs: &str,
-    no_list: impl FnOnce() -> Failure,
+    no_list: impl FnOnce() -> ApiError,
     options: &settee_doc::Options,
-    charge: &mut Charge,
-    mut check: impl FnMut(&Edit) -> Result<(), Failure>,
-) -> Result<Vec<Edit>, Failure> {
+    budget: &mut BodyBudget,
+    mut check: impl FnMut(&Edit) -> Result<(), ApiError>,
+) -> Result<Vec<Edit>, ApiError> {
     let mut edits = Vec::new();
     json::each_element(docs, no_list, |doc| {
-        let edit = body::edit(doc.as_bytes(), options, charge)?;
+        let edit = body::edit(doc.as_bytes(), options, budget)?;
         check(&edit)?;
         let bytes = EDIT_BYTES + edit.body().len();
-        charge.push(edit, bytes, &mut edits)
+        budget.push(edit, bytes, &mut edits)
     })?;
     Ok(edits)
 }
 
-fn check_replicated(edit: &Edit) -> Result<(), Failure> {
-    if is_local(edit) { Ok(()) } else { named::check_replicated(edit) }
+fn check_replicated(edit: &Edit) -> Result<(), ApiError> {
+    if is_local(edit) { Ok(()) } else { revision_arg::check_replicated(edit) }
 }
 
-/// Checks what stands around the documents, which are checked one by one.
-fn check_around(text: &[u8], docs: &str) -> Result<(), Failure> {
+/// Validates the text around the documents; the documents are validated one by one.
+fn check_around(text: &[u8], docs: &str) -> Result<(), ApiError> {
     let start = docs.as_ptr().addr() - text.as_ptr().addr();
     settee_doc::check_tokens(&text[..start])?;
     settee_doc::check_tokens(&text[start + docs.len()..])?;
     Ok(())
 }
 
-/// `{"id":…,"rev":…,"error":…,"reason":…}`
-fn write_failed(id: &str, revision: Option<&str>, failure: &Failure, rows: &mut Vec<u8>) {
+/// Appends `{"id":…,"rev":…,"error":…,"reason":…}`.
+fn write_failed(id: &str, revision: Option<&str>, failure: &ApiError, rows: &mut Vec<u8>) {
     json::object(rows, |rows| {
         rows.extend_from_slice(b"\"id\":");
         settee_doc::write_json_string(id, rows);

@@ -1,6 +1,6 @@
-//! `_changes`: what has happened since, once or for as long as the client listens.
+//! `_changes`: the changes since a sequence number, once or as a continuous feed.
 //!
-//! Here its options are read; `filter` says which changes are sent, `feed` sends them.
+//! This module parses the options; `filter` selects the changes and `feed` sends them.
 
 mod feed;
 mod filter;
@@ -14,53 +14,53 @@ use hyper::{Method, StatusCode};
 use settee_doc::{Database, Seq};
 
 use self::feed::Feed;
-use self::filter::{Asked, Filter, Sent};
-use crate::body::{self, Charge};
-use crate::document::{Shape, matches_tag, not_modified};
-use crate::error::Failure;
+use self::filter::{Filter, FilterBody, FilterParams};
+use crate::body::{self, BodyBudget};
+use crate::document::{DocumentOptions, matches_tag, not_modified};
+use crate::error::ApiError;
 use crate::query;
-use crate::reply::{self, Answer};
-use crate::server::Call;
-use crate::stream;
+use crate::response::{self, HandlerResult};
+use crate::response_writer;
+use crate::server::RequestContext;
 
-/// Rows that a feed without a `limit` sends. CouchDB's number, by which `seq_interval` counts.
+/// Default row limit of a feed. CouchDB's number, because `seq_interval` counts from it.
 const LIMIT_DEFAULT: u64 = 1_000_000_000_000_000;
 
-/// Bytes of a filter that is read in its request's own task: of lists it is made what takes far longer than
-/// to read them.
+/// Largest filter in bytes that is parsed in the request's own task. Building a filter's sets takes much
+/// longer than parsing its text.
 const FILTER_INLINE_BYTES: usize = 16 << 10;
 
-/// How a feed is delivered.
+/// The delivery mode of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// One JSON object, at once.
     Normal,
     /// One JSON object, as soon as there is a change.
     Longpoll,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Continuous,
     /// Server-sent events.
     EventSource,
 }
 
-/// What is asked for.
+/// The options of a request.
 struct Args {
     kind: Kind,
     since: Option<String>,
     limit: u64,
     descending: bool,
     all_leaves: bool,
-    /// How documents are shown; None: they aren't.
+    /// Whether rows include their documents.
     include_docs: bool,
     conflicts: bool,
     attachments: bool,
     encoding: bool,
     filter: Option<String>,
-    /// A row has its place in the changes where what may still be sent is a multiple of it.
+    /// A row has its `seq` only if the number of remaining rows is a multiple of this.
     seq_interval: u64,
-    /// Silence after which a sign of life is sent.
+    /// Interval of heartbeats while nothing else is sent.
     heartbeat: Option<Duration>,
-    /// Silence after which a feed without a heartbeat ends.
+    /// How long a feed without a heartbeat waits for a change before it ends.
     timeout: Duration,
 }
 
@@ -83,27 +83,27 @@ impl Args {
         }
     }
 
-    fn parse(call: &Call<'_>) -> Result<Args, Failure> {
+    fn parse(context: &RequestContext<'_>) -> Result<Args, ApiError> {
         const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-        let longest = Duration::from_millis(call.server.limits.changes_timeout_ms);
+        let longest = Duration::from_millis(context.server.limits.changes_timeout_ms);
         let mut args = Args::new(longest);
-        for (name, value) in call.query().pairs() {
+        for (name, value) in context.query().pairs() {
             args.set(&name.to_ascii_lowercase(), &value, longest)?;
         }
-        // A browser that connects again says where it was.
+        // A reconnecting browser sends the last event id that it got.
         if args.kind == Kind::EventSource
-            && let Some(id) = call.header(LAST_EVENT_ID)
+            && let Some(id) = context.header(LAST_EVENT_ID)
         {
             args.since = Some(id.to_owned());
         }
         Ok(args)
     }
 
-    fn set(&mut self, name: &str, value: &str, longest: Duration) -> Result<(), Failure> {
+    fn set(&mut self, name: &str, value: &str, longest: Duration) -> Result<(), ApiError> {
         match name {
             "feed" => self.kind = parse_kind(value)?,
             "since" | "last-event-id" => self.since = Some(value.to_owned()),
-            // Less than none is no limit, as in CouchDB.
+            // A negative limit means no limit, as in CouchDB.
             "limit" => self.limit = query::integer(value)?.unwrap_or(LIMIT_DEFAULT),
             "descending" => self.descending = value == "true",
             "include_docs" => self.include_docs = value == "true",
@@ -114,13 +114,13 @@ impl Args {
                 self.all_leaves = match value {
                     "main_only" => false,
                     "all_docs" => true,
-                    _ => return Err(Failure::bad_request("`style` must be main_only or all_docs.")),
+                    _ => return Err(ApiError::bad_request("`style` must be main_only or all_docs.")),
                 }
             }
             "filter" if !value.is_empty() => self.filter = Some(value.to_owned()),
             "seq_interval" => {
                 let interval = value.parse().ok().filter(|interval| *interval > 0);
-                self.seq_interval = interval.ok_or_else(|| Failure::bad_request("invalid_seq_interval"))?;
+                self.seq_interval = interval.ok_or_else(|| ApiError::bad_request("invalid_seq_interval"))?;
             }
             "heartbeat" => self.heartbeat = Some(parse_heartbeat(value, longest)?),
             "timeout" => self.timeout = longest.min(Duration::from_millis(query::positive(value)?)),
@@ -129,58 +129,61 @@ impl Args {
         Ok(())
     }
 
-    /// How a row shows its document, if it does.
-    fn shape(&self) -> Option<Shape> {
-        self.include_docs.then(|| Shape::of_row(self.conflicts, self.attachments, self.encoding))
+    /// The options for a row's document; None if documents aren't included.
+    fn document_options(&self) -> Option<DocumentOptions> {
+        self.include_docs.then(|| DocumentOptions::of_row(self.conflicts, self.attachments, self.encoding))
     }
 }
 
-fn parse_kind(value: &str) -> Result<Kind, Failure> {
+fn parse_kind(value: &str) -> Result<Kind, ApiError> {
     match value {
         "normal" => Ok(Kind::Normal),
         "longpoll" => Ok(Kind::Longpoll),
         "continuous" | "live" => Ok(Kind::Continuous),
         "eventsource" => Ok(Kind::EventSource),
-        _ => Err(Failure::bad_request(
+        _ => Err(ApiError::bad_request(
             "Supported `feed` types: normal, continuous, live, longpoll, eventsource",
         )),
     }
 }
 
-fn parse_heartbeat(value: &str, longest: Duration) -> Result<Duration, Failure> {
+fn parse_heartbeat(value: &str, longest: Duration) -> Result<Duration, ApiError> {
     if value == "true" {
         return Ok(longest);
     }
     match value.parse::<i128>() {
         Ok(ms) if ms > 0 => Ok(longest.min(Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX)))),
         Ok(_) => {
-            Err(Failure::bad_request("The heartbeat value should be a positive integer (in milliseconds)."))
+            Err(ApiError::bad_request("The heartbeat value should be a positive integer (in milliseconds)."))
         }
-        Err(_) => Err(Failure::bad_request(
+        Err(_) => Err(ApiError::bad_request(
             "Invalid heartbeat value. Expecting a positive integer value (in milliseconds).",
         )),
     }
 }
 
-pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    let held = match *call.method() {
+pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    let body = match *context.method() {
         Method::GET | Method::HEAD => None,
         Method::POST => {
-            body::check_json_type(&call.head.headers)?;
-            let has_body = call.body.declared_bytes() != Some(0);
-            if has_body { Some(call.read_body().await?) } else { None }
+            body::check_json_type(&context.head.headers)?;
+            let has_body = context.body.declared_bytes() != Some(0);
+            if has_body { Some(context.read_body().await?) } else { None }
         }
-        _ => return Err(Failure::method_not_allowed("GET,POST,HEAD")),
+        _ => return Err(ApiError::method_not_allowed("GET,POST,HEAD")),
     };
-    let args = Args::parse(call);
-    let asked = Asked::of(call, args.as_ref().ok().and_then(|args| args.filter.clone()));
-    // The ids or the selector of a filter are held as long as the feed.
-    let (filter, share) = match held {
-        None => (Filter::parse(&asked, None), None),
-        Some(held) => {
-            let parse =
-                move |text: &[u8], _: &mut Charge| Ok(Filter::parse(&asked, Some(Sent::parse(text)?)));
-            let parsed = body::parse_held_from(FILTER_INLINE_BYTES, held, &call.server.room, parse).await?;
+    let args = Args::parse(context);
+    let params = FilterParams::of(context, args.as_ref().ok().and_then(|args| args.filter.clone()));
+    // The feed holds the memory of its ids or selector.
+    let (filter, permit) = match body {
+        None => (Filter::parse(&params, None), None),
+        Some(body) => {
+            let parse = move |text: &[u8], _: &mut BodyBudget| {
+                Ok(Filter::parse(&params, Some(FilterBody::parse(text)?)))
+            };
+            let parsed =
+                body::parse_buffered_from(FILTER_INLINE_BYTES, body, &context.server.body_memory, parse)
+                    .await?;
             (parsed.0, Some(parsed.1))
         }
     };
@@ -191,22 +194,22 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
         None => Seq(0),
     };
     let kind = args.kind;
-    // A state of the database and a query have one answer; what the state is, is read first.
+    // The ETag is read first: a response may then be newer than its ETag, never older.
     let tag = (kind == Kind::Normal).then(|| etag(&database));
-    if let Some(tag) = tag.as_ref().filter(|tag| matches_tag(call, tag)) {
+    if let Some(tag) = tag.as_ref().filter(|tag| matches_tag(context, tag)) {
         return Ok(not_modified(tag.clone()));
     }
-    let mut response = if call.is_head() {
-        reply::empty(StatusCode::OK)
+    let mut response = if context.is_head() {
+        response::empty(StatusCode::OK)
     } else {
-        let feed = Feed::new(database, &args, filter, since, call.server.stopping.clone());
-        stream::respond(call.output(), move |out| feed.run(out, share)).await?
+        let feed = Feed::new(database, &args, filter, since, context.server.stopping.clone());
+        response_writer::respond(context.output(), move |out| feed.run(out, permit)).await?
     };
     if let Some(tag) = tag {
-        reply::set_header(&mut response, header::ETAG, tag);
+        response::set_header(&mut response, header::ETAG, tag);
     }
     if matches!(kind, Kind::Continuous | Kind::EventSource) {
-        response.extensions_mut().insert(reply::Endless);
+        response.extensions_mut().insert(response::Endless);
     }
     if kind == Kind::EventSource {
         let headers = response.headers_mut();
@@ -216,9 +219,9 @@ pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answ
     Ok(response)
 }
 
-/// What tells a state of a database from all others.
+/// The ETag of the database's current state.
 fn etag(database: &Database) -> Bytes {
-    format!("\"{}\"", database.seq_text(database.view().update_seq())).into()
+    format!("\"{}\"", database.seq_text(database.snapshot().update_seq())).into()
 }
 
 #[cfg(test)]
@@ -238,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn a_feed_of_another_kind_is_refused_with_those_there_are() {
+    fn an_unknown_feed_type_is_refused_with_the_valid_ones() {
         let failure = parse_kind("carrier-pigeon").unwrap_err();
         assert_eq!(failure.reason, "Supported `feed` types: normal, continuous, live, longpoll, eventsource");
         assert_eq!(parse_kind("live").unwrap(), Kind::Continuous);
     }
 
     #[test]
-    fn an_interval_of_places_is_a_positive_number() {
+    fn seq_interval_is_a_positive_number() {
         let mut args = Args::new(LONGEST);
         args.set("seq_interval", "3", LONGEST).unwrap();
         assert_eq!(args.seq_interval, 3);

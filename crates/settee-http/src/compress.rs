@@ -1,10 +1,10 @@
-//! Compressing answers for clients that take gzip, where the server is told to.
+//! Compresses responses for clients that accept gzip, if `compress_answers` is set.
 //!
-//! CouchDB sends JSON as it is, and so does this server unless `compress_answers` is set: gzip
-//! costs more processor time than all else that a read takes, and who needs it has a proxy.
-//! Attachments are left alone: they have an encoding of their own, and ranges are of their bytes.
+//! By default JSON is sent uncompressed, as by CouchDB: gzip costs more processor time than the rest of a
+//! read, and a reverse proxy can do it. Attachments are never compressed here: they have an encoding of their
+//! own, and ranges refer to their stored bytes.
 //!
-//! Invariant: what is flushed by a producer reaches the client: each chunk ends in a sync flush.
+//! Invariant: bytes that a producer flushes reach the client, because each chunk ends in a sync flush.
 
 use std::io::Write;
 
@@ -14,22 +14,23 @@ use flate2::write::GzEncoder;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use crate::reply::Body;
+use crate::response::Body;
 
-/// Bytes of an answer that isn't worth it.
+/// Smallest response in bytes that is compressed.
 const BYTES_MIN: usize = 1024;
 
-/// Bytes that are compressed before the answer begins; more, as it is sent.
+/// Largest response in bytes that is compressed before its head is sent; a larger one is compressed while it
+/// is sent.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// The level: of all the one that costs least.
+/// The fastest gzip level.
 const LEVEL: u32 = 1;
 
-/// What of an answer can't be compressed again, or is counted in bytes.
-const AS_THEY_ARE: [header::HeaderName; 3] =
+/// Headers of responses that are already encoded or whose bytes are addressed by ranges.
+const NOT_COMPRESSED: [header::HeaderName; 3] =
     [header::CONTENT_ENCODING, header::ACCEPT_RANGES, header::CONTENT_RANGE];
 
-/// Compresses what goes through it.
+/// A gzip encoder for a stream of chunks.
 pub(crate) struct Gzip(GzEncoder<Vec<u8>>);
 
 impl Gzip {
@@ -37,23 +38,23 @@ impl Gzip {
         Gzip(GzEncoder::new(Vec::new(), Compression::new(LEVEL)))
     }
 
-    /// What becomes of a chunk.
+    /// Compresses a chunk and flushes.
     pub(crate) fn chunk(&mut self, bytes: &[u8]) -> Bytes {
-        const NEVER_FAILS: &str = "a Vec takes all";
+        const NEVER_FAILS: &str = "writing to a Vec succeeds";
         self.0.write_all(bytes).expect(NEVER_FAILS);
         self.0.flush().expect(NEVER_FAILS);
         std::mem::take(self.0.get_mut()).into()
     }
 
-    /// What ends the stream.
+    /// Returns the end of the stream.
     pub(crate) fn end(mut self) -> Bytes {
-        self.0.try_finish().expect("a Vec takes all");
+        self.0.try_finish().expect("writing to a Vec succeeds");
         std::mem::take(self.0.get_mut()).into()
     }
 }
 
-/// Whether a client takes gzip.
-pub(crate) fn takes_gzip(headers: &HeaderMap) -> bool {
+/// Whether the client accepts gzip.
+pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     let accepted = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     accepted.flat_map(|value| value.split(',')).any(|coding| {
         let mut parts = coding.split(';').map(str::trim);
@@ -63,21 +64,21 @@ pub(crate) fn takes_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Compresses an answer's body where that makes sense.
+/// Compresses a response's body if it is large enough, text, and not encoded.
 pub(crate) fn compress(response: &mut Response<Body>) {
     let headers = response.headers();
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let is_text = content_type.starts_with("application/json") || content_type.starts_with("text/");
-    let as_it_is = AS_THEY_ARE.iter().any(|name| headers.contains_key(name));
-    if !is_text || as_it_is || response.status() == StatusCode::NOT_MODIFIED {
+    let is_excluded = NOT_COMPRESSED.iter().any(|name| headers.contains_key(name));
+    if !is_text || is_excluded || response.status() == StatusCode::NOT_MODIFIED {
         return;
     }
     match response.body_mut() {
         Body::Full(bytes) if bytes.len() < BYTES_MIN => return,
         Body::Full(bytes) if bytes.len() <= INLINE_BYTES_MAX => {
             let mut gzip = Gzip::new();
-            // One stream of one part: nothing is gained by a flush within it.
-            gzip.0.write_all(bytes).expect("a Vec takes all");
+            // Only one chunk, so a flush isn't needed.
+            gzip.0.write_all(bytes).expect("writing to a Vec succeeds");
             *bytes = gzip.end();
         }
         Body::Full(bytes) => {
@@ -85,10 +86,10 @@ pub(crate) fn compress(response: &mut Response<Body>) {
             *response.body_mut() = Body::Compressed { rest, gzip: Some(Box::new(Gzip::new())) };
         }
         Body::Chunks { gzip, .. } => *gzip = Some(Box::new(Gzip::new())),
-        Body::Nothing | Body::Compressed { .. } => return,
+        Body::Empty | Body::Compressed { .. } => return,
     }
     let headers = response.headers_mut();
-    // It was told of what is sent no more.
+    // It is the length of the uncompressed body.
     headers.remove(header::CONTENT_LENGTH);
     headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
@@ -101,11 +102,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_takes_gzip_gets_it() {
+    fn gzip_is_sent_only_to_clients_that_accept_it() {
         let takes = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_str(value).unwrap());
-            takes_gzip(&headers)
+            accepts_gzip(&headers)
         };
         for yes in ["gzip", "deflate, gzip;q=0.5", "GZIP", "*", "br,gzip"] {
             assert!(takes(yes), "{yes}");
@@ -113,11 +114,11 @@ mod tests {
         for no in ["identity", "gzip;q=0", "gzip;q=0.0", "deflate", "", "xgzip"] {
             assert!(!takes(no), "{no}");
         }
-        assert!(!takes_gzip(&HeaderMap::new()));
+        assert!(!accepts_gzip(&HeaderMap::new()));
     }
 
     #[test]
-    fn what_is_compressed_is_not_as_long_as_was_told() {
+    fn a_compressed_response_has_no_content_length() {
         for bytes in [0, BYTES_MIN, INLINE_BYTES_MAX + 1] {
             let mut response = Response::new(Body::Full(vec![b'x'; bytes].into()));
             let headers = response.headers_mut();
@@ -132,11 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn each_chunk_can_be_read_when_it_has_come() {
+    fn each_chunk_can_be_decompressed_at_once() {
         let mut gzip = Gzip::new();
         let first = gzip.chunk(b"{\"results\":[");
         let mut read = Vec::new();
-        // The stream isn't at its end: reading says so, after what is there.
+        // The stream has not ended: reading returns its bytes and then an error.
         assert!(flate2::read::GzDecoder::new(&first[..]).read_to_end(&mut read).is_err());
         assert_eq!(read, b"{\"results\":[");
         let whole = [&first[..], &gzip.chunk(b"]}"), &gzip.end()].concat();

@@ -1,18 +1,18 @@
-//! The configuration as CouchDB's clients see it: sections of keys with texts for values, read and
-//! written through `_node/_local/_config`.
+//! The configuration as CouchDB's clients see it: sections of keys with text values, read and written through
+//! `_node/_local/_config`.
 //!
-//! What holds without any change comes from the server's own settings. Changes lie over it, in
-//! memory, and in the file [`CONFIG_FILE`] of the data folder, which is TOML with a table for a
-//! section. A key that means something here takes effect at once ([`Derived`]). One that means something to
-//! CouchDB alone is refused; any other is kept and given back, for clients that look for it.
+//! The defaults come from the server's own settings. Changes override them, in memory and in the file
+//! [`CONFIG_FILE`] of the data directory, which is TOML with one table per section. A key with an effect here
+//! takes effect at once ([`Derived`]). A key that only CouchDB acts on is refused; any other key is stored
+//! and returned, for clients that look for it.
 //!
 //! Invariants:
-//! 1. The file is replaced as a whole and synced before a change is answered: a crash leaves the
-//!    one before or the one after.
-//! 2. What a key that takes effect can't mean is refused, and changes nothing.
+//! 1. The file is replaced atomically and synced before a change is answered: a crash leaves the file before
+//!    or after the change.
+//! 2. An invalid value of a key with an effect is refused and changes nothing.
 //! 3. Administrators' passwords are neither shown nor written.
-//! 4. What was answered with success is read at the next start: no file is written that is too long to be
-//!    read.
+//! 4. A change that was answered with success is read at the next start: no file is written that is too large
+//!    to be read.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -25,38 +25,38 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hyper::StatusCode;
 
 use crate::cors::Cors;
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::sign_in::SignIn;
 use crate::uuids::Algorithm;
 use crate::{Limits, logged};
 
 mod couchdb_keys;
 
-use couchdb_keys::{current_name, is_pretence, older_name};
+use couchdb_keys::{current_name, has_no_effect, older_name};
 
-/// The file of the data folder that keeps what was changed over HTTP.
+/// The file of the data directory with the configuration set over HTTP.
 pub const CONFIG_FILE: &str = "config.toml";
 
-/// Bytes of that file at most.
+/// Largest size of that file in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// CouchDB's limit of a partition, in bytes.
+/// CouchDB's limit for a partition, in bytes.
 const PARTITION_BYTES_MAX: u64 = 10 << 30;
 
-/// Keys that may be changed, in all sections together.
+/// Maximum number of changed keys in all sections.
 const CHANGES_MAX: usize = 4096;
 
-/// Bytes of a section's name or a key, and of a value.
+/// Largest section name or key in bytes.
 const NAME_BYTES_MAX: usize = 256;
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// Largest `chttpd/max_http_request_size`, in bytes: CouchDB's default.
+/// Largest `chttpd/max_http_request_size` in bytes: CouchDB's default.
 const REQUEST_BYTES_MAX: u64 = 4 << 30;
 
-/// Shown in place of what is secret.
+/// Replaces secret values.
 const HIDDEN: &str = "****";
 
-/// Sections that CouchDB lets nobody change over HTTP: they name programs.
+/// Sections that CouchDB forbids to change over HTTP, because they name programs.
 const FORBIDDEN_SECTIONS: &[&str] = &[
     "daemons",
     "external",
@@ -69,7 +69,7 @@ const FORBIDDEN_SECTIONS: &[&str] = &[
     "query_servers",
 ];
 
-/// Keys that tell of this server and are decided elsewhere.
+/// Keys that describe this server and are set elsewhere.
 const FIXED_KEYS: &[(&str, &str)] = &[
     ("chttpd", "bind_address"),
     ("chttpd", "port"),
@@ -78,7 +78,7 @@ const FIXED_KEYS: &[(&str, &str)] = &[
     ("couchdb", "uuid"),
 ];
 
-/// The limits that can be changed: each one's name in [`Limits`], its section and its key.
+/// The limits that can be changed: name in [`Limits`], section and key.
 const CHANGEABLE_LIMITS: &[(&str, &str, &str)] = &[
     ("changes_timeout_ms", "chttpd", "changes_timeout"),
     ("compress_answers", "settee", "compress_answers"),
@@ -91,35 +91,35 @@ const CHANGEABLE_LIMITS: &[(&str, &str, &str)] = &[
     ("session_timeout_s", "chttpd_auth", "timeout"),
 ];
 
-/// Sections, each with its keys and their values.
+/// Sections, each with its keys and values.
 pub(crate) type Sections = BTreeMap<String, BTreeMap<String, String>>;
 
-/// What was changed: of each section and key the value, None where it was deleted.
+/// Changed values by section and key; None for a deleted key.
 type Changes = BTreeMap<(String, String), Option<String>>;
 
-/// Whether the server is to be kept out of its users' way.
+/// The maintenance mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Maintenance {
     #[default]
     None,
-    /// `_up` says that the server is being worked at.
+    /// `_up` answers 404.
     Mode,
-    /// As `Mode`, under another name: load balancers are to leave it alone.
+    /// As `Mode`, with another name: load balancers should not route to the server.
     NoBalancing,
 }
 
-/// What the configuration means to the server.
+/// The server's settings that derive from the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Derived {
     pub(crate) limits: Limits,
     pub(crate) maintenance: Maintenance,
     pub(crate) uuids: Algorithm,
-    /// Whether `+` is a space in paths.
+    /// Whether `+` in a path decodes to a space.
     pub(crate) plus_is_space: bool,
-    /// Bytes of a partition from which on it takes nothing that makes it larger.
+    /// Size in bytes from which on a partition refuses writes that enlarge it.
     pub(crate) partition_bytes_max: u64,
     pub(crate) sign_in: SignIn,
-    /// None where it is off.
+    /// None if CORS is disabled.
     pub(crate) cors: Option<Cors>,
 }
 
@@ -127,58 +127,58 @@ pub(crate) struct Derived {
 pub(crate) struct ConfigStore {
     file: Option<PathBuf>,
     limits: Limits,
-    /// Whether there is somebody who can sign in.
+    /// Whether there is an administrator, so that callers can sign in.
     has_admin: bool,
-    /// What holds where nothing was changed.
-    known: Sections,
-    state: Mutex<State>,
-    /// Held by who changes something, until it is in the file.
+    /// The values without any change.
+    defaults: Sections,
+    state: Mutex<ConfigState>,
+    /// Held during a change until the file is written.
     pub(crate) changing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
-    /// What holds.
+struct ConfigState {
+    /// The changes in effect.
     changes: Changes,
-    /// Of that, what the file has.
-    kept: Changes,
+    /// Those of the changes that are in the file.
+    persisted: Changes,
 }
 
-/// What was configured over HTTP, as it lies over the settings of a start.
+/// The configuration set over HTTP, applied to the settings of a start.
 #[derive(Debug)]
 pub struct Configured {
-    /// The limits in force.
+    /// The resulting limits.
     pub limits: Limits,
-    /// The limits that were changed: each one's name in [`Limits`], and its section and key as
-    /// `section/key`.
+    /// The changed limits: each one's name in [`Limits`], and its key as `section/key`.
     pub changed: Vec<(&'static str, String)>,
-    /// What else was changed: section, key, and the value, hidden where it is secret; None where
-    /// the key was deleted.
+    /// The other changes: section, key and value. Secret values are hidden; None means that the key was
+    /// deleted.
     pub others: Vec<(String, String, Option<String>)>,
-    /// What the file has and can't mean, by name, and why.
-    pub left_out: Vec<(String, String)>,
+    /// Invalid entries of the file, by name, with the reason.
+    pub invalid: Vec<(String, String)>,
 }
 
-/// Reads what a server of these limits would take from its [`CONFIG_FILE`], without one.
+/// Reads the settings that a server with these limits would take from its [`CONFIG_FILE`], without starting
+/// one.
 ///
-/// The file is read in the caller's thread. One that isn't there changes nothing; one that can't
-/// be read is left out as a whole, as a server does.
+/// Blocks the caller's thread. A missing file changes nothing. An unreadable file is ignored as a whole, as
+/// by a server; the result reports it.
 pub fn read_configured(file: &Path, limits: &Limits) -> Configured {
     let store = ConfigStore {
         file: Some(file.to_owned()),
         limits: limits.clone(),
         has_admin: true,
-        known: Sections::new(),
+        defaults: Sections::new(),
         state: Mutex::default(),
         changing: tokio::sync::Mutex::default(),
     };
-    let (kept, derived, left_out) = store.settle();
-    let mut configured = Configured { limits: derived.limits, changed: vec![], others: vec![], left_out };
-    for ((section, key), value) in kept {
+    let (persisted, derived, invalid) = store.load();
+    let mut configured = Configured { limits: derived.limits, changed: vec![], others: vec![], invalid };
+    for ((section, key), value) in persisted {
         let limit =
             CHANGEABLE_LIMITS.iter().find(|limit| (limit.1, limit.2) == (current_name(&section), &key));
         match (limit, value) {
-            // What was deleted is what the start says.
+            // A deleted key has its default.
             (Some((name, ..)), Some(_)) => configured.changed.push((name, format!("{section}/{key}"))),
             (_, value) => {
                 let hide = |value| if is_secret(&section, &key) { HIDDEN.to_owned() } else { value };
@@ -190,7 +190,7 @@ pub fn read_configured(file: &Path, limits: &Limits) -> Configured {
     configured
 }
 
-/// What tells of a server to who asks for its configuration.
+/// Facts about the server that its configuration shows.
 pub(crate) struct Facts<'a> {
     pub(crate) admin: Option<&'a str>,
     pub(crate) uuid: &'a str,
@@ -198,45 +198,44 @@ pub(crate) struct Facts<'a> {
 }
 
 impl ConfigStore {
-    /// Reads what was changed; what can't be read is logged, and left out. The file is read in the
-    /// caller's thread: to be called at the start.
+    /// Reads the changes. Invalid ones are logged and ignored. Blocks the caller's thread; to be called at
+    /// the start.
     pub(crate) fn open(file: Option<PathBuf>, limits: Limits, facts: &Facts<'_>) -> (ConfigStore, Derived) {
-        let known = known(&limits, facts);
+        let defaults = defaults(&limits, facts);
         let changing = tokio::sync::Mutex::new(());
         let has_admin = facts.admin.is_some();
-        let mut store = ConfigStore { file, limits, has_admin, known, state: Mutex::default(), changing };
-        let (kept, derived, left_out) = store.settle();
-        for (what, reason) in left_out {
+        let mut store = ConfigStore { file, limits, has_admin, defaults, state: Mutex::default(), changing };
+        let (persisted, derived, invalid) = store.load();
+        for (what, reason) in invalid {
             let (what, reason) = (logged::text(&what), logged::text(&reason));
-            tracing::error!(what, reason, "what was configured over HTTP is left out");
+            tracing::error!(what, reason, "configuration set over HTTP was ignored");
         }
-        store.state = Mutex::new(State { changes: kept.clone(), kept });
+        store.state = Mutex::new(ConfigState { changes: persisted.clone(), persisted });
         (store, derived)
     }
 
-    /// What the file has and what it means; and what it has that can't mean anything, with the
-    /// reasons.
-    fn settle(&self) -> (Changes, Derived, Vec<(String, String)>) {
-        let mut left_out = Vec::new();
-        let mut kept = self.read_file().unwrap_or_else(|error| {
-            left_out.push((CONFIG_FILE.to_owned(), error.to_string()));
+    /// Returns the valid changes of the file, the settings derived from them, and the invalid entries with
+    /// the reasons.
+    fn load(&self) -> (Changes, Derived, Vec<(String, String)>) {
+        let mut invalid = Vec::new();
+        let mut persisted = self.read_file().unwrap_or_else(|error| {
+            invalid.push((CONFIG_FILE.to_owned(), error.to_string()));
             Changes::new()
         });
-        kept.retain(|(section, key), value| {
+        persisted.retain(|(section, key), value| {
             let alone = Changes::from([((section.clone(), key.clone()), value.clone())]);
             let derived = self.derive(&alone);
-            left_out
-                .extend(derived.as_ref().err().map(|reason| (format!("{section}/{key}"), reason.clone())));
+            invalid.extend(derived.as_ref().err().map(|reason| (format!("{section}/{key}"), reason.clone())));
             derived.is_ok()
         });
-        let derived = self.derive(&kept).expect("each of them was looked at");
-        (kept, derived, left_out)
+        let derived = self.derive(&persisted).expect("each of them was looked at");
+        (persisted, derived, invalid)
     }
 
-    /// Everything. Who may ask may set it all; of administrators the passwords are hidden even so.
+    /// All values. Callers may set any of them, but administrators' passwords are hidden.
     pub(crate) fn all(&self) -> Sections {
         let state = self.lock();
-        let mut all = self.known.clone();
+        let mut all = self.defaults.clone();
         for ((section, key), value) in &state.changes {
             match value {
                 Some(value) => {
@@ -251,7 +250,7 @@ impl ConfigStore {
         all
     }
 
-    /// A section; empty where there is none.
+    /// The values of a section; empty if there is none.
     pub(crate) fn section(&self, section: &str) -> BTreeMap<String, String> {
         self.all().remove(section).unwrap_or_default()
     }
@@ -261,69 +260,67 @@ impl ConfigStore {
         let state = self.lock();
         match state.changes.get(&(section.to_owned(), key.to_owned())) {
             Some(value) => value.clone(),
-            None => self.known.get(section)?.get(key).cloned(),
+            None => self.defaults.get(section)?.get(key).cloned(),
         }
     }
 
-    /// Sets a key, or deletes it, in the file too where that `persist`s. Returns what the
-    /// configuration means then. The caller holds `changing`, and waits to the end: the file may still be
-    /// being written where this is dropped.
+    /// Sets a key or deletes it, in the file too if `persist` is set. Returns the derived settings. The
+    /// caller holds `changing` and must not drop the future: the file may still be written then.
     ///
     /// # Errors
-    /// 403 and 501 for what can't be changed, 400 for a name, a key or a value that can't be, or one too much;
-    /// 500 where the file can't be written: nothing is changed then.
+    /// 403 and 501 for keys that can't be changed; 400 for an invalid name, key or value, or too many
+    /// changes; 500 if the file can't be written. Nothing is changed then.
     pub(crate) async fn change(
         &self,
         section: &str,
         key: &str,
         value: Option<String>,
         persist: bool,
-    ) -> Result<Derived, Failure> {
+    ) -> Result<Derived, ApiError> {
         check_changeable(section, key)?;
         check_texts(section, key, value.as_deref().unwrap_or_default())?;
-        let place = (section.to_owned(), key.to_owned());
-        let (changes, kept) = {
+        let entry = (section.to_owned(), key.to_owned());
+        let (changes, persisted) = {
             let state = self.lock();
-            let (mut changes, mut kept) = (state.changes.clone(), state.kept.clone());
-            changes.insert(place.clone(), value.clone());
+            let (mut changes, mut persisted) = (state.changes.clone(), state.persisted.clone());
+            changes.insert(entry.clone(), value.clone());
             if persist {
-                kept.insert(place, value.clone());
+                persisted.insert(entry, value.clone());
             }
-            (changes, kept)
+            (changes, persisted)
         };
         if changes.len() > CHANGES_MAX {
-            return Err(Failure::bad_request(format!("more than {CHANGES_MAX} keys can't be configured")));
+            return Err(ApiError::bad_request(format!("more than {CHANGES_MAX} keys can't be configured")));
         }
-        let derived = self.derive(&changes).map_err(Failure::bad_request)?;
+        let derived = self.derive(&changes).map_err(ApiError::bad_request)?;
         if persist {
-            self.write_file(&kept).await?;
+            self.write_file(&persisted).await?;
         }
-        *self.lock() = State { changes, kept };
+        *self.lock() = ConfigState { changes, persisted };
         let shown = if is_secret(section, key) { HIDDEN } else { value.as_deref().unwrap_or("(deleted)") };
         let (section, key, value) = (logged::name(section), logged::name(key), logged::name(shown));
         tracing::info!(section, key, value, persist, "configured over HTTP");
         Ok(derived)
     }
 
-    /// Takes what the file has, and forgets what was changed in memory alone. The caller holds
-    /// `changing`.
+    /// Loads the file and discards the changes that are only in memory. The caller holds `changing`.
     ///
     /// # Errors
-    /// 400 where the file can't be read, or holds what can't be: nothing is changed then.
-    pub(crate) fn reload(&self) -> Result<Derived, Failure> {
-        let kept = self.read_file().map_err(|error| Failure::bad_request(error.to_string()))?;
-        let derived = self.derive(&kept).map_err(Failure::bad_request)?;
-        *self.lock() = State { changes: kept.clone(), kept };
+    /// 400 if the file can't be read or has invalid entries. Nothing is changed then.
+    pub(crate) fn reload(&self) -> Result<Derived, ApiError> {
+        let persisted = self.read_file().map_err(|error| ApiError::bad_request(error.to_string()))?;
+        let derived = self.derive(&persisted).map_err(ApiError::bad_request)?;
+        *self.lock() = ConfigState { changes: persisted.clone(), persisted };
         Ok(derived)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConfigState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What changes mean; the reason where one can't mean anything.
+    /// Derives the settings from changes, or returns the reason why one is invalid.
     fn derive(&self, changes: &Changes) -> Result<Derived, String> {
-        if let Some((section, key)) = changes.keys().find(|(section, key)| is_pretence(section, key)) {
+        if let Some((section, key)) = changes.keys().find(|(section, key)| has_no_effect(section, key)) {
             return Err(format!("{section}/{key} changes nothing here"));
         }
         let set = |section: &str, key: &str| {
@@ -393,7 +390,7 @@ impl ConfigStore {
         if sign_in.is_required() && !self.has_admin {
             return Err("chttpd/require_valid_user: without an administrator nobody can sign in".to_owned());
         }
-        // Read either way: what can't be is refused when it is set.
+        // Parsed even if CORS is disabled, so that invalid values are refused when they are set.
         let cors = Cors::parse(|key| changed("cors", key))?;
         let cors = match changed("chttpd", "enable_cors") {
             None | Some("false") => None,
@@ -408,19 +405,19 @@ impl ConfigStore {
         let mut text = String::new();
         match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Changes::new()),
-            Err(error) => return Err(named(path, &error)),
+            Err(error) => return Err(with_path(path, &error)),
             Ok(file) => {
-                file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| named(path, &e))?
+                file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| with_path(path, &e))?
             }
         };
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(named(path, &format!("more than {FILE_BYTES_MAX} bytes")));
+            return Err(with_path(path, &format!("more than {FILE_BYTES_MAX} bytes")));
         }
-        let sections: Sections = toml::from_str(&text).map_err(|error| named(path, &error))?;
+        let sections: Sections = toml::from_str(&text).map_err(|error| with_path(path, &error))?;
         let mut changes = Changes::new();
         for (section, keys) in sections {
             for (key, value) in keys {
-                // As in CouchDB's files: a key without a value was deleted.
+                // As in CouchDB's files, an empty value means that the key was deleted.
                 let value = (!value.is_empty()).then_some(value);
                 changes.insert((section.clone(), key), value);
             }
@@ -428,20 +425,20 @@ impl ConfigStore {
         Ok(changes)
     }
 
-    async fn write_file(&self, kept: &Changes) -> Result<(), Failure> {
+    async fn write_file(&self, persisted: &Changes) -> Result<(), ApiError> {
         let Some(path) = self.file.clone() else { return Ok(()) };
         let mut sections = Sections::new();
-        for ((section, key), value) in kept {
+        for ((section, key), value) in persisted {
             let keys = sections.entry(section.clone()).or_default();
             keys.insert(key.clone(), value.clone().unwrap_or_default());
         }
         let failed =
-            |error: String| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error);
+            |error: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error);
         let text = toml::to_string(&sections).map_err(|error| failed(error.to_string()))?;
         let text = format!("# What was configured over HTTP. An empty value: the key was deleted.\n\n{text}");
         if text.len() as u64 > FILE_BYTES_MAX {
             let reason = format!("The configuration has at most {FILE_BYTES_MAX} bytes.");
-            return Err(Failure::bad_request(reason));
+            return Err(ApiError::bad_request(reason));
         }
         let written = tokio::task::spawn_blocking(move || replace(&path, &text)).await;
         match written {
@@ -452,30 +449,30 @@ impl ConfigStore {
     }
 }
 
-fn named(path: &Path, error: &dyn std::fmt::Display) -> io::Error {
+fn with_path(path: &Path, error: &dyn std::fmt::Display) -> io::Error {
     io::Error::other(format!("{}: {error}", path.display()))
 }
 
-/// Replaces a file that only its owner may read; it is on stable storage when this returns.
+/// Replaces a file atomically, readable only by its owner. It is on stable storage when this returns.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let unfinished = path.with_extension("toml.new");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&unfinished).map_err(|error| named(&unfinished, &error))?;
+    let mut file = options.open(&unfinished).map_err(|error| with_path(&unfinished, &error))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&unfinished, path).map_err(|error| named(path, &error))?;
+    fs::rename(&unfinished, path).map_err(|error| with_path(path, &error))?;
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
+        Some(directory) if !directory.as_os_str().is_empty() => File::open(directory)?.sync_all(),
         _ => Ok(()),
     }
 }
 
-/// What holds where nothing was changed.
-fn known(limits: &Limits, facts: &Facts<'_>) -> Sections {
-    let mut known = Sections::new();
+/// The values without any change.
+fn defaults(limits: &Limits, facts: &Facts<'_>) -> Sections {
+    let mut defaults = Sections::new();
     let mut set = |section: &str, key: &str, value: String| {
-        known.entry(section.to_owned()).or_default().insert(key.to_owned(), value);
+        defaults.entry(section.to_owned()).or_default().insert(key.to_owned(), value);
     };
     if let Some(admin) = facts.admin {
         set("admins", admin, HIDDEN.to_owned());
@@ -501,41 +498,41 @@ fn known(limits: &Limits, facts: &Facts<'_>) -> Sections {
     set("uuids", "max_count", limits.max_uuids.to_string());
     set("vendor", "name", "Settee".to_owned());
     set("vendor", "version", env!("CARGO_PKG_VERSION").to_owned());
-    known
+    defaults
 }
 
-fn check_changeable(section: &str, key: &str) -> Result<(), Failure> {
+fn check_changeable(section: &str, key: &str) -> Result<(), ApiError> {
     if FORBIDDEN_SECTIONS.contains(&section) {
-        return Err(Failure::forbidden("Config section blacklisted for modification over HTTP API."));
+        return Err(ApiError::forbidden("Config section blacklisted for modification over HTTP API."));
     }
     if section == "admins" {
         let reason =
             "Administrators are set where the server is started: over HTTP that is not implemented yet.";
-        return Err(Failure::not_implemented(reason));
+        return Err(ApiError::not_implemented(reason));
     }
     if FIXED_KEYS.contains(&(section, key)) || section == "vendor" {
-        let reason = format!("{section}/{key} is decided where the server is started.");
-        return Err(Failure::not_implemented(reason));
+        let reason = format!("{section}/{key} is set when the server is started.");
+        return Err(ApiError::not_implemented(reason));
     }
-    if is_pretence(section, key) {
+    if has_no_effect(section, key) {
         let reason = format!("{section}/{key} is not implemented: it would change nothing.");
-        return Err(Failure::not_implemented(reason));
+        return Err(ApiError::not_implemented(reason));
     }
     Ok(())
 }
 
-/// CouchDB's checks of what becomes a line of a file, and our limits.
-fn check_texts(section: &str, key: &str, value: &str) -> Result<(), Failure> {
+/// CouchDB's checks of texts that become lines of a file, and the limits of this server.
+fn check_texts(section: &str, key: &str, value: &str) -> Result<(), ApiError> {
     let is_shown = |text: &str| text.chars().all(|char| !char.is_control() || char == '\t');
     let is_name = |text: &str| is_shown(text) && !text.contains(['[', ']']) && text.len() <= NAME_BYTES_MAX;
     if !is_name(section) {
-        return Err(Failure::bad_request("Invalid configuration section"));
+        return Err(ApiError::bad_request("Invalid configuration section"));
     }
     if !is_name(key) {
-        return Err(Failure::bad_request("Invalid configuration key"));
+        return Err(ApiError::bad_request("Invalid configuration key"));
     }
     if !is_shown(value) || value.len() > VALUE_BYTES_MAX {
-        return Err(Failure::bad_request("Invalid configuration value"));
+        return Err(ApiError::bad_request("Invalid configuration value"));
     }
     Ok(())
 }
@@ -548,19 +545,19 @@ fn is_secret(section: &str, key: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn open(folder: &Path) -> (ConfigStore, Derived) {
+    fn open(directory: &Path) -> (ConfigStore, Derived) {
         let facts = Facts { admin: Some("ann"), uuid: "ab", address: None };
-        ConfigStore::open(Some(folder.join(CONFIG_FILE)), Limits::default(), &facts)
+        ConfigStore::open(Some(directory.join(CONFIG_FILE)), Limits::default(), &facts)
     }
 
-    async fn set(store: &ConfigStore, section: &str, key: &str, value: &str) -> Result<Derived, Failure> {
+    async fn set(store: &ConfigStore, section: &str, key: &str, value: &str) -> Result<Derived, ApiError> {
         store.change(section, key, Some(value.to_owned()), true).await
     }
 
     #[tokio::test]
     async fn changes_hold_after_a_restart_and_deletions_too() {
-        let folder = tempfile::tempdir().unwrap();
-        let (store, derived) = open(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let (store, derived) = open(directory.path());
         assert_eq!(derived.limits, Limits::default());
         let derived = set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
         assert_eq!(derived.limits.max_document_size, 1234);
@@ -568,7 +565,7 @@ mod tests {
         store.change("uuids", "max_count", None, true).await.unwrap();
         store.change("couchdb", "maintenance_mode", Some("true".to_owned()), false).await.unwrap();
 
-        let (again, derived) = open(folder.path());
+        let (again, derived) = open(directory.path());
         assert_eq!((derived.limits.max_document_size, derived.maintenance), (1234, Maintenance::None));
         assert_eq!(again.get("my section", "a \"key\" = ü").as_deref(), Some("va;lue [x] = \\ y"));
         assert_eq!(again.get("uuids", "max_count"), None);
@@ -576,35 +573,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_makes_the_file_too_long_to_be_read_is_refused_and_the_rest_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let (store, _) = open(folder.path());
-        // As many as the file has room for, but for one: written at once, which takes less time.
+    async fn a_change_that_makes_the_file_too_large_is_refused_and_the_rest_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = open(directory.path());
+        // All keys that fit but one are written at once, which is faster.
         let long = "x".repeat(VALUE_BYTES_MAX);
         let count = usize::try_from(FILE_BYTES_MAX).unwrap() / (VALUE_BYTES_MAX + 16) - 1;
-        let place = |n: usize| (("long".to_owned(), format!("{n:04}")), Some(long.clone()));
-        let changes: Changes = (0..count).map(place).collect();
-        *store.lock() = State { changes: changes.clone(), kept: changes };
+        let entry = |n: usize| (("long".to_owned(), format!("{n:04}")), Some(long.clone()));
+        let changes: Changes = (0..count).map(entry).collect();
+        *store.lock() = ConfigState { changes: changes.clone(), persisted: changes };
         let mut refused = None;
         for n in count..count + 3 {
-            let ((section, key), value) = place(n);
+            let ((section, key), value) = entry(n);
             refused = store.change(&section, &key, value, true).await.err().map(|failure| (n, failure));
             if refused.is_some() {
                 break;
             }
         }
-        let (kept, failure) = refused.expect("there is a limit");
-        assert_eq!((failure.status.as_u16(), kept > count), (400, true), "{}", failure.reason);
+        let (persisted, failure) = refused.expect("there is a limit");
+        assert_eq!((failure.status.as_u16(), persisted > count), (400, true), "{}", failure.reason);
         set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
-        let (again, derived) = open(folder.path());
+        let (again, derived) = open(directory.path());
         assert_eq!(derived.limits.max_document_size, 1234);
-        assert_eq!(again.section("long").len(), kept, "all that was told to be kept, and nothing else");
+        assert_eq!(again.section("long").len(), persisted, "exactly the acknowledged keys were stored");
     }
 
     #[tokio::test]
-    async fn what_a_key_can_not_mean_changes_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let (store, _) = open(folder.path());
+    async fn an_invalid_value_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = open(directory.path());
         let before = store.all();
         for (section, key, value) in [
             ("couchdb", "max_document_size", "0"),
@@ -622,36 +619,36 @@ mod tests {
             assert_eq!(failure.status.as_u16(), 400, "{section}/{key} = {value}");
         }
         assert_eq!(store.all(), before);
-        assert!(!folder.path().join(CONFIG_FILE).exists(), "nothing was written");
+        assert!(!directory.path().join(CONFIG_FILE).exists(), "nothing was written");
     }
 
     #[tokio::test]
-    async fn what_the_file_can_not_mean_is_left_out_and_the_rest_holds() {
-        let folder = tempfile::tempdir().unwrap();
+    async fn invalid_entries_of_the_file_are_ignored_and_others_apply() {
+        let directory = tempfile::tempdir().unwrap();
         let text = "[uuids]\nalgorithm = \"dice\"\nmax_count = \"7\"\n";
-        fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
-        let (store, derived) = open(folder.path());
+        fs::write(directory.path().join(CONFIG_FILE), text).unwrap();
+        let (store, derived) = open(directory.path());
         assert_eq!((derived.limits.max_uuids, derived.uuids), (7, Algorithm::Sequential));
-        assert!(store.reload().is_err(), "who asks is told");
-        fs::write(folder.path().join(CONFIG_FILE), "[uuids").unwrap();
-        let (_, derived) = open(folder.path());
+        assert!(store.reload().is_err(), "a reload reports invalid entries");
+        fs::write(directory.path().join(CONFIG_FILE), "[uuids").unwrap();
+        let (_, derived) = open(directory.path());
         assert_eq!(derived.limits, Limits::default());
     }
 
-    /// The names and values of limits, as they show themselves.
+    /// The names and values of limits, by their `Debug` output.
     fn shown(limits: &Limits) -> Vec<String> {
         let text = format!("{limits:?}");
         text.trim_start_matches("Limits { ").trim_end_matches(" }").split(", ").map(str::to_owned).collect()
     }
 
     #[tokio::test]
-    async fn each_limit_that_can_be_changed_is_told_by_its_name_and_no_other_can() {
-        let folder = tempfile::tempdir().unwrap();
-        let (store, start) = open(folder.path());
+    async fn exactly_the_changeable_limits_are_reported_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, start) = open(directory.path());
         let mut found = Vec::new();
         for (section, keys) in store.all() {
             for key in keys.keys() {
-                // A number that all take and none has, or what only some take.
+                // A number that every numeric limit accepts and none has, or a boolean for the others.
                 let (number, other) = (set(&store, &section, key, "12345").await, "true");
                 let (value, changed) = match number {
                     Ok(derived) => ("12345", derived),
@@ -671,19 +668,19 @@ mod tests {
             }
         }
         found.sort();
-        let told = CHANGEABLE_LIMITS.iter().map(|(name, section, key)| (*name, *section, *key));
+        let expected = CHANGEABLE_LIMITS.iter().map(|(name, section, key)| (*name, *section, *key));
         let found = found.iter().map(|(name, section, key)| (&**name, &**section, &**key));
-        assert!(told.eq(found), "what can be changed isn't what is told");
+        assert!(expected.eq(found), "reported limits differ from the changeable ones");
     }
 
     #[tokio::test]
-    async fn what_was_configured_is_told_without_a_server_and_without_secrets() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(CONFIG_FILE);
+    async fn the_configuration_is_read_without_a_server_and_without_secrets() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CONFIG_FILE);
         let nothing = read_configured(&path, &Limits::default());
         assert!(nothing.limits == Limits::default() && nothing.changed.is_empty(), "{nothing:?}");
 
-        let (store, _) = open(folder.path());
+        let (store, _) = open(directory.path());
         set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
         set(&store, "mine", "password", "hidden").await.unwrap();
         store.change("uuids", "max_count", None, true).await.unwrap();
@@ -696,14 +693,14 @@ mod tests {
 
         fs::write(&path, "[uuids").unwrap();
         let damaged = read_configured(&path, &Limits::default());
-        assert!(damaged.left_out[0].1.contains(CONFIG_FILE), "{damaged:?}");
+        assert!(damaged.invalid[0].1.contains(CONFIG_FILE), "{damaged:?}");
     }
 
     #[test]
     fn only_its_owner_may_read_the_file() {
         use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(CONFIG_FILE);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CONFIG_FILE);
         replace(&path, "a").unwrap();
         replace(&path, "b").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "b");

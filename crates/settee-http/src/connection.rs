@@ -1,15 +1,15 @@
-//! A connection: which HTTP it speaks, and what its client may take its time for.
+//! Serves one connection: detects HTTP/1.1 or HTTP/2, and limits how long its client may stall.
 //!
-//! HTTP/1.1 answers one request after the other. HTTP/2 without encryption begins with a preface
-//! that no request of HTTP/1 begins with; each of its requests is a task that belongs to the
-//! connection, and `max_streams` is how many it may have.
+//! HTTP/1.1 answers one request after the other. HTTP/2 without encryption begins with a preface that no
+//! HTTP/1 request begins with; each of its requests is a task of the connection, at most `max_streams` at
+//! once.
 //!
-//! A connection without a request under way may be closed for another ([`Connections`]).
+//! A connection without a request in flight may be closed in favor of a new one ([`Connections`]).
 //!
-//! Invariants:
-//! 1. No client holds anything for longer than a limit says by doing nothing: not before its
-//!    request (`head_timeout_ms`), not within it (`body_timeout_ms`), not within its answer
-//!    (`send_timeout_ms`), an endless feed excepted. That holds for both.
+//! Invariants, for both protocols:
+//! 1. A stalled client holds resources for a limited time: before its request (`head_timeout_ms`), within the
+//!    request (`body_timeout_ms`) and within the response (`send_timeout_ms`). Exception: a feed without an
+//!    end.
 //! 2. A connection's tasks end with it.
 
 use std::collections::HashMap;
@@ -34,29 +34,28 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::Limits;
-use crate::access::Sent;
-use crate::connections::{Activity, Connection, UnderWay};
-use crate::error::Failure;
+use crate::access::LoggedBody;
+use crate::connections::{Activity, ActivityGuard, Connection};
+use crate::error::ApiError;
 use crate::framing::Head;
-use crate::reply::{self, Aborted};
+use crate::response::{self, Aborted};
+use crate::response_memory::ConnectionMemory;
 use crate::server::{Server, Shared, answer, stopped};
-use crate::socket::{Phase, Socket};
-use crate::unread::Unread;
+use crate::socket::{ConnectionStatus, Socket};
 
-/// What a connection that speaks HTTP/2 begins with.
+/// The beginning of the client preface of HTTP/2.
 ///
 /// Source: RFC 9113, section 3.4.
 const PREFACE: &[u8; 14] = b"PRI * HTTP/2.0";
 
-/// Bytes of requests' bodies that a client may send ahead in HTTP/2: in one, and in all of a
-/// connection's.
+/// Flow-control window of HTTP/2 in bytes: of one request body, and of all bodies of a connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 
-/// Bytes of a frame of an answer. Its client is waited for between two of them.
+/// Largest frame of a response in bytes. The writer waits for the client between frames.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// How often in a limit's time it is looked whether it is over.
-const LOOKS_PER_LIMIT: u32 = 4;
+/// How often per time limit the limit is checked.
+const CHECKS_PER_LIMIT: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
@@ -64,60 +63,70 @@ enum Protocol {
     Http2,
 }
 
-/// Serves a connection to its end, or until its place is needed.
-pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, place: Connection) {
+/// Serves a connection until it ends or its slot is needed for another.
+pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: Connection) {
     let metrics = shared.current().metrics.clone();
     let _open = metrics.count_connection();
     tokio::select! {
-        () = serve_stream(shared, stream, place.activity()) => {}
-        () = place.activity().closing() => {
+        () = serve_stream(shared, stream, slot.activity()) => {}
+        () = slot.activity().closing() => {
             metrics.count_idle_closed();
-            tracing::debug!("an idle connection was closed: others wait");
+            tracing::debug!("an idle connection was closed in favor of a waiting one");
         }
     }
 }
 
 async fn serve_stream(shared: Arc<Shared>, stream: TcpStream, activity: &Arc<Activity>) {
     let server = shared.current();
-    // Answers are whole buffers: waiting for more to send would only delay them.
+    // Responses are written in whole buffers, so Nagle's algorithm would only delay them.
     stream.set_nodelay(true).ok();
     let address = stream.peer_addr().ok();
-    let patience = Duration::from_millis(server.limits.head_timeout_ms);
-    let mut begun = Vec::new();
+    let head_timeout = Duration::from_millis(server.limits.head_timeout_ms);
+    let mut prefix = Vec::new();
     let mut stopping = server.stopping.clone();
     let protocol = tokio::select! {
-        protocol = tokio::time::timeout(patience, recognize(&stream, &mut begun)) => protocol,
+        protocol = tokio::time::timeout(head_timeout, recognize(&stream, &mut prefix)) => protocol,
         () = stopped(&mut stopping) => return,
     };
     match protocol {
         Ok(Ok(protocol)) => {
-            let unread = shared.answers.connection();
+            let connection_memory = shared.response_memory.connection();
             let served = async {
                 match protocol {
                     Protocol::Http1 => {
-                        serve_http1(&shared, &unread, &server, activity, stream, address, begun).await
-                    }
-                    // Far larger than what HTTP/1 needs: idle connections are to be small.
-                    Protocol::Http2 => {
-                        Box::pin(serve_http2(&shared, &unread, &server, activity, stream, address, begun))
+                        serve_http1(&shared, &connection_memory, &server, activity, stream, address, prefix)
                             .await
+                    }
+                    // Boxed, because its future is far larger than that of HTTP/1, and idle connections
+                    // should be small.
+                    Protocol::Http2 => {
+                        Box::pin(serve_http2(
+                            &shared,
+                            &connection_memory,
+                            &server,
+                            activity,
+                            stream,
+                            address,
+                            prefix,
+                        ))
+                        .await
                     }
                 }
             };
             tokio::select! {
                 () = served => {}
-                () = unread.closed() => {}
+                () = connection_memory.closed() => {}
             }
         }
         Ok(Err(error)) => tracing::debug!(%error, "a connection broke off"),
-        Err(_) => tracing::debug!("a connection on which nothing came was closed"),
+        Err(_) => tracing::debug!("a connection without a request timed out"),
     }
 }
 
-/// Looks at what comes first, and leaves it where it is. What came in pieces is in `begun`.
-async fn recognize(stream: &TcpStream, begun: &mut Vec<u8>) -> io::Result<Protocol> {
+/// Detects the protocol by peeking at the first bytes. `prefix` receives bytes that were consumed.
+async fn recognize(stream: &TcpStream, prefix: &mut Vec<u8>) -> io::Result<Protocol> {
     loop {
-        let rest = &PREFACE[begun.len()..];
+        let rest = &PREFACE[prefix.len()..];
         let mut seen = [0; PREFACE.len()];
         let count = stream.peek(&mut seen[..rest.len()]).await?;
         if count == 0 || !rest.starts_with(&seen[..count]) {
@@ -126,9 +135,9 @@ async fn recognize(stream: &TcpStream, begun: &mut Vec<u8>) -> io::Result<Protoc
         if count == rest.len() {
             return Ok(Protocol::Http2);
         }
-        // Taken, so that the next look waits for more.
+        // Consumed, so that the next peek waits for more.
         match stream.try_read(&mut seen[..count]) {
-            Ok(taken) => begun.extend_from_slice(&seen[..taken]),
+            Ok(taken) => prefix.extend_from_slice(&seen[..taken]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
@@ -137,22 +146,22 @@ async fn recognize(stream: &TcpStream, begun: &mut Vec<u8>) -> io::Result<Protoc
 
 async fn serve_http1(
     shared: &Arc<Shared>,
-    unread: &Arc<Unread>,
+    connection_memory: &Arc<ConnectionMemory>,
     server: &Server,
     activity: &Arc<Activity>,
     stream: TcpStream,
     address: Option<SocketAddr>,
-    begun: Vec<u8>,
+    prefix: Vec<u8>,
 ) {
     let limits = &server.limits;
-    let phase = Phase { activity: activity.clone(), ..Phase::default() };
+    let status = ConnectionStatus { activity: activity.clone(), ..ConnectionStatus::default() };
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
-    let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun);
+    let socket = Socket::new(stream, send_timeout, &status).with_prefix(&prefix);
     let service = service_fn(|request: Request<Incoming>| {
-        // At once: what hyper reads next lies behind this head.
-        phase.told.tell(request.body().size_hint().exact());
-        let checked = check_head(&server.limits, phase.told.take_head(), &request);
-        respond(shared, unread, &phase, address, request, checked)
+        // Set before the service returns, because hyper reads the bytes after this head next.
+        status.parsed_head.set_body_length(request.body().size_hint().exact());
+        let checked = check_head(&server.limits, status.parsed_head.take_head(), &request);
+        respond(shared, connection_memory, &status, address, request, checked)
     });
     let mut builder = http1::Builder::new();
     builder
@@ -179,57 +188,59 @@ async fn serve_http1(
 
 async fn respond(
     shared: &Arc<Shared>,
-    unread: &Arc<Unread>,
-    phase: &Phase,
+    connection_memory: &Arc<ConnectionMemory>,
+    status: &ConnectionStatus,
     address: Option<SocketAddr>,
     request: Request<Incoming>,
-    checked: Result<(), Failure>,
-) -> Result<Response<Answering>, Infallible> {
-    // A closing connection sends no answer: the request isn't run, and `serve` ends the connection.
-    let Some(under_way) = phase.activity.begin() else { return std::future::pending().await };
+    checked: Result<(), ApiError>,
+) -> Result<Response<ActiveBody>, Infallible> {
+    // A closing connection sends no response. The request isn't run, and `serve` ends the connection.
+    let Some(activity) = status.activity.begin() else { return std::future::pending().await };
     let is_refused = checked.is_err();
-    // In a box: a connection that waits, or sends a feed, keeps no room for what answering needs.
-    let mut response = Box::pin(answer(shared, unread, address, request, checked)).await;
+    // Boxed, so that an idle or streaming connection doesn't keep the memory of this future.
+    let mut response = Box::pin(answer(shared, connection_memory, address, request, checked)).await;
     if is_refused {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    phase.patient.store(response.extensions().get::<reply::Endless>().is_some(), Ordering::Relaxed);
-    Ok(response.map(|body| Answering { body, _under_way: under_way }))
+    status
+        .never_times_out
+        .store(response.extensions().get::<response::Endless>().is_some(), Ordering::Relaxed);
+    Ok(response.map(|body| ActiveBody { body, _activity: activity }))
 }
 
-/// What hyper lets pass of a head of HTTP/1: more bytes than the limit, where a buffer holds them, line feeds
-/// without a carriage return, and no host or two. Two parties that disagree where a request ends, or whom it is
-/// for, can be played off against each other (RFC 9112, 2.2 and 3.2).
-fn check_head(limits: &Limits, head: Option<Head>, request: &Request<Incoming>) -> Result<(), Failure> {
+/// Checks what hyper accepts in an HTTP/1 head and must be refused: more bytes than the limit (if a buffer
+/// holds them), line feeds without a carriage return, and no `Host` header or several. Parties that disagree
+/// on where a request ends or on its host allow request smuggling (RFC 9112, 2.2 and 3.2).
+fn check_head(limits: &Limits, head: Option<Head>, request: &Request<Incoming>) -> Result<(), ApiError> {
     let Some(head) = head else {
-        return Err(Failure::bad_request("The request before this one was malformed."));
+        return Err(ApiError::bad_request("The request before this one was malformed."));
     };
     if head.bytes > limits.max_head_bytes as u64 {
         return Err(head_too_large("the request's head is too large"));
     }
     if head.has_bare_line_feed {
-        return Err(Failure::bad_request("A line of the request's head ends without a carriage return."));
+        return Err(ApiError::bad_request("A line of the request's head ends without a carriage return."));
     }
     let hosts = request.headers().get_all(header::HOST).iter().count();
     match hosts {
         1 => Ok(()),
         0 if request.version() < Version::HTTP_11 => Ok(()),
-        0 => Err(Failure::bad_request("The request has no Host header.")),
-        _ => Err(Failure::bad_request("The request has several Host headers.")),
+        0 => Err(ApiError::bad_request("The request has no Host header.")),
+        _ => Err(ApiError::bad_request("The request has several Host headers.")),
     }
 }
 
-fn head_too_large(reason: &'static str) -> Failure {
-    Failure::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", reason)
+fn head_too_large(reason: &'static str) -> ApiError {
+    ApiError::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", reason)
 }
 
-/// An answer's body, which is under way until it is dropped.
-struct Answering {
-    body: Sent,
-    _under_way: UnderWay,
+/// A response body that keeps its connection active until it is dropped.
+struct ActiveBody {
+    body: LoggedBody,
+    _activity: ActivityGuard,
 }
 
-impl HttpBody for Answering {
+impl HttpBody for ActiveBody {
     type Data = Bytes;
     type Error = Aborted;
 
@@ -251,28 +262,29 @@ impl HttpBody for Answering {
 
 async fn serve_http2(
     shared: &Arc<Shared>,
-    unread: &Arc<Unread>,
+    connection_memory: &Arc<ConnectionMemory>,
     server: &Server,
     activity: &Arc<Activity>,
     stream: TcpStream,
     address: Option<SocketAddr>,
-    begun: Vec<u8>,
+    prefix: Vec<u8>,
 ) {
     let limits = &server.limits;
-    let phase = Phase { activity: activity.clone(), ..Phase::default() };
+    let status = ConnectionStatus { activity: activity.clone(), ..ConnectionStatus::default() };
     let send_timeout = Duration::from_millis(limits.send_timeout_ms);
     let idle_timeout = Duration::from_millis(limits.head_timeout_ms);
-    let socket = Socket::new(stream, send_timeout, &phase).begun_with(&begun).without_lines();
+    let socket = Socket::new(stream, send_timeout, &status).with_prefix(&prefix).without_lines();
     let streams = Arc::new(Streams::new(activity.clone()));
     let service = {
-        let (shared, unread, streams) = (shared.clone(), unread.clone(), streams.clone());
+        let (shared, connection_memory, streams) =
+            (shared.clone(), connection_memory.clone(), streams.clone());
         service_fn(move |request| {
-            answer_stream(shared.clone(), unread.clone(), streams.begin(), address, request)
+            answer_stream(shared.clone(), connection_memory.clone(), streams.begin(), address, request)
         })
     };
-    // Whoever drops this ends them all.
+    // Dropping this set aborts the tasks.
     let tasks = Arc::new(Mutex::new(JoinSet::new()));
-    let mut builder = http2::Builder::new(Tasks(Arc::downgrade(&tasks)));
+    let mut builder = http2::Builder::new(ConnectionTasks(Arc::downgrade(&tasks)));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits.max_streams)
@@ -283,7 +295,7 @@ async fn serve_http2(
     let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
     let mut stopping = server.stopping.clone();
     let mut closing_since: Option<Instant> = None;
-    let look = (send_timeout.min(idle_timeout) / LOOKS_PER_LIMIT).max(Duration::from_millis(1));
+    let check_interval = (send_timeout.min(idle_timeout) / CHECKS_PER_LIMIT).max(Duration::from_millis(1));
     let served = loop {
         tokio::select! {
             served = connection.as_mut() => break served,
@@ -291,9 +303,9 @@ async fn serve_http2(
                 connection.as_mut().graceful_shutdown();
                 closing_since = Some(Instant::now());
             }
-            () = tokio::time::sleep(look) => {
+            () = tokio::time::sleep(check_interval) => {
                 if streams.is_stalled(send_timeout) {
-                    tracing::debug!("a client took nothing of its answer for too long");
+                    tracing::debug!("a client read nothing of its response for too long");
                     return;
                 }
                 let is_idle = activity.idle_time().is_some_and(|time| time >= idle_timeout);
@@ -302,7 +314,7 @@ async fn serve_http2(
                         connection.as_mut().graceful_shutdown();
                         closing_since = Some(Instant::now());
                     }
-                    // What was answered is not taken either.
+                    // The client doesn't read the last responses either.
                     Some(since) if is_idle && since.elapsed() >= send_timeout => return,
                     _ => {}
                 }
@@ -317,12 +329,12 @@ async fn serve_http2(
 /// Answers a request of an HTTP/2 connection.
 async fn answer_stream(
     shared: Arc<Shared>,
-    unread: Arc<Unread>,
+    connection_memory: Arc<ConnectionMemory>,
     stream: Option<Stream>,
     address: Option<SocketAddr>,
     mut request: Request<Incoming>,
-) -> Result<Response<Timed>, Infallible> {
-    // As in HTTP/1.
+) -> Result<Response<StallTimedBody>, Infallible> {
+    // A closing connection runs no request, as in HTTP/1.
     let Some(stream) = stream else { return std::future::pending().await };
     let host = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
     if let Some(host) = host {
@@ -330,32 +342,32 @@ async fn answer_stream(
     }
     let is_head = *request.method() == Method::HEAD;
     let checked = check_headers(&shared.current().limits, &request);
-    let mut response = answer(&shared, &unread, address, request, checked).await;
-    let is_endless = response.extensions().get::<reply::Endless>().is_some();
+    let mut response = answer(&shared, &connection_memory, address, request, checked).await;
+    let is_endless = response.extensions().get::<response::Endless>().is_some();
     if is_head {
-        // HTTP/1's connections do that themselves.
+        // hyper does this itself for HTTP/1 only.
         let length = response.body().size_hint().exact();
         if let Some(length) = length.filter(|_| !response.headers().contains_key(header::CONTENT_LENGTH)) {
             response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
         response.body_mut().clear();
     }
-    Ok(response.map(|body| Timed { body, rest: Bytes::new(), stream, is_endless }))
+    Ok(response.map(|body| StallTimedBody { body, rest: Bytes::new(), stream, is_endless }))
 }
 
-/// HTTP/2 limits the bytes of a head by itself, and not how many headers it has.
-fn check_headers(limits: &Limits, request: &Request<Incoming>) -> Result<(), Failure> {
+/// Limits the number of headers. HTTP/2 itself limits only the bytes of a head.
+fn check_headers(limits: &Limits, request: &Request<Incoming>) -> Result<(), ApiError> {
     match request.headers().len() > limits.max_headers {
         true => Err(head_too_large("the request has too many headers")),
         false => Ok(()),
     }
 }
 
-/// Runs a connection's tasks, as long as the connection has them.
+/// Spawns the tasks of a connection as long as the connection exists.
 #[derive(Clone)]
-struct Tasks(Weak<Mutex<JoinSet<()>>>);
+struct ConnectionTasks(Weak<Mutex<JoinSet<()>>>);
 
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for ConnectionTasks {
     fn execute(&self, task: F) {
         let Some(tasks) = self.0.upgrade() else { return };
         let mut tasks = tasks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -364,7 +376,7 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
     }
 }
 
-/// The requests that an HTTP/2 connection has under way.
+/// The requests in flight on an HTTP/2 connection.
 struct Streams {
     created: Instant,
     activity: Arc<Activity>,
@@ -374,14 +386,14 @@ struct Streams {
 #[derive(Default)]
 struct StreamsState {
     next: u64,
-    under_way: HashMap<u64, Arc<Progress>>,
+    in_flight: HashMap<u64, Arc<Progress>>,
 }
 
-/// How far an answer has come.
+/// The progress of a response.
 #[derive(Default)]
 struct Progress {
-    /// Since when its client takes nothing, in milliseconds since the connection was made, 1 at
-    /// least; 0 where it isn't its client that is waited for.
+    /// Since when the client hasn't read, in milliseconds since the connection was made, at least 1. 0 while
+    /// the response waits for its producer.
     stalled_ms: AtomicU64,
 }
 
@@ -394,56 +406,56 @@ impl Streams {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request begins; `None` where the connection is closing.
+    /// Registers a request. Returns None if the connection is closing.
     fn begin(self: &Arc<Streams>) -> Option<Stream> {
-        let under_way = self.activity.begin()?;
+        let activity = self.activity.begin()?;
         let progress = Arc::new(Progress::default());
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
-        state.under_way.insert(number, progress.clone());
-        Some(Stream { streams: self.clone(), number, progress, _under_way: under_way })
+        state.in_flight.insert(number, progress.clone());
+        Some(Stream { streams: self.clone(), number, progress, _activity: activity })
     }
 
     fn now_ms(&self) -> u64 {
         u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Whether a client has taken nothing of an answer for so long.
+    /// Whether a client hasn't read a response for `timeout`.
     fn is_stalled(&self, timeout: Duration) -> bool {
         let (now_ms, timeout_ms) = (self.now_ms(), timeout.as_millis());
-        self.lock().under_way.values().any(|progress| {
+        self.lock().in_flight.values().any(|progress| {
             let since_ms = progress.stalled_ms.load(Ordering::Relaxed);
             since_ms > 0 && u128::from(now_ms.saturating_sub(since_ms)) >= timeout_ms
         })
     }
 }
 
-/// A request under way, until this is dropped.
+/// A request in flight until this is dropped.
 struct Stream {
     streams: Arc<Streams>,
     number: u64,
     progress: Arc<Progress>,
-    _under_way: UnderWay,
+    _activity: ActivityGuard,
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.streams.lock().under_way.remove(&self.number);
+        self.streams.lock().in_flight.remove(&self.number);
     }
 }
 
-/// An answer's body that notes since when its client takes nothing: it is asked for a frame when
-/// there is room for one. Large buffers go in frames, so that it shows.
-struct Timed {
-    body: Sent,
-    /// Of the body's frame, what hasn't been sent.
+/// A response body that records since when its client hasn't read: it is polled for a frame when the client
+/// has room for one. Large buffers are split into frames, so that progress shows.
+struct StallTimedBody {
+    body: LoggedBody,
+    /// The unsent rest of the current frame of `body`.
     rest: Bytes,
     stream: Stream,
     is_endless: bool,
 }
 
-impl HttpBody for Timed {
+impl HttpBody for StallTimedBody {
     type Data = Bytes;
     type Error = Aborted;
 
@@ -497,28 +509,28 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.set_nodelay(true).unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let mut begun = Vec::new();
+        let mut prefix = Vec::new();
         let send = async {
             for piece in pieces {
                 client.write_all(piece).await.unwrap();
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let (protocol, ()) = tokio::join!(recognize(&stream, &mut begun), send);
-        (protocol.unwrap(), begun)
+        let (protocol, ()) = tokio::join!(recognize(&stream, &mut prefix), send);
+        (protocol.unwrap(), prefix)
     }
 
     #[tokio::test]
-    async fn http2_is_known_by_its_preface_in_whatever_pieces_it_comes() {
+    async fn http2_is_detected_by_its_preface_for_any_split() {
         assert_eq!(recognized(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]).await, (Protocol::Http2, Vec::new()));
-        let (protocol, begun) = recognized(&[b"P", b"RI * HT", b"TP/2.0\r\n"]).await;
-        assert_eq!((protocol, &begun[..]), (Protocol::Http2, &b"PRI * HT"[..]));
+        let (protocol, prefix) = recognized(&[b"P", b"RI * HT", b"TP/2.0\r\n"]).await;
+        assert_eq!((protocol, &prefix[..]), (Protocol::Http2, &b"PRI * HT"[..]));
         assert_eq!(recognized(&[b"GET / HTTP/1.1\r\n\r\n"]).await.0, Protocol::Http1);
-        let (protocol, begun) = recognized(&[b"P", b"UT /db HTTP/1.1\r\n"]).await;
-        assert_eq!((protocol, &begun[..]), (Protocol::Http1, &b"P"[..]));
+        let (protocol, prefix) = recognized(&[b"P", b"UT /db HTTP/1.1\r\n"]).await;
+        assert_eq!((protocol, &prefix[..]), (Protocol::Http1, &b"P"[..]));
     }
 
-    /// A request for a database `name`, of HTTP/1.1 or of HTTP/2.
+    /// A request that creates a database `name`, in HTTP/1.1 or HTTP/2.
     ///
     /// Source: RFC 9113, sections 3.4 and 6.2; RFC 7541, section 6.
     fn creation(name: u8, protocol: Protocol) -> Vec<u8> {
@@ -536,10 +548,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_on_a_connection_that_closes_does_not_run() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let engine = Arc::new(ThreadEngine::new(ThreadOptions::default()));
         let env = Env::with_engine(tokio::runtime::Handle::current(), engine);
-        let databases = Databases::open_with(env, folder.path(), DatabasesOptions::default()).await.unwrap();
+        let databases =
+            Databases::open_with(env, directory.path(), DatabasesOptions::default()).await.unwrap();
         let (_stop, stopping) = tokio::sync::watch::channel(false);
         let options = crate::ServerOptions::default();
         let shared = Arc::new(Shared::new(databases.clone(), options, None, stopping));
@@ -569,24 +582,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_stalls_by_its_client_and_not_by_its_producer() {
+    async fn a_stream_is_stalled_by_its_client_and_not_by_its_producer() {
         let activity = Arc::new(Activity::default());
         let streams = Arc::new(Streams::new(activity.clone()));
         assert!(activity.idle_time().is_some());
         let (sender, rest) = tokio::sync::mpsc::channel(1);
-        let body = Sent::new(reply::Body::Chunks { first: None, rest, gzip: None }, None);
+        let body = LoggedBody::new(response::Body::Chunks { first: None, rest, gzip: None }, None);
         let stream = streams.begin().unwrap();
-        let mut timed = Timed { body, rest: Bytes::new(), stream, is_endless: false };
+        let mut timed = StallTimedBody { body, rest: Bytes::new(), stream, is_endless: false };
         assert_eq!(activity.idle_time(), None);
         let mut context = Context::from_waker(std::task::Waker::noop());
-        // The producer has nothing yet.
+        // The producer has sent nothing yet.
         assert!(Pin::new(&mut timed).poll_frame(&mut context).is_pending());
         assert!(!streams.is_stalled(Duration::ZERO));
-        sender.try_send(reply::Part::Chunk(Bytes::from(vec![1; FRAME_BYTES + 1]))).ok().unwrap();
+        sender.try_send(response::StreamItem::Chunk(Bytes::from(vec![1; FRAME_BYTES + 1]))).ok().unwrap();
         let frame = Pin::new(&mut timed).poll_frame(&mut context);
         let Poll::Ready(Some(Ok(frame))) = frame else { panic!("there is a frame") };
         assert_eq!(frame.into_data().unwrap().len(), FRAME_BYTES);
-        // Nobody asks for the next one.
+        // The next frame isn't polled.
         assert!(streams.is_stalled(Duration::ZERO) && !streams.is_stalled(Duration::from_secs(60)));
         drop(timed);
         assert!(!streams.is_stalled(Duration::ZERO) && activity.idle_time().is_some());

@@ -1,14 +1,14 @@
-//! The open connections: which of them has to go where there are too many.
+//! The set of open connections, and which of them is closed when there are too many.
 //!
-//! A connection is idle while no request of its is under way: from the moment it is accepted, or the last byte of
-//! an answer is handed to the system, to the end of the next request's head. A feed is under way as long as it
-//! lasts. Where all places are taken, or all of a client address's, the connection that has been idle longest is
-//! closed.
+//! A connection is idle while it has no request in flight: from its accept, or from handing the last byte of
+//! a response to the kernel, until the end of the next request's head. A feed counts as in flight until it
+//! ends. If all slots are taken, or all slots of a client address, the connection that has been idle longest
+//! is closed.
 //!
 //! Invariants:
-//! 1. At most `max_connections` are open, and of one address at most `max_connections_per_address`, addresses of
-//!    trusted proxies excepted.
-//! 2. A connection is closed for others while it is idle only: a request that has begun is answered.
+//! 1. At most `max_connections` are open, and at most `max_connections_per_address` of one address, except
+//!    for trusted proxies.
+//! 2. A connection is closed in favor of another only while it is idle: a request that has begun is answered.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,33 +23,33 @@ use tokio::sync::Notify;
 
 use crate::Limits;
 
-/// How often it is looked for an idle connection while a new one waits. What ends by itself is seen at once.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often a waiting connection looks for an idle one. The end of a connection wakes it at once.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Bits of an IPv6 address that name a network of one client.
+/// Prefix length of IPv6 networks that count as one client.
 const IPV6_CLIENT_BITS: u32 = 64;
 
-/// Where all places are taken, one in this many connections is closed at once, if idle, and at most
-/// [`CLOSED_COUNT_MAX`]: a flood of new connections then costs one look at all of them for each batch.
+/// If all slots are taken, one in this many connections is closed at once, if idle, and at most
+/// [`CLOSED_COUNT_MAX`]: a flood of new connections then scans all of them once for each batch.
 const CLOSED_PART: usize = 64;
 
 /// See [`CLOSED_PART`].
 const CLOSED_COUNT_MAX: usize = 64;
 
-/// Addresses whose connections have no limit of their own, only the one for all.
+/// Addresses to which only the limit for all connections applies.
 ///
-/// By default those of loopback. To be given are the proxies in front of the server, all of whose clients have
-/// the proxy's address.
+/// Default: the loopback addresses. Reverse proxies must be listed, because the connections of all their
+/// clients have the proxy's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustedProxies(Vec<IpNet>);
 
 impl FromStr for TrustedProxies {
     type Err = String;
 
-    /// Reads addresses and networks, such as `10.0.0.1, 10.1.0.0/16`.
+    /// Parses a comma-separated list of addresses and networks, such as `10.0.0.1, 10.1.0.0/16`.
     ///
     /// # Errors
-    /// Which of them is neither.
+    /// The item that is neither an address nor a network.
     fn from_str(text: &str) -> Result<TrustedProxies, String> {
         let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
         let parse = |text: &str| {
@@ -90,20 +90,20 @@ pub(crate) struct Connections {
     connections_max: usize,
     per_client_max: usize,
     trusted: TrustedProxies,
-    state: Mutex<State>,
-    /// One more has ended.
+    state: Mutex<ConnectionsState>,
+    /// Notified when a connection has ended.
     ended: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionsState {
     next: u64,
-    open: HashMap<u64, Open>,
-    /// How many each client has, those of trusted proxies aside.
+    open: HashMap<u64, ConnectionRecord>,
+    /// Number of connections by client, without those of trusted proxies.
     per_client: HashMap<IpAddr, usize>,
 }
 
-struct Open {
+struct ConnectionRecord {
     activity: Arc<Activity>,
     client: Option<IpAddr>,
 }
@@ -115,12 +115,12 @@ pub(crate) struct Connection {
     activity: Arc<Activity>,
 }
 
-/// Why there is no place for a connection.
+/// Why a connection got no slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// All places are taken, and no connection is idle: one may be later.
+    /// All slots are taken and no connection is idle. One may be idle later.
     All,
-    /// The client has as many as it may, and none of them is idle.
+    /// The client has taken all its slots, and none of its connections is idle.
     Client,
 }
 
@@ -135,10 +135,10 @@ impl Connections {
         }
     }
 
-    /// Opens a connection from that address. Where there are too many, the one that has been idle longest is
-    /// told to close, and its end is waited for; where none is idle, one that becomes so.
+    /// Opens a connection from `address`. If there are too many, closes the one that has been idle longest
+    /// and waits for its end; if none is idle, waits until one is.
     ///
-    /// May be dropped while it waits.
+    /// Cancel-safe.
     ///
     /// # Errors
     /// [`Full::Client`].
@@ -146,18 +146,18 @@ impl Connections {
         let client = client_of(address);
         let client = Some(client).filter(|_| !self.trusted.contains(&address.to_canonical()));
         loop {
-            // From before the look, so that no end is missed.
+            // Registered before the check, so that no notification is lost.
             let ended = self.ended.notified();
             match self.try_open(client) {
                 Ok(Some(connection)) => return Ok(connection),
                 Ok(None) | Err(Full::All) => {}
                 Err(Full::Client) => return Err(Full::Client),
             }
-            tokio::time::timeout(LOOK_EVERY, ended).await.ok();
+            tokio::time::timeout(IDLE_CHECK_INTERVAL, ended).await.ok();
         }
     }
 
-    /// Opens a connection; None where another was told to close for it.
+    /// Opens a connection. Returns None if another one is closing in its favor.
     fn try_open(self: &Arc<Connections>, client: Option<IpAddr>) -> Result<Option<Connection>, Full> {
         let mut state = self.lock();
         let count = client.map_or(0, |client| state.per_client.get(&client).copied().unwrap_or(0));
@@ -174,19 +174,19 @@ impl Connections {
         }
         let (number, activity) = (state.next, Arc::new(Activity::default()));
         state.next += 1;
-        state.open.insert(number, Open { activity: activity.clone(), client });
+        state.open.insert(number, ConnectionRecord { activity: activity.clone(), client });
         Ok(Some(Connection { connections: self.clone(), number, activity }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Tells the `count` connections to close that have been idle longest of those that `may_close` is true
-    /// of, unless one is closing already. Returns whether one is closing.
-    fn close_idle(&self, count: usize, may_close: impl Fn(&Open) -> bool) -> bool {
+impl ConnectionsState {
+    /// Closes the `count` connections that have been idle longest among those that satisfy `may_close`, unless
+    /// one of them is closing already. Returns whether one is closing now.
+    fn close_idle(&self, count: usize, may_close: impl Fn(&ConnectionRecord) -> bool) -> bool {
         let candidates = self.open.values().filter(|open| may_close(open)).map(|open| &open.activity);
         if candidates.clone().any(|activity| activity.is_closing()) {
             return true;
@@ -196,9 +196,8 @@ impl State {
         if count < idle.len() {
             idle.select_nth_unstable_by_key(count, |(since_ns, _)| *since_ns);
         }
-        // On some of them a request may have begun meanwhile: then the next one in any order is closed.
-        let closed = idle.iter().filter(|(_, activity)| activity.close()).take(count).count();
-        closed > 0
+        // Closing fails if a request has begun meanwhile: then the next one is closed.
+        idle.iter().filter(|(_, activity)| activity.close()).take(count).count() > 0
     }
 }
 
@@ -224,7 +223,7 @@ impl Drop for Connection {
     }
 }
 
-/// Whose connections are counted together.
+/// The client that a connection counts for: an address, or an IPv6 network of 64 bits.
 fn client_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -235,39 +234,40 @@ fn client_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether a connection has something under way.
+/// The requests in flight of a connection.
 #[derive(Debug)]
 pub(crate) struct Activity {
-    /// How many requests, with [`CLOSING`] once the connection has to close.
-    under_way: AtomicU64,
-    /// Since when there is none, where there is none: nanoseconds since [`BEGUN`].
+    /// Number of requests in flight, with [`CLOSING`] set once the connection has to close.
+    in_flight: AtomicU64,
+    /// Time of the last request's end, in nanoseconds since [`CLOCK_START`]. Valid while no request is in
+    /// flight.
     idle_since_ns: AtomicU64,
     closing: Notify,
 }
 
 const CLOSING: u64 = 1 << 63;
 
-static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+static CLOCK_START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 fn now_ns() -> u64 {
-    u64::try_from(BEGUN.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(CLOCK_START.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Default for Activity {
     fn default() -> Activity {
         let idle_since_ns = AtomicU64::new(now_ns());
-        Activity { under_way: AtomicU64::new(0), idle_since_ns, closing: Notify::new() }
+        Activity { in_flight: AtomicU64::new(0), idle_since_ns, closing: Notify::new() }
     }
 }
 
 impl Activity {
-    /// Something is under way until what this returns is dropped; None where the connection is closing.
-    pub(crate) fn begin(self: &Arc<Activity>) -> Option<UnderWay> {
-        let begun = UnderWay(self.clone());
-        (self.under_way.fetch_add(1, Ordering::AcqRel) & CLOSING == 0).then_some(begun)
+    /// Counts a request as in flight until the guard is dropped. Returns None if the connection is closing.
+    pub(crate) fn begin(self: &Arc<Activity>) -> Option<ActivityGuard> {
+        let begun = ActivityGuard(self.clone());
+        (self.in_flight.fetch_add(1, Ordering::AcqRel) & CLOSING == 0).then_some(begun)
     }
 
-    /// For how long nothing has been under way; None where something is.
+    /// How long the connection has been idle; None if a request is in flight.
     pub(crate) fn idle_time(&self) -> Option<Duration> {
         self.idle_since_ns().map(|since_ns| Duration::from_nanos(now_ns().saturating_sub(since_ns)))
     }
@@ -278,17 +278,17 @@ impl Activity {
     }
 
     fn idle_since_ns(&self) -> Option<u64> {
-        let is_idle = self.under_way.load(Ordering::Acquire) == 0;
+        let is_idle = self.in_flight.load(Ordering::Acquire) == 0;
         is_idle.then(|| self.idle_since_ns.load(Ordering::Relaxed))
     }
 
     fn is_closing(&self) -> bool {
-        self.under_way.load(Ordering::Relaxed) & CLOSING != 0
+        self.in_flight.load(Ordering::Relaxed) & CLOSING != 0
     }
 
-    /// Closes the connection if it is idle.
+    /// Closes the connection if it is idle. Returns whether it was.
     pub(crate) fn close(&self) -> bool {
-        let closed = self.under_way.compare_exchange(0, CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let closed = self.in_flight.compare_exchange(0, CLOSING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if closed {
             self.closing.notify_one();
         }
@@ -296,14 +296,14 @@ impl Activity {
     }
 }
 
-/// Something of a connection that is under way, until this is dropped.
+/// A request in flight, or a stalled write, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct UnderWay(Arc<Activity>);
+pub(crate) struct ActivityGuard(Arc<Activity>);
 
-impl Drop for UnderWay {
+impl Drop for ActivityGuard {
     fn drop(&mut self) {
         self.0.idle_since_ns.store(now_ns(), Ordering::Relaxed);
-        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -324,20 +324,20 @@ mod tests {
     }
 
     fn opened(connections: &Arc<Connections>, address: &str) -> Connection {
-        open(connections, address).expect("there is a place").expect("there is a share")
+        open(connections, address).expect("a free slot").expect("below the limit per client")
     }
 
     fn is_closing(connection: &Connection) -> bool {
         connection.activity.closing().now_or_never().is_some()
     }
 
-    /// As if it were idle since then.
+    /// Sets the time since when a connection is idle.
     fn idle_since(connection: &Connection, since_ns: u64) {
         connection.activity.idle_since_ns.store(since_ns, Ordering::Relaxed);
     }
 
     #[tokio::test]
-    async fn the_connection_that_is_idle_longest_makes_way_and_one_at_work_never() {
+    async fn the_longest_idle_connection_is_closed_and_an_active_one_never() {
         let all = connections(3, 3);
         let [first, second, third] = [30, 20, 10].map(|since_ns| {
             let connection = opened(&all, "127.0.0.1");
@@ -346,10 +346,10 @@ mod tests {
         });
         let request = third.activity.begin().unwrap();
         assert!(open(&all, "127.0.0.1").is_none());
-        // One at a time, however often it is looked.
+        // Only one connection closes at a time, however often is asked.
         assert!(open(&all, "127.0.0.1").is_none());
         assert_eq!([&first, &second, &third].map(is_closing), [false, true, false]);
-        assert!(second.activity.begin().is_none(), "what closes takes no request");
+        assert!(second.activity.begin().is_none(), "a closing connection accepts no request");
         drop(second);
         let fourth = opened(&all, "127.0.0.1");
         let _requests = [first.activity.begin().unwrap(), fourth.activity.begin().unwrap()];
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_many_idle_connections_those_idle_longest_are_closed_together() {
+    async fn the_longest_idle_of_many_connections_are_closed_together() {
         let all = connections(640, 640);
         let open_all: Vec<Connection> = (0..640_u64)
             .map(|index| {
@@ -372,13 +372,13 @@ mod tests {
             .collect();
         assert!(open(&all, "127.0.0.1").is_none());
         assert!(open(&all, "127.0.0.1").is_none(), "no others close before one of these has");
-        for (index, connection) in open_all.iter().enumerate() {
-            assert_eq!(is_closing(connection), index * 7 % 640 < 640 / CLOSED_PART, "{index}");
+        for (index, connection) in (0_u64..).zip(&open_all) {
+            assert_eq!(is_closing(connection), index * 7 % 640 < 640 / CLOSED_PART as u64, "{index}");
         }
     }
 
     #[tokio::test]
-    async fn a_client_has_its_share_and_a_trusted_proxy_all_there_is() {
+    async fn connections_are_limited_per_client_except_for_trusted_proxies() {
         let all = connections(100, 2);
         let _many: Vec<Connection> = (0..50).map(|_| opened(&all, "127.1.2.3")).collect();
         let one = opened(&all, "192.0.2.1");
@@ -387,7 +387,7 @@ mod tests {
         let requests = [one.activity.begin().unwrap(), other.activity.begin().unwrap()];
         assert_eq!(open(&all, "192.0.2.1").unwrap().err(), Some(Full::Client));
         drop(requests);
-        // Its own make way, and nobody else's.
+        // Only connections of the same client are closed.
         assert!(open(&all, "192.0.2.1").is_none());
         assert!(is_closing(&one) ^ is_closing(&other));
         let _of_a_network = [opened(&all, "2001:db8::1"), opened(&all, "2001:db8::2")];

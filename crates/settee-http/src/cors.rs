@@ -1,36 +1,36 @@
-//! CORS: which web pages of other origins a browser lets read the answers.
+//! CORS: allows web pages of listed origins to read responses.
 //!
-//! A preflight is answered before the caller is known and before routing. Every other answer to a
-//! listed origin gets headers, errors included; an origin that isn't listed gets none, and the browser
-//! keeps the answer from the page. `*` lists every origin; the header then names the one that asks,
-//! since browsers send no credentials where it is `*`.
+//! A preflight is answered before authentication and routing. Every other response to a listed origin, errors
+//! included, gets CORS headers; for an origin that isn't listed there are none, and the browser withholds the
+//! response from the page. `*` lists every origin; the response then names the requesting origin, because
+//! browsers send no credentials to `*`.
 //!
 //! Source: <https://fetch.spec.whatwg.org/#http-cors-protocol>; lists and order are those of CouchDB 3.5.0.
 
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use crate::reply::{self, Body};
+use crate::response::{self, Body};
 
 /// Lists every origin.
 const ANY: &str = "*";
 
-/// Seconds for which a browser may keep the answer to a preflight.
+/// Seconds for which a browser may cache a preflight response.
 const MAX_AGE_S: u32 = 600;
 
 const METHODS: &str = "CONNECT, COPY, DELETE, GET, HEAD, OPTIONS, POST, PUT, TRACE";
 
-/// Headers that a page may send.
+/// Request headers that a page may send by default.
 const HEADERS: &str = "accept, accept-language, authorization, content-length, content-range, content-type, \
      destination, expires, if-match, last-modified, origin, pragma, x-couch-full-commit, x-couch-id, \
      x-couch-persist, x-couchdb-www-authenticate, x-http-method-override, x-requested-with, \
      x-couchdb-vhost-path";
 
-/// Headers that a page may read, whether an answer has them or not.
+/// Response headers that a page may read, whether present or not.
 const EXPOSED: &str = "accept-ranges, etag, server, x-couch-request-id, x-couch-update-newrev, \
                        x-couchdb-body-time";
 
-/// Headers that are named to the page where an answer has them. The content type is always named.
+/// Response headers that are exposed to the page if present. The content type always is.
 const EXPOSED_IF_SENT: [HeaderName; 5] =
     [header::CACHE_CONTROL, header::CONTENT_LANGUAGE, header::EXPIRES, header::LAST_MODIFIED, header::PRAGMA];
 
@@ -40,18 +40,18 @@ pub(crate) struct Cors {
     origins: Vec<String>,
     allows_credentials: bool,
     methods: Vec<String>,
-    /// In lower case.
+    /// Header names in lower case.
     headers: Vec<String>,
-    /// In lower case.
+    /// Header names in lower case.
     exposed_headers: Vec<String>,
     max_age_s: u32,
 }
 
 impl Cors {
-    /// Reads the section; `value` gives the values of its keys.
+    /// Parses the section; `value` returns the value of a key.
     ///
     /// # Errors
-    /// What a key may be.
+    /// The allowed values of an invalid key.
     pub(crate) fn parse<'a>(value: impl Fn(&str) -> Option<&'a str>) -> Result<Cors, String> {
         let allows_credentials = match value("credentials") {
             None | Some("false") => false,
@@ -80,7 +80,7 @@ impl Cors {
         })
     }
 
-    /// The answer to an OPTIONS request where that is a preflight of what a page may do.
+    /// The response to an OPTIONS request that is a valid preflight; None for others.
     pub(crate) fn preflight(&self, request: &HeaderMap) -> Option<Response<Body>> {
         let origin = self.listed_origin(request)?;
         let method = request.get(header::ACCESS_CONTROL_REQUEST_METHOD)?.to_str().ok()?;
@@ -91,19 +91,19 @@ impl Cors {
         if !is_allowed {
             return None;
         }
-        let mut response = reply::empty(StatusCode::NO_CONTENT);
+        let mut response = response::empty(StatusCode::NO_CONTENT);
         response.headers_mut().remove(header::CONTENT_TYPE);
         self.name_origin(origin, response.headers_mut());
         response.headers_mut().insert(header::ACCESS_CONTROL_MAX_AGE, self.max_age_s.into());
         let methods = self.methods.join(", ");
-        reply::set_header(&mut response, header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+        response::set_header(&mut response, header::ACCESS_CONTROL_ALLOW_METHODS, methods);
         let wanted = wanted.cloned().unwrap_or(HeaderValue::from_static(""));
         response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
         Some(response)
     }
 
-    /// Adds what lets the page that asks read an answer, where its origin is listed.
-    pub(crate) fn open_to_page(&self, request: &HeaderMap, response: &mut Response<Body>) {
+    /// Adds the CORS headers to a response if the request's origin is listed.
+    pub(crate) fn add_headers(&self, request: &HeaderMap, response: &mut Response<Body>) {
         let Some(origin) = self.listed_origin(request) else { return };
         let headers = response.headers_mut();
         let sent = EXPOSED_IF_SENT.iter().filter(|name| headers.contains_key(*name));
@@ -112,7 +112,7 @@ impl Cors {
         exposed.extend(self.exposed_headers.iter().map(String::as_str));
         let exposed = exposed.join(", ");
         self.name_origin(origin, headers);
-        reply::set_header(response, header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+        response::set_header(response, header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
     }
 
     fn listed_origin<'a>(&self, request: &'a HeaderMap) -> Option<&'a HeaderValue> {
@@ -129,7 +129,7 @@ impl Cors {
     }
 }
 
-/// What is separated by commas, without what is empty.
+/// The items of a comma-separated list, without empty ones.
 fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
 }

@@ -1,4 +1,4 @@
-//! A database as a whole: made, told of, deleted, given a document, made durable.
+//! Requests for a whole database: create, describe, delete, add a document, make durable.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use hyper::{Method, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use settee_doc::Database;
 
-use crate::error::Failure;
-use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::error::ApiError;
+use crate::response::{self, HandlerResult};
+use crate::server::RequestContext;
 use crate::{body, document, json, local};
 
-/// What a part of a `Location` may hold as it is.
+/// Characters that aren't percent-encoded in a `Location`.
 const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// The address of a database, or of a document in it, as the client reaches us.
-pub(crate) fn location(call: &Call<'_>, name: &str, id: Option<&str>) -> String {
-    let mut address = format!("{}/{}", origin(call), utf8_percent_encode(name, KEPT));
+/// The URL of a database, or of a document in it, as seen by the client.
+pub(crate) fn location(context: &RequestContext<'_>, name: &str, id: Option<&str>) -> String {
+    let mut address = format!("{}/{}", origin(context), utf8_percent_encode(name, KEPT));
     if let Some(id) = id {
         address.push('/');
         address.extend(utf8_percent_encode(id, KEPT));
@@ -25,29 +25,35 @@ pub(crate) fn location(call: &Call<'_>, name: &str, id: Option<&str>) -> String 
     address
 }
 
-/// This server's address as the client knows it, without a path.
-pub(crate) fn origin(call: &Call<'_>) -> String {
+/// The server's URL as seen by the client, without a path.
+pub(crate) fn origin(context: &RequestContext<'_>) -> String {
     const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
     const FORWARDED_SSL: HeaderName = HeaderName::from_static("x-forwarded-ssl");
     const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-    let host = call.header(FORWARDED_HOST).or_else(|| call.header(header::HOST)).unwrap_or("localhost");
-    let is_tls = call.header(FORWARDED_SSL) == Some("on") || call.header(FORWARDED_PROTO) == Some("https");
+    let host = context.header(FORWARDED_HOST).or_else(|| context.header(header::HOST)).unwrap_or("localhost");
+    let is_tls =
+        context.header(FORWARDED_SSL) == Some("on") || context.header(FORWARDED_PROTO) == Some("https");
     let scheme = if is_tls { "https" } else { "http" };
     format!("{scheme}://{host}")
 }
 
-/// The address of a document's attachment.
-pub(crate) fn location_of_attachment(call: &Call<'_>, database: &str, id: &str, name: &str) -> String {
-    format!("{}/{}", location(call, database, Some(id)), utf8_percent_encode(name, KEPT))
+/// The URL of a document's attachment.
+pub(crate) fn location_of_attachment(
+    context: &RequestContext<'_>,
+    database: &str,
+    id: &str,
+    name: &str,
+) -> String {
+    format!("{}/{}", location(context, database, Some(id)), utf8_percent_encode(name, KEPT))
 }
 
-/// The only storage engine that CouchDB comes with.
+/// CouchDB's only built-in storage engine.
 const ENGINE: &str = "couch";
 
-/// Most shards that a database may report: `_shards` lists them all.
+/// Maximum number of shards that a database may report, because `_shards` lists them all.
 const SHARDS_MAX: u64 = 1024;
 
-/// Whether a text says how many copies lie in which zone: `zone:n,…`.
+/// Whether a text is a placement, the number of copies per zone: `zone:n,…`.
 fn is_placement(text: &str) -> bool {
     let is_rule = |rule: &str| {
         let count = rule.split_once(':').filter(|(zone, _)| !zone.is_empty()).map(|(_, count)| count);
@@ -56,56 +62,56 @@ fn is_placement(text: &str) -> bool {
     !text.is_empty() && text.split(',').filter(|rule| !rule.is_empty()).all(is_rule)
 }
 
-pub(crate) async fn create(call: &Call<'_>, name: &str) -> Answer {
-    let query = call.query();
+pub(crate) async fn create(context: &RequestContext<'_>, name: &str) -> HandlerResult {
+    let query = context.query();
     for option in ["n", "q"] {
         if let Some(value) = query.get(option)
             && !value.parse::<u64>().is_ok_and(|value| value > 0)
         {
             let reason = format!("The `{option}` value should be a positive integer.");
-            return Err(Failure::bad_request(reason));
+            return Err(ApiError::bad_request(reason));
         }
     }
     let shard_count = query.get("q").and_then(|q| q.parse().ok()).unwrap_or(1);
     if shard_count > SHARDS_MAX {
-        return Err(Failure::bad_request(format!("The `q` value should be at most {SHARDS_MAX}.")));
+        return Err(ApiError::bad_request(format!("The `q` value should be at most {SHARDS_MAX}.")));
     }
     if query.get("engine").is_some_and(|engine| engine != ENGINE) {
-        return Err(Failure::bad_request("invalid_engine_extension"));
+        return Err(ApiError::bad_request("invalid_engine_extension"));
     }
     if query.get("placement").is_some_and(|value| !is_placement(&value)) {
-        return Err(Failure::bad_request("The `placement` value should be in a format `zone:n`."));
+        return Err(ApiError::bad_request("The `placement` value should be in a format `zone:n`."));
     }
     match query.get("partitioned").as_deref() {
-        None | Some("false") => call.server.databases.create_closed(name).await?,
-        Some("true") => call.server.databases.create_partitioned(name).await?,
-        Some(_) => return Err(Failure::bad_request("Invalid `partitioned` parameter")),
+        None | Some("false") => context.server.databases.create_closed(name).await?,
+        Some("true") => context.server.databases.create_partitioned(name).await?,
+        Some(_) => return Err(ApiError::bad_request("Invalid `partitioned` parameter")),
     }
     if shard_count > 1 {
-        call.server.databases.get(name).await?.set_shard_count(shard_count).await?;
+        context.server.databases.get(name).await?.set_shard_count(shard_count).await?;
     }
-    let mut response = reply::ok(StatusCode::CREATED);
-    reply::set_header(&mut response, header::LOCATION, location(call, name, None));
+    let mut response = response::ok(StatusCode::CREATED);
+    response::set_header(&mut response, header::LOCATION, location(context, name, None));
     Ok(response)
 }
 
-pub(crate) async fn delete(call: &Call<'_>, name: &str) -> Answer {
-    // Most likely a script whose document id has come out empty.
-    if call.query().get("rev").is_some() {
-        return Err(Failure::bad_request(
+pub(crate) async fn delete(context: &RequestContext<'_>, name: &str) -> HandlerResult {
+    // The client most likely meant a document, and its id came out empty.
+    if context.query().get("rev").is_some() {
+        return Err(ApiError::bad_request(
             "You tried to DELETE a database with a ?=rev parameter. \
              Did you mean to DELETE a document instead?",
         ));
     }
-    call.server.databases.delete(name).await?;
-    Ok(reply::ok(StatusCode::OK))
+    context.server.databases.delete(name).await?;
+    Ok(response::ok(StatusCode::OK))
 }
 
-pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    match *call.method() {
-        Method::GET | Method::HEAD => Ok(reply::json(StatusCode::OK, info(&database))),
-        Method::POST => create_document(call, &database).await,
-        _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,POST")),
+pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    match *context.method() {
+        Method::GET | Method::HEAD => Ok(response::json(StatusCode::OK, info(&database))),
+        Method::POST => create_document(context, &database).await,
+        _ => Err(ApiError::method_not_allowed("DELETE,GET,HEAD,POST")),
     }
 }
 
@@ -134,7 +140,7 @@ pub(crate) fn info(database: &Database) -> Vec<u8> {
     member("props", &|text| text.extend_from_slice(props.as_bytes()));
     member("doc_del_count", &|text| json::number(info.doc_del_count, text));
     member("doc_count", &|text| json::number(info.doc_count, text));
-    // The format's number in CouchDB 3.5: clients show it, nobody reads our files by it.
+    // The format number of CouchDB 3.5. Clients display it; it says nothing about the files here.
     member("disk_format_version", &|text| text.push(b'8'));
     member("compact_running", &|text| {
         text.extend_from_slice(database.is_compacting().to_string().as_bytes())
@@ -147,77 +153,84 @@ pub(crate) fn info(database: &Database) -> Vec<u8> {
     text
 }
 
-/// `instance_start_time` as CouchDB gives it, a string.
+/// `instance_start_time` as a string, as in CouchDB.
 fn start_time(database: &Database, text: &mut Vec<u8>) {
     text.push(b'"');
     json::number(database.created_us(), text);
     text.push(b'"');
 }
 
-/// An update number in quotes.
+/// Appends an update number in quotes.
 pub(crate) fn quoted_seq(database: &Database, seq: settee_doc::Seq, text: &mut Vec<u8>) {
     text.push(b'"');
     database.write_seq(seq, text);
     text.push(b'"');
 }
 
-/// `POST /{db}`: a document that may have no id yet.
-async fn create_document(call: &mut Call<'_>, database: &Arc<Database>) -> Answer {
-    let body = call.read_json_body().await?;
-    let concern = call.write_concern()?;
-    let (mut edit, _for_the_edit) = body::parse_edit(body, call.server).await?;
+/// Handles `POST /{db}`: stores a document, with a generated id if it has none.
+async fn create_document(context: &mut RequestContext<'_>, database: &Arc<Database>) -> HandlerResult {
+    let body = context.read_json_body().await?;
+    let concern = context.write_concern()?;
+    let (mut edit, _permit) = body::parse_edit(body, context.server).await?;
     if edit.id.is_empty() {
-        edit.id = call.server.uuids.next();
+        edit.id = context.server.uuids.next();
     }
     if edit.id.starts_with("_local/") {
-        return local::put(call, database, edit, concern).await;
+        return local::put(context, database, edit, concern).await;
     }
-    if document::is_optimistic(call)? {
-        database.write_ahead(std::slice::from_mut(&mut edit), false).await?;
+    if document::is_optimistic(context)? {
+        database.write_large_bodies(std::slice::from_mut(&mut edit), false).await?;
     }
     let id = edit.id.clone();
     let revision = database.update(edit, concern.stage).await?;
     let status = concern.status(StatusCode::CREATED);
-    Ok(document::saved(call, database.name(), status, &id, revision))
+    Ok(document::saved(context, database.name(), status, &id, revision))
 }
 
-/// Begins to give back the space of what was replaced, and doesn't wait for it.
-pub(crate) async fn compact(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Starts a compaction without waiting for its end.
+pub(crate) async fn compact(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    body::check_json_type(&call.head.headers)?;
-    call.server.databases.start_compaction(database);
-    Ok(reply::ok(StatusCode::ACCEPTED))
+    body::check_json_type(&context.head.headers)?;
+    context.server.databases.start_compaction(database);
+    Ok(response::ok(StatusCode::ACCEPTED))
 }
 
-/// Compacts what a design document's views have built, of which there is nothing yet.
-pub(crate) async fn compact_views(call: &mut Call<'_>, database: Arc<Database>, name: &str) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Handles the compaction of a design document's views. There are no view indexes yet.
+pub(crate) async fn compact_views(
+    context: &mut RequestContext<'_>,
+    database: Arc<Database>,
+    name: &str,
+) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    body::check_json_type(&call.head.headers)?;
-    database.view().document(&format!("_design/{name}")).await?;
-    Ok(reply::ok(StatusCode::ACCEPTED))
+    body::check_json_type(&context.head.headers)?;
+    database.snapshot().document(&format!("_design/{name}")).await?;
+    Ok(response::ok(StatusCode::ACCEPTED))
 }
 
-/// Removes what views have built that are no more, of which there is nothing yet.
-pub(crate) fn clean_up_views(call: &Call<'_>) -> Answer {
-    match *call.method() {
-        Method::POST => Ok(reply::ok(StatusCode::ACCEPTED)),
-        _ => Err(Failure::method_not_allowed("POST")),
+/// Handles the removal of unused view indexes. There are none yet.
+pub(crate) fn clean_up_views(context: &RequestContext<'_>) -> HandlerResult {
+    match *context.method() {
+        Method::POST => Ok(response::ok(StatusCode::ACCEPTED)),
+        _ => Err(ApiError::method_not_allowed("POST")),
     }
 }
 
-/// Waits until all that was accepted before is persisted.
-pub(crate) async fn ensure_full_commit(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Waits until all writes accepted before are persisted.
+pub(crate) async fn ensure_full_commit(
+    context: &mut RequestContext<'_>,
+    database: Arc<Database>,
+) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    body::check_json_type(&call.head.headers)?;
+    body::check_json_type(&context.head.headers)?;
     database.barrier().await?;
     let mut text = b"{\"ok\":true,\"instance_start_time\":".to_vec();
     start_time(&database, &mut text);
     text.extend_from_slice(b"}\n");
-    Ok(reply::json(StatusCode::CREATED, text))
+    Ok(response::json(StatusCode::CREATED, text))
 }

@@ -1,10 +1,9 @@
-//! `_db_updates`: databases made, changed and deleted, once or for as long as the client listens.
+//! `_db_updates`: databases created, updated and deleted, once or as a continuous feed.
 //!
-//! Each of a database's three kinds of event is told once, at its last place, as CouchDB keeps
-//! them. Nothing is polled: a feed waits for an event, and then a moment for more of them, so that
-//! a busy database isn't told of at each of its writes. Where a position is older than what is
-//! remembered (the server has been started again, or very much has happened) the feed begins with
-//! a `created` row for each database that there is.
+//! As in CouchDB, each database has at most one event of each of the three kinds, at its latest position.
+//! Nothing is polled: a feed waits for an event, and then a short time for more of them, so that a busy
+//! database doesn't cause a row per write. If a position is older than the remembered events (after a
+//! restart, or after very many events), the feed begins with a `created` row for each existing database.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +13,18 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use settee_doc::{DatabaseEvent, Databases, EventKind, Seq};
 use tokio::sync::watch;
 
-use crate::error::Failure;
-use crate::reply::{self, Answer};
-use crate::server::{Call, stopped};
-use crate::stream::{self, Out};
+use crate::error::ApiError;
+use crate::response::{self, HandlerResult};
+use crate::response_writer::{self, ResponseWriter};
+use crate::server::{RequestContext, stopped};
 
-/// Rows that are looked up at once.
+/// Rows that are fetched at once.
 const ROWS_AT_ONCE: usize = 256;
 
-/// How long an event waits for others, so that they are told together.
+/// How long the feed waits after an event, to send events together.
 const DELAY: Duration = Duration::from_millis(25);
 
-/// How a feed is delivered.
+/// The delivery mode of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Normal,
@@ -35,13 +34,13 @@ enum Kind {
 }
 
 impl Kind {
-    /// Whether it is one JSON object.
+    /// Whether the response is one JSON object.
     fn is_object(self) -> bool {
         matches!(self, Kind::Normal | Kind::Longpoll)
     }
 }
 
-/// What is asked for.
+/// The options of a request.
 struct Args {
     kind: Kind,
     since: Option<String>,
@@ -52,12 +51,12 @@ struct Args {
 }
 
 impl Args {
-    fn parse(call: &Call<'_>) -> Result<Args, Failure> {
+    fn parse(context: &RequestContext<'_>) -> Result<Args, ApiError> {
         const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-        let longest = Duration::from_millis(call.server.limits.changes_timeout_ms);
+        let longest = Duration::from_millis(context.server.limits.changes_timeout_ms);
         let (kind, since, heartbeat) = (Kind::Normal, None, None);
         let mut args = Args { kind, since, limit: u64::MAX, descending: false, heartbeat, timeout: longest };
-        for (name, value) in call.query().pairs() {
+        for (name, value) in context.query().pairs() {
             match name.as_ref() {
                 "feed" => args.kind = parse_kind(&value)?,
                 "since" => args.since = Some(value.into_owned()),
@@ -65,66 +64,66 @@ impl Args {
                 "descending" => args.descending = value == "true",
                 "heartbeat" if value == "true" => args.heartbeat = Some(longest),
                 "heartbeat" if value == "false" => {}
-                // 0 would be a heartbeat without a pause.
+                // 0 would send heartbeats without a pause.
                 "heartbeat" => args.heartbeat = Some(silence(&value, longest)?.max(Duration::from_millis(1))),
                 "timeout" => args.timeout = silence(&value, longest)?,
                 _ => {}
             }
         }
         if args.kind == Kind::EventSource
-            && let Some(id) = call.header(LAST_EVENT_ID)
+            && let Some(id) = context.header(LAST_EVENT_ID)
         {
             args.since = Some(id.to_owned());
         }
-        // What comes later can't come first.
+        // Only a one-time response can be descending, because later events come last.
         args.descending &= args.kind == Kind::Normal;
         Ok(args)
     }
 }
 
-fn parse_kind(value: &str) -> Result<Kind, Failure> {
+fn parse_kind(value: &str) -> Result<Kind, ApiError> {
     match value {
         "normal" => Ok(Kind::Normal),
         "longpoll" => Ok(Kind::Longpoll),
         "continuous" => Ok(Kind::Continuous),
         "eventsource" => Ok(Kind::EventSource),
-        _ => Err(Failure::bad_request("Supported `feed` types: normal, continuous, longpoll, eventsource")),
+        _ => Err(ApiError::bad_request("Supported `feed` types: normal, continuous, longpoll, eventsource")),
     }
 }
 
-fn not_negative(value: &str) -> Result<u64, Failure> {
+fn not_negative(value: &str) -> Result<u64, ApiError> {
     match value.parse::<i128>() {
         Ok(number) if number >= 0 => Ok(u64::try_from(number).unwrap_or(u64::MAX)),
-        _ => Err(Failure::bad_request("invalid_integer")),
+        _ => Err(ApiError::bad_request("invalid_integer")),
     }
 }
 
-fn silence(value: &str, longest: Duration) -> Result<Duration, Failure> {
+fn silence(value: &str, longest: Duration) -> Result<Duration, ApiError> {
     Ok(longest.min(Duration::from_millis(not_negative(value)?)))
 }
 
-/// `GET /_db_updates`.
-pub(crate) async fn handle(call: &Call<'_>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET"));
+/// Handles `GET /_db_updates`.
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET"));
     }
-    let args = Args::parse(call)?;
-    let databases = call.server.databases.clone();
+    let args = Args::parse(context)?;
+    let databases = context.server.databases.clone();
     let since = match args.since.as_deref() {
         Some(text) => databases.parse_event_seq(text)?,
         None => Seq(0),
     };
     let kind = args.kind;
-    let mut response = if call.is_head() {
-        reply::empty(StatusCode::OK)
+    let mut response = if context.is_head() {
+        response::empty(StatusCode::OK)
     } else {
-        let left = args.limit;
-        let stopping = call.server.stopping.clone();
-        let feed = Feed { databases, args, stopping, since, left, sent_any_row: false };
-        stream::respond(call.output(), move |out| feed.run(out)).await?
+        let rows_left = args.limit;
+        let stopping = context.server.stopping.clone();
+        let feed = Feed { databases, args, stopping, since, rows_left, sent_any_row: false };
+        response_writer::respond(context.output(), move |out| feed.run(out)).await?
     };
     if !kind.is_object() {
-        response.extensions_mut().insert(reply::Endless);
+        response.extensions_mut().insert(response::Endless);
     }
     if kind == Kind::EventSource {
         let headers = response.headers_mut();
@@ -134,20 +133,20 @@ pub(crate) async fn handle(call: &Call<'_>) -> Answer {
     Ok(response)
 }
 
-/// A feed under way.
+/// A running feed.
 struct Feed {
     databases: Arc<Databases>,
     args: Args,
     stopping: watch::Receiver<bool>,
-    /// What has been told, up to here.
+    /// Position up to which events were sent.
     since: Seq,
     /// Rows that may still be sent.
-    left: u64,
+    rows_left: u64,
     sent_any_row: bool,
 }
 
 impl Feed {
-    async fn run(mut self, mut out: Out) -> Result<Out, Failure> {
+    async fn run(mut self, mut out: ResponseWriter) -> Result<ResponseWriter, ApiError> {
         if self.args.kind.is_object() {
             out.buffer.extend_from_slice(b"{\"results\":[\n");
         }
@@ -159,13 +158,13 @@ impl Feed {
             }
             let is_done = match self.args.kind {
                 Kind::Normal => true,
-                Kind::Longpoll => self.sent_any_row || self.left == 0,
-                Kind::Continuous | Kind::EventSource => self.left == 0,
+                Kind::Longpoll => self.sent_any_row || self.rows_left == 0,
+                Kind::Continuous | Kind::EventSource => self.rows_left == 0,
             };
             if is_done {
                 break;
             }
-            // The client learns that it is heard before the first event.
+            // A first newline tells the client that the feed has begun.
             if !self.sent_any_row {
                 out.buffer.push(b'\n');
             }
@@ -178,9 +177,9 @@ impl Feed {
         Ok(out)
     }
 
-    /// Sends what happened after `since`, up to the limit.
-    async fn send(&mut self, out: &mut Out) -> Result<(), Failure> {
-        while self.left > 0 {
+    /// Sends the events after `since`, up to the limit.
+    async fn send(&mut self, out: &mut ResponseWriter) -> Result<(), ApiError> {
+        while self.rows_left > 0 {
             let Some(events) = self.databases.events_after(self.since, ROWS_AT_ONCE) else {
                 self.send_names(out).await?;
                 continue;
@@ -191,7 +190,7 @@ impl Feed {
             for event in events {
                 self.since = event.seq;
                 self.send_row(event.seq, event.kind, &event.name, out).await?;
-                if self.left == 0 {
+                if self.rows_left == 0 {
                     break;
                 }
             }
@@ -199,12 +198,12 @@ impl Feed {
         Ok(())
     }
 
-    /// Sends the databases of which no event that is remembered tells. Who breaks off within them
-    /// gets them all again: they have the position of the start.
-    async fn send_names(&mut self, out: &mut Out) -> Result<(), Failure> {
+    /// Sends a row for each database without a remembered event. These rows have the start position, so a
+    /// client that reconnects during them gets all of them again.
+    async fn send_names(&mut self, out: &mut ResponseWriter) -> Result<(), ApiError> {
         let behind = self.databases.first_event();
         let mut last = None;
-        while self.left > 0 {
+        while self.rows_left > 0 {
             let names = self.databases.names_before_events(last.as_deref(), ROWS_AT_ONCE);
             let Some(name) = names.last() else {
                 self.since = behind;
@@ -212,7 +211,7 @@ impl Feed {
             };
             last = Some(name.clone());
             for name in names {
-                if self.left > 0 {
+                if self.rows_left > 0 {
                     self.send_row(Seq(0), EventKind::Created, &name, out).await?;
                 }
             }
@@ -220,14 +219,14 @@ impl Feed {
         Ok(())
     }
 
-    /// Sends the events that are remembered, the last one first, and then the other databases.
-    async fn send_backwards(&mut self, out: &mut Out) -> Result<(), Failure> {
+    /// Sends the remembered events in descending order, and then the other databases.
+    async fn send_backwards(&mut self, out: &mut ResponseWriter) -> Result<(), ApiError> {
         let first = self.databases.first_event();
         let mut events: Vec<DatabaseEvent> =
             self.databases.events_after(first, usize::MAX).unwrap_or_default();
         events.reverse();
         for event in events {
-            if self.left == 0 {
+            if self.rows_left == 0 {
                 return Ok(());
             }
             self.send_row(event.seq, event.kind, &event.name, out).await?;
@@ -244,8 +243,8 @@ impl Feed {
         seq: Seq,
         kind: EventKind,
         name: &str,
-        out: &mut Out,
-    ) -> Result<(), Failure> {
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
         let buffer = &mut out.buffer;
         match self.args.kind {
             Kind::Normal | Kind::Longpoll if self.sent_any_row => buffer.extend_from_slice(b",\r\n"),
@@ -271,14 +270,14 @@ impl Feed {
                 buffer.extend_from_slice(b"\"\n\n");
             }
         }
-        self.left -= 1;
+        self.rows_left -= 1;
         self.sent_any_row = true;
         out.flush_full().await
     }
 
-    /// Waits for an event, and for more that come with it. Sends heartbeats meanwhile; returns false
-    /// when the silence is too long, or the server goes.
-    async fn wait(&mut self, out: &mut Out) -> Result<bool, Failure> {
+    /// Waits for an event, and then briefly for more. Sends heartbeats meanwhile. Returns false at the
+    /// timeout or when the server shuts down.
+    async fn wait(&mut self, out: &mut ResponseWriter) -> Result<bool, ApiError> {
         let silence = self.args.heartbeat.unwrap_or(self.args.timeout);
         let databases = self.databases.clone();
         let since = self.since;
@@ -291,7 +290,7 @@ impl Feed {
                 biased;
                 () = &mut happened => return Ok(true),
                 () = stopped(&mut self.stopping) => return Ok(false),
-                () = out.closed() => return Err(Failure::gone()),
+                () = out.closed() => return Err(ApiError::gone()),
                 () = tokio::time::sleep(silence) => {}
             }
             if self.args.heartbeat.is_none() {

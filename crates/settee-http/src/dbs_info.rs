@@ -1,30 +1,30 @@
-//! `_dbs_info`: what many databases tell of themselves, in one answer.
+//! `_dbs_info`: information on many databases in one response.
 //!
-//! Each is opened where it wasn't: the least recently used ones that nobody uses are closed for
-//! it, and the answer is streamed, so that its length costs no memory.
+//! Databases that aren't open are opened; the least recently used idle ones are closed for them. The response
+//! is streamed, so its length costs no memory.
 
 use std::sync::Arc;
 
 use hyper::Method;
 use settee_doc::{Databases, ErrorKind, NameRange};
 
-use crate::body::{self, Charge};
-use crate::error::Failure;
+use crate::body::{self, BodyBudget};
+use crate::error::ApiError;
 use crate::json;
-use crate::reply::Answer;
+use crate::response::HandlerResult;
+use crate::response_writer::{self, ResponseWriter};
 use crate::root;
-use crate::server::Call;
-use crate::stream::{self, Out};
+use crate::server::RequestContext;
 
-/// `GET`: the databases in a range of names; `POST`: those that are listed.
-pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
-    let (names, is_asked) = match *call.method() {
-        Method::GET | Method::HEAD => (range(call)?, false),
-        Method::POST => (listed(call).await?, true),
-        _ => return Err(Failure::method_not_allowed("GET,HEAD,POST")),
+/// Handles `GET` for a range of names, and `POST` for a list of names.
+pub(crate) async fn handle(context: &mut RequestContext<'_>) -> HandlerResult {
+    let (names, is_asked) = match *context.method() {
+        Method::GET | Method::HEAD => (range(context)?, false),
+        Method::POST => (requested_names(context).await?, true),
+        _ => return Err(ApiError::method_not_allowed("GET,HEAD,POST")),
     };
-    let databases = call.server.databases.clone();
-    stream::respond(call.output(), async move |mut out: Out| {
+    let databases = context.server.databases.clone();
+    response_writer::respond(context.output(), async move |mut out: ResponseWriter| {
         out.buffer.push(b'[');
         let mut sent_any = false;
         for name in &names {
@@ -45,38 +45,38 @@ pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
     .await
 }
 
-fn range(call: &Call<'_>) -> Result<Vec<String>, Failure> {
-    let range: NameRange = root::name_range(call.query())?;
+fn range(context: &RequestContext<'_>) -> Result<Vec<String>, ApiError> {
+    let range: NameRange = root::name_range(context.query())?;
     let mut names = Vec::new();
-    call.server.databases.visit_names(range, |name| names.push(name.to_owned()));
+    context.server.databases.visit_names(range, |name| names.push(name.to_owned()));
     Ok(names)
 }
 
-async fn listed(call: &mut Call<'_>) -> Result<Vec<String>, Failure> {
-    let held = call.read_json_body().await?;
-    let names_max = call.server.limits.max_dbs_info_names;
-    let parse = move |text: &[u8], _: &mut Charge| {
+async fn requested_names(context: &mut RequestContext<'_>) -> Result<Vec<String>, ApiError> {
+    let body = context.read_json_body().await?;
+    let names_max = context.server.limits.max_dbs_info_names;
+    let parse = move |text: &[u8], _: &mut BodyBudget| {
         let [keys] = json::pick(text, ["keys"])?;
-        let keys = keys.ok_or_else(|| Failure::bad_request("`keys` member must exist."))?;
+        let keys = keys.ok_or_else(|| ApiError::bad_request("`keys` member must exist."))?;
         if !keys.starts_with('[') {
-            return Err(Failure::bad_request("`keys` member must be an array."));
+            return Err(ApiError::bad_request("`keys` member must be an array."));
         }
-        let no_names = || Failure::bad_request("`keys` must be strings.");
-        let too_many = || Failure::bad_request("too_many_keys");
+        let no_names = || ApiError::bad_request("`keys` must be strings.");
+        let too_many = || ApiError::bad_request("too_many_keys");
         json::strings(keys, names_max, no_names, too_many)
     };
-    let (names, _share) = body::parse_held(held, &call.server.room, parse).await?;
+    let (names, _permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
     Ok(names)
 }
 
-/// Writes a database's row. Of one that isn't there (any more) it writes that where it `is_asked`
-/// for, and nothing otherwise: it returns false.
+/// Writes a database's row. If the database doesn't exist, writes an error row if it `is_asked` for, and
+/// otherwise nothing and returns false.
 async fn write_row(
     databases: &Arc<Databases>,
     name: &str,
     is_asked: bool,
     out: &mut Vec<u8>,
-) -> Result<bool, Failure> {
+) -> Result<bool, ApiError> {
     let database = match databases.get(name).await {
         Ok(database) => Some(database),
         Err(error) if error.kind() == ErrorKind::NotFound && is_asked => None,

@@ -1,11 +1,11 @@
-//! Classes of endpoints, for figures that would otherwise be of all requests alike.
+//! Classes of endpoints, a label of the request metrics.
 
 use hyper::Method;
 
-/// Databases whose names begin as those of the server's endpoints do.
+/// Databases whose names begin like server endpoints.
 const SYSTEM_DATABASES: [&str; 3] = ["_users", "_replicator", "_global_changes"];
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndpointClass {
     /// The server itself: sessions, configuration, metrics.
@@ -13,16 +13,16 @@ pub(crate) enum EndpointClass {
     /// A database itself, and its settings.
     Database,
     DocumentRead,
-    /// One document; local documents included.
+    /// One document, local documents included.
     DocumentWrite,
     BulkRead,
     BulkWrite,
-    /// Rows in an order: `_all_docs` and its like, by partition too.
+    /// Sorted lists: `_all_docs` and similar ones, also of partitions.
     Listing,
     /// Feeds, which may wait for changes.
     Changes,
     Attachment,
-    /// What replicators ask for before they copy.
+    /// Requests that a replicator makes before it copies.
     Replication,
 }
 
@@ -40,7 +40,7 @@ impl EndpointClass {
         EndpointClass::Replication,
     ];
 
-    /// The name in the metrics.
+    /// The label in the metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             EndpointClass::Server => "server",
@@ -56,7 +56,7 @@ impl EndpointClass {
         }
     }
 
-    /// The class of a request, by its path as it was sent; whether anything is there doesn't matter.
+    /// The class of a request, by its undecoded path. The path needn't exist.
     pub(crate) fn of(method: &Method, path: &str) -> EndpointClass {
         let mut segments = path.split('/').filter(|segment| !segment.is_empty());
         let Some(first) = segments.next() else { return EndpointClass::Server };

@@ -1,7 +1,6 @@
-//! Goal: whatever a client sends in a request's line, headers or body, what is read of it is right, or it
-//! is refused.
-//! Method: as in `settee_sim::fuzz`; for each parser a property beyond not panicking. Whole requests are
-//! in `tests/api/fuzz.rs`. `cargo xtask fuzz` runs as many as one has time for.
+//! Goal: any request line, headers and body are parsed correctly or refused.
+//! Method: as in `settee_sim::fuzz`; each parser has a property beyond not panicking. Whole requests are in
+//! `tests/api/fuzz.rs`. `cargo xtask fuzz` runs longer.
 
 mod content;
 mod head;

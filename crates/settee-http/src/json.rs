@@ -1,9 +1,9 @@
-//! JSON in and out without trees: members and elements are handed on one by one as raw text, answers
-//! written by hand.
+//! Reads and writes JSON without building trees: members and elements are passed on one by one as raw text,
+//! and responses are written directly.
 //!
-//! Invariant: nothing here allocates more than the one string that it is asked for. What a caller keeps of
-//! many members or elements it charges to its body's share ([`Charge`](crate::body::Charge)), or counts.
-//! `clippy.toml` keeps the crate from parsing in any other way.
+//! Invariant: nothing here allocates more than the one requested string. A caller that keeps many members or
+//! elements charges them to its body's permit ([`BodyBudget`](crate::body::BodyBudget)) or limits their
+//! number. `clippy.toml` disallows other ways of parsing in this crate.
 
 use std::borrow::Cow;
 
@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use settee_doc::{JsonError, Revision};
 
-use crate::error::Failure;
+use crate::error::ApiError;
 
-/// Appends `{`, what `members` writes, and `}`.
+/// Appends `{`, the output of `members`, and `}`.
 pub(crate) fn object(out: &mut Vec<u8>, members: impl FnOnce(&mut Vec<u8>)) {
     out.push(b'{');
     members(out);
@@ -36,63 +36,63 @@ pub(crate) fn revisions(list: &[Revision], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-/// A string, borrowed where it has no escapes.
+/// A string, borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Calls `take` with each member of a request's body, in order.
 ///
 /// # Errors
-/// For what isn't JSON and for JSON that is no object, in CouchDB's words; for numbers beyond the range of
-/// a double; the first error of `take`.
+/// CouchDB's errors for invalid JSON and for JSON that isn't an object; an error for numbers beyond the range
+/// of a double; the first error of `take`.
 pub(crate) fn each_member<'a>(
     body: &'a [u8],
-    take: impl FnMut(Cow<'a, str>, &'a str) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    take: impl FnMut(Cow<'a, str>, &'a str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
     each_member_unchecked(body, take)?;
     Ok(settee_doc::check_tokens(body)?)
 }
 
-/// As [`each_member`], of a text whose numbers and strings are checked elsewhere.
+/// As [`each_member`], for a text whose numbers and strings are checked elsewhere.
 fn each_member_unchecked<'a>(
     body: &'a [u8],
-    mut take: impl FnMut(Cow<'a, str>, &'a str) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    mut take: impl FnMut(Cow<'a, str>, &'a str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
     settee_doc::each_json_member(body, |name, value| take(name, value.get())).map_err(|error| match error {
         JsonError::Refused(failure) => failure,
-        JsonError::Syntax => Failure::bad_json(),
+        JsonError::Syntax => ApiError::bad_json(),
         JsonError::OtherKind => match raw(body) {
-            Ok(_) => Failure::bad_request("Request body must be a JSON object"),
+            Ok(_) => ApiError::bad_request("Request body must be a JSON object"),
             Err(failure) => failure,
         },
     })
 }
 
-/// The members of those names in a request's body: of each the first, as CouchDB looks members up.
+/// The members with these names in a request's body. For duplicates the first one, as in CouchDB.
 ///
 /// # Errors
-/// As [`each_member`].
+/// As for [`each_member`].
 pub(crate) fn pick<'a, const N: usize>(
     body: &'a [u8],
     names: [&str; N],
-) -> Result<[Option<&'a str>; N], Failure> {
+) -> Result<[Option<&'a str>; N], ApiError> {
     let found = pick_unchecked(body, names)?;
     settee_doc::check_tokens(body)?;
     Ok(found)
 }
 
-/// As [`pick`], of a text whose numbers and strings are checked elsewhere.
+/// As [`pick`], for a text whose numbers and strings are checked elsewhere.
 ///
 /// # Errors
-/// As [`pick`], but for those of numbers and strings.
+/// As for [`pick`], except those of numbers and strings.
 pub(crate) fn pick_unchecked<'a, const N: usize>(
     body: &'a [u8],
     names: [&str; N],
-) -> Result<[Option<&'a str>; N], Failure> {
+) -> Result<[Option<&'a str>; N], ApiError> {
     let mut found = [None; N];
     each_member_unchecked(body, |name, value| {
-        if let Some(place) = names.iter().position(|wanted| name == *wanted) {
-            found[place].get_or_insert(value);
+        if let Some(index) = names.iter().position(|wanted| name == *wanted) {
+            found[index].get_or_insert(value);
         }
         Ok(())
     })?;
@@ -102,12 +102,12 @@ pub(crate) fn pick_unchecked<'a, const N: usize>(
 /// Calls `take` with each element of an array.
 ///
 /// # Errors
-/// `no_list` for what is none; the first error of `take`.
+/// `no_list` if the text isn't an array; the first error of `take`.
 pub(crate) fn each_element<'a>(
     raw: &'a str,
-    no_list: impl FnOnce() -> Failure,
-    mut take: impl FnMut(&'a str) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    no_list: impl FnOnce() -> ApiError,
+    mut take: impl FnMut(&'a str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
     settee_doc::each_json_element(raw.as_bytes(), |element| take(element.get())).map_err(
         |error| match error {
             JsonError::Refused(failure) => failure,
@@ -116,16 +116,16 @@ pub(crate) fn each_element<'a>(
     )
 }
 
-/// An array's elements, which are strings, and `count_max` at most.
+/// The elements of an array of at most `count_max` strings.
 ///
 /// # Errors
-/// `no_list` for what is none, or not of strings; `too_many`.
+/// `no_list` if the text isn't an array of strings; `too_many`.
 pub(crate) fn strings<C: Default + Extend<String>>(
     raw: &str,
     count_max: usize,
-    no_list: impl Fn() -> Failure,
-    too_many: impl Fn() -> Failure,
-) -> Result<C, Failure> {
+    no_list: impl Fn() -> ApiError,
+    too_many: impl Fn() -> ApiError,
+) -> Result<C, ApiError> {
     let (mut list, mut count) = (C::default(), 0);
     each_element(raw, &no_list, |element| {
         count += 1;
@@ -138,19 +138,19 @@ pub(crate) fn strings<C: Default + Extend<String>>(
     Ok(list)
 }
 
-/// A JSON string's text; None for JSON of another kind.
+/// The text of a JSON string; None for other JSON.
 #[expect(clippy::disallowed_methods, reason = "takes a string's own size")]
 pub(crate) fn string(raw: &str) -> Option<Cow<'_, str>> {
     serde_json::from_str::<Text<'_>>(raw).ok().map(|text| text.0)
 }
 
-/// A text that is JSON, without white space around it.
+/// A JSON text without surrounding white space.
 ///
 /// # Errors
-/// 400 for any other.
+/// 400 if it isn't JSON.
 #[expect(clippy::disallowed_methods, reason = "finds where the text ends")]
-pub(crate) fn raw(text: &[u8]) -> Result<&str, Failure> {
-    serde_json::from_slice::<&RawValue>(text).map(RawValue::get).map_err(|_| Failure::bad_json())
+pub(crate) fn raw(text: &[u8]) -> Result<&str, ApiError> {
+    serde_json::from_slice::<&RawValue>(text).map(RawValue::get).map_err(|_| ApiError::bad_json())
 }
 
 #[cfg(test)]
@@ -172,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn behind_what_was_refused_nothing_is_taken_and_the_rest_must_be_json() {
+    fn after_a_refusal_nothing_is_taken_and_the_rest_must_be_json() {
         let mut count = 0;
         let mut read = |text: &str| {
             let take = |_: &str| {
                 count += 1;
-                if count == 3 { Err(Failure::body_too_large()) } else { Ok(()) }
+                if count == 3 { Err(ApiError::body_too_large()) } else { Ok(()) }
             };
-            each_element(text, || Failure::bad_request("no list"), take).err().map(|failure| failure.status)
+            each_element(text, || ApiError::bad_request("no list"), take).err().map(|failure| failure.status)
         };
         assert_eq!(read("[1,2,3,4,5]").unwrap(), 413);
         for other in ["{}", "1", "[1", "[1] 2"] {
@@ -187,13 +187,13 @@ mod tests {
         }
         assert_eq!(count, 5, "each of the last two has one element");
         let taken =
-            |most| strings::<Vec<_>>("[\"a\",\"b\"]", most, Failure::bad_json, Failure::body_too_large);
+            |most| strings::<Vec<_>>("[\"a\",\"b\"]", most, ApiError::bad_json, ApiError::body_too_large);
         assert_eq!(taken(2).unwrap(), ["a", "b"]);
         assert_eq!(taken(1).unwrap_err().status, 413);
     }
 
     #[test]
-    fn what_is_no_object_and_what_is_no_json_have_reasons_of_their_own() {
+    fn non_objects_and_invalid_json_have_different_reasons() {
         let reason = |body: &[u8]| pick(body, ["a"]).err().map(|failure| failure.reason.into_owned());
         assert_eq!(reason(b"[1]").as_deref(), Some("Request body must be a JSON object"));
         assert_eq!(reason(b"\"x\"").as_deref(), Some("Request body must be a JSON object"));

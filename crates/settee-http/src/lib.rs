@@ -1,15 +1,18 @@
 //! CouchDB's HTTP API over `settee-doc`.
 //!
-//! A connection is a task on hyper; a request is routed by its path's first segments, checked
-//! for who asks, and answered from one buffer. What outgrows a chunk is streamed by a task of
-//! its own through a bounded channel, so that a slow client holds back its own answer alone.
+//! Each connection is a task on hyper. A request is authenticated, routed by the first segments of its path,
+//! and answered from one buffer. A response larger than a chunk is streamed by its own task through a bounded
+//! channel, so that a slow client delays only its own response.
 //!
 //! Invariants:
-//! 1. Status, error name and wording are CouchDB 3.5.0's; what isn't there yet answers 501.
-//! 2. A request that fails has stored nothing, but where its answer says so row by row; a `_bulk_docs` that the
-//!    disk or the database refuses half-way may have stored the documents before.
-//! 3. Without an administrator only loopback is served, and only what names it as its host.
-//! 4. Every wait on a client has a limit named in [`Limits`].
+//! 1. Status codes, error names and reasons are those of CouchDB 3.5.0; a feature that isn't implemented yet
+//!    answers 501.
+//! 2. A failed request has stored nothing, unless its response reports the outcome of each document.
+//!    Exception: a `_bulk_docs` that fails half-way because of the disk or the database may have stored the
+//!    documents before the failure.
+//! 3. Without an administrator the server listens on loopback only, and accepts only requests whose `Host` is
+//!    a loopback name.
+//! 4. Every wait for a client has a limit named in [`Limits`].
 //!
 //! This crate knows nothing of file formats.
 
@@ -52,14 +55,16 @@ mod local;
 mod logged;
 mod metrics;
 mod multipart;
-mod named;
 mod node;
 mod open_revs;
 mod partition;
 mod purge;
 mod query;
 mod related;
-mod reply;
+mod response;
+mod response_memory;
+mod response_writer;
+mod revision_arg;
 mod revisions;
 mod root;
 mod router;
@@ -70,9 +75,7 @@ mod sign_in;
 mod socket;
 mod spooled;
 mod stats;
-mod stream;
 mod tasks;
-mod unread;
 mod uuids;
 
 pub use access::ACCESS_TARGET;
@@ -83,5 +86,5 @@ pub use connections::TrustedProxies;
 pub use limits::Limits;
 pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
 
-/// The version of CouchDB whose API is spoken, as `GET /` tells it.
+/// The version of CouchDB whose API this server implements, as reported by `GET /`.
 pub const COUCHDB_VERSION: &str = "3.5.0";

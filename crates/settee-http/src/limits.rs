@@ -1,72 +1,74 @@
-//! Every limit of the server by its name.
+//! The limits of the server.
 
-/// Limits of a server. Times are milliseconds unless the name says otherwise.
+/// Limits of a server. Times are in milliseconds unless the name has another unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections served at once. Past it the one is closed that has been without a request under
-    /// way for longest; where all have one, further ones wait.
+    /// Maximum number of open connections. Past it, the connection that has been idle longest is closed; if
+    /// none is idle, new ones wait. Default: 4096.
     pub max_connections: usize,
-    /// Connections of one address, or of one IPv6 network of 64 bits, trusted proxies excepted. Past
-    /// it one of its own is closed likewise, or the new one where all have a request under way.
+    /// Maximum number of open connections of one address, or of one IPv6 network of 64 bits, except for
+    /// trusted proxies. Past it, the address's connection that has been idle longest is closed; if none is
+    /// idle, the new one is closed. Default: 1024.
     pub max_connections_per_address: usize,
-    /// Requests that may be at work at once, from the end of their heads to the head of their
-    /// answers: what streams, a feed above all, is held by the limits on connections. Past it: 503.
+    /// Maximum number of requests in progress, from the end of their heads to the head of their responses.
+    /// Past it: 503. Streamed responses, such as feeds, are bounded by the limits on connections. Default:
+    /// 4096.
     pub max_requests_in_flight: usize,
-    /// Requests that a connection may have under way at once where it speaks HTTP/2, streams that
-    /// are still being sent included. Past it the client has to wait.
+    /// Maximum number of concurrent requests on an HTTP/2 connection, including those whose response is still
+    /// being sent. Past it the client has to wait. Default: 100.
     pub max_streams: u32,
-    /// Bytes of a request's head: its first line and headers. Past it: 431.
+    /// Bytes of a request's head, the request line and the headers. Past it: 431. Default: 64 KiB.
     pub max_head_bytes: usize,
-    /// Headers of a request. Past it: 431.
+    /// Number of headers of a request. Past it: 431. Default: 100.
     pub max_headers: usize,
-    /// Bytes of a request's body. Past it: 413.
+    /// Bytes of a request's body. Past it: 413. Default: 4 GiB.
     pub max_request_bytes: u64,
-    /// Bytes of all requests' bodies together that are held at once, from 16 KiB each: smaller
-    /// ones don't count. A body takes them as it arrives. Past it a request waits for its turn,
-    /// `body_timeout_ms` at most: 503.
+    /// Bytes of all request bodies in memory. Bodies up to 16 KiB don't count; a larger one counts by the
+    /// bytes that have arrived. Past it a request waits up to `body_timeout_ms` for memory, and then fails
+    /// with 503. Default: 1 GiB.
     pub request_bytes_in_flight_max: u64,
-    /// Bytes of all spool files together. The body of a `_bulk_docs` that exceeds 32 MiB, or half of
-    /// `request_bytes_in_flight_max`, goes to such a file. Past it: 413, or 503 where other spools take the space. 0: none is spooled.
+    /// Bytes of all spool files. The body of a `_bulk_docs` that exceeds 32 MiB, or half of
+    /// `request_bytes_in_flight_max`, goes to such a file. Past it: 413, or 503 if other spool files take the
+    /// space. 0 disables spooling. Default: 4 GiB.
     pub spool_bytes_max: u64,
-    /// Bytes of all answers together that are held until their clients take them. Past it the connection
-    /// that holds the most is closed; one that holds a quarter of it gets 503.
+    /// Bytes of all responses that clients haven't read yet. Past it the connection that holds the most is
+    /// closed; a connection that holds a quarter of it gets 503. Default: 256 MiB.
     pub answer_bytes_in_flight_max: u64,
-    /// Bytes of a document's JSON text. Past it: 413.
+    /// Bytes of a document's JSON text. Past it: 413. Default: 8,000,000.
     pub max_document_size: usize,
-    /// Bytes of an attachment. Past it: 413.
+    /// Bytes of an attachment. Past it: 413. Default: 1 GiB.
     pub max_attachment_size: u64,
-    /// Bytes of a refused body that are read and thrown away, so that the client, which may
-    /// still be sending, gets its answer. Past it the connection is closed.
+    /// Bytes of a refused body that are read and dropped, so that a client that is still sending gets the
+    /// response. Past it the connection is closed. Default: 1 GiB.
     pub max_discard_bytes: u64,
-    /// How long a connection may take to send a request's head, idle time before it included.
+    /// How long a connection may take to send a request's head, including idle time before it. Default: 60 s.
     pub head_timeout_ms: u64,
-    /// How long a client may pause within a request's body, and how long the whole body of a
-    /// request may take that isn't authenticated. Past it: 408.
+    /// Longest pause within a request's body, and longest duration of the whole body of an unauthenticated
+    /// request. Past it: 408. Default: 30 s.
     pub body_timeout_ms: u64,
-    /// Bytes of a request's body that a client must send in a second, on average from
-    /// `body_timeout_ms` on. Past it: 408. 0 is no limit.
+    /// Average bytes per second at which a client must send a request's body after the first
+    /// `body_timeout_ms`. Below it: 408. 0 disables the limit. Default: 1024.
     pub body_bytes_per_second_min: u64,
-    /// Whether answers are compressed for clients that take gzip.
+    /// Whether responses are compressed for clients that accept gzip. Default: false.
     pub compress_answers: bool,
-    /// Names that `POST /_dbs_info` takes.
+    /// Maximum number of names in a `POST /_dbs_info`. Default: 100.
     pub max_dbs_info_names: usize,
-    /// Identifiers that `_uuids` gives at once.
+    /// Maximum number of identifiers in a response of `_uuids`. Default: 1000.
     pub max_uuids: u64,
-    /// Ids that a feed with `filter=_doc_ids` takes.
+    /// Maximum number of ids of a feed with `filter=_doc_ids`. Default: 100,000.
     pub max_feed_doc_ids: usize,
-    /// Bytes from which on an answer is streamed, and the size of its chunks.
+    /// Bytes of a response from which on it is streamed, and the size of its chunks. Default: 64 KiB.
     pub stream_chunk_bytes: usize,
-    /// Chunks of one streamed answer that wait for a slow client.
+    /// Number of chunks of a streamed response that are buffered for a slow client. Default: 4.
     pub stream_chunks: usize,
-    /// How long a client may take nothing of an answer that it is being sent. Past it the
-    /// connection is closed. Feeds without an end are left alone.
+    /// How long a client may read nothing of a response. Past it the connection is closed. Doesn't apply to
+    /// feeds without an end. Default: 60 s.
     pub send_timeout_ms: u64,
-    /// The longest silence in a changes feed: the greatest `heartbeat` and `timeout`, and the
-    /// default of both.
+    /// The largest `heartbeat` and `timeout` of a feed, and the default of both. Default: 60 s.
     pub changes_timeout_ms: u64,
-    /// Seconds for which a session's cookie is good; it is renewed as it is used.
+    /// Lifetime of a session cookie in seconds. A cookie in use is renewed. Default: 600.
     pub session_timeout_s: u64,
-    /// How long a stopping server waits for the requests in flight.
+    /// How long a server that shuts down waits for requests in flight. Default: 8 s.
     pub stop_timeout_ms: u64,
 }
 

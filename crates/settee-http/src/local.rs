@@ -1,4 +1,4 @@
-//! `_local/…` documents: replication's checkpoints, never replicated themselves.
+//! `_local/…` documents: replication checkpoints, which are never replicated themselves.
 
 use std::sync::Arc;
 
@@ -7,48 +7,52 @@ use hyper::{Method, Response, StatusCode};
 use settee_doc::{Database, Edit};
 
 use crate::database::location;
-use crate::error::Failure;
-use crate::named::{Named, one_of};
-use crate::reply::{self, Answer, Body};
-use crate::server::{Call, WriteConcern};
+use crate::error::ApiError;
+use crate::response::{self, Body, HandlerResult};
+use crate::revision_arg::{RevisionArg, one_of};
+use crate::server::{RequestContext, WriteConcern};
 use crate::{body, copy, document, json, open_revs};
 
-/// `id` begins with `_local/`.
-pub(crate) async fn handle(call: &mut Call<'_>, database: Arc<Database>, id: &str) -> Answer {
-    match *call.method() {
-        Method::GET | Method::HEAD => get(call, &database, id).await,
+/// Handles a local document. `id` begins with `_local/`.
+pub(crate) async fn handle(
+    context: &mut RequestContext<'_>,
+    database: Arc<Database>,
+    id: &str,
+) -> HandlerResult {
+    match *context.method() {
+        Method::GET | Method::HEAD => get(context, &database, id).await,
         Method::PUT => {
-            let concern = call.write_concern()?;
-            let body = call.read_body().await?;
-            let (mut edit, _for_the_edit) = body::parse_edit(body, call.server).await?;
+            let concern = context.write_concern()?;
+            let body = context.read_body().await?;
+            let (mut edit, _permit) = body::parse_edit(body, context.server).await?;
             id.clone_into(&mut edit.id);
-            put(call, &database, edit, concern).await
+            put(context, &database, edit, concern).await
         }
         Method::DELETE => {
-            let concern = call.write_concern()?;
-            put(call, &database, Edit::delete(id, None), concern).await
+            let concern = context.write_concern()?;
+            put(context, &database, Edit::delete(id, None), concern).await
         }
-        _ if call.method().as_str() == "COPY" => copy::handle(call, &database, id).await,
-        _ => Err(Failure::method_not_allowed("DELETE,GET,HEAD,POST,PUT,COPY")),
+        _ if context.method().as_str() == "COPY" => copy::handle(context, &database, id).await,
+        _ => Err(ApiError::method_not_allowed("DELETE,GET,HEAD,POST,PUT,COPY")),
     }
 }
 
-async fn get(call: &Call<'_>, database: &Database, id: &str) -> Answer {
-    let query = call.query();
-    // As in CouchDB it has no revisions that could be asked for, not even the one that it shows.
+async fn get(context: &RequestContext<'_>, database: &Database, id: &str) -> HandlerResult {
+    let query = context.query();
+    // As in CouchDB, a local document has no revisions to ask for, not even its current one.
     if let Some(list) = query.get("open_revs") {
         let wanted = open_revs::parse(&list)?;
         if wanted.as_ref().is_none_or(|wanted| !wanted.is_empty()) {
-            return open_revs::get(call, database.view(), id, wanted).await;
+            return open_revs::get(context, database.snapshot(), id, wanted).await;
         }
     }
     if let Some(revision) = query.get("rev") {
-        Named::parse(&revision)?;
+        RevisionArg::parse(&revision)?;
         if !query.is_true("latest") {
-            return Err(Failure::missing());
+            return Err(ApiError::missing());
         }
     }
-    let (revision, body) = database.view().local(id.strip_prefix("_local/").unwrap_or(id)).await?;
+    let (revision, body) = database.snapshot().local(id.strip_prefix("_local/").unwrap_or(id)).await?;
     let mut text = Vec::with_capacity(body.len() + id.len() + 48);
     write_json(id, &revision, &body, &mut text);
     if query.is_true("revs") {
@@ -59,8 +63,8 @@ async fn get(call: &Call<'_>, database: &Database, id: &str) -> Answer {
         );
     }
     text.push(b'\n');
-    // Of the content: a local document's revision begins anew once it was deleted.
-    Ok(document::tagged_by_content(call, text))
+    // From the content: revisions of a local document start again after its deletion.
+    Ok(document::tagged_by_content(context, text))
 }
 
 /// Appends a local document's JSON text.
@@ -77,25 +81,25 @@ pub(crate) fn write_json(id: &str, revision: &str, body: &[u8], out: &mut Vec<u8
     });
 }
 
-/// Writes or deletes a local document, and answers.
+/// Writes or deletes a local document and returns the response.
 pub(crate) async fn put(
-    call: &Call<'_>,
+    context: &RequestContext<'_>,
     database: &Database,
     mut edit: Edit,
     concern: WriteConcern,
-) -> Result<Response<Body>, Failure> {
-    edit.local_revision = one_of(call, edit.local_revision, |text| {
-        settee_doc::parse_local_revision(text).ok_or_else(|| Failure::bad_request("Invalid rev format"))
+) -> Result<Response<Body>, ApiError> {
+    edit.local_revision = one_of(context, edit.local_revision, |text| {
+        settee_doc::parse_local_revision(text).ok_or_else(|| ApiError::bad_request("Invalid rev format"))
     })?;
     let (id, deleted) = (edit.id.clone(), edit.deleted);
     let revision = database.put_local(edit, concern.stage).await?;
     let status = concern.status(if deleted { StatusCode::OK } else { StatusCode::CREATED });
-    let mut response = reply::saved(status, &id, &revision);
-    if *call.method() != Method::POST {
-        reply::set_header(&mut response, header::ETAG, format!("\"{revision}\""));
+    let mut response = response::saved(status, &id, &revision);
+    if *context.method() != Method::POST {
+        response::set_header(&mut response, header::ETAG, format!("\"{revision}\""));
     }
     if !deleted {
-        reply::set_header(&mut response, header::LOCATION, location(call, database.name(), Some(&id)));
+        response::set_header(&mut response, header::LOCATION, location(context, database.name(), Some(&id)));
     }
     Ok(response)
 }

@@ -1,23 +1,23 @@
-//! Text from requests as the log shows it: on one line, with nothing that a terminal acts on, and
-//! of limited length. It is logged as a string, which is quoted: no name passes for another field.
+//! Escapes text from requests for the log: one line of limited length without control characters. It is
+//! logged as a quoted string, so it can't imitate another field.
 
-/// Bytes that are shown of a name.
+/// Maximum bytes of a name in the log.
 const NAME_BYTES_MAX: usize = 128;
 
-/// Bytes that are shown of a path, or of a reason that may hold names.
+/// Maximum bytes of a path, or of a reason that may contain names, in the log.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// A name that a request gave: of a user, a section, a key.
+/// Escapes a name from a request: of a user, a section or a key.
 pub(crate) fn name(name: &str) -> String {
     shown(name, NAME_BYTES_MAX)
 }
 
-/// A path, or a text that may hold names.
+/// Escapes a path, or a text that may contain names.
 pub(crate) fn text(text: &str) -> String {
     shown(text, TEXT_BYTES_MAX)
 }
 
-/// The beginning of a text, with escapes for what can't be printed. The escapes count.
+/// The beginning of a text, with unprintable characters escaped. The limit includes the escapes.
 fn shown(text: &str, bytes_max: usize) -> String {
     let mut shown = String::new();
     for char in text.chars() {
@@ -40,14 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_begin_a_line_or_move_a_cursor_is_escaped() {
+    fn control_characters_are_escaped() {
         let forged = "ann\nINFO forged\r\t\u{1b}[2J\u{9b}\u{7f}\u{2028}\u{202e}\\n\"'é";
         let shown = "ann\\nINFO forged\\r\\t\\u{1b}[2J\\u{9b}\\u{7f}\\u{2028}\\u{202e}\\\\n\"'é";
         assert_eq!(name(forged), shown);
     }
 
     #[test]
-    fn a_name_is_cut_to_128_bytes_escapes_included_and_never_within_a_character() {
+    fn a_name_is_truncated_to_128_bytes_with_escapes_and_between_characters() {
         assert_eq!(name(&"x".repeat(128)), "x".repeat(128));
         assert_eq!(name(&"x".repeat(129)), "x".repeat(128) + "…");
         assert_eq!(name(&"\n".repeat(1000)), "\\n".repeat(64) + "…");

@@ -1,34 +1,34 @@
-//! Bodies of several parts (RFC 2046), read as they come.
+//! Parses multipart bodies (RFC 2046) as they arrive.
 //!
-//! [`Splitter`] takes a body's frames, however they were cut, and gives what the body is made of: heads
-//! of parts, pieces of what they hold, their ends. [`Parts`] feeds it from a request.
+//! [`Splitter`] takes a body's frames, split anywhere, and returns its elements: heads of parts, pieces of
+//! content, ends of parts. [`Parts`] feeds it from a request.
 //!
 //! Invariants:
-//! 1. Of a body no more is held than a frame, a delimiter and a part's head.
-//! 2. What a part holds doesn't depend on where frames were cut.
-//! 3. Whatever comes ends in [`Event::End`] or in a 400.
+//! 1. At most a frame, a delimiter and a part's head are in memory.
+//! 2. The content of a part doesn't depend on how the body was split into frames.
+//! 3. Every body ends in [`Event::End`] or a 400.
 
 use std::fmt::Write as _;
 
 use bytes::{Buf, Bytes, BytesMut};
 use memchr::memmem;
 
-use crate::body::{Growing, Held};
-use crate::error::Failure;
-use crate::server::Call;
+use crate::body::{BodyBuffer, BufferedBody};
+use crate::error::ApiError;
+use crate::server::RequestContext;
 
-/// Bytes of a boundary. RFC 2046 allows 70; some clients take more.
+/// Longest boundary in bytes. RFC 2046 allows 70; some clients use more.
 const BOUNDARY_SIZE_MAX: usize = 256;
 
-/// Bytes of a part's head.
+/// Largest head of a part in bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Bytes before the first part, and of white space behind a delimiter: nobody needs any.
+/// Maximum bytes before the first part. No client needs any.
 const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 const PADDING_BYTES_MAX: usize = 1 << 10;
 
-/// What a body is made of, in this order: for each part its head, any number of pieces, its end; and
-/// the end of all.
+/// An element of a body, in this order: for each part its head, any number of pieces, its end; at last the
+/// end of the body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Head(Head),
@@ -37,20 +37,20 @@ pub(crate) enum Event {
     End,
 }
 
-/// A part's headers, their names in lower case.
+/// A part's headers, with names in lower case.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Head(Vec<(String, String)>);
 
 impl Head {
-    /// The first header of that name.
+    /// The first header with this name.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// Parses a head without the empty line behind it. A line that begins with white space goes on with
-    /// the one before.
-    fn parse(text: &[u8]) -> Result<Head, Failure> {
-        let bad = || Failure::bad_request("bad part header");
+    /// Parses a head without the empty line after it. A line that begins with white space continues the one
+    /// before.
+    fn parse(text: &[u8]) -> Result<Head, ApiError> {
+        let bad = || ApiError::bad_request("bad part header");
         let text = std::str::from_utf8(text).map_err(|_| bad())?;
         let mut headers: Vec<(String, String)> = Vec::new();
         for line in text.split("\r\n").filter(|line| !line.is_empty()) {
@@ -67,20 +67,20 @@ impl Head {
     }
 }
 
-/// Takes a body apart.
+/// Splits a body into its elements.
 pub(crate) struct Splitter {
-    /// Finds a line's end, two dashes and the boundary.
+    /// Finds a line end, two dashes and the boundary.
     delimiter: memmem::Finder<'static>,
     buffer: BytesMut,
-    state: State,
+    state: SplitterState,
     /// Bytes that were skipped before the first part.
     skipped: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SplitterState {
     Preamble,
-    /// Behind a delimiter.
+    /// After a delimiter.
     Delimiter,
     Head,
     Body,
@@ -91,69 +91,69 @@ impl Splitter {
     pub(crate) fn new(boundary: &str) -> Splitter {
         let delimiter = format!("\r\n--{boundary}");
         let delimiter = memmem::Finder::new(delimiter.as_bytes()).into_owned();
-        // The first delimiter may stand at the very front: no line ends before it then.
+        // The first delimiter may be at the very beginning, with no line end before it.
         let buffer = BytesMut::from(&b"\r\n"[..]);
-        Splitter { delimiter, buffer, state: State::Preamble, skipped: 0 }
+        Splitter { delimiter, buffer, state: SplitterState::Preamble, skipped: 0 }
     }
 
-    /// Takes what comes next. What comes behind the end is dropped.
+    /// Appends the next frame. Bytes after the end are dropped.
     pub(crate) fn push(&mut self, frame: &[u8]) {
-        if self.state != State::End {
+        if self.state != SplitterState::End {
             self.buffer.extend_from_slice(frame);
         }
     }
 
-    /// What is next; `None` where more must come first.
+    /// The next element; None if more bytes are needed.
     ///
     /// # Errors
-    /// 400 for what isn't well-formed.
-    pub(crate) fn next(&mut self) -> Result<Option<Event>, Failure> {
+    /// 400 for a malformed body.
+    pub(crate) fn next(&mut self) -> Result<Option<Event>, ApiError> {
         loop {
             match self.state {
-                State::Preamble => {
+                SplitterState::Preamble => {
                     let at = self.delimiter.find(&self.buffer);
                     let skip = at.unwrap_or_else(|| self.surely_no_delimiter());
                     self.skipped += skip;
                     self.buffer.advance(skip);
                     if self.skipped > PREAMBLE_BYTES_MAX {
-                        return Err(Failure::bad_request("the body doesn't begin with its boundary"));
+                        return Err(ApiError::bad_request("the body doesn't begin with its boundary"));
                     }
                     if at.is_none() {
                         return Ok(None);
                     }
                     self.pass_delimiter();
                 }
-                State::Delimiter => match self.behind_delimiter()? {
-                    Some(State::End) => {
-                        self.state = State::End;
+                SplitterState::Delimiter => match self.behind_delimiter()? {
+                    Some(SplitterState::End) => {
+                        self.state = SplitterState::End;
                         self.buffer = BytesMut::new();
                     }
                     Some(state) => self.state = state,
                     None => return Ok(None),
                 },
-                State::Head => return Ok(self.head()?.map(Event::Head)),
-                State::Body => return Ok(self.piece()),
-                State::End => return Ok(Some(Event::End)),
+                SplitterState::Head => return Ok(self.head()?.map(Event::Head)),
+                SplitterState::Body => return Ok(self.piece()),
+                SplitterState::End => return Ok(Some(Event::End)),
             }
         }
     }
 
-    /// How many bytes at the front of the buffer, which has no delimiter, are no part of one.
+    /// Number of bytes at the front of the buffer that can't belong to a delimiter.
     fn surely_no_delimiter(&self) -> usize {
         (self.buffer.len() + 1).saturating_sub(self.delimiter.needle().len())
     }
 
     fn pass_delimiter(&mut self) {
         self.buffer.advance(self.delimiter.needle().len());
-        self.state = State::Delimiter;
+        self.state = SplitterState::Delimiter;
     }
 
-    /// Whether it was the last one, or a part's head follows.
-    fn behind_delimiter(&mut self) -> Result<Option<State>, Failure> {
+    /// Whether the delimiter was the last one or a part's head follows.
+    fn behind_delimiter(&mut self) -> Result<Option<SplitterState>, ApiError> {
         if self.buffer.starts_with(b"--") {
-            return Ok(Some(State::End));
+            return Ok(Some(SplitterState::End));
         }
-        let bad = || Failure::bad_request("a boundary isn't followed by a line's end");
+        let bad = || ApiError::bad_request("a boundary isn't followed by a line's end");
         let Some(end) = memchr::memchr(b'\n', &self.buffer) else {
             return if self.buffer.len() > PADDING_BYTES_MAX { Err(bad()) } else { Ok(None) };
         };
@@ -162,10 +162,10 @@ impl Splitter {
             return Err(bad());
         }
         self.buffer.advance(end + 1);
-        Ok(Some(State::Head))
+        Ok(Some(SplitterState::Head))
     }
 
-    fn head(&mut self) -> Result<Option<Head>, Failure> {
+    fn head(&mut self) -> Result<Option<Head>, ApiError> {
         let scanned = &self.buffer[..self.buffer.len().min(HEAD_BYTES_MAX + 4)];
         let (head, size) = if scanned.starts_with(b"\r\n") {
             (0, 2)
@@ -174,11 +174,11 @@ impl Splitter {
         } else if scanned.len() < HEAD_BYTES_MAX + 4 {
             return Ok(None);
         } else {
-            return Err(Failure::bad_request("the header of a part is too large"));
+            return Err(ApiError::bad_request("the header of a part is too large"));
         };
         let parsed = Head::parse(&self.buffer[..head])?;
         self.buffer.advance(size);
-        self.state = State::Body;
+        self.state = SplitterState::Body;
         Ok(Some(parsed))
     }
 
@@ -195,81 +195,87 @@ impl Splitter {
     }
 }
 
-/// The parts of a request's body. The body itself stays with its call.
+/// The parts of a request's body. The body itself stays in the request context.
 pub(crate) struct Parts(Splitter);
 
 impl Parts {
-    /// Of a body of that content type.
+    /// A parser for a body of this content type.
     ///
     /// # Errors
-    /// 400 where it names no boundary.
-    pub(crate) fn new(content_type: &str) -> Result<Parts, Failure> {
+    /// 400 if there is no boundary.
+    pub(crate) fn new(content_type: &str) -> Result<Parts, ApiError> {
         let (_, parameters) = parameters(content_type);
         let boundary = parameters.into_iter().find(|(name, _)| name == "boundary");
         let boundary = boundary.map(|(_, value)| value).unwrap_or_default();
         if boundary.is_empty() || boundary.len() > BOUNDARY_SIZE_MAX {
-            return Err(Failure::bad_request("Content-Type must have a boundary"));
+            return Err(ApiError::bad_request("Content-Type must have a boundary"));
         }
         Ok(Parts(Splitter::new(&boundary)))
     }
 
-    /// What is next.
+    /// The next element.
     ///
     /// # Errors
-    /// 400 for what isn't well-formed or ends too early, 408 when the client pauses too long.
-    pub(crate) async fn next(&mut self, call: &mut Call<'_>) -> Result<Event, Failure> {
+    /// 400 for a malformed or truncated body, 408 if the client is too slow.
+    pub(crate) async fn next(&mut self, context: &mut RequestContext<'_>) -> Result<Event, ApiError> {
         loop {
             if let Some(event) = self.0.next()? {
                 return Ok(event);
             }
-            match call.body.next_frame(&call.server.limits).await? {
+            match context.body.next_frame(&context.server.limits).await? {
                 Some(frame) => self.0.push(&frame),
-                None => return Err(Failure::bad_request("expected more data")),
+                None => return Err(ApiError::bad_request("expected more data")),
             }
         }
     }
 
-    /// The next part's head; `None` behind the last part.
+    /// The next part's head; None after the last part.
     ///
     /// # Errors
-    /// As [`Parts::next`].
-    pub(crate) async fn next_part(&mut self, call: &mut Call<'_>) -> Result<Option<Head>, Failure> {
-        match self.next(call).await? {
+    /// As for [`Parts::next`].
+    pub(crate) async fn next_part(
+        &mut self,
+        context: &mut RequestContext<'_>,
+    ) -> Result<Option<Head>, ApiError> {
+        match self.next(context).await? {
             Event::Head(head) => Ok(Some(head)),
             Event::End => Ok(None),
             Event::Piece(_) | Event::PartEnd => unreachable!("the part before it was read to its end"),
         }
     }
 
-    /// The next piece of a part; `None` at the part's end.
+    /// The next piece of a part; None at the part's end.
     ///
     /// # Errors
-    /// As [`Parts::next`].
-    pub(crate) async fn next_piece(&mut self, call: &mut Call<'_>) -> Result<Option<Bytes>, Failure> {
-        match self.next(call).await? {
+    /// As for [`Parts::next`].
+    pub(crate) async fn next_piece(
+        &mut self,
+        context: &mut RequestContext<'_>,
+    ) -> Result<Option<Bytes>, ApiError> {
+        match self.next(context).await? {
             Event::Piece(piece) => Ok(Some(piece)),
             Event::PartEnd => Ok(None),
             Event::Head(_) | Event::End => unreachable!("a part has an end"),
         }
     }
 
-    /// All that a part holds, added to `growing`.
+    /// The whole content of a part, appended to `buffer`.
     ///
     /// # Errors
-    /// As [`Parts::next`]; 413 for more than `growing` takes; 503 without room.
+    /// As for [`Parts::next`]; 413 if it exceeds the buffer's limit; 503 if the memory is exhausted.
     pub(crate) async fn collect(
         &mut self,
-        call: &mut Call<'_>,
-        mut growing: Growing,
-    ) -> Result<Held, Failure> {
-        while let Some(piece) = self.next_piece(call).await? {
-            growing.extend(&piece, &call.server.room).await?;
+        context: &mut RequestContext<'_>,
+        mut buffer: BodyBuffer,
+    ) -> Result<BufferedBody, ApiError> {
+        while let Some(piece) = self.next_piece(context).await? {
+            buffer.extend(&piece, &context.server.body_memory).await?;
         }
-        Ok(growing.finish())
+        Ok(buffer.finish())
     }
 }
 
-/// A header's value and its parameters (RFC 2045, 5.1): the value and the names in lower case.
+/// A header's value and its parameters (RFC 2045, 5.1), with the value and the names in lower case.
 pub(crate) fn parameters(text: &str) -> (String, Vec<(String, String)>) {
     let (value, mut rest) = text.split_once(';').unwrap_or((text, ""));
     let mut parameters = Vec::new();
@@ -299,8 +305,8 @@ pub(crate) fn parameters(text: &str) -> (String, Vec<(String, String)>) {
     (value.trim().to_ascii_lowercase(), parameters)
 }
 
-/// A quoted string behind its first quote, and what follows its last. Of what a backslash may escape,
-/// quotes and backslashes alone are: file names have others.
+/// A quoted string after its first quote, and the text after its last. A backslash escapes only quotes and
+/// backslashes, because file names contain others.
 fn unquote(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut characters = text.char_indices().peekable();
@@ -317,7 +323,7 @@ fn unquote(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// A string in quotes, as a part's header holds it; control characters are percent-encoded.
+/// A quoted string for a part's header; control characters are percent-encoded.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -325,7 +331,7 @@ pub(crate) fn quoted(text: &str) -> String {
         match character {
             '"' | '\\' => quoted.extend(['\\', character]),
             control if control.is_ascii_control() => {
-                write!(quoted, "%{:02X}", u32::from(control)).expect("a string takes it");
+                write!(quoted, "%{:02X}", u32::from(control)).expect("writing to a String succeeds");
             }
             other => quoted.push(other),
         }
@@ -334,17 +340,17 @@ pub(crate) fn quoted(text: &str) -> String {
     quoted
 }
 
-/// A boundary that nothing contains: 16 random bytes.
+/// A boundary of 16 random bytes, which occurs in no content.
 pub(crate) fn new_boundary() -> String {
     let mut random = [0; 16];
-    getrandom::fill(&mut random).expect("the system gives randomness");
+    getrandom::fill(&mut random).expect("the system provides randomness");
     let mut boundary = String::with_capacity(32);
-    random.iter().for_each(|byte| write!(boundary, "{byte:02x}").expect("a string takes it"));
+    random.iter().for_each(|byte| write!(boundary, "{byte:02x}").expect("writing to a String succeeds"));
     boundary
 }
 
-/// Whether an `Accept` header allows a media type, by CouchDB's reading: what is missing allows all, and
-/// no allowed type is preferred to another.
+/// Whether an `Accept` header allows a media type, as CouchDB reads it: a missing header allows all, and no
+/// allowed type is preferred.
 pub(crate) fn accepts(accept: Option<&str>, kind: &str) -> bool {
     let of_all = kind.split_once('/').map_or_else(String::new, |(main, _)| format!("{main}/*"));
     let (mut allowed, mut refused) = (false, false);
@@ -362,11 +368,11 @@ pub(crate) fn accepts(accept: Option<&str>, kind: &str) -> bool {
     allowed && !refused
 }
 
-/// 415 for a part, or a body, of another type.
-pub(crate) fn check_type(found: Option<&str>, kind: &str) -> Result<(), Failure> {
+/// 415 if the type of a part or a body is another one.
+pub(crate) fn check_type(found: Option<&str>, kind: &str) -> Result<(), ApiError> {
     match found.is_some_and(|found| parameters(found).0 == kind) {
         true => Ok(()),
-        false => Err(Failure::bad_content_type(format!("Content-Type must be {kind}"))),
+        false => Err(ApiError::bad_content_type(format!("Content-Type must be {kind}"))),
     }
 }
 

@@ -1,6 +1,6 @@
-//! `_node/{name}/…`: the machines of a cluster, of which there is this one.
+//! `_node/{name}/…`: the nodes of a cluster; here there is only this one.
 //!
-//! It has the name that CouchDB gives a machine without a cluster, and is `_local` too.
+//! The node has the name that CouchDB gives a node without a cluster, and is also called `_local`.
 
 use std::collections::BTreeMap;
 
@@ -9,104 +9,112 @@ use hyper::{Method, StatusCode};
 
 use crate::COUCHDB_VERSION;
 use crate::config_store::Sections;
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::query::Segments;
-use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::response::{self, HandlerResult};
+use crate::server::RequestContext;
 use crate::{json, metrics, stats};
 
-/// This machine's name.
+/// This node's name.
 pub(crate) const NODE: &str = "nonode@nohost";
 
-/// Answers what is asked of a machine; `path` is what follows `_node`.
-pub(crate) async fn handle(call: &mut Call<'_>, mut path: Segments<'_>) -> Answer {
+/// Handles a request to a node; `path` is the path after `_node`.
+pub(crate) async fn handle(context: &mut RequestContext<'_>, mut path: Segments<'_>) -> HandlerResult {
     let Some(node) = path.next()? else {
-        return Err(Failure::bad_request("Incomplete path to _node request"));
+        return Err(ApiError::bad_request("Incomplete path to _node request"));
     };
     if node != "_local" && node != NODE {
         let reason = format!("no such node: {node}");
-        return Err(Failure::new(StatusCode::NOT_FOUND, "not_found", reason));
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", reason));
     }
     let Some(what) = path.next()? else {
-        return only_get(call, |_| format!("{{\"name\":\"{NODE}\"}}\n").into());
+        return only_get(context, |_| format!("{{\"name\":\"{NODE}\"}}\n").into());
     };
     match what.as_ref() {
-        "_config" => config(call, path).await,
+        "_config" => config(context, path).await,
         "_stats" => {
             let mut names = Vec::new();
             while let Some(name) = path.next()? {
                 names.push(name.into_owned());
             }
-            only_get(call, |call| stats::text(call.server, &names))
+            only_get(context, |context| stats::text(context.server, &names))
         }
-        "_system" if path.at_end() => only_get(call, system),
-        "_versions" if path.at_end() => only_get(call, |_| versions()),
-        "_prometheus" if path.at_end() => metrics::scrape(call),
-        "_smoosh" if path.next()?.as_deref() == Some("status") && path.at_end() => {
-            Err(Failure::not_implemented("_smoosh/status is not implemented: compaction has no queues here."))
-        }
+        "_system" if path.at_end() => only_get(context, system),
+        "_versions" if path.at_end() => only_get(context, |_| versions()),
+        "_prometheus" if path.at_end() => metrics::scrape(context),
+        "_smoosh" if path.next()?.as_deref() == Some("status") && path.at_end() => Err(
+            ApiError::not_implemented("_smoosh/status is not implemented: compaction has no queues here."),
+        ),
         "_restart" if path.at_end() => {
-            Err(Failure::not_implemented("_restart is not implemented yet: whoever started the server can."))
+            Err(ApiError::not_implemented("_restart is not implemented yet: whoever started the server can."))
         }
-        _ => Err(Failure::missing()),
+        _ => Err(ApiError::missing()),
     }
 }
 
-fn only_get(call: &Call<'_>, text: impl FnOnce(&Call<'_>) -> Vec<u8>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET"));
+fn only_get(
+    context: &RequestContext<'_>,
+    text: impl FnOnce(&RequestContext<'_>) -> Vec<u8>,
+) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET"));
     }
-    Ok(reply::json(StatusCode::OK, text(call)))
+    Ok(response::json(StatusCode::OK, text(context)))
 }
 
-/// `_config`, `_config/_reload`, `_config/SECTION` and `_config/SECTION/KEY`.
-async fn config(call: &mut Call<'_>, mut path: Segments<'_>) -> Answer {
-    let shared = call.shared;
+/// Handles `_config`, `_config/_reload`, `_config/SECTION` and `_config/SECTION/KEY`.
+async fn config(context: &mut RequestContext<'_>, mut path: Segments<'_>) -> HandlerResult {
+    let shared = context.shared;
     let store = &shared.config;
     let Some(section) = path.next()? else {
-        return only_get(call, |_| sections_text(&store.all()));
+        return only_get(context, |_| sections_text(&store.all()));
     };
     let Some(key) = path.next()? else {
         return match section.as_ref() {
-            "_reload" => reload(call).await,
-            section => only_get(call, |_| keys_line(&store.section(section))),
+            "_reload" => reload(context).await,
+            section => only_get(context, |_| keys_line(&store.section(section))),
         };
     };
     if !path.at_end() {
-        return Err(Failure::missing());
+        return Err(ApiError::missing());
     }
-    match *call.method() {
+    match *context.method() {
         Method::GET | Method::HEAD => match store.get(&section, &key) {
             Some(value) => Ok(text_answer(&value)),
             None => Err(unknown()),
         },
-        Method::PUT => set(call, &section, &key).await,
-        Method::DELETE => delete(call, &section, &key).await,
-        _ => Err(Failure::method_not_allowed("GET,PUT,DELETE")),
+        Method::PUT => set(context, &section, &key).await,
+        Method::DELETE => delete(context, &section, &key).await,
+        _ => Err(ApiError::method_not_allowed("GET,PUT,DELETE")),
     }
 }
 
-async fn set(call: &mut Call<'_>, section: &str, key: &str) -> Answer {
-    let body = call.read_value_body().await?;
-    let text = std::str::from_utf8(&body.text).map_err(|_| Failure::bad_json())?;
+async fn set(context: &mut RequestContext<'_>, section: &str, key: &str) -> HandlerResult {
+    let body = context.read_value_body().await?;
+    let text = std::str::from_utf8(&body.text).map_err(|_| ApiError::bad_json())?;
     let text = crate::query::json_value(text)?;
-    let value = json::string(text).ok_or_else(|| Failure::bad_request("a JSON string expected"))?;
+    let value = json::string(text).ok_or_else(|| ApiError::bad_request("a JSON string expected"))?;
     let value = value.trim().to_owned();
-    let old = change(call, section, key, Some(value)).await?;
+    let old = change(context, section, key, Some(value)).await?;
     Ok(text_answer(&old))
 }
 
-async fn delete(call: &Call<'_>, section: &str, key: &str) -> Answer {
-    let old = change(call, section, key, None).await?;
+async fn delete(context: &RequestContext<'_>, section: &str, key: &str) -> HandlerResult {
+    let old = change(context, section, key, None).await?;
     Ok(text_answer(&old))
 }
 
-/// Sets a key, or deletes one that is there, and returns its old value. In a task of its own: a change that
-/// has begun is finished, in the file and in force, whether or not somebody waits for it, and before the
-/// next one begins.
-async fn change(call: &Call<'_>, section: &str, key: &str, value: Option<String>) -> Result<String, Failure> {
-    let shared = call.shared.clone();
-    let (section, key, persist) = (section.to_owned(), key.to_owned(), persists(call));
+/// Sets or deletes an existing key, and returns its old value. Runs in a task of its own, so that a change
+/// that has begun is completed, in the file and in effect, before the next one begins, even if the client
+/// disconnects.
+async fn change(
+    context: &RequestContext<'_>,
+    section: &str,
+    key: &str,
+    value: Option<String>,
+) -> Result<String, ApiError> {
+    let shared = context.shared.clone();
+    let (section, key, persist) = (section.to_owned(), key.to_owned(), persists(context));
     let changing = tokio::spawn(async move {
         let _changing = shared.config.changing.lock().await;
         let old = shared.config.get(&section, &key);
@@ -118,37 +126,37 @@ async fn change(call: &Call<'_>, section: &str, key: &str, value: Option<String>
         Ok(old.unwrap_or_default())
     });
     let failed = |error: tokio::task::JoinError| {
-        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
     };
     changing.await.map_err(failed)?
 }
 
-async fn reload(call: &Call<'_>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+async fn reload(context: &RequestContext<'_>) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    let shared = call.shared;
+    let shared = context.shared;
     let _changing = shared.config.changing.lock().await;
     let derived = shared.config.reload()?;
     shared.apply(derived);
-    Ok(reply::ok(StatusCode::OK))
+    Ok(response::ok(StatusCode::OK))
 }
 
-/// Whether a change is to outlive the process.
-fn persists(call: &Call<'_>) -> bool {
+/// Whether a change is to be written to the file.
+fn persists(context: &RequestContext<'_>) -> bool {
     const PERSIST: header::HeaderName = header::HeaderName::from_static("x-couch-persist");
-    call.header(PERSIST) != Some("false")
+    context.header(PERSIST) != Some("false")
 }
 
-fn unknown() -> Failure {
-    Failure::new(StatusCode::NOT_FOUND, "not_found", "unknown_config_value")
+fn unknown() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", "unknown_config_value")
 }
 
-fn text_answer(value: &str) -> hyper::Response<reply::Body> {
+fn text_answer(value: &str) -> hyper::Response<response::Body> {
     let mut text = Vec::with_capacity(value.len() + 3);
     settee_doc::write_json_string(value, &mut text);
     text.push(b'\n');
-    reply::json(StatusCode::OK, text)
+    response::json(StatusCode::OK, text)
 }
 
 fn keys_line(keys: &BTreeMap<String, String>) -> Vec<u8> {
@@ -187,10 +195,10 @@ fn write_keys(keys: &BTreeMap<String, String>, text: &mut Vec<u8>) {
     });
 }
 
-/// What of CouchDB's `_system` there is without its runtime: `memory.other` is what the process
-/// has resident, `process_count` and `run_queue` count tasks.
-fn system(call: &Call<'_>) -> Vec<u8> {
-    let uptime = call.server.metrics.uptime().as_secs();
+/// The figures of CouchDB's `_system` that exist without its runtime: `memory.other` is the process's
+/// resident memory, `process_count` and `run_queue` count tasks.
+fn system(context: &RequestContext<'_>) -> Vec<u8> {
+    let uptime = context.server.metrics.uptime().as_secs();
     let tasks = tokio::runtime::Handle::current().metrics();
     let (alive, queued) = (tasks.num_alive_tasks(), tasks.global_queue_depth());
     let resident = resident_bytes().unwrap_or(0);
@@ -202,7 +210,7 @@ fn system(call: &Call<'_>) -> Vec<u8> {
     .into()
 }
 
-/// Bytes of memory that the process has, where the system tells.
+/// Resident memory of the process in bytes, if the system provides it.
 ///
 /// Source: proc_pid_statm(5).
 fn resident_bytes() -> Option<u64> {
@@ -212,8 +220,8 @@ fn resident_bytes() -> Option<u64> {
     Some(pages * PAGE_BYTES)
 }
 
-/// What answers in the place of CouchDB's parts. There is no query server yet, and no collation
-/// but that of bytes.
+/// The components of this server in place of CouchDB's. There is no query server yet, and only bytewise
+/// collation.
 fn versions() -> Vec<u8> {
     let version = env!("CARGO_PKG_VERSION");
     format!(

@@ -1,62 +1,67 @@
-//! Several revisions of a document at once: `open_revs`.
+//! `open_revs`: several revisions of a document in one response.
 //!
-//! The leaves are read once, their bodies one after another as the client takes them.
+//! The leaves are read once; their bodies are read one by one as the client reads the response.
 
 use hyper::header;
-use settee_doc::{Leaves, Matched, Revision, View};
+use settee_doc::{Leaves, Matched, Revision, Snapshot};
 
-use crate::document::{self, Shape};
-use crate::error::Failure;
+use crate::document::{self, DocumentOptions};
+use crate::error::ApiError;
 use crate::multipart;
-use crate::named::List;
 use crate::related::Related;
-use crate::reply::{self, Answer};
-use crate::server::Call;
-use crate::stream::{self, Out};
+use crate::response::{self, HandlerResult};
+use crate::response_writer::{self, ResponseWriter};
+use crate::revision_arg::RevisionList;
+use crate::server::RequestContext;
 
-/// The media type of several revisions.
+/// The media type of a response with several revisions.
 pub(crate) const MIXED: &str = "multipart/mixed";
 
-/// The head of a part that says that there is none.
+/// The head of a part that reports a missing revision.
 const ERROR_HEAD: &[u8] = b"\r\nContent-Type: application/json; error=\"true\"\r\n\r\n";
 
-/// What `open_revs` asks for: a list, or all leaves.
-pub(crate) fn parse(list: &str) -> Result<Option<List>, Failure> {
+/// Parses `open_revs`: a list of revisions, or None for all leaves.
+pub(crate) fn parse(list: &str) -> Result<Option<RevisionList>, ApiError> {
     match list {
         "all" => Ok(None),
-        list => List::parse_value(list).map(Some),
+        list => RevisionList::parse_value(list).map(Some),
     }
 }
 
-/// What the wanted revisions, or all leaves, stand for.
+/// Finds the leaves for the wanted revisions, or all leaves.
 pub(crate) async fn find(
     leaves: &Leaves,
     wanted: Option<&[Revision]>,
     latest: bool,
-) -> Result<Vec<Matched>, Failure> {
+) -> Result<Vec<Matched>, ApiError> {
     match wanted {
         Some(wanted) => Ok(leaves.find(wanted, latest).await?),
         None => Ok((0..leaves.count()).map(Matched::Leaf).collect()),
     }
 }
 
-/// Answers with them: in a list, or in parts.
-pub(crate) async fn get(call: &Call<'_>, view: View, id: &str, wanted: Option<List>) -> Answer {
-    let shape = Shape::from_query(call.query())?;
-    let leaves = view.open_leaves(id).await?;
+/// Responds with the wanted revisions, as a JSON array or as multipart.
+pub(crate) async fn get(
+    context: &RequestContext<'_>,
+    snapshot: Snapshot,
+    id: &str,
+    wanted: Option<RevisionList>,
+) -> HandlerResult {
+    let options = DocumentOptions::from_query(context.query())?;
+    let leaves = snapshot.open_leaves(id).await?;
     let ours = wanted.as_ref().map(|wanted| &*wanted.ours);
-    let found = find(&leaves, ours, call.query().is_true("latest")).await?;
+    let found = find(&leaves, ours, context.query().is_true("latest")).await?;
     let foreign = wanted.map(|wanted| wanted.foreign).unwrap_or_default();
     if found.is_empty() && foreign.is_empty() {
-        return Err(Failure::missing());
+        return Err(ApiError::missing());
     }
-    let boundary = multipart::accepts(call.header(header::ACCEPT), MIXED).then(multipart::new_boundary);
+    let boundary = multipart::accepts(context.header(header::ACCEPT), MIXED).then(multipart::new_boundary);
     let kind = boundary.as_ref().map(|boundary| format!("{MIXED}; boundary=\"{boundary}\""));
-    let mut response = stream::respond(call.output(), async move |mut out| {
-        let mut answer = Revisions { view, leaves, shape, boundary, is_first: true };
+    let mut response = response_writer::respond(context.output(), async move |mut out| {
+        let mut answer = Revisions { snapshot, leaves, options, boundary, is_first: true };
         answer.begin(&mut out);
         for matched in found {
-            // What is in memory never waits: others get their turn.
+            // Reads from memory never yield, so this task must.
             tokio::task::consume_budget().await;
             answer.write(matched, &mut out).await?;
             out.flush_full().await?;
@@ -70,30 +75,30 @@ pub(crate) async fn get(call: &Call<'_>, view: View, id: &str, wanted: Option<Li
     })
     .await?;
     if let Some(kind) = kind {
-        reply::set_header(&mut response, header::CONTENT_TYPE, kind);
+        response::set_header(&mut response, header::CONTENT_TYPE, kind);
     }
     Ok(response)
 }
 
-/// An answer on its way out.
+/// A response being written.
 struct Revisions {
-    view: View,
+    snapshot: Snapshot,
     leaves: Leaves,
-    shape: Shape,
-    /// Of an answer in parts.
+    options: DocumentOptions,
+    /// The boundary of a multipart response; None for JSON.
     boundary: Option<String>,
     is_first: bool,
 }
 
 impl Revisions {
-    fn begin(&self, out: &mut Out) {
+    fn begin(&self, out: &mut ResponseWriter) {
         match &self.boundary {
             Some(boundary) => out.buffer.extend_from_slice(format!("--{boundary}").as_bytes()),
             None => out.buffer.push(b'['),
         }
     }
 
-    async fn write(&mut self, matched: Matched, out: &mut Out) -> Result<(), Failure> {
+    async fn write(&mut self, matched: Matched, out: &mut ResponseWriter) -> Result<(), ApiError> {
         if let Some(boundary) = &self.boundary {
             self.write_part(matched, out).await?;
             out.buffer.extend_from_slice(format!("\r\n--{boundary}").as_bytes());
@@ -109,23 +114,23 @@ impl Revisions {
                 return Ok(());
             }
         };
-        let opened = self.shape.open_leaf(&self.leaves, index).await?;
+        let opened = self.options.open_leaf(&self.leaves, index).await?;
         out.buffer.extend_from_slice(b"{\"ok\":");
-        document::write_opened(&self.view, &opened, &self.shape, out).await?;
+        document::write_opened(&self.snapshot, &opened, &self.options, out).await?;
         out.buffer.push(b'}');
         Ok(())
     }
 
-    /// A part: the document, with its attachments behind it where it has any.
-    async fn write_part(&self, matched: Matched, out: &mut Out) -> Result<(), Failure> {
+    /// Writes one part: the document, followed by its attachments if it has any.
+    async fn write_part(&self, matched: Matched, out: &mut ResponseWriter) -> Result<(), ApiError> {
         match matched {
             Matched::Leaf(index) => {
-                let opened = self.shape.open_leaf(&self.leaves, index).await?;
+                let opened = self.options.open_leaf(&self.leaves, index).await?;
                 let boundary = multipart::new_boundary();
                 let related = Related::new(opened.document, &opened.extras, opened.known, boundary);
                 let head = format!("\r\nContent-Type: {}\r\n\r\n", related.content_type());
                 out.buffer.extend_from_slice(head.as_bytes());
-                related.write(&self.view, self.leaves.id(), out).await
+                related.write(&self.snapshot, self.leaves.id(), out).await
             }
             Matched::Missing(revision) => {
                 out.buffer.extend_from_slice(ERROR_HEAD);
@@ -135,7 +140,7 @@ impl Revisions {
         }
     }
 
-    /// A revision that no document has.
+    /// Reports a revision that no document here can have as missing.
     fn write_foreign(&mut self, text: &str, out: &mut Vec<u8>) {
         if let Some(boundary) = &self.boundary {
             out.extend_from_slice(ERROR_HEAD);
@@ -149,12 +154,12 @@ impl Revisions {
         write_missing(text, out);
     }
 
-    fn end(&self, out: &mut Out) {
+    fn end(&self, out: &mut ResponseWriter) {
         out.buffer.extend_from_slice(if self.boundary.is_some() { b"--" } else { b"]\n" });
     }
 }
 
-/// `{"missing":"…"}`
+/// Appends `{"missing":"…"}`.
 fn write_missing(revision: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"missing\":");
     settee_doc::write_json_string(revision, out);

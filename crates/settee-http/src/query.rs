@@ -1,22 +1,21 @@
-//! A request's path and query string: splitting, and percent-decoding as CouchDB does it.
+//! Parses paths and query strings, with CouchDB's percent-decoding.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::json;
 
-/// Refuses a percent sign that two hex digits don't follow.
-pub(crate) fn check_encoding(uri: &str) -> Result<(), Failure> {
+/// Refuses a percent sign that isn't followed by two hex digits.
+pub(crate) fn check_encoding(uri: &str) -> Result<(), ApiError> {
     let bytes = uri.as_bytes();
     let broken = memchr::memchr_iter(b'%', bytes)
         .any(|at| !bytes.get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)));
-    if broken { Err(Failure::bad_request("invalid_url_encoding")) } else { Ok(()) }
+    if broken { Err(ApiError::bad_request("invalid_url_encoding")) } else { Ok(()) }
 }
 
-/// Decodes `%XX`, and `+` as a space. What isn't UTF-8 then
-/// is returned as None.
+/// Decodes `%XX`, and `+` as a space. Returns None if the result isn't UTF-8.
 pub(crate) fn decode(text: &str) -> Option<Cow<'_, str>> {
     if !text.bytes().any(|byte| byte == b'%' || byte == b'+') {
         return Some(Cow::Borrowed(text));
@@ -26,7 +25,7 @@ pub(crate) fn decode(text: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(decoded))
 }
 
-/// Decodes a part of a path, in which `+` may stand for itself.
+/// Decodes a part of a path, in which `+` may be literal.
 pub(crate) fn decode_path(text: &str, plus_is_space: bool) -> Option<Cow<'_, str>> {
     match plus_is_space {
         true => decode(text),
@@ -34,7 +33,7 @@ pub(crate) fn decode_path(text: &str, plus_is_space: bool) -> Option<Cow<'_, str
     }
 }
 
-/// The segments of a path, decoded; empty ones don't count.
+/// The decoded segments of a path, without empty ones.
 pub(crate) struct Segments<'a> {
     rest: &'a str,
     plus_is_space: bool,
@@ -46,7 +45,7 @@ impl<'a> Segments<'a> {
     }
 
     /// The next segment; None at the end.
-    pub(crate) fn next(&mut self) -> Result<Option<Cow<'a, str>>, Failure> {
+    pub(crate) fn next(&mut self) -> Result<Option<Cow<'a, str>>, ApiError> {
         let rest = self.rest.trim_start_matches('/');
         if rest.is_empty() {
             self.rest = rest;
@@ -64,28 +63,28 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// All that is left as one name, its slashes kept; None at the end.
-    pub(crate) fn rest(&mut self) -> Result<Option<Cow<'a, str>>, Failure> {
+    /// The rest as one name that may contain slashes; None at the end.
+    pub(crate) fn rest(&mut self) -> Result<Option<Cow<'a, str>>, ApiError> {
         let rest = std::mem::take(&mut self.rest).trim_start_matches('/');
         if rest.is_empty() {
             return Ok(None);
         }
-        let bad = || Failure::bad_request("Attachment name is not UTF-8 encoded");
+        let bad = || ApiError::bad_request("Attachment name is not UTF-8 encoded");
         decode_path(rest, self.plus_is_space).map(Some).ok_or_else(bad)
     }
 
-    /// Whether no segment follows.
+    /// Whether there are no more segments.
     pub(crate) fn at_end(&self) -> bool {
         self.rest.bytes().all(|byte| byte == b'/')
     }
 }
 
-/// A query string; looked at where it lies.
+/// A query string, parsed on demand.
 #[derive(Clone, Copy)]
 pub(crate) struct Query<'a>(pub(crate) &'a str);
 
 impl<'a> Query<'a> {
-    /// Its names and values, decoded, in order.
+    /// The decoded names and values, in order.
     pub(crate) fn pairs(self) -> impl Iterator<Item = (Cow<'a, str>, Cow<'a, str>)> {
         self.0.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -93,7 +92,7 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// The first value of that name.
+    /// The first value with this name.
     pub(crate) fn get(self, name: &str) -> Option<Cow<'a, str>> {
         if self.0.is_empty() {
             return None;
@@ -101,7 +100,7 @@ impl<'a> Query<'a> {
         self.pairs().find(|(found, _)| found == name).map(|(_, value)| value)
     }
 
-    /// Whether the value of that name is `true`.
+    /// Whether the value with this name is `true`.
     pub(crate) fn is_true(self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value == "true")
     }
@@ -114,44 +113,44 @@ fn decode_lossy(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// `true` or `false` in any case, as CouchDB's views take them.
-pub(crate) fn boolean(value: &str) -> Result<bool, Failure> {
+/// Parses `true` or `false` in any case, as CouchDB's views do.
+pub(crate) fn boolean(value: &str) -> Result<bool, ApiError> {
     if value.eq_ignore_ascii_case("true") {
         Ok(true)
     } else if value.eq_ignore_ascii_case("false") {
         Ok(false)
     } else {
-        Err(Failure::query_parse_error(format!("Invalid boolean parameter: {}", quoted(value))))
+        Err(ApiError::query_parse_error(format!("Invalid boolean parameter: {}", quoted(value))))
     }
 }
 
-/// A number that isn't negative.
-pub(crate) fn positive(value: &str) -> Result<u64, Failure> {
+/// Parses a number that isn't negative.
+pub(crate) fn positive(value: &str) -> Result<u64, ApiError> {
     let negative =
-        || Failure::query_parse_error(format!("Invalid value for positive integer: {}", quoted(value)));
+        || ApiError::query_parse_error(format!("Invalid value for positive integer: {}", quoted(value)));
     integer(value)?.ok_or_else(negative)
 }
 
-/// A number; `None` for a negative one.
-pub(crate) fn integer(value: &str) -> Result<Option<u64>, Failure> {
+/// Parses a number; None for a negative one.
+pub(crate) fn integer(value: &str) -> Result<Option<u64>, ApiError> {
     match value.parse::<i128>() {
         Ok(number) if number < 0 => Ok(None),
         Ok(number) => Ok(Some(u64::try_from(number).unwrap_or(u64::MAX))),
-        Err(_) => Err(Failure::query_parse_error(format!("Invalid value for integer: {}", quoted(value)))),
+        Err(_) => Err(ApiError::query_parse_error(format!("Invalid value for integer: {}", quoted(value)))),
     }
 }
 
-/// The value as a JSON string, which is how CouchDB shows it.
+/// The value as a JSON string, as in CouchDB's reasons.
 fn quoted(value: &str) -> String {
     let mut text = Vec::with_capacity(value.len() + 2);
     settee_doc::write_json_string(value, &mut text);
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// A value that is JSON: its text where it is valid.
-pub(crate) fn json_value(value: &str) -> Result<&str, Failure> {
+/// The value, if it is valid JSON.
+pub(crate) fn json_value(value: &str) -> Result<&str, ApiError> {
     let raw = json::raw(value.as_bytes())?;
-    settee_doc::check_tokens(raw.as_bytes()).map_err(|_| Failure::bad_json())?;
+    settee_doc::check_tokens(raw.as_bytes()).map_err(|_| ApiError::bad_json())?;
     Ok(raw)
 }
 
@@ -163,8 +162,8 @@ pub(crate) enum Key {
 }
 
 impl Key {
-    /// Reads a key from JSON text.
-    pub(crate) fn parse(raw: &str) -> Result<Key, Failure> {
+    /// Parses a key from JSON text.
+    pub(crate) fn parse(raw: &str) -> Result<Key, ApiError> {
         let raw = json_value(raw)?;
         Ok(json::string(raw).map_or(Key::BeforeAll, |text| Key::Text(text.into_owned())))
     }

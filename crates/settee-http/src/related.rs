@@ -1,147 +1,151 @@
-//! Documents with their attachments behind them: `multipart/related`, both ways.
+//! Documents with their attachments as `multipart/related`, in requests and responses.
 //!
-//! The first part is the document's JSON. Each attachment that is `follows` there has a part, in the
-//! same order. What comes is stored as it comes, what goes is read as the client takes it.
+//! The first part is the document's JSON. Each attachment with `follows` has a part, in the same order.
+//! Content is stored as it arrives, and read as the client reads it.
 
 use bytes::Bytes;
 use hyper::header;
 use hyper::{Response, StatusCode};
 use settee_doc::{
-    Attachment, CHUNK_BYTES, Content, Database, Document, Edit, Extras, Following, Upload, View,
+    Attachment, CHUNK_BYTES, Content, Database, Document, Edit, Extras, Following, Snapshot, Upload,
 };
 
-use crate::body::{Growing, Held, Room, Share};
-use crate::error::Failure;
+use crate::body::{BodyBuffer, BodyMemory, BufferedBody, MemoryPermit};
+use crate::error::ApiError;
 use crate::multipart::{self, Parts};
-use crate::reply::{self, Body};
-use crate::server::Call;
-use crate::stream::{self, Out};
+use crate::response::{self, Body};
+use crate::response_writer::{self, ResponseWriter};
+use crate::server::RequestContext;
 
 /// The media type.
 pub(crate) const TYPE: &str = "multipart/related";
 
-/// Of a request's small attachments so many bytes are held in memory until the document is written.
-const HELD_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a request's small attachments that are kept in memory until the document is written.
+const KEPT_BYTES_MAX: u64 = 1 << 20;
 
-/// Of a room that is small for them, attachments take one part in so many, beside their document's.
-const ROOM_SHARE: u64 = 4;
+/// Attachments use at most the memory for bodies divided by this, besides their document's permit.
+const MEMORY_DIVISOR: u64 = 4;
 
-/// Pieces of attachments up to this size are sent together.
+/// Largest piece of an attachment in bytes that is copied into the response buffer.
 const SMALL_PIECE_BYTES: usize = 16 << 10;
 
 /// Reads the first part, the document's JSON.
 ///
 /// # Errors
-/// 415 where it is something else; those of [`Parts::collect`].
-pub(crate) async fn read_document(parts: &mut Parts, call: &mut Call<'_>) -> Result<Held, Failure> {
-    let head = parts.next_part(call).await?;
-    let head = head.ok_or_else(|| Failure::bad_request("Missing request body"))?;
+/// 415 for another content type; those of [`Parts::collect`].
+pub(crate) async fn read_document(
+    parts: &mut Parts,
+    context: &mut RequestContext<'_>,
+) -> Result<BufferedBody, ApiError> {
+    let head = parts.next_part(context).await?;
+    let head = head.ok_or_else(|| ApiError::bad_request("Missing request body"))?;
     multipart::check_type(head.get("content-type"), "application/json")?;
-    parts.collect(call, Growing::new(call.server.limits.max_request_bytes)).await
+    parts.collect(context, BodyBuffer::new(context.server.limits.max_request_bytes)).await
 }
 
-/// Uploads what follows the document into its edit.
+/// Uploads the attachments that follow the document into its edit.
 ///
 /// # Errors
-/// 400 where a part has another length than the document says, or their count isn't that of the
-/// attachments that follow; 413 past the limit; those of the upload. What was uploaded goes.
+/// 400 if the length of a part or the number of parts differs from the document's; 413 past the limit; those
+/// of the upload. Uploaded content is removed.
 pub(crate) async fn receive(
     parts: &mut Parts,
-    call: &mut Call<'_>,
+    context: &mut RequestContext<'_>,
     database: &Database,
     edit: &mut Edit,
-) -> Result<(), Failure> {
-    let mut held = Uploads::new(&call.server.room);
-    let bytes_max = call.server.limits.max_attachment_size;
+) -> Result<(), ApiError> {
+    let mut uploads = Uploads::new(&context.server.body_memory);
+    let bytes_max = context.server.limits.max_attachment_size;
     for attachment in &mut edit.attachments {
         let Content::Follows(following) = attachment.content else { continue };
         if following.length > bytes_max {
             return Err(too_large(&attachment.name));
         }
-        if parts.next_part(call).await?.is_none() {
+        if parts.next_part(context).await?.is_none() {
             return Err(too_short());
         }
         let Following { length, is_gzip, digest } = following;
         let mut left = length;
         let mut uploading = database.upload(&edit.id, &attachment.content_type, is_gzip, bytes_max);
-        while let Some(piece) = parts.next_piece(call).await? {
-            let longer = || Failure::bad_request("attachment longer than expected");
+        while let Some(piece) = parts.next_piece(context).await? {
+            let longer = || ApiError::bad_request("attachment longer than expected");
             left = left.checked_sub(piece.len() as u64).ok_or_else(longer)?;
-            held.arrive(piece.len() as u64)?;
+            uploads.reserve(piece.len() as u64)?;
             uploading.write(&piece).await?;
         }
         if left > 0 {
             return Err(too_short());
         }
         let upload = uploading.finish(digest).await?;
-        attachment.content = Content::Stored(held.hold(upload, database).await?);
+        attachment.content = Content::Stored(uploads.add(upload, database).await?);
     }
-    match parts.next_part(call).await? {
+    match parts.next_part(context).await? {
         None => Ok(()),
-        Some(_) => Err(Failure::bad_request("more parts came than attachments follow")),
+        Some(_) => Err(ApiError::bad_request("more parts came than attachments follow")),
     }
 }
 
-fn too_short() -> Failure {
-    Failure::bad_request("attachment shorter than expected")
+fn too_short() -> ApiError {
+    ApiError::bad_request("attachment shorter than expected")
 }
 
-/// 413 for an attachment, by its name.
-pub(crate) fn too_large(name: &str) -> Failure {
-    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "attachment_too_large", name.to_owned())
+/// 413 for an attachment, with its name as the reason.
+pub(crate) fn too_large(name: &str) -> ApiError {
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "attachment_too_large", name.to_owned())
 }
 
-/// Uploads of one request: small ones are held in memory up to a limit, the others are written.
+/// The uploads of one request. Small ones are kept in memory up to a limit, others are written.
 pub(crate) struct Uploads<'a> {
     bytes: u64,
-    room: &'a Room,
-    /// For those, and for a chunk of the one that comes.
-    share: Share,
-    /// Bytes that the share may have to hold still.
-    share_left: u64,
+    body_memory: &'a BodyMemory,
+    /// Memory for the kept uploads and for the arriving chunk.
+    permit: MemoryPermit,
+    /// Bytes by which the permit may still grow.
+    permit_bytes_left: u64,
 }
 
 impl<'a> Uploads<'a> {
-    /// None yet.
-    pub(crate) fn new(room: &'a Room) -> Uploads<'a> {
-        let share_left = (HELD_BYTES_MAX + CHUNK_BYTES as u64).min(room.bytes() / ROOM_SHARE);
-        Uploads { bytes: 0, room, share: Share::default(), share_left }
+    /// No uploads yet.
+    pub(crate) fn new(body_memory: &'a BodyMemory) -> Uploads<'a> {
+        let permit_bytes_left =
+            (KEPT_BYTES_MAX + CHUNK_BYTES as u64).min(body_memory.bytes() / MEMORY_DIVISOR);
+        Uploads { bytes: 0, body_memory, permit: MemoryPermit::default(), permit_bytes_left }
     }
 
-    /// Takes memory for so many bytes that have arrived.
+    /// Acquires memory for `bytes` arrived bytes.
     ///
     /// # Errors
-    /// 503 without room. Nothing is waited for: the document beside them has a share of its own.
-    pub(crate) fn arrive(&mut self, bytes: u64) -> Result<(), Failure> {
-        let bytes = bytes.min(self.share_left);
-        self.share_left -= bytes;
-        self.room.add(&mut self.share, bytes)
+    /// 503 if the memory is exhausted. Never waits, because the document has a permit already.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), ApiError> {
+        let bytes = bytes.min(self.permit_bytes_left);
+        self.permit_bytes_left -= bytes;
+        self.body_memory.add(&mut self.permit, bytes)
     }
 
-    /// Takes one in.
+    /// Adds an upload.
     ///
     /// # Errors
     /// Those of [`Upload::store`].
-    pub(crate) async fn hold(&mut self, mut upload: Upload, database: &Database) -> Result<Upload, Failure> {
+    pub(crate) async fn add(&mut self, mut upload: Upload, database: &Database) -> Result<Upload, ApiError> {
         match self.bytes + upload.waiting_bytes() {
-            bytes if bytes > HELD_BYTES_MAX => upload.store(database).await?,
+            bytes if bytes > KEPT_BYTES_MAX => upload.store(database).await?,
             bytes => self.bytes = bytes,
         }
         Ok(upload)
     }
 }
 
-/// A document with its attachments behind it; or the document alone, where none is to be sent.
+/// A document with its attachments as parts, or the document alone if no attachment is sent.
 pub(crate) struct Related {
     boundary: String,
-    /// What stands before the first attachment.
+    /// The bytes before the first attachment.
     front: Vec<u8>,
-    /// The attachments, each with its part's head.
+    /// The attachments, each with the head of its part.
     parts: Vec<(Vec<u8>, Attachment)>,
 }
 
 impl Related {
-    /// Sends those attachments that came after the generation `known`.
+    /// Sends the attachments newer than the generation `known`.
     pub(crate) fn new(document: Document, extras: &Extras, known: u32, boundary: String) -> Related {
         let has_parts = document.attachments.iter().any(|attachment| attachment.revpos > known);
         let mut front = Vec::with_capacity(document.body.len() + 256);
@@ -172,12 +176,12 @@ impl Related {
         Related { boundary, front, parts }
     }
 
-    /// Whether it has parts.
+    /// Whether any attachment is sent.
     pub(crate) fn has_parts(&self) -> bool {
         !self.parts.is_empty()
     }
 
-    /// Its content type.
+    /// The content type of the body.
     pub(crate) fn content_type(&self) -> String {
         match self.has_parts() {
             true => format!("{TYPE}; boundary=\"{}\"", self.boundary),
@@ -185,7 +189,7 @@ impl Related {
         }
     }
 
-    /// Its bytes.
+    /// The size of the body in bytes.
     fn length(&self) -> u64 {
         let delimiter = 4 + self.boundary.len() as u64;
         let part = |(head, attachment): &(Vec<u8>, Attachment)| {
@@ -195,15 +199,20 @@ impl Related {
         self.front.len() as u64 + self.parts.iter().map(part).sum::<u64>() + end
     }
 
-    /// Writes it; `id` is the document's.
+    /// Writes the body. `id` is the document's.
     ///
     /// # Errors
-    /// Those of reading attachments; the client has gone.
-    pub(crate) async fn write(self, view: &View, id: &str, out: &mut Out) -> Result<(), Failure> {
+    /// Those of reading attachments; the client has closed the connection.
+    pub(crate) async fn write(
+        self,
+        snapshot: &Snapshot,
+        id: &str,
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
         out.buffer.extend_from_slice(&self.front);
         for (head, attachment) in &self.parts {
             out.buffer.extend_from_slice(head);
-            let mut reader = view.attachment(id, attachment, None, false);
+            let mut reader = snapshot.attachment(id, attachment, None, false);
             while let Some(bytes) = reader.next().await? {
                 send_piece(bytes, out).await?;
             }
@@ -217,29 +226,30 @@ impl Related {
     }
 }
 
-/// Writes a range of what an attachment stores as a part, behind a delimiter.
+/// Writes a range of an attachment's stored bytes as a part, after a delimiter.
 ///
 /// # Errors
-/// Those of reading attachments; the client has gone.
+/// Those of reading attachments; the client has closed the connection.
 pub(crate) async fn write_range(
-    view: &View,
+    snapshot: &Snapshot,
     id: &str,
     attachment: &Attachment,
     range: std::ops::Range<u64>,
-    out: &mut Out,
-) -> Result<(), Failure> {
+    out: &mut ResponseWriter,
+) -> Result<(), ApiError> {
     let (kind, whole) = (content_type(attachment), attachment.stored_length());
     let (start, last) = (range.start, range.end - 1);
     let head = format!("\r\nContent-Type: {kind}\r\nContent-Range: bytes {start}-{last}/{whole}\r\n\r\n");
     out.buffer.extend_from_slice(head.as_bytes());
-    let mut reader = view.attachment(id, attachment, Some(range), false);
+    let mut reader = snapshot.attachment(id, attachment, Some(range), false);
     while let Some(bytes) = reader.next().await? {
         send_piece(bytes, out).await?;
     }
     Ok(())
 }
 
-/// An attachment's media type, as a header can hold it: it came in JSON, which takes what no header does.
+/// An attachment's media type, if a header can carry it. It came as JSON, which may contain control
+/// characters.
 fn content_type(attachment: &Attachment) -> &str {
     match attachment.content_type.chars().any(char::is_control) {
         true => "application/octet-stream",
@@ -247,7 +257,7 @@ fn content_type(attachment: &Attachment) -> &str {
     }
 }
 
-async fn send_piece(bytes: Bytes, out: &mut Out) -> Result<(), Failure> {
+async fn send_piece(bytes: Bytes, out: &mut ResponseWriter) -> Result<(), ApiError> {
     if bytes.len() > SMALL_PIECE_BYTES {
         return out.send(bytes).await;
     }
@@ -255,7 +265,7 @@ async fn send_piece(bytes: Bytes, out: &mut Out) -> Result<(), Failure> {
     out.flush_full().await
 }
 
-/// The head of an attachment's part, behind a delimiter.
+/// The head of an attachment's part, after a delimiter.
 fn head(attachment: &Attachment) -> Vec<u8> {
     let name = multipart::quoted(&attachment.name);
     let kind = content_type(attachment);
@@ -268,28 +278,28 @@ fn head(attachment: &Attachment) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The answer to who takes a document as `multipart/related`.
+/// Responds with a document as `multipart/related`.
 pub(crate) async fn answer(
-    call: &Call<'_>,
-    view: View,
+    context: &RequestContext<'_>,
+    snapshot: Snapshot,
     document: Document,
     extras: Extras,
     known: u32,
-) -> Result<Response<Body>, Failure> {
+) -> Result<Response<Body>, ApiError> {
     let id = document.id.clone();
     let related = Related::new(document, &extras, known, multipart::new_boundary());
     let (kind, length) = (related.content_type(), related.length());
-    let mut response = match call.is_head() {
-        true => reply::empty(StatusCode::OK),
+    let mut response = match context.is_head() {
+        true => response::empty(StatusCode::OK),
         false => {
-            stream::respond(call.output(), async move |mut out| {
-                related.write(&view, &id, &mut out).await?;
+            response_writer::respond(context.output(), async move |mut out| {
+                related.write(&snapshot, &id, &mut out).await?;
                 Ok(out)
             })
             .await?
         }
     };
-    reply::set_header(&mut response, header::CONTENT_TYPE, kind);
-    reply::set_header(&mut response, header::CONTENT_LENGTH, length.to_string());
+    response::set_header(&mut response, header::CONTENT_TYPE, kind);
+    response::set_header(&mut response, header::CONTENT_LENGTH, length.to_string());
     Ok(response)
 }

@@ -1,23 +1,23 @@
-//! Which revisions a replica lacks: `_revs_diff` and `_missing_revs`.
+//! `_revs_diff` and `_missing_revs`: the revisions that this database doesn't have.
 
 use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
 use settee_doc::{Database, Revision};
 
-use crate::body::{self, ALLOCATION_BYTES, Charge};
-use crate::error::Failure;
+use crate::body::{self, ALLOCATION_BYTES, BodyBudget};
+use crate::error::ApiError;
 use crate::json;
-use crate::named::{List, Named};
-use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::response::{self, HandlerResult};
+use crate::revision_arg::{RevisionArg, RevisionList};
+use crate::server::RequestContext;
 
-/// `{id: {"missing": […], "possible_ancestors": […]}}` of those that lack any.
-pub(crate) async fn diff(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    let lacking = lacking(call, &database).await?;
-    let mut text = Vec::with_capacity(lacking.len() * ROW_BYTES + 3);
+/// Answers with `{id: {"missing": […], "possible_ancestors": […]}}` for the documents with missing revisions.
+pub(crate) async fn diff(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    let missing_revisions = missing_revisions(context, &database).await?;
+    let mut text = Vec::with_capacity(missing_revisions.len() * ROW_BYTES + 3);
     json::object(&mut text, |text| {
-        for (index, item) in lacking.iter().enumerate() {
+        for (index, item) in missing_revisions.iter().enumerate() {
             if index > 0 {
                 text.push(b',');
             }
@@ -32,15 +32,15 @@ pub(crate) async fn diff(call: &mut Call<'_>, database: Arc<Database>) -> Answer
         }
     });
     text.push(b'\n');
-    Ok(reply::json(StatusCode::OK, text))
+    Ok(response::json(StatusCode::OK, text))
 }
 
-/// `{"missing_revs": {id: […]}}`
-pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Answer {
-    let lacking = lacking(call, &database).await?;
+/// Answers with `{"missing_revs": {id: […]}}`.
+pub(crate) async fn missing(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
+    let missing_revisions = missing_revisions(context, &database).await?;
     let mut text = b"{\"missing_revs\":".to_vec();
     json::object(&mut text, |text| {
-        for (index, item) in lacking.iter().enumerate() {
+        for (index, item) in missing_revisions.iter().enumerate() {
             if index > 0 {
                 text.push(b',');
             }
@@ -50,26 +50,26 @@ pub(crate) async fn missing(call: &mut Call<'_>, database: Arc<Database>) -> Ans
         }
     });
     text.extend_from_slice(b"}\n");
-    Ok(reply::json(StatusCode::OK, text))
+    Ok(response::json(StatusCode::OK, text))
 }
 
-/// Bytes that an id takes beside its text and its place in what is asked: in what it lacks, in the answer.
-const ID_BYTES: usize = size_of::<Lacking>() + ROW_BYTES + 4 * ALLOCATION_BYTES;
+/// Bytes that an id takes besides its text and its list of revisions: its result and its row.
+const ID_BYTES: usize = size_of::<MissingRevisions>() + ROW_BYTES + 4 * ALLOCATION_BYTES;
 
-/// Bytes of a row, by which the answer's room is made.
+/// Estimated bytes of a row of the response.
 const ROW_BYTES: usize = 96;
 
-/// A document that lacks revisions.
-struct Lacking {
+/// A document with missing revisions.
+struct MissingRevisions {
     id: String,
     missing: Vec<Revision>,
-    /// Revisions that no document has.
+    /// Missing revisions that no document here can have.
     foreign: Vec<String>,
     ancestors: Vec<Revision>,
 }
 
-impl Lacking {
-    /// Appends all that it lacks.
+impl MissingRevisions {
+    /// Appends the list of all missing revisions.
     fn write_missing(&self, out: &mut Vec<u8>) {
         json::revisions(&self.missing, out);
         for text in &self.foreign {
@@ -81,32 +81,35 @@ impl Lacking {
     }
 }
 
-async fn lacking(call: &mut Call<'_>, database: &Database) -> Result<Vec<Lacking>, Failure> {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+async fn missing_revisions(
+    context: &mut RequestContext<'_>,
+    database: &Database,
+) -> Result<Vec<MissingRevisions>, ApiError> {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    let held = call.read_json_body().await?;
-    let (asked, _for_the_revisions) = body::parse_held(held, &call.server.room, parse).await?;
-    let view = database.view();
-    let mut lacking = Vec::new();
-    for (id, List { ours, foreign }) in asked {
-        // What is in the index never waits: others get their turn.
+    let body = context.read_json_body().await?;
+    let (requested, _permit) = body::parse_buffered(body, &context.server.body_memory, parse).await?;
+    let snapshot = database.snapshot();
+    let mut missing_revisions = Vec::new();
+    for (id, RevisionList { ours, foreign }) in requested {
+        // Lookups in the memory's index never yield, so this task must.
         tokio::task::consume_budget().await;
-        let newest_foreign = foreign.iter().map(|text| Named::generation_of(text)).max().unwrap_or(0);
-        let (missing, ancestors) = view.missing(&id, &ours, newest_foreign).await?;
+        let newest_foreign = foreign.iter().map(|text| RevisionArg::generation_of(text)).max().unwrap_or(0);
+        let (missing, ancestors) = snapshot.missing(&id, &ours, newest_foreign).await?;
         if !missing.is_empty() || !foreign.is_empty() {
-            lacking.push(Lacking { id, missing, foreign, ancestors });
+            missing_revisions.push(MissingRevisions { id, missing, foreign, ancestors });
         }
     }
-    Ok(lacking)
+    Ok(missing_revisions)
 }
 
-/// Reads ids with their revisions.
-fn parse(text: &[u8], charge: &mut Charge) -> Result<Vec<(String, List)>, Failure> {
-    let mut asked = Vec::new();
+/// Parses ids with their revisions.
+fn parse(text: &[u8], budget: &mut BodyBudget) -> Result<Vec<(String, RevisionList)>, ApiError> {
+    let mut requested = Vec::new();
     json::each_member(text, |id, list| {
-        let list = List::parse(list, charge)?;
-        charge.push((id.into_owned(), list), ID_BYTES, &mut asked)
+        let list = RevisionList::parse(list, budget)?;
+        budget.push((id.into_owned(), list), ID_BYTES, &mut requested)
     })?;
-    Ok(asked)
+    Ok(requested)
 }

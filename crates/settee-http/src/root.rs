@@ -1,4 +1,4 @@
-//! What the server tells of itself: `/`, `_up`, `_all_dbs`, `_uuids`, and what browsers ask for.
+//! The server's own resources: `/`, `_up`, `_all_dbs`, `_uuids`, `_utils` and the icon.
 
 use std::ops::Bound;
 use std::sync::atomic::Ordering;
@@ -10,13 +10,13 @@ use hyper::{Method, Response, StatusCode};
 use settee_doc::NameRange;
 
 use crate::config_store::Maintenance;
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::query::{self, Key, Query};
-use crate::reply::{self, Answer, Body};
-use crate::server::Call;
+use crate::response::{self, Body, HandlerResult};
+use crate::server::RequestContext;
 use crate::{COUCHDB_VERSION, body, database, document, json};
 
-/// The answer to `GET /`. `git_sha` names Settee's version, since there is no CouchDB here.
+/// The response to `GET /`. `git_sha` has Settee's version.
 pub(crate) fn welcome_text(uuid: &str) -> Bytes {
     let version = env!("CARGO_PKG_VERSION");
     let mut text = Vec::new();
@@ -35,20 +35,20 @@ pub(crate) fn welcome_text(uuid: &str) -> Bytes {
     text.into()
 }
 
-/// JSON, or a page for a browser that shows it as a document.
-pub(crate) fn welcome(call: &Call<'_>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET,HEAD"));
+/// Handles `GET /`: JSON, or a page for a browser that displays it.
+pub(crate) fn welcome(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
     }
-    let mut response = match call.header(FETCH_DEST) {
+    let mut response = match context.header(FETCH_DEST) {
         Some("document") => html(StatusCode::OK, WELCOME_PAGE),
-        _ => reply::json(StatusCode::OK, call.server.welcome.clone()),
+        _ => response::json(StatusCode::OK, context.server.welcome.clone()),
     };
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("Sec-Fetch-Dest"));
     Ok(response)
 }
 
-/// What a browser wants an answer for.
+/// The destination of a browser's request.
 ///
 /// Source: Fetch Metadata Request Headers, W3C working draft, section 2.1.
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
@@ -69,37 +69,39 @@ const WELCOME_PAGE: &str = concat!(
 
 /// A page that loads nothing and runs no script.
 fn html(status: StatusCode, page: impl Into<Bytes>) -> Response<Body> {
-    let mut response = reply::json(status, page);
+    let mut response = response::json(status, page);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'"));
     response
 }
 
-/// What `_up` says where the last write was refused.
+/// The body of `_up` while writes fail for lack of disk space.
 const NO_SPACE: &str = "{\"status\":\"no_space\",\"reason\":\"The disk has no space: the last write was refused \
-    with 507. Reads go on, and writes are taken again once there is room.\",\"seeds\":{}}\n";
+    with 507. Reads go on, and writes are accepted again once there is space.\",\"seeds\":{}}\n";
 
-/// 200 while the server works, 503 with the reason once a log has stopped; 404 where the
-/// configuration says that the server is being worked at. Where the last write was refused for want
-/// of space, the status in the body says so: reads go on, and a restart would help nobody.
-pub(crate) fn up(call: &Call<'_>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET,HEAD"));
+/// Handles `_up`: 200 while the server works, 503 with the reason once a log has stopped, 404 in maintenance
+/// mode. If the last write failed for lack of disk space, the body's status says so with a 200, because reads
+/// still work and a restart wouldn't help.
+pub(crate) fn up(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
     }
-    let worked_at = match call.server.maintenance {
+    let worked_at = match context.server.maintenance {
         Maintenance::None => None,
         Maintenance::Mode => Some("{\"status\":\"maintenance_mode\"}\n"),
         Maintenance::NoBalancing => Some("{\"status\":\"nolb\"}\n"),
     };
     if let Some(text) = worked_at {
-        return Ok(reply::json(StatusCode::NOT_FOUND, text));
+        return Ok(response::json(StatusCode::NOT_FOUND, text));
     }
-    match call.server.databases.health() {
-        Ok(()) if call.shared.lacks_space.load(Ordering::Relaxed) => {
-            Ok(reply::json(StatusCode::OK, NO_SPACE))
+    match context.server.databases.health() {
+        Ok(()) if context.shared.is_disk_full.load(Ordering::Relaxed) => {
+            Ok(response::json(StatusCode::OK, NO_SPACE))
         }
-        Ok(()) => Ok(reply::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\",\"seeds\":{}}\n"))),
+        Ok(()) => {
+            Ok(response::json(StatusCode::OK, Bytes::from_static(b"{\"status\":\"ok\",\"seeds\":{}}\n")))
+        }
         Err(error) => {
             let mut text = Vec::new();
             json::object(&mut text, |text| {
@@ -107,25 +109,25 @@ pub(crate) fn up(call: &Call<'_>) -> Answer {
                 settee_doc::write_json_string(&error.to_string(), text);
             });
             text.push(b'\n');
-            Ok(reply::json(StatusCode::SERVICE_UNAVAILABLE, text))
+            Ok(response::json(StatusCode::SERVICE_UNAVAILABLE, text))
         }
     }
 }
 
-/// The databases' names, in a range of them.
-pub(crate) fn all_dbs(call: &Call<'_>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET,HEAD"));
+/// Handles `_all_dbs`: the names of the databases in a range.
+pub(crate) fn all_dbs(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
     }
-    let range = name_range(call.query())?;
+    let range = name_range(context.query())?;
     let mut text = vec![b'['];
-    call.server.databases.visit_names(range, |name| write_item(name, &mut text));
+    context.server.databases.visit_names(range, |name| write_item(name, &mut text));
     text.extend_from_slice(b"]\n");
-    Ok(document::tagged_by_content(call, text))
+    Ok(document::tagged_by_content(context, text))
 }
 
-/// The range of names that a query asks for.
-pub(crate) fn name_range(query: Query<'_>) -> Result<NameRange, Failure> {
+/// Parses the range of names in a query.
+pub(crate) fn name_range(query: Query<'_>) -> Result<NameRange, ApiError> {
     let (mut start, mut end) = (None, None);
     let (mut inclusive_end, mut descending) = (true, false);
     let (mut limit, mut skip) = (u64::MAX, 0);
@@ -155,7 +157,7 @@ pub(crate) fn name_range(query: Query<'_>) -> Result<NameRange, Failure> {
     Ok(NameRange { start, end, descending, skip, limit })
 }
 
-/// Adds a string to an array that has been begun.
+/// Appends a string to an open array.
 fn write_item(item: &str, text: &mut Vec<u8>) {
     if text.last() != Some(&b'[') {
         text.push(b',');
@@ -163,24 +165,24 @@ fn write_item(item: &str, text: &mut Vec<u8>) {
     settee_doc::write_json_string(item, text);
 }
 
-/// Fresh identifiers, which no cache may keep.
-pub(crate) fn uuids(call: &Call<'_>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET"));
+/// Handles `_uuids`: new identifiers, which must not be cached.
+pub(crate) fn uuids(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET"));
     }
-    let not_positive = || Failure::bad_request("count must be a positive integer");
-    let count = match call.query().get("count") {
+    let not_positive = || ApiError::bad_request("count must be a positive integer");
+    let count = match context.query().get("count") {
         None => 1,
         Some(text) => text.parse::<i64>().map_err(|_| not_positive())?,
     };
     let count = u64::try_from(count).map_err(|_| not_positive())?;
-    if count > call.server.limits.max_uuids {
-        return Err(Failure::bad_request("count parameter too large"));
+    if count > context.server.limits.max_uuids {
+        return Err(ApiError::bad_request("count parameter too large"));
     }
     let mut text = b"{\"uuids\":[".to_vec();
-    (0..count).for_each(|_| write_item(&call.server.uuids.next(), &mut text));
+    (0..count).for_each(|_| write_item(&context.server.uuids.next(), &mut text));
     text.extend_from_slice(b"]}\n");
-    let mut response = document::tagged_by_content(call, text);
+    let mut response = document::tagged_by_content(context, text);
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
@@ -188,29 +190,33 @@ pub(crate) fn uuids(call: &Call<'_>) -> Answer {
     Ok(response)
 }
 
-/// `POST /_reload_query_servers`: there are none, and so all are as new.
-pub(crate) fn reload_query_servers(call: &Call<'_>) -> Answer {
-    if *call.method() != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+/// Handles `POST /_reload_query_servers`, which has no effect because there are none.
+pub(crate) fn reload_query_servers(context: &RequestContext<'_>) -> HandlerResult {
+    if *context.method() != Method::POST {
+        return Err(ApiError::method_not_allowed("POST"));
     }
-    body::check_json_type(&call.head.headers)?;
-    Ok(reply::ok(StatusCode::OK))
+    body::check_json_type(&context.head.headers)?;
+    Ok(response::ok(StatusCode::OK))
 }
 
-/// `_utils`, where CouchDB has its console: `/_utils` leads to `/_utils/`, as there.
-pub(crate) fn utils(call: &Call<'_>, rest: &str) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET,HEAD"));
+/// Handles `_utils`, the path of CouchDB's console. `/_utils` redirects to `/_utils/`, as in CouchDB.
+pub(crate) fn utils(context: &RequestContext<'_>, rest: &str) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
     }
-    if rest.is_empty() && !call.head.uri.path().ends_with('/') {
-        let mut response = reply::empty(StatusCode::MOVED_PERMANENTLY);
+    if rest.is_empty() && !context.head.uri.path().ends_with('/') {
+        let mut response = response::empty(StatusCode::MOVED_PERMANENTLY);
         response.headers_mut().remove(header::CONTENT_TYPE);
-        reply::set_header(&mut response, header::LOCATION, database::location(call, "_utils", Some("")));
+        response::set_header(
+            &mut response,
+            header::LOCATION,
+            database::location(context, "_utils", Some("")),
+        );
         return Ok(response);
     }
     const REASON: &str = "The console is not implemented yet.";
-    if !call.header(header::ACCEPT).unwrap_or_default().contains("text/html") {
-        return Err(Failure::not_implemented(REASON));
+    if !context.header(header::ACCEPT).unwrap_or_default().contains("text/html") {
+        return Err(ApiError::not_implemented(REASON));
     }
     let page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Settee</title>\
@@ -219,29 +225,28 @@ pub(crate) fn utils(call: &Call<'_>, rest: &str) -> Answer {
     Ok(html(StatusCode::NOT_IMPLEMENTED, page))
 }
 
-/// `favicon.ico`, for a year.
-pub(crate) fn favicon(call: &Call<'_>) -> Answer {
+/// Serves `favicon.ico`, cacheable for a year.
+pub(crate) fn favicon(context: &RequestContext<'_>) -> HandlerResult {
     const AGE_S: u64 = 365 * 24 * 60 * 60;
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET,HEAD"));
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
     }
-    let mut response = reply::json(StatusCode::OK, favicon_bytes());
+    let mut response = response::json(StatusCode::OK, favicon_bytes());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("image/x-icon"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("public, max-age=31536000"));
     let expires = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(AGE_S));
-    reply::set_header(&mut response, header::EXPIRES, expires);
+    response::set_header(&mut response, header::EXPIRES, expires);
     Ok(response)
 }
 
-/// A settee, seen from the front: sixteen lines of sixteen points, the lowest line last.
+/// The icon: a settee seen from the front, 16 lines of 16 points, the lowest line last.
 const ICON: [u16; 16] = [
     0x0000, 0x0000, 0x0ff0, 0x1ff8, 0x1818, 0x1818, 0x7bde, 0xfbdf, 0xdbdb, 0xd81b, 0xdffb, 0xdffb, 0xfe7f,
     0x6006, 0x6006, 0x0000,
 ];
 
-/// The icon as a file of one image of two colours. An image's lines begin with the lowest, and
-/// each takes four bytes.
+/// The icon as a file with one image of two colors. Lines are stored from the lowest up, four bytes each.
 ///
 /// Source: the structures ICONDIR, ICONDIRENTRY and BITMAPINFOHEADER of the Windows API.
 fn favicon_bytes() -> Vec<u8> {
@@ -249,13 +254,13 @@ fn favicon_bytes() -> Vec<u8> {
     let mut file = vec![0, 0, 1, 0, 1, 0, 16, 16, 2, 0, 1, 0, 1, 0];
     file.extend(IMAGE_BYTES.to_le_bytes());
     file.extend(22_u32.to_le_bytes());
-    // Twice the height: the image and its mask.
+    // The height counts the image and its mask.
     for number in [40_u32, 16, 32] {
         file.extend(number.to_le_bytes());
     }
     file.extend([1, 0, 1, 0]);
     file.extend([0; 24]);
-    // Two colours: none, and a red.
+    // The colors: transparent, and a red.
     file.extend([0, 0, 0, 0, 0x2b, 0x24, 0xb5, 0]);
     for is_mask in [false, true] {
         for line in ICON.iter().rev() {

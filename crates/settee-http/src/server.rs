@@ -1,11 +1,11 @@
-//! Accepting connections, and what all requests share.
+//! Accepts connections and holds the state that all requests share.
 //!
-//! A connection is a task (`connection.rs`). Stopping goes in this order: no more connections are
-//! accepted, feeds end, requests in flight are answered, and what isn't done by `stop_timeout_ms`
-//! is cut off.
+//! Each connection is a task (`connection.rs`). Shutdown runs in this order: the server stops accepting
+//! connections, feeds end, requests in flight are answered, and after `stop_timeout_ms` the remaining ones
+//! are aborted.
 //!
-//! What requests see of the server ([`Server`]) is replaced as a whole where its configuration is
-//! changed over HTTP; a request sees one of them from its beginning to its end.
+//! A configuration change over HTTP replaces the [`Server`] that requests see as a whole. A request uses one
+//! `Server` from its beginning to its end.
 
 use std::future::Future;
 use std::io;
@@ -27,80 +27,82 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::access::{AccessEntry, Sent};
+use crate::access::{AccessEntry, LoggedBody};
 use crate::admission::EvictingSet;
 use crate::auth::{Admin, Auth, Caller};
-use crate::body::{Content, Held, RequestBody, Room, UNAUTHENTICATED_BODIES_MAX};
+use crate::body::{BodyMemory, BufferedBody, ReceivedBody, RequestBody, UNAUTHENTICATED_BODIES_MAX};
 use crate::config_store::{ConfigStore, Derived, Facts, Maintenance};
 use crate::connections::{Connection, Connections, TrustedProxies};
 use crate::cors::Cors;
 use crate::endpoint::EndpointClass;
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::query::{self, Query};
-use crate::reply::{self, Body};
+use crate::response::{self, Body};
+use crate::response_memory::{ConnectionMemory, ResponseMemory};
+use crate::response_writer::Output;
 use crate::sign_in::SignIn;
-use crate::stream::Output;
-use crate::unread::{Answers, Unread};
 use crate::uuids::{Algorithm, Uuids};
 use crate::{Limits, body, compress, connection, logged, root, router};
 
-/// How long accepting pauses after it failed, most likely for want of descriptors.
+/// Pause after a failed accept, which is most likely caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A header by which a client may choose how it is asked for a password.
+/// A header with which a client chooses the `WWW-Authenticate` challenge of a 401.
 const CHOSEN_CHALLENGE: HeaderName = HeaderName::from_static("x-couchdb-www-authenticate");
 
-/// Names a request, in its answer and in the log.
+/// Identifies a request in its response and in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-couch-request-id");
 
-/// The method that a client which can only send POST means.
+/// The intended method of a request from a client that can only send POST.
 const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
 
-/// The methods that it may name.
+/// The methods that `METHOD_OVERRIDE` may name.
 const OVERRIDES: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "COPY"];
 
-/// How a server is to run.
+/// Options of a server.
 #[derive(Debug, Clone, Default)]
 pub struct ServerOptions {
-    /// Who may do everything. Without one everyone may, and only loopback is served.
+    /// The administrator. Default: none; then every caller has administrator rights, and only loopback is
+    /// served.
     pub admin: Option<Admin>,
-    /// The server's identity in `GET /`: 32 hex digits that outlive restarts. Empty: drawn anew.
+    /// The server's identity in `GET /`: 32 hex digits, kept across restarts. Default: empty, which generates
+    /// one.
     pub uuid: String,
-    /// The limits.
+    /// Limits of requests, connections and memory.
     pub limits: Limits,
-    /// Whose connections `max_connections_per_address` doesn't limit.
+    /// Proxies to whose connections `max_connections_per_address` doesn't apply.
     pub trusted_proxies: TrustedProxies,
-    /// The file that keeps what is configured over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the
-    /// folder of the data. None: it is kept in memory alone.
+    /// The file that stores the configuration set over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the data
+    /// directory. None: that configuration is kept in memory only.
     pub config_file: Option<PathBuf>,
-    /// Whether each request is logged once it is answered: events of [`ACCESS_TARGET`](crate::ACCESS_TARGET).
+    /// Whether each answered request is logged as an event with the target
+    /// [`ACCESS_TARGET`](crate::ACCESS_TARGET).
     pub access_log: bool,
-    /// Counts the lines of the process's own log that were dropped; shown in the metrics.
+    /// Number of lines dropped from the process's own log, reported in the metrics.
     pub dropped_log_lines: Arc<AtomicU64>,
 }
 
-/// Why a server ended, or didn't begin.
+/// Why a server ended or didn't start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Everyone would be administrator, on an address that others reach.
+    /// Without an administrator, every caller of a non-loopback address would have administrator rights.
     #[error("refusing to listen on {0} without an administrator: only loopback is served without one")]
     NoAdministrator(SocketAddr),
 
-    /// The listener doesn't work.
+    /// The listener failed.
     #[error("cannot listen: {0}")]
     Listener(#[from] io::Error),
 }
 
-/// Serves `databases` on `listener` until `shutdown` completes and the requests in flight are
-/// answered. The databases stay open: closing them is the caller's.
+/// Serves `databases` on `listener` until `shutdown` completes, and returns when the requests in flight are
+/// answered or `stop_timeout_ms` has passed. It doesn't close the databases; the caller does.
 ///
-/// Must be called on a tokio runtime with its I/O and time drivers. Dropping the future stops
-/// the server at once.
+/// Must be called on a tokio runtime with its I/O and time drivers. Dropping the future stops the server at
+/// once.
 ///
 /// # Errors
-/// [`ServeError::NoAdministrator`] where the listener isn't loopback and no administrator was
-/// given.
+/// [`ServeError::NoAdministrator`] if the listener isn't on loopback and there is no administrator.
 pub async fn serve(
     listener: TcpListener,
     databases: Arc<Databases>,
@@ -110,23 +112,23 @@ pub async fn serve(
     check_listener(&listener, &options)?;
     let (stop, stopping) = watch::channel(false);
     let address = listener.local_addr().ok();
-    let places = Connections::new(&options.limits, options.trusted_proxies.clone());
+    let slots = Connections::new(&options.limits, options.trusted_proxies.clone());
     let shared = Arc::new(Shared::new(databases, options, address, stopping));
     let server = shared.current();
-    let acceptor = Acceptor { listener, places: Arc::new(places), accepted: None };
+    let acceptor = Acceptor { listener, slots: Arc::new(slots), accepted: None };
     let mut connections = accept_until(acceptor, &shared, shutdown).await;
 
     stop.send_replace(true);
-    let patience = Duration::from_millis(server.limits.stop_timeout_ms);
+    let stop_timeout = Duration::from_millis(server.limits.stop_timeout_ms);
     let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(patience, all).await.is_err() {
-        tracing::warn!(connections = connections.len(), "requests were cut off at the stop");
+    if tokio::time::timeout(stop_timeout, all).await.is_err() {
+        tracing::warn!(connections = connections.len(), "requests were aborted at shutdown");
     }
     connections.shutdown().await;
     Ok(())
 }
 
-/// Whether `listener` may be served with these options: see [`serve`], which checks it too.
+/// Checks that `listener` may be served with these options. [`serve`] makes the same check.
 ///
 /// # Errors
 /// [`ServeError::NoAdministrator`].
@@ -138,7 +140,7 @@ pub fn check_listener(listener: &TcpListener, options: &ServerOptions) -> Result
     }
 }
 
-/// An identity for a server: 32 hex digits.
+/// Generates an identity for a server: 32 hex digits.
 pub fn new_uuid() -> String {
     Uuids::new(Algorithm::Sequential).next()
 }
@@ -156,8 +158,8 @@ async fn accept_until(
             () = &mut shutdown => return connections,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = acceptor.next() => match accepted {
-                Ok(Some((stream, place))) => {
-                    connections.spawn(connection::serve(shared.clone(), stream, place));
+                Ok(Some((stream, slot))) => {
+                    connections.spawn(connection::serve(shared.clone(), stream, slot));
                 }
                 Ok(None) => shared.current().metrics.count_refused_connection(),
                 Err(error) => {
@@ -169,18 +171,19 @@ async fn accept_until(
     }
 }
 
-/// Takes connections from the system's queue.
+/// Accepts connections from the kernel's queue.
 struct Acceptor {
     listener: TcpListener,
-    places: Arc<Connections>,
-    /// Accepted, and waits for a place.
+    slots: Arc<Connections>,
+    /// Accepted and waiting for a connection slot.
     accepted: Option<(TcpStream, IpAddr)>,
 }
 
 impl Acceptor {
-    /// The next connection, once it has a place; None for one that was closed, whose address has its share.
+    /// Returns the next connection once it has a slot, or None if the connection was closed because its
+    /// address has `max_connections_per_address` connections.
     ///
-    /// Loses no connection where it is dropped while it waits.
+    /// Cancel-safe: dropping the future loses no connection.
     async fn next(&mut self) -> io::Result<Option<(TcpStream, Connection)>> {
         let address = match &self.accepted {
             Some((_, address)) => *address,
@@ -190,28 +193,28 @@ impl Acceptor {
                 address.ip()
             }
         };
-        let place = self.places.open(address).await;
+        let slot = self.slots.open(address).await;
         let accepted = self.accepted.take();
-        Ok(accepted.zip(place.ok()).map(|((stream, _), place)| (stream, place)))
+        Ok(accepted.zip(slot.ok()).map(|((stream, _), slot)| (stream, slot)))
     }
 }
 
-/// Completes when the server begins to stop.
+/// Completes when the server begins to shut down.
 pub(crate) async fn stopped(stopping: &mut watch::Receiver<bool>) {
     stopping.wait_for(|stopping| *stopping).await.ok();
 }
 
-/// What outlives every change of the configuration.
+/// State that outlives configuration changes.
 pub(crate) struct Shared {
     current: ArcSwap<Server>,
     pub(crate) config: ConfigStore,
-    pub(crate) answers: Arc<Answers>,
-    /// Requests at work: from the end of their heads to the head of their answers.
+    pub(crate) response_memory: Arc<ResponseMemory>,
+    /// Requests in progress, from the end of their heads to the head of their responses.
     in_flight: AtomicUsize,
     access_log: bool,
-    /// Whether the last write was refused since the disk has no space.
-    pub(crate) lacks_space: AtomicBool,
-    /// Counts requests, from a number that was drawn: what is made of it names them.
+    /// Whether the last write failed for lack of disk space.
+    pub(crate) is_disk_full: AtomicBool,
+    /// Counter of requests, which starts at a random number. Request ids derive from it.
     next_id: AtomicU64,
 }
 
@@ -225,8 +228,8 @@ impl Shared {
         let uuid = if options.uuid.is_empty() { new_uuid() } else { options.uuid };
         let admin = options.admin.as_ref();
         let facts = Facts { admin: admin.map(Admin::name), uuid: &uuid, address };
-        let room = Arc::new(Room::new(&options.limits));
-        let answers = Answers::new(&options.limits);
+        let body_memory = Arc::new(BodyMemory::new(&options.limits));
+        let response_memory = ResponseMemory::new(&options.limits);
         let (config, derived) = ConfigStore::open(options.config_file, options.limits, &facts);
         let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors } =
             derived;
@@ -236,7 +239,7 @@ impl Shared {
             databases,
             document_options: document_options(&limits),
             auth: Arc::new(Auth::new(admin, limits.session_timeout_s)),
-            room,
+            body_memory,
             unauthenticated: Arc::new(EvictingSet::new(UNAUTHENTICATED_BODIES_MAX)),
             limits,
             maintenance,
@@ -248,25 +251,25 @@ impl Shared {
             stopping,
         };
         let mut seed = [0; 8];
-        getrandom::fill(&mut seed).expect("the system gives randomness");
+        getrandom::fill(&mut seed).expect("the system provides randomness");
         Shared {
             current: ArcSwap::from_pointee(server),
             config,
-            answers,
+            response_memory,
             in_flight: AtomicUsize::new(0),
             access_log: options.access_log,
-            lacks_space: AtomicBool::new(false),
+            is_disk_full: AtomicBool::new(false),
             next_id: AtomicU64::new(u64::from_ne_bytes(seed)),
         }
     }
 
-    /// The server as it is configured now.
+    /// The server with the current configuration.
     pub(crate) fn current(&self) -> Arc<Server> {
         self.current.load_full()
     }
 
-    /// From now on requests see what a change of the configuration means. Changes come one by one:
-    /// who makes one holds `ConfigStore::changing`.
+    /// Applies a configuration change to all requests that begin from now on. Changes are serialized: the
+    /// caller holds `ConfigStore::changing`.
     pub(crate) fn apply(&self, derived: Derived) {
         let Derived { limits, maintenance, uuids, plus_is_space, partition_bytes_max, sign_in, cors } =
             derived;
@@ -280,37 +283,37 @@ impl Shared {
         self.current.store(Arc::new(renewed));
     }
 
-    /// Notes by a request's answer whether the disk has space for writes.
+    /// Updates `is_disk_full` from the status of a response.
     fn note_space(&self, status: StatusCode) {
         match status {
-            StatusCode::INSUFFICIENT_STORAGE => self.lacks_space.store(true, Ordering::Relaxed),
-            StatusCode::CREATED if self.lacks_space.load(Ordering::Relaxed) => {
-                self.lacks_space.store(false, Ordering::Relaxed);
+            StatusCode::INSUFFICIENT_STORAGE => self.is_disk_full.store(true, Ordering::Relaxed),
+            StatusCode::CREATED if self.is_disk_full.load(Ordering::Relaxed) => {
+                self.is_disk_full.store(false, Ordering::Relaxed);
             }
             _ => {}
         }
     }
 
-    /// Room for one request more, until what this returns is dropped.
+    /// Counts a request as in progress until the returned guard is dropped.
     ///
     /// # Errors
-    /// 503 where as many as may be are at work.
-    fn begin_request(&self, server: &Server) -> Result<InFlight<'_>, Failure> {
+    /// 503 if `max_requests_in_flight` requests are in progress.
+    fn begin_request(&self, server: &Server) -> Result<InFlight<'_>, ApiError> {
         let begun = InFlight(&self.in_flight);
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
         match others < server.limits.max_requests_in_flight {
             true => Ok(begun),
             false => {
                 server.metrics.counters.count_refused();
-                Err(Failure::too_many_requests())
+                Err(ApiError::too_many_requests())
             }
         }
     }
 
-    /// 10 hex digits that no request of this process had before.
+    /// Returns 10 hex digits that no earlier request of this process had.
     fn request_id(&self) -> HeaderValue {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        // An odd factor moves each number elsewhere, and no two to one place.
+        // Multiplication by an odd factor permutes the numbers, so ids stay unique.
         let count = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mut number = count.wrapping_mul(0x9e37_79b9_7f4a_7c15) & 0xff_ffff_ffff;
         let mut text = [0; 10];
@@ -322,7 +325,7 @@ impl Shared {
     }
 }
 
-/// A request at work.
+/// Counts a request in progress until it is dropped.
 struct InFlight<'a>(&'a AtomicUsize);
 
 impl Drop for InFlight<'_> {
@@ -338,17 +341,17 @@ fn document_options(limits: &Limits) -> settee_doc::Options {
     }
 }
 
-/// What all requests share.
+/// State that all requests share.
 pub(crate) struct Server {
     pub(crate) databases: Arc<Databases>,
     pub(crate) limits: Limits,
     pub(crate) maintenance: Maintenance,
-    /// Whether `+` is a space in paths.
+    /// Whether `+` in a path decodes to a space.
     pub(crate) plus_is_space: bool,
     sign_in: SignIn,
     cors: Option<Cors>,
-    pub(crate) room: Arc<Room>,
-    /// The requests that aren't authenticated and wait for their bodies.
+    pub(crate) body_memory: Arc<BodyMemory>,
+    /// Unauthenticated requests that wait for their bodies.
     pub(crate) unauthenticated: Arc<EvictingSet>,
     pub(crate) document_options: settee_doc::Options,
     pub(crate) auth: Arc<Auth>,
@@ -359,7 +362,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Another of the same parts.
+    /// A copy that shares all parts.
     fn renewed(&self) -> Server {
         Server {
             databases: self.databases.clone(),
@@ -368,7 +371,7 @@ impl Server {
             plus_is_space: self.plus_is_space,
             sign_in: self.sign_in.clone(),
             cors: self.cors.clone(),
-            room: self.room.clone(),
+            body_memory: self.body_memory.clone(),
             unauthenticated: self.unauthenticated.clone(),
             document_options: self.document_options,
             auth: self.auth.clone(),
@@ -380,35 +383,35 @@ impl Server {
     }
 }
 
-/// A request on its way through its handler.
-pub(crate) struct Call<'a> {
+/// A request while its handler runs.
+pub(crate) struct RequestContext<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) server: &'a Server,
     pub(crate) head: &'a Parts,
     pub(crate) body: &'a mut RequestBody,
     pub(crate) caller: Caller,
-    pub(crate) unread: &'a Arc<Unread>,
+    pub(crate) connection_memory: &'a Arc<ConnectionMemory>,
 }
 
-impl<'a> Call<'a> {
-    /// What bounds a streamed answer.
+impl<'a> RequestContext<'a> {
+    /// Limits and memory accounting of a streamed response.
     pub(crate) fn output(&self) -> Output<'a> {
-        Output { limits: &self.server.limits, unread: self.unread }
+        Output { limits: &self.server.limits, connection_memory: self.connection_memory }
     }
 
-    /// Checks, before a change, whether the connection may be given an answer of about that size.
+    /// Checks, before a change is made, that the connection may be sent a response of about `bytes` bytes.
     ///
     /// # Errors
-    /// 503: the client has too many answers to take.
-    pub(crate) fn check_answer(&self, bytes: usize) -> Result<(), Failure> {
-        self.unread.check(bytes)
+    /// 503 if too many responses of the connection are unread.
+    pub(crate) fn check_response(&self, bytes: usize) -> Result<(), ApiError> {
+        self.connection_memory.check(bytes)
     }
 
     pub(crate) fn method(&self) -> &'a Method {
         &self.head.method
     }
 
-    /// Whether that is a GET or a HEAD, which is a GET whose body isn't sent.
+    /// Whether the method is GET, or HEAD, which is handled as a GET without sending the body.
     pub(crate) fn is_get(&self) -> bool {
         matches!(self.head.method, Method::GET | Method::HEAD)
     }
@@ -421,53 +424,54 @@ impl<'a> Call<'a> {
         Query(self.head.uri.query().unwrap_or(""))
     }
 
-    /// A header's value, where it is text.
+    /// The value of a header, if it is text.
     pub(crate) fn header(&self, name: HeaderName) -> Option<&'a str> {
         self.head.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// The whole body.
-    pub(crate) async fn read_body(&mut self) -> Result<Held, Failure> {
-        body::read(self.body, &self.head.headers, &self.server.limits, &self.server.room).await
+    /// Reads the whole body.
+    pub(crate) async fn read_body(&mut self) -> Result<BufferedBody, ApiError> {
+        body::read(self.body, &self.head.headers, &self.server.limits, &self.server.body_memory).await
     }
 
     /// Reads the whole body of a request that sets one value or asks for one action.
     ///
     /// # Errors
     /// 413 for a body of more than [`body::VALUE_BODY_BYTES_MAX`]; else as [`body::read`].
-    pub(crate) async fn read_value_body(&mut self) -> Result<Held, Failure> {
+    pub(crate) async fn read_value_body(&mut self) -> Result<BufferedBody, ApiError> {
         let limits = &self.server.limits;
         let max_request_bytes = limits.max_request_bytes.min(body::VALUE_BODY_BYTES_MAX);
         let limits = Limits { max_request_bytes, ..limits.clone() };
-        body::read(self.body, &self.head.headers, &limits, &self.server.room).await
+        body::read(self.body, &self.head.headers, &limits, &self.server.body_memory).await
     }
 
-    /// The whole body, which must be declared as JSON.
-    pub(crate) async fn read_json_body(&mut self) -> Result<Held, Failure> {
+    /// Reads the whole body, which must be declared as JSON.
+    pub(crate) async fn read_json_body(&mut self) -> Result<BufferedBody, ApiError> {
         body::check_json_type(&self.head.headers)?;
         self.read_body().await
     }
 
-    /// The whole body, which must be declared as JSON, in a file where it is too large for memory.
-    pub(crate) async fn read_or_spool_json_body(&mut self) -> Result<Content, Failure> {
+    /// Reads the whole body, which must be declared as JSON; a body too large for memory goes to a spool
+    /// file.
+    pub(crate) async fn read_or_spool_json_body(&mut self) -> Result<ReceivedBody, ApiError> {
         body::check_json_type(&self.head.headers)?;
         let server = self.server;
         let (headers, spools) = (&self.head.headers, server.databases.spools());
-        body::read_or_spool(spools, self.body, headers, &server.limits, &server.room).await
+        body::read_or_spool(spools, self.body, headers, &server.limits, &server.body_memory).await
     }
 
-    /// What a write must reach before it is answered, and what its answer is then.
+    /// The durability and the copies that the query asks for.
     ///
     /// # Errors
-    /// 400 for options that mean nothing.
-    pub(crate) fn write_concern(&self) -> Result<WriteConcern, Failure> {
+    /// 400 for invalid options.
+    pub(crate) fn write_concern(&self) -> Result<WriteConcern, ApiError> {
         let copies = self.query().get("w").map(|text| text.parse::<u64>()).transpose();
-        let copies = copies.map_err(|_| Failure::bad_request("`w` must be a number."))?;
+        let copies = copies.map_err(|_| ApiError::bad_request("`w` must be a number."))?;
         Ok(WriteConcern { stage: self.stage()?, copies: copies.unwrap_or(1) })
     }
 
-    /// How far a write must have got before it is answered.
-    pub(crate) fn stage(&self) -> Result<Stage, Failure> {
+    /// The stage that a write must reach before it is answered.
+    pub(crate) fn stage(&self) -> Result<Stage, ApiError> {
         let query = self.query();
         match query.get("durability").as_deref() {
             None if query.get("batch").is_some_and(|batch| batch == "ok") => Ok(Stage::Accepted),
@@ -475,23 +479,23 @@ impl<'a> Call<'a> {
             Some("written") => Ok(Stage::Written),
             Some("accepted") => Ok(Stage::Accepted),
             Some(_) => {
-                Err(Failure::bad_request("`durability` must be one of accepted, written and persisted."))
+                Err(ApiError::bad_request("`durability` must be one of accepted, written and persisted."))
             }
         }
     }
 }
 
-/// What a write must reach before it is answered.
+/// The durability that a write must reach before it is answered, and the copies the client asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteConcern {
     pub(crate) stage: Stage,
-    /// `w`: copies that the client asks for. There is one: asked for more the answer is 202, as in a
-    /// cluster with too few nodes, though the write has reached its stage.
+    /// `w`, the number of copies the client asked for. There is one copy; for a higher number the status is
+    /// 202, as in a cluster with too few nodes, although the write has reached its stage.
     pub(crate) copies: u64,
 }
 
 impl WriteConcern {
-    /// `done`, or 202 where less was reached than a client may expect.
+    /// `done`, or 202 if the write reached less than `Persisted` or fewer copies than asked for.
     pub(crate) fn status(&self, done: StatusCode) -> StatusCode {
         match self.stage == Stage::Persisted && self.copies <= 1 {
             true => done,
@@ -500,15 +504,15 @@ impl WriteConcern {
     }
 }
 
-/// Answers a request; what happens to it is in the answer. `checked` is what its connection found wrong with
-/// its head.
+/// Answers a request. Errors become responses. `checked` is the result of the connection's check of the
+/// request head.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
-    unread: &Arc<Unread>,
+    connection_memory: &Arc<ConnectionMemory>,
     address: Option<SocketAddr>,
     request: Request<Incoming>,
-    checked: Result<(), Failure>,
-) -> Response<Sent> {
+    checked: Result<(), ApiError>,
+) -> Response<LoggedBody> {
     let (mut head, body) = request.into_parts();
     let server = shared.current.load();
     let server: &Server = &server;
@@ -520,8 +524,8 @@ pub(crate) async fn answer(
     let mut entry = shared.access_log.then(|| AccessEntry::new(address, &head, sent_method, &id, started));
     let mut caller = Caller::Anonymous;
     let mut response = match checked {
-        Ok(()) => respond(shared, server, unread, &head, &mut body, &mut caller, &id).await,
-        Err(failure) => failed(&failure, server, &head, &id),
+        Ok(()) => respond(shared, server, connection_memory, &head, &mut body, &mut caller, &id).await,
+        Err(failure) => error_response(&failure, server, &head, &id),
     };
     shared.note_space(response.status());
     server.metrics.count_request(sent_method, response.status());
@@ -529,7 +533,7 @@ pub(crate) async fn answer(
     if !body.is_end_stream() {
         body.discard(&head.headers, &server.limits).await;
     }
-    if server.limits.compress_answers && compress::takes_gzip(&head.headers) {
+    if server.limits.compress_answers && compress::accepts_gzip(&head.headers) {
         compress::compress(&mut response);
     }
     if let Some(entry) = &mut entry {
@@ -537,13 +541,13 @@ pub(crate) async fn answer(
         entry.answered(user.flatten(), response.status().as_u16());
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    response.map(|body| Sent::new(body, entry))
+    response.map(|body| LoggedBody::new(body, entry))
 }
 
-/// Longest id of a request that a client may choose, in bytes.
+/// Longest request id that a client may choose, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 36;
 
-/// The request's id, where the client has chosen one that can stand in a log.
+/// The request id chosen by the client, if it is safe to log.
 fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     headers
@@ -551,38 +555,38 @@ fn sent_request_id(headers: &HeaderMap) -> Option<&HeaderValue> {
         .filter(|id| (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(is_plain))
 }
 
-/// The answer of a handler, a refusal or a preflight, with the headers of CORS.
+/// Returns the response of the handler, an error response or a CORS preflight response, with CORS headers.
 async fn respond(
     shared: &Arc<Shared>,
     server: &Server,
-    unread: &Arc<Unread>,
+    connection_memory: &Arc<ConnectionMemory>,
     head: &Parts,
     body: &mut RequestBody,
     caller: &mut Caller,
     id: &HeaderValue,
 ) -> Response<Body> {
     let preflight = server.cors.as_ref().filter(|_| head.method == Method::OPTIONS);
-    // None for a page whose requests would be refused.
+    // Preflights are not answered for pages whose requests would be refused.
     let preflight = preflight.filter(|_| server.auth.serves_page(&head.uri, &head.headers));
     if let Some(response) = preflight.and_then(|cors| cors.preflight(&head.headers)) {
         return response;
     }
-    // What its connection doesn't send any more isn't begun.
-    let answered = match unread.is_closing() {
-        true => Err(Failure::unread()),
-        false => handle(shared, server, unread, head, body, caller).await,
+    // A request whose response the closing connection would no longer send isn't started.
+    let answered = match connection_memory.is_closing() {
+        true => Err(ApiError::unread_responses()),
+        false => handle(shared, server, connection_memory, head, body, caller).await,
     };
     let mut response = answered
-        .and_then(|response| held(unread, response))
-        .unwrap_or_else(|failure| failed(&failure, server, head, id));
+        .and_then(|response| track_response(connection_memory, response))
+        .unwrap_or_else(|failure| error_response(&failure, server, head, id));
     if let Some(cors) = &server.cors {
-        cors.open_to_page(&head.headers, &mut response);
+        cors.add_headers(&head.headers, &mut response);
     }
     response
 }
 
-/// Puts the method in force that a POST says it means, and returns that of the request then. A HEAD
-/// becomes a GET: what was asked for by POST is sent with its body.
+/// Replaces the method of a POST by the one in `METHOD_OVERRIDE` and returns the method that was sent. A HEAD
+/// becomes a GET, because the response to a POST has a body.
 fn override_method(head: &mut Parts) -> Option<Method> {
     let meant = head.headers.get(METHOD_OVERRIDE).filter(|_| head.method == Method::POST)?.to_str().ok()?;
     let meant = meant.split(';').next().unwrap_or_default().trim();
@@ -594,28 +598,31 @@ fn override_method(head: &mut Parts) -> Option<Method> {
     Some(std::mem::replace(&mut head.method, meant))
 }
 
-/// Counts a whole answer for its connection. One that reports a change is never refused: its handler has checked
-/// ([`Call::check_answer`]) before the change.
-fn held(unread: &Arc<Unread>, mut response: Response<Body>) -> reply::Answer {
+/// Counts a buffered response for its connection. A response that reports a change is never refused: its
+/// handler called [`RequestContext::check_response`] before the change.
+fn track_response(
+    connection_memory: &Arc<ConnectionMemory>,
+    mut response: Response<Body>,
+) -> response::HandlerResult {
     let reports_change = matches!(response.status(), StatusCode::CREATED | StatusCode::ACCEPTED);
     if let Body::Full(bytes) = response.body_mut() {
         if !reports_change {
-            unread.check(bytes.len())?;
+            connection_memory.check(bytes.len())?;
         }
-        *bytes = unread.hold(std::mem::take(bytes));
+        *bytes = connection_memory.track(std::mem::take(bytes));
     }
     Ok(response)
 }
 
-/// Finds out who asks, which is in `caller` then, and answers.
+/// Authenticates the request, stores the result in `caller`, and runs the handler.
 async fn handle(
     shared: &Arc<Shared>,
     server: &Server,
-    unread: &Arc<Unread>,
+    connection_memory: &Arc<ConnectionMemory>,
     head: &Parts,
     body: &mut RequestBody,
     caller: &mut Caller,
-) -> reply::Answer {
+) -> response::HandlerResult {
     if let Some(path) = head.uri.path_and_query() {
         query::check_encoding(path.as_str())?;
     }
@@ -624,26 +631,27 @@ async fn handle(
     if caller == Caller::Anonymous {
         server.sign_in.check_anonymous(&head.method, head.uri.path())?;
     }
-    // Nobody keeps others out before they are authenticated, and `/_up` is answered whoever is at work.
+    // Unauthenticated requests aren't counted, so they can't keep others out; `/_up` answers under any load.
     let is_counted = caller != Caller::Anonymous && head.uri.path() != "/_up";
     let _at_work = if is_counted { Some(shared.begin_request(server)?) } else { None };
     if caller != Caller::Anonymous {
         body.authenticate();
     }
-    let mut response = router::route(&mut Call { shared, server, head, body, caller, unread }).await?;
+    let mut response =
+        router::route(&mut RequestContext { shared, server, head, body, caller, connection_memory }).await?;
     if caller == (Caller::Cookie { renew: true }) && !response.headers().contains_key(header::SET_COOKIE) {
-        reply::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
+        response::set_header(&mut response, header::SET_COOKIE, server.auth.session_cookie());
     }
     Ok(response)
 }
 
-fn failed(failure: &Failure, server: &Server, head: &Parts, id: &HeaderValue) -> Response<Body> {
+fn error_response(failure: &ApiError, server: &Server, head: &Parts, id: &HeaderValue) -> Response<Body> {
     if failure.status.is_server_error() && failure.status != StatusCode::NOT_IMPLEMENTED {
         let (id, path) = (id.to_str().unwrap_or_default(), logged::text(head.uri.path()));
         let reason = logged::text(&failure.reason);
         tracing::error!(id, path, error = failure.error, reason, "failed");
     }
-    let mut response = reply::failure(failure);
+    let mut response = response::error(failure);
     if failure.status == StatusCode::UNAUTHORIZED
         && let Some(challenge) = head.headers.get(CHOSEN_CHALLENGE).or(server.sign_in.challenge.as_ref())
     {

@@ -1,39 +1,39 @@
-//! `_session`: who one is, logging in, logging out.
+//! `_session`: the caller's identity, login and logout.
 
 use hyper::header;
 use hyper::{Method, Response, StatusCode};
 
 use crate::auth::Caller;
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::query::Query;
-use crate::reply::{self, Answer, Body};
-use crate::server::Call;
+use crate::response::{self, Body, HandlerResult};
+use crate::server::RequestContext;
 use crate::{database, json, logged};
 
-pub(crate) async fn handle(call: &mut Call<'_>) -> Answer {
-    match *call.method() {
-        Method::GET | Method::HEAD => show(call),
-        Method::POST => log_in(call).await,
+pub(crate) async fn handle(context: &mut RequestContext<'_>) -> HandlerResult {
+    match *context.method() {
+        Method::GET | Method::HEAD => show(context),
+        Method::POST => log_in(context).await,
         Method::DELETE => {
-            let next = target(call, "next")?;
-            let mut response = lead(reply::ok(StatusCode::OK), next);
-            reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.ended_cookie());
+            let next = target(context, "next")?;
+            let mut response = redirect(response::ok(StatusCode::OK), next);
+            response::set_header(&mut response, header::SET_COOKIE, context.server.auth.ended_cookie());
             Ok(response)
         }
-        _ => Err(Failure::method_not_allowed("GET,HEAD,POST,DELETE")),
+        _ => Err(ApiError::method_not_allowed("GET,HEAD,POST,DELETE")),
     }
 }
 
-fn show(call: &Call<'_>) -> Answer {
-    if call.caller == Caller::Anonymous && call.query().is_true("basic") {
-        return Err(Failure::unauthorized("Please login."));
+fn show(context: &RequestContext<'_>) -> HandlerResult {
+    if context.caller == Caller::Anonymous && context.query().is_true("basic") {
+        return Err(ApiError::unauthorized("Please login."));
     }
-    let (name, roles, by) = match call.caller {
+    let (name, roles, by) = match context.caller {
         Caller::Anonymous => (None, "[]", ""),
-        Caller::Party => (None, "[\"_admin\"]", ",\"authenticated\":\"default\""),
-        Caller::Basic => (call.server.auth.admin_name(), "[\"_admin\"]", ",\"authenticated\":\"default\""),
+        Caller::AdminParty => (None, "[\"_admin\"]", ",\"authenticated\":\"default\""),
+        Caller::Basic => (context.server.auth.admin_name(), "[\"_admin\"]", ",\"authenticated\":\"default\""),
         Caller::Cookie { .. } => {
-            (call.server.auth.admin_name(), "[\"_admin\"]", ",\"authenticated\":\"cookie\"")
+            (context.server.auth.admin_name(), "[\"_admin\"]", ",\"authenticated\":\"cookie\"")
         }
     };
     let mut text = b"{\"ok\":true,\"userCtx\":{\"name\":".to_vec();
@@ -45,32 +45,32 @@ fn show(call: &Call<'_>) -> Answer {
         ",\"roles\":{roles}}},\"info\":{{\"authentication_handlers\":[\"cookie\",\"default\"]{by}}}}}\n"
     );
     text.extend_from_slice(rest.as_bytes());
-    Ok(reply::json(StatusCode::OK, text))
+    Ok(response::json(StatusCode::OK, text))
 }
 
-/// Where a query's option leads: a path of this server.
-fn target(call: &Call<'_>, option: &str) -> Result<Option<String>, Failure> {
-    match call.query().get(option) {
+/// The path on this server that a redirect option names.
+fn target(context: &RequestContext<'_>, option: &str) -> Result<Option<String>, ApiError> {
+    match context.query().get(option) {
         None => Ok(None),
-        Some(path) if path.starts_with('/') => Ok(Some(database::origin(call) + &path)),
-        Some(_) => Err(Failure::bad_request("path_must_begin_with_slash")),
+        Some(path) if path.starts_with('/') => Ok(Some(database::origin(context) + &path)),
+        Some(_) => Err(ApiError::bad_request("path_must_begin_with_slash")),
     }
 }
 
-/// An answer that leads on to an address, where there is one.
-fn lead(mut response: Response<Body>, to: Option<String>) -> Response<Body> {
+/// Turns a response into a redirect if there is a target.
+fn redirect(mut response: Response<Body>, to: Option<String>) -> Response<Body> {
     if let Some(address) = to {
         *response.status_mut() = StatusCode::FOUND;
-        reply::set_header(&mut response, header::LOCATION, address);
+        response::set_header(&mut response, header::LOCATION, address);
     }
     response
 }
 
-async fn log_in(call: &mut Call<'_>) -> Answer {
-    let (next, fail) = (target(call, "next")?, target(call, "fail")?);
-    call.body.restrict(&call.server.unauthenticated);
-    let body = call.read_body().await?;
-    let declared = call.header(header::CONTENT_TYPE).unwrap_or("");
+async fn log_in(context: &mut RequestContext<'_>) -> HandlerResult {
+    let (next, fail) = (target(context, "next")?, target(context, "fail")?);
+    context.body.restrict(&context.server.unauthenticated);
+    let body = context.read_body().await?;
+    let declared = context.header(header::CONTENT_TYPE).unwrap_or("");
     let (mut name, mut username, mut password) = (None, None, String::new());
     let mut take = |key: &str, value: String| match key {
         "name" => name = Some(value),
@@ -79,7 +79,7 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
         _ => {}
     };
     if declared.starts_with("application/x-www-form-urlencoded") {
-        let form = std::str::from_utf8(&body.text).map_err(|_| Failure::bad_json())?;
+        let form = std::str::from_utf8(&body.text).map_err(|_| ApiError::bad_json())?;
         Query(form).pairs().for_each(|(key, value)| take(&key, value.into_owned()));
     } else if declared.starts_with("application/json") {
         json::each_member(&body.text, |key, value| {
@@ -88,26 +88,26 @@ async fn log_in(call: &mut Call<'_>) -> Answer {
         })?;
     } else {
         let reason = "Content-Type must be application/x-www-form-urlencoded or application/json";
-        return Err(Failure::bad_content_type(reason));
+        return Err(ApiError::bad_content_type(reason));
     }
     let name = match (name, username) {
-        (None, None) => return Err(Failure::bad_request("request body must contain a username")),
+        (None, None) => return Err(ApiError::bad_request("request body must contain a username")),
         (Some(name), Some(username)) if name != username => {
-            return Err(Failure::bad_request("request body contains different usernames"));
+            return Err(ApiError::bad_request("request body contains different usernames"));
         }
         (Some(name), _) | (None, Some(name)) => name,
     };
-    if !call.server.auth.is_admin(&name, &password) {
+    if !context.server.auth.is_admin(&name, &password) {
         tracing::warn!(name = logged::name(&name), "a login failed");
-        let refused = reply::failure(&Failure::unauthorized("Name or password is incorrect."));
-        let mut response = lead(refused, fail);
-        reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.ended_cookie());
+        let refused = response::error(&ApiError::unauthorized("Name or password is incorrect."));
+        let mut response = redirect(refused, fail);
+        response::set_header(&mut response, header::SET_COOKIE, context.server.auth.ended_cookie());
         return Ok(response);
     }
     let mut text = b"{\"ok\":true,\"name\":".to_vec();
     settee_doc::write_json_string(&name, &mut text);
     text.extend_from_slice(b",\"roles\":[\"_admin\"]}\n");
-    let mut response = lead(reply::json(StatusCode::OK, text), next);
-    reply::set_header(&mut response, header::SET_COOKIE, call.server.auth.session_cookie());
+    let mut response = redirect(response::json(StatusCode::OK, text), next);
+    response::set_header(&mut response, header::SET_COOKIE, context.server.auth.session_cookie());
     Ok(response)
 }

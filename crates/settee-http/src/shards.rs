@@ -1,29 +1,29 @@
-//! `_shards` and `_sync_shards`. A database is one tree of one node, whatever they report: the shards that
-//! it was created with (`q`), split as CouchDB splits them.
+//! `_shards` and `_sync_shards`. A database here is one tree on one node; the endpoints report the shards
+//! that it was created with (`q`), with CouchDB's hash ranges.
 //!
-//! Source: of the ranges and the hash, CouchDB 3.5.0's `mem3`: equal parts of the numbers of 32 bits, the
-//! last one with what is left, and the CRC-32 of a document's id, or of its partition.
+//! Source for ranges and hash: CouchDB 3.5.0's `mem3`. The 32-bit range is divided into equal parts, the last
+//! one with the remainder; the hash is the CRC-32 of a document's id, or of its partition.
 
 use hyper::{Method, StatusCode};
 use settee_doc::Database;
 
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::node::NODE;
-use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::response::{self, HandlerResult};
+use crate::server::RequestContext;
 
-/// All shards.
-pub(crate) fn all(call: &Call<'_>, database: &Database) -> Answer {
-    check_get(call)?;
+/// Handles `_shards`: all shards.
+pub(crate) fn all(context: &RequestContext<'_>, database: &Database) -> HandlerResult {
+    check_get(context)?;
     let count = database.shard_count();
     let shard = |index| format!("\"{}\":[\"{NODE}\"]", range(index, count));
     let shards: Vec<String> = (0..count).map(shard).collect();
-    Ok(reply::json(StatusCode::OK, format!("{{\"shards\":{{{}}}}}\n", shards.join(","))))
+    Ok(response::json(StatusCode::OK, format!("{{\"shards\":{{{}}}}}\n", shards.join(","))))
 }
 
-/// The shard that a document is in, whether it is there or not.
-pub(crate) fn of_document(call: &Call<'_>, database: &Database, id: &str) -> Answer {
-    check_get(call)?;
+/// Handles `_shards/{id}`: the shard of a document, which needn't exist.
+pub(crate) fn of_document(context: &RequestContext<'_>, database: &Database, id: &str) -> HandlerResult {
+    check_get(context)?;
     database.check_id(id)?;
     let hashed = match id.split_once(':') {
         Some((partition, _)) if database.is_partitioned() && !id.starts_with("_design/") => partition,
@@ -34,10 +34,10 @@ pub(crate) fn of_document(call: &Call<'_>, database: &Database, id: &str) -> Ans
     let count = database.shard_count();
     let index = (u64::from(hash.sum()) / shard_size(count)).min(count - 1);
     let range = range(index, count);
-    Ok(reply::json(StatusCode::OK, format!("{{\"range\":\"{range}\",\"nodes\":[\"{NODE}\"]}}\n")))
+    Ok(response::json(StatusCode::OK, format!("{{\"range\":\"{range}\",\"nodes\":[\"{NODE}\"]}}\n")))
 }
 
-/// The hashes of all shards but the last one.
+/// Number of hashes in each shard but the last.
 fn shard_size(count: u64) -> u64 {
     (1 << 32) / count
 }
@@ -49,14 +49,14 @@ fn range(index: u64, count: u64) -> String {
     format!("{first:08x}-{:08x}", end - 1)
 }
 
-/// Nothing is behind anything: there is one copy.
-pub(crate) fn sync(call: &Call<'_>) -> Answer {
-    match *call.method() {
-        Method::POST => Ok(reply::ok(StatusCode::ACCEPTED)),
-        _ => Err(Failure::method_not_allowed("POST")),
+/// Handles `_sync_shards`, which has nothing to do because there is one copy.
+pub(crate) fn sync(context: &RequestContext<'_>) -> HandlerResult {
+    match *context.method() {
+        Method::POST => Ok(response::ok(StatusCode::ACCEPTED)),
+        _ => Err(ApiError::method_not_allowed("POST")),
     }
 }
 
-fn check_get(call: &Call<'_>) -> Result<(), Failure> {
-    if call.is_get() { Ok(()) } else { Err(Failure::method_not_allowed("GET")) }
+fn check_get(context: &RequestContext<'_>) -> Result<(), ApiError> {
+    if context.is_get() { Ok(()) } else { Err(ApiError::method_not_allowed("GET")) }
 }

@@ -1,31 +1,31 @@
-//! Whether callers must say who they are, and how a 401 asks them to.
+//! Whether callers must sign in, and the challenge of a 401.
 
 use hyper::Method;
 use hyper::header::HeaderValue;
 
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::query::Segments;
 
-/// The challenge of a server that requires a user and has none configured.
+/// The default challenge if a user is required.
 const CHALLENGE: HeaderValue = HeaderValue::from_static("Basic realm=\"server\"");
 
-/// What the configuration says of it.
+/// The configuration of signing in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SignIn {
-    /// Every request is a user's, but `POST /_session`.
+    /// Whether every request except `POST /_session` needs a user.
     is_required: bool,
-    /// `_up` is for everyone even so.
+    /// Whether `_up` is exempt from that.
     is_up_open: bool,
-    /// `WWW-Authenticate` of each 401, where the client asks for no other.
+    /// `WWW-Authenticate` of each 401, unless the client chooses another.
     pub(crate) challenge: Option<HeaderValue>,
 }
 
 impl SignIn {
-    /// Reads the configuration; `value` gives the value of a key of a section, an older name of the
-    /// section included.
+    /// Parses the configuration; `value` returns the value of a key of a section, also under the section's
+    /// older name.
     ///
     /// # Errors
-    /// What a key may be.
+    /// The allowed values of an invalid key.
     pub(crate) fn parse<'a>(value: impl Fn(&str, &str) -> Option<&'a str>) -> Result<SignIn, String> {
         let is_true = |section: &str, key: &str| match value(section, key) {
             None | Some("false") => Ok(false),
@@ -34,7 +34,7 @@ impl SignIn {
         };
         let requires = is_true("chttpd", "require_valid_user")?;
         let is_up_open = is_true("chttpd", "require_valid_user_except_for_up")?;
-        // CouchDB reads this one for the challenge alone.
+        // CouchDB uses this key only for the challenge.
         let asks = is_true("chttpd_auth", "require_valid_user")?;
         let challenge = match value("chttpd", "WWW-Authenticate") {
             Some(text) => Some(
@@ -51,21 +51,21 @@ impl SignIn {
         self.is_required
     }
 
-    /// Refuses an anonymous caller's request where a user is required for it.
+    /// Refuses an anonymous request if it needs a user.
     ///
     /// # Errors
     /// 401.
-    pub(crate) fn check_anonymous(&self, method: &Method, path: &str) -> Result<(), Failure> {
+    pub(crate) fn check_anonymous(&self, method: &Method, path: &str) -> Result<(), ApiError> {
         if !self.is_required {
             return Ok(());
         }
-        // Neither of the two names has a `+`.
+        // Neither of the two paths has a `+`.
         let mut path = Segments::new(path, false);
         let first = path.next()?;
         match first.as_deref().filter(|_| path.at_end()) {
             Some("_session") if *method == Method::POST => Ok(()),
             Some("_up") if self.is_up_open => Ok(()),
-            _ => Err(Failure::unauthorized("Authentication required.")),
+            _ => Err(ApiError::unauthorized("Authentication required.")),
         }
     }
 }

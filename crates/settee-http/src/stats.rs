@@ -1,7 +1,7 @@
-//! `_node/_local/_stats`: figures in the form in which CouchDB has them, a tree of them by name.
+//! `_node/_local/_stats`: figures as a tree of names, in CouchDB's format.
 //!
-//! Only what is counted here is there: CouchDB has more names, and a name without a figure answers
-//! `null`, as there. All figures, with CouchDB's and without, are in `_prometheus`.
+//! The tree has only the figures counted here. CouchDB has more names; a name without a figure answers
+//! `null`, as in CouchDB. All figures, including those that CouchDB doesn't have, are in `_prometheus`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,26 +10,26 @@ use hyper::{Method, StatusCode};
 use crate::json;
 use crate::server::Server;
 
-/// The statuses that CouchDB counts.
+/// The status codes that CouchDB counts, sorted.
 const CODES: [u16; 27] = [
     200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 405, 406, 408, 409, 412, 413, 414, 415, 416,
     417, 431, 500, 501, 503, 507,
 ];
 
-/// The methods that CouchDB counts, in the order of `requests`' counters.
+/// The methods that CouchDB counts, sorted.
 const METHODS: [&str; 7] = ["COPY", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT"];
 
-/// What is counted for each request.
+/// Counters of requests.
 #[derive(Default)]
 pub(crate) struct Counters {
     codes: [AtomicU64; CODES.len()],
     methods: [AtomicU64; METHODS.len()],
-    /// Requests that were refused since as many as may be were at work.
+    /// Requests refused because `max_requests_in_flight` requests were in progress.
     refused: AtomicU64,
 }
 
 impl Counters {
-    /// Counts an answer.
+    /// Counts a response.
     pub(crate) fn count(&self, method: &Method, status: StatusCode) {
         if let Ok(at) = CODES.binary_search(&status.as_u16()) {
             self.codes[at].fetch_add(1, Ordering::Relaxed);
@@ -39,7 +39,7 @@ impl Counters {
         }
     }
 
-    /// Counts a request that found no room.
+    /// Counts a request refused because of `max_requests_in_flight`.
     pub(crate) fn count_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -49,7 +49,7 @@ impl Counters {
     }
 }
 
-/// A figure, or names below a name.
+/// A figure, or a subtree of names.
 enum Node {
     Figure { value: u64, is_gauge: bool, about: String },
     Names(Vec<(String, Node)>),
@@ -67,7 +67,7 @@ fn names<const N: usize>(list: [(&str, Node); N]) -> Node {
     Node::Names(list.map(|(name, node)| (name.to_owned(), node)).into())
 }
 
-/// The figures below the names of a path, as JSON; `null` where there are none.
+/// The subtree at a path, as JSON; `null` if the path doesn't exist.
 pub(crate) fn text(server: &Server, path: &[String]) -> Vec<u8> {
     let tree = tree(server);
     let found = path.iter().try_fold(&tree, |node, name| match node {
@@ -84,7 +84,7 @@ pub(crate) fn text(server: &Server, path: &[String]) -> Vec<u8> {
     text
 }
 
-/// A path may lead to a member of a figure.
+/// Appends one member of the figure at a path.
 fn write_member(tree: &Node, path: &[String], member: &str, out: &mut Vec<u8>) {
     let found = path.iter().try_fold(tree, |node, name| match node {
         Node::Names(list) => list.iter().find(|(found, _)| found == name).map(|(_, node)| node),
@@ -142,7 +142,10 @@ fn tree(server: &Server) -> Node {
     let requests = server.metrics.request_count();
     let httpd = names([
         ("requests", counter(requests, "requests answered")),
-        ("refused_requests", counter(load(&counters.refused), "requests refused for want of room")),
+        (
+            "refused_requests",
+            counter(load(&counters.refused), "requests refused because too many were in progress"),
+        ),
     ]);
     let couchdb = names([
         ("httpd", httpd),
@@ -160,12 +163,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_looked_up_by_halving_is_sorted() {
+    fn the_tables_for_binary_search_are_sorted() {
         assert!(CODES.is_sorted() && METHODS.is_sorted());
     }
 
     #[test]
-    fn answers_are_counted_by_method_and_status() {
+    fn responses_are_counted_by_method_and_status() {
         let counters = Counters::default();
         counters.count(&Method::GET, StatusCode::OK);
         counters.count(&Method::GET, StatusCode::IM_A_TEAPOT);

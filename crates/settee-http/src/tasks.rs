@@ -1,23 +1,23 @@
-//! `_active_tasks`: what goes on in the background because somebody asked for it.
+//! `_active_tasks`: background jobs that a client has started.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hyper::StatusCode;
 
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::json;
 use crate::node::NODE;
-use crate::reply::{self, Answer};
-use crate::server::Call;
+use crate::response::{self, HandlerResult};
+use crate::server::RequestContext;
 
-/// The compactions under way. How far one has come isn't known, and so isn't told.
-pub(crate) fn active(call: &Call<'_>) -> Answer {
-    if !call.is_get() {
-        return Err(Failure::method_not_allowed("GET,HEAD"));
+/// Handles `_active_tasks`: the running compactions. Their progress isn't known and not reported.
+pub(crate) fn active(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
     }
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut text = vec![b'['];
-    for task in call.server.databases.compactions() {
+    for task in context.server.databases.compactions() {
         if text.len() > 1 {
             text.push(b',');
         }
@@ -34,5 +34,5 @@ pub(crate) fn active(call: &Call<'_>) -> Answer {
         });
     }
     text.extend_from_slice(b"]\n");
-    Ok(reply::json(StatusCode::OK, text))
+    Ok(response::json(StatusCode::OK, text))
 }

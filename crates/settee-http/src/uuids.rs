@@ -1,4 +1,4 @@
-//! Identifiers in CouchDB's algorithms: `_uuids` gives them, and documents without an id get them.
+//! Identifiers by CouchDB's algorithms, for `_uuids` and for documents without an id.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,26 +6,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Longest suffix of `utc_id` in bytes.
 const SUFFIX_BYTES_MAX: usize = 256;
 
-/// How identifiers are made.
+/// How identifiers are generated.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Algorithm {
     /// 128 random bits.
     Random,
-    /// A random prefix and a number that grows by random steps, so that documents made one after
-    /// the other lie side by side.
+    /// A random prefix and a number that grows by random steps, so that documents created in succession are
+    /// adjacent.
     #[default]
     Sequential,
-    /// Microseconds since 1970 in 14 digits, and 18 random ones.
+    /// Microseconds since 1970 in 14 hex digits, and 18 random ones.
     UtcRandom,
-    /// The same microseconds, and a suffix that somebody has chosen.
+    /// The same microseconds, and a configured suffix.
     UtcId(String),
 }
 
 impl Algorithm {
-    /// Reads CouchDB's name for one.
+    /// Parses CouchDB's name of an algorithm.
     ///
     /// # Errors
-    /// What there is, where it is none of them.
+    /// The valid names.
     pub(crate) fn parse(name: &str, suffix: &str) -> Result<Algorithm, String> {
         if suffix.len() > SUFFIX_BYTES_MAX {
             return Err(format!("uuids/utc_id_suffix must have {SUFFIX_BYTES_MAX} bytes at most"));
@@ -40,37 +40,37 @@ impl Algorithm {
     }
 }
 
-/// Makes identifiers.
-pub(crate) struct Uuids(Mutex<State>);
+/// Generates identifiers.
+pub(crate) struct Uuids(Mutex<GeneratorState>);
 
-struct State {
+struct GeneratorState {
     algorithm: Algorithm,
     sequence: Sequence,
-    /// The last time that was given, so that no time is given twice.
+    /// The last timestamp used, so that none is used twice.
     last_us: u64,
 }
 
 struct Sequence {
     prefix: [u8; 13],
     number: u32,
-    /// State of the generator that draws the steps; they are no secret.
+    /// State of the generator of the steps, which needn't be secret.
     steps: u64,
 }
 
-/// Past this a new prefix is drawn: three bytes less one step.
+/// Past this number a new prefix is generated: three bytes less one step.
 const NUMBER_MAX: u32 = 0xfff000;
 
 impl Uuids {
     pub(crate) fn new(algorithm: Algorithm) -> Uuids {
-        Uuids(Mutex::new(State { algorithm, sequence: Sequence::draw(), last_us: 0 }))
+        Uuids(Mutex::new(GeneratorState { algorithm, sequence: Sequence::draw(), last_us: 0 }))
     }
 
-    /// Goes on in another way.
+    /// Changes the algorithm.
     pub(crate) fn choose(&self, algorithm: Algorithm) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).algorithm = algorithm;
     }
 
-    /// The next: 32 hex digits, or what the suffix makes of it.
+    /// The next identifier: 32 hex digits, or the time followed by the configured suffix.
     pub(crate) fn next(&self) -> String {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &state.algorithm {
@@ -85,8 +85,8 @@ impl Uuids {
     }
 }
 
-impl State {
-    /// Microseconds since 1970, later than those that were given.
+impl GeneratorState {
+    /// Microseconds since 1970, later than all returned before.
     fn time_us(&mut self) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
@@ -124,7 +124,7 @@ impl Sequence {
 
 fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("the system gives randomness");
+    getrandom::fill(&mut bytes).expect("the system provides randomness");
     bytes
 }
 
@@ -157,7 +157,7 @@ mod tests {
         let drawn = drawn(Algorithm::Sequential, 20_000);
         assert!(drawn.iter().all(|uuid| uuid.len() == 32 && is_hex(uuid)));
         let descents = drawn.windows(2).filter(|pair| pair[0] >= pair[1]).count();
-        // A prefix lasts for about 8,000: a new one may begin lower.
+        // A prefix lasts for about 8,000 identifiers; a new one may be lower.
         assert!(descents <= 6, "{descents} descents");
     }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_that_there_is_not_is_refused_with_those_there_are() {
+    fn an_unknown_algorithm_is_refused_with_the_valid_ones() {
         let refused = Algorithm::parse("dice", "").unwrap_err();
         assert_eq!(refused, "uuids/algorithm must be random, sequential, utc_random or utc_id");
         assert_eq!(Algorithm::parse("utc_id", "x"), Ok(Algorithm::UtcId("x".to_owned())));

@@ -1,19 +1,19 @@
-//! Buffers that direct I/O takes: their address and capacity are multiples of an alignment that
-//! is known only at run time (from `statx(2)`).
+//! Buffers for direct I/O. Their address and capacity are multiples of an alignment that is known only at run
+//! time (from `statx(2)`).
 //!
-//! An [`AlignedBuffer`] owns a vector whose capacity is up to an alignment larger than the
-//! buffer's, and shows only the part that begins at an aligned address. The vector is never made
-//! to grow beyond its capacity, so that part never moves, also when the buffer does.
+//! An [`AlignedBuffer`] owns a vector whose capacity is up to one alignment larger than the buffer's, and
+//! exposes only the part that begins at the first aligned address. The vector never grows beyond its
+//! capacity, so its memory never moves, even when the buffer does.
 //!
 //! Invariants:
 //! 1. Address and capacity are multiples of the alignment from creation to drop.
 //! 2. `start + length <= memory.len()`, and `start + capacity <= memory.capacity()`.
 //!
-//! Fresh memory isn't zeroed, which would take 40 ns of a cached read of 4 KiB, and as long as the
-//! read's own copy where that is large: the vector's length says how far it is initialised, and
-//! only what the system or the caller put there is ever seen. Up to `alignment - 1` bytes before
-//! the aligned address are zeroed; an aligned allocation of exactly the capacity would have no
-//! such bytes, but could not become [`Bytes`] without an owner, allocated for each read.
+//! Fresh memory isn't zeroed: that would take 40 ns of a cached 4 KiB read, and for a large read as long as
+//! the read's own copy. The vector's length is the end of the initialised part, and only bytes that the
+//! kernel or the caller wrote are ever visible. Up to `alignment - 1` bytes before the aligned address are
+//! zeroed. An aligned allocation of exactly the capacity would have no such bytes, but could become [`Bytes`]
+//! only through an owner allocated for each read.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -21,20 +21,20 @@ use std::ops::Deref;
 
 use bytes::{Buf, Bytes};
 
-/// The largest alignment in bytes. The block sizes of devices and file systems are far below.
+/// Largest alignment, in bytes. The block sizes of devices and file systems are far smaller.
 pub const ALIGNMENT_MAX: usize = 1 << 20;
 
 /// A power of two between 1 and [`ALIGNMENT_MAX`], in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(usize);
 
-/// What was given for an alignment is not a power of two, or is too large.
+/// The number of bytes is not an alignment: not a power of two, or larger than [`ALIGNMENT_MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an alignment of {0} bytes is not a power of two up to {max}", max = ALIGNMENT_MAX)]
 pub struct InvalidAlignment(pub usize);
 
 impl Alignment {
-    /// None: that of a byte.
+    /// One byte: no requirement.
     pub const ONE: Alignment = Alignment(1);
 
     /// An alignment of `bytes`.
@@ -59,10 +59,7 @@ impl Alignment {
         offset & !(self.0 as u64 - 1)
     }
 
-    /// The smallest multiple that is no smaller than `offset`.
-    ///
-    /// # Panics
-    /// Where 64 bits don't hold it.
+    /// If it exceeds 64 bits.
     pub const fn up(self, offset: u64) -> u64 {
         offset.checked_next_multiple_of(self.0 as u64).expect("offsets end long before")
     }
@@ -73,13 +70,12 @@ impl Alignment {
     }
 }
 
-/// An owned buffer of fixed capacity whose address and capacity are multiples of an
-/// [`Alignment`]. Dereferences to the bytes it holds, `len()` of them;
-/// becomes [`Bytes`] without a copy.
+/// An owned buffer of fixed capacity whose address and capacity are multiples of an [`Alignment`].
+/// Dereferences to its contents, `len()` bytes. Converts to [`Bytes`] without a copy.
 pub struct AlignedBuffer {
-    /// Its length is how far it is initialised, from its own front.
+    /// Its length is the end of the initialised part, including the bytes before `start`.
     memory: Vec<u8>,
-    /// The first aligned address in it.
+    /// Index of the first aligned address in `memory`.
     start: usize,
     length: usize,
     capacity: usize,
@@ -87,10 +83,10 @@ pub struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// An empty buffer for `capacity` bytes, rounded up to a multiple of `alignment`.
+    /// Returns an empty buffer for `capacity` bytes, rounded up to a multiple of `alignment`.
     ///
     /// # Panics
-    /// Where no allocation can be as large.
+    /// If the size exceeds that of any allocation.
     #[inline]
     pub fn new(capacity: usize, alignment: Alignment) -> AlignedBuffer {
         let capacity = capacity.checked_next_multiple_of(alignment.0).expect("capacity overflow");
@@ -101,33 +97,33 @@ impl AlignedBuffer {
         AlignedBuffer { memory, start, length: 0, capacity, alignment }
     }
 
-    /// How many bytes there is room for, those it holds included.
+    /// Capacity in bytes, including the bytes it holds.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// What address and capacity are multiples of.
+    /// The alignment of address and capacity.
     pub fn alignment(&self) -> Alignment {
         self.alignment
     }
 
-    /// All of the capacity, to be filled in place; [`AlignedBuffer::set_len`] says how far it
-    /// was. What lies past the length is zeros or older content. Fresh memory is zeroed first,
-    /// which [`AlignedBuffer::fill`] saves.
+    /// Returns the whole capacity, to be filled in place; [`AlignedBuffer::set_len`] then sets the length.
+    /// Bytes beyond the current length are zeros or older content. This zeroes fresh memory first;
+    /// [`AlignedBuffer::fill`] does not.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         self.initialise(self.capacity);
         &mut self.memory[self.start..self.start + self.capacity]
     }
 
-    /// Has `read` fill the buffer anew: it gets all of the capacity, of which nothing need be
-    /// initialised, and gives the part from the front on that it wrote. Returns how many bytes
-    /// that was, and so what the buffer holds.
+    /// Replaces the contents by what `read` writes. `read` gets the whole capacity, possibly uninitialised,
+    /// and returns the part at its front that it wrote. Returns the number of bytes, which becomes the
+    /// buffer's length.
     ///
     /// # Errors
-    /// That of `read`; the buffer is then empty.
+    /// The error of `read`; the buffer is then empty.
     ///
     /// # Panics
-    /// Where `read` gives other memory than the front of what it got.
+    /// If `read` returns memory other than the front of what it was given.
     #[inline]
     pub fn fill<E>(
         &mut self,
@@ -137,15 +133,15 @@ impl AlignedBuffer {
         let start = memory.as_ptr().cast::<u8>();
         let filled = read(memory)?;
         let (is_front, count) = (filled.as_ptr() == start, filled.len());
-        assert!(is_front || count == 0, "other memory than was given");
+        assert!(is_front || count == 0, "not the front of the given memory");
         // SAFETY: a reference to `count` bytes from `start` on: they are initialised, and
         // `unfilled` has just given them.
         unsafe { self.assume_filled(count) };
         Ok(count)
     }
 
-    /// All of the capacity, for the system to write to; the buffer is empty from now on. Ends
-    /// with [`AlignedBuffer::assume_filled`], or with the buffer staying empty.
+    /// Empties the buffer and returns its whole capacity for the kernel to write to.
+    /// [`AlignedBuffer::assume_filled`] then sets the length; otherwise the buffer stays empty.
     #[inline]
     pub(crate) fn unfilled(&mut self) -> &mut [MaybeUninit<u8>] {
         self.length = 0;
@@ -153,13 +149,14 @@ impl AlignedBuffer {
         &mut self.memory.spare_capacity_mut()[..self.capacity]
     }
 
-    /// Takes what was written to the memory that [`AlignedBuffer::unfilled`] gave.
+    /// Sets the length to the number of bytes that were written to the memory from
+    /// [`AlignedBuffer::unfilled`].
     ///
     /// # Safety
-    /// The first `count` bytes of that memory are initialised, and nobody writes there any more.
+    /// The first `count` bytes of that memory are initialised, and nothing writes there any more.
     ///
     /// # Panics
-    /// Where that is more than the capacity.
+    /// If `count` exceeds the capacity.
     #[inline]
     pub(crate) unsafe fn assume_filled(&mut self, count: usize) {
         assert!(count <= self.capacity, "{count} bytes in a buffer of {}", self.capacity);
@@ -169,17 +166,17 @@ impl AlignedBuffer {
         self.length = count;
     }
 
-    /// Sets how many bytes it holds, from the front. What was never put there is zeros.
+    /// Sets the length in bytes. Bytes that were never written are zeros.
     ///
     /// # Panics
-    /// Where that is more than the capacity.
+    /// If `length` exceeds the capacity.
     pub fn set_len(&mut self, length: usize) {
         assert!(length <= self.capacity, "{length} bytes in a buffer of {}", self.capacity);
         self.initialise(length);
         self.length = length;
     }
 
-    /// Appends as many of `bytes` as there is room for, and returns how many.
+    /// Appends as many of `bytes` as fit into the capacity, and returns their number.
     pub fn append(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.capacity - self.length);
         // Within the vector's capacity (invariant 2).
@@ -189,7 +186,7 @@ impl AlignedBuffer {
         count
     }
 
-    /// Puts zeros behind what is initialised, so that `length` bytes are.
+    /// Extends the initialised part with zeros to at least `length` bytes from `start`.
     fn initialise(&mut self, length: usize) {
         let end = self.start + length;
         if self.memory.len() < end {
@@ -217,7 +214,7 @@ impl From<AlignedBuffer> for Bytes {
     fn from(buffer: AlignedBuffer) -> Bytes {
         let AlignedBuffer { mut memory, start, length, .. } = buffer;
         memory.truncate(start + length);
-        // Without an allocation where the vector is full, as that of a whole buffered read is.
+        // Does not allocate if the vector is full, as after a whole buffered read.
         let mut bytes = Bytes::from(memory);
         bytes.advance(start);
         bytes
@@ -236,7 +233,7 @@ impl fmt::Debug for AlignedBuffer {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: whatever is done with a buffer, it stays aligned and holds what was put in.
+    //! Goal: after any sequence of operations a buffer is aligned and holds the bytes that were put in.
     //! Method: random steps on a buffer and on a vector of bounded length.
 
     use proptest::prelude::*;
@@ -281,7 +278,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_buffer_stays_aligned_and_holds_what_was_put_in(
+        fn a_buffer_stays_aligned_and_holds_its_contents(
             shift in 0..17u32,
             capacity in 0..20_000usize,
             steps in prop::collection::vec(step(), 0..20),
@@ -292,9 +289,9 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Append(bytes) => {
-                        let room = buffer.capacity() - model.len();
+                        let free = buffer.capacity() - model.len();
                         let taken = buffer.append(&bytes);
-                        prop_assert_eq!(taken, bytes.len().min(room));
+                        prop_assert_eq!(taken, bytes.len().min(free));
                         model.extend_from_slice(&bytes[..taken]);
                     }
                     Step::Fill(byte, at) => {
@@ -315,7 +312,7 @@ mod tests {
                         model.clear();
                     }
                     Step::SetLength(at) => {
-                        // Cut, or extended by what was never said to be in it.
+                        // Truncated, or extended by bytes that no step wrote.
                         let length = at.index(buffer.capacity() + 1);
                         buffer.set_len(length);
                         let same = length.min(model.len());
@@ -353,12 +350,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "513 bytes in a buffer of 512")]
-    fn a_length_past_the_capacity_is_refused() {
+    fn a_length_beyond_the_capacity_is_refused() {
         AlignedBuffer::new(512, Alignment::new(512).unwrap()).set_len(513);
     }
 
     #[test]
-    fn memory_that_was_never_filled_reads_as_zeros() {
+    fn unwritten_memory_reads_as_zeros() {
         let mut buffer = AlignedBuffer::new(1_000, Alignment::new(512).unwrap());
         buffer.append(&[1; 10]);
         buffer.set_len(20);
@@ -367,8 +364,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "other memory than was given")]
-    fn other_memory_than_the_buffers_front_is_no_filling() {
+    #[should_panic(expected = "not the front of the given memory")]
+    fn fill_refuses_memory_other_than_the_front() {
         let mut buffer = AlignedBuffer::new(512, Alignment::ONE);
         let _ = buffer.fill(|memory| Ok::<_, ()>(write(&mut memory[1..], 1)));
     }

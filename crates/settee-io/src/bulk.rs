@@ -1,20 +1,20 @@
-//! Reading many values of one file at once: the plans of [`crate::plan`], carried out.
+//! Bulk reads: executes the plans of [`crate::plan`] to read many values of one file.
 //!
-//! A [`ReadStream`] pulls values, sorted by offset, through the planner and starts each device
-//! read as soon as it is final and there is room for it; values come out in order as slices of
-//! the device reads' buffers. [`File::read_many`] is a stream without limits over a sorted copy,
-//! put back in order.
+//! A [`ReadStream`] passes values, sorted by offset, through the planner and starts each device read as soon
+//! as it is final and the limits allow it. Values are returned in order as slices of the device reads'
+//! buffers. [`File::read_many`] runs a stream without limits over a sorted copy of its list and restores the
+//! original order.
 //!
 //! Invariants:
-//! 1. Each value gets what a read of it alone would give: its bytes, or an error of its own. A
-//!    device read that fails, fails the values that need it and no others.
-//! 2. A stream holds no more device reads and bytes than its [`ReadAhead`] says, but for those
-//!    that overlap the value to be handed out next.
+//! 1. Each value gets the result of a single read: its bytes, or its own error. A failed device read fails
+//!    the values that need it and no others.
+//! 2. A stream holds no more device reads and bytes than its [`ReadAhead`] allows, except for those that
+//!    overlap the next value to be returned.
 //! 3. Dropping the future of [`ReadStream::next`] loses no value.
 //!
-//! Costs: a value is copied only where it lies across two device reads (see the planner's third
-//! invariant); one allocation for each device read beside its buffer. A value keeps the whole
-//! buffer that it is a slice of: who keeps a small one for long should copy it.
+//! Costs: a value is copied only if it spans two device reads (see the planner's third invariant). Each
+//! device read costs one allocation besides its buffer. A value keeps the whole buffer that it is a slice of,
+//! so a caller that keeps a small value for long should copy it.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -29,30 +29,30 @@ use bytes::Bytes;
 use crate::planner::Planner;
 use crate::{DeviceRead, Error, File, ReadAt, ReadPolicy, Result, yield_now};
 
-/// The default of how many device reads a [`ReadStream`] holds.
+/// Default number of device reads that a [`ReadStream`] holds.
 pub const READ_AHEAD_COUNT_MAX: usize = 32;
 
-/// The default of how many bytes of device reads a [`ReadStream`] holds.
+/// Default number of bytes of device reads that a [`ReadStream`] holds.
 pub const READ_AHEAD_SIZE_MAX: usize = 4 << 20;
 
-/// How many values a [`ReadStream`] has taken and not yet handed out. Matters where many lie
-/// in the same few bytes, and so don't fill a device read.
+/// Largest number of values that a [`ReadStream`] has planned and not yet returned. The limit takes effect if
+/// many values lie in the same few bytes and so don't fill a device read.
 const READ_AHEAD_VALUE_COUNT_MAX: usize = 16 << 10;
 
-/// The largest value in bytes that gets a buffer before the file is known to be as long: a
-/// garbled length costs no memory.
+/// Largest value, in bytes, for which a buffer is allocated before the file's length is checked. So a corrupt
+/// length costs no memory.
 const UNCHECKED_SIZE_MAX: usize = 16 << 20;
 
-/// How many bytes are copied out of the page cache before other tasks get their turn.
+/// Bytes copied from the page cache between two yields to other tasks.
 const IN_PLACE_SIZE_MAX: usize = 1 << 20;
 
-/// What a [`ReadStream`] may hold at once: device reads in flight, and those read whose values
-/// have not all been handed out.
+/// Limits of a [`ReadStream`] on the device reads that it holds: those in flight, and those finished whose
+/// values have not all been returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadAhead {
-    /// Device reads. 0 is as 1.
+    /// Number of device reads. 0 means 1. Default: [`READ_AHEAD_COUNT_MAX`].
     pub count_max: usize,
-    /// Bytes of device reads.
+    /// Bytes of device reads. Default: [`READ_AHEAD_SIZE_MAX`].
     pub size_max: usize,
 }
 
@@ -63,26 +63,25 @@ impl Default for ReadAhead {
 }
 
 impl File {
-    /// Reads many values by few device reads, all submitted before the first is waited for.
-    /// The results are in the order of `reads`, as slices of shared buffers. The buffers take
-    /// what `reads` ask for together, rounded out by the policy: a caller with a long list takes
-    /// [`File::read_stream`]. In direct mode each chunk of the alignment is read once, whatever
-    /// the policy. Dropping the future abandons the reads.
+    /// Reads many values with few device reads, all of which are submitted before the first is awaited.
+    /// Returns the results in the order of `reads`, as slices of shared buffers. The buffers hold all values
+    /// of `reads` together, rounded out by the policy; for a long list use [`File::read_stream`]. In direct
+    /// mode each chunk of the alignment is read once, whatever the policy. Dropping the future abandons the
+    /// reads.
     ///
     /// # Errors
-    /// For each value by itself: [`Error::PastEnd`] where the file ends before the value does,
-    /// else as [`File::read_at`].
+    /// Per value: [`Error::PastEnd`] if the file ends before the value does, else as [`File::read_at`].
     ///
     /// # Example
-    /// A bulk reader: the values of an index, by as few device reads as there can be.
+    /// The values of an index, read with as few device reads as possible.
     /// ```
     /// use std::sync::Arc;
     /// use settee_io::{Engine, File, OpenMode, ReadAt, ReadPolicy, ThreadEngine, ThreadOptions, plan};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let folder = tempfile::tempdir()?;
-    /// # let path = folder.path().join("values");
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("values");
     /// let engine: Arc<dyn Engine> = Arc::new(ThreadEngine::new(ThreadOptions::default()));
     /// let file = File::open(&engine, &path, OpenMode::CreateNew).await?;
     /// file.write_at(0, "a chair, a table and a settee".into()).await?;
@@ -113,11 +112,11 @@ impl File {
         while let Some((index, value)) = stream.next().await {
             values[index] = Some(value);
         }
-        values.into_iter().map(|value| value.expect("every value is handed out")).collect()
+        values.into_iter().map(|value| value.expect("the stream returns every value")).collect()
     }
 
-    /// Reads a long list of values, sorted by offset, by few device reads of which some are
-    /// under way ahead of what is handed out. See [`ReadStream::next`].
+    /// Reads a list of values of any length, sorted by offset, with few device reads, some of them ahead of the
+    /// value returned. `read_ahead` limits the memory. See [`ReadStream::next`].
     ///
     /// # Example
     /// ```
@@ -125,9 +124,9 @@ impl File {
     /// # use settee_io::{Engine, File, OpenMode, ReadAhead, ReadAt, ReadPolicy, ThreadEngine, ThreadOptions};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let folder = tempfile::tempdir()?;
+    /// # let directory = tempfile::tempdir()?;
     /// # let engine: Arc<dyn Engine> = Arc::new(ThreadEngine::new(ThreadOptions::default()));
-    /// # let file = File::open(&engine, &folder.path().join("records"), OpenMode::CreateNew).await?;
+    /// # let file = File::open(&engine, &directory.path().join("records"), OpenMode::CreateNew).await?;
     /// file.write_at(0, (0..100u8).flat_map(|record| [record; 50]).collect()).await?;
     ///
     /// let records = (0..100u8).map(|record| ReadAt { offset: u64::from(record) * 50, length: 50, tag: record });
@@ -145,23 +144,24 @@ impl File {
         &self,
         reads: I,
         policy: ReadPolicy,
-        ahead: ReadAhead,
+        read_ahead: ReadAhead,
     ) -> ReadStream<'_, T, I::IntoIter>
     where
         I: IntoIterator<Item = ReadAt<T>>,
     {
-        ReadStream::new(self, reads.into_iter(), policy, ahead, READ_AHEAD_VALUE_COUNT_MAX)
+        ReadStream::new(self, reads.into_iter(), policy, read_ahead, READ_AHEAD_VALUE_COUNT_MAX)
     }
 }
 
-/// A value that was taken and not yet handed out.
+/// A value that was planned and not yet returned.
 struct Value<T> {
     read: ReadAt<T>,
+    /// Why it is not read.
     refused: Option<Error>,
 }
 
 impl<T> Value<T> {
-    /// Its bytes in the file; `None` where nothing is to be read.
+    /// Returns its range in the file, or `None` if nothing is to be read.
     fn range(&self) -> Option<Range<u64>> {
         if self.refused.is_some() || self.read.length == 0 { None } else { self.read.range() }
     }
@@ -179,33 +179,32 @@ enum FetchState<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    /// Submits the read, or reads in place what the page cache holds.
+    /// Submits the read, unless the page cache holds its bytes.
     async fn start(file: &'a File, read: DeviceRead) -> Fetch<'a> {
         let DeviceRead { offset, length, wanted } = read;
         let first = match file.read_cached(offset, length) {
-            // It needs no future to be kept.
+            // Done without a future to keep.
             Ok(first) if first.len() < wanted => first,
             done => return Fetch { read, state: FetchState::Done(done) },
         };
-        let mut reading = Box::pin(file.read_behind(first, offset, length, wanted));
+        let mut pending = Box::pin(file.read_rest(first, offset, length, wanted));
         // The first poll submits it.
-        let state = match poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await {
+        let state = match poll_fn(|context| Poll::Ready(pending.as_mut().poll(context))).await {
             Poll::Ready(result) => FetchState::Done(result),
-            Poll::Pending => FetchState::InFlight(reading),
+            Poll::Pending => FetchState::InFlight(pending),
         };
         Fetch { read, state }
     }
 
     async fn finish(&mut self) {
-        if let FetchState::InFlight(reading) = &mut self.state {
-            self.state = FetchState::Done(reading.await);
+        if let FetchState::InFlight(pending) = &mut self.state {
+            self.state = FetchState::Done(pending.await);
         }
     }
 
-    /// What this read has of `range`: as much as it covers of it, or `None` where the file ended
-    /// before.
+    /// Returns the part of `range` that this device read covers, or `None` if the file ended before it.
     fn slice(&self, range: &Range<u64>) -> Option<Result<Bytes>> {
-        let FetchState::Done(result) = &self.state else { unreachable!("it was waited for") };
+        let FetchState::Done(result) = &self.state else { unreachable!("the read was awaited") };
         let bytes = match result {
             Ok(bytes) => bytes,
             Err(error) => return Some(Err(error.clone())),
@@ -216,21 +215,22 @@ impl<'a> Fetch<'a> {
     }
 }
 
-/// Hands out values in order while later ones are being read. Made by [`File::read_stream`].
+/// Returns values in order while later ones are being read. Created by [`File::read_stream`].
 pub struct ReadStream<'a, T, I: Iterator<Item = ReadAt<T>>> {
     file: &'a File,
     reads: Fuse<I>,
-    ahead: ReadAhead,
+    read_ahead: ReadAhead,
     value_count_max: usize,
     planner: Planner,
-    /// Pulled from `reads`, and not yet pushed to the planner.
+    /// Taken from `reads` and not yet pushed to the planner.
     pulled: Option<ReadAt<T>>,
     last_offset: u64,
-    /// Final, and not yet started for want of room.
-    waiting: Option<DeviceRead>,
-    /// In order of their offsets, and of their ends.
+    /// Final in the plan, and not started yet because of the limits.
+    unstarted: Option<DeviceRead>,
+    /// In order of their offsets, which is also the order of their ends.
     fetches: VecDeque<Fetch<'a>>,
-    held_size: usize,
+    /// Bytes of `fetches`.
+    fetches_size: usize,
     values: VecDeque<Value<T>>,
 }
 
@@ -239,32 +239,32 @@ impl<'a, T, I: Iterator<Item = ReadAt<T>>> ReadStream<'a, T, I> {
         file: &'a File,
         reads: I,
         policy: ReadPolicy,
-        ahead: ReadAhead,
+        read_ahead: ReadAhead,
         value_count_max: usize,
     ) -> ReadStream<'a, T, I> {
         ReadStream {
             file,
             reads: reads.fuse(),
-            ahead,
+            read_ahead,
             value_count_max,
             planner: Planner::new(policy.for_mode(file.direct())),
             pulled: None,
             last_offset: 0,
-            waiting: None,
+            unstarted: None,
             fetches: VecDeque::new(),
-            held_size: 0,
+            fetches_size: 0,
             values: VecDeque::new(),
         }
     }
 
-    /// The next value with its tag; `None` after the last. Starts as many device reads ahead as
-    /// there is room for. Dropping the future loses nothing: the next call goes on.
+    /// Returns the next value with its tag, or `None` after the last. Starts as many device reads ahead as
+    /// the limits allow. Cancel-safe: the next call continues.
     ///
     /// # Errors
-    /// For each value by itself, as [`File::read_many`]. The stream goes on after an error.
+    /// Per value, as [`File::read_many`]. The stream continues after an error.
     ///
     /// # Panics
-    /// Where a value begins before the one that came before it.
+    /// If a value begins before its predecessor.
     pub async fn next(&mut self) -> Option<(T, Result<Bytes>)> {
         self.fill().await;
         let range = self.values.front()?.range();
@@ -285,42 +285,42 @@ impl<'a, T, I: Iterator<Item = ReadAt<T>>> ReadStream<'a, T, I> {
         Some((read.tag, result))
     }
 
-    /// Pulls values and starts device reads until there is no room, or there are no more.
+    /// Plans values and starts device reads until the limits are reached or no values are left.
     async fn fill(&mut self) {
         let mut in_place_size = 0;
         loop {
-            self.let_go();
-            if let Some(read) = self.waiting {
-                if !self.has_room_for(&read) && !self.front_waits() {
+            self.drop_unneeded();
+            if let Some(read) = self.unstarted {
+                if !self.allows(&read) && !self.front_is_unstarted() {
                     return;
                 }
                 let fetch = Fetch::start(self.file, read).await;
                 if matches!(fetch.state, FetchState::Done(_)) {
                     in_place_size += read.length;
                 }
-                self.held_size += read.length;
+                self.fetches_size += read.length;
                 self.fetches.push_back(fetch);
-                self.waiting = None;
+                self.unstarted = None;
                 if in_place_size >= IN_PLACE_SIZE_MAX {
                     in_place_size = 0;
                     yield_now().await;
                 }
             } else if self.values.len() >= self.value_count_max {
-                // What is open is cut short only where nothing could be handed out otherwise.
-                if !self.front_waits() {
+                // Ends the open device read early only if no value could be returned otherwise.
+                if !self.front_is_unstarted() {
                     return;
                 }
-                self.waiting = self.planner.seal();
+                self.unstarted = self.planner.seal();
             } else if !self.pull().await {
-                self.waiting = self.planner.finish();
-                if self.waiting.is_none() {
+                self.unstarted = self.planner.finish();
+                if self.unstarted.is_none() {
                     return;
                 }
             }
         }
     }
 
-    /// Takes the next value into the plan; `false` after the last.
+    /// Adds the next value to the plan; returns `false` after the last.
     async fn pull(&mut self) -> bool {
         if self.pulled.is_none() {
             self.pulled = self.reads.next();
@@ -332,32 +332,33 @@ impl<'a, T, I: Iterator<Item = ReadAt<T>>> ReadStream<'a, T, I> {
         self.last_offset = read.offset;
         let value = Value { read, refused };
         if let Some(range) = value.range() {
-            self.waiting = self.planner.push(range);
+            self.unstarted = self.planner.push(range);
         }
         self.values.push_back(value);
         true
     }
 
-    /// Drops the device reads that no value needs any more.
-    fn let_go(&mut self) {
+    /// Drops the device reads that no remaining value needs.
+    fn drop_unneeded(&mut self) {
         let Some(front) = self.values.front() else { return };
         while let Some(fetch) = self.fetches.pop_front_if(|fetch| fetch.read.end() <= front.read.offset) {
-            self.held_size -= fetch.read.length;
+            self.fetches_size -= fetch.read.length;
         }
     }
 
-    fn has_room_for(&self, read: &DeviceRead) -> bool {
-        self.fetches.len() < self.ahead.count_max
-            && self.held_size.saturating_add(read.length) <= self.ahead.size_max
+    /// Whether the limits allow another device read.
+    fn allows(&self, read: &DeviceRead) -> bool {
+        self.fetches.len() < self.read_ahead.count_max
+            && self.fetches_size.saturating_add(read.length) <= self.read_ahead.size_max
     }
 
-    /// Whether the value to be handed out next needs a device read that wasn't started.
-    fn front_waits(&self) -> bool {
+    /// Whether the next value needs a device read that was not started.
+    fn front_is_unstarted(&self) -> bool {
         let started_end = self.fetches.back().map_or(0, |fetch| fetch.read.end());
         self.values.front().and_then(Value::range).is_some_and(|range| range.end > started_end)
     }
 
-    /// Which of `fetches` have these bytes: one, or neighbours.
+    /// Returns the indices of the neighbouring `fetches` that cover the range together.
     fn needed_by(&self, range: &Range<u64>) -> RangeInclusive<usize> {
         let last = self.fetches.partition_point(|fetch| fetch.read.end() < range.end);
         let mut first = last;
@@ -367,7 +368,7 @@ impl<'a, T, I: Iterator<Item = ReadAt<T>>> ReadStream<'a, T, I> {
         first..=last
     }
 
-    /// The value, or `None` where the file ended before it did.
+    /// Returns the value, or `None` if the file ended before it did.
     fn assemble(&self, value: &Range<u64>, needed: RangeInclusive<usize>) -> Option<Result<Bytes>> {
         if needed.start() == needed.end() {
             return self.fetches[*needed.start()].slice(value);
@@ -383,7 +384,7 @@ impl<'a, T, I: Iterator<Item = ReadAt<T>>> ReadStream<'a, T, I> {
     }
 }
 
-/// Whether the file may have the value, as far as can be told without reading it.
+/// Refuses a value that lies beyond the end of the file, as far as this shows without reading it.
 async fn check(file: &File, read: ReadAt) -> Result<()> {
     let past_end = || past_end(file, read.offset, read.length);
     if read.length == 0 {

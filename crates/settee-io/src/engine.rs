@@ -1,9 +1,9 @@
-//! The engine: what runs operations on files.
+//! The engine trait, and the operations on files that an engine runs.
 //!
-//! An [`Operation`] is plain data and owns its buffers, so that it can be queued, reordered,
-//! counted and simulated, and so that no buffer is freed while the system uses it, whatever
-//! becomes of the future that waits for it. Each operation can be submitted (the engine
-//! completes it later) or run (in the caller's thread, for users without an executor).
+//! An [`Operation`] is plain data and owns its buffers. It can be queued, reordered, counted and simulated,
+//! and no buffer is freed while the kernel uses it, even if the future that waits for it is dropped. An
+//! operation is either submitted (the engine completes it later) or run in the caller's thread, for callers
+//! without an executor.
 
 use std::any::Any;
 use std::fmt;
@@ -18,15 +18,15 @@ use tokio::sync::oneshot;
 use crate::descriptors::Descriptors;
 use crate::{AlignedBuffer, Alignment};
 
-/// An open file as its engine knows it. Requests share it, so it is dropped, and with it the
-/// system's descriptor, only after the last operation in flight has finished.
+/// An open file of an engine. Requests share it, so the system's descriptor is closed only after the last
+/// in-flight operation has finished.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the fields are what the variants' docs name")]
+#[allow(missing_docs, reason = "the variants' docs name the fields")]
 pub enum Descriptor {
-    /// A file of the operating system, through its page cache.
+    /// A file of the operating system, accessed through its page cache.
     System(std::fs::File),
-    /// The same file past the page cache (O_DIRECT). It keeps the descriptor that it was made
-    /// from, and with it the file's lock.
+    /// The file of `of`, opened again for direct I/O (O_DIRECT). `of` stays open, and so keeps the file's
+    /// lock.
     Direct { file: std::fs::File, of: Arc<Descriptor> },
     /// A file of a simulation.
     Simulated(Box<dyn Any + Send + Sync>),
@@ -35,99 +35,100 @@ pub enum Descriptor {
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
-    /// Reading an existing file.
+    /// Read an existing file.
     Read,
-    /// Reading and writing an existing file.
+    /// Read and write an existing file.
     Write,
-    /// Reading and writing a file that must not exist yet.
+    /// Read and write a file that must not exist yet.
     CreateNew,
-    /// Reading and writing a file, created where it doesn't exist.
+    /// Read and write a file; it is created if it doesn't exist.
     Create,
 }
 
-/// One name in a folder.
+/// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The name without its folder.
+    /// The name without its directory.
     pub name: String,
-    /// Whether it is a folder itself.
-    pub is_folder: bool,
+    /// Whether the entry is a directory.
+    pub is_directory: bool,
 }
 
-/// Which file an open one is, and its last change: two readings that are equal saw one file, in which
-/// nothing was written between them, unless its times were set by hand. Linking a file changes nothing here.
+/// The identity of an open file and the time of its last change. If two readings are equal, they saw the same
+/// file and nothing was written in between, unless its times were set explicitly. Linking a file doesn't
+/// change its identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
-    /// The file system (`st_dev`).
+    /// File system (`st_dev`).
     pub device: u64,
-    /// The file in it (`st_ino`).
+    /// Number of the file in its file system (`st_ino`).
     pub inode: u64,
-    /// Time of the last write, in nanoseconds since 1970 (`st_mtim`), as fine as the file system has it.
+    /// Time of the last write in nanoseconds since 1970 (`st_mtim`), with the resolution of the file system.
     pub modified_ns: i128,
 }
 
-/// What an engine can be asked for. Offsets and lengths are in bytes.
+/// An operation of an [`Engine`]. Offsets and lengths are in bytes.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the fields are what the variants' docs name")]
+#[allow(missing_docs, reason = "the variants' docs name the fields")]
 pub enum Operation {
-    /// Opens a file: [`Outcome::Opened`].
+    /// Opens a file. Outcome: [`Outcome::Opened`].
     Open { path: PathBuf, mode: OpenMode },
-    /// Opens the file of `file` a second time, past the page cache, with the same rights:
-    /// [`Outcome::OpenedDirect`], or an error of kind `Unsupported` that says why the file can't
-    /// be had so. Reads and writes through it must be aligned in offset, length and memory.
+    /// Opens `file` again for direct I/O, with the same access rights. Reads and writes through the new
+    /// descriptor must be aligned in offset, length and memory. Outcome: [`Outcome::OpenedDirect`], or an
+    /// error of kind `Unsupported` that says why direct I/O is not available.
     OpenDirect { file: Arc<Descriptor> },
-    /// Reads up to `buffer.capacity()` bytes into the front of `buffer`: [`Outcome::Read`].
-    /// Fewer is an everyday result; 0 is the end of the file.
+    /// Reads up to `buffer.capacity()` bytes into the front of `buffer`. Fewer bytes are a regular result; 0
+    /// bytes mean the end of the file. Outcome: [`Outcome::Read`].
     Read { file: Arc<Descriptor>, offset: u64, buffer: AlignedBuffer },
-    /// Writes some of `buffer`, at least one byte of a buffer that isn't empty:
-    /// [`Outcome::Count`]. With `sync`, and where it wrote all of `buffer`, everything written
-    /// to the file up to and with this write is on stable storage afterwards (as `Sync`). Where it
-    /// is the sync that fails, the error is a [`SyncFailed`].
+    /// Writes a part of `buffer`, at least one byte unless the buffer is empty. With `sync`, if all of
+    /// `buffer` was written, everything written to the file up to and including this write is then on stable
+    /// storage, as after `Sync`; if that sync fails, the error is a [`SyncFailed`]. Outcome:
+    /// [`Outcome::Count`].
     Write { file: Arc<Descriptor>, offset: u64, buffer: Bytes, sync: bool },
-    /// Puts the file's data, and the metadata needed to read it, on stable storage
-    /// (fdatasync(2)): [`Outcome::Done`].
+    /// Puts the file's data, and the metadata needed to read it, on stable storage (fdatasync(2)). Outcome:
+    /// [`Outcome::Done`].
     Sync { file: Arc<Descriptor> },
-    /// Reserves room for the range without changing what is read there; the file's length
-    /// grows to cover it, reading as zeros (fallocate(2)). A file system that can't reserve only
-    /// grows the length: [`Outcome::Done`].
+    /// Reserves disk space for the range without changing its contents. The file grows to cover the range,
+    /// with zeros (fallocate(2)). A file system that can't reserve only grows the file. Outcome:
+    /// [`Outcome::Done`].
     Allocate { file: Arc<Descriptor>, offset: u64, length: u64 },
-    /// Cuts or extends the file: [`Outcome::Done`].
+    /// Truncates or extends the file. Outcome: [`Outcome::Done`].
     SetLength { file: Arc<Descriptor>, length: u64 },
-    /// The file's length: [`Outcome::Count`].
+    /// Returns the file's length. Outcome: [`Outcome::Count`].
     Length { file: Arc<Descriptor> },
-    /// How many names the file has (stat(2)): [`Outcome::Count`].
+    /// Returns the number of the file's names (stat(2)). Outcome: [`Outcome::Count`].
     LinkCount { file: Arc<Descriptor> },
-    /// Which file it is, and when it was last changed (stat(2)): [`Outcome::Identity`].
+    /// Returns the file's identity and the time of its last change (stat(2)). Outcome: [`Outcome::Identity`].
     Identity { file: Arc<Descriptor> },
-    /// Takes the file's exclusive advisory lock, or fails with `WouldBlock` (flock(2)):
-    /// [`Outcome::Done`]. It ends with the descriptor.
+    /// Takes the file's exclusive advisory lock, or fails with `WouldBlock` (flock(2)). The lock ends with
+    /// the descriptor. Outcome: [`Outcome::Done`].
     Lock { file: Arc<Descriptor> },
-    /// Creates a folder, whose parent must exist: [`Outcome::Done`].
-    CreateFolder { path: PathBuf },
-    /// Lists a folder, in no order: [`Outcome::Entries`].
+    /// Creates a directory; its parent must exist. Outcome: [`Outcome::Done`].
+    CreateDirectory { path: PathBuf },
+    /// Lists a directory, in no particular order. Outcome: [`Outcome::Entries`].
     List { path: PathBuf },
-    /// Puts a folder's entries (creations, renames, removals) on stable storage:
+    /// Puts a directory's entries (creations, renames, removals) on stable storage. Outcome:
     /// [`Outcome::Done`].
-    SyncFolder { path: PathBuf },
-    /// Removes a file's name: [`Outcome::Done`].
+    SyncDirectory { path: PathBuf },
+    /// Removes a file's name. Outcome: [`Outcome::Done`].
     Remove { path: PathBuf },
-    /// Removes an empty folder: [`Outcome::Done`].
-    RemoveFolder { path: PathBuf },
-    /// Renames a file over whatever has the new name: [`Outcome::Done`].
+    /// Removes an empty directory. Outcome: [`Outcome::Done`].
+    RemoveDirectory { path: PathBuf },
+    /// Renames a file, replacing any file of the new name. Outcome: [`Outcome::Done`].
     Rename { from: PathBuf, to: PathBuf },
-    /// Gives a file a second name, which must be free and in the same file system (link(2)):
-    /// [`Outcome::Done`].
+    /// Adds a second name to a file. The name must not exist and must be in the same file system (link(2)).
+    /// Outcome: [`Outcome::Done`].
     Link { from: PathBuf, to: PathBuf },
 }
 
-/// The error of an [`Operation::Write`] with `sync` whose write succeeded and whose sync failed:
-/// inside the [`io::Error`], which has the kind of what the system said.
+/// The source of the [`io::Error`] of an [`Operation::Write`] with `sync` whose write succeeded and whose
+/// sync failed. The outer error has the kind of the inner one.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SyncFailed(pub io::Error);
 
 impl SyncFailed {
-    /// What the system said of the sync, as the error of the whole operation.
+    /// Wraps the system's error of the sync as the error of the whole operation.
     pub fn wrap(error: io::Error) -> io::Error {
         io::Error::new(error.kind(), SyncFailed(error))
     }
@@ -148,11 +149,11 @@ pub enum OperationKind {
     LinkCount,
     Identity,
     Lock,
-    CreateFolder,
+    CreateDirectory,
     List,
-    SyncFolder,
+    SyncDirectory,
     Remove,
-    RemoveFolder,
+    RemoveDirectory,
     Rename,
     Link,
 }
@@ -171,11 +172,11 @@ impl fmt::Display for OperationKind {
             OperationKind::LinkCount => "link count",
             OperationKind::Identity => "identity",
             OperationKind::Lock => "lock",
-            OperationKind::CreateFolder => "create folder",
-            OperationKind::List => "list folder",
-            OperationKind::SyncFolder => "sync folder",
+            OperationKind::CreateDirectory => "create directory",
+            OperationKind::List => "list directory",
+            OperationKind::SyncDirectory => "sync directory",
             OperationKind::Remove => "remove",
-            OperationKind::RemoveFolder => "remove folder",
+            OperationKind::RemoveDirectory => "remove directory",
             OperationKind::Rename => "rename",
             OperationKind::Link => "link",
         })
@@ -197,88 +198,86 @@ impl Operation {
             Operation::LinkCount { .. } => OperationKind::LinkCount,
             Operation::Identity { .. } => OperationKind::Identity,
             Operation::Lock { .. } => OperationKind::Lock,
-            Operation::CreateFolder { .. } => OperationKind::CreateFolder,
+            Operation::CreateDirectory { .. } => OperationKind::CreateDirectory,
             Operation::List { .. } => OperationKind::List,
-            Operation::SyncFolder { .. } => OperationKind::SyncFolder,
+            Operation::SyncDirectory { .. } => OperationKind::SyncDirectory,
             Operation::Remove { .. } => OperationKind::Remove,
-            Operation::RemoveFolder { .. } => OperationKind::RemoveFolder,
+            Operation::RemoveDirectory { .. } => OperationKind::RemoveDirectory,
             Operation::Rename { .. } => OperationKind::Rename,
             Operation::Link { .. } => OperationKind::Link,
         }
     }
 }
 
-/// What an operation that succeeded gave; which one, [`Operation`] says at each.
+/// The result of a successful operation. [`Operation`] says which variant each operation returns.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the fields are what the variants' docs name")]
+#[allow(missing_docs, reason = "the variants' docs name the fields")]
 pub enum Outcome {
-    /// It is done, and there is nothing to tell.
+    /// The operation is done and has no result.
     Done,
-    /// The file is open.
+    /// The open file.
     Opened(Descriptor),
-    /// The file is open for direct I/O, which wants this alignment.
+    /// The file opened for direct I/O, and the alignment that its requests need.
     OpenedDirect { descriptor: Descriptor, alignment: Alignment },
-    /// What was read: as much as `buffer` holds.
+    /// The bytes read: the contents of `buffer`.
     Read { buffer: AlignedBuffer },
-    /// Bytes written, the file's length, or how many names it has.
+    /// Bytes written, the file's length in bytes, or the number of its names.
     Count(u64),
-    /// Which file it is.
+    /// The file's identity.
     Identity(FileIdentity),
-    /// The folder's entries.
+    /// The directory's entries.
     Entries(Vec<Entry>),
 }
 
-/// An operation on its way, with whom to tell.
+/// An operation, and the completion to call with its result.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// Whom to tell.
+    /// Receives the result.
     pub completion: Completion,
 }
 
-/// Tells whoever waits for a request how it ended. Dropping it unused tells them that the
-/// engine has gone.
-pub struct Completion(Option<Tell>);
+/// Receives the result of a request. Dropped unused, it reports that the engine has stopped.
+pub struct Completion(Option<Waiter>);
 
-/// Whom a completion tells.
-enum Tell {
-    /// A task.
+/// Receiver of a completion's result.
+enum Waiter {
+    /// The task that holds the other end of the channel.
     Task(oneshot::Sender<io::Result<Outcome>>),
-    /// A function, called in the thread where the request ended.
+    /// A function, called in the thread in which the request ends.
     Call(Box<dyn FnOnce(io::Result<Outcome>) + Send>),
 }
 
 impl Completion {
-    /// A completion, and where its result arrives.
+    /// Returns a completion and the channel on which its result arrives.
     pub fn new() -> (Completion, oneshot::Receiver<io::Result<Outcome>>) {
         let (sender, receiver) = oneshot::channel();
-        (Completion(Some(Tell::Task(sender))), receiver)
+        (Completion(Some(Waiter::Task(sender))), receiver)
     }
 
-    /// A completion that calls `done` with the result, in whichever thread the request ends:
-    /// that of the caller of [`Engine::submit`], before it returns, is one of them. `done` must
-    /// be short, and must not wait: the engine's thread does nothing else meanwhile. It may
-    /// submit.
+    /// Returns a completion that calls `done` with the result, in the thread in which the request ends. That
+    /// may be the thread that called [`Engine::submit`], before the call returns. `done` must be short and
+    /// must not block, because the engine's thread does nothing else meanwhile. It may submit requests.
     pub fn call(done: impl FnOnce(io::Result<Outcome>) + Send + 'static) -> Completion {
-        Completion(Some(Tell::Call(Box::new(done))))
+        Completion(Some(Waiter::Call(Box::new(done))))
     }
 
-    /// Tells the result. Whoever waited may have gone: then the result is dropped.
+    /// Delivers the result. If the waiting task is gone the result is dropped.
     pub fn complete(mut self, result: io::Result<Outcome>) {
-        self.tell(result);
+        self.notify(result);
     }
 
-    /// Drops it without a call: for the simulated loss of power, which nobody lives to be told of.
+    /// Drops it without a call: for a simulated power loss, which no task survives.
     pub fn abandon(mut self) {
         self.0 = None;
     }
 
-    fn tell(&mut self, result: io::Result<Outcome>) {
+    fn notify(&mut self, result: io::Result<Outcome>) {
         match self.0.take() {
-            Some(Tell::Task(sender)) => drop(sender.send(result)),
-            Some(Tell::Call(done)) => {
-                // The engine's thread serves others too: it doesn't end with this one.
+            Some(Waiter::Task(sender)) => drop(sender.send(result)),
+            Some(Waiter::Call(done)) => {
+                // A panic of `done` must not end the engine's thread, which serves other requests too.
                 let called = catch_unwind(AssertUnwindSafe(|| done(result)));
                 if called.is_err() {
                     tracing::error!("the completion of an operation on a file panicked");
@@ -291,7 +290,7 @@ impl Completion {
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        self.tell(Err(io::Error::other("the engine has stopped")));
+        self.notify(Err(io::Error::other("the engine has stopped")));
     }
 }
 
@@ -304,35 +303,35 @@ impl fmt::Debug for Completion {
 /// Runs operations on files: on the operating system ([`crate::ThreadEngine`],
 /// [`crate::UringEngine`]), or in a simulation (`settee-sim`).
 pub trait Engine: Send + Sync + 'static {
-    /// Its name, as logs and metrics show it.
+    /// Returns the engine's name for logs and metrics.
     fn name(&self) -> &'static str;
 
-    /// Starts the operation and returns at once, or runs it in place where too much is queued;
-    /// the completion is called exactly once, from any thread, perhaps before this returns.
-    /// Operations submitted together may run in any order.
+    /// Starts the operation and returns without waiting for it; if the queue is full it runs the operation in
+    /// the caller's thread instead. The completion is called exactly once, from any thread, possibly before
+    /// this returns. Operations that are in flight together may run in any order.
     fn submit(&self, request: Request);
 
-    /// Runs the operation in the caller's thread and returns when it is done. An operation that
-    /// was interrupted before it did anything is tried again, and so no caller sees EINTR.
+    /// Runs the operation in the caller's thread and returns when it is done. An operation that a signal
+    /// interrupted before it had any effect is repeated, so callers never see EINTR.
     fn run(&self, operation: Operation) -> io::Result<Outcome>;
 
-    /// The count of the files that are open, where the engine limits it.
+    /// Returns the counter of open files, if the engine limits their number.
     fn descriptors(&self) -> Option<&Arc<Descriptors>> {
         None
     }
 
-    /// Whether buffered reads of the system's files are tried in place first, by a call to the
-    /// system that doesn't wait for the medium (preadv2(2) with `RWF_NOWAIT`) and that the engine
-    /// sees nothing of. Asked when a file is opened. Such a read is too short for a virtual call:
-    /// processors mispredict each return to what lies above a system call, which costs up to a
-    /// tenth of the read.
+    /// Returns whether [`File`](crate::File) first tries buffered reads of the system's files in the caller's
+    /// thread, by a system call that doesn't wait for the medium (preadv2(2) with `RWF_NOWAIT`) and that
+    /// bypasses the engine. Called when a file is opened. Such a read is too short for a virtual call:
+    /// processors mispredict each return to the frames above a system call, which costs up to a tenth of the
+    /// read.
     fn reads_in_place(&self) -> bool {
         false
     }
 
-    /// The same for files of other kinds: reads as [`Operation::Read`] into `buffer`, which holds
-    /// afterwards what was read, without waiting for the medium. `None` where the bytes aren't
-    /// in memory, or the engine can't tell.
+    /// Reads from a cache without waiting for the medium, for files that are not the system's: as
+    /// [`Operation::Read`], with the bytes in `buffer`. Returns `None` if the bytes aren't cached or the
+    /// engine can't tell.
     fn read_cached(
         &self,
         file: &Descriptor,

@@ -1,7 +1,8 @@
-//! The environment: files, clock, tasks, randomness and memory for buffers, handed in from above.
+//! The environment of the engine's crates: files, clock, tasks, randomness, buffer memory and background
+//! permits.
 //!
-//! Nothing in the engine's crates reaches for the system's own, which `clippy.toml` checks; so
-//! a simulation that replaces these four replaces everything.
+//! No crate above uses the operating system's facilities directly (`clippy.toml` checks this), so a
+//! simulation that replaces the engine, clock, executor and randomness replaces everything.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,79 +13,82 @@ use tokio::sync::Semaphore;
 
 use crate::{BufferPool, Engine};
 
-/// How many may work in the background at once, with much memory or for long: one that seals or
-/// compacts is not kept waiting by each checkpoint, nor the other way round.
+/// Number of permits of [`Env::background`]. More than one, so that sealing and compaction don't wait for
+/// every checkpoint, nor checkpoints for them.
 pub const BACKGROUND_COUNT: usize = 2;
 
-/// How many may compact at once: what they have in memory stays there while they keep within their pace.
+/// Number of permits of [`Env::compaction`]: compactions that run at once. A compaction keeps its memory
+/// while its pace limit makes it wait.
 pub const COMPACTION_COUNT: usize = 4;
 
-/// A task to run to its end.
+/// A future that an executor runs to completion.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
-/// Completes when its time has come.
+/// A future that completes when a duration has passed.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
-/// Tells the time.
+/// A source of time.
 pub trait Clock: Send + Sync + 'static {
-    /// Time since a fixed moment in the past; never goes backwards.
+    /// Time since a fixed moment in the past. Monotonic.
     fn now(&self) -> Duration;
 
-    /// The calendar's time: microseconds since 1970-01-01 UTC. May jump.
+    /// Wall-clock time in microseconds since 1970-01-01 UTC. May jump.
     fn unix_us(&self) -> u64;
 
-    /// Completes once `duration` has passed.
+    /// Returns a future that completes once `duration` has passed.
     fn sleep(&self, duration: Duration) -> Sleep;
 }
 
-/// Runs tasks.
+/// Starts tasks.
 pub trait Spawn: Send + Sync + 'static {
-    /// Starts `task`, which runs to its end unless the executor ends first.
+    /// Starts `task`, which runs to completion unless the executor is shut down first. `name` is for
+    /// diagnostics.
     fn spawn(&self, name: &'static str, task: Task);
 }
 
-/// Gives random bytes, good enough for secrets on a real machine.
+/// A source of random bytes. On a real machine they are suitable for secrets.
 pub trait Random: Send + Sync + 'static {
-    /// Fills `bytes`.
+    /// Fills `bytes` with random bytes.
     fn fill(&self, bytes: &mut [u8]);
 }
 
-/// Where a piece of the engine runs. Cheap to clone.
+/// The facilities that the engine's crates run on. Cheap to clone.
 #[derive(Clone)]
 pub struct Env {
-    /// Files.
+    /// Runs operations on files.
     pub engine: Arc<dyn Engine>,
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Tasks.
+    /// Starts tasks.
     pub spawn: Arc<dyn Spawn>,
-    /// Randomness.
+    /// The source of randomness.
     pub random: Arc<dyn Random>,
-    /// Memory for what is accepted and not yet written, bounded for all who have this
-    /// environment together.
+    /// Memory for accepted and not yet written data. One pool, and so one limit, for all users of this
+    /// environment.
     pub buffers: Arc<BufferPool>,
-    /// Whoever works in the background, with much memory or for long, takes a permit first.
+    /// Permits for background work that uses much memory or takes long. Such a job acquires one before it
+    /// begins.
     pub background: Arc<Semaphore>,
-    /// Whoever compacts takes a permit of this for all of it, before one of those; the latter it gives
-    /// back while it waits.
+    /// Permits for compactions. A compaction acquires one before it acquires a `background` permit and keeps
+    /// it until it ends; it releases its `background` permit while it waits.
     pub compaction: Arc<Semaphore>,
 }
 
 impl Env {
-    /// `N` random bytes.
+    /// Returns `N` random bytes.
     pub fn random_bytes<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
         self.random.fill(&mut bytes);
         bytes
     }
 
-    /// Starts a task.
+    /// Starts a task; `name` is for diagnostics.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.spawn.spawn(name, Box::pin(task));
     }
 }
 
-/// Lets other tasks run before this one goes on: for long work between two awaits.
+/// Yields to the executor once. For long computations without other await points.
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! What can go wrong with a file, and where.
+//! Errors of operations on files and directories.
 
 use std::io;
 use std::path::Path;
@@ -11,43 +11,44 @@ use crate::OperationKind;
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation on a file failed. Cheap to clone, since one failure may end many waiters.
+/// Why an operation on a file or directory failed. Cheap to clone, since one failure may end several waiting
+/// operations.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The system refused or failed the operation. What a failed write or sync left on the
-    /// medium is unknown.
+    /// The operating system refused or failed the operation. After a failed write or sync the contents of the
+    /// medium are unknown.
     #[error("{operation} failed on {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         operation: OperationKind,
-        /// On which file or folder.
+        /// The file or directory.
         path: Arc<Path>,
-        /// What the system said.
+        /// The operating system's error.
         source: Arc<io::Error>,
     },
 
     /// The handle was closed before the operation began; nothing was done.
     #[error("{} is closed", path.display())]
     Closed {
-        /// The file that the handle named.
+        /// The path by which the handle was opened.
         path: Arc<Path>,
     },
 
-    /// The task panicked that was changing what is kept in this file or folder: what it left is unknown.
-    #[error("a task panicked: what it changed of {} is unknown", path.display())]
+    /// A task panicked while it changed data in this file or directory; the state that it left is unknown.
+    #[error("a task panicked while changing {}: the state it left is unknown", path.display())]
     Panicked {
-        /// The file or folder.
+        /// The file or directory.
         path: Arc<Path>,
     },
 
-    /// The file ends before the bytes that were asked for.
+    /// The file ends before the requested range does.
     #[error("{} ends before offset {offset} + {length}", path.display())]
     PastEnd {
         /// The file.
         path: Arc<Path>,
-        /// Where the read began.
+        /// Start of the range, in bytes.
         offset: u64,
-        /// How many bytes it wanted.
+        /// Length of the range, in bytes.
         length: usize,
     },
 }
@@ -57,7 +58,7 @@ impl Error {
         Error::Io { operation, path: path.into(), source: Arc::new(source) }
     }
 
-    /// The system's kind of error, where the system spoke.
+    /// The kind of the operating system's error; `None` for the other variants.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         self.source().map(io::Error::kind)
     }
@@ -69,7 +70,7 @@ impl Error {
         }
     }
 
-    /// What was tried, where the system failed it.
+    /// The operation that the operating system failed; `None` for the other variants.
     pub fn operation(&self) -> Option<OperationKind> {
         match self {
             Error::Io { operation, .. } => Some(*operation),
@@ -77,19 +78,20 @@ impl Error {
         }
     }
 
-    /// The process, or the system, has no file descriptor left: nothing was opened, so nothing was
-    /// done. A sync of a folder that fails so has not begun.
+    /// Whether the operation failed because the process or the system has no file descriptor left (EMFILE,
+    /// ENFILE). Nothing was opened and nothing was done; a directory sync that fails in this way has not
+    /// begun.
     pub fn is_no_descriptor(&self) -> bool {
         let error = self.source().and_then(Errno::from_io_error);
         matches!(error, Some(Errno::MFILE | Errno::NFILE))
     }
 
-    /// The disk, or what the user may have of it, is full.
+    /// Whether the disk, or the user's quota on it, is full.
     pub fn is_no_space(&self) -> bool {
         matches!(self.io_kind(), Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 
-    /// The file or folder doesn't exist.
+    /// Whether the file or directory doesn't exist.
     pub fn is_not_found(&self) -> bool {
         self.io_kind() == Some(io::ErrorKind::NotFound)
     }

@@ -1,18 +1,18 @@
 //! A shared, positional file handle.
 //!
-//! Owns the descriptor together with the requests in flight. `File` is used from many tasks at
-//! once; reading takes no lock, and a write that of its gate (`write.rs`), for a moment.
+//! Owns the descriptor together with the requests in flight. Many tasks use a `File` at once. PendingRead
+//! takes no lock; a write takes that of its write gate (`write.rs`) for a moment.
 //!
-//! A handle has a descriptor through the page cache, and, once [`File::set_direct`] asked for
-//! it, a second one past it. Each request takes one of the two by the mode at that moment and by
-//! its own alignment, so that the mode can change while others are in flight. What isn't aligned
-//! goes through the page cache in direct mode too, and is as correct; the kernel keeps the two
-//! coherent, and where it doesn't (two kinds of writes at once) the gate does.
+//! A handle has a descriptor through the page cache and, after the first [`File::set_direct`], a second one
+//! for direct I/O. Each request takes one of the two by the mode at that moment and by its own alignment, so
+//! the mode can change while requests are in flight. In direct mode too, unaligned requests go through the
+//! page cache, with the same results: the kernel keeps the two coherent, and the gate excludes the one case
+//! in which it doesn't (both kinds of writes at once).
 //!
 //! Invariants:
-//! 1. The system's descriptor is closed only after the last operation in flight has finished,
-//!    also when the future that waited for it is gone.
-//! 2. After [`File::close`] no operation begins: each gives [`Error::Closed`].
+//! 1. The system's descriptor is closed only after the last in-flight operation has finished, even if the
+//!    future that waited for it was dropped.
+//! 2. After [`File::close`] no operation begins: each fails with [`Error::Closed`].
 
 use std::io;
 use std::path::Path;
@@ -22,52 +22,54 @@ use std::sync::{Arc, Once, OnceLock};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::descriptors::Ticket;
+use crate::descriptors::DescriptorPermit;
 use crate::engine::{
     Completion, Descriptor, Engine, FileIdentity, OpenMode, Operation, OperationKind, Outcome, Request,
 };
-use crate::read::{Reading, read_in_place};
-use crate::write::{Gate, Writing, write_blocking};
+use crate::read::{PendingRead, read_in_place};
+use crate::write::{PendingWrite, WriteGate, write_blocking};
 use crate::{Alignment, Descriptors, Error, OFFSET_MAX, Result};
 
 /// An open file. Offsets and lengths are in bytes.
 pub struct File {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     closed: AtomicBool,
 }
 
-/// What a handle shares with its writes in flight, which outlive it.
-pub(crate) struct Shared {
+/// The part of a handle that it shares with its in-flight writes, which may outlive it.
+pub(crate) struct FileShared {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) path: Arc<Path>,
     pub(crate) descriptor: Arc<Descriptor>,
-    /// What [`Engine::reads_in_place`] said.
+    /// The result of [`Engine::reads_in_place`].
     pub(crate) reads_in_place: bool,
-    /// Set by the first who gets it, and kept: another mode leaves requests in flight on it.
+    /// The direct descriptor. Set once and kept, since after a change of the mode requests on it may be in
+    /// flight.
     direct: OnceLock<Direct>,
+    /// Whether new requests use it.
     is_direct: AtomicBool,
-    pub(crate) gate: Gate,
-    /// Whether its descriptors may be of the reserve.
+    pub(crate) gate: WriteGate,
+    /// Whether its descriptors may come from the reserve.
     uses_reserve: bool,
-    /// Counts the descriptor.
-    _ticket: Option<Ticket>,
+    /// Counts `descriptor` as an open file.
+    _permit: Option<DescriptorPermit>,
 }
 
 struct Direct {
     descriptor: Arc<Descriptor>,
     alignment: Alignment,
-    /// Counts this one.
-    _ticket: Option<Ticket>,
+    /// Counts `descriptor` as an open file.
+    _permit: Option<DescriptorPermit>,
 }
 
-/// How a handle reads and writes: what [`File::set_direct`] came to.
+/// How a handle reads and writes; the result of [`File::set_direct`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirectMode {
-    /// Through the page cache, as asked for.
+    /// Through the page cache, as requested.
     Buffered,
-    /// Past the page cache, where offset and length are multiples of this alignment.
+    /// With direct I/O, for requests whose offset and length are multiples of this alignment.
     Direct(Alignment),
-    /// Through the page cache, since direct I/O can't be had for this file, and why.
+    /// Through the page cache, because direct I/O isn't available for this file, for this reason.
     Refused(String),
 }
 
@@ -75,13 +77,13 @@ impl File {
     /// Opens `path`, in buffered mode.
     ///
     /// # Errors
-    /// What the system says; nothing was created, unless a crash follows.
+    /// The system's error; no file was created, unless the system crashes.
     pub async fn open(engine: &Arc<dyn Engine>, path: &Path, mode: OpenMode) -> Result<File> {
         File::open_counted(engine, path, mode, false).await
     }
 
-    /// As [`File::open`] with [`OpenMode::CreateNew`], and may take a descriptor of the reserve
-    /// ([`Descriptors::reserve`]). For files that others already wait for.
+    /// Opens `path` as [`File::open`] does with [`OpenMode::CreateNew`]; the descriptors may come from the
+    /// reserve ([`Descriptors::reserve`]). For files that other work already waits for.
     ///
     /// # Errors
     /// As [`File::open`].
@@ -95,59 +97,59 @@ impl File {
         mode: OpenMode,
         uses_reserve: bool,
     ) -> Result<File> {
-        let take = |descriptors: &Arc<Descriptors>| descriptors.take(uses_reserve);
-        let ticket = engine.descriptors().map(take).transpose();
-        let ticket = ticket.map_err(|error| Error::io(OperationKind::Open, path, error))?;
+        let acquire = |descriptors: &Arc<Descriptors>| descriptors.acquire(uses_reserve);
+        let permit = engine.descriptors().map(acquire).transpose();
+        let permit = permit.map_err(|error| Error::io(OperationKind::Open, path, error))?;
         let operation = Operation::Open { path: path.to_path_buf(), mode };
         let Outcome::Opened(descriptor) = submit(&**engine, path, operation).await? else {
-            unreachable!("open gives a descriptor");
+            unreachable!("open returns a descriptor");
         };
-        let shared = Shared {
+        let shared = FileShared {
             engine: engine.clone(),
             path: path.into(),
             descriptor: Arc::new(descriptor),
             reads_in_place: engine.reads_in_place(),
             direct: OnceLock::new(),
             is_direct: AtomicBool::new(false),
-            gate: Gate::default(),
+            gate: WriteGate::default(),
             uses_reserve,
-            _ticket: ticket,
+            _permit: permit,
         };
         Ok(File { shared: Arc::new(shared), closed: AtomicBool::new(false) })
     }
 
-    /// The path it was opened by.
+    /// Returns the path by which the file was opened.
     pub fn path(&self) -> &Arc<Path> {
         &self.shared.path
     }
 
-    /// Has what begins from now on go past the page cache, or through it; what is in flight ends
-    /// as it began. In direct mode reads are rounded out to the alignment; writes that aren't
-    /// aligned in offset and length go through the page cache, those that are only not aligned
-    /// in memory are copied. Where there is no direct I/O for this file the handle stays in
-    /// buffered mode and says why; the first such reason in the process is logged as a warning.
+    /// Switches later requests to direct or to buffered mode; requests in flight end as they began. In direct
+    /// mode reads are rounded out to the alignment, writes whose offset or length is unaligned go through the
+    /// page cache, and writes of unaligned memory are copied. If direct I/O isn't available for this file,
+    /// the handle stays in buffered mode and returns the reason; the first such reason in the process is
+    /// logged as a warning.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says that has nothing to do with direct I/O (no
-    /// descriptors left); the mode is as it was.
+    /// [`Error::Closed`], or a system error that doesn't concern direct I/O, for example that no file
+    /// descriptor is free. The mode is then unchanged.
     pub async fn set_direct(&self, direct: bool) -> Result<DirectMode> {
         self.check_open()?;
         if direct && self.shared.direct.get().is_none() {
-            // A new segment's handle needs both.
-            let take = |descriptors: &Arc<Descriptors>| descriptors.take(self.shared.uses_reserve);
-            let ticket = self.shared.engine.descriptors().map(take).transpose();
-            let ticket = ticket.map_err(|error| Error::io(OperationKind::OpenDirect, self.path(), error))?;
+            // A new segment needs both of its descriptors, so this one may come from the reserve too.
+            let acquire = |descriptors: &Arc<Descriptors>| descriptors.acquire(self.shared.uses_reserve);
+            let permit = self.shared.engine.descriptors().map(acquire).transpose();
+            let permit = permit.map_err(|error| Error::io(OperationKind::OpenDirect, self.path(), error))?;
             let open = Operation::OpenDirect { file: self.shared.descriptor.clone() };
             match self.submit(open).await {
                 Ok(Outcome::OpenedDirect { descriptor, alignment }) => {
-                    // Another task may have been first; then this descriptor goes unused.
+                    // If another task was first, this descriptor is dropped unused.
                     let _ = self.shared.direct.set(Direct {
                         descriptor: Arc::new(descriptor),
                         alignment,
-                        _ticket: ticket,
+                        _permit: permit,
                     });
                 }
-                Ok(_) => unreachable!("it gives a descriptor"),
+                Ok(_) => unreachable!("open for direct I/O returns a descriptor"),
                 Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::Unsupported => {
                     let why = source.to_string();
                     self.shared.log_refusal(&why);
@@ -165,51 +167,51 @@ impl File {
         self.shared.direct()
     }
 
-    /// Reads `length` bytes at `offset`, or what there is before the end of the file. In buffered
-    /// mode what the page cache holds is read in place; the rest goes through the engine.
-    /// Dropping the future abandons the read.
+    /// Reads `length` bytes at `offset`, fewer only at the end of the file. In buffered mode, bytes in the
+    /// page cache are read in the caller's thread; the rest goes through the engine. Dropping the future
+    /// abandons the read.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says.
+    /// [`Error::Closed`], or the system's error.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
         self.read_until(offset, length, length).await
     }
 
-    /// As [`File::read_at`], but also done once the first `wanted` bytes are read.
+    /// Reads as [`File::read_at`] does, but may return as soon as the first `wanted` bytes are read.
     pub(crate) async fn read_until(&self, offset: u64, length: usize, wanted: usize) -> Result<Bytes> {
         self.check_open()?;
         let first = read_in_place(&self.shared, offset, length);
         if first.len() >= wanted {
             return Ok(first);
         }
-        self.read_behind(first, offset, length, wanted).await
+        self.read_rest(first, offset, length, wanted).await
     }
 
-    /// What the page cache has of the range, where it has it: the first part of
-    /// [`File::read_until`].
+    /// The first half of [`File::read_until`]: reads the part at the front of the range that the page cache
+    /// holds.
     pub(crate) fn read_cached(&self, offset: u64, length: usize) -> Result<Bytes> {
         self.check_open()?;
         Ok(read_in_place(&self.shared, offset, length))
     }
 
-    /// The other part: goes on behind what was found.
-    pub(crate) async fn read_behind(
+    /// The second half of [`File::read_until`]: reads the bytes after `first` through the engine.
+    pub(crate) async fn read_rest(
         &self,
         first: Bytes,
         offset: u64,
         length: usize,
         wanted: usize,
     ) -> Result<Bytes> {
-        let mut reading = Reading::behind(first, offset, length, wanted);
-        while !reading.is_done() {
-            let (part, operation) = reading.next(&self.shared);
+        let mut read = PendingRead::new(first, offset, length, wanted);
+        while !read.is_done() {
+            let (part, operation) = read.next(&self.shared);
             let result = begin(&*self.shared.engine, operation).await;
-            reading.settle(&self.shared, part, result.unwrap_or_else(|_| Err(stopped())))?;
+            read.finish_request(&self.shared, part, result.unwrap_or_else(|_| Err(stopped())))?;
         }
-        Ok(reading.into_bytes())
+        Ok(read.into_bytes())
     }
 
-    /// As [`File::read_at`], in the caller's thread, which waits for the medium.
+    /// Reads as [`File::read_at`] does, in the caller's thread, which waits for the medium.
     ///
     /// # Errors
     /// As [`File::read_at`].
@@ -217,22 +219,22 @@ impl File {
     pub fn read_at_blocking(&self, offset: u64, length: usize) -> Result<Bytes> {
         self.check_open()?;
         let first = read_in_place(&self.shared, offset, length);
-        if first.len() >= length { Ok(first) } else { self.read_behind_blocking(first, offset, length) }
+        if first.len() >= length { Ok(first) } else { self.read_rest_blocking(first, offset, length) }
     }
 
-    fn read_behind_blocking(&self, first: Bytes, offset: u64, length: usize) -> Result<Bytes> {
-        let mut reading = Reading::behind(first, offset, length, length);
-        while !reading.is_done() {
-            let (part, operation) = reading.next(&self.shared);
-            reading.settle(&self.shared, part, self.shared.engine.run(operation))?;
+    fn read_rest_blocking(&self, first: Bytes, offset: u64, length: usize) -> Result<Bytes> {
+        let mut read = PendingRead::new(first, offset, length, length);
+        while !read.is_done() {
+            let (part, operation) = read.next(&self.shared);
+            read.finish_request(&self.shared, part, self.shared.engine.run(operation))?;
         }
-        Ok(reading.into_bytes())
+        Ok(read.into_bytes())
     }
 
     /// Reads exactly `length` bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::PastEnd`] where the file has fewer, else as [`File::read_at`].
+    /// [`Error::PastEnd`] if the file has fewer, else as [`File::read_at`].
     pub async fn read_exact_at(&self, offset: u64, length: usize) -> Result<Bytes> {
         let bytes = self.read_at(offset, length).await?;
         if bytes.len() < length {
@@ -241,16 +243,16 @@ impl File {
         Ok(bytes)
     }
 
-    /// Writes all of `buffer` at `offset`. It is then in the system's hands: it survives the
-    /// end of the process, not a power loss. Dropping the future does not stop the write.
+    /// Writes all of `buffer` at `offset`. Returns when the kernel has the bytes: they survive the end of the
+    /// process, but not a power loss. Dropping the future does not stop the write.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says; what of the range was written is unknown.
+    /// [`Error::Closed`], or the system's error; which part of the range was written is unknown.
     pub async fn write_at(&self, offset: u64, buffer: Bytes) -> Result<()> {
         self.write(offset, buffer, false).await
     }
 
-    /// As [`File::write_at`], and then as [`File::sync`], in one request.
+    /// Writes as [`File::write_at`] does and then syncs as [`File::sync`] does, in one request.
     ///
     /// # Errors
     /// As [`File::write_at`] and [`File::sync`].
@@ -264,12 +266,12 @@ impl File {
         receiver.await.unwrap_or_else(|_| Err(self.shared.stopped(OperationKind::Write)))
     }
 
-    /// Begins to write all of `buffer` at `offset`, and returns. `done` is called exactly once,
-    /// when all of it is written and, with `sync`, synced: in any thread, perhaps before this
-    /// returns. It must be short and must not wait; it may begin writes. The handle may be
-    /// closed and dropped meanwhile. Writes begun together may be written in any order.
+    /// Begins to write all of `buffer` at `offset`, and returns without waiting. `done` is called exactly
+    /// once, when all of it is written and, with `sync`, synced. It is called from any thread, possibly
+    /// before this returns; it must be short and must not block, and it may begin writes. The handle may be
+    /// closed and dropped meanwhile. Writes that are in flight together may be written in any order.
     ///
-    /// `done` gets the errors of [`File::write_and_sync_at`].
+    /// `done` receives the errors of [`File::write_and_sync_at`].
     pub fn begin_write(
         &self,
         offset: u64,
@@ -284,12 +286,13 @@ impl File {
             (true, true) => self.begin_sync(done),
             (true, false) => done(Ok(())),
             (false, _) => {
-                Writing { shared: self.shared.clone(), offset, buffer, sync, done: Box::new(done) }.begin();
+                PendingWrite { shared: self.shared.clone(), offset, buffer, sync, done: Box::new(done) }
+                    .begin();
             }
         }
     }
 
-    /// Begins what [`File::sync`] does, and returns. Of `done`, see [`File::begin_write`].
+    /// Begins a sync as of [`File::sync`], and returns without waiting. For `done` see [`File::begin_write`].
     pub fn begin_sync(&self, done: impl FnOnce(Result<()>) + Send + 'static) {
         if let Err(error) = self.check_open() {
             return done(Err(error));
@@ -302,8 +305,8 @@ impl File {
         self.shared.engine.submit(Request { operation, completion });
     }
 
-    /// As [`File::write_at`], in the caller's thread. It waits for other writes where they are
-    /// in flight and it can't be beside them (aligned and other writes in direct mode).
+    /// Writes as [`File::write_at`] does, in the caller's thread. In direct mode it waits for in-flight
+    /// writes that may not run beside it (aligned and unaligned writes exclude each other).
     ///
     /// # Errors
     /// As [`File::write_at`].
@@ -312,7 +315,8 @@ impl File {
         write_blocking(&self.shared, offset, buffer, false)
     }
 
-    /// As [`File::write_and_sync_at`], in the caller's thread, as [`File::write_at_blocking`].
+    /// Writes and syncs as [`File::write_and_sync_at`] does, in the caller's thread; waits as
+    /// [`File::write_at_blocking`] does.
     ///
     /// # Errors
     /// As [`File::write_and_sync_at`].
@@ -324,7 +328,7 @@ impl File {
         write_blocking(&self.shared, offset, buffer, true)
     }
 
-    /// As [`File::sync`], in the caller's thread.
+    /// Syncs as [`File::sync`] does, in the caller's thread.
     ///
     /// # Errors
     /// As [`File::sync`].
@@ -334,20 +338,20 @@ impl File {
         result.map(drop).map_err(|error| Error::io(OperationKind::Sync, self.path(), error))
     }
 
-    /// Returns once all writes to this file that had completed before are on stable storage.
+    /// Returns when all writes to this file that had completed before the call are on stable storage.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says. After a failed sync it is unknown what is
-    /// on the medium, and a later sync that succeeds proves nothing.
+    /// [`Error::Closed`], or the system's error. After a failed sync the contents of the medium are unknown,
+    /// and a later sync that succeeds proves nothing about those writes.
     pub async fn sync(&self) -> Result<()> {
         self.check_open()?;
         self.submit(Operation::Sync { file: self.shared.descriptor.clone() }).await.map(drop)
     }
 
-    /// Reserves room for the range, which reads as zeros where nothing was written.
+    /// Reserves disk space for the range, which reads as zeros where nothing was written.
     ///
     /// # Errors
-    /// [`Error::is_no_space`] where there is none; the file may have grown.
+    /// [`Error::is_no_space`] if the disk is full; the file may have grown.
     pub async fn allocate(&self, offset: u64, length: u64) -> Result<()> {
         self.check_open()?;
         self.submit(Operation::Allocate { file: self.shared.descriptor.clone(), offset, length })
@@ -355,67 +359,67 @@ impl File {
             .map(drop)
     }
 
-    /// Cuts the file at `length`, or extends it with zeros.
+    /// Truncates the file to `length` bytes, or extends it with zeros.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says.
+    /// [`Error::Closed`], or the system's error.
     pub async fn set_length(&self, length: u64) -> Result<()> {
         self.check_open()?;
         self.submit(Operation::SetLength { file: self.shared.descriptor.clone(), length }).await.map(drop)
     }
 
-    /// The file's length.
+    /// Returns the file's length in bytes.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says.
+    /// [`Error::Closed`], or the system's error.
     pub async fn length(&self) -> Result<u64> {
         self.check_open()?;
         let Outcome::Count(length) =
             self.submit(Operation::Length { file: self.shared.descriptor.clone() }).await?
         else {
-            unreachable!("length gives a count");
+            unreachable!("length returns a count");
         };
         Ok(length)
     }
 
-    /// How many names the file has.
+    /// Returns the number of the file's names.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says.
+    /// [`Error::Closed`], or the system's error.
     pub async fn link_count(&self) -> Result<u64> {
         self.check_open()?;
         let operation = Operation::LinkCount { file: self.shared.descriptor.clone() };
         let Outcome::Count(count) = self.submit(operation).await? else {
-            unreachable!("link count gives a count");
+            unreachable!("link count returns a count");
         };
         Ok(count)
     }
 
-    /// Which file it is, and when it was last written to.
+    /// Returns the file's identity and the time of its last write.
     ///
     /// # Errors
-    /// [`Error::Closed`], or what the system says.
+    /// [`Error::Closed`], or the system's error.
     pub async fn identity(&self) -> Result<FileIdentity> {
         self.check_open()?;
         let operation = Operation::Identity { file: self.shared.descriptor.clone() };
         let Outcome::Identity(identity) = self.submit(operation).await? else {
-            unreachable!("identity gives an identity");
+            unreachable!("identity returns an identity");
         };
         Ok(identity)
     }
 
-    /// Takes the file's exclusive lock against all other handles, of this process too; it ends with
-    /// the handle (flock(2)).
+    /// Takes the file's exclusive lock. It excludes all other handles, also of this process, and ends with
+    /// this handle (flock(2)).
     ///
     /// # Errors
-    /// An I/O error of kind `WouldBlock` where another holds it.
+    /// An I/O error of kind `WouldBlock` if another handle holds it.
     pub async fn lock(&self) -> Result<()> {
         self.check_open()?;
         self.submit(Operation::Lock { file: self.shared.descriptor.clone() }).await.map(drop)
     }
 
-    /// Marks the handle closed: what is in flight finishes, what comes later is refused. The
-    /// descriptor goes with the last of what was in flight and the handle itself.
+    /// Closes the handle: requests in flight finish, later ones fail with [`Error::Closed`]. The descriptor
+    /// is closed once the last request in flight has ended and the handle is dropped.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -441,33 +445,33 @@ impl std::fmt::Debug for File {
     }
 }
 
-impl Shared {
+impl FileShared {
     /// The alignment of direct mode; `None` in buffered mode.
     pub(crate) fn direct(&self) -> Option<Alignment> {
-        // Relaxed: whoever sees an older mode takes a descriptor that serves as well.
+        // Relaxed: a request that sees an older mode takes the other descriptor, which serves as well.
         if !self.is_direct.load(Ordering::Relaxed) {
             return None;
         }
         self.direct.get().map(|direct| direct.alignment)
     }
 
-    /// The alignment, where the range can be written past the page cache.
+    /// Returns the alignment of direct mode if the range is aligned to it and ends within [`OFFSET_MAX`].
     pub(crate) fn direct_for(&self, offset: u64, length: usize) -> Option<Alignment> {
         let is_in_files = offset.checked_add(length as u64).is_some_and(|end| end <= OFFSET_MAX);
         self.direct()
             .filter(|alignment| is_in_files && alignment.divides(offset) && alignment.divides(length as u64))
     }
 
-    /// The descriptor past the page cache.
+    /// Returns the descriptor for direct I/O.
     ///
     /// # Panics
-    /// Where there never was an alignment of direct mode.
+    /// If direct mode was never on.
     pub(crate) fn direct_descriptor(&self) -> Arc<Descriptor> {
-        self.direct.get().expect("direct mode has it").descriptor.clone()
+        self.direct.get().expect("direct mode has a descriptor").descriptor.clone()
     }
 
-    /// Whether a direct request failed with what a file system says that has no direct I/O, for
-    /// this request at least. Then the handle goes on in buffered mode.
+    /// Whether the error of a direct request means that the file system has no direct I/O, at least for this
+    /// request. If so, switches the handle to buffered mode.
     pub(crate) fn is_refusal(&self, error: &io::Error) -> bool {
         let refused = matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported);
         if refused {
@@ -480,7 +484,7 @@ impl Shared {
     fn log_refusal(&self, why: &str) {
         static FIRST: Once = Once::new();
         FIRST.call_once(|| {
-            tracing::warn!(path = %self.path.display(), why, "no direct I/O: such files go through the page cache");
+            tracing::warn!(path = %self.path.display(), why, "no direct I/O for this file: it goes through the page cache");
         });
         tracing::debug!(path = %self.path.display(), why, "no direct I/O");
     }
@@ -500,7 +504,7 @@ fn begin(engine: &dyn Engine, operation: Operation) -> oneshot::Receiver<io::Res
     done
 }
 
-/// Submits an operation and waits for it.
+/// Submits an operation and waits for its result.
 pub(crate) async fn submit(engine: &dyn Engine, path: &Path, operation: Operation) -> Result<Outcome> {
     let kind = operation.kind();
     let result = begin(engine, operation).await.unwrap_or_else(|_| Err(stopped()));

@@ -1,42 +1,43 @@
-//! Files, engines and the environment: the only layer that touches the operating system.
+//! Files, engines and the environment: the only layer that calls the operating system.
 //!
-//! Everything above gets its files, clock, tasks and randomness from an [`Env`], so that the
-//! same code runs on a real machine and in a seeded simulation (`settee-sim`).
+//! The crates above get their files, clock, tasks and randomness from an [`Env`], so the same code runs on a
+//! real machine and in a seeded simulation (`settee-sim`).
 //!
-//! - [`Engine`] runs [`Operation`]s: plain data, so that an engine can batch, reorder and count.
-//! - [`File`] is a shared, positional handle; reading needs no lock.
-//! - [`File::read_many`] and [`ReadStream`] read many small values by few device reads, as
-//!   [`plan`] merges them.
-//! - [`AlignedBuffer`] is memory as direct I/O wants it.
-//! - [`TailBuffer`] is the end of an append-only log, read while it grows; a [`BufferPool`]
-//!   bounds the memory of all who have one.
-//! - [`ThreadEngine`] is the engine on `std`'s positional I/O and a bounded pool of threads,
-//!   [`UringEngine`] the one on io_uring; [`EngineOptions`] chooses between them.
-//! - [`Env::system`] is the machine we run on.
+//! - [`Engine`] runs [`Operation`]s. An operation is plain data, so an engine can batch, reorder and count
+//!   it.
+//! - [`File`] is a shared, positional file handle; reading takes no lock.
+//! - [`File::read_many`] and [`ReadStream`] read many small values with few device reads; [`plan`] merges the
+//!   reads.
+//! - [`AlignedBuffer`] is memory with the alignment that direct I/O requires.
+//! - [`TailBuffer`] is the end of an append-only log, which readers read while it grows. A [`BufferPool`]
+//!   bounds the memory of all tail buffers.
+//! - [`ThreadEngine`] runs operations with `std`'s positional I/O on bounded thread pools, [`UringEngine`] on
+//!   io_uring; [`EngineOptions`] chooses between them.
+//! - [`Env::system`] is the environment of a real machine.
 //!
 //! # Open, write, sync, read
-//! [`EngineOptions::start`] takes io_uring where the machine has it, else threads. A file is
-//! durable when it was synced, and its folder after the file was created. Any executor will do.
+//! [`EngineOptions::start`] takes io_uring where the machine has it, else threads. A new file is durable once
+//! both it and its directory are synced. The futures run on any executor.
 //! ```
-//! use settee_io::{EngineOptions, Error, File, OpenMode, folder};
+//! use settee_io::{EngineOptions, Error, File, OpenMode, directory};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let temporary = tempfile::tempdir()?;
 //! # let data = temporary.path().join("data");
 //! let engine = EngineOptions::default().start()?;
-//! folder::create(&*engine, &data).await?;
+//! directory::create(&*engine, &data).await?;
 //! let file = File::open(&engine, &data.join("greetings"), OpenMode::CreateNew).await?;
 //! file.write_at(0, "hello, world".into()).await?;
 //! file.write_and_sync_at(12, ", and goodbye".into()).await?;
-//! folder::sync(&*engine, &data).await?;
+//! directory::sync(&*engine, &data).await?;
 //!
-//! // As many tasks as like may read at once, also while others write and sync.
+//! // Any number of tasks may read at once, also while others write and sync.
 //! assert_eq!(file.read_at(7, 5).await?, "world");
-//! // What is past the end isn't there: to a read it is less, to an exact read an error.
+//! // At the end of the file a read returns fewer bytes; an exact read fails.
 //! assert_eq!(file.read_at(18, 100).await?, "goodbye");
 //! assert!(matches!(file.read_exact_at(18, 100).await, Err(Error::PastEnd { .. })));
-//! // In the caller's thread, for those without an executor.
+//! // Blocking, for callers without an executor.
 //! assert_eq!(file.read_at_blocking(0, 5)?, "hello");
 //!
 //! file.close();
@@ -44,9 +45,9 @@
 //! # Ok(())
 //! # }
 //! ```
-//! There is no append: writes are positional, so that one that came up short or was interrupted
-//! can be done again, and many can be in flight at once. Whoever appends knows the end, as a log
-//! does, or asks for it once ([`File::length`]) and counts on.
+//! There is no append: writes are positional, so a short or interrupted write can be repeated, and many
+//! writes can be in flight at once. A caller that appends keeps the end offset itself, starting from
+//! [`File::length`].
 //! ```
 //! # use settee_io::{EngineOptions, File, OpenMode};
 //! # #[tokio::main(flavor = "current_thread")]
@@ -66,8 +67,8 @@
 //! ```
 //!
 //! # Read in bulk
-//! The planner merges what lies close together, and all device reads are submitted at once.
-//! Values are slices of the device reads' buffers, each with a result of its own.
+//! The planner merges neighbouring reads, and all device reads are submitted at once. Each value has its own
+//! result and is a slice of a device read's buffer.
 //! ```
 //! use settee_io::{EngineOptions, File, OpenMode, ReadAt, ReadPolicy, plan};
 //!
@@ -77,7 +78,7 @@
 //! # let engine = EngineOptions::default().start()?;
 //! # let file = File::open(&engine, &temporary.path().join("records"), OpenMode::CreateNew).await?;
 //! file.write_at(0, (0..200u8).flat_map(|record| [record; 100]).collect()).await?;
-//! // Records of 100 bytes, wanted in no order: three groups of neighbours.
+//! // Records of 100 bytes, in arbitrary order: three groups of neighbours.
 //! let wanted = [7, 120, 6, 121, 5, 199].map(|record| ReadAt::new(record * 100, 100));
 //! assert_eq!(plan(&wanted, ReadPolicy::ADJACENT_ONLY).len(), 3);
 //! let values = file.read_many(&wanted, ReadPolicy::ADJACENT_ONLY).await;
@@ -89,10 +90,10 @@
 //! ```
 //! [`File::read_stream`] does the same for lists of any length, in bounded memory.
 //!
-//! # Past the page cache
-//! A handle changes between buffered and direct mode while it is used, and works alike in both:
-//! what isn't aligned is rounded out or goes through the page cache. Where the file system has
-//! no direct I/O the handle says so and stays buffered.
+//! # Direct I/O
+//! A handle can switch between buffered and direct mode while it is used; results are the same in both.
+//! Unaligned reads are rounded out, unaligned writes go through the page cache. Where the file system has no
+//! direct I/O, the handle reports that and stays buffered.
 //! ```
 //! use settee_io::{AlignedBuffer, Alignment, DirectMode, EngineOptions, File, OpenMode};
 //!
@@ -104,12 +105,12 @@
 //! let alignment = match file.set_direct(true).await? {
 //!     DirectMode::Direct(alignment) => alignment,
 //!     DirectMode::Refused(why) => {
-//!         println!("buffered, since {why}");
+//!         println!("buffered: {why}");
 //!         Alignment::ONE
 //!     }
 //!     DirectMode::Buffered => unreachable!("direct was asked for"),
 //! };
-//! // Aligned memory is written as it is; other memory would be copied first.
+//! // Aligned memory is written without a copy; unaligned memory would be copied first.
 //! let mut page = AlignedBuffer::new(8192, alignment);
 //! page.append(&[7; 8192]);
 //! file.write_and_sync_at(0, page.into()).await?;
@@ -119,26 +120,29 @@
 //! # }
 //! ```
 
-#[allow(unsafe_code, reason = "the system writes to memory that isn't initialised before")]
+#[allow(unsafe_code, reason = "the kernel writes to uninitialised memory")]
 mod aligned;
 mod bulk;
 mod descriptors;
+pub mod directory;
 mod engine;
 mod env;
 mod error;
 mod file;
-pub mod folder;
 mod panic;
 mod planner;
 mod pool;
 mod read;
 mod system;
-#[allow(unsafe_code, reason = "one writes a buffer behind the part that others read")]
+#[allow(
+    unsafe_code,
+    reason = "the writer fills a buffer beyond the published part while readers read that part"
+)]
 mod tail;
-#[allow(unsafe_code, reason = "no safe preadv2(2) takes memory that isn't initialised")]
+#[allow(unsafe_code, reason = "no safe preadv2(2) takes uninitialised memory")]
 mod threads;
 mod timer;
-#[allow(unsafe_code, reason = "the kernel uses buffers that belong to the table of what is in flight")]
+#[allow(unsafe_code, reason = "the kernel uses buffers that the in-flight table owns")]
 mod uring;
 mod write;
 

@@ -1,9 +1,10 @@
-//! What is to happen where a task panics.
+//! Cleanup after a panic.
 
-/// Calls a function where it is dropped because its thread panics, and otherwise not: so that what a task
-/// has half done doesn't keep others waiting for it.
+/// Calls a function when it is dropped by a panicking thread, and not otherwise, so that a half-done
+/// operation doesn't leave others waiting for it.
 ///
-/// Whoever has one must not have been created by code that runs while another panic unwinds.
+/// Must not be created by code that runs while another panic unwinds: it would then take that panic for its
+/// own.
 pub struct OnPanic<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnPanic<F> {

@@ -1,47 +1,46 @@
-//! The read planner: many small reads of one file become few device reads.
+//! The read planner: merges many small reads of one file into few device reads.
 //!
-//! One sweep over the reads in order of their offset keeps one device read open and grows it
-//! while the policy allows; what doesn't fit closes it and opens the next. Planning does no I/O:
-//! [`File::read_many`](crate::File::read_many) and [`ReadStream`](crate::ReadStream) carry plans
-//! out, [`plan`] shows one.
+//! One sweep over the reads in order of their offsets keeps one device read open and extends it while the
+//! policy allows; a read that doesn't fit closes it and opens the next. Planning does no I/O:
+//! [`File::read_many`](crate::File::read_many) and [`ReadStream`](crate::ReadStream) execute plans, [`plan`]
+//! returns one.
 //!
 //! Invariants of a plan:
-//! 1. Every byte that a value wants is in a device read, and a device read has no byte that no
-//!    value wants but for what rounding to the policy's chunks adds.
-//! 2. [`Merge::AdjacentOnly`]: each value lies whole in one device read, so that it is a slice of
-//!    it. Bytes are read twice only where overlapping values exceed the maximum together.
-//! 3. [`Merge::Chunked`]: no chunk is in two device reads. A value across the edge of two is
-//!    joined, the only copy made. An oversize value (one that exceeds the maximum by itself,
-//!    rounded out) is read alone: its chunks are cut from what came before. It is joined only
-//!    where another oversize value has its first chunk, or values overlap it.
-//! 4. No device read is larger than the maximum but for one that lies within an oversize value.
-//! 5. There are as few device reads as 1 to 4 allow; chunked, where values overlap oversize ones,
-//!    at most one more for each of those.
+//! 1. Every byte of a value is in a device read. A device read has no other bytes, except those from rounding
+//!    out to the policy's chunks.
+//! 2. [`Merge::AdjacentOnly`]: each value lies whole in one device read, so it is a slice of its buffer.
+//!    Bytes are read twice only if overlapping values together exceed the maximum.
+//! 3. [`Merge::Chunked`]: no chunk is in two device reads. A value that spans two device reads is joined,
+//!    which is the only copy made. An oversize value (one that, rounded out, exceeds the maximum by itself)
+//!    is read alone: the device read before it ends where its chunks begin. It is joined only if another
+//!    oversize value has its first chunk, or if values overlap it.
+//! 4. No device read exceeds the maximum, except one that lies within an oversize value.
+//! 5. The number of device reads is the least that 1 to 4 allow. In chunked plans whose values overlap
+//!    oversize ones there may be one more for each of those.
 //!
-//! The fifth holds since the sweep opens at the first byte not yet served and goes on as far as
-//! is allowed: no other plan has come further by as many device reads.
+//! The fifth holds because the sweep opens a device read at the first byte not yet covered and extends it as
+//! far as allowed: no other plan covers more bytes with the same number of device reads.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
 use crate::{ALIGNMENT_MAX, Alignment};
 
-/// The default maximum of a device read in bytes.
+/// Default maximum size of a device read, in bytes.
 pub const READ_SIZE_MAX: usize = 128 << 10;
 
-/// Where files end at the latest: values beyond are past the end of any file, and offsets can
-/// be rounded up to any alignment without leaving what the system takes (`off_t`).
+/// Largest offset at which a file can end. A value beyond it is past the end of any file, and an offset up to
+/// it can be rounded up to any alignment within the system's range (`off_t`).
 pub const OFFSET_MAX: u64 = i64::MAX as u64 & !(ALIGNMENT_MAX as u64 - 1);
 
-/// One value that a caller wants: `length` bytes at `offset`, and whatever the caller wants to
-/// know it by.
+/// A value to read: `length` bytes at `offset`, with a tag of the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadAt<T = ()> {
-    /// Where in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub length: usize,
-    /// The caller's own.
+    /// Identifies the value to the caller.
     pub tag: T,
 }
 
@@ -53,44 +52,45 @@ impl ReadAt {
 }
 
 impl<T> ReadAt<T> {
-    /// The value's bytes in the file; `None` where no file is as long.
+    /// Returns the value's range in the file, or `None` if it ends beyond [`OFFSET_MAX`].
     pub(crate) fn range(&self) -> Option<Range<u64>> {
         let end = self.offset.checked_add(self.length as u64).filter(|end| *end <= OFFSET_MAX)?;
         Some(self.offset..end)
     }
 }
 
-/// Which reads may share a device read.
+/// The rule by which reads may share a device read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Merge {
-    /// Those that touch or overlap. For buffered files.
+    /// Reads that are adjacent or overlap. For buffered files.
     AdjacentOnly,
-    /// Those that touch or overlap after rounding out to chunks of this size, each of which is
-    /// read once. For direct mode, and for caches of chunks.
+    /// Reads that are adjacent or overlap after rounding out to chunks of this size; each chunk is read once.
+    /// For direct mode, and for caches of chunks.
     Chunked(Alignment),
 }
 
-/// How reads become device reads.
+/// The policy by which reads are merged into device reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadPolicy {
-    /// Which reads may share a device read.
+    /// The rule by which reads may share a device read.
     pub merge: Merge,
-    /// The maximum of a device read in bytes. A value that exceeds it passes alone. Chunked, it
-    /// is rounded down to whole chunks, and is one chunk at least.
+    /// Maximum size of a device read in bytes. A larger value is read by itself. In chunked plans the maximum
+    /// is rounded down to whole chunks, and is at least one chunk.
     pub read_size_max: usize,
 }
 
 impl ReadPolicy {
-    /// Merges what touches, up to [`READ_SIZE_MAX`].
+    /// Merges adjacent and overlapping reads, up to [`READ_SIZE_MAX`] bytes.
     pub const ADJACENT_ONLY: ReadPolicy =
         ReadPolicy { merge: Merge::AdjacentOnly, read_size_max: READ_SIZE_MAX };
 
-    /// Reads each chunk of `alignment` once, up to [`READ_SIZE_MAX`].
+    /// Reads each chunk of `alignment` once, up to [`READ_SIZE_MAX`] bytes at a time.
     pub const fn chunked(alignment: Alignment) -> ReadPolicy {
         ReadPolicy { merge: Merge::Chunked(alignment), read_size_max: READ_SIZE_MAX }
     }
 
-    /// The policy for a handle in direct mode of this alignment: its chunks are no smaller.
+    /// Returns the policy for a handle in this mode: in direct mode, chunked with chunks no smaller than the
+    /// alignment.
     pub(crate) fn for_mode(self, direct: Option<Alignment>) -> ReadPolicy {
         let merge = match (self.merge, direct) {
             (merge, None) => merge,
@@ -116,28 +116,28 @@ impl ReadPolicy {
     }
 }
 
-/// One read for the engine. Offsets and lengths are in bytes.
+/// A read that is submitted to the engine. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceRead {
-    /// Where it begins.
+    /// Start of the read.
     pub offset: u64,
-    /// How long it is.
+    /// Length of the read.
     pub length: usize,
-    /// How many of its bytes, from the front, values want at the most: less than `length` where
-    /// the last chunk was rounded out. One that got as many is done, also where the file ends
-    /// within that chunk.
+    /// Number of bytes, from the front, up to the last one that a value needs: less than `length` if the last
+    /// chunk was rounded out. A read that returned this many bytes is complete, even if the file ends within
+    /// that chunk.
     pub wanted: usize,
 }
 
 impl DeviceRead {
-    /// The offset behind its last byte.
+    /// Returns the offset after its last byte.
     pub fn end(&self) -> u64 {
         self.offset + self.length as u64
     }
 }
 
-/// The device reads for `reads`, in order of their offsets. Empty values, and those that no file
-/// is long enough for, need none.
+/// Returns the device reads for `reads`, in order of their offsets. Empty values, and those beyond
+/// [`OFFSET_MAX`], need none.
 pub fn plan<T>(reads: &[ReadAt<T>], policy: ReadPolicy) -> Vec<DeviceRead> {
     let mut values: Vec<_> = reads.iter().filter_map(ReadAt::range).collect();
     values.sort_unstable_by_key(|value| (value.start, Reverse(value.end)));
@@ -147,16 +147,16 @@ pub fn plan<T>(reads: &[ReadAt<T>], policy: ReadPolicy) -> Vec<DeviceRead> {
     device_reads
 }
 
-/// The sweep, one value at a time: device reads come out in order, the ends of each behind those
-/// of the one before, as soon as no later value can change them.
+/// The sweep, one value at a time. A device read is returned as soon as no later value can change it. Both
+/// the offsets and the ends of the device reads increase.
 #[derive(Debug)]
 pub(crate) struct Planner {
     policy: ReadPolicy,
-    /// The device read that can still grow, unless it is `sealed`.
+    /// The device read that can still grow, unless `sealed`.
     open: Range<u64>,
-    /// `open` was given out. What comes may lie in it but not change it.
+    /// Whether `open` was returned. Later values may lie in it but don't change it.
     sealed: bool,
-    /// Behind the last byte that any value wants.
+    /// Offset after the last byte of any value so far.
     wanted_end: u64,
 }
 
@@ -165,8 +165,8 @@ impl Planner {
         Planner { policy, open: 0..0, sealed: true, wanted_end: 0 }
     }
 
-    /// Takes the next value, which begins no earlier than the last one, and gives the device
-    /// read that is final by it.
+    /// Adds the next value, which begins no earlier than its predecessor, and returns the device read that
+    /// this makes final.
     pub(crate) fn push(&mut self, value: Range<u64>) -> Option<DeviceRead> {
         if value.is_empty() {
             return None;
@@ -178,29 +178,29 @@ impl Planner {
             return None;
         }
         if span.start <= self.open.start && !self.sealed {
-            // It holds all that is open.
+            // It covers all of the open read.
             self.open.end = span.end;
             return None;
         }
-        let cut = self.cut(&span);
+        let open_end = self.open_end(&span);
         let rest = match self.policy.merge {
             Merge::AdjacentOnly => span.clone(),
-            Merge::Chunked(_) => span.start.max(cut)..span.end,
+            Merge::Chunked(_) => span.start.max(open_end)..span.end,
         };
-        if cut == span.end {
-            self.open.end = cut;
+        if open_end == span.end {
+            self.open.end = open_end;
             return None;
         }
-        let done = self.open.start..cut;
-        let wanted_end = if value.start < cut { self.wanted_end } else { wanted_before };
+        let done = self.open.start..open_end;
+        let wanted_end = if value.start < open_end { self.wanted_end } else { wanted_before };
         self.open = rest;
         let was_sealed = std::mem::replace(&mut self.sealed, false);
         (!was_sealed).then(|| device_read(&done, wanted_end))
     }
 
-    /// Where the open read ends, given that `span` comes next and goes beyond: at the end of
-    /// `span` where it takes all of it.
-    fn cut(&self, span: &Range<u64>) -> u64 {
+    /// Returns the end of the open read if `span`, which goes beyond it, comes next. It is the end of `span`
+    /// if the open read covers all of it.
+    fn open_end(&self, span: &Range<u64>) -> u64 {
         let Range { start, end } = self.open;
         let size_max = self.policy.size_max();
         let limit = start.saturating_add(size_max).max(end);
@@ -216,20 +216,20 @@ impl Planner {
         } else if open_oversize {
             end
         } else {
-            // The chunk that both want goes to the oversize value: few small values are joined
-            // rather than a large one.
+            // The chunk that both need goes to the oversize value, so that a small value is joined rather
+            // than a large one.
             span.start
         }
     }
 
-    /// Gives out the open read as it is, so that what was pushed can be read. Later values go on
-    /// behind it.
+    /// Returns the open read as it is, so that the values pushed so far can be read. Later values continue
+    /// after it.
     pub(crate) fn seal(&mut self) -> Option<DeviceRead> {
-        // What comes may want more of the last chunk.
+        // Later values may need more of the last chunk.
         self.close(u64::MAX)
     }
 
-    /// Gives out the open read: there are no more values.
+    /// Returns the open read: there are no more values.
     pub(crate) fn finish(&mut self) -> Option<DeviceRead> {
         self.close(self.wanted_end)
     }

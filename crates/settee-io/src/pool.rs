@@ -1,19 +1,19 @@
-//! Memory for buffers, bounded for all who share the pool.
+//! A pool of memory for buffers, with one limit for all its users.
 //!
-//! Bytes are leased, as buffers or as reservations for memory that is somebody else's, or kept:
-//! buffers that came back and wait for their next use. Who finds too little free waits in a
-//! queue; whatever gives bytes back serves the queue from its front. Kept memory never makes
-//! anyone wait: it is freed when another size needs the room, else reused as it is.
+//! A pool's bytes are either leased, as buffers or as reservations for memory that others allocate, or kept:
+//! buffers that were returned and wait for their next use. A request for more bytes than are free waits in a
+//! queue; returning bytes serves the queue from its front. Kept memory never makes a request wait: it is
+//! reused, or freed if another size needs its bytes.
 //!
 //! Invariants:
-//! 1. `leased_bytes + kept_bytes <= bytes_max`; fresh memory is allocated after its bytes are
-//!    leased, and freed before they are leased to others.
-//! 2. First come, first served: nobody is given anything while an earlier one waits.
-//! 3. Once the mutex is released, the first who waits does not fit. So a waiter that gives up,
-//!    also after it was served, lets those behind it move up.
-//! 4. No waker is called, cloned or dropped under the mutex: it may run anything.
+//! 1. `leased_bytes + kept_bytes <= bytes_max`. Fresh memory is allocated after its bytes are leased, and
+//!    freed before they are leased again.
+//! 2. First come, first served: no request is granted while an earlier one waits.
+//! 3. When the mutex is released, the first waiting request does not fit. So a request that is cancelled,
+//!    even after it was granted, lets those behind it move up.
+//! 4. No waker is called, cloned or dropped under the mutex, because it may run arbitrary code.
 //!
-//! It needs neither threads nor a runtime.
+//! The pool needs neither threads nor a runtime.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,10 +28,10 @@ use crate::Error;
 use crate::tail::sync::{Mutex, MutexGuard};
 use crate::tail::{Memory, TAIL_ALIGNMENT, TailBuffer};
 
-/// The smallest buffer in bytes.
+/// Smallest buffer, in bytes.
 pub const BUFFER_SIZE_MIN: usize = 64 << 10;
 
-/// The largest power of two that an allocation can have.
+/// Largest power of two that is a valid size of an allocation.
 const BUFFER_SIZE_MAX: usize = 1 << (usize::BITS - 2);
 
 const _: () = assert!(BUFFER_SIZE_MIN.is_power_of_two());
@@ -40,7 +40,7 @@ const _: () = assert!(BUFFER_SIZE_MIN.is_multiple_of(TAIL_ALIGNMENT));
 /// The limit of a [`BufferPool`].
 #[derive(Debug, Clone, Copy)]
 pub struct PoolOptions {
-    /// Bytes at most, leased and kept together.
+    /// Limit on the leased and kept bytes together. Default: 64 MiB.
     pub bytes_max: usize,
 }
 
@@ -50,36 +50,36 @@ impl Default for PoolOptions {
     }
 }
 
-/// Where a pool's bytes are.
+/// Usage of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// The limit.
+    /// Limit on the leased and kept bytes together.
     pub bytes_max: usize,
     /// Bytes of the buffers and reservations in use.
     pub leased_bytes: usize,
-    /// Bytes of the buffers that wait for their next use.
+    /// Bytes of the returned buffers that are kept for their next use.
     pub kept_bytes: usize,
-    /// How many wait for bytes.
+    /// Number of requests that wait for bytes.
     pub waiting_count: usize,
 }
 
-/// Lends memory up to a limit. Shared through an [`Arc`], from any thread.
+/// Leases memory up to a limit. Shared through an [`Arc`] and used from any thread.
 pub struct BufferPool {
     bytes_max: usize,
-    state: Mutex<State>,
-    /// The errors of the stalls that there are.
+    state: Mutex<PoolState>,
+    /// The errors of the current stalls, earliest first.
     stalls: watch::Sender<Vec<Arc<Error>>>,
 }
 
 impl BufferPool {
-    /// A pool that holds no memory yet.
+    /// Returns a pool that holds no memory yet.
     pub fn new(options: PoolOptions) -> Arc<BufferPool> {
-        let state = State {
+        let state = PoolState {
             bytes_max: options.bytes_max,
             leased_bytes: 0,
             kept_bytes: 0,
             kept: Vec::new(),
-            next_ticket: 0,
+            next_number: 0,
             waiting: BTreeMap::new(),
             granted: BTreeMap::new(),
         };
@@ -87,9 +87,9 @@ impl BufferPool {
         Arc::new(BufferPool { bytes_max: options.bytes_max, state: Mutex::new(state), stalls })
     }
 
-    /// The capacity in bytes of the buffer that one gets for asking for `capacity`: a power of
-    /// two, at least [`BUFFER_SIZE_MIN`]. `None` where no allocation is as large. A pool whose
-    /// limit is smaller never gives such a buffer.
+    /// Returns the capacity of the buffer that a request for `capacity` bytes gets: a power of two, at least
+    /// [`BUFFER_SIZE_MIN`]. `None` if no allocation can be that large. A pool with a smaller limit never
+    /// grants such a buffer.
     pub const fn buffer_size(capacity: usize) -> Option<usize> {
         match capacity {
             0..=BUFFER_SIZE_MIN => Some(BUFFER_SIZE_MIN),
@@ -98,41 +98,40 @@ impl BufferPool {
         }
     }
 
-    /// A buffer of at least `capacity` bytes, as [`BufferPool::buffer_size`] says, or `None`
-    /// where not so much is free or others wait. Fresh memory is zeroed, which takes a while;
-    /// what was used before is not.
+    /// Returns a buffer of [`BufferPool::buffer_size`] of `capacity`, or `None` if too few bytes are free or
+    /// other requests wait. Fresh memory is zeroed, which takes time; reused memory is not.
     pub fn try_take(self: &Arc<Self>, capacity: usize) -> Option<TailBuffer> {
-        let need = Need::Buffer(Self::buffer_size(capacity)?);
-        let grant = self.lock().grant_now(need)?;
-        Some(self.buffer(need, grant))
+        let request = LeaseRequest::Buffer(Self::buffer_size(capacity)?);
+        let grant = self.lock().grant_now(request)?;
+        Some(self.buffer(request, grant))
     }
 
-    /// A buffer as of [`BufferPool::try_take`], once it is there: first come, first served.
-    /// Cancel-safe: dropped, it gives up its place, or what it was given and never saw.
+    /// Waits for a buffer as of [`BufferPool::try_take`]; first come, first served. Cancel-safe: a dropped
+    /// future leaves the queue, and returns a buffer that it was granted.
     ///
     /// # Panics
-    /// Where the buffer would be larger than the whole pool.
+    /// If the buffer would exceed the pool's limit.
     pub async fn take(self: &Arc<Self>, capacity: usize) -> TailBuffer {
         let bytes = Self::buffer_size(capacity).unwrap_or(usize::MAX);
-        let need = Need::Buffer(bytes);
-        let grant = self.turn(need).await;
-        self.buffer(need, grant)
+        let request = LeaseRequest::Buffer(bytes);
+        let grant = self.acquire(request).await;
+        self.buffer(request, grant)
     }
 
-    /// Counts `bytes` that somebody else's memory holds, or `None` where not so much is free
-    /// or others wait.
+    /// Reserves `bytes` for memory that the caller allocates, or returns `None` if too few bytes are free or
+    /// other requests wait.
     pub fn try_reserve(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
-        self.lock().grant_now(Need::Reservation(bytes))?;
+        self.lock().grant_now(LeaseRequest::Reservation(bytes))?;
         Some(Reservation { pool: self.clone(), bytes })
     }
 
-    /// A reservation as of [`BufferPool::try_reserve`], once there is room: in one queue with
-    /// those who take buffers, first come, first served. Cancel-safe, as [`BufferPool::take`].
+    /// Waits for a reservation as of [`BufferPool::try_reserve`], in one queue with the requests for buffers;
+    /// first come, first served. Cancel-safe as [`BufferPool::take`].
     ///
     /// # Panics
-    /// Where `bytes` is more than the whole pool.
+    /// If `bytes` exceeds the pool's limit.
     pub async fn reserve(self: &Arc<Self>, bytes: usize) -> Reservation {
-        self.turn(Need::Reservation(bytes)).await;
+        self.acquire(LeaseRequest::Reservation(bytes)).await;
         Reservation { pool: self.clone(), bytes }
     }
 
@@ -150,7 +149,7 @@ impl BufferPool {
         stalls.expect("the pool holds the sender")[0].clone()
     }
 
-    /// Where the bytes are, at one moment.
+    /// Returns the pool's usage at one moment.
     pub fn stats(&self) -> PoolStats {
         let state = self.lock();
         PoolStats {
@@ -161,33 +160,33 @@ impl BufferPool {
         }
     }
 
-    /// Ends the lease of `memory` and keeps it.
-    pub(crate) fn give_back(&self, memory: Memory) {
-        let need = Need::Buffer(memory.capacity());
-        self.end_lease(need, Grant(Some(memory)));
+    /// Ends the lease of `memory` and keeps it for its next use.
+    pub(crate) fn return_memory(&self, memory: Memory) {
+        let request = LeaseRequest::Buffer(memory.capacity());
+        self.end_lease(request, Grant(Some(memory)));
     }
 
-    fn end_lease(&self, need: Need, grant: Grant) {
+    fn end_lease(&self, request: LeaseRequest, grant: Grant) {
         let mut state = self.lock();
-        state.end_lease(need, grant);
+        state.end_lease(request, grant);
         let woken = state.serve();
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
 
-    fn turn(&self, need: Need) -> Turn<'_> {
-        let bytes = need.bytes();
+    fn acquire(&self, request: LeaseRequest) -> Acquire<'_> {
+        let bytes = request.bytes();
         assert!(bytes <= self.bytes_max, "{bytes} bytes of a pool of {}", self.bytes_max);
-        Turn { pool: self, need, ticket: None }
+        Acquire { pool: self, request, number: None }
     }
 
-    fn buffer(self: &Arc<Self>, need: Need, grant: Grant) -> TailBuffer {
-        let memory = grant.0.unwrap_or_else(|| Memory::new(need.bytes()));
+    fn buffer(self: &Arc<Self>, request: LeaseRequest, grant: Grant) -> TailBuffer {
+        let memory = grant.0.unwrap_or_else(|| Memory::new(request.bytes()));
         TailBuffer::new(memory, self.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the mutex panics half-way through a change.
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        // Nothing under the mutex panics in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -198,15 +197,15 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// Bytes of a pool's limit that memory from elsewhere uses; given back on drop.
-#[must_use = "dropped, it gives the bytes back"]
+/// Bytes of a pool's limit for memory that the holder allocates. Returned to the pool on drop.
+#[must_use = "the bytes are returned to the pool on drop"]
 pub struct Reservation {
     pool: Arc<BufferPool>,
     bytes: usize,
 }
 
 impl Reservation {
-    /// How many bytes it counts.
+    /// Returns the number of bytes reserved.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -214,7 +213,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.pool.end_lease(Need::Reservation(self.bytes), Grant(None));
+        self.pool.end_lease(LeaseRequest::Reservation(self.bytes), Grant(None));
     }
 }
 
@@ -224,9 +223,9 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// Leased memory is held for an unknown time; ended on drop.
+/// Marks that leased memory is held for an unknown time. Ends on drop.
 #[derive(Debug)]
-#[must_use = "dropped, it ends the stall"]
+#[must_use = "the stall ends on drop"]
 pub struct Stall {
     pool: Arc<BufferPool>,
     error: Arc<Error>,
@@ -238,70 +237,70 @@ impl Drop for Stall {
             if let Some(index) = stalls.iter().position(|error| Arc::ptr_eq(error, &self.error)) {
                 stalls.remove(index);
             }
-            // Nobody waits for the end of one.
+            // No task waits for the end of a stall.
             false
         });
     }
 }
 
 impl Stall {
-    /// Why it stalled.
+    /// Returns the error that caused the stall.
     pub fn error(&self) -> &Arc<Error> {
         &self.error
     }
 }
 
-/// What one wants of a pool.
+/// A request to the pool.
 #[derive(Clone, Copy)]
-enum Need {
-    /// A buffer of exactly so many bytes.
+enum LeaseRequest {
+    /// A buffer of this many bytes.
     Buffer(usize),
-    /// So many bytes of the limit.
+    /// This many bytes of the limit, without memory.
     Reservation(usize),
 }
 
-impl Need {
+impl LeaseRequest {
     fn bytes(self) -> usize {
         match self {
-            Need::Buffer(bytes) | Need::Reservation(bytes) => bytes,
+            LeaseRequest::Buffer(bytes) | LeaseRequest::Reservation(bytes) => bytes,
         }
     }
 }
 
-/// The bytes are leased; with memory where a kept buffer was just right.
+/// A granted lease. Holds memory if a kept buffer has the requested size.
 struct Grant(Option<Memory>);
 
-struct State {
+struct PoolState {
     bytes_max: usize,
     leased_bytes: usize,
     kept_bytes: usize,
-    /// The memory that came back last is at the end, and is used first.
+    /// Memory in the order in which it was returned. The last is used first.
     kept: Vec<Memory>,
-    next_ticket: u64,
-    /// Who waits, in the order of arrival.
-    waiting: BTreeMap<u64, (Need, Waker)>,
-    /// Who was served and has not come for it yet.
+    next_number: u64,
+    /// The waiting requests, by number in the order of arrival.
+    waiting: BTreeMap<u64, (LeaseRequest, Waker)>,
+    /// Granted requests whose future has not been polled since.
     granted: BTreeMap<u64, Grant>,
 }
 
-impl State {
-    /// Leases what is needed, unless others wait for it or too little is free.
-    fn grant_now(&mut self, need: Need) -> Option<Grant> {
-        if self.waiting.is_empty() { self.grant(need) } else { None }
+impl PoolState {
+    /// Leases the bytes, unless other requests wait or too few bytes are free.
+    fn grant_now(&mut self, request: LeaseRequest) -> Option<Grant> {
+        if self.waiting.is_empty() { self.grant(request) } else { None }
     }
 
-    /// Leases what is needed, unless too little is free.
-    fn grant(&mut self, need: Need) -> Option<Grant> {
-        let bytes = need.bytes();
+    /// Leases the bytes, unless too few are free.
+    fn grant(&mut self, request: LeaseRequest) -> Option<Grant> {
+        let bytes = request.bytes();
         if bytes > self.bytes_max - self.leased_bytes {
             return None;
         }
-        let memory = match need {
-            Need::Buffer(_) => self.take_kept(bytes),
-            Need::Reservation(_) => None,
+        let memory = match request {
+            LeaseRequest::Buffer(_) => self.take_kept(bytes),
+            LeaseRequest::Reservation(_) => None,
         };
         self.leased_bytes += bytes;
-        // What came back first has been cold the longest.
+        // The memory that was returned first has been unused the longest.
         let mut evicted_count = 0;
         while self.leased_bytes + self.kept_bytes > self.bytes_max {
             self.kept_bytes -= self.kept[evicted_count].capacity();
@@ -317,79 +316,80 @@ impl State {
         Some(self.kept.remove(index))
     }
 
-    fn end_lease(&mut self, need: Need, grant: Grant) {
-        self.leased_bytes -= need.bytes();
+    fn end_lease(&mut self, request: LeaseRequest, grant: Grant) {
+        self.leased_bytes -= request.bytes();
         if let Some(memory) = grant.0 {
             self.kept_bytes += memory.capacity();
             self.kept.push(memory);
         }
     }
 
-    /// Serves those who wait, from the first on, and returns whom to wake without the mutex.
+    /// Grants waiting requests from the front of the queue, and returns the wakers to call after the mutex is
+    /// released.
     fn serve(&mut self) -> Vec<Waker> {
         let mut woken = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
-            let (ticket, need) = (*first.key(), first.get().0);
-            let Some(grant) = self.grant(need) else { break };
-            if let Some((_, waker)) = self.waiting.remove(&ticket) {
+            let (number, request) = (*first.key(), first.get().0);
+            let Some(grant) = self.grant(request) else { break };
+            if let Some((_, waker)) = self.waiting.remove(&number) {
                 woken.push(waker);
             }
-            self.granted.insert(ticket, grant);
+            self.granted.insert(number, grant);
         }
         woken
     }
 }
 
-/// Waits for its turn. Queued by the first poll that finds too little.
-struct Turn<'a> {
+/// Waits for a lease. The first poll that finds too few free bytes queues it.
+struct Acquire<'a> {
     pool: &'a BufferPool,
-    need: Need,
-    /// Its place in the queue, until it has come for what it was granted.
-    ticket: Option<u64>,
+    request: LeaseRequest,
+    /// Its number in the queue. `None` before it is queued and after it returned its lease.
+    number: Option<u64>,
 }
 
-impl Future for Turn<'_> {
+impl Future for Acquire<'_> {
     type Output = Grant;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Grant> {
         let waker = context.waker().clone();
         let mut state = self.pool.lock();
-        let Some(ticket) = self.ticket else {
-            if let Some(grant) = state.grant_now(self.need) {
+        let Some(number) = self.number else {
+            if let Some(grant) = state.grant_now(self.request) {
                 drop(state);
                 return Poll::Ready(grant);
             }
-            let ticket = state.next_ticket;
-            state.next_ticket += 1;
-            state.waiting.insert(ticket, (self.need, waker));
+            let number = state.next_number;
+            state.next_number += 1;
+            state.waiting.insert(number, (self.request, waker));
             drop(state);
-            self.ticket = Some(ticket);
+            self.number = Some(number);
             return Poll::Pending;
         };
-        if let Some(grant) = state.granted.remove(&ticket) {
+        if let Some(grant) = state.granted.remove(&number) {
             drop(state);
-            self.ticket = None;
+            self.number = None;
             return Poll::Ready(grant);
         }
-        let place = state.waiting.get_mut(&ticket).expect("who has a ticket waits or was served");
-        let replaced = std::mem::replace(&mut place.1, waker);
+        let waiting = state.waiting.get_mut(&number).expect("a queued request waits or was granted");
+        let replaced = std::mem::replace(&mut waiting.1, waker);
         drop(state);
         drop(replaced);
         Poll::Pending
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Acquire<'_> {
     fn drop(&mut self) {
-        let Some(ticket) = self.ticket else { return };
+        let Some(number) = self.number else { return };
         let mut state = self.pool.lock();
-        let left = state.waiting.remove(&ticket);
-        if let Some(grant) = state.granted.remove(&ticket) {
-            state.end_lease(self.need, grant);
+        let removed = state.waiting.remove(&number);
+        if let Some(grant) = state.granted.remove(&number) {
+            state.end_lease(self.request, grant);
         }
         let woken = state.serve();
         drop(state);
-        drop(left);
+        drop(removed);
         woken.into_iter().for_each(Waker::wake);
     }
 }

@@ -1,52 +1,52 @@
-//! A read on its way: which requests it is made of, and what they found.
+//! A read in progress: the requests that it consists of, and the bytes that they found.
 //!
-//! In direct mode a request is rounded out to the alignment, and what was read is handed out as a
-//! slice of its buffer. One after the other, several requests serve what comes up short, and
-//! what is too long for one.
+//! In direct mode a request is rounded out to the alignment, and the result is a slice of its buffer. A read
+//! that comes up short, or that is too long for one request, issues several, one after the other.
 //!
-//! Invariant: each request brings the read nearer to its end: it finds bytes, or the file's end,
-//! or is followed by a buffered request, which finds one of the two.
+//! Invariant: each request makes progress. It finds bytes, or the end of the file, or is followed by a
+//! buffered request, which finds one of the two.
 
 use std::io;
 
 use bytes::{Buf, Bytes};
 
 use crate::engine::{Descriptor, Operation, OperationKind, Outcome};
-use crate::file::Shared;
+use crate::file::FileShared;
 use crate::threads::read_cached;
 use crate::{AlignedBuffer, Alignment, Error, OFFSET_MAX, Result};
 
-/// Most bytes that one request reads. A longer read is made of several, so that its memory is
-/// bounded by what the file holds and not by what was asked for.
+/// Most bytes that one request reads. A longer read issues several, so its memory is bounded by the size of
+/// the file and not by the requested length.
 const REQUEST_SIZE_MAX: usize = 64 << 20;
 
-/// A read of `length` bytes at `offset`, done once the first `wanted` are found.
-pub(crate) struct Reading {
+/// A read of `length` bytes at `offset` that is done once the first `wanted` are found.
+pub(crate) struct PendingRead {
     offset: u64,
     length: usize,
     wanted: usize,
-    /// What was found first, in place or by a request.
+    /// The bytes found first, in the page cache or by a request.
     first: Bytes,
-    /// What was found together, where there was more.
+    /// All bytes found, if more than one request found some; else empty.
     joined: Vec<u8>,
+    /// Whether the end of the file was found.
     at_end: bool,
-    /// Direct requests got nowhere.
+    /// Whether later requests are buffered, because a direct one made no progress.
     buffered: bool,
 }
 
-/// What a request was for, apart from what it is rounded out by.
+/// The part of the read that a request is for, without the bytes from rounding out.
 #[derive(Clone, Copy)]
-pub(crate) struct Part {
-    /// How many of its first bytes are of no interest.
+pub(crate) struct RequestRange {
+    /// Bytes at the front of the request that the read doesn't need.
     head: usize,
     length: usize,
     direct: Option<Alignment>,
 }
 
-/// Reads of the range what the page cache has, in place; nothing in direct mode. What comes up
-/// short, and an error, say nothing of what the medium has.
+/// Reads the part at the front of the range that the page cache holds; nothing in direct mode. Fewer bytes,
+/// or none after an error, say nothing about the medium.
 #[inline(always)]
-pub(crate) fn read_in_place(shared: &Shared, offset: u64, length: usize) -> Bytes {
+pub(crate) fn read_in_place(shared: &FileShared, offset: u64, length: usize) -> Bytes {
     if length == 0 || shared.direct().is_some() {
         return Bytes::new();
     }
@@ -58,10 +58,10 @@ pub(crate) fn read_in_place(shared: &Shared, offset: u64, length: usize) -> Byte
     if found { buffer.into() } else { Bytes::new() }
 }
 
-impl Reading {
-    /// A reading that goes on behind `first`.
-    pub(crate) fn behind(first: Bytes, offset: u64, length: usize, wanted: usize) -> Reading {
-        Reading { offset, length, wanted, first, joined: Vec::new(), at_end: false, buffered: false }
+impl PendingRead {
+    /// Continues after `first`.
+    pub(crate) fn new(first: Bytes, offset: u64, length: usize, wanted: usize) -> PendingRead {
+        PendingRead { offset, length, wanted, first, joined: Vec::new(), at_end: false, buffered: false }
     }
 
     fn found(&self) -> &[u8] {
@@ -72,13 +72,13 @@ impl Reading {
         self.at_end || self.found().len() >= self.wanted
     }
 
-    /// What was found: less than wanted only where the file ends.
+    /// Returns the bytes found: fewer than `wanted` only if the file ends.
     pub(crate) fn into_bytes(self) -> Bytes {
         if self.joined.is_empty() { self.first } else { self.joined.into() }
     }
 
-    /// The next request.
-    pub(crate) fn next(&mut self, shared: &Shared) -> (Part, Operation) {
+    /// Returns the next request, and the range that it is for.
+    pub(crate) fn next(&mut self, shared: &FileShared) -> (RequestRange, Operation) {
         let offset = self.offset.saturating_add(self.found().len() as u64);
         let length = (self.length - self.found().len()).min(REQUEST_SIZE_MAX);
         let direct = shared.direct().filter(|_| !self.buffered);
@@ -89,30 +89,35 @@ impl Reading {
             let head = (offset - start) as usize;
             let buffer = AlignedBuffer::new(head + length, alignment);
             let operation = Operation::Read { file: shared.direct_descriptor(), offset: start, buffer };
-            return (Part { head, length, direct }, operation);
+            return (RequestRange { head, length, direct }, operation);
         }
-        let part = Part { head: 0, length, direct: None };
+        let part = RequestRange { head: 0, length, direct: None };
         let buffer = AlignedBuffer::new(length, Alignment::ONE);
         (part, Operation::Read { file: shared.descriptor.clone(), offset, buffer })
     }
 
-    /// Takes what the request found.
+    /// Adds the bytes that the request found.
     ///
     /// # Errors
-    /// What the system says.
-    pub(crate) fn settle(&mut self, shared: &Shared, part: Part, result: io::Result<Outcome>) -> Result<()> {
+    /// The system's error.
+    pub(crate) fn finish_request(
+        &mut self,
+        shared: &FileShared,
+        part: RequestRange,
+        result: io::Result<Outcome>,
+    ) -> Result<()> {
         match result {
-            Ok(Outcome::Read { buffer }) => self.take(part, buffer),
-            Ok(_) => unreachable!("read gives a buffer"),
+            Ok(Outcome::Read { buffer }) => self.add(part, buffer),
+            Ok(_) => unreachable!("read returns a buffer"),
             Err(error) if part.direct.is_some() && shared.is_refusal(&error) => self.buffered = true,
             Err(error) => return Err(Error::io(OperationKind::Read, &shared.path, error)),
         }
         Ok(())
     }
 
-    fn take(&mut self, part: Part, buffer: AlignedBuffer) {
+    fn add(&mut self, part: RequestRange, buffer: AlignedBuffer) {
         let count = buffer.len();
-        // A direct read comes up short by whole sectors, but at the end of the file.
+        // Except at the end of the file, a short direct read is short by whole sectors.
         self.at_end = count == 0 || part.direct.is_some_and(|alignment| !alignment.divides(count as u64));
         if count <= part.head {
             self.buffered = true;

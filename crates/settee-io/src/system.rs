@@ -1,4 +1,4 @@
-//! The environment of the machine we run on: tokio's tasks and timers, the system's randomness.
+//! The environment of a real machine: tokio's tasks and timers, the operating system's clocks and randomness.
 
 use std::fmt;
 use std::io;
@@ -14,15 +14,15 @@ use crate::{BACKGROUND_COUNT, BufferPool, COMPACTION_COUNT, PoolOptions};
 use crate::{Clock, Engine, Env, Random, Sleep, Spawn, Task};
 use crate::{ThreadEngine, ThreadOptions, UringEngine, UringOptions};
 
-/// Which engine runs the operations on files.
+/// The engine that runs the operations on files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EngineKind {
     /// io_uring where the machine has it, else threads.
     #[default]
     Auto,
-    /// io_uring, or an error.
+    /// io_uring, else an error.
     Uring,
-    /// Threads.
+    /// Threads only.
     Threads,
 }
 
@@ -43,32 +43,32 @@ impl FromStr for EngineKind {
         [EngineKind::Auto, EngineKind::Uring, EngineKind::Threads]
             .into_iter()
             .find(|kind| kind.to_string() == name)
-            .ok_or_else(|| format!("{name:?} is no engine: auto, io_uring or threads"))
+            .ok_or_else(|| format!("{name:?} is not an engine: auto, io_uring or threads"))
     }
 }
 
-/// Which engine, with what limits.
+/// The choice of an engine, and its limits.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EngineOptions {
-    /// Which engine.
+    /// The engine. Default: [`EngineKind::Auto`].
     pub kind: EngineKind,
-    /// The threads, which each engine has.
+    /// Limits of the threads, which each engine has.
     pub threads: ThreadOptions,
-    /// The ring, where there is one.
+    /// Limits of the ring, if there is one.
     pub uring: UringOptions,
 }
 
 impl EngineOptions {
-    /// Starts the engine and logs which it is, and why where io_uring was wanted in vain.
-    /// [`Engine::name`] tells it later.
+    /// Starts the engine. Logs its name, and with [`EngineKind::Auto`] the reason if io_uring is not
+    /// available. [`Engine::name`] returns the name later.
     ///
     /// # Errors
-    /// With [`EngineKind::Uring`], why there is no ring; nothing is left running.
+    /// With [`EngineKind::Uring`], the reason why io_uring is not available; nothing keeps running.
     pub fn start(&self) -> io::Result<Arc<dyn Engine>> {
         self.start_with(UringEngine::new)
     }
 
-    /// As [`EngineOptions::start`], with the ring from `start_ring`.
+    /// Starts the engine as [`EngineOptions::start`] does, with the ring from `start_ring`.
     pub(crate) fn start_with(
         &self,
         start_ring: impl FnOnce(UringOptions, Arc<ThreadEngine>) -> io::Result<UringEngine>,
@@ -80,24 +80,24 @@ impl EngineOptions {
             EngineKind::Auto => match start_ring(self.uring, threads.clone()) {
                 Ok(engine) => Arc::new(engine),
                 Err(reason) => {
-                    tracing::debug!(%reason, "no io_uring here: files go through threads");
+                    tracing::debug!(%reason, "io_uring is not available: file operations run on threads");
                     threads
                 }
             },
         };
-        tracing::debug!(engine = engine.name(), wanted = %self.kind, "the engine for files has started");
+        tracing::debug!(engine = engine.name(), wanted = %self.kind, "the file engine has started");
         Ok(engine)
     }
 }
 
 impl Env {
-    /// The machine's environment: files through a [`ThreadEngine`], tasks and timers on the
-    /// tokio runtime that `handle` names, which needs its time driver.
+    /// Returns the environment of a real machine: files through a [`ThreadEngine`], tasks and timers on the
+    /// tokio runtime of `handle`, which needs its time driver.
     pub fn system(handle: Handle, options: ThreadOptions) -> Env {
         Env::with_engine(handle, Arc::new(ThreadEngine::new(options)))
     }
 
-    /// As [`Env::system`], on the runtime that runs the caller.
+    /// As [`Env::system`], on the caller's runtime.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -105,7 +105,7 @@ impl Env {
         Env::system(Handle::current(), options)
     }
 
-    /// As [`Env::system`], with files through `engine`, which [`EngineOptions::start`] gives.
+    /// As [`Env::system`], with files through `engine`, from [`EngineOptions::start`].
     pub fn with_engine(handle: Handle, engine: Arc<dyn Engine>) -> Env {
         Env {
             engine,
@@ -119,10 +119,10 @@ impl Env {
     }
 }
 
-/// The system's clocks. Sleeps shorter than 2 ms are served by a thread of the clock's own, to
-/// some tens of microseconds; longer ones, and what is too much for it, by tokio's timers, to a
-/// millisecond: they must be begun and polled on a tokio runtime. The thread starts with the
-/// first short sleep and ends with the clock.
+/// The operating system's clocks. A thread of the clock's own serves sleeps shorter than 2 ms, with a
+/// precision of tens of microseconds. Longer sleeps, and those beyond the thread's limit, use tokio's timers,
+/// with a precision of a millisecond, and must be created and polled on a tokio runtime. The thread starts
+/// with the first short sleep and ends with the clock.
 pub struct SystemClock {
     origin: Instant,
     timer: ShortTimer,
@@ -158,7 +158,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Runs tasks on a tokio runtime.
+/// Starts tasks on a tokio runtime.
 #[derive(Debug)]
 pub struct TokioSpawn(pub Handle);
 
@@ -168,12 +168,12 @@ impl Spawn for TokioSpawn {
     }
 }
 
-/// The system's randomness (getrandom(2)).
+/// The operating system's randomness (getrandom(2)).
 #[derive(Debug)]
 pub struct SystemRandom;
 
 impl Random for SystemRandom {
     fn fill(&self, bytes: &mut [u8]) {
-        getrandom::fill(bytes).expect("the system gives randomness");
+        getrandom::fill(bytes).expect("the system returns random bytes");
     }
 }

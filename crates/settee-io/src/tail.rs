@@ -1,20 +1,19 @@
-//! The published tail of an append-only log: one appends, many read what has been published,
-//! none waits, and ranges of the same memory are on their way to the disk meanwhile.
+//! The tail of an append-only log in memory. One writer appends, many readers read the published part without
+//! waiting, and ranges of the same memory are meanwhile written to the disk.
 //!
-//! A buffer is a fixed piece of memory and the count of bytes that are published. The one who
-//! appends writes behind that count and then raises it (Release); a reader looks at the count
-//! (Acquire) and touches only what lies below. Each byte is thus written once, before anyone
-//! can see it, and never again while anyone can. A pool lends the memory and gets it back.
+//! A buffer is a fixed piece of memory and the number of its bytes that are published. The writer writes
+//! beyond the published bytes and then raises their number (Release); a reader loads the number (Acquire) and
+//! touches only bytes below it. So each byte is written once, before any reader can see it, and never again
+//! while one can. A pool leases the memory and gets it back.
 //!
 //! Invariants:
-//! 1. `published <= length <= capacity`; none moves backwards while the buffer lives.
-//! 2. Only the [`TailBuffer`] writes, through `&mut`, at or behind `length`; there is one for
-//!    each piece of memory.
-//! 3. A reference into the memory covers published bytes only, and holds the memory.
-//! 4. Memory goes back to its pool when the buffer, its readers and their slices are all gone.
+//! 1. `published <= length <= capacity`; none decreases while the buffer lives.
+//! 2. Only the [`TailBuffer`] writes, through `&mut`, at or beyond `length`. Each piece of memory has one.
+//! 3. A reference into the memory covers published bytes only, and keeps the memory alive.
+//! 4. Memory returns to its pool when the buffer, its readers and their slices are all dropped.
 //! 5. Every byte of the memory is initialised: with zeros when allocated, or by an earlier use.
 //!
-//! The races of this protocol are searched by loom (`tail/races.rs`).
+//! Loom checks the races of this protocol (`tail/races.rs`).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -31,46 +30,46 @@ pub(crate) mod sync;
 
 use sync::{Arc, AtomicUsize, Shadow};
 
-/// What a buffer's address and capacity are multiples of, in bytes: no smaller than what direct
-/// I/O asks for on today's devices, and a page.
+/// Alignment of a buffer's address and capacity, in bytes: a page, and no less than direct I/O requires on
+/// today's devices.
 pub const TAIL_ALIGNMENT: usize = 4096;
 
-/// Memory of fixed capacity to append to; there is one owner, who alone can. From
-/// [`BufferPool::take`]. Dropping it leaves its readers what was published.
+/// Memory of fixed capacity to append to, with a single owner. From [`BufferPool::take`]. Its readers keep
+/// the published bytes after it is dropped.
 pub struct TailBuffer {
-    shared: Arc<Shared>,
+    shared: Arc<TailShared>,
     capacity: usize,
     length: usize,
 }
 
 impl TailBuffer {
-    /// An empty buffer on `memory`, which goes back to `pool` in the end.
+    /// Returns an empty buffer in `memory`, which returns to `pool` at the end.
     pub(crate) fn new(memory: Memory, pool: PoolArc<BufferPool>) -> TailBuffer {
         let capacity = memory.capacity();
-        let shared = Shared { published: AtomicUsize::new(0), memory: Some(memory), pool };
+        let shared = TailShared { published: AtomicUsize::new(0), memory: Some(memory), pool };
         TailBuffer { shared: Arc::new(shared), capacity, length: 0 }
     }
 
-    /// How many bytes it can hold, those it holds included.
+    /// Capacity in bytes, including the bytes it holds.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// How many bytes were appended, published or not.
+    /// Number of bytes appended, published or not.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether nothing was appended yet.
+    /// Whether no byte was appended.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Appends `bytes`, and hands out the copy, which may still be changed. Nobody sees it before
+    /// Appends `bytes`, and returns the copy, which the caller may still change. Readers don't see it before
     /// [`TailBuffer::publish`].
     ///
     /// # Panics
-    /// Where there is no room for all of them; nothing is appended then.
+    /// If the remaining capacity is too small; nothing is appended then.
     pub fn extend(&mut self, bytes: &[u8]) -> &mut [u8] {
         let range = self.grow(bytes.len());
         // SAFETY: invariant 2: `&mut self` makes this the only writer, for as long as the copy is
@@ -82,28 +81,28 @@ impl TailBuffer {
     /// Appends `count` zeros, as [`TailBuffer::extend`] does bytes.
     ///
     /// # Panics
-    /// Where there is no room for all of them; nothing is appended then.
+    /// If the remaining capacity is too small; nothing is appended then.
     pub fn pad(&mut self, count: usize) {
         let range = self.grow(count);
         // SAFETY: as in `extend`.
         unsafe { self.shared.memory().clear(range) };
     }
 
-    /// Makes visible to readers what was appended so far. Costs one atomic store.
+    /// Makes the bytes appended so far visible to readers. Costs one atomic store.
     pub fn publish(&mut self) {
-        // Release: whoever reads this count with Acquire also sees the bytes below it.
+        // Release: a reader that loads this count with Acquire also sees the bytes below it.
         self.shared.published.store(self.length, Ordering::Release);
     }
 
-    /// One who reads what is published, now and later.
+    /// Returns a reader of the published bytes, including those published later.
     pub fn reader(&self) -> TailReader {
         TailReader { shared: self.shared.clone() }
     }
 
-    /// Moves `length` forward and returns what it moved over, which the caller must fill.
+    /// Raises `length` by `count` and returns the added range, which the caller must fill.
     fn grow(&mut self, count: usize) -> Range<usize> {
-        let room = self.capacity - self.length;
-        assert!(count <= room, "{count} bytes for a buffer with room for {room}");
+        let free = self.capacity - self.length;
+        assert!(count <= free, "{count} bytes for a buffer with {free} bytes free");
         let start = self.length;
         self.length += count;
         start..self.length
@@ -119,28 +118,28 @@ impl fmt::Debug for TailBuffer {
     }
 }
 
-/// Reads what is published of a [`TailBuffer`], from any thread, without a lock. Cheap to
-/// clone; holds the buffer's memory, and its room in the pool.
+/// Reads the published bytes of a [`TailBuffer`], from any thread, without a lock. Cheap to clone. Keeps the
+/// buffer's memory alive and leased from the pool.
 #[derive(Clone)]
 pub struct TailReader {
-    shared: Arc<Shared>,
+    shared: Arc<TailShared>,
 }
 
 impl TailReader {
-    /// How many bytes are published. Never decreases. What the one who appends did before
-    /// publishing them has happened for whoever sees the count.
+    /// Returns the number of published bytes. Never decreases. Everything the writer did before it published
+    /// them happens before this returns their number.
     pub fn published(&self) -> usize {
         self.shared.published.load(Ordering::Acquire)
     }
 
-    /// A copy of the bytes in `range`, or `None` where not all of it is published.
+    /// Returns a copy of the bytes in `range`, or `None` if not all of them are published.
     pub fn copy(&self, range: Range<usize>) -> Option<Bytes> {
         self.shared.read(range).map(Bytes::copy_from_slice)
     }
 
-    /// The bytes in `range` themselves, or `None` where not all of it is published: for handing
-    /// to a write. They hold the whole buffer, and its room in the pool, until dropped. Their
-    /// address is as aligned as the range's start, up to [`TAIL_ALIGNMENT`].
+    /// Returns the bytes in `range` without a copy, or `None` if not all of them are published. For passing
+    /// to a write: they keep the whole buffer alive and leased from the pool until dropped. Their address is
+    /// aligned as the start of the range is, up to [`TAIL_ALIGNMENT`].
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         self.shared.read(range.clone())?;
         Some(Bytes::from_owner(Slice { shared: self.shared.clone(), range }))
@@ -153,20 +152,20 @@ impl fmt::Debug for TailReader {
     }
 }
 
-/// What a buffer, its readers and their slices have in common.
-struct Shared {
+/// The part that a buffer, its readers and their slices share.
+struct TailShared {
     published: AtomicUsize,
-    /// `None` only while being dropped.
+    /// `None` only during the drop.
     memory: Option<Memory>,
     pool: PoolArc<BufferPool>,
 }
 
-impl Shared {
+impl TailShared {
     fn memory(&self) -> &Memory {
-        self.memory.as_ref().expect("memory is there until the drop")
+        self.memory.as_ref().expect("memory is present until the drop")
     }
 
-    /// The bytes in `range`, or `None` where not all of it is published.
+    /// Returns the bytes in `range`, or `None` if not all of them are published.
     fn read(&self, range: Range<usize>) -> Option<&[u8]> {
         // Acquire: pairs with the Release in `publish`.
         let published = self.published.load(Ordering::Acquire);
@@ -179,27 +178,27 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for TailShared {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.pool.give_back(memory);
+            self.pool.return_memory(memory);
         }
     }
 }
 
-/// The owner behind the `Bytes` that [`TailReader::slice`] gives.
+/// The owner of the `Bytes` that [`TailReader::slice`] returns.
 struct Slice {
-    shared: Arc<Shared>,
+    shared: Arc<TailShared>,
     range: Range<usize>,
 }
 
 impl AsRef<[u8]> for Slice {
     fn as_ref(&self) -> &[u8] {
-        self.shared.read(self.range.clone()).expect("what was published stays so")
+        self.shared.read(self.range.clone()).expect("published bytes stay published")
     }
 }
 
-/// Zeroed memory at an aligned address, freed on drop. Reached by raw pointers only, so that
+/// Memory at an aligned address, zeroed when allocated and freed on drop. Accessed by raw pointers only, so
 /// references to one part of it may live while another part is written.
 pub(crate) struct Memory {
     start: NonNull<u8>,
@@ -215,13 +214,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `capacity` zeros. The process ends where the system has no memory.
+    /// Allocates `capacity` zeros. Aborts the process if the system has no memory.
     ///
     /// # Panics
-    /// Where `capacity` is zero or larger than an allocation can be.
+    /// If `capacity` is zero or exceeds the size of any allocation.
     pub(crate) fn new(capacity: usize) -> Memory {
-        assert!(capacity > 0, "memory of no bytes");
-        let layout = Layout::from_size_align(capacity, TAIL_ALIGNMENT).expect("an allocation's size");
+        assert!(capacity > 0, "memory of 0 bytes");
+        let layout =
+            Layout::from_size_align(capacity, TAIL_ALIGNMENT).expect("no larger than an allocation can be");
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
@@ -232,12 +232,12 @@ impl Memory {
         self.layout.size()
     }
 
-    /// Copies `bytes` into `range`, which is as long, and returns the copy.
+    /// Copies `bytes` into `range`, which has the same length, and returns the copy.
     ///
     /// # Safety
-    /// `range` is within the capacity, and nobody else reads or writes it, or holds a reference
-    /// into it, while what is returned lives.
-    #[expect(clippy::mut_from_ref, reason = "the memory is reached by raw pointers; see Safety")]
+    /// `range` is within the capacity, and nothing else reads or writes it, or holds a reference into it,
+    /// while the returned reference lives.
+    #[expect(clippy::mut_from_ref, reason = "the memory is accessed by raw pointers; see Safety")]
     unsafe fn write(&self, range: Range<usize>, bytes: &[u8]) -> &mut [u8] {
         debug_assert!(range.len() == bytes.len() && range.end <= self.capacity());
         self.shadow.write(range.clone());
@@ -261,11 +261,11 @@ impl Memory {
         unsafe { self.start.add(range.start).as_ptr().write_bytes(0, range.len()) };
     }
 
-    /// The bytes in `range`.
+    /// Returns the bytes in `range`.
     ///
     /// # Safety
-    /// `range` is within the capacity; writes to it have happened before, and there is none
-    /// while the reference lives.
+    /// `range` is within the capacity. Earlier writes to it have happened before, and none happens while the
+    /// reference lives.
     unsafe fn read(&self, range: Range<usize>) -> &[u8] {
         debug_assert!(range.start <= range.end && range.end <= self.capacity());
         self.shadow.read(range.clone());

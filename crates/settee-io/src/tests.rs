@@ -1,6 +1,7 @@
-//! Goal: every engine gives what `std::fs::File` gives, whoever waits, gives up or closes.
-//! Method: random operations on both, compared step by step; many tasks at once, each against
-//! its own model; futures dropped in flight. All on each engine, in small and with its defaults.
+//! Goal: every engine returns what `std::fs::File` returns, whichever tasks wait, are cancelled or close the
+//! handle.
+//! Method: random operations on both, compared step by step; many tasks at once, each against its own model;
+//! futures dropped in flight. All on each engine, with small limits and with its defaults.
 
 use std::fs;
 use std::future::Future;
@@ -24,8 +25,8 @@ use crate::{
 
 mod direct;
 
-/// The engines of this machine: with the smallest limits, so that every queue is full at once,
-/// and with their defaults; each way to use a ring.
+/// The engines of this machine, each with the smallest limits, so that every queue fills up at once, and with
+/// its defaults; the ring in each of its uses.
 fn engines() -> Vec<(String, Arc<dyn Engine>)> {
     let mut engines = small_engines();
     engines.extend(start("large", ThreadOptions::default(), UringOptions::default()));
@@ -43,8 +44,7 @@ fn small_engines() -> Vec<(String, Arc<dyn Engine>)> {
     start("small", threads, UringOptions { entry_count: 2, queue_count_max: 1, ..UringOptions::default() })
 }
 
-/// Each engine, and the ring in each of its uses; the ring is among them unless the kernel
-/// refuses it.
+/// Starts each engine, and the ring in each of its uses unless the kernel refuses it.
 fn start(size: &str, threads: ThreadOptions, uring: UringOptions) -> Vec<(String, Arc<dyn Engine>)> {
     use EngineKind::{Threads, Uring};
     let mut engines = Vec::new();
@@ -58,7 +58,7 @@ fn start(size: &str, threads: ThreadOptions, uring: UringOptions) -> Vec<(String
     engines
 }
 
-/// The kernel has no io_uring for us: too old, or forbidden.
+/// Whether the kernel refuses io_uring: too old, or forbidden.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied)
 }
@@ -67,12 +67,12 @@ pub(crate) fn is_refusal(error: &io::Error) -> bool {
 enum Step {
     Read(u64, usize),
     ReadMany(Vec<(u64, usize)>, ReadPolicy),
-    /// The same, sorted, as a stream of so many device reads at once.
+    /// As `ReadMany`, but sorted, and read as a stream of this many device reads at once.
     ReadStream(Vec<(u64, usize)>, ReadPolicy, usize),
     ReadExact(u64, usize),
-    Write(u64, Memory, bool),
-    /// A write where the file ends.
-    Append(Memory),
+    Write(u64, WriteBuffer, bool),
+    /// A write at the end of the file.
+    Append(WriteBuffer),
     SetLength(u64),
     Allocate(u64, u64),
     Sync,
@@ -82,7 +82,7 @@ enum Step {
     SetDirect(bool),
 }
 
-/// Offsets in the file, past its end, and where no file system can go.
+/// Offsets in the file, past its end, and beyond what any file system supports.
 fn offset() -> impl Strategy<Value = u64> {
     let huge = [1 << 40, i64::MAX as u64 - 1, i64::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];
     prop_oneof![8 => 0..40_000u64, 1 => prop::sample::select(huge.to_vec())]
@@ -104,11 +104,11 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         1 => range().prop_map(|(offset, length)| Step::ReadExact(offset, length)),
         4 => (0..40_000u64, prop::collection::vec(any::<u8>(), 0..9_000), prop::bool::weighted(0.2))
-            .prop_map(|(offset, bytes, sync)| Step::Write(offset, Memory::Any(bytes), sync)),
+            .prop_map(|(offset, bytes, sync)| Step::Write(offset, WriteBuffer::Any(bytes), sync)),
         4 => aligned_write(),
-        2 => prop::collection::vec(any::<u8>(), 0..3_000).prop_map(|bytes| Step::Append(Memory::Any(bytes))),
+        2 => prop::collection::vec(any::<u8>(), 0..3_000).prop_map(|bytes| Step::Append(WriteBuffer::Any(bytes))),
         1 => (offset().prop_filter("no file of a terabyte", |offset| *offset != 1 << 40), any::<bool>())
-            .prop_map(|(offset, sync)| Step::Write(offset, Memory::Any(vec![7; 10]), sync)),
+            .prop_map(|(offset, sync)| Step::Write(offset, WriteBuffer::Any(vec![7; 10]), sync)),
         2 => (0..50_000u64).prop_map(Step::SetLength),
         1 => huge_length().prop_map(Step::SetLength),
         1 => (0..50_000u64, 1..9_000u64).prop_map(|(offset, length)| Step::Allocate(offset, length)),
@@ -129,21 +129,21 @@ fn policy() -> impl Strategy<Value = ReadPolicy> {
         .prop_map(|(merge, read_size_max)| ReadPolicy { merge, read_size_max })
 }
 
-/// The bytes of a write, as they lie in memory.
+/// The bytes of a write, and their alignment in memory.
 #[derive(Debug, Clone)]
-enum Memory {
+enum WriteBuffer {
     Any(Vec<u8>),
-    /// So many bytes from an aligned address on, all made of one.
+    /// This many bytes at an aligned address, generated from one byte.
     Aligned(u8, usize),
 }
 
-impl From<Memory> for Bytes {
-    fn from(memory: Memory) -> Bytes {
+impl From<WriteBuffer> for Bytes {
+    fn from(memory: WriteBuffer) -> Bytes {
         match memory {
-            Memory::Any(bytes) => bytes.into(),
-            Memory::Aligned(byte, length) => {
+            WriteBuffer::Any(bytes) => bytes.into(),
+            WriteBuffer::Aligned(byte, length) => {
                 let mut buffer = AlignedBuffer::new(length, Alignment::new(4096).unwrap());
-                // No two sectors are alike.
+                // No two sectors are equal.
                 let bytes = buffer.whole_mut().iter_mut().enumerate();
                 bytes.for_each(|(at, to)| *to = byte.wrapping_add((at / 300) as u8));
                 buffer.set_len(length);
@@ -153,38 +153,37 @@ impl From<Memory> for Bytes {
     }
 }
 
-/// By sectors of a device, in aligned memory or not.
+/// A write of whole sectors, in aligned memory or not.
 fn aligned_write() -> impl Strategy<Value = Step> {
     (0..80u64, any::<u8>(), 0..24usize, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
         |(sector, byte, count, in_place, sync)| {
-            let memory = Memory::Aligned(byte, count * 512);
-            let memory = if in_place { memory } else { Memory::Any(Bytes::from(memory).to_vec()) };
+            let memory = WriteBuffer::Aligned(byte, count * 512);
+            let memory = if in_place { memory } else { WriteBuffer::Any(Bytes::from(memory).to_vec()) };
             Step::Write(sector * 512, memory, sync)
         },
     )
 }
 
-/// No file system grants it, nor twice as much.
+/// Lengths that no file system grants, even if doubled.
 fn huge_length() -> impl Strategy<Value = u64> {
     prop::sample::select(vec![1 << 63, (1 << 63) + 512, u64::MAX - 511, u64::MAX])
 }
 
-/// What either side gives: the bytes read, or the system's error number.
-type Given<T> = std::result::Result<T, Option<i32>>;
+/// The result of either side: the bytes read, or the system's error number.
+type Compared<T> = std::result::Result<T, Option<i32>>;
 
-fn ours<T>(result: Result<T>) -> Given<T> {
+fn ours<T>(result: Result<T>) -> Compared<T> {
     result.map_err(|error| match error {
         Error::Io { source, .. } => source.raw_os_error(),
         Error::Closed { .. } | Error::Panicked { .. } | Error::PastEnd { .. } => None,
     })
 }
 
-fn theirs<T>(result: io::Result<T>) -> Given<T> {
+fn theirs<T>(result: io::Result<T>) -> Compared<T> {
     result.map_err(|error| error.raw_os_error())
 }
 
-/// `std`'s reads until `length` or the end of the file; the buffer is no longer than any file
-/// here.
+/// Reads with `std` up to `length` bytes or the end of the file. The buffer is no larger than any file here.
 fn read_std(file: &fs::File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
     let mut buffer = vec![0; length.min(1 << 20)];
     let mut filled = 0;
@@ -205,27 +204,27 @@ fn open_std(path: &Path, mode: OpenMode) -> io::Result<fs::File> {
     options.open(path)
 }
 
-/// The same file by both, and whether ours was closed.
+/// The same content in a file of ours and in one of `std`, and whether ours was closed.
 struct Pair {
     engine: Arc<dyn Engine>,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     ours: File,
     theirs: fs::File,
     closed: bool,
-    /// Reads, writes and syncs are done in the caller's thread.
+    /// Whether reads, writes and syncs run in the caller's thread.
     blocking: bool,
-    /// What direct mode is here.
+    /// The result of switching to direct mode on this file system.
     direct: DirectMode,
 }
 
 impl Pair {
     async fn new(engine: Arc<dyn Engine>, within: &Path) -> Pair {
-        let folder = tempfile::tempdir_in(within).unwrap();
-        let ours = File::open(&engine, &folder.path().join("ours"), OpenMode::CreateNew).await.unwrap();
-        let theirs = open_std(&folder.path().join("theirs"), OpenMode::CreateNew).unwrap();
+        let directory = tempfile::tempdir_in(within).unwrap();
+        let ours = File::open(&engine, &directory.path().join("ours"), OpenMode::CreateNew).await.unwrap();
+        let theirs = open_std(&directory.path().join("theirs"), OpenMode::CreateNew).unwrap();
         let direct = ours.set_direct(true).await.unwrap();
         ours.set_direct(false).await.unwrap();
-        Pair { engine, folder, ours, theirs, closed: false, blocking: false, direct }
+        Pair { engine, directory, ours, theirs, closed: false, blocking: false, direct }
     }
 
     async fn run(&mut self, step: Step) -> std::result::Result<(), TestCaseError> {
@@ -284,7 +283,7 @@ impl Pair {
             Step::Allocate(offset, length) => {
                 let end = offset.checked_add(length);
                 let length = self.theirs.metadata().unwrap().len();
-                // A file that isn't open for writing: EINVAL of ftruncate, EBADF of fallocate.
+                // For a file that isn't open for writing ftruncate gives EINVAL and fallocate EBADF.
                 let expected = end.is_some_and(|end| self.theirs.set_len(length.max(end)).is_ok());
                 prop_assert_eq!(self.try_ours(step).await.is_ok(), expected);
             }
@@ -306,7 +305,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Values that were read together, against reads of each.
+    /// Compares values that were read together with single reads.
     fn check_values(
         &self,
         ranges: &[(u64, usize)],
@@ -314,7 +313,7 @@ impl Pair {
     ) -> std::result::Result<(), TestCaseError> {
         prop_assert_eq!(found.len(), ranges.len());
         for (found, &(offset, length)) in found.into_iter().zip(ranges) {
-            // Nothing is read past where a file can end: that it ends before is said instead.
+            // Beyond the largest offset nothing is read; the error says that the file ends before.
             let expected = read_std(&self.theirs, offset, length).unwrap_or_default();
             if expected.len() < length {
                 prop_assert!(matches!(found, Err(Error::PastEnd { .. })), "{:?}", found);
@@ -325,16 +324,16 @@ impl Pair {
         Ok(())
     }
 
-    /// The two files, read by others.
+    /// Compares the two files' contents, read independently.
     fn check_files(&self) -> std::result::Result<(), TestCaseError> {
-        let read = |name| fs::read(self.folder.path().join(name)).unwrap();
+        let read = |name| fs::read(self.directory.path().join(name)).unwrap();
         prop_assert!(read("ours") == read("theirs"), "the files differ");
         Ok(())
     }
 
     async fn reopen(&mut self, mode: OpenMode) -> std::result::Result<(), TestCaseError> {
-        let opened = File::open(&self.engine, &self.folder.path().join("ours"), mode).await;
-        let expected = open_std(&self.folder.path().join("theirs"), mode);
+        let opened = File::open(&self.engine, &self.directory.path().join("ours"), mode).await;
+        let expected = open_std(&self.directory.path().join("theirs"), mode);
         match (opened, expected) {
             (Ok(opened), Ok(expected)) => {
                 (self.ours, self.theirs) = (opened, expected);
@@ -385,14 +384,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 30, max_shrink_iters: 50, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_handle_gives_what_std_gives(
+    fn a_handle_returns_the_results_of_std(
         direct in any::<bool>(),
         blocking in any::<bool>(),
         steps in prop::collection::vec(step(), 1..30),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for (_, engine) in small_engines() {
-            // What is cached never reaches the engine: a wrapper that knows of no cache, too.
+            // Cached reads never reach the engine, so a wrapper without a cache is tested too.
             let uncached: Arc<dyn Engine> = Arc::new(Uncached(engine.clone()));
             let short: Arc<dyn Engine> = Arc::new(Short(engine.clone()));
             for (engine, within) in [(engine, on_disk()), (uncached, in_memory()), (short, in_memory())] {
@@ -410,7 +409,7 @@ proptest! {
     }
 }
 
-/// An engine that can't tell what is cached, so that each read is submitted.
+/// An engine that doesn't know the page cache, so that each read is submitted.
 struct Uncached(Arc<dyn Engine>);
 
 impl Engine for Uncached {
@@ -431,13 +430,13 @@ fn on_disk() -> PathBuf {
     std::env::temp_dir()
 }
 
-/// Another file system, where there is one.
+/// A directory in memory, if there is one.
 fn in_memory() -> PathBuf {
     Some(PathBuf::from("/dev/shm")).filter(|path| path.is_dir()).unwrap_or_else(on_disk)
 }
 
-/// An engine that tells of less than it did: what is read past the page cache comes by whole
-/// sectors, as from a device.
+/// An engine that reports fewer bytes than it read or wrote; direct reads come up short by whole sectors, as
+/// from a device.
 struct Short(Arc<dyn Engine>);
 
 fn shorten(result: io::Result<Outcome>, sector: usize) -> io::Result<Outcome> {
@@ -453,7 +452,7 @@ fn shorten(result: io::Result<Outcome>, sector: usize) -> io::Result<Outcome> {
     }
 }
 
-/// What the counts of a request's results are multiples of, unless they aren't to be shortened.
+/// The unit to which a request's count is shortened, or `None` for requests that aren't shortened.
 fn sector_of(operation: &Operation) -> Option<usize> {
     match operation {
         Operation::Read { buffer, .. } => Some(buffer.alignment().bytes()),
@@ -482,7 +481,7 @@ impl Engine for Short {
     }
 }
 
-/// Each engine, with what it knows of the cache and without.
+/// Each engine, with its knowledge of the page cache and without.
 fn engines_twice() -> impl Iterator<Item = (String, Arc<dyn Engine>)> {
     engines().into_iter().flat_map(|(name, engine)| {
         let uncached: Arc<dyn Engine> = Arc::new(Uncached(engine.clone()));
@@ -491,10 +490,10 @@ fn engines_twice() -> impl Iterator<Item = (String, Arc<dyn Engine>)> {
 }
 
 #[tokio::test]
-async fn a_closed_handle_refuses_and_a_missing_file_is_told() {
+async fn a_closed_handle_refuses_and_a_missing_file_is_reported() {
     for (name, engine) in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         let missing = File::open(&engine, &path, OpenMode::Read).await.unwrap_err();
         assert!(missing.is_not_found(), "{name}: {missing}");
 
@@ -509,10 +508,10 @@ async fn a_closed_handle_refuses_and_a_missing_file_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_in_flight_when_the_handle_closes_finishes() {
+async fn requests_in_flight_finish_after_the_handle_is_closed() {
     for (name, engine) in engines_twice() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = File::open(&engine, &folder.path().join("file"), OpenMode::CreateNew).await.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = File::open(&engine, &directory.path().join("file"), OpenMode::CreateNew).await.unwrap();
         file.write_at(0, vec![7; 1 << 20].into()).await.unwrap();
         let read = tokio::join!(biased; file.read_at(0, 1 << 20), async { file.close() }).0;
         assert_eq!(read.unwrap(), vec![7; 1 << 20], "{name}");
@@ -523,8 +522,8 @@ async fn what_is_in_flight_when_the_handle_closes_finishes() {
 #[tokio::test]
 async fn a_second_lock_is_refused_until_the_first_handle_is_gone() {
     for (name, engine) in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
         let first = File::open(&engine, &path, OpenMode::Create).await.unwrap();
         let second = File::open(&engine, &path, OpenMode::Create).await.unwrap();
         first.lock().await.unwrap();
@@ -535,7 +534,7 @@ async fn a_second_lock_is_refused_until_the_first_handle_is_gone() {
     }
 }
 
-/// Polls the future once, so that what it submits is submitted, and drops it.
+/// Polls the future once, so that it submits its request, and drops it.
 fn begin_and_drop(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }
@@ -545,8 +544,8 @@ async fn thousands_of_futures_dropped_in_flight_harm_nothing() {
     const COUNT: u64 = 3_000;
     const SIZE: usize = 2_000;
     for (name, engine) in engines_twice() {
-        let folder = tempfile::tempdir().unwrap();
-        let abandoned = File::open(&engine, &folder.path().join("a"), OpenMode::CreateNew).await.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let abandoned = File::open(&engine, &directory.path().join("a"), OpenMode::CreateNew).await.unwrap();
         for at in 0..COUNT {
             let bytes = vec![1 + (at % 251) as u8; SIZE];
             begin_and_drop(abandoned.write_at(at * SIZE as u64, bytes.into()));
@@ -556,12 +555,12 @@ async fn thousands_of_futures_dropped_in_flight_harm_nothing() {
             }
         }
         drop(abandoned);
-        // It may get the descriptor's number, and its buffers the memory, that were just in use.
-        let other = File::open(&engine, &folder.path().join("b"), OpenMode::CreateNew).await.unwrap();
+        // This file may reuse the descriptor number, and its buffers the memory, that were just in use.
+        let other = File::open(&engine, &directory.path().join("b"), OpenMode::CreateNew).await.unwrap();
         other.write_at(0, vec![255; 1 << 20].into()).await.unwrap();
         assert_eq!(other.read_at(0, 2 << 20).await.unwrap(), vec![255; 1 << 20], "{name}");
 
-        let abandoned = File::open(&engine, &folder.path().join("a"), OpenMode::Read).await.unwrap();
+        let abandoned = File::open(&engine, &directory.path().join("a"), OpenMode::Read).await.unwrap();
         let found = abandoned.read_at(0, COUNT as usize * SIZE).await.unwrap();
         for (at, bytes) in found.chunks(SIZE).enumerate() {
             let (written, hole) = (1 + (at % 251) as u8, 0);
@@ -571,8 +570,8 @@ async fn thousands_of_futures_dropped_in_flight_harm_nothing() {
     }
 }
 
-/// One task's writes, reads and syncs in a region of its own, against a model of it.
-/// Every third write is by whole units of `unit` bytes in the file, where any fit.
+/// Writes, reads and syncs of one task in its own region, compared with a model. Every third write is of
+/// whole units of `unit` bytes in the file, if one fits.
 async fn keep_a_region(file: Arc<File>, seed: u64, start: u64, size: usize, unit: usize) {
     let mut random = StdRng::seed_from_u64(seed);
     let mut model = vec![0; size];
@@ -605,13 +604,13 @@ async fn keep_a_region(file: Arc<File>, seed: u64, start: u64, size: usize, unit
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_tasks_at_once_each_read_what_they_wrote() {
+async fn concurrent_tasks_each_read_their_own_writes() {
     const SIZE: usize = 24_000;
     for (name, engine) in engines_twice() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut tasks = Vec::new();
         for file in ["a", "b", "c"] {
-            let file = File::open(&engine, &folder.path().join(file), OpenMode::CreateNew).await.unwrap();
+            let file = File::open(&engine, &directory.path().join(file), OpenMode::CreateNew).await.unwrap();
             let file = Arc::new(file);
             for region in 0..16 {
                 let start = region * SIZE as u64;
@@ -625,7 +624,7 @@ async fn many_tasks_at_once_each_read_what_they_wrote() {
 }
 
 #[test]
-fn where_io_uring_is_refused_auto_takes_threads_and_uring_says_why() {
+fn if_io_uring_is_refused_auto_takes_threads_and_uring_returns_the_reason() {
     for errno in [rustix::io::Errno::PERM, rustix::io::Errno::NOSYS] {
         let start = |kind| {
             let options = EngineOptions { kind, ..EngineOptions::default() };
@@ -639,7 +638,7 @@ fn where_io_uring_is_refused_auto_takes_threads_and_uring_says_why() {
 }
 
 #[test]
-fn auto_takes_io_uring_exactly_where_it_can_be_had() {
+fn auto_takes_io_uring_exactly_if_it_is_available() {
     let threads = Arc::new(crate::ThreadEngine::new(ThreadOptions::default()));
     let expected = match UringEngine::new(UringOptions::default(), threads) {
         Ok(_) => "io_uring",
@@ -650,7 +649,7 @@ fn auto_takes_io_uring_exactly_where_it_can_be_had() {
 }
 
 #[test]
-fn an_engines_kind_is_read_as_it_is_shown() {
+fn an_engine_kind_parses_from_its_name() {
     for kind in [EngineKind::Auto, EngineKind::Uring, EngineKind::Threads] {
         assert_eq!(kind.to_string().parse(), Ok(kind));
     }
@@ -658,9 +657,9 @@ fn an_engines_kind_is_read_as_it_is_shown() {
 }
 
 #[tokio::test]
-async fn every_sync_reaches_the_system_whose_error_is_told() {
+async fn every_sync_reaches_the_system_and_reports_its_error() {
     for (name, engine) in engines() {
-        // It takes every write, and has nothing to sync: fdatasync(2) fails with EINVAL.
+        // This file accepts every write and has nothing to sync: fdatasync(2) fails with EINVAL.
         let file = File::open(&engine, Path::new("/dev/null"), OpenMode::Write).await.unwrap();
         let bytes = || Bytes::from_static(b"settee");
         file.write_at(0, bytes()).await.unwrap();

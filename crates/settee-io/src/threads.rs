@@ -1,18 +1,18 @@
-//! The engine on `std`'s positional I/O and bounded pools of threads.
+//! The engine on `std`'s positional I/O and bounded thread pools.
 //!
-//! Three pools, each with a queue and threads of its own: one for what only reads, one for what
-//! may wait for writes, one for syncs (and writes with a sync). What is submitted while its queue
-//! is full runs in the caller's thread, which slows the caller and bounds the memory. There a read
-//! waits for the medium at most; a write or a sync also holds up whatever else that thread would
-//! do, reads of other tasks included, and only a queue as long as what callers have in flight
-//! keeps that from happening.
+//! There are three pools, each with a queue and threads of its own: one for operations that only read, one
+//! for those that may wait for writes, one for syncs (including writes with a sync). An operation submitted
+//! while its queue is full runs in the caller's thread, which slows the caller and bounds the memory. There a
+//! read waits at most for the medium. A write or a sync also delays everything else that the thread would do,
+//! including reads of other tasks; only a queue at least as long as the callers' operations in flight
+//! prevents that.
 //!
-//! A buffered read of what the page cache holds (`preadv2(2)` with `RWF_NOWAIT`) costs no
-//! hand-over; every other operation costs two: to the pool's thread, and back to the task.
+//! A buffered read from the page cache (`preadv2(2)` with `RWF_NOWAIT`) needs no hand-over between threads.
+//! Every other operation needs two: to the pool's thread, and back to the task.
 //!
 //! Invariants:
-//! 1. A thread for reads runs nothing that changes a file or a folder, or that syncs: a file
-//!    system has those wait for each other, and for the medium to take what is dirty.
+//! 1. A thread for reads runs no operation that changes a file or a directory, or that syncs: a file system
+//!    makes those wait for each other, and for dirty pages to be written to the medium.
 //! 2. Each request is completed exactly once, also when the engine is dropped.
 
 use std::collections::VecDeque;
@@ -33,29 +33,29 @@ use crate::engine::{
 };
 use crate::{AlignedBuffer, Alignment, Descriptors};
 
-/// The alignment for direct I/O, in bytes, where the kernel doesn't tell it.
+/// Assumed alignment for direct I/O, in bytes, if the kernel doesn't report it.
 const UNKNOWN_ALIGNMENT: u32 = 4096;
 
-/// Permissions of the files that are created. They hold what users stored, so only the server's own
-/// user may read them; the process's umask can only take more away (open(2)).
+/// Permissions of created files. They hold users' data, so only the server's own user may read them; the
+/// process's umask can only restrict them further (open(2)).
 const FILE_MODE: u32 = 0o600;
 
-/// Permissions of the directories that are created.
-const FOLDER_MODE: u32 = 0o700;
+/// Permissions of created directories.
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// The limits of a [`ThreadEngine`].
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadOptions {
-    /// Threads for reads, and for all else that changes nothing.
+    /// Threads for reads and other operations that change nothing. Default: 8.
     pub thread_count: usize,
-    /// Threads for writes, and for all else that may wait for writes. Few: a file system lets
-    /// only one write to a file at a time.
+    /// Threads for writes and other operations that may wait for writes. Default: 4. Few, because a file
+    /// system runs only one write to a file at a time.
     pub write_thread_count: usize,
-    /// Threads for syncs, and so how many syncs are under way at once.
+    /// Threads for syncs, and so the number of syncs that run at once. Default: 8.
     pub sync_thread_count: usize,
-    /// Requests that wait in each of the three queues.
+    /// Number of requests that may wait in each of the three queues. Default: 1,024.
     pub queue_count_max: usize,
-    /// Files that may be open at once: see [`Descriptors`].
+    /// Number of files that may be open at once; see [`Descriptors`]. Default: no limit.
     pub files_max: usize,
 }
 
@@ -71,23 +71,23 @@ impl Default for ThreadOptions {
     }
 }
 
-/// Runs operations on three pools of threads. Dropping it lets what is queued finish and ends the
+/// Runs operations on three thread pools. Dropping it completes the queued requests and then ends the
 /// threads.
 #[derive(Debug)]
 pub struct ThreadEngine {
-    reads: Pool,
-    writes: Pool,
-    syncs: Pool,
+    reads: ThreadPool,
+    writes: ThreadPool,
+    syncs: ThreadPool,
     descriptors: Arc<Descriptors>,
 }
 
 impl ThreadEngine {
-    /// An engine with its threads started.
+    /// Starts the engine's threads.
     ///
     /// # Panics
-    /// Where the system gives no thread.
+    /// If the system can't start a thread.
     pub fn new(options: ThreadOptions) -> ThreadEngine {
-        let start = |name, thread_count| Pool::start(name, thread_count, options.queue_count_max);
+        let start = |name, thread_count| ThreadPool::start(name, thread_count, options.queue_count_max);
         ThreadEngine {
             reads: start("settee-read", options.thread_count),
             writes: start("settee-write", options.write_thread_count),
@@ -96,8 +96,8 @@ impl ThreadEngine {
         }
     }
 
-    /// The pool for an operation, by what it may have to wait for.
-    fn pool(&self, operation: &Operation) -> &Pool {
+    /// Returns the pool for an operation, by what the operation may have to wait for.
+    fn pool(&self, operation: &Operation) -> &ThreadPool {
         match operation {
             Operation::Open { mode: OpenMode::Read, .. }
             | Operation::OpenDirect { .. }
@@ -111,14 +111,14 @@ impl ThreadEngine {
             | Operation::Allocate { .. }
             | Operation::SetLength { .. }
             | Operation::Lock { .. }
-            | Operation::CreateFolder { .. }
+            | Operation::CreateDirectory { .. }
             | Operation::Remove { .. }
-            | Operation::RemoveFolder { .. }
+            | Operation::RemoveDirectory { .. }
             | Operation::Rename { .. }
             | Operation::Link { .. } => &self.writes,
-            Operation::Write { sync: true, .. } | Operation::Sync { .. } | Operation::SyncFolder { .. } => {
-                &self.syncs
-            }
+            Operation::Write { sync: true, .. }
+            | Operation::Sync { .. }
+            | Operation::SyncDirectory { .. } => &self.syncs,
         }
     }
 }
@@ -149,22 +149,22 @@ impl Engine for ThreadEngine {
 
 /// Threads that serve one queue, until the pool is dropped and the queue is empty.
 #[derive(Debug)]
-struct Pool(Arc<Queue>);
+struct ThreadPool(Arc<Queue>);
 
-impl Pool {
-    /// A pool of at least one thread, each with this name.
-    fn start(name: &str, thread_count: usize, queue_count_max: usize) -> Pool {
-        let pool = Pool(Arc::new(Queue::new(queue_count_max)));
+impl ThreadPool {
+    /// Starts a pool of at least one thread, each with this name.
+    fn start(name: &str, thread_count: usize, queue_count_max: usize) -> ThreadPool {
+        let pool = ThreadPool(Arc::new(Queue::new(queue_count_max)));
         for _ in 0..thread_count.max(1) {
             let queue = pool.0.clone();
             let serve = move || queue.serve();
-            thread::Builder::new().name(name.into()).spawn(serve).expect("the system gives a thread");
+            thread::Builder::new().name(name.into()).spawn(serve).expect("the system starts a thread");
         }
         pool
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.0.stop();
     }
@@ -173,6 +173,7 @@ impl Drop for Pool {
 #[derive(Debug)]
 struct Queue {
     state: Mutex<QueueState>,
+    /// A request was queued, or the queue has stopped.
     arrived: Condvar,
     count_max: usize,
 }
@@ -188,7 +189,7 @@ impl Queue {
         Queue { state: Mutex::default(), arrived: Condvar::new(), count_max }
     }
 
-    /// Queues the request, or gives it back where the queue is full or has stopped.
+    /// Queues the request, or returns it if the queue is full or has stopped.
     fn push(&self, request: Request) -> Result<(), Request> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.stopped || state.requests.len() >= self.count_max {
@@ -228,7 +229,7 @@ pub(crate) fn system(file: &Descriptor) -> &fs::File {
     }
 }
 
-/// Runs an operation until it did something or failed for good.
+/// Runs an operation. Repeats it if a signal interrupted it before it had any effect.
 fn run(operation: Operation) -> io::Result<Outcome> {
     match operation {
         Operation::Open { path, mode } => {
@@ -244,7 +245,7 @@ fn run(operation: Operation) -> io::Result<Outcome> {
         Operation::Write { file, offset, buffer, sync } => {
             let file = system(&file);
             let count = uninterrupted(|| file.write_at(&buffer, offset))?;
-            // What is left of a short write comes as a request of its own, with its own sync.
+            // The caller submits the rest of a short write as another request, with its own sync.
             if sync && count == buffer.len() {
                 file.sync_data().map_err(SyncFailed::wrap)?;
             }
@@ -257,7 +258,8 @@ fn run(operation: Operation) -> io::Result<Outcome> {
                 rustix::fs::fallocate(file, FallocateFlags::empty(), offset, length).map_err(io::Error::from)
             };
             match uninterrupted(allocate) {
-                // A file system that can't reserve still gives the length; room shows at the write.
+                // A file system that can't reserve space still grows the file. A full disk then fails the
+                // write.
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                     file.set_len(file.metadata()?.len().max(offset.saturating_add(length)))?;
                 }
@@ -280,28 +282,29 @@ fn run(operation: Operation) -> io::Result<Outcome> {
             system(&file).try_lock().map_err(io::Error::from)?;
             Ok(Outcome::Done)
         }
-        Operation::CreateFolder { path } => {
-            fs::DirBuilder::new().mode(FOLDER_MODE).create(path).map(|()| Outcome::Done)
+        Operation::CreateDirectory { path } => {
+            fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path).map(|()| Outcome::Done)
         }
         Operation::List { path } => list(&path).map(Outcome::Entries),
-        Operation::SyncFolder { path } => fs::File::open(path)?.sync_all().map(|()| Outcome::Done),
+        Operation::SyncDirectory { path } => fs::File::open(path)?.sync_all().map(|()| Outcome::Done),
         Operation::Remove { path } => fs::remove_file(path).map(|()| Outcome::Done),
-        Operation::RemoveFolder { path } => fs::remove_dir(path).map(|()| Outcome::Done),
+        Operation::RemoveDirectory { path } => fs::remove_dir(path).map(|()| Outcome::Done),
         Operation::Rename { from, to } => fs::rename(from, to).map(|()| Outcome::Done),
         Operation::Link { from, to } => fs::hard_link(from, to).map(|()| Outcome::Done),
     }
 }
 
-/// Fills `buffer` with what the page cache has of the range; `false` where that is nothing, the
-/// file system doesn't support it, or something else went wrong: the pool will see.
+/// Fills `buffer` with the part at the front of the range that the page cache holds. Returns `false` if that
+/// is nothing, if the file system doesn't support it, or after any other error; the read through the pool
+/// then reports it.
 #[inline(always)]
 pub(crate) fn read_cached(file: &fs::File, offset: u64, buffer: &mut AlignedBuffer) -> bool {
-    // To preadv2(2) an offset of -1 is the descriptor's own position; read(2) refuses it.
+    // For preadv2(2) an offset of -1 means the descriptor's own position; pread(2) refuses it.
     i64::try_from(offset).is_ok() && buffer.fill(|memory| read_nowait(file, memory, offset)).is_ok()
 }
 
-/// Reads what the page cache has of the range into `memory`, and gives what it read; `AGAIN`
-/// where that is nothing (preadv2(2), `RWF_NOWAIT`).
+/// Reads the part at the front of the range that the page cache holds into `memory`, and returns the bytes
+/// read. Fails with `AGAIN` if that is nothing (preadv2(2), `RWF_NOWAIT`).
 #[inline(always)]
 fn read_nowait<'a>(
     file: &fs::File,
@@ -341,17 +344,17 @@ fn open(path: &Path, mode: OpenMode) -> io::Result<fs::File> {
     Ok(file)
 }
 
-/// Has reads leave the file's access time alone: the first read after a write would change it, and
-/// might wait for the file system's journal. A file of somebody else's can't be treated so
-/// (open(2), O_NOATIME).
+/// Stops reads from updating the file's access time: the first read after a write would update it, and might
+/// wait for the file system's journal. Not possible for files of other users (open(2), O_NOATIME); the error
+/// is ignored.
 fn keep_access_time(file: impl AsFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(&file) {
         let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
     }
 }
 
-/// The file of `file` past the page cache. It is opened through the descriptor and not by its
-/// path, which may have another file by now: names are changed while files are open.
+/// Opens the file of `of` for direct I/O. It is opened through the descriptor and not by its path, which may
+/// name another file by now.
 fn open_direct(of: Arc<Descriptor>) -> io::Result<Outcome> {
     let file = system(&of);
     let alignment = direct_alignment(file)?;
@@ -362,22 +365,22 @@ fn open_direct(of: Arc<Descriptor>) -> io::Result<Outcome> {
     });
     let file = opened.map_err(|error| match error {
         Errno::INVAL | Errno::OPNOTSUPP => unsupported("the file system refuses direct I/O"),
-        Errno::NOENT => unsupported("there is no /proc to open the file for direct I/O through"),
+        Errno::NOENT => unsupported("/proc is not available, through which files are opened for direct I/O"),
         error => error.into(),
     })?;
     keep_access_time(&file);
     Ok(Outcome::OpenedDirect { descriptor: Descriptor::Direct { file: file.into(), of }, alignment })
 }
 
-/// What direct I/O on this file wants, in memory and in the file.
+/// Returns the alignment that direct I/O on this file requires, the larger one of memory and offset.
 fn direct_alignment(file: &fs::File) -> io::Result<Alignment> {
-    let wanted = StatxFlags::DIOALIGN;
-    let (memory, offset) = match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted) {
-        Ok(found) if found.stx_mask & wanted.bits() != 0 => {
+    let mask = StatxFlags::DIOALIGN;
+    let (memory, offset) = match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mask) {
+        Ok(found) if found.stx_mask & mask.bits() != 0 => {
             (found.stx_dio_mem_align, found.stx_dio_offset_align)
         }
-        // A kernel before 6.1: no file system wants more than a page, and who refuses says so
-        // when the file is opened.
+        // A kernel before 6.1. No file system requires more than a page; one without direct I/O refuses when
+        // the file is opened.
         Ok(_) | Err(Errno::NOSYS) => (UNKNOWN_ALIGNMENT, UNKNOWN_ALIGNMENT),
         Err(error) => return Err(error.into()),
     };
@@ -398,7 +401,7 @@ fn list(path: &Path) -> io::Result<Vec<Entry>> {
             let name = entry.file_name().into_string().map_err(|name| {
                 io::Error::new(io::ErrorKind::InvalidData, format!("the name {name:?} is not UTF-8"))
             })?;
-            Ok(Entry { name, is_folder: entry.file_type()?.is_dir() })
+            Ok(Entry { name, is_directory: entry.file_type()?.is_dir() })
         })
         .collect()
 }

@@ -1,16 +1,15 @@
-//! Sleeps of microseconds. Tokio's timers count in milliseconds; a group of commits that is to
-//! wait for 100 µs can't wait ten times as long.
+//! Sleeps of microseconds. Tokio's timers have a resolution of a millisecond, ten times the 100 µs for which
+//! a commit group waits.
 //!
-//! One thread, started by the first short sleep, waits for the earliest deadline and wakes
-//! whoever has reached theirs. A sleep costs a map entry, and a system call to the thread where
-//! it is the earliest. Long sleeps are not for it, nor are more than it has room for: who asks
-//! turns to tokio then.
+//! One thread, started by the first short sleep, waits for the earliest deadline and wakes the tasks whose
+//! deadline has passed. A sleep costs a map entry, and a wake-up of the thread if its deadline is the
+//! earliest. The timer refuses long sleeps, and those beyond its limit; the caller then uses tokio.
 //!
 //! Invariants:
 //! 1. A sleep is in the map from its creation until it is over or dropped.
-//! 2. Wakers are called in the order of the deadlines, never early, never under the mutex.
-//! 3. The thread ends when the timer is dropped and the sleeps that it left are over, which
-//!    takes [`SHORT_SLEEP_MAX`] at most.
+//! 2. Wakers are called in the order of the deadlines, never early, and never under the mutex.
+//! 3. The thread ends when the timer was dropped and the remaining sleeps are over, which takes at most
+//!    [`SHORT_SLEEP_MAX`].
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -21,27 +20,26 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Sleeps shorter than this are short. Above it a millisecond more or less is small.
+/// Only sleeps shorter than this are served. For longer ones a millisecond more or less is small.
 pub(crate) const SHORT_SLEEP_MAX: Duration = Duration::from_millis(2);
 
-/// How many short sleeps there are at most at any time.
+/// Largest number of short sleeps at any time.
 pub(crate) const SHORT_SLEEP_COUNT_MAX: usize = 4_096;
 
-/// How late the kernel may wake the thread in order to wake others with it, in nanoseconds.
+/// Timer slack of the thread in nanoseconds: how late the kernel may wake it in order to combine wake-ups.
 /// The system's default is 50 µs.
 const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
 
-/// Serves short sleeps by a thread of its own.
+/// Serves short sleeps with a thread of its own.
 #[derive(Default)]
 pub(crate) struct ShortTimer {
-    /// Empty before the first short sleep; `None` where the system gave no thread.
-    shared: OnceLock<Option<Arc<Shared>>>,
+    /// Empty before the first short sleep; `None` if the thread could not be started.
+    shared: OnceLock<Option<Arc<TimerShared>>>,
 }
 
 impl ShortTimer {
-    /// A future that completes once `duration` has passed from now on. `None` where that is not
-    /// short, where there are as many sleeps as there may be, or where the thread couldn't be
-    /// started.
+    /// Returns a future that completes once `duration` has passed from now on. Returns `None` if `duration`
+    /// is not short, if the number of sleeps has reached its limit, or if the thread could not be started.
     pub(crate) fn sleep(&self, duration: Duration) -> Option<ShortSleep> {
         if duration >= SHORT_SLEEP_MAX {
             return None;
@@ -51,9 +49,9 @@ impl ShortTimer {
         if state.sleeps.len() >= SHORT_SLEEP_COUNT_MAX {
             return None;
         }
-        // Read under the mutex: nothing later has been served yet.
-        let key = (Instant::now() + duration, state.next_ticket);
-        state.next_ticket += 1;
+        // The clock is read under the mutex, so no later deadline has been served yet.
+        let key = (Instant::now() + duration, state.next_number);
+        state.next_number += 1;
         state.sleeps.insert(key, None);
         let is_first = state.sleeps.first_key_value().is_some_and(|(first, _)| *first == key);
         drop(state);
@@ -67,17 +65,17 @@ impl ShortTimer {
 impl Drop for ShortTimer {
     fn drop(&mut self) {
         if let Some(Some(shared)) = self.shared.get() {
-            // The thread is not joined: it may be the one that is here, by way of a waker.
+            // Does not join the thread: this may run in that very thread, called by a waker.
             shared.lock().is_stopped = true;
             shared.changed.notify_one();
         }
     }
 }
 
-/// A short sleep; see [`ShortTimer::sleep`]. Dropped, it is forgotten.
+/// A short sleep; see [`ShortTimer::sleep`]. Dropping it removes it from the map.
 pub(crate) struct ShortSleep {
-    shared: Arc<Shared>,
-    key: Key,
+    shared: Arc<TimerShared>,
+    key: SleepKey,
 }
 
 impl Future for ShortSleep {
@@ -89,8 +87,8 @@ impl Future for ShortSleep {
         }
         let waker = context.waker().clone();
         let mut state = self.shared.lock();
-        let Some(place) = state.sleeps.get_mut(&self.key) else { return Poll::Ready(()) };
-        let replaced = place.replace(waker);
+        let Some(entry) = state.sleeps.get_mut(&self.key) else { return Poll::Ready(()) };
+        let replaced = entry.replace(waker);
         drop(state);
         drop(replaced);
         Poll::Pending
@@ -99,51 +97,52 @@ impl Future for ShortSleep {
 
 impl Drop for ShortSleep {
     fn drop(&mut self) {
-        let left = self.shared.lock().sleeps.remove(&self.key);
-        drop(left);
+        // The waker is dropped after the mutex is released.
+        let removed = self.shared.lock().sleeps.remove(&self.key);
+        drop(removed);
     }
 }
 
-/// When a sleep ends, and its number.
-type Key = (Instant, u64);
+/// The deadline of a sleep, and its number.
+type SleepKey = (Instant, u64);
 
-struct Shared {
-    state: Mutex<State>,
-    /// There is an earlier deadline, or the timer was dropped.
+struct TimerShared {
+    state: Mutex<TimerState>,
+    /// Signalled when there is an earlier deadline or the timer was dropped.
     changed: Condvar,
 }
 
-struct State {
-    sleeps: BTreeMap<Key, Option<Waker>>,
-    next_ticket: u64,
+struct TimerState {
+    sleeps: BTreeMap<SleepKey, Option<Waker>>,
+    next_number: u64,
     is_stopped: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the mutex panics half-way through a change.
+impl TimerShared {
+    fn lock(&self) -> MutexGuard<'_, TimerState> {
+        // Nothing under the mutex panics in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn start() -> Option<Arc<Shared>> {
-    let state = State { sleeps: BTreeMap::new(), next_ticket: 0, is_stopped: false };
-    let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+fn start() -> Option<Arc<TimerShared>> {
+    let state = TimerState { sleeps: BTreeMap::new(), next_number: 0, is_stopped: false };
+    let shared = Arc::new(TimerShared { state: Mutex::new(state), changed: Condvar::new() });
     let threads = shared.clone();
     match thread::Builder::new().name("settee-timer".to_owned()).spawn(move || run(&threads)) {
         Ok(_) => Some(shared),
         Err(error) => {
-            tracing::warn!(%error, "no thread for short sleeps: they last a millisecond and more");
+            tracing::warn!(%error, "short sleeps have no thread: they last a millisecond or more");
             None
         }
     }
 }
 
-/// The thread: wakes who is due, then waits for the next to be.
-fn run(shared: &Shared) {
-    // Without it, sleeps end later and are as correct.
+/// The thread's loop: wakes the tasks whose deadline has passed, then waits for the next deadline.
+fn run(shared: &TimerShared) {
+    // Without it sleeps end later, but never early.
     if let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS)) {
-        tracing::debug!(%error, "the timer's slack stays as it is");
+        tracing::debug!(%error, "the timer slack could not be set");
     }
     let mut due = Vec::new();
     let mut state = shared.lock();
@@ -175,9 +174,9 @@ fn run(shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: short sleeps end in their order, never early and not much late; those that are
-    //! dropped leave nothing behind.
-    //! Method: many sleeps at once with wakers that take notes; a loop that measures.
+    //! Goal: short sleeps end in the order of their deadlines, never early and not much late; a dropped one
+    //! leaves nothing behind.
+    //! Method: many sleeps at once with wakers that record their calls; a loop that measures.
 
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
@@ -188,13 +187,13 @@ mod tests {
     use super::*;
     use crate::{Clock, SystemClock};
 
-    /// Writes down when it was woken.
-    struct Note {
+    /// Records when it was woken.
+    struct RecordingWaker {
         deadline: Instant,
         woken: Arc<Mutex<Vec<(Instant, Instant)>>>,
     }
 
-    impl Wake for Note {
+    impl Wake for RecordingWaker {
         fn wake(self: Arc<Self>) {
             self.woken.lock().unwrap().push((self.deadline, Instant::now()));
         }
@@ -208,7 +207,7 @@ mod tests {
     fn wait_until(what: &str, condition: impl Fn() -> bool) {
         let begin = Instant::now();
         while !condition() {
-            assert!(begin.elapsed() < Duration::from_secs(20), "in vain: {what}");
+            assert!(begin.elapsed() < Duration::from_secs(20), "timed out waiting for: {what}");
             thread::sleep(Duration::from_micros(100));
         }
     }
@@ -223,8 +222,8 @@ mod tests {
             for _ in 0..300 {
                 let duration = Duration::from_nanos(random.random_range(0..2_000_000));
                 let mut sleep = Box::pin(timer.sleep(duration).unwrap());
-                let note = Note { deadline: sleep.key.0, woken: woken.clone() };
-                let waker = Waker::from(Arc::new(note));
+                let recorder = RecordingWaker { deadline: sleep.key.0, woken: woken.clone() };
+                let waker = Waker::from(Arc::new(recorder));
                 if sleep.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
                     pending_count += 1;
                     sleeps.push(sleep);
@@ -243,39 +242,39 @@ mod tests {
     }
 
     #[test]
-    fn dropped_sleeps_do_not_accumulate_and_wake_nobody() {
+    fn dropped_sleeps_do_not_accumulate_and_wake_no_task() {
         let (timer, woken) = (ShortTimer::default(), Arc::new(Mutex::new(Vec::new())));
         for _ in 0..5 * SHORT_SLEEP_COUNT_MAX {
-            let mut sleep = Box::pin(timer.sleep(Duration::from_micros(1_900)).expect("there is room"));
-            let note = Note { deadline: sleep.key.0, woken: woken.clone() };
-            let _ = sleep.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(note))));
+            let mut sleep = Box::pin(timer.sleep(Duration::from_micros(1_900)).expect("below the limit"));
+            let recorder = RecordingWaker { deadline: sleep.key.0, woken: woken.clone() };
+            let _ = sleep.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(recorder))));
             drop(sleep);
             assert_eq!(sleep_count(&timer), 0);
         }
         thread::sleep(SHORT_SLEEP_MAX);
-        // Held up for 1.9 ms between poll and drop, a few of them may be woken.
+        // If this thread is delayed by 1.9 ms between poll and drop, a few of them may be woken.
         assert!(woken.lock().unwrap().len() < SHORT_SLEEP_COUNT_MAX / 4);
     }
 
     #[test]
-    fn what_is_long_or_too_much_is_left_to_others() {
+    fn long_sleeps_and_those_beyond_the_limit_are_refused() {
         let timer = ShortTimer::default();
         assert!(timer.sleep(SHORT_SLEEP_MAX).is_none());
         assert!(timer.sleep(Duration::MAX).is_none());
-        assert!(timer.shared.get().is_none(), "a thread for nothing");
+        assert!(timer.shared.get().is_none(), "started a thread that it does not need");
         let longest = SHORT_SLEEP_MAX - Duration::from_nanos(1);
-        // Sleeps that are over leave the map, so that slow machines need a few more attempts.
-        let mut held = Vec::new();
+        // Finished sleeps leave the map, so slow machines need a few more attempts.
+        let mut sleeps = Vec::new();
         let full = (0..100 * SHORT_SLEEP_COUNT_MAX).any(|_| match timer.sleep(longest) {
             Some(sleep) => {
-                held.push(sleep);
+                sleeps.push(sleep);
                 assert!(sleep_count(&timer) <= SHORT_SLEEP_COUNT_MAX);
                 false
             }
             None => true,
         });
         assert!(full, "{} at once", sleep_count(&timer));
-        drop(held);
+        drop(sleeps);
         assert!(timer.sleep(longest).is_some());
     }
 
@@ -322,7 +321,7 @@ mod tests {
         let overshoots = overshoots_us(&clock, duration, 1_000).await;
         let [median, p99] = [500, 990].map(|index| overshoots[index]);
         eprintln!("a sleep of {duration:?} lasts {median:.0} µs more (p50), {p99:.0} µs (p99)");
-        // Loaded machines are late; tokio's timers always are, by 900 µs.
+        // Loaded machines are late; tokio's timers are always late, by 900 µs.
         assert!(overshoots[0] < 500.0, "at best {} µs late", overshoots[0]);
         let long = overshoots_us(&clock, SHORT_SLEEP_MAX, 3).await;
         assert_eq!(long.len(), 3);

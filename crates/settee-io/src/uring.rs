@@ -1,35 +1,35 @@
 //! The engine on io_uring(7).
 //!
-//! One thread owns the ring: it alone submits and reaps. A request goes into a bounded inbox
-//! (a short mutex); the ring's thread moves what has arrived into its table of flights, submits
-//! all of it with one `io_uring_enter`, and waits in the same call for what completes. A read of
-//! an eventfd is always in the ring, so that whoever fills an empty inbox ends that wait.
+//! One thread owns the ring: it alone submits and reaps. A request goes into a bounded inbox (under a mutex
+//! held briefly). The ring's thread moves the requests that have arrived into its in-flight table, submits
+//! all of them with one `io_uring_enter`, and in the same call waits for completions. A read of an eventfd is
+//! always in the ring, so that a caller that fills an empty inbox ends that wait.
 //!
-//! Hand-overs between threads, of which each costs a wake-up unless the other is awake already:
-//! - a read, or a write that the kernel starts without blocking: two, as with [`ThreadEngine`]:
-//!   to the ring's thread and back to the task. Of many requests, many share each wake-up.
-//! - what the kernel can't start without blocking (every sync; buffered writes on ext4) it gives
-//!   to a worker of its own: four. A write with its sync is two such operations: six.
+//! Hand-overs between threads, each of which costs a wake-up unless the other thread is awake already:
+//! - A read, or a write that the kernel starts without blocking, needs two, as with [`ThreadEngine`]: to the
+//!   ring's thread and back to the task. Requests in flight together share wake-ups.
+//! - An operation that the kernel can't start without blocking (every sync; buffered writes on ext4) goes to
+//!   a kernel worker and needs four. A write with its sync is two such operations and needs six.
 //!
-//! So the ring serves direct reads and direct writes, which the kernel starts without blocking,
-//! and the threads all else: what the page cache is asked for, and every sync ([`RingUse`]). A
-//! direct write with its sync goes to the threads too: one hand-over there and one back.
+//! So the ring runs direct reads and direct writes, which the kernel starts without blocking, and the threads
+//! run everything else: buffered reads and writes, and every sync ([`RingUse`]). A direct write with a sync
+//! goes to the threads too: one hand-over there and one back.
 //!
-//! Callers don't submit in place, although it would save a hand-over: the kernel completes a
-//! request in the context of the thread that submitted it, which would interrupt the runtime's
-//! threads; it cancels what a thread has begun when that thread ends; and submitting may block,
-//! where the device's queue is full.
+//! Callers don't submit to the ring themselves, although that would save a hand-over. The kernel completes a
+//! request in the context of the thread that submitted it, which would interrupt the runtime's threads; it
+//! cancels a thread's requests when the thread ends; and a submission may block if the device's queue is
+//! full.
 //!
 //! Invariants:
-//! 1. A buffer and its descriptor stay in the table until the kernel's completion for them has
-//!    been reaped, whatever becomes of the future that waits; if the ring fails they are leaked.
-//! 2. A request in flight has exactly one entry in the submission queue or in the kernel. The
-//!    table has one place less than the queue has entries, which is left to the eventfd's read:
-//!    so neither the submission nor the completion queue ever overflows.
-//! 3. A sync that belongs to a write is submitted after that write's completion, and only where
-//!    all of it was written. (A linked pair would save two hand-overs, but a kernel that is
-//!    short of memory may take only its first half, and the sync would no longer wait.)
-//! 4. The engine's end waits for all that was submitted.
+//! 1. A buffer and its descriptor stay in the in-flight table until their completion has been reaped from
+//!    the kernel, even if the future that waits is dropped. If the ring fails they are leaked.
+//! 2. A request in flight has exactly one entry in the submission queue or in the kernel. The table has one
+//!    slot fewer than the queue has entries, which leaves one for the eventfd's read. So neither the
+//!    submission nor the completion queue ever overflows.
+//! 3. The sync of a write is submitted after the write's completion, and only if all of it was written. (A
+//!    linked pair would save two hand-overs, but a kernel that is short of memory may take only its first
+//!    half, and the sync would no longer wait.)
+//! 4. Dropping the engine waits for all submitted requests.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,24 +45,24 @@ use crate::Descriptors;
 use crate::engine::{Completion, Descriptor, Engine, Operation, Outcome, Request, SyncFailed};
 use crate::threads::{ThreadEngine, system};
 
-/// Most entries a ring may have; the kernel's own limit is 32,768.
+/// Most entries of a ring. The kernel's own limit is 32,768.
 const ENTRY_COUNT_MAX: u32 = 4096;
 
 /// Most bytes of one read or write: the kernel's own limit, a page short of 2 GiB.
 const TRANSFER_SIZE_MAX: usize = 0x7fff_f000;
 
-/// How long the ring's thread lets go when the kernel has no memory for a submission.
+/// Pause of the ring's thread after the kernel had no memory for a submission.
 const NO_MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
-/// The completion of the eventfd's read. All others are places in the table.
+/// User data of the eventfd's read. That of every other entry is a slot of the in-flight table.
 const WAKE: u64 = u64::MAX;
 
-/// Which operations go through the ring; the others go to the threads.
+/// The operations that go through the ring; the others go to the threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
     /// Direct reads, and direct writes without a sync.
     Direct,
-    /// These, and buffered reads.
+    /// As `Direct`, and also buffered reads.
     Reads,
     /// Reads, writes and syncs.
     All,
@@ -71,12 +71,12 @@ pub enum RingUse {
 /// The limits of a [`UringEngine`].
 #[derive(Debug, Clone, Copy)]
 pub struct UringOptions {
-    /// Entries of the ring, and so, but for one, how many requests are in flight at once. A
-    /// power of two, at least 2, at most 4,096.
+    /// Entries of the ring. One fewer is the number of requests in flight. A power of two from 2 to 4,096.
+    /// Default: 512.
     pub entry_count: u32,
-    /// Requests that wait for a place in flight.
+    /// Number of requests that may wait for a slot. Default: 1,024.
     pub queue_count_max: usize,
-    /// What goes through the ring.
+    /// The operations that go through the ring. Default: [`RingUse::Direct`].
     pub ring_use: RingUse,
 }
 
@@ -86,9 +86,9 @@ impl Default for UringOptions {
     }
 }
 
-/// Runs reads, writes and syncs on an io_uring, and all else on a [`ThreadEngine`]. What is
-/// submitted while the inbox is full runs in the caller's thread. Dropping it waits for what is
-/// in flight.
+/// Runs reads, writes and syncs on an io_uring as [`RingUse`] says, and all other operations on a
+/// [`ThreadEngine`]. An operation submitted while the inbox is full runs in the caller's thread. Dropping the
+/// engine waits for the requests in flight.
 #[derive(Debug)]
 pub struct UringEngine {
     inbox: Arc<Inbox>,
@@ -98,12 +98,11 @@ pub struct UringEngine {
 }
 
 impl UringEngine {
-    /// An engine with its ring set up and its thread started; what isn't for the ring goes to
-    /// `threads`.
+    /// Sets up the ring and starts its thread. Operations that aren't for the ring go to `threads`.
     ///
     /// # Errors
-    /// Of kind `Unsupported` or `PermissionDenied` where the kernel is too old, or doesn't let
-    /// this process use io_uring; else what the system says. Nothing is left running.
+    /// Of kind `Unsupported` or `PermissionDenied` if the kernel is too old, or doesn't let this process use
+    /// io_uring; else the system's error. Nothing keeps running.
     pub fn new(options: UringOptions, threads: Arc<ThreadEngine>) -> io::Result<UringEngine> {
         let count = options.entry_count;
         if !count.is_power_of_two() || !(2..=ENTRY_COUNT_MAX).contains(&count) {
@@ -116,7 +115,7 @@ impl UringEngine {
             count_max: options.queue_count_max,
         });
         let (started, start) = mpsc::sync_channel(1);
-        // The ring is set up by the thread that will use it: the kernel wants a single issuer.
+        // The thread that will use the ring sets it up, because the kernel requires a single issuer.
         let (its_inbox, its_threads) = (inbox.clone(), threads.clone());
         let serve = move || match Ring::new(count, its_inbox, its_threads) {
             Ok(ring) => {
@@ -132,10 +131,10 @@ impl UringEngine {
         Ok(UringEngine { inbox, threads, thread: Some(thread), ring_use: options.ring_use })
     }
 
-    /// Whether the operation is one for the ring.
+    /// Whether the operation goes through the ring.
     fn is_for_ring(&self, operation: &Operation) -> bool {
         let is_direct = |file: &Descriptor| matches!(file, Descriptor::Direct { .. });
-        let (wanted, offset) = match operation {
+        let (needed, offset) = match operation {
             Operation::Read { file, offset, .. } if is_direct(file) => (RingUse::Direct, *offset),
             Operation::Read { offset, .. } => (RingUse::Reads, *offset),
             Operation::Write { file, offset, sync: false, .. } if is_direct(file) => {
@@ -145,8 +144,8 @@ impl UringEngine {
             Operation::Sync { .. } => (RingUse::All, 0),
             _ => return false,
         };
-        // An offset of -1 would mean the descriptor's own position to the ring, not an error.
-        self.ring_use >= wanted && i64::try_from(offset).is_ok()
+        // For the ring an offset of -1 would mean the descriptor's own position, not an error.
+        self.ring_use >= needed && i64::try_from(offset).is_ok()
     }
 }
 
@@ -187,7 +186,7 @@ impl Drop for UringEngine {
     }
 }
 
-/// What has been submitted and isn't in flight yet.
+/// The requests that were submitted and aren't in flight yet.
 #[derive(Debug)]
 struct Inbox {
     state: Mutex<InboxState>,
@@ -198,7 +197,7 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct InboxState {
     requests: std::collections::VecDeque<Request>,
-    /// The ring's thread found nothing, and must be woken by who brings something.
+    /// Whether the ring's thread found nothing and must be woken by the next request.
     asleep: bool,
     stopped: bool,
 }
@@ -208,8 +207,8 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues the request, or gives it back where the inbox is full or has stopped.
-    #[allow(clippy::result_large_err, reason = "the request itself, on its way to be run")]
+    /// Queues the request, or returns it if the inbox is full or has stopped.
+    #[allow(clippy::result_large_err, reason = "the request itself, which the caller then runs")]
     fn push(&self, request: Request) -> Result<(), Request> {
         let mut state = self.lock();
         if state.stopped || state.requests.len() >= self.count_max {
@@ -230,28 +229,29 @@ impl Inbox {
     }
 
     fn wake(&self) {
-        // Fails only where the counter is full, and then the other side is about to wake.
+        // Fails only if the counter is full, and then the ring's thread is about to wake anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// A request that the kernel works on.
+/// A request that is in flight in the kernel.
 #[derive(Debug)]
-struct Flight {
+struct InFlight {
     operation: Operation,
     completion: Completion,
-    /// All of the write has been written, and what is in flight is its sync.
+    /// Whether all of a write was written, so that its sync is in flight.
     written: bool,
 }
 
-/// The ring, and what is in flight in it: the state of its thread.
+/// The state of the ring's thread: the ring, and the requests in flight.
 struct Ring {
     ring: IoUring,
     inbox: Arc<Inbox>,
     threads: Arc<ThreadEngine>,
-    flights: Vec<Option<Flight>>,
-    free: Vec<usize>,
-    /// Where the eventfd's counter is read to.
+    /// The in-flight table.
+    in_flight: Vec<Option<InFlight>>,
+    free_slots: Vec<usize>,
+    /// Destination of the read of the eventfd's counter.
     counter: Box<[u8; 8]>,
     wake_in_flight: bool,
 }
@@ -259,13 +259,13 @@ struct Ring {
 impl Ring {
     fn new(entry_count: u32, inbox: Arc<Inbox>, threads: Arc<ThreadEngine>) -> io::Result<Ring> {
         let ring = set_up(entry_count)?;
-        let place_count = entry_count as usize - 1;
+        let slot_count = entry_count as usize - 1;
         Ok(Ring {
             ring,
             inbox,
             threads,
-            flights: std::iter::repeat_with(|| None).take(place_count).collect(),
-            free: (0..place_count).collect(),
+            in_flight: std::iter::repeat_with(|| None).take(slot_count).collect(),
+            free_slots: (0..slot_count).collect(),
             counter: Box::default(),
             wake_in_flight: false,
         })
@@ -281,35 +281,34 @@ impl Ring {
                 Ok(_) => {}
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::INTR) => {}
-                    // What was not submitted is still in the queue, for the next time.
+                    // Unsubmitted entries stay in the queue, for the next submission.
                     Some(Errno::AGAIN | Errno::BUSY) => thread::sleep(NO_MEMORY_PAUSE),
                     _ => {
-                        tracing::error!(%error, "the ring failed: its operations run without it");
+                        tracing::error!(%error, "the ring failed: its operations now run in their callers' threads");
                         return;
                     }
                 },
             }
-            // What arrives while we reap is admitted after it, and needs no wake-up.
+            // Requests that arrive while this reaps are admitted afterwards, without a wake-up.
             self.inbox.lock().asleep = false;
             self.reap();
         }
     }
 
-    /// Moves what has arrived into flight, as far as there are places; true where nothing more
-    /// will arrive.
+    /// Moves requests from the inbox into free slots. Returns true if no more will arrive.
     fn admit(&mut self) -> bool {
         let mut state = self.inbox.lock();
-        let count = state.requests.len().min(self.free.len());
+        let count = state.requests.len().min(self.free_slots.len());
         let requests: Vec<Request> = state.requests.drain(..count).collect();
-        // Where places ran out, the next completion makes one, and no one need wake us.
+        // If no slot is free, the next completion frees one, and no request needs to wake this thread.
         state.asleep = state.requests.is_empty();
         let (stopped, emptied) = (state.stopped, state.requests.is_empty());
         drop(state);
         for Request { operation, completion } in requests {
-            let place = self.free.pop().expect("no more than there are places");
-            self.launch(place, Flight { operation, completion, written: false });
+            let slot = self.free_slots.pop().expect("no more requests than free slots");
+            self.start(slot, InFlight { operation, completion, written: false });
         }
-        // Who stopped the inbox wakes us once, after that; a read begun later would wait for ever.
+        // `Inbox::stop` wakes this thread once. A read begun after that would wait forever.
         if !stopped && !self.wake_in_flight {
             self.await_wake();
         }
@@ -317,30 +316,29 @@ impl Ring {
     }
 
     fn is_idle(&self) -> bool {
-        self.free.len() == self.flights.len() && !self.wake_in_flight
+        self.free_slots.len() == self.in_flight.len() && !self.wake_in_flight
     }
 
-    /// Puts the flight into its place, and the entry for its next step into the queue.
-    fn launch(&mut self, place: usize, flight: Flight) {
-        let flight = self.flights[place].insert(flight);
-        let entry = entry(flight).user_data(place as u64);
-        // SAFETY: the entry's buffer and descriptor belong to the flight, which stays in the
-        // table, untouched, until `settle` has the kernel's completion; a table that ends
-        // earlier leaks its flights (`Ring::drop`). Moving the flight does not move the memory,
-        // which its buffer only points to; `Bytes` that are written have no unique owner meanwhile
-        // who could change them.
+    /// Puts the request into its slot, and the entry for its next step into the submission queue.
+    fn start(&mut self, slot: usize, request: InFlight) {
+        let request = self.in_flight[slot].insert(request);
+        let entry = entry(request).user_data(slot as u64);
+        // SAFETY: the entry's buffer and descriptor belong to the request, which stays in the table,
+        // untouched, until `finish` has the kernel's completion; a table that ends earlier leaks its requests
+        // (`Ring::drop`). Moving the request does not move the memory, which its buffer only points to.
+        // `Bytes` being written have no unique owner meanwhile that could change them.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        pushed.expect("an entry for every place");
+        pushed.expect("the queue has an entry for every slot");
     }
 
-    /// Reads the eventfd, so that its next write ends the wait in the kernel.
+    /// Begins a read of the eventfd, so that its next write ends the wait in the kernel.
     fn await_wake(&mut self) {
         let (file, size) = (types::Fd(self.inbox.wake.as_raw_fd()), self.counter.len() as u32);
         let entry = opcode::Read::new(file, self.counter.as_mut_ptr(), size).build().user_data(WAKE);
         // SAFETY: the counter has `size` bytes and is used by nothing else; `Ring::drop` leaks it
         // if the read is still in flight. The inbox holds the eventfd, and we the inbox.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        pushed.expect("an entry for the eventfd");
+        pushed.expect("the queue has an entry for the eventfd");
         self.wake_in_flight = true;
     }
 
@@ -349,27 +347,27 @@ impl Ring {
             let Some(entry) = self.ring.completion().next() else { return };
             match entry.user_data() {
                 WAKE => self.wake_in_flight = false,
-                place => self.settle(place as usize, entry.result()),
+                slot => self.finish(slot as usize, entry.result()),
             }
         }
     }
 
-    /// Ends the flight, or starts its sync. `result` is the kernel's: a count, or an error below
-    /// zero.
-    fn settle(&mut self, place: usize, result: i32) {
-        let mut flight = self.flights[place].take().expect("the kernel completes what is in flight");
+    /// Completes the request, or starts its sync. `result` is the kernel's: a count, or a negated error
+    /// number.
+    fn finish(&mut self, slot: usize, result: i32) {
+        let mut request = self.in_flight[slot].take().expect("the kernel completes requests in flight");
         let result = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
-        if let Operation::Write { buffer, sync: true, .. } = &flight.operation
-            && !flight.written
+        if let Operation::Write { buffer, sync: true, .. } = &request.operation
+            && !request.written
             && result == Ok(buffer.len())
         {
-            flight.written = true;
-            return self.launch(place, flight);
+            request.written = true;
+            return self.start(slot, request);
         }
-        self.free.push(place);
-        let Flight { operation, completion, written } = flight;
+        self.free_slots.push(slot);
+        let InFlight { operation, completion, written } = request;
         let outcome = match (result, operation) {
-            // The kernel gave up before it did anything; all of it is done again, by a thread.
+            // The kernel gave up before it did anything. A thread runs the request again.
             (Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED), operation) => {
                 return self.threads.submit(Request { operation, completion });
             }
@@ -390,8 +388,9 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// An orderly end finds nothing in flight. Otherwise (the ring failed, or its thread
-    /// panicked) the kernel may still use what is: that is leaked, and who waits is told.
+    /// An orderly end finds nothing in flight. Otherwise (the ring failed, or its thread panicked) the kernel
+    /// may still use the buffers and descriptors of the requests in flight, so these are leaked and the
+    /// requests fail.
     fn drop(&mut self) {
         let waiting = {
             let mut state = self.inbox.lock();
@@ -401,9 +400,11 @@ impl Drop for Ring {
         for request in waiting {
             self.threads.submit(request);
         }
-        for flight in self.flights.drain(..).flatten() {
-            std::mem::forget(flight.operation);
-            flight.completion.complete(Err(io::Error::other("the ring failed; what was done is unknown")));
+        for request in self.in_flight.drain(..).flatten() {
+            std::mem::forget(request.operation);
+            request.completion.complete(Err(io::Error::other(
+                "the ring failed; it is unknown whether the operation took effect",
+            )));
         }
         if self.wake_in_flight {
             std::mem::forget(std::mem::take(&mut self.counter));
@@ -411,17 +412,17 @@ impl Drop for Ring {
     }
 }
 
-/// The queue entry for the flight's next step.
-fn entry(flight: &mut Flight) -> squeue::Entry {
+/// Returns the submission queue entry for the request's next step.
+fn entry(request: &mut InFlight) -> squeue::Entry {
     let size = |length: usize| length.min(TRANSFER_SIZE_MAX) as u32;
     let fd = |file: &Descriptor| types::Fd(system(file).as_raw_fd());
-    match &mut flight.operation {
+    match &mut request.operation {
         Operation::Read { file, offset, buffer } => {
             let memory = buffer.unfilled();
             let start = memory.as_mut_ptr().cast();
             opcode::Read::new(fd(file), start, size(memory.len())).offset(*offset).build()
         }
-        Operation::Write { file, offset, buffer, .. } if !flight.written => {
+        Operation::Write { file, offset, buffer, .. } if !request.written => {
             opcode::Write::new(fd(file), buffer.as_ptr(), size(buffer.len())).offset(*offset).build()
         }
         Operation::Write { file, .. } | Operation::Sync { file } => {
@@ -431,9 +432,9 @@ fn entry(flight: &mut Flight) -> squeue::Entry {
     }
 }
 
-/// A ring that has what we need.
+/// Sets up a ring, and checks that it supports the operations that go through it.
 fn set_up(entry_count: u32) -> io::Result<IoUring> {
-    // With one issuer that also waits, completions are processed in its wait alone (Linux 6.1).
+    // With a single issuer that also waits, completions are processed only during its wait (Linux 6.1).
     let ring = match IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entry_count) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => IoUring::new(entry_count)?,
         result => result?,

@@ -1,24 +1,24 @@
-//! Writes on their way: each is carried on from the completion of its last request until all of
-//! it is written, whether or not anyone still waits for it.
+//! Writes in progress. The completion of a write's request submits the next one until all of its buffer is
+//! written, whether or not a task still waits for it.
 //!
-//! In direct mode a write goes past the page cache where its offset and length are aligned, and
-//! through it otherwise. The kernel keeps the two coherent one after the other, but not at once:
-//! the page cache is written back by pages, with the bytes that a direct write in flight beside
-//! them is about to replace. So the gate lets either direct or buffered writes be in flight, never
-//! both; what doesn't fit waits until the others have ended. Reads never wait: a buffered read
-//! beside a direct write leaves nothing in the cache, and a direct read writes back first what
-//! the cache has of its range.
+//! In direct mode an aligned write bypasses the page cache and an unaligned one goes through it. The kernel
+//! keeps the two coherent one after the other, but not at once: the page cache is written back by pages,
+//! together with the bytes that a direct write in flight is about to replace. So the gate admits either
+//! direct or buffered writes, never both at once; a write of the other kind waits until those in flight have
+//! ended. Reads never wait: a buffered read during a direct write leaves nothing in the cache, and a direct
+//! read first writes back the cached part of its range.
 //!
 //! Invariants:
-//! 1. `done` is called exactly once, and after all of the buffer has been written; with no call
-//!    only where the engine is abandoned (a simulated loss of power).
+//! 1. `done` is called exactly once, after all of the buffer was written or a request failed. It is not
+//!    called only if the engine is abandoned (a simulated power loss).
 //! 2. Direct and buffered writes of one handle are never in flight together.
-//! 3. A write that waits is let in by whoever leaves; the waiting are let in in their order, and
-//!    nobody overtakes them, so that neither kind starves the other.
-//! 4. However many wait or come up short, the stack stays flat: one frame at a time lets in.
+//! 3. A finishing write admits the next waiting writes in FIFO order. No write overtakes them, so neither
+//!    kind starves the other.
+//! 4. However many writes wait or come up short, the stack depth is bounded: one frame at a time admits
+//!    writes.
 //!
-//! The gate holds one handle's writes, not the file's: who writes to the same bytes or their
-//! neighbours by two handles, one of them direct, must order the writes.
+//! The gate covers the writes of one handle, not of the file. A caller that writes to the same or
+//! neighbouring bytes by two handles, one of them direct, must order the writes itself.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,43 +27,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{Buf, Bytes};
 
 use crate::engine::{Completion, Operation, OperationKind, Outcome, Request, SyncFailed};
-use crate::file::Shared;
+use crate::file::FileShared;
 use crate::{AlignedBuffer, Alignment, Error, Result};
 
-/// Most bytes that a direct write copies at once, where the caller's memory isn't aligned.
+/// Most bytes that a direct write copies at once if the caller's memory isn't aligned.
 const COPY_SIZE_MAX: usize = 1 << 20;
 
-/// Whom a write tells that it has ended.
+/// Called with the result of a write.
 pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// A write of which `buffer` is still to be written.
-pub(crate) struct Writing {
-    pub(crate) shared: Arc<Shared>,
+/// A write whose remaining bytes are `buffer`.
+pub(crate) struct PendingWrite {
+    pub(crate) shared: Arc<FileShared>,
     pub(crate) offset: u64,
     pub(crate) buffer: Bytes,
     pub(crate) sync: bool,
     pub(crate) done: Done,
 }
 
-impl Writing {
-    /// Submits the write, or has it wait at the gate. The buffer isn't empty.
+impl PendingWrite {
+    /// Submits the write, or queues it at the gate. `buffer` must not be empty.
     pub(crate) fn begin(self) {
         let direct = self.shared.direct_for(self.offset, self.buffer.len());
         let shared = self.shared.clone();
-        if let Some(writing) = shared.gate.enter(direct.is_some(), self) {
-            writing.submit(direct);
+        if let Some(write) = shared.gate.enter(direct.is_some(), self) {
+            write.submit(direct);
         }
     }
 
     fn submit(self, direct: Option<Alignment>) {
         let operation = next_write(&self.shared, self.offset, &self.buffer, self.sync, direct);
         let shared = self.shared.clone();
-        let completion = Completion::call(move |result| self.ended(direct, result));
+        let completion = Completion::call(move |result| self.finish_request(direct, result));
         shared.engine.submit(Request { operation, completion });
     }
 
-    /// Goes on, or ends, and lets in who waits.
-    fn ended(mut self, direct: Option<Alignment>, result: io::Result<Outcome>) {
+    /// Continues or ends the write, and admits waiting writes.
+    fn finish_request(mut self, direct: Option<Alignment>, result: io::Result<Outcome>) {
         let shared = self.shared.clone();
         let result = advance(&shared, &mut self.offset, &mut self.buffer, direct, result);
         if result.is_ok() && !self.buffer.is_empty() {
@@ -71,16 +71,16 @@ impl Writing {
             return shared.gate.leave();
         }
         shared.gate.leave();
-        // Whoever is told may close the file: nothing here keeps it open.
+        // `done` may close the file, so the references to it are dropped first.
         let done = self.done;
         drop((self.shared, shared));
         done(result);
     }
 }
 
-/// The next request of a write.
+/// Returns the next request of a write.
 fn next_write(
-    shared: &Shared,
+    shared: &FileShared,
     offset: u64,
     buffer: &Bytes,
     sync: bool,
@@ -97,22 +97,22 @@ fn next_write(
         copy.append(&buffer[..size]);
         Bytes::from(copy)
     };
-    // The last part's sync covers those before.
+    // The sync of the last part covers the earlier ones.
     let sync = sync && part.len() == buffer.len();
     Operation::Write { file: shared.direct_descriptor(), offset, buffer: part, sync }
 }
 
-/// Takes what was written off the buffer.
+/// Removes the written bytes from the front of the buffer.
 fn advance(
-    shared: &Shared,
+    shared: &FileShared,
     offset: &mut u64,
     buffer: &mut Bytes,
     direct: Option<Alignment>,
     result: io::Result<Outcome>,
 ) -> Result<()> {
     let count = match result {
-        Ok(Outcome::Count(count)) => usize::try_from(count).expect("no more than was given"),
-        Ok(_) => unreachable!("write gives a count"),
+        Ok(Outcome::Count(count)) => usize::try_from(count).expect("no more than the buffer's length"),
+        Ok(_) => unreachable!("write returns a count"),
         Err(error) => match error.downcast::<SyncFailed>() {
             Ok(SyncFailed(error)) => return Err(Error::io(OperationKind::Sync, &shared.path, error)),
             Err(error) if direct.is_some() && shared.is_refusal(&error) => return Ok(()),
@@ -128,9 +128,10 @@ fn advance(
     Ok(())
 }
 
-/// Writes in the caller's thread, unless writes of the other kind must end before.
+/// Writes in the caller's thread. If in-flight writes of the other kind must end first, queues the rest and
+/// waits.
 pub(crate) fn write_blocking(
-    shared: &Arc<Shared>,
+    shared: &Arc<FileShared>,
     mut offset: u64,
     mut buffer: Bytes,
     sync: bool,
@@ -140,7 +141,7 @@ pub(crate) fn write_blocking(
         if !shared.gate.try_enter(direct.is_some()) {
             let (sender, receiver) = std::sync::mpsc::sync_channel(1);
             let done: Done = Box::new(move |result| drop(sender.send(result)));
-            Writing { shared: shared.clone(), offset, buffer, sync, done }.begin();
+            PendingWrite { shared: shared.clone(), offset, buffer, sync, done }.begin();
             return receiver.recv().unwrap_or_else(|_| Err(shared.stopped(OperationKind::Write)));
         }
         let result = shared.engine.run(next_write(shared, offset, &buffer, sync, direct));
@@ -150,19 +151,19 @@ pub(crate) fn write_blocking(
     Ok(())
 }
 
-/// Lets direct or buffered writes of a handle be in flight.
+/// Admits either direct or buffered writes of a handle.
 #[derive(Default)]
-pub(crate) struct Gate(Mutex<GateState>);
+pub(crate) struct WriteGate(Mutex<GateState>);
 
 #[derive(Default)]
 struct GateState {
     in_flight_count: usize,
-    /// Whether those in flight are direct.
+    /// Whether the writes in flight are direct.
     direct: bool,
-    /// In order. As many as the callers begin: each has its buffer already.
-    waiting: VecDeque<Writing>,
-    /// A frame further up, or another thread, is letting in.
-    lets_in: bool,
+    /// Waiting writes in FIFO order. Unbounded, but each already owns its buffer.
+    waiting: VecDeque<PendingWrite>,
+    /// Whether an outer frame or another thread is admitting writes.
+    is_admitting: bool,
 }
 
 impl GateState {
@@ -170,56 +171,56 @@ impl GateState {
         self.in_flight_count == 0 || self.direct == direct
     }
 
-    fn count_in(&mut self, direct: bool) {
+    fn begin(&mut self, direct: bool) {
         self.in_flight_count += 1;
         self.direct = direct;
     }
 }
 
-impl Gate {
+impl WriteGate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the write back where it may go on; otherwise it waits.
-    fn enter(&self, direct: bool, writing: Writing) -> Option<Writing> {
+    /// Returns the write if it is admitted; otherwise queues it.
+    fn enter(&self, direct: bool, write: PendingWrite) -> Option<PendingWrite> {
         let mut state = self.lock();
         if !state.waiting.is_empty() || !state.admits(direct) {
-            state.waiting.push_back(writing);
+            state.waiting.push_back(write);
             return None;
         }
-        state.count_in(direct);
-        Some(writing)
+        state.begin(direct);
+        Some(write)
     }
 
     fn try_enter(&self, direct: bool) -> bool {
         let mut state = self.lock();
         let admitted = state.waiting.is_empty() && state.admits(direct);
         if admitted {
-            state.count_in(direct);
+            state.begin(direct);
         }
         admitted
     }
 
-    /// Ends one write in flight, and lets in who may go on.
+    /// Ends one in-flight write, and admits the next waiting ones.
     fn leave(&self) {
         let mut state = self.lock();
         state.in_flight_count -= 1;
-        if state.lets_in {
+        if state.is_admitting {
             return;
         }
-        state.lets_in = true;
+        state.is_admitting = true;
         while let Some(first) = state.waiting.front() {
             let direct = first.shared.direct_for(first.offset, first.buffer.len());
             if !state.admits(direct.is_some()) {
                 break;
             }
-            state.count_in(direct.is_some());
-            let writing = state.waiting.pop_front().expect("it was there");
+            state.begin(direct.is_some());
+            let write = state.waiting.pop_front().expect("the queue has a front");
             drop(state);
-            writing.submit(direct);
+            write.submit(direct);
             state = self.lock();
         }
-        state.lets_in = false;
+        state.is_admitting = false;
     }
 }

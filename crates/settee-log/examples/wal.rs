@@ -1,28 +1,28 @@
-//! A write-ahead log for a database of one's own: here a map in memory, with a checkpoint that
-//! replaces what the log had to say before it.
+//! A write-ahead log for your own database: here a map in memory, with a checkpoint that replaces the earlier
+//! part of the log.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use settee_io::{Env, File, OpenMode, ThreadOptions, folder};
+use settee_io::{Env, File, OpenMode, ThreadOptions, directory};
 use settee_log::{Batch, Flags, Log, LogOptions, Seq, Stage};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 struct Database {
     env: Env,
-    folder: PathBuf,
+    directory: PathBuf,
     log: Log,
     map: BTreeMap<Vec<u8>, Vec<u8>>,
     last_seq: Seq,
 }
 
 impl Database {
-    /// Reads the checkpoint, and then what the log has behind it.
-    async fn open(env: &Env, folder: &Path) -> Result<Database> {
-        folder::create(&*env.engine, folder).await?;
-        let (mut last_seq, mut map) = read_checkpoint(env, &folder.join("checkpoint")).await?;
-        let (log, recovery) = Log::open(env, &folder.join("log"), LogOptions::default(), |_, record| {
+    /// Reads the checkpoint, and then the later records of the log.
+    async fn open(env: &Env, directory: &Path) -> Result<Database> {
+        directory::create(&*env.engine, directory).await?;
+        let (mut last_seq, mut map) = read_checkpoint(env, &directory.join("checkpoint")).await?;
+        let (log, recovery) = Log::open(env, &directory.join("log"), LogOptions::default(), |_, record| {
             if record.seq > last_seq {
                 last_seq = record.seq;
                 match record.flags.has(Flags::TOMBSTONE) {
@@ -33,10 +33,10 @@ impl Database {
         })
         .await?;
         println!("{} keys, {} records in the log", map.len(), recovery.record_count);
-        Ok(Database { env: env.clone(), folder: folder.to_path_buf(), log, map, last_seq })
+        Ok(Database { env: env.clone(), directory: directory.to_path_buf(), log, map, last_seq })
     }
 
-    /// The log first, then the map: what a reader of the map sees is durable.
+    /// Writes the log first, then the map: what a reader of the map sees is durable.
     async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(Flags::none(), key, b"", value);
@@ -47,20 +47,20 @@ impl Database {
         Ok(())
     }
 
-    /// Writes the whole map, durably and under its name in one step; then the log may forget.
+    /// Writes the whole map, durably and under its name in one step; then the log is truncated.
     async fn checkpoint(&self) -> Result<()> {
         let mut bytes = self.last_seq.0.to_le_bytes().to_vec();
         for text in self.map.iter().flat_map(|(key, value)| [key, value]) {
             bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
             bytes.extend_from_slice(text);
         }
-        let (unfinished, path) = (self.folder.join("checkpoint.new"), self.folder.join("checkpoint"));
+        let (unfinished, path) = (self.directory.join("checkpoint.new"), self.directory.join("checkpoint"));
         let file = File::open(&self.env.engine, &unfinished, OpenMode::Create).await?;
         file.set_length(0).await?;
         file.write_and_sync_at(0, bytes.into()).await?;
-        folder::rename(&*self.env.engine, &unfinished, &path).await?;
-        folder::sync(&*self.env.engine, &self.folder).await?;
-        self.log.forget_before(Seq(self.last_seq.0 + 1));
+        directory::rename(&*self.env.engine, &unfinished, &path).await?;
+        directory::sync(&*self.env.engine, &self.directory).await?;
+        self.log.truncate_before(Seq(self.last_seq.0 + 1));
         Ok(())
     }
 }
@@ -73,11 +73,11 @@ async fn read_checkpoint(env: &Env, path: &Path) -> Result<(Seq, BTreeMap<Vec<u8
     let bytes = file.read_at(0, file.length().await? as usize).await?;
     let (seq, mut rest) = bytes.split_first_chunk().ok_or("half a checkpoint")?;
     let mut texts = Vec::new();
-    while let Some((length, behind)) = rest.split_first_chunk() {
-        let text = behind.split_at_checked(u32::from_le_bytes(*length) as usize);
-        let (text, behind) = text.ok_or("half a checkpoint")?;
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let text = after.split_at_checked(u32::from_le_bytes(*length) as usize);
+        let (text, after) = text.ok_or("half a checkpoint")?;
         texts.push(text.to_vec());
-        rest = behind;
+        rest = after;
     }
     let pairs = texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
     Ok((Seq(u64::from_le_bytes(*seq)), pairs.collect()))
@@ -85,16 +85,16 @@ async fn read_checkpoint(env: &Env, path: &Path) -> Result<(Seq, BTreeMap<Vec<u8
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let env = Env::current(ThreadOptions::default());
-    let path = folder.path().join("furniture");
+    let path = directory.path().join("furniture");
 
     let mut database = Database::open(&env, &path).await?;
     database.put(b"chair", b"four legs").await?;
     database.put(b"settee", b"room for two").await?;
     database.checkpoint().await?;
     database.put(b"chair", b"three legs").await?;
-    drop(database); // without a word: as if the process had died
+    drop(database); // without closing the log, as if the process had died
 
     let database = Database::open(&env, &path).await?;
     assert_eq!(database.map[&b"chair"[..]], b"three legs");

@@ -1,11 +1,11 @@
-//! Verification: whether a segment's file holds what was written to it, and what of a damaged one can
-//! still be read.
+//! Verification: checks whether a segment's file contains what was written to it, and finds the readable
+//! records of a damaged one.
 //!
-//! Goes from frame to frame as recovery does. Where a frame isn't whole it looks for the next one that
-//! is, and gives what records stand between, each checked by itself: damage ends nothing. Nothing is
+//! Goes from frame to frame as recovery does. At a frame that isn't whole, it searches for the next whole one
+//! and reports the records in between, each checked separately: damage doesn't end the check. Nothing is
 //! changed or locked.
 //!
-//! Limits: as in recovery, a segment is in memory meanwhile.
+//! Limits: as in recovery, one segment is in memory during the check.
 
 use settee_io::File;
 
@@ -15,10 +15,10 @@ use crate::format::{
 };
 use crate::log::{Location, SEGMENT_BYTES_LIMIT, Seq};
 
-/// Behind these a header is zeros.
+/// Size of the used part of a header; the rest is zeros.
 const HEADER_USED: usize = 80;
 
-/// What a segment's header says.
+/// The content of a segment's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHead {
     /// The segment's number.
@@ -27,49 +27,49 @@ pub struct SegmentHead {
     pub epoch: u32,
     /// The random id of its log.
     pub log_id: [u8; 16],
-    /// The oldest segment that the log still needed when it began.
+    /// The oldest segment that the log still needed when this one began.
     pub oldest: u32,
-    /// The `Seq` of the first commit that was put there.
+    /// The `Seq` of the first record that was, or would be, stored in it.
     pub first_seq: Seq,
-    /// Where the frames of the segment before it end.
+    /// Offset where the frames of the previous segment end.
     pub previous_end: u64,
-    /// The checksum of the last frame before it.
+    /// Checksum of the last frame of the previous segment.
     pub previous_checksum: u64,
 }
 
-/// Bytes that are not what was written.
+/// A range of bytes that are not those that were written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
-    /// Where it begins, in bytes from the file's first.
+    /// Offset of its first byte.
     pub offset: u64,
-    /// It ends before here.
+    /// Offset of the first byte after it.
     pub end: u64,
-    /// What is wrong.
+    /// Description of the damage.
     pub what: &'static str,
-    /// It may as well be what a crash left of a write that nobody was told of: opening cuts it.
+    /// Whether it may also be what a crash left of an unacknowledged write; opening the log cuts that.
     pub is_doubtful: bool,
 }
 
-/// What [`check_segment`] found.
+/// The result of [`check_segment`].
 #[derive(Debug, Clone, Default)]
 pub struct SegmentCheck {
-    /// The header, where it is sound.
+    /// The header, if it is sound.
     pub head: Option<SegmentHead>,
-    /// Where the frames end.
+    /// Offset where the frames end.
     pub frames_end: u64,
-    /// The checksum of the last frame, or of the header; unknown behind damage.
+    /// Checksum of the last frame, or of the header; unknown after damage.
     pub frames_checksum: Option<u64>,
-    /// The last commit; 0 where there is none.
+    /// The last record; 0 if there is none.
     pub last_seq: Seq,
-    /// What is wrong, in the order of the file.
+    /// The damage, in the order of the file.
     pub damage: Vec<Damage>,
 }
 
-/// What a segment's file says of itself; `None` where its header is damaged, or zeros as that of one
-/// that wasn't begun (`Err(true)`).
+/// Reads a segment's header. If it isn't valid, returns `Err(true)` for one that is all zeros (a segment that
+/// was not begun), and `Err(false)` for a damaged one.
 ///
 /// # Errors
-/// What the system says.
+/// An I/O error.
 pub async fn segment_head(file: &File) -> Result<Result<SegmentHead, bool>, settee_io::Error> {
     let bytes = file.read_at(0, SEGMENT_HEADER_SIZE).await?;
     Ok(match SegmentHeader::decode(&bytes) {
@@ -90,21 +90,21 @@ fn head_of(header: &SegmentHeader) -> SegmentHead {
     }
 }
 
-/// Reads the segment `number` and checks all of it: the header, every frame and record, their order,
-/// and that what lies between is zeros where it must be. `end` is where its frames end, where that is
-/// known; the last segment of a log ends where its frames do. `log_id` is that of the log, for a
-/// segment whose header is damaged; `known` is a commit that the log is known to have had: where the last
-/// segment ends before, that is damage. `visit` is told every record, extents too, in the order of the
-/// file, and whether it is sound: of one that isn't nothing can be believed.
+/// Reads the segment `number` and checks all of it: the header, every frame and record, their order, and that
+/// unused bytes are zeros where they must be. `end` is where its frames end, if known; the last segment of a
+/// log ends where its frames do. `log_id` is that of the log, for a segment whose header is damaged.
+/// `expected_seq` is a record that the log is known to have contained: a last segment that ends before it is
+/// damaged. Calls `visit` with every record, extents included, in the order of the file, and whether it is
+/// sound; the content of an unsound one can't be trusted.
 ///
 /// # Errors
-/// What the system says. Damage is no error.
+/// An I/O error. Damage is not an error.
 pub async fn check_segment(
     file: &File,
     number: u32,
     end: Option<u64>,
     log_id: Option<[u8; 16]>,
-    known: Seq,
+    expected_seq: Seq,
     visit: impl FnMut(Location, RecordRef<'_>, bool),
 ) -> Result<SegmentCheck, settee_io::Error> {
     let length = file.length().await?.min(SEGMENT_BYTES_LIMIT.into());
@@ -112,7 +112,7 @@ pub async fn check_segment(
     let bytes = file.read_exact_at(0, wanted as usize).await?;
     let mut found = SegmentCheck { frames_end: SEGMENT_HEADER_SIZE as u64, ..SegmentCheck::default() };
     if let Some(end) = end.filter(|end| *end > length) {
-        found.damaged(length, end, "it is shorter than it was");
+        found.damaged(length, end, "it is shorter than it should be");
     }
     let (mut epoch, mut seed, mut is_reused) = (None, log_id.map(|id| FrameSeed::of(&id)), true);
     let mut next_seq = None;
@@ -124,37 +124,41 @@ pub async fn check_segment(
             next_seq = Some(header.first_seq);
             found.last_seq = Seq(header.first_seq - 1);
             if !is_zeros(&bytes[HEADER_USED..SEGMENT_HEADER_SIZE]) {
-                found.damaged(HEADER_USED as u64, SEGMENT_HEADER_SIZE as u64, "its header goes on");
+                found.damaged(
+                    HEADER_USED as u64,
+                    SEGMENT_HEADER_SIZE as u64,
+                    "its header has data in its unused part",
+                );
             }
         }
         other => found.damaged(0, SEGMENT_HEADER_SIZE as u64, why_no_header(&other.map(drop))),
     }
     let is_last = end.is_none();
     let Some(seed) = seed else {
-        let tells_more = guess(&bytes, number, visit);
-        found.damage[0].is_doubtful = is_last && !tells_more;
+        let proves_more_persisted = guess(&bytes, number, visit);
+        found.damage[0].is_doubtful = is_last && !proves_more_persisted;
         return Ok(found);
     };
     let mut walk =
-        Walk { bytes: &bytes, number, epoch, seed, is_reused, is_last, known, next_seq, found, visit };
-    if walk.found.head.is_none() && is_last && !walk.tells_more(0) {
-        // A crash may have cut short what began it: nothing of it was told of.
+        Walk { bytes: &bytes, number, epoch, seed, is_reused, is_last, expected_seq, next_seq, found, visit };
+    if walk.found.head.is_none() && is_last && !walk.proves_more_persisted(0) {
+        // A crash may have interrupted the creation of the segment: nothing in it was acknowledged.
         walk.found.damage.iter_mut().for_each(|damage| damage.is_doubtful = true);
     }
     walk.run().await;
     Ok(walk.found)
 }
 
-/// Tells the records of what looks like frames, where nobody knows the log's id any more, and returns
-/// whether one of them says that something was persisted.
+/// Reports the records of everything that looks like a frame, for an unknown log id. Returns whether one of
+/// these frames says that something was persisted.
 fn guess(bytes: &[u8], number: u32, mut visit: impl FnMut(Location, RecordRef<'_>, bool)) -> bool {
-    let (mut at, mut tells_more) = (SEGMENT_HEADER_SIZE, false);
+    let (mut at, mut proves_more_persisted) = (SEGMENT_HEADER_SIZE, false);
     while at < bytes.len() {
         let Some(header) = FrameHeader::guess(&bytes[at..]).filter(|header| header.segment == number) else {
             at += FRAME_ALIGNMENT;
             continue;
         };
-        tells_more |= header.persisted > 0;
+        proves_more_persisted |= header.persisted > 0;
         let end = (at + FRAME_HEADER_SIZE + header.length as usize).min(bytes.len());
         let mut offset = at + FRAME_HEADER_SIZE;
         while let Some(record) = RecordRef::undecoded(&bytes[offset..end]) {
@@ -165,7 +169,7 @@ fn guess(bytes: &[u8], number: u32, mut visit: impl FnMut(Location, RecordRef<'_
         }
         at += header.frame_size();
     }
-    tells_more
+    proves_more_persisted
 }
 
 fn why_no_header(decoded: &Result<(), HeaderError>) -> &'static str {
@@ -188,7 +192,7 @@ impl SegmentCheck {
     }
 }
 
-/// A segment on its way from frame to frame.
+/// A walk over a segment's frames.
 struct Walk<'a, V> {
     bytes: &'a [u8],
     number: u32,
@@ -196,8 +200,8 @@ struct Walk<'a, V> {
     seed: FrameSeed,
     is_reused: bool,
     is_last: bool,
-    known: Seq,
-    /// `None` behind damage.
+    expected_seq: Seq,
+    /// `None` after damage.
     next_seq: Option<u64>,
     found: SegmentCheck,
     visit: V,
@@ -223,8 +227,8 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
                 Some((start, frame.header.persisted))
             });
             match next {
-                // Recovery goes no further, unless a later frame says that more was persisted.
-                _ if self.is_last && !self.is_missed() && !self.tells_more(at) => {
+                // Recovery stops here too, unless a later frame says that more was persisted.
+                _ if self.is_last && !self.is_record_missing() && !self.proves_more_persisted(at) => {
                     self.check_behind(at);
                     break;
                 }
@@ -233,7 +237,7 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
                     at = start;
                 }
                 None => {
-                    // What is known to end here may still be filled up.
+                    // Padding may follow up to the known end.
                     self.salvage(at, self.bytes.len());
                     break;
                 }
@@ -242,7 +246,7 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         self.found.frames_end = at as u64;
     }
 
-    /// The whole frame of this segment at this place.
+    /// The whole frame of this segment at this offset.
     fn frame(&self, start: usize) -> Option<Frame<'a>> {
         let bytes = self.bytes.get(start..)?;
         let header = FrameHeader::decode(bytes, self.seed)?;
@@ -252,21 +256,21 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
 
     fn take(&mut self, at: usize, start: usize, frame: &Frame<'a>) -> usize {
         if !self.is_reused && !is_zeros(&self.bytes[at..start]) {
-            self.found.damaged(at as u64, start as u64, "something stands between two frames");
+            self.found.damaged(at as u64, start as u64, "unexpected bytes between two frames");
         }
         let end = start + frame.header.frame_size();
         let records_end = start + FRAME_HEADER_SIZE + frame.header.length as usize;
         if !is_zeros(&self.bytes[records_end..end]) {
-            self.found.damaged(records_end as u64, end as u64, "something stands behind a frame's records");
+            self.found.damaged(records_end as u64, end as u64, "unexpected bytes after a frame's records");
         }
         if self.found.frames_checksum.is_some_and(|checksum| checksum != frame.header.previous) {
-            self.found.damaged(start as u64, end as u64, "a frame doesn't carry on the one before it");
+            self.found.damaged(start as u64, end as u64, "a frame doesn't follow the previous one");
         }
         if self.next_seq.is_some_and(|seq| seq != frame.header.first_seq) {
             self.found.damaged(start as u64, end as u64, "update numbers are missing before a frame");
         }
         for (offset, record) in frame.records() {
-            self.tell(start + offset, record, true);
+            self.report(start + offset, record, true);
         }
         self.epoch = Some(frame.header.epoch);
         self.next_seq = Some(frame.header.next_seq());
@@ -275,18 +279,18 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         end
     }
 
-    fn tell(&mut self, offset: usize, record: RecordRef<'_>, is_sound: bool) {
+    fn report(&mut self, offset: usize, record: RecordRef<'_>, is_sound: bool) {
         let location = Location { segment: self.number, offset: offset as u32, length: record.size() as u32 };
         (self.visit)(location, record, is_sound);
     }
 
-    /// Whether the log is known to have had what comes next.
-    fn is_missed(&self) -> bool {
-        self.next_seq.is_some_and(|seq| seq <= self.known.0)
+    /// Whether the log is known to have contained the next record.
+    fn is_record_missing(&self) -> bool {
+        self.next_seq.is_some_and(|seq| seq <= self.expected_seq.0)
     }
 
-    /// Whether a frame behind says that more was persisted than up to `at`.
-    fn tells_more(&self, at: usize) -> bool {
+    /// Whether a later frame says that more than `at` was persisted.
+    fn proves_more_persisted(&self, at: usize) -> bool {
         (at + FRAME_ALIGNMENT..self.bytes.len()).step_by(FRAME_ALIGNMENT).any(|start| {
             self.frame(start).is_some_and(|frame| {
                 let persisted = frame.header.persisted as usize;
@@ -295,19 +299,19 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         })
     }
 
-    /// What lies behind the last frame of a log.
+    /// Checks the bytes after the last frame of a log.
     fn check_behind(&mut self, at: usize) {
         let written = self.bytes[at..].iter().rposition(|byte| *byte != 0);
         if let Some(last) = written.filter(|_| !self.is_reused) {
-            let what = "behind the last whole frame something was written: a crash cut a write short, or it is damaged";
+            let what = "bytes after the last whole frame: a write interrupted by a crash, or damage";
             let end = (at + last + 1) as u64;
             self.found.damage.push(Damage { offset: at as u64, end, what, is_doubtful: true });
         }
     }
 
-    /// Tells the records that stand between the last whole frame and `end`, as far as they lead.
+    /// Reports the consecutive records between the last whole frame and `end`.
     fn salvage(&mut self, at: usize, end: usize) {
-        // Where the segment was left there may be less than a block of a torn write.
+        // Zeros up to the end are unused space.
         let is_rest = end == self.bytes.len() && is_zeros(&self.bytes[at..end]);
         if is_rest {
             return;
@@ -315,7 +319,7 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         self.found.damaged(at as u64, end as u64, "a frame is damaged");
         (self.found.frames_checksum, self.next_seq) = (None, None);
         let aligned = at.next_multiple_of(SYNC_ALIGNMENT as usize).min(end);
-        // A header that can still be recognised says where its records begin.
+        // If the frame's header is still recognizable, its records begin after it.
         let is_here = !is_zeros(&self.bytes[at..aligned.max((at + FRAME_HEADER_SIZE).min(end))]);
         let mut offset = if is_here { at } else { aligned } + FRAME_HEADER_SIZE;
         while offset + RECORD_HEADER_SIZE <= end
@@ -325,7 +329,7 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
             let bytes = &self.bytes[offset..offset + size];
             let is_sound = RecordRef::decode(bytes).is_ok();
             if let Some(record) = RecordRef::undecoded(bytes) {
-                self.tell(offset, record, is_sound);
+                self.report(offset, record, is_sound);
             }
             offset += size;
         }

@@ -1,33 +1,32 @@
-//! Why the log refused, stopped, or could not be read.
+//! Errors: why the log refused a batch, stopped, or could not be opened or read.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::log::Seq;
 
-/// A limit that contradicts another one, or the format: see [`crate::LogOptions::check`].
+/// An option that contradicts another one or the format: see [`crate::LogOptions::check`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is {value}: {rule}")]
 pub struct InvalidLimit {
-    /// The limit's name, as its options have it.
+    /// The option's name, as in the options struct.
     pub name: &'static str,
-    /// What it was set to.
+    /// Its value.
     pub value: u64,
-    /// What it must be, in words.
+    /// The rule that it violates, as text.
     pub rule: String,
 }
 
-/// A write or sync failed, now or earlier: nothing is accepted any more, reads go on. Reopen
-/// to learn what survived.
+/// A write or sync failed, now or earlier: the log accepts nothing more; reads still work. Reopen it to learn
+/// what survived.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("log stopped: {source}")]
 pub struct Stopped {
-    /// What failed first; or that the log was closed.
+    /// The first failure, or that the log was closed.
     pub source: Arc<settee_io::Error>,
 }
 
-/// Why a batch was not accepted. No room is `NoSpace`, and no file descriptor `NoDescriptor`: refused,
-/// nothing latched.
+/// Why a batch was not accepted. `NoSpace` and `NoDescriptor` are refusals; nothing latches.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AppendError {
     /// Refused before writing; the log stays usable.
@@ -35,27 +34,27 @@ pub enum AppendError {
     TooLarge {
         /// The batch's size in bytes.
         size: usize,
-        /// The largest, in bytes.
+        /// The limit in bytes.
         max: usize,
     },
 
-    /// The next segment could not be created, for want of a file descriptor; the log stays usable, and
-    /// the same succeeds once there is one.
+    /// The next segment could not be created because the process has no free file descriptor. The log stays
+    /// usable; a retry succeeds once a descriptor is free.
     #[error("no file descriptor for {size} bytes: {source}")]
     NoDescriptor {
         /// The batch's size in bytes.
         size: usize,
-        /// What the system said.
+        /// The I/O error.
         source: Arc<settee_io::Error>,
     },
 
-    /// No room could be reserved on the disk, or none was there for a write that was accepted before
-    /// (which is tried again); the log stays usable.
+    /// Disk space could not be reserved, or a write of an earlier batch failed for lack of space (and is
+    /// being retried). The log stays usable.
     #[error("no space for {size} bytes: {source}")]
     NoSpace {
         /// The batch's size in bytes.
         size: usize,
-        /// What the system said.
+        /// The I/O error.
         source: Arc<settee_io::Error>,
     },
 
@@ -67,61 +66,60 @@ pub enum AppendError {
 /// Why a record could not be read. The log stays usable.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
-    /// The bytes at this position are not the record that was written there.
+    /// The bytes at this location are not the record that was written there.
     #[error("damaged record in {} at offset {offset}: {what}", path.display())]
     Damaged {
         /// The segment's file.
         path: PathBuf,
-        /// Where the record begins, in bytes.
+        /// Offset of the record in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: &'static str,
     },
 
-    /// No such segment.
+    /// The log has no such segment.
     #[error("no segment {segment}")]
     NoSegment {
-        /// The segment that was asked for.
+        /// The requested segment.
         segment: u32,
     },
 
-    /// It was accepted, and the log stopped before it was written; or the log was closed.
+    /// The record was accepted, but the log stopped before it was written; or the log was closed.
     #[error(transparent)]
     Stopped(Stopped),
 
-    /// The system failed to read.
+    /// The read failed.
     #[error(transparent)]
     Io(#[from] settee_io::Error),
 }
 
-/// Why a log could not be opened. Nothing was changed.
+/// Why a log could not be opened. No file was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OpenError {
-    /// Bytes below what had been persisted are not what was written.
+    /// Bytes that had been persisted are not those that were written.
     #[error("damaged log: {} at offset {offset}: {what}", path.display())]
     Damaged {
         /// The segment's file.
         path: PathBuf,
-        /// Where the damage begins, in bytes.
+        /// Offset of the damage in bytes.
         offset: u64,
-        /// What is wrong.
+        /// Description of the damage.
         what: &'static str,
     },
 
-    /// A segment between others is not there.
+    /// A segment between others is missing.
     #[error("damaged log: {} is missing", path.display())]
     Missing {
-        /// The file that should be there.
+        /// The missing file.
         path: PathBuf,
     },
 
-    /// The log ends before what somebody has seen of it: a part of it was lost, or it is an older
-    /// copy.
+    /// The log ends before a record that the caller has seen: part of it was lost, or it is an older copy.
     #[error("the log ends at {}, before {}", found.0, expected.0)]
     Behind {
-        /// Its last record.
+        /// The log's last record.
         found: Seq,
-        /// A record that it had: see [`crate::Start::after`].
+        /// A record that the log contained: see [`crate::Start::after`].
         expected: Seq,
     },
 
@@ -130,21 +128,21 @@ pub enum OpenError {
     OtherFormat {
         /// The segment's file.
         path: PathBuf,
-        /// The version it was written in.
+        /// The format version of the file.
         found: u32,
-        /// The version that can be read.
+        /// The format version that can be read.
         known: u32,
     },
 
-    /// Another log has the folder, in this process or another one: it was not closed, or something
-    /// of it is still under way.
+    /// Another log has the directory open, in this or another process: it was not closed, or has operations
+    /// in flight.
     #[error("{} is in use", path.display())]
     InUse {
         /// The segment's file.
         path: PathBuf,
     },
 
-    /// The system failed.
+    /// An I/O operation failed.
     #[error(transparent)]
     Io(#[from] settee_io::Error),
 }

@@ -1,22 +1,22 @@
 //! The bytes of a segment: its header, frames, and the records in them.
 //!
-//! A segment is a header and then frames, each a batch of commits, or one extent. A frame's
-//! checksum covers its header and its records' checksums, and a record's checksum covers the
-//! record: each byte is hashed once, a record read by its position can be checked alone, and a
-//! frame is whole only with all of its records. A record is hashed where the batch is made; its
-//! `Seq`, which is known only when it gets its place, is added to the hash.
+//! A segment is a header followed by frames; each frame is a batch of records, or one extent. A frame's
+//! checksum covers its header and its records' checksums, and a record's checksum covers the record: each
+//! byte is hashed once, a record read by its position can be verified alone, and a frame is whole only with
+//! all of its records. A record is hashed when the batch is built; its `Seq`, which is known only when it is
+//! appended, is added to the hash.
 //!
 //! Invariants:
-//! 1. A frame lies in one segment. It begins where the one before it ends, or at the next
-//!    multiple of [`SYNC_ALIGNMENT`].
-//! 2. A frame names its segment and epoch and carries the checksum of what stands before it,
-//!    so that bytes of another time or place never pass as its successor.
-//! 3. A frame says how much of its segment was persisted when it was appended: damage below
-//!    that is no torn write.
-//! 4. A frame's checksum has a seed that follows from the log's random id, which no client is
-//!    told: no value holds what looks like a frame.
+//! 1. A frame lies in one segment. It begins where the previous one ends, or at the next multiple of
+//!    [`SYNC_ALIGNMENT`].
+//! 2. A frame names its segment and epoch and contains the checksum of the previous frame or header, so that
+//!    bytes of another time or place are never accepted as its successor.
+//! 3. A frame says how much of its segment was persisted when it was appended: damage below that is not a
+//!    torn write.
+//! 4. A frame's checksum has a seed derived from the log's random id, which clients never learn: no client
+//!    value can look like a frame.
 //!
-//! Written down in `docs/format.md`; all numbers are little-endian.
+//! Specified in `docs/format.md`; all numbers are little-endian.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ use twox_hash::XxHash3_64;
 
 use crate::log::{Location, SEGMENT_BYTES_LIMIT, Seq};
 
-/// Largest batch in bytes as it stands in the log. A batch never spans segments; it holds the
-/// largest document.
+/// Largest batch in bytes, as encoded in the log. A batch never spans segments; it holds the largest
+/// document.
 pub const BATCH_SIZE_MAX: usize = 16 << 20;
 
 /// Longest key in bytes.
@@ -38,18 +38,18 @@ pub const META_SIZE_MAX: usize = 512;
 /// Largest extent in bytes.
 pub const EXTENT_SIZE_MAX: usize = 1 << 20;
 
-/// Most extents that one record refers to.
+/// Largest number of extents to which one record refers.
 pub const EXTENT_COUNT_MAX: usize = 64 << 10;
 
-/// Bytes before a segment's first frame: a sector, so that what follows is aligned.
+/// Bytes before a segment's first frame: one sector, for alignment.
 pub(crate) const SEGMENT_HEADER_SIZE: usize = 512;
 
-/// Frames take a multiple of this many bytes.
+/// The size of a frame is a multiple of this many bytes.
 pub(crate) const FRAME_ALIGNMENT: usize = 8;
 
-/// After a sync the next frame begins at a multiple of this many bytes: the unit in which the
-/// system writes a buffered file back. What a sync has covered is never written again, so that
-/// no torn write can harm it.
+/// After a sync the next frame begins at a multiple of this many bytes: the unit in which the system writes
+/// back a buffered file. Bytes covered by a sync are never written again, so that no torn write can damage
+/// them.
 pub(crate) const SYNC_ALIGNMENT: u32 = 4096;
 
 pub(crate) const FRAME_HEADER_SIZE: usize = 48;
@@ -58,40 +58,40 @@ pub(crate) const FORMAT_VERSION: u32 = 2;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"SETTEELG";
 const SEGMENT_HEADER_USED: usize = 80;
-/// The header's flag of a file that held another segment before.
+/// Header flag of a file that held another segment before.
 const REUSED: u32 = 1;
-/// The last number and epoch that a segment may have: some are left, so that the next ones are
-/// numbers as well.
+/// Largest segment number and epoch that are valid; the remaining ones ensure that their successors don't
+/// overflow.
 const NUMBER_MAX: u32 = u32::MAX - 16;
-/// The last `Seq` with which a segment may begin.
+/// Largest `Seq` with which a segment may begin.
 const FIRST_SEQ_MAX: u64 = 1 << 62;
-/// Bytes of one reference to an extent.
+/// Size of a reference to an extent in bytes.
 const LOCATION_SIZE: usize = 12;
-/// What a `Seq` is multiplied by before it is added to a record's hash: odd, so that no two
-/// give the same.
+/// Factor by which a `Seq` is multiplied before it is added to a record's hash: odd, so that distinct numbers
+/// stay distinct.
 const SEQ_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Bytes in front of a record that are known only when it gets its place: checksum and `Seq`.
+/// Bytes at the start of a record that are known only when it is appended: checksum and `Seq`.
 const PLACE_SIZE: usize = 16;
-/// What a batch's first record reserves, in bytes, so that few small ones need no second time.
+/// Bytes reserved for a batch's first record, so that a few small records need no second allocation.
 const FIRST_CAPACITY: usize = 512;
-/// A value up to this size is copied into its batch; of a larger one the batch holds a share.
+/// Values of up to this many bytes are copied into their batch; larger ones are shared.
 const VALUE_COPY_MAX: usize = 1024;
 
-/// What a record is, besides a value under a key. The log keeps it; the layer above gives it
-/// its meaning.
+/// Properties of a record besides its key and value. The log stores them; the crates above define their
+/// meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags(u8);
 
 impl Flags {
     /// The key has no value from here on.
     pub const TOMBSTONE: Flags = Flags(1);
-    /// The record shows in the feed of changes.
-    pub const LISTED: Flags = Flags(2);
+    /// The record is in the seq index, from which the feed of changes is read.
+    pub const IN_SEQ_INDEX: Flags = Flags(2);
     /// The value is a list of extents: see [`Batch::push_extents`].
     pub const EXTENTS: Flags = Flags(4);
     const EXTENT: Flags = Flags(8);
-    /// The value is a change to what the key held before.
-    pub const DELTA: Flags = Flags(16);
+    /// The value is a merge operand, to be combined with the key's older values.
+    pub const OPERAND: Flags = Flags(16);
     const KNOWN: u32 = 31;
 
     /// No flag.
@@ -99,22 +99,22 @@ impl Flags {
         Flags(0)
     }
 
-    /// The flags as they stand in a record.
+    /// The flags as encoded in a record.
     pub(crate) const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The flags that `bits` are; `None` where there are others among them.
+    /// Decodes flags; `None` if `bits` contains unknown ones.
     pub(crate) fn from_bits(bits: u8) -> Option<Flags> {
         (u32::from(bits) & !Flags::KNOWN == 0).then_some(Flags(bits))
     }
 
-    /// These flags and `other`'s.
+    /// The union of these flags and `other`.
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
-    /// Whether all of `other`'s flags are set.
+    /// Whether all flags of `other` are set.
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
@@ -125,23 +125,23 @@ impl Flags {
 pub(crate) struct SegmentHeader {
     /// The segment's number: 1, 2, …
     pub segment: u32,
-    /// Grows with every opening of the log.
+    /// Grows with each opening of the log.
     pub epoch: u32,
-    /// The log's own random name.
+    /// The log's random id.
     pub log_id: [u8; 16],
-    /// The file held another segment before: what lies behind the last frame may be of that.
+    /// Whether the file held another segment before, whose bytes may follow the last frame.
     pub is_reused: bool,
     /// The oldest segment that the log still needed when this one began.
     pub oldest: u32,
     /// The `Seq` of the first record to come.
     pub first_seq: u64,
-    /// Where the frames of the segment before this one end; 0 in the first.
+    /// Offset where the frames of the previous segment end; 0 in the first segment.
     pub previous_end: u64,
-    /// The checksum of the last frame before this segment, or of that segment's header.
+    /// Checksum of the previous segment's last frame, or of its header if it has no frame.
     pub previous_checksum: u64,
 }
 
-/// What a segment's first bytes are not.
+/// Why a segment's first bytes are not a valid header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeaderError {
     /// Not a header, or a torn one.
@@ -152,8 +152,8 @@ pub(crate) enum HeaderError {
     Impossible(&'static str),
 }
 
-/// What the checksums of a log's frames begin with, and the frames themselves. It follows from the
-/// log's id, which clients aren't told: so they can't make bytes that look like a frame.
+/// The seed of the checksums of a log's frames, and of the bytes with which frames begin. It is derived from
+/// the log's id, which clients never learn: so they can't create bytes that look like a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameSeed(u64);
 
@@ -162,7 +162,7 @@ impl FrameSeed {
         FrameSeed(xxh3_64(log_id))
     }
 
-    /// A frame's first bytes: whoever looks for frames has little to hash.
+    /// A frame's first bytes, so that a search for frames has little to hash.
     fn magic(self) -> [u8; 2] {
         (self.0 as u16).to_le_bytes()
     }
@@ -175,7 +175,7 @@ impl std::fmt::Debug for FrameSeed {
 }
 
 impl SegmentHeader {
-    /// The header's bytes, and its checksum, which the first frame carries on.
+    /// The header's bytes, and its checksum, which the first frame repeats.
     pub(crate) fn encode(&self) -> ([u8; SEGMENT_HEADER_SIZE], u64) {
         let mut bytes = [0; SEGMENT_HEADER_SIZE];
         bytes[..8].copy_from_slice(&SEGMENT_MAGIC);
@@ -196,7 +196,7 @@ impl SegmentHeader {
     pub(crate) fn decode(bytes: &[u8]) -> Result<(SegmentHeader, u64), HeaderError> {
         let bytes = bytes.get(..SEGMENT_HEADER_SIZE).ok_or(HeaderError::Invalid)?;
         let checksum = u64_at(bytes, 72);
-        // Of another version only the magic and the version's place are known.
+        // For other versions, only the position of the magic and the version are known.
         if bytes[..8] == SEGMENT_MAGIC && u32_at(bytes, 8) == 1 && u64_at(bytes, 64) == xxh3_64(&bytes[..64])
         {
             return Err(HeaderError::Version(1));
@@ -225,21 +225,21 @@ impl SegmentHeader {
         Ok((header, checksum))
     }
 
-    /// Whether a log can have written this.
+    /// Whether a log can have written this header.
     fn check(&self) -> Result<(), &'static str> {
         let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
-        require((1..=NUMBER_MAX).contains(&self.segment), "its header names no segment")?;
-        require((1..=NUMBER_MAX).contains(&self.epoch), "its header names no epoch")?;
+        require((1..=NUMBER_MAX).contains(&self.segment), "its header has an invalid segment number")?;
+        require((1..=NUMBER_MAX).contains(&self.epoch), "its header has an invalid epoch")?;
         require(
             (1..=self.segment).contains(&self.oldest),
-            "its header needs segments that aren't before it",
+            "its header names a later segment as the oldest one needed",
         )?;
-        require((1..=FIRST_SEQ_MAX).contains(&self.first_seq), "its header names no `Seq`")?;
+        require((1..=FIRST_SEQ_MAX).contains(&self.first_seq), "its header has an invalid `Seq`")?;
         let is_end = match self.segment {
             1 => self.previous_end == 0,
             _ => (SEGMENT_HEADER_SIZE as u64..=u64::from(SEGMENT_BYTES_LIMIT)).contains(&self.previous_end),
         };
-        require(is_end, "its header says of the segment before that it ends where none does")
+        require(is_end, "its header has an invalid end of the previous segment")
     }
 
     /// The seed of the log's frames.
@@ -248,36 +248,36 @@ impl SegmentHeader {
     }
 }
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum FrameKind {
-    /// Commits: one record for each `Seq`, atomic.
+    /// Records with consecutive `Seq`s, atomic.
     Batch = 1,
-    /// One record without a `Seq`, dead until a commit refers to it.
+    /// One record without a `Seq`, unreferenced until a batch refers to it.
     Extent = 2,
 }
 
-/// A frame's header, less what its records say.
+/// A frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub seed: FrameSeed,
     pub kind: FrameKind,
-    /// Bytes of records after the header, without the padding.
+    /// Size of the records after the header in bytes, without padding.
     pub length: u32,
     pub segment: u32,
     pub epoch: u32,
-    /// The `Seq` of the first commit here, or of the next to come.
+    /// The `Seq` of the first record here, or of the next one to come.
     pub first_seq: u64,
     pub record_count: u32,
-    /// Up to where the segment was persisted when this frame was appended.
+    /// Offset up to which the segment was persisted when this frame was appended.
     pub persisted: u32,
-    /// The checksum of the frame before, or of the segment's header.
+    /// Checksum of the previous frame, or of the segment's header.
     pub previous: u64,
 }
 
 impl FrameHeader {
-    /// Bytes from this frame's first byte to the next frame's.
+    /// Distance in bytes from this frame to the next.
     pub(crate) fn frame_size(&self) -> usize {
         frame_size(self.length as usize)
     }
@@ -290,7 +290,7 @@ impl FrameHeader {
         }
     }
 
-    /// The header's bytes, with the checksum over them and the records' own.
+    /// The header's bytes, with the checksum over them and the records' checksums.
     pub(crate) fn encode(
         &self,
         record_checksums: impl Iterator<Item = u64>,
@@ -310,7 +310,7 @@ impl FrameHeader {
         (bytes, checksum)
     }
 
-    /// What the front of `bytes` says, if it may be a frame's header: nothing is hashed yet.
+    /// Decodes the header at the start of `bytes` if it may be one; its checksum isn't verified.
     pub(crate) fn decode(bytes: &[u8], seed: FrameSeed) -> Option<FrameHeader> {
         let head = bytes.get(..FRAME_HEADER_SIZE)?;
         if head[..2] != seed.magic() || head[3] != 0 {
@@ -339,18 +339,18 @@ impl FrameHeader {
         (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
     }
 
-    /// As [`FrameHeader::decode`] where nobody knows the seed, so that what a client made up may
-    /// pass: its first record must look like one, too.
+    /// As [`FrameHeader::decode`] for an unknown seed, so that bytes made up by a client may be accepted;
+    /// therefore its first record must look like one, too.
     pub(crate) fn guess(bytes: &[u8]) -> Option<FrameHeader> {
         let seed = FrameSeed(u64::from(u16_at(bytes.get(..FRAME_HEADER_SIZE)?, 0)));
         let header = FrameHeader::decode(bytes, seed)?;
         let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
         let (record, _) = RecordRef::split(records).ok()?;
-        header.admits(&record, 0).then_some(header)
+        header.accepts(&record, 0).then_some(header)
     }
 
-    /// Whether the record may be the frame's one at `index`.
-    fn admits(&self, record: &RecordRef<'_>, index: usize) -> bool {
+    /// Whether the record may be the frame's record at `index`.
+    fn accepts(&self, record: &RecordRef<'_>, index: usize) -> bool {
         let is_extent = record.flags.has(Flags::EXTENT);
         match self.kind {
             FrameKind::Batch => !is_extent && self.first_seq.checked_add(index as u64) == Some(record.seq.0),
@@ -359,7 +359,7 @@ impl FrameHeader {
     }
 }
 
-/// XXH3 with 64 bits, seed 0: against accidents, not attackers.
+/// XXH3 with 64 bits, seed 0: detects accidental damage, not attacks.
 pub(crate) fn xxh3_64(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
@@ -372,7 +372,7 @@ fn frame_checksum(seed: FrameSeed, header: &[u8], record_checksums: impl Iterato
     XxHash3_64::oneshot_with_seed(seed.0, &hashed)
 }
 
-/// The hash of a record but for its `Seq`: of its head from the sizes on, and of its value.
+/// Hash of a record without its `Seq`: of its header from the sizes on, its key and meta, and its value.
 fn record_hash(head: &[u8], value_hash: u64) -> u64 {
     xxh3_64(head) ^ value_hash.rotate_left(32)
 }
@@ -381,7 +381,7 @@ fn record_checksum(hash: u64, seq: u64) -> u64 {
     hash.wrapping_add(seq.wrapping_mul(SEQ_FACTOR))
 }
 
-/// Bytes that a frame with `length` bytes of records takes.
+/// Size of a frame with `length` bytes of records, in bytes.
 pub(crate) const fn frame_size(length: usize) -> usize {
     (FRAME_HEADER_SIZE + length).next_multiple_of(FRAME_ALIGNMENT)
 }
@@ -395,17 +395,17 @@ pub(crate) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The whole, undamaged frame at the front of `bytes`, wherever in the seed's log it belongs.
+    /// Decodes and verifies the frame at the start of `bytes`, whose position in the log isn't checked.
     pub(crate) fn decode(bytes: &'a [u8], seed: FrameSeed) -> Option<Frame<'a>> {
         let header = FrameHeader::decode(bytes, seed)?;
         let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
         let frame = Frame { header, checksum: u64_at(bytes, 40), records };
-        // The frame's checksum first: where it matches, a log has written this header, and it is
-        // worth hashing the records, of which there may be much.
+        // The frame's checksum first: if it matches, a log has written this header, and only then the
+        // records, which may be large, are hashed.
         let mut checksums = Vec::with_capacity(header.record_count as usize);
         let mut end = 0;
         for (offset, record) in frame.records().take(header.record_count as usize) {
-            if !header.admits(&record, checksums.len()) {
+            if !header.accepts(&record, checksums.len()) {
                 return None;
             }
             checksums.push(record.checksum);
@@ -418,7 +418,7 @@ impl<'a> Frame<'a> {
         is_whole.then_some(frame)
     }
 
-    /// Its records, each with its offset in bytes from the frame's first byte.
+    /// Its records, each with its offset in bytes relative to the frame.
     pub(crate) fn records(&self) -> impl Iterator<Item = (usize, RecordRef<'a>)> + use<'a> {
         let records = self.records;
         let mut at = 0;
@@ -431,12 +431,12 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A record as it stands in the log.
+/// A record as encoded in the log.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordRef<'a> {
-    /// Its place in the order of the log.
+    /// Its `Seq`.
     pub seq: Seq,
-    /// What it is.
+    /// Its flags.
     pub flags: Flags,
     /// The key, up to [`KEY_SIZE_MAX`] bytes.
     pub key: &'a [u8],
@@ -448,12 +448,12 @@ pub struct RecordRef<'a> {
 }
 
 impl<'a> RecordRef<'a> {
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub fn size(&self) -> usize {
         RECORD_HEADER_SIZE + self.key.len() + self.meta.len() + self.value.len()
     }
 
-    /// The checksum that stands in it.
+    /// Its stored checksum.
     pub fn checksum(&self) -> u64 {
         self.checksum
     }
@@ -463,11 +463,11 @@ impl<'a> RecordRef<'a> {
         self.flags.has(Flags::EXTENT)
     }
 
-    /// The undamaged record at the front of `bytes`, of which it takes [`RecordRef::size`]; another
-    /// may follow at once.
+    /// Decodes and verifies the record at the start of `bytes`. It takes [`RecordRef::size`] bytes; another
+    /// record may follow immediately.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Description of the damage.
     pub fn decode(bytes: &'a [u8]) -> Result<RecordRef<'a>, &'static str> {
         let (record, head) = RecordRef::split(bytes)?;
         if record.checksum != record_checksum(record_hash(head, xxh3_64(record.value)), record.seq.0) {
@@ -476,12 +476,13 @@ impl<'a> RecordRef<'a> {
         Ok(record)
     }
 
-    /// The record at the front of `bytes`; it may be damaged.
+    /// Decodes the record at the start of `bytes` without verifying it.
     pub(crate) fn undecoded(bytes: &'a [u8]) -> Option<RecordRef<'a>> {
         Some(RecordRef::split(bytes).ok()?.0)
     }
 
-    /// The record at the front of `bytes` and what of its head is hashed; it may be damaged.
+    /// Decodes the record at the start of `bytes` without verifying it, and returns also the hashed part of
+    /// its header, key and meta.
     fn split(bytes: &'a [u8]) -> Result<(RecordRef<'a>, &'a [u8]), &'static str> {
         let head = bytes.get(..RECORD_HEADER_SIZE).ok_or("it ends within a record's header")?;
         let flags = u32_at(head, 24);
@@ -520,28 +521,28 @@ pub struct Record {
 }
 
 impl Record {
-    /// The undamaged record that `bytes` are, to the last one.
+    /// Decodes and verifies the record that takes exactly `bytes`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Description of the damage.
     pub fn decode(bytes: Bytes) -> Result<Record, &'static str> {
         let record = Record::at_front(&bytes)?;
         if record.bytes.len() != bytes.len() {
-            return Err("it has another length");
+            return Err("it has a different length");
         }
         Ok(record)
     }
 
-    /// The undamaged record at the front of `bytes`, sharing them, and how many it takes; another may
-    /// follow at once. None where there is no such record.
+    /// Decodes and verifies the record at the start of `bytes`, sharing them. Returns also its size in bytes;
+    /// another record may follow immediately. None if there is no whole record.
     pub fn decode_first(bytes: &Bytes) -> Option<(Record, usize)> {
         let record = Record::at_front(bytes).ok()?;
         let size = record.bytes.len();
         Some((record, size))
     }
 
-    /// What the record at the front of `bytes` says of itself, unchecked: its `Seq`, and how many bytes
-    /// it takes. None where no record is there whole.
+    /// The `Seq` and the size in bytes of the record at the start of `bytes`, unverified. None if no whole
+    /// record is there.
     pub fn peek(bytes: &[u8]) -> Option<(Seq, usize)> {
         let record = RecordRef::split(bytes).ok()?.0;
         Some((record.seq, record.size()))
@@ -556,22 +557,22 @@ impl Record {
         Ok(Record { seq: record.seq, flags: record.flags, key, meta, value, bytes })
     }
 
-    /// The record as it stands in the log: so it can be copied to another file.
+    /// The record as encoded in the log, to be copied to another file.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The checksum that stands in it.
+    /// Its stored checksum.
     pub fn checksum(&self) -> u64 {
         u64_at(&self.bytes, 0)
     }
 
-    /// Its place in the order of the log.
+    /// Its `Seq`.
     pub fn seq(&self) -> Seq {
         self.seq
     }
 
-    /// What it is.
+    /// Its flags.
     pub fn flags(&self) -> Flags {
         self.flags
     }
@@ -586,12 +587,12 @@ impl Record {
         &self.bytes[self.meta.clone()]
     }
 
-    /// The value, sharing the bytes that were read.
+    /// The value; shares the record's bytes.
     pub fn value(&self) -> Bytes {
         self.bytes.slice(self.value.clone())
     }
 
-    /// Where the value's extents lie, in order; `None` where the value stands here itself.
+    /// Locations of the value's extents, in order; `None` if the record contains the value itself.
     pub fn extents(&self) -> Option<Vec<Location>> {
         let list = &self.bytes[self.value.clone()];
         let location = |bytes: &[u8]| Location {
@@ -608,7 +609,7 @@ impl Record {
     }
 }
 
-/// A value with its hash: for who makes it where nobody waits, and puts it into a batch where others do.
+/// A value with its hash. Lets a caller hash it in advance, outside a critical section.
 #[derive(Debug, Clone)]
 pub struct Value {
     bytes: Bytes,
@@ -621,7 +622,7 @@ impl Value {
         Value { hash: xxh3_64(&bytes), bytes }
     }
 
-    /// The value itself.
+    /// The value's bytes.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
@@ -630,11 +631,11 @@ impl Value {
 /// Records to append together: all of them survive, or none.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
-    /// One behind another: the records as they will stand in the log, but for the first
-    /// [`PLACE_SIZE`] bytes of each, and without the values in `parts`.
+    /// The records as they will be encoded in the log, without the first [`PLACE_SIZE`] bytes' content and
+    /// without the values in `parts`.
     bytes: Vec<u8>,
     parts: Vec<Part>,
-    /// Bytes of all records.
+    /// Total size of the records in bytes.
     size: usize,
     pub(crate) may_use_reserve: bool,
 }
@@ -645,13 +646,13 @@ struct Part {
     /// Where it ends in the batch's bytes.
     end: usize,
     hash: u64,
-    /// Its value, where that isn't among the batch's bytes.
+    /// Its value, if that isn't in the batch's bytes.
     value: Option<Bytes>,
 }
 
-/// Takes a frame on its way into the log, piece by piece.
+/// Receives a frame piece by piece, on its way into the log.
 pub(crate) trait FrameSink {
-    /// Copies the bytes, and hands out the copy, to be completed at once.
+    /// Copies the bytes, and returns the copy, which the caller completes immediately.
     fn copy(&mut self, bytes: &[u8]) -> &mut [u8];
 
     /// Copies the value, or shares it.
@@ -667,12 +668,12 @@ impl Batch {
     /// Adds a record, with a copy of its value.
     ///
     /// # Panics
-    /// Where the key or the meta is over its limit: checking that is the caller's business.
+    /// If the key or the meta exceeds its limit; the caller checks that.
     pub fn push(&mut self, flags: Flags, key: &[u8], meta: &[u8], value: &[u8]) {
         self.push_record(flags, key, meta, value, None, xxh3_64(value));
     }
 
-    /// As [`Batch::push`], but a large value is shared and not copied.
+    /// As [`Batch::push`], but a large value is shared instead of copied.
     ///
     /// # Panics
     /// As [`Batch::push`].
@@ -680,7 +681,7 @@ impl Batch {
         self.push_value(flags, key, meta, Value::new(value));
     }
 
-    /// As [`Batch::push_bytes`], but the value isn't hashed again.
+    /// As [`Batch::push_bytes`], with a value that is already hashed.
     ///
     /// # Panics
     /// As [`Batch::push`].
@@ -693,11 +694,11 @@ impl Batch {
         }
     }
 
-    /// Adds a record whose value is what the extents hold, one behind another. They are as
-    /// durable as the record, since they were appended before it.
+    /// Adds a record whose value is the concatenation of the extents' values. The extents are as durable as
+    /// the record, since they were appended before it.
     ///
     /// # Panics
-    /// As [`Batch::push`], and where there are more than [`EXTENT_COUNT_MAX`] extents.
+    /// As [`Batch::push`], and if there are more than [`EXTENT_COUNT_MAX`] extents.
     pub fn push_extents(&mut self, flags: Flags, key: &[u8], meta: &[u8], extents: &[Location]) {
         assert!(extents.len() <= EXTENT_COUNT_MAX, "{} extents", extents.len());
         let mut list = Vec::with_capacity(extents.len() * LOCATION_SIZE);
@@ -743,7 +744,7 @@ impl Batch {
         self.parts.push(Part { end: self.bytes.len(), hash, value: shared });
     }
 
-    /// Adds another batch's records behind these.
+    /// Appends another batch's records.
     pub fn extend(&mut self, other: &Batch) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
@@ -751,23 +752,23 @@ impl Batch {
         self.size += other.size;
     }
 
-    /// Lets the batch into the room that is kept back for what frees space: so deletions work
-    /// on a full disk.
+    /// Allows the batch to use the disk space that is reserved for batches which free space, so that
+    /// deletions succeed on a full disk.
     pub fn use_reserve(&mut self) {
         self.may_use_reserve = true;
     }
 
-    /// How many records it has.
+    /// Number of records.
     pub fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// Whether it has none.
+    /// Whether it has no records.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// Its records' flags, keys and metas, in order.
+    /// The flags, key and meta of its records, in order.
     pub fn records(&self) -> impl Iterator<Item = (Flags, &[u8], &[u8])> {
         self.heads().map(|(record, _)| {
             let key_end = RECORD_HEADER_SIZE + u16_at(record, 22) as usize;
@@ -776,7 +777,7 @@ impl Batch {
         })
     }
 
-    /// Its records as they were added.
+    /// The flags, key, meta and value of its records, in order.
     pub fn values(&self) -> impl Iterator<Item = (Flags, &[u8], &[u8], Bytes)> {
         self.records().zip(self.heads()).map(|((flags, key, meta), (head, part))| {
             let in_head = RECORD_HEADER_SIZE + key.len() + meta.len();
@@ -785,18 +786,18 @@ impl Batch {
         })
     }
 
-    /// Bytes that it takes in the log.
+    /// Size of its frame in bytes.
     pub fn size(&self) -> usize {
         frame_size(self.size)
     }
 
-    /// Bytes of the values that are shared and at least as large.
+    /// Total size in bytes of the shared values of at least `size_min` bytes.
     pub(crate) fn shared_bytes(&self, size_min: usize) -> usize {
         let sizes = self.parts.iter().filter_map(|part| part.value.as_ref()).map(Bytes::len);
         sizes.filter(|size| *size >= size_min).sum()
     }
 
-    /// Each record's bytes in the batch, and the rest of it.
+    /// Each record's part of the batch's bytes, and its other fields.
     fn heads(&self) -> impl Iterator<Item = (&[u8], &Part)> {
         let mut start = 0;
         self.parts
@@ -804,7 +805,7 @@ impl Batch {
             .map(move |part| (&self.bytes[std::mem::replace(&mut start, part.end)..part.end], part))
     }
 
-    /// Where each record lies, in bytes from the frame's first byte.
+    /// Range of each record in bytes, relative to the frame.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u32>> {
         let mut start = FRAME_HEADER_SIZE as u32;
         self.heads().map(move |(head, part)| {
@@ -815,8 +816,8 @@ impl Batch {
         })
     }
 
-    /// Hands out the frame, [`Batch::size`] bytes, and returns its checksum. `header` is complete
-    /// but for what the batch itself says.
+    /// Writes the frame, [`Batch::size`] bytes, and returns its checksum. The batch fills in the remaining
+    /// fields of `header`.
     pub(crate) fn write_frame(&self, mut header: FrameHeader, sink: &mut impl FrameSink) -> u64 {
         header.length = self.size as u32;
         header.record_count = self.len() as u32;
@@ -827,7 +828,7 @@ impl Batch {
         let checksum_at = |index: usize| record_checksum(self.parts[index].hash, seq_at(index));
         let (bytes, checksum) = header.encode((0..self.len()).map(checksum_at));
         sink.copy(&bytes);
-        // All up to a value that stands elsewhere lies together, and is copied at once.
+        // Consecutive bytes up to a shared value are copied at once.
         let (mut start, mut first) = (0, 0);
         for (last, part) in self.parts.iter().enumerate() {
             if part.value.is_none() && last + 1 < self.len() {

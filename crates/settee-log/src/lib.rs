@@ -1,42 +1,41 @@
 //! A segmented append-only log: asynchronous append, group commit, recovery.
 //!
-//! A [`Log`] is a folder of segments. [`Log::append`] takes a [`Batch`] of records, copies it
-//! into memory and returns its position at once; what has come is written and synced together,
-//! as somebody asks for it; [`Log::wait`] tells when a record has got as far as its [`Stage`].
-//! Whoever waits at the same time shares one sync.
+//! A [`Log`] is a directory of segments. [`Log::append`] copies a [`Batch`] of records into memory and
+//! returns its position immediately. Batches are written and synced in groups when a caller asks for it;
+//! [`Log::wait`] returns when a record has reached a [`Stage`]. Callers that wait at the same time share one
+//! sync.
 //!
 //! Bytes: `docs/format.md`. Crash cases: `docs/recovery.md`.
 //!
 //! # A log in 20 lines
 //! `cargo run -p settee-log --example log`
 #![doc = concat!("```\n", include_str!("../examples/log.rs"), "```\n")]
-//! # A write-ahead log for a database of one's own
+//! # A write-ahead log for your own database
 //! `cargo run -p settee-log --example wal`
 #![doc = concat!("```\n", include_str!("../examples/wal.rs"), "```\n")]
 
 mod check;
 mod chunk;
-mod directory;
-mod drive;
+mod closed;
 mod error;
+mod failpoints;
 mod format;
 mod log;
 mod many;
-mod mark;
-mod planted;
+mod read_view;
 mod recovery;
-mod room;
-mod seal;
+mod reservation;
+mod segment_index;
 mod state;
-mod view;
+mod submit_loop;
 mod waiters;
+mod watermark;
 
 pub use check::{Damage, SegmentCheck, SegmentHead, check_segment, segment_head};
-pub use directory::{
-    Directory, DirectoryBuilder, DirectoryError, Entry, EntryRef, KeyScan, SeqScan, TRAILER_SIZE, Trailer,
-    footer_start,
-};
+pub use closed::scan_segment;
 pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
+#[cfg(feature = "failpoints")]
+pub use failpoints::Failpoint;
 pub use format::{
     BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record,
     RecordRef, Value,
@@ -45,8 +44,9 @@ pub use log::{
     Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, SegmentInfo, Seq, Stage, read_record,
 };
 pub use many::read_policy;
-#[cfg(feature = "planted-faults")]
-pub use planted::Planted;
-pub use recovery::{Locked, Recovery, Start};
-pub use seal::scan_segment;
-pub use view::Files;
+pub use read_view::Files;
+pub use recovery::{LogLock, Recovery, Start};
+pub use segment_index::{
+    Entry, EntryRef, KeyScan, SegmentIndex, SegmentIndexBuilder, SegmentIndexError, SeqScan, TRAILER_SIZE,
+    Trailer, footer_start,
+};

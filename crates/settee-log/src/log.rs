@@ -1,16 +1,14 @@
 //! The log: appending, waiting and reading.
 //!
-//! `append` takes one mutex to give a batch its place and to copy it behind the others, and
-//! returns at once. What has to be written and synced, and when, `state.rs` decides; whoever
-//! changes the state carries it out (`drive.rs`). Readers see accepted bytes and files through a
-//! view that is replaced whole (`view.rs`). Room on the disk is reserved before bytes are
-//! accepted (`room.rs`).
+//! `append` takes one mutex, assigns the batch its position, copies it after the previous ones, and returns.
+//! `state.rs` decides what is written and synced, and when; threads that change the state execute these
+//! actions (`submit_loop.rs`). Readers find accepted bytes and files in an immutable view that is replaced as
+//! a whole (`read_view.rs`). Disk space is reserved before bytes are accepted (`reservation.rs`).
 //!
 //! Invariants:
-//! 1. Recovery yields a prefix of the accepted batches, each whole, and never less than what
-//!    was persisted.
-//! 2. After a failed write or sync no append succeeds, and no mark moves.
-//! 3. No lock is held across an await, but for `room`, which readers don't take.
+//! 1. Recovery yields a prefix of the accepted batches, each whole, and never less than what was persisted.
+//! 2. After a failed write or sync no append succeeds, and no watermark moves.
+//! 3. No lock is held across an await, except `reservation` and `sealing`, which readers don't take.
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -21,104 +19,109 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use settee_io::folder::DirectorySyncs;
+use settee_io::directory::DirectorySyncs;
 use settee_io::{BufferPool, Env, File};
 use tokio::sync::{Notify, oneshot, watch};
 
-use crate::directory::{Directory, DirectoryError, EntryRef};
 use crate::error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
+use crate::failpoints::Failpoint;
 use crate::format::{
     BATCH_SIZE_MAX, Batch, EXTENT_SIZE_MAX, FRAME_HEADER_SIZE, FrameKind, RECORD_HEADER_SIZE, Record,
     RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader,
 };
-use crate::mark::{Mark, Position};
-use crate::planted::Planted;
-use crate::recovery::{self, Locked, Recovery, Replay, Start, Tail};
-use crate::room::Room;
-use crate::state::{Claim, Lack, Placed, State};
-use crate::view::{Files, View};
+use crate::read_view::{Files, ReadView};
+use crate::recovery::{self, LogLock, Recovery, Replay, Start, Tail};
+use crate::reservation::DiskReservation;
+use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError};
+use crate::state::{AppendBlocked, LogState, Placement, SpaceRequest};
+use crate::watermark::{Position, Watermark};
 
-/// A record's place in the order of the log: 1, 2, … 0 stands before the first.
+/// A record's update number: 1, 2, … in the order of the log. 0 is before the first record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Seq(pub u64);
 
-/// How far a record has got.
+/// How durable a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// It is in our memory.
+    /// It is in this process's memory.
     Accepted,
-    /// It is in the system's hands, and so is all before it: it survives the end of the process.
+    /// The operating system has accepted it and all records before it: they survive the end of the process.
     Written,
-    /// It is on stable storage, and so is all before it: it survives a power loss.
+    /// It and all records before it are on stable storage: they survive a power loss.
     Persisted,
 }
 
-/// Where a record lies: it never changes.
+/// Where a record is stored. It never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// The segment's number.
     pub segment: u32,
-    /// The record's first byte in the segment.
+    /// Offset of the record in the segment, in bytes.
     pub offset: u32,
-    /// Its length in bytes.
+    /// The record's length in bytes.
     pub length: u32,
 }
 
-/// A batch's place, told at once.
+/// The result of an append: the batch's position in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Appended {
-    /// The `Seq` of its first record; the others follow.
+    /// The `Seq` of its first record; the others follow consecutively.
     pub first_seq: Seq,
     /// The `Seq` of its last record.
     pub last_seq: Seq,
-    /// Where each record lies.
+    /// The location of each record.
     pub locations: Vec<Location>,
-    /// Batches with the same number become persisted by the same sync.
+    /// Group number: batches with the same number are persisted by the same sync.
     pub group: u64,
 }
 
-/// The most that [`LogOptions::segment_bytes_max`] may be: offsets have 32 bits.
+/// Upper bound of [`LogOptions::segment_bytes_max`], since offsets have 32 bits.
 pub const SEGMENT_BYTES_LIMIT: u32 = 1 << 30;
 
-/// The limits of a log.
+/// Options of a log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogOptions {
-    /// Largest batch in bytes; at most [`BATCH_SIZE_MAX`].
+    /// Largest batch in bytes; at most [`BATCH_SIZE_MAX`]. Default: that.
     pub batch_bytes_max: usize,
-    /// A segment takes about a sixteenth of the log's live bytes: at least this many bytes (but no
-    /// more than the maximum), and room for eight batches like its first, where the log has half of that,
+    /// Smallest capacity of a segment in bytes, limited by `segment_bytes_max`. The log sizes a new segment
+    /// at about a sixteenth of its live bytes, and so that it holds eight batches like its first one if the
+    /// log is at least half as large as those. Default: 120 KiB.
     pub segment_bytes_min: u32,
-    /// and at most this many; at least a header, two of the largest batches and a reserve, at
-    /// most [`SEGMENT_BYTES_LIMIT`].
+    /// Largest capacity of a segment in bytes: at least a header and two batches of `batch_bytes_max`, at
+    /// most [`SEGMENT_BYTES_LIMIT`]. Default: 64 MiB.
     pub segment_bytes_max: u32,
-    /// The first buffer after a pause, in bytes. Buffers come from the environment's pool.
+    /// Size in bytes of the first buffer after an idle period. Buffers come from the environment's pool.
+    /// Default: 64 KiB.
     pub buffer_bytes_min: usize,
-    /// The largest buffer in bytes, but for batches that are larger. It is what one write takes.
+    /// Largest buffer in bytes, except for batches that are larger. One write writes at most one buffer.
+    /// Default: 1 MiB.
     pub buffer_bytes_max: usize,
-    /// Writes in flight at once.
+    /// Largest number of writes in flight at once. Default: 4.
     pub writes_in_flight_max: usize,
-    /// A value of at least this many bytes is written from where it is, without a copy. Not in
-    /// direct mode, where memory must be aligned.
+    /// Values of at least this many bytes are written without being copied; not in direct mode, where memory
+    /// must be aligned. Default: 256 KiB.
     pub bypass_bytes_min: usize,
-    /// Whether writes are aligned for direct I/O, and the segments' files opened for it.
+    /// Whether segments are written with direct I/O. Default: false.
     pub direct: bool,
-    /// The longest that a group waits, in microseconds, for those who have just committed and
-    /// may come again; it is half of a measured sync at most. A lone committer never waits.
+    /// Longest time in microseconds that a group waits for callers that have just committed and may commit
+    /// again; at most half of the measured sync time. A single committer never waits. Default: 500.
     pub group_delay_us_max: u64,
-    /// A group of this many bytes waits no longer.
+    /// A group of this many bytes waits no longer. Default: 4 MiB.
     pub group_bytes_max: usize,
-    /// A group of this many batches waits no longer.
+    /// A group of this many batches waits no longer. Default: 4096.
     pub group_writes_max: usize,
-    /// What is accepted is written within this time, though nobody waits for it.
+    /// Accepted bytes are written within this many milliseconds, even if no caller waits for them. Default:
+    /// 50.
     pub accepted_age_ms_max: u64,
-    /// What is written is synced within this time, though nobody waits for it.
+    /// Written bytes are synced within this many milliseconds, even if no caller waits for them. Default:
+    /// 1000.
     pub written_age_ms_max: u64,
-    /// A segment that was forgotten is kept for the next one where it takes at most this many
-    /// hundredths of the log.
+    /// A truncated segment's file is recycled for the next segment if it is at most this percentage of the
+    /// log's size. Default: 5.
     pub spare_percent_max: u64,
-    /// What is to go wrong, for tests of the tests.
-    #[cfg(feature = "planted-faults")]
-    pub planted: Option<Planted>,
+    /// The fault to inject, for tests of the tests.
+    #[cfg(feature = "failpoints")]
+    pub failpoint: Option<Failpoint>,
 }
 
 impl Default for LogOptions {
@@ -128,7 +131,7 @@ impl Default for LogOptions {
 }
 
 impl LogOptions {
-    /// The defaults.
+    /// The default options.
     pub const DEFAULT: LogOptions = LogOptions {
         batch_bytes_max: BATCH_SIZE_MAX,
         segment_bytes_min: 120 << 10,
@@ -144,15 +147,14 @@ impl LogOptions {
         accepted_age_ms_max: 50,
         written_age_ms_max: 1_000,
         spare_percent_max: 5,
-        #[cfg(feature = "planted-faults")]
-        planted: None,
+        #[cfg(feature = "failpoints")]
+        failpoint: None,
     };
 
-    /// Whether a log can be opened with these limits where the environment's pool of buffers holds
-    /// `buffer_pool_bytes_max` bytes.
+    /// Checks that a log can be opened with these options and a buffer pool of `buffer_pool_bytes_max` bytes.
     ///
     /// # Errors
-    /// The first limit found that contradicts another, or what the format allows.
+    /// The first option found that contradicts another one or exceeds a limit of the format.
     pub fn check(&self, buffer_pool_bytes_max: usize) -> Result<(), InvalidLimit> {
         let require = |holds: bool, name, value: usize, rule: &dyn Fn() -> String| match holds {
             true => Ok(()),
@@ -177,8 +179,8 @@ impl LogOptions {
         require(first <= largest, "buffer_bytes_min", first, &|| at_most(largest, "`buffer_bytes_max`"))?;
         let in_flight = self.writes_in_flight_max;
         require(in_flight >= 1, "writes_in_flight_max", in_flight, &|| at_least(1, "or nothing is written"))?;
-        let spare = usize::try_from(self.spare_percent_max).unwrap_or(usize::MAX);
-        require(spare <= 100, "spare_percent_max", spare, &|| at_most(100, "the whole log"))?;
+        let percent = usize::try_from(self.spare_percent_max).unwrap_or(usize::MAX);
+        require(percent <= 100, "spare_percent_max", percent, &|| at_most(100, "the whole log"))?;
         let buffer = BufferPool::buffer_size(largest.max(batch + SEGMENT_HEADER_SIZE)).unwrap_or(usize::MAX);
         require(buffer <= buffer_pool_bytes_max, "buffer_pool_bytes_max", buffer_pool_bytes_max, &|| {
             at_least(buffer, "the largest buffer: `buffer_bytes_max`, or what the largest batch takes")
@@ -186,178 +188,179 @@ impl LogOptions {
     }
 }
 
-/// What a log has done since it was opened, and where it stands.
+/// Counters of a log since it was opened, and current sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Batches accepted.
+    /// Accepted batches.
     pub batch_count: u64,
-    /// Extents accepted.
+    /// Accepted extents.
     pub extent_count: u64,
-    /// Writes handed to the system.
+    /// Completed writes.
     pub write_count: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Syncs of segments that carried a group.
+    /// Syncs of segments that persisted a group.
     pub sync_count: u64,
-    /// What a sync takes, in microseconds: a running average.
+    /// Running average of the time of a sync in microseconds.
     pub sync_us: u64,
-    /// Bytes that the segments' frames take, the oldest included.
+    /// Total size in bytes of the frames in all segments.
     pub file_bytes: u64,
-    /// Of these, what was left empty so that no synced block is written again.
+    /// Bytes of `file_bytes` that are padding, so that no synced block is written again.
     pub padding_bytes: u64,
-    /// Bytes accepted and not yet written: what is in memory now.
+    /// Bytes that are accepted and not yet written: the log's current use of memory.
     pub memory_bytes: u64,
-    /// Bytes written and not yet persisted, of the open segment.
+    /// Bytes of the open segment that are written and not yet persisted.
     pub unsynced_bytes: u64,
 }
 
-/// What a log knows of one of its segments, without looking into the file.
+/// Metadata of a segment, known without reading its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// Its number.
+    /// The segment's number.
     pub number: u32,
-    /// Its epoch, by which its directory is opened: see [`Directory::open`].
+    /// Its epoch, with which its segment index is opened: see [`SegmentIndex::open`].
     pub epoch: u32,
-    /// The `Seq` of the first commit that was, or will be, put there.
+    /// The `Seq` of its first record, or of the next record if it has none yet.
     pub first_seq: Seq,
-    /// The `Seq` of the last commit so far; smaller than the first where there is none.
+    /// The `Seq` of its last record so far; less than `first_seq` if it has none.
     pub last_seq: Seq,
-    /// Where its frames end, in bytes from the file's first.
+    /// Offset in bytes where its frames end.
     pub frame_bytes: u64,
-    /// It was sealed: it has a directory.
+    /// Whether it has been sealed, and so has a segment index.
     pub is_sealed: bool,
 }
 
-/// A segmented append-only log in a folder of its own. Used from many tasks at once.
+/// A segmented append-only log in a directory of its own. It can be used from many tasks at once.
 ///
-/// Dropping it without [`Log::close`] is like a crash of the process: what was accepted and
-/// not yet written may be lost. But the process goes on, and so do writes in flight: until they have
-/// ended, the folder can't be opened again ([`OpenError::InUse`]).
+/// Dropping it without [`Log::close`] acts like a crash of the process: bytes that were accepted and not yet
+/// written may be lost. Writes in flight still complete; until then, the directory can't be opened again
+/// ([`OpenError::InUse`]).
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Where a record's bytes are.
-pub(crate) enum Found {
+/// The source of a record's bytes.
+pub(crate) enum RecordSource {
     Memory(Bytes),
     File(Arc<File>),
 }
 
 pub(crate) struct Shared {
     pub env: Env,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub directory_syncs: Arc<DirectorySyncs>,
     pub options: LogOptions,
-    /// Whether segments' files are opened for direct I/O.
+    /// Whether segments are opened for direct I/O.
     pub direct: AtomicBool,
     pub log_id: [u8; 16],
-    /// Grows with every opening; segments made now carry it.
+    /// Grows with each opening; new segments carry it.
     pub epoch: u32,
     /// Where the log ended when it was opened.
     pub recovered: Tail,
-    state: Mutex<State>,
-    /// Taken by who makes room: one at a time.
-    pub room: tokio::sync::Mutex<Room>,
-    /// Taken by who seals a segment.
+    state: Mutex<LogState>,
+    /// Held while disk space is reserved, so by one task at a time.
+    pub reservation: tokio::sync::Mutex<DiskReservation>,
+    /// Held while a segment is sealed.
     pub sealing: tokio::sync::Mutex<()>,
-    /// Mirrors `Left::seal_next`.
+    /// Mirrors `ClosedSegments::seal_next`.
     pub sealed_below: watch::Sender<u32>,
-    /// Replaced only under the state's lock.
-    pub view: ArcSwap<View>,
-    /// The end of what is written, in bits: readers of anything below need not look into memory.
+    /// Replaced only while the state's lock is held.
+    pub read_view: ArcSwap<ReadView>,
+    /// End of the written bytes, as bits. A reader of anything below it need not look into memory.
     pub written_position: AtomicU64,
-    /// Mirrors the `Seq` of `State::persisted`.
+    /// Mirrors the `Seq` of `LogState::persisted`.
     pub persisted_seq: AtomicU64,
-    /// Its files were given up: reads have none.
+    /// Whether the file handles were released, so that reads fail.
     pub closed: AtomicBool,
-    /// Told when the log ends, and when its last operation does after that.
-    pub ended: Notify,
-    /// Told when the timer is to look earlier than it meant to.
+    /// Notified when the log stops, when its last operation completes after that, and when an operation
+    /// fails.
+    pub status_changed: Notify,
+    /// Notified when the timer must fire earlier.
     pub timer_moved: Arc<Notify>,
-    /// Told when what waits to be written again is to be tried at once.
-    pub again: Arc<Notify>,
+    /// Notified to retry suspended writes immediately.
+    pub retry_now: Arc<Notify>,
 }
 
 impl Log {
-    /// Opens the log in `folder`, creating it with the first append, and hands every record of
-    /// every whole batch to `replay`, in order. What it hands over is persisted once this
-    /// returns. Where nothing had to be cut it goes on in the last segment.
+    /// Opens the log in `directory`, which the first append creates, and passes each record of each whole
+    /// batch to `replay`, in order. The replayed records are persisted once this returns. If no torn tail was
+    /// cut, the log continues in the last segment.
     ///
-    /// Not for a log that has handed over segments ([`Log::hand_over`]): their files would count as
-    /// forgotten, and be removed. It is opened by [`Log::open_after`].
+    /// Not for a log that has transferred segments ([`Log::transfer`]): it would treat their files as
+    /// truncated and remove them. Use [`Log::open_after`] for that.
     ///
     /// # Errors
-    /// Damage below what had been persisted, a missing segment, another format, or what the
-    /// system says. Files are changed only after everything was found sound: a torn tail is cut.
+    /// Damage below what had been persisted, a missing segment, another format, or an I/O error. Files are
+    /// changed only after all of them were found sound; then a torn tail is cut.
     ///
     /// # Panics
-    /// Where [`LogOptions::check`] refuses the options.
+    /// If [`LogOptions::check`] rejects the options.
     pub async fn open(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: LogOptions,
         mut replay: impl FnMut(Location, RecordRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        let (start, locked) = (Start::default(), recovery::lock(env, folder, 0).await?);
-        Log::open_from(env, folder, options, start, locked, Replay::Records(&mut replay)).await
+        let (start, locked) = (Start::default(), recovery::lock(env, directory, 0).await?);
+        Log::open_from(env, directory, options, start, locked, Replay::Records(&mut replay)).await
     }
 
-    /// As [`Log::open`], for who has the log's records up to `start.after` elsewhere: those that
-    /// follow are handed to `replay`, in order. What was sealed is told by its directory: the frames
-    /// are read of the last segment alone, and of those whose directory is missing, damaged, or not
-    /// what the headers say.
+    /// As [`Log::open`], for a caller that has the records up to `start.after` elsewhere: the later ones are
+    /// passed to `replay`, in order. Sealed segments are replayed from their segment index; frames are read
+    /// only of the last segment, and of segments whose index is missing, damaged, or inconsistent with the
+    /// headers.
     ///
-    /// Segments below `start.first_segment` are not the log's: they aren't looked at, locked or
-    /// changed, and needn't be there. Those between it and the oldest that the last header names
-    /// were forgotten, and are removed: whoever takes segments over writes down a new
-    /// `first_segment`, for good, before it calls [`Log::hand_over`].
+    /// Segments below `start.first_segment` don't belong to the log: they aren't read, locked or changed, and
+    /// need not exist. Segments between `start.first_segment` and the oldest one that the last header names
+    /// were truncated, and are removed. A caller that takes over segments therefore stores a new
+    /// `first_segment` durably before it calls [`Log::transfer`].
     ///
     /// # Errors
-    /// As [`Log::open`]. [`OpenError::Behind`] where the log ends before `start.after`, and
-    /// [`OpenError::Missing`] where there is no segment though `start` says that there was one.
+    /// As [`Log::open`]. [`OpenError::Behind`] if the log ends before `start.after`; [`OpenError::Missing`]
+    /// if there is no segment although `start` implies one.
     ///
     /// # Panics
     /// As [`Log::open`].
     pub async fn open_after(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: LogOptions,
         start: Start,
         replay: impl FnMut(EntryRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
-        let locked = Log::lock(env, folder, start.first_segment).await?;
-        Log::open_locked(env, folder, options, start, locked, replay).await
+        let locked = Log::lock(env, directory, start.first_segment).await?;
+        Log::open_locked(env, directory, options, start, locked, replay).await
     }
 
-    /// Keeps every other log out of the folder until what is returned is dropped, or given to
-    /// [`Log::open_locked`]; changes nothing. For who reads what belongs to the log, before it is
-    /// opened, and may be changed by whoever has the log now. Segments below `first_segment` are not
-    /// looked at. A log without segments can't be locked: it has none to lose.
+    /// Prevents other logs from opening the directory until the result is dropped or passed to
+    /// [`Log::open_locked`]. Changes nothing. For a caller that, before opening the log, reads related files
+    /// that the log's current owner might still change. Segments below `first_segment` are ignored. A log
+    /// without segments can't be locked, but has nothing to lose.
     ///
     /// # Errors
-    /// [`OpenError::InUse`], or what the system says.
-    pub async fn lock(env: &Env, folder: &Path, first_segment: u32) -> Result<Locked, OpenError> {
-        recovery::lock(env, folder, first_segment).await
+    /// [`OpenError::InUse`], or an I/O error.
+    pub async fn lock(env: &Env, directory: &Path, first_segment: u32) -> Result<LogLock, OpenError> {
+        recovery::lock(env, directory, first_segment).await
     }
 
-    /// As [`Log::open_after`], of a log that was locked.
+    /// As [`Log::open_after`], for a log that was locked.
     ///
     /// # Errors
     /// As [`Log::open_after`].
     ///
     /// # Panics
-    /// As [`Log::open`]; and where it was locked from another segment on than `start.first_segment`.
+    /// As [`Log::open`], and if the lock's first segment isn't `start.first_segment`.
     pub async fn open_locked(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: LogOptions,
         start: Start,
-        locked: Locked,
+        locked: LogLock,
         mut replay: impl FnMut(EntryRef<'_>) + Send,
     ) -> Result<(Log, Recovery), OpenError> {
         let replay = Replay::Entries(&mut replay);
-        let opened = Log::open_from(env, folder, options, start, locked, replay).await?;
-        // Whoever takes segments over waits for their directories.
+        let opened = Log::open_from(env, directory, options, start, locked, replay).await?;
+        // A caller that takes over segments waits until they are sealed.
         let shared = &opened.0.shared;
         shared.start_sealing(&mut shared.lock());
         Ok(opened)
@@ -365,71 +368,72 @@ impl Log {
 
     async fn open_from(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: LogOptions,
         start: Start,
-        locked: Locked,
+        locked: LogLock,
         replay: Replay<'_>,
     ) -> Result<(Log, Recovery), OpenError> {
         let checked = options.check(env.buffers.stats().bytes_max);
         assert!(checked.is_ok(), "{checked:?}");
         let directory_syncs = locked.directory_syncs().clone();
-        let found = recovery::recover(env, folder, &options, start, locked, replay).await?;
+        let found = recovery::recover(env, directory, &options, start, locked, replay).await?;
         if options.direct {
             for file in found.files.values().filter_map(|slot| slot.get()) {
                 file.set_direct(true).await?;
             }
         }
-        let end = Mark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
+        let end =
+            Watermark { seq: found.last_seq, at: Position::new(found.tail.segment, found.tail.end as u32) };
         let mut open = found.open;
         if let Some(segment) = &mut open {
             segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes, 0));
         }
-        let state = State::new(options, env.buffers.clone(), end, open, found.segments);
+        let state = LogState::new(options, env.buffers.clone(), end, open, found.segments);
         let shared = Arc::new(Shared {
             env: env.clone(),
-            folder: folder.to_path_buf(),
+            directory: directory.to_path_buf(),
             directory_syncs,
             options,
             direct: AtomicBool::new(options.direct),
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
             epoch: found.epoch + 1,
             recovered: found.tail,
-            view: ArcSwap::from_pointee(View::new(Arc::new(found.files), &state)),
+            read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(found.files), &state)),
             written_position: AtomicU64::new(end.at.bits()),
             persisted_seq: AtomicU64::new(end.seq),
             closed: AtomicBool::new(false),
-            ended: Notify::new(),
+            status_changed: Notify::new(),
             timer_moved: Arc::default(),
-            again: Arc::default(),
-            sealed_below: watch::Sender::new(state.left.seal_next),
+            retry_now: Arc::default(),
+            sealed_below: watch::Sender::new(state.closed.seal_next),
             state: Mutex::new(state),
-            room: tokio::sync::Mutex::default(),
+            reservation: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
         });
         Ok((Log { shared }, found.summary))
     }
 
-    /// Accepts a batch: it gets its place in the order, which never changes, and is brought as
-    /// far as `stage`, which [`Log::wait`] waits for. Returns at once, unless room must be made
-    /// first: a new segment, more of this one reserved, or a buffer, where the pool has none.
+    /// Accepts a batch: assigns its position, which never changes, and starts bringing it to `stage`, for
+    /// which [`Log::wait`] waits. Returns immediately, unless it has to wait for a new segment, more reserved
+    /// disk space, or a buffer when the pool is empty.
     ///
-    /// Dropping the future before it returns leaves the batch out, whole.
+    /// Dropping the future before it returns leaves the batch out as a whole.
     ///
     /// # Errors
-    /// [`AppendError::TooLarge`] and [`AppendError::NoSpace`] leave the log as it was;
-    /// [`AppendError::Stopped`] is for good.
+    /// [`AppendError::TooLarge`], [`AppendError::NoSpace`] and [`AppendError::NoDescriptor`] leave the log
+    /// unchanged; [`AppendError::Stopped`] is permanent.
     ///
     /// # Panics
-    /// Where the batch has no records.
+    /// If the batch has no records.
     pub async fn append(&self, batch: &Batch, stage: Stage) -> Result<Appended, AppendError> {
         let placed = self.place(batch, FrameKind::Batch, stage).await?;
         Ok(appended(batch, &placed))
     }
 
-    /// Accepts an extent: bytes without a `Seq`, up to [`EXTENT_SIZE_MAX`] of them, to which a
-    /// batch that is appended later refers ([`Batch::push_extents`]). It is persisted with that
-    /// batch at the latest; until then recovery may lose it.
+    /// Accepts an extent: up to [`EXTENT_SIZE_MAX`] bytes without a `Seq`, to which a later batch refers
+    /// ([`Batch::push_extents`]). It is persisted with that batch at the latest; until then recovery may lose
+    /// it.
     ///
     /// # Errors
     /// As [`Log::append`].
@@ -442,16 +446,15 @@ impl Log {
         Ok(locations(&extent, &placed)[0])
     }
 
-    /// Appends a batch and returns once it is persisted, in the caller's thread: where nobody
-    /// else is at work, it writes and syncs by itself, without a hand-over. For users without an
-    /// executor; what must be made first (a segment, room, a buffer) is still left to tasks.
+    /// Appends a batch and returns once it is persisted, in the caller's thread: if no other thread is
+    /// writing, this one writes and syncs, without a thread switch. For callers without an executor;
+    /// preparatory work (a new segment, disk space, a buffer) still runs in tasks.
     ///
     /// # Errors
-    /// As [`Log::append`]. After [`AppendError::Stopped`] it is unknown whether the batch
-    /// survives.
+    /// As [`Log::append`]. After [`AppendError::Stopped`] it is unknown whether the batch survives.
     ///
     /// # Panics
-    /// In a task of an executor, which it would hold up, and where the batch has no records.
+    /// In a task of an executor, which it would block, and if the batch has no records.
     pub fn append_blocking(&self, batch: &Batch) -> Result<Appended, AppendError> {
         self.check(batch)?;
         let mut buffer = None;
@@ -459,20 +462,20 @@ impl Log {
             let placed = self.shared.try_place(batch, FrameKind::Batch, Stage::Persisted, &mut buffer)?;
             match placed {
                 Ok(placed) => break placed,
-                Err(lack) => {
-                    self.shared.drive();
+                Err(blocked) => {
+                    self.shared.submit_ready();
                     let (done, made) = oneshot::channel();
-                    let (shared, claim) = (self.shared.clone(), Claim::of(batch));
-                    self.shared.env.spawn("log room", async move {
-                        let _ = done.send(shared.make(lack, claim).await);
+                    let (shared, request) = (self.shared.clone(), SpaceRequest::of(batch));
+                    self.shared.env.spawn("log reservation", async move {
+                        let _ = done.send(shared.provide(blocked, request).await);
                     });
                     let made = made.blocking_recv();
-                    buffer = made.unwrap_or_else(|_| Err(self.shared.why_stopped().into()))?;
+                    buffer = made.unwrap_or_else(|_| Err(self.shared.stop_reason().into()))?;
                 }
             }
         };
         let appended = appended(batch, &placed);
-        self.shared.wait_blocking(Mark { seq: appended.last_seq.0, at: Position::default() })?;
+        self.shared.wait_blocking(Watermark { seq: appended.last_seq.0, at: Position::default() })?;
         Ok(appended)
     }
 
@@ -485,159 +488,157 @@ impl Log {
         }
     }
 
-    async fn place(&self, batch: &Batch, kind: FrameKind, stage: Stage) -> Result<Placed, AppendError> {
+    async fn place(&self, batch: &Batch, kind: FrameKind, stage: Stage) -> Result<Placement, AppendError> {
         self.check(batch)?;
         let mut buffer = None;
         loop {
             match self.shared.try_place(batch, kind, stage, &mut buffer)? {
                 Ok(placed) => {
-                    self.shared.drive();
+                    self.shared.submit_ready();
                     return Ok(placed);
                 }
-                Err(lack) => {
-                    self.shared.drive();
-                    buffer = self.shared.make(lack, Claim::of(batch)).await?;
+                Err(blocked) => {
+                    self.shared.submit_ready();
+                    buffer = self.shared.provide(blocked, SpaceRequest::of(batch)).await?;
                 }
             }
         }
     }
 
-    /// Returns once `seq`, which need not exist yet, has got as far as `stage`.
+    /// Returns once `seq`, which need not exist yet, has reached `stage`.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped before that.
     pub async fn wait(&self, seq: Seq, stage: Stage) -> Result<(), Stopped> {
-        self.shared.wait(Mark { seq: seq.0, at: Position::default() }, stage).await
+        self.shared.wait(Watermark { seq: seq.0, at: Position::default() }, stage).await
     }
 
-    /// A barrier: returns once everything accepted before the call is persisted.
+    /// Returns once everything accepted before the call is persisted.
     ///
     /// # Errors
-    /// The log stopped before all of it was.
+    /// The log stopped before that.
     pub async fn flush(&self) -> Result<(), Stopped> {
         self.shared.flush().await
     }
 
-    /// Says that no record before `seq`, of those appended so far, is needed any more, since what it
-    /// said stands elsewhere.
-    /// Segments that hold such records alone go some time after the next one has begun, and are
-    /// not replayed then; until that they may still be read, and replayed.
+    /// Declares that records before `seq`, among those appended so far, are no longer needed, because the
+    /// caller has their content elsewhere. Segments that hold only such records are removed some time after
+    /// the next segment has begun, and are then not replayed; until their removal they may still be read and
+    /// replayed.
     ///
-    /// Extents go with the records that stand before them: who needs a record that refers to
-    /// extents forgets nothing from the last record on that was appended before these.
-    pub fn forget_before(&self, seq: Seq) {
+    /// Extents are removed with the records before them: a caller that needs a record with extents must not
+    /// truncate the last record appended before those extents, nor any later one.
+    pub fn truncate_before(&self, seq: Seq) {
         let mut state = self.shared.lock();
         let seq = seq.0.min(state.accepted.seq + 1);
-        state.left.forget_before = state.left.forget_before.max(seq);
+        state.closed.truncate_before = state.closed.truncate_before.max(seq);
     }
 
-    /// The segments' numbers, oldest first. All but the last were left; they are sealed, one after
-    /// another, while the log goes on.
+    /// The segments' numbers, oldest first. All but the last are closed, and are sealed in the background.
     pub fn segments(&self) -> Vec<u32> {
-        self.shared.view.load().files.keys().copied().collect()
+        self.shared.read_view.load().files.keys().copied().collect()
     }
 
-    /// What is known of the log's segments, oldest first.
-    pub fn known_segments(&self) -> Vec<SegmentInfo> {
+    /// Metadata of the log's segments, oldest first.
+    pub fn segment_infos(&self) -> Vec<SegmentInfo> {
         self.shared.lock().segment_infos()
     }
 
-    /// All segments below this one have been sealed, or can't be ([`SegmentInfo::is_sealed`] tells),
-    /// and all that they hold is persisted: they may be handed over. A segment that was left is
-    /// sealed in a pause of the appends, or once some others wait for it.
+    /// All segments below this one are sealed, or can't be (see [`SegmentInfo::is_sealed`]), and are fully
+    /// persisted: they can be transferred. A closed segment is sealed in a pause of the appends, or when too
+    /// many wait for it.
     pub fn sealed_below(&self) -> u32 {
         *self.shared.sealed_below.borrow()
     }
 
-    /// Returns [`Log::sealed_below`] as soon as it isn't `seen` any more. Dropping the future
-    /// changes nothing.
+    /// Returns [`Log::sealed_below`] as soon as it differs from `seen`. Dropping the future has no effect.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped before that.
     pub async fn sealed_changed(&self, seen: u32) -> Result<u32, Stopped> {
         let mut sealed = self.shared.sealed_below.subscribe();
         let changed = pin!(sealed.wait_for(|below| *below != seen));
-        match select(changed, pin!(self.shared.ends())).await {
+        match select(changed, pin!(self.shared.wait_until_stopped())).await {
             Either::Left((Ok(below), _)) => Ok(*below),
-            _ => Err(self.shared.why_stopped()),
+            _ => Err(self.shared.stop_reason()),
         }
     }
 
-    /// Asks for the segments that were left so far to be sealed without waiting for a pause in the
-    /// appends; [`Log::sealed_changed`] tells when they are. Returns the first that isn't among them:
-    /// the open one, or the one before where nothing has been appended since that was left.
+    /// Requests that the segments closed so far be sealed without waiting for a pause in the appends;
+    /// [`Log::sealed_changed`] reports when they are. Returns the first segment that isn't among them: the
+    /// open one, or the one before it if nothing has been appended since that was closed.
     pub fn seal_soon(&self) -> u32 {
         let mut state = self.shared.lock();
         let end = state.seal_end();
-        state.left.seal_soon = end;
+        state.closed.seal_soon = end;
         self.shared.start_sealing(&mut state);
         end
     }
 
-    /// Gives the segments below this one to the caller: the log doesn't know of them any more, and
-    /// never removes or changes their files. The next segment's header says so.
+    /// Transfers the segments below this one to the caller: they are no longer part of the log, which never
+    /// removes or changes their files. The next segment's header records this.
     ///
-    /// At the next opening the log finds them to be forgotten, and removes them, unless
-    /// [`Start::first_segment`] is past them: so the caller first sees to it, for good, that it will
-    /// be `below`, at least.
+    /// When it is opened again, the log treats them as truncated and removes them, unless
+    /// [`Start::first_segment`] excludes them. So the caller first stores durably that `first_segment` will
+    /// be at least `below`.
     ///
-    /// Their bytes count as live when the log sizes its next segments, until
-    /// [`Log::set_bytes_elsewhere`] tells better.
+    /// Their bytes count as live when the log sizes its next segments, until [`Log::set_transferred_bytes`]
+    /// corrects that.
     ///
     /// # Panics
-    /// Where `below` is past [`Log::sealed_below`].
-    pub fn hand_over(&self, below: u32) {
-        self.shared.hand_over(below);
+    /// If `below` is greater than [`Log::sealed_below`].
+    pub fn transfer(&self, below: u32) {
+        self.shared.transfer(below);
     }
 
-    /// Says how many live bytes of this log lie in segments that were handed over: the next
-    /// segments' sizes follow from these as well. 0 after opening.
-    pub fn set_bytes_elsewhere(&self, bytes: u64) {
-        self.shared.lock().bytes_elsewhere = bytes;
+    /// Sets how many live bytes of this log are in transferred segments; the log includes them when it sizes
+    /// its next segments. 0 after opening.
+    pub fn set_transferred_bytes(&self, bytes: u64) {
+        self.shared.lock().transferred_bytes = bytes;
     }
 
-    /// The files of the segments that the log has now, for [`Log::read_in`]. Cheap.
+    /// The files of the log's current segments, for [`Log::read_in`]. Cheap.
     ///
-    /// What was handed over or forgotten since can still be read there, also when its file was
-    /// removed. Of the other segments' files the log lets go when it is closed or dropped.
+    /// Segments that are transferred or truncated later can still be read through it, even after their files
+    /// were removed. The files of other segments are released when the log is closed or dropped.
     pub fn files(&self) -> Files {
-        Files(self.shared.view.load().files.clone())
+        Files(self.shared.read_view.load().files.clone())
     }
 
     /// The file of one of the log's segments.
     pub fn segment_file(&self, segment: u32) -> Option<Arc<File>> {
-        self.shared.view.load().files.get(&segment)?.get()
+        self.shared.read_view.load().files.get(&segment)?.get()
     }
 
-    /// The directory of a segment that was sealed.
+    /// The segment index of a sealed segment.
     ///
     /// # Errors
-    /// [`DirectoryError::Absent`] where it isn't sealed, or not yet; else as [`Directory::open`].
-    pub async fn directory(&self, segment: u32) -> Result<Directory, DirectoryError> {
-        let path = || recovery::segment_path(&self.shared.folder, segment);
+    /// [`SegmentIndexError::Absent`] if it isn't sealed (yet); otherwise as [`SegmentIndex::open`].
+    pub async fn segment_index(&self, segment: u32) -> Result<SegmentIndex, SegmentIndexError> {
+        let path = || recovery::segment_path(&self.shared.directory, segment);
         let file = self.segment_file(segment);
-        let file = file.ok_or_else(|| DirectoryError::Absent { path: path() })?;
+        let file = file.ok_or_else(|| SegmentIndexError::Absent { path: path() })?;
         let epoch = match SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?) {
             Ok((header, _)) => header.epoch,
-            Err(_) => return Err(DirectoryError::Absent { path: path() }),
+            Err(_) => return Err(SegmentIndexError::Absent { path: path() }),
         };
-        Directory::open(file, segment, epoch).await
+        SegmentIndex::open(file, segment, epoch).await
     }
 
-    /// Reads and writes with direct I/O from here on, or no longer; at any time, whatever is under
-    /// way. Segments on a file system that refuses stay as they are.
+    /// Switches direct I/O for reads and writes on or off; possible at any time, also with operations in
+    /// flight. Segments on a file system that refuses direct I/O stay as they are.
     ///
     /// # Errors
-    /// What the system says; some segments may have changed. `Closed` after [`Log::close`].
+    /// An I/O error; some segments may have changed. `Closed` after [`Log::close`].
     pub async fn set_direct(&self, direct: bool) -> Result<(), settee_io::Error> {
-        // No segment comes or goes meanwhile.
-        let room = self.shared.room.lock().await;
+        // While this is held, no segment is added or removed.
+        let reservation = self.shared.reservation.lock().await;
         if self.shared.is_closed() {
-            return Err((*self.shared.why_stopped().source).clone());
+            return Err((*self.shared.stop_reason().source).clone());
         }
-        let files = self.shared.view.load().files.clone();
-        let spare = room.next.as_ref().map(|spare| spare.file.clone());
-        for file in files.values().filter_map(|slot| slot.get()).chain(spare) {
+        let files = self.shared.read_view.load().files.clone();
+        let preallocated = reservation.next.as_ref().map(|preallocated| preallocated.file.clone());
+        for file in files.values().filter_map(|slot| slot.get()).chain(preallocated) {
             file.set_direct(direct).await?;
         }
         self.shared.direct.store(direct, Ordering::Relaxed);
@@ -650,9 +651,8 @@ impl Log {
         Seq(self.shared.persisted_seq.load(Ordering::Acquire))
     }
 
-    /// Reads the record at `location`: from memory where it isn't written yet, otherwise by one
-    /// positional read. Takes no lock, and waits for no write, no sync and no buffer. The
-    /// record's checksum is verified.
+    /// Reads the record at `location`: from memory if it isn't written yet, otherwise with one positional
+    /// read. Takes no lock, and waits for no write, sync or buffer. Verifies the record's checksum.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -660,8 +660,7 @@ impl Log {
         self.read_commit(location, None).await
     }
 
-    /// As [`Log::read`], but what isn't in memory is read from `files`, where the segment is among
-    /// them.
+    /// As [`Log::read`], but a record that isn't in memory is read from `files` if they include the segment.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -685,7 +684,7 @@ impl Log {
         self.read_extent_record(location, None).await
     }
 
-    /// As [`Log::read_in`], an extent.
+    /// Reads an extent as [`Log::read_in`] does a record.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -706,28 +705,28 @@ impl Log {
     }
 
     async fn read_record(&self, location: Location, files: Option<&Files>) -> Result<Record, ReadError> {
-        if self.shared.options.is_planted(Planted::ReaderWaits) {
+        if self.shared.options.is_enabled(Failpoint::ReaderWaits) {
             drop(self.shared.env.buffers.take(1).await);
         }
         let bytes = match self.find(location, files)? {
-            Found::Memory(bytes) => bytes,
-            Found::File(file) => {
+            RecordSource::Memory(bytes) => bytes,
+            RecordSource::File(file) => {
                 file.read_exact_at(u64::from(location.offset), location.length as usize).await?
             }
         };
         Record::decode(bytes).map_err(|what| self.damaged(location, what))
     }
 
-    /// The record's bytes, where they are in memory; else the file that has them.
-    pub(crate) fn find(&self, location: Location, files: Option<&Files>) -> Result<Found, ReadError> {
+    /// The record's bytes if they are in memory, otherwise the file that contains them.
+    pub(crate) fn find(&self, location: Location, files: Option<&Files>) -> Result<RecordSource, ReadError> {
         let Location { segment, offset, length } = location;
         let end = offset.checked_add(length);
         let end = end.ok_or_else(|| self.damaged(location, "it ends past the largest segment"))?;
         let (start, end) = (Position::new(segment, offset), Position::new(segment, end));
         if end > self.shared.written()
-            && let Some(bytes) = self.shared.view.load().copy(start, end)
+            && let Some(bytes) = self.shared.read_view.load().copy(start, end)
         {
-            return Ok(Found::Memory(bytes));
+            return Ok(RecordSource::Memory(bytes));
         }
         let file = match files.and_then(|files| files.0.get(&segment)) {
             Some(slot) => slot.get(),
@@ -735,18 +734,18 @@ impl Log {
         };
         let Some(file) = file else {
             return Err(match self.shared.is_closed() {
-                true => ReadError::Stopped(self.shared.why_stopped()),
+                true => ReadError::Stopped(self.shared.stop_reason()),
                 false => ReadError::NoSegment { segment },
             });
         };
-        // Looked up again: it may have been written meanwhile.
+        // Loaded again: the record may have been written meanwhile.
         if end > self.shared.written() {
             return Err(self.not_written(location));
         }
-        Ok(Found::File(file))
+        Ok(RecordSource::File(file))
     }
 
-    /// Why there is nothing at a place behind all that is written, nor in memory.
+    /// The error for a location that is beyond the written bytes and not in memory.
     fn not_written(&self, location: Location) -> ReadError {
         match self.health() {
             Err(stopped) => ReadError::Stopped(stopped),
@@ -755,17 +754,17 @@ impl Log {
     }
 
     pub(crate) fn damaged(&self, location: Location, what: &'static str) -> ReadError {
-        let path = recovery::segment_path(&self.shared.folder, location.segment);
+        let path = recovery::segment_path(&self.shared.directory, location.segment);
         ReadError::Damaged { path, offset: location.offset.into(), what }
     }
 
-    /// Stops the log for what failed elsewhere: who syncs its folder and is refused tells it, since
-    /// no later sync covers the segments' names that this one was to.
+    /// Stops the log because of a failure elsewhere. A caller whose sync of the log's directory failed must
+    /// call it, since no later sync covers the segment names that this one was to persist.
     pub fn stop(&self, error: settee_io::Error) {
         self.shared.stop(error);
     }
 
-    /// Whether it still takes appends; otherwise why not.
+    /// Whether the log still accepts appends.
     ///
     /// # Errors
     /// Why it stopped.
@@ -773,7 +772,7 @@ impl Log {
         self.shared.lock().stopped.clone().map_or(Ok(()), Err)
     }
 
-    /// Counters since it was opened, and where it stands.
+    /// Counters since it was opened, and current sizes.
     pub fn stats(&self) -> LogStats {
         let state = self.shared.lock();
         let is_open = state.written.at.segment() == state.persisted.at.segment();
@@ -781,78 +780,81 @@ impl Log {
         LogStats { memory_bytes: state.memory_bytes() as u64, unsynced_bytes: unsynced as u64, ..state.stats }
     }
 
-    /// As [`Log::flush`], but returns false where a write finds no room on the disk meanwhile: it is
-    /// tried again, however long that takes.
+    /// As [`Log::flush`], but returns false if a write fails for lack of disk space meanwhile; the log keeps
+    /// retrying that write.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped before that.
     pub async fn try_flush(&self) -> Result<bool, Stopped> {
         self.shared.try_flush().await
     }
 
-    /// Returns once a write has found no room on the disk, with what the system said of it: it is tried
-    /// again, however long that takes. Never returns while there is room.
-    pub async fn finds_no_room(&self) -> settee_io::Error {
-        (*self.shared.finds_no_room().await).clone()
+    /// Returns once a write has failed for lack of disk space, with the I/O error; the log keeps retrying
+    /// that write. Never returns while there is space.
+    pub async fn wait_for_no_space(&self) -> settee_io::Error {
+        (*self.shared.wait_for_no_space().await).clone()
     }
 
-    /// Says that the log is about to be closed: a write that finds no room on the disk is not tried again
-    /// any more, but stops the log, and whoever waits for it is told.
+    /// Announces that the log is about to be closed: from now on a write that fails for lack of disk space
+    /// isn't retried, but stops the log and fails its waiters.
     pub fn begin_close(&self) {
         self.shared.begin_closing();
     }
 
-    /// Persists everything accepted and ends the log; later appends and reads are refused. Returns
-    /// when nothing is under way any more: then the folder may be opened again.
+    /// Persists everything accepted and ends the log; later appends and reads fail. Returns when no operation
+    /// is in flight; then the directory can be opened again.
     ///
     /// # Errors
-    /// The log stopped before all of it was persisted, or there was no room on the disk for it; it has
-    /// ended all the same.
+    /// The log stopped before all of it was persisted, or the disk had no space for it; the log has ended
+    /// nevertheless.
     pub async fn close(&self) -> Result<(), Stopped> {
         self.begin_close();
         let flushed = self.flush().await;
         self.shared.end();
         self.shared.wait_for_operations().await;
-        let mut room = self.shared.room.lock().await;
+        let mut reservation = self.shared.reservation.lock().await;
         let _sealing = self.shared.sealing.lock().await;
-        if let Err(error) = self.shared.give_up_spare(&mut room).await {
-            tracing::warn!(%error, folder = %self.shared.folder.display(), "a segment made ahead stays");
+        if let Err(error) = self.shared.remove_preallocated(&mut reservation).await {
+            tracing::warn!(
+                %error, directory = %self.shared.directory.display(),
+                "the preallocated segment could not be removed"
+            );
         }
-        self.shared.let_go_of_files();
+        self.shared.release_files();
         flushed
     }
 }
 
-/// Reads the record, or the extent, that lies at `offset` and takes `length` bytes of any file, by one
-/// positional read, and checks it. For files that hold records as a log's segment does: one that was
-/// handed over, or one into which records were copied ([`Record::bytes`]).
+/// Reads the record or extent of `length` bytes at `offset` of any file, with one positional read, and
+/// verifies its checksum. For files that contain records in the log's format: a transferred segment, or a
+/// file into which records were copied ([`Record::bytes`]).
 ///
 /// # Errors
-/// [`ReadError::Damaged`] where no whole record of that length lies there; or what the system says.
+/// [`ReadError::Damaged`] if there is no whole record of that length; or an I/O error.
 pub async fn read_record(file: &File, offset: u64, length: u32) -> Result<Record, ReadError> {
     let bytes = file.read_exact_at(offset, length as usize).await?;
     let damaged = |what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
     Record::decode(bytes).map_err(damaged)
 }
 
-/// The state's lock. A panic under it leaves a state that nobody can tell, and stops the log.
+/// The state's lock. A panic while it is held leaves the state unknown, and stops the log.
 pub(crate) struct StateGuard<'a> {
     shared: &'a Shared,
-    /// None once it is being dropped.
-    state: Option<MutexGuard<'a, State>>,
+    /// `None` while it is being dropped.
+    state: Option<MutexGuard<'a, LogState>>,
     was_panicking: bool,
 }
 
 impl Deref for StateGuard<'_> {
-    type Target = State;
+    type Target = LogState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &LogState {
         self.state.as_ref().expect("it is not being dropped")
     }
 }
 
 impl DerefMut for StateGuard<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut LogState {
         self.state.as_mut().expect("it is not being dropped")
     }
 }
@@ -861,10 +863,10 @@ impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.was_panicking && std::thread::panicking() {
             let shared = self.shared;
-            let held = shared.stop_locked(self, shared.panicked());
-            // Wakes the waiters, without the lock.
+            let released = shared.stop_locked(self, shared.panic_error());
+            // Unlocks before waking the waiters.
             self.state = None;
-            drop(held);
+            drop(released);
         }
     }
 }
@@ -877,24 +879,24 @@ impl Drop for Log {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Whoever has them still ([`Files`]) doesn't keep the folder from being opened again.
-        self.view.load().files.values().for_each(|slot| slot.let_go());
+        // Handles in [`Files`] that outlive the log don't keep the directory locked.
+        self.read_view.load().files.values().for_each(|slot| slot.clear());
     }
 }
 
 impl std::fmt::Debug for Log {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Log").field("folder", &self.shared.folder).finish_non_exhaustive()
+        f.debug_struct("Log").field("directory", &self.shared.directory).finish_non_exhaustive()
     }
 }
 
-fn appended(batch: &Batch, placed: &Placed) -> Appended {
+fn appended(batch: &Batch, placed: &Placement) -> Appended {
     let last_seq = placed.first_seq + batch.len() as u64 - 1;
     let (first_seq, group) = (Seq(placed.first_seq), placed.group);
     Appended { first_seq, last_seq: Seq(last_seq), locations: locations(batch, placed), group }
 }
 
-fn locations(batch: &Batch, placed: &Placed) -> Vec<Location> {
+fn locations(batch: &Batch, placed: &Placement) -> Vec<Location> {
     let locate = |range: std::ops::Range<u32>| Location {
         segment: placed.at.segment(),
         offset: placed.at.offset() + range.start,
@@ -904,7 +906,7 @@ fn locations(batch: &Batch, placed: &Placed) -> Vec<Location> {
 }
 
 impl Shared {
-    /// Up to where all is in the system's hands.
+    /// End of the bytes that the operating system has accepted.
     fn written(&self) -> Position {
         Position::from_bits(self.written_position.load(Ordering::Acquire))
     }
@@ -916,22 +918,22 @@ impl Shared {
         StateGuard { shared: self, state: Some(state), was_panicking }
     }
 
-    /// Shows readers the chunks that there are, where these have changed.
-    pub(crate) fn publish(&self, state: &mut State) {
-        if std::mem::take(&mut state.view_is_old) {
-            let files = self.view.load().files.clone();
-            self.view.store(Arc::new(View::new(files, state)));
+    /// Publishes the current chunks to readers if they have changed.
+    pub(crate) fn publish(&self, state: &mut LogState) {
+        if std::mem::take(&mut state.read_view_is_stale) {
+            let files = self.read_view.load().files.clone();
+            self.read_view.store(Arc::new(ReadView::new(files, state)));
         }
     }
 
-    /// Accepts a frame where nothing has to be made first.
+    /// Accepts a frame if nothing blocks it.
     fn try_place(
         self: &Arc<Self>,
         batch: &Batch,
         kind: FrameKind,
         stage: Stage,
         buffer: &mut Option<settee_io::TailBuffer>,
-    ) -> Result<Result<Placed, Lack>, Stopped> {
+    ) -> Result<Result<Placement, AppendBlocked>, Stopped> {
         let mut state = self.lock();
         if let Some(stopped) = &state.stopped {
             return Err(stopped.clone());
@@ -945,8 +947,8 @@ impl Shared {
                 Stage::Persisted => state.want_persisted(),
             }
         }
-        // Also where it found no room: there may be files to remove.
-        self.do_chores(&mut state);
+        // Also when disk space is missing: there may be files to remove.
+        self.run_background_jobs(&mut state);
         Ok(placed)
     }
 }

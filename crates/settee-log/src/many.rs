@@ -1,4 +1,4 @@
-//! Reading many records at once: by few reads of each segment, all of them under way together.
+//! Reading many records at once, with few reads per segment, all of them in flight together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use settee_io::{Alignment, File, ReadAt, ReadPolicy};
 
 use crate::error::ReadError;
 use crate::format::Record;
-use crate::log::{Found, Location, Log};
-use crate::view::Files;
+use crate::log::{Location, Log, RecordSource};
+use crate::read_view::Files;
 
-/// Reads that lie closer together than this, in bytes, are near: what lies between is read with them.
+/// Reads with a gap of less than this many bytes are joined: the gap is read too.
 const NEAR_BYTES: usize = 4 << 10;
 
 const BY_PAGES: ReadPolicy = match Alignment::new(NEAR_BYTES) {
@@ -19,9 +19,9 @@ const BY_PAGES: ReadPolicy = match Alignment::new(NEAR_BYTES) {
     Err(_) => panic!("a page is a power of two"),
 };
 
-/// How to read records that lie in one segment, sorted by their offsets. Where most begin at the end of
-/// the one before or a little behind, as those of neighbouring frames do, what lies between is read
-/// with them; otherwise nothing is read that isn't asked for.
+/// The read policy for records of one segment, sorted by offset. If most of them begin at or shortly after
+/// the end of the previous one, as in neighbouring frames, the gaps between them are read too; otherwise only
+/// the requested bytes are read.
 pub fn read_policy(reads: &[ReadAt]) -> ReadPolicy {
     let near = |pair: &&[ReadAt]| pair[1].offset < pair[0].offset + (pair[0].length + NEAR_BYTES) as u64;
     let is_dense = 2 * reads.windows(2).filter(near).count() >= reads.len();
@@ -29,13 +29,12 @@ pub fn read_policy(reads: &[ReadAt]) -> ReadPolicy {
 }
 
 impl Log {
-    /// Reads many records as [`Log::read_in`] does each of them, in any order and from any segments:
-    /// what touches is read together, and all reads are submitted before one is waited for. The
-    /// results are in the order of `locations`. The records of a read share its memory: who keeps one
-    /// for long should copy it.
+    /// Reads many records as [`Log::read_in`] does, in any order and from any segments. Adjacent records are
+    /// read together, and all reads are submitted before the first is awaited. The results are in the order
+    /// of `locations`. Records of one read share its memory; copy a record to keep it for long.
     ///
     /// # Errors
-    /// For each record by itself: see [`ReadError`].
+    /// For each record separately: see [`ReadError`].
     pub async fn read_many_in(
         &self,
         files: &Files,
@@ -45,8 +44,10 @@ impl Log {
         let mut by_segment: BTreeMap<u32, (Arc<File>, Vec<usize>)> = BTreeMap::new();
         for (index, location) in locations.iter().enumerate() {
             match self.find(*location, Some(files)) {
-                Ok(Found::Memory(bytes)) => results[index] = Some(self.commit_in(*location, Ok(bytes))),
-                Ok(Found::File(file)) => {
+                Ok(RecordSource::Memory(bytes)) => {
+                    results[index] = Some(self.commit_in(*location, Ok(bytes)))
+                }
+                Ok(RecordSource::File(file)) => {
                     let (_, indexes) =
                         by_segment.entry(location.segment).or_insert_with(|| (file, Vec::new()));
                     indexes.push(index);

@@ -1,19 +1,19 @@
-//! Those who wait until the log has got somewhere.
+//! Callers that wait for a watermark.
 
 use tokio::sync::oneshot;
 
-use crate::mark::Mark;
+use crate::watermark::Watermark;
 
-/// Those who wait for a mark to reach a place.
+/// The waiters of one watermark, each with the value that it waits for.
 #[derive(Default)]
 pub(crate) struct Waiters {
-    waiting: Vec<(Mark, oneshot::Sender<()>)>,
+    waiting: Vec<(Watermark, oneshot::Sender<()>)>,
     prune_at: usize,
 }
 
 impl Waiters {
-    pub(crate) fn add(&mut self, wanted: Mark) -> oneshot::Receiver<()> {
-        // Those who gave up are dropped now and then, at a cost shared by those who come.
+    pub(crate) fn add(&mut self, wanted: Watermark) -> oneshot::Receiver<()> {
+        // Cancelled waiters are removed when the number has doubled: amortized constant cost per waiter.
         if self.waiting.len() >= self.prune_at {
             self.waiting.retain(|(_, waiter)| !waiter.is_closed());
             self.prune_at = self.waiting.len() * 2 + 64;
@@ -23,8 +23,11 @@ impl Waiters {
         receiver
     }
 
-    /// Takes out those whose time has come, to be woken without the lock.
-    pub(crate) fn take_reached(&mut self, mark: Mark) -> Vec<oneshot::Sender<()>> {
-        self.waiting.extract_if(.., |(wanted, _)| mark.reaches(*wanted)).map(|(_, waiter)| waiter).collect()
+    /// Removes the waiters that `watermark` covers; the caller notifies them after unlocking.
+    pub(crate) fn take_reached(&mut self, watermark: Watermark) -> Vec<oneshot::Sender<()>> {
+        self.waiting
+            .extract_if(.., |(wanted, _)| watermark.reaches(*wanted))
+            .map(|(_, waiter)| waiter)
+            .collect()
     }
 }

@@ -1,12 +1,11 @@
-//! A file's bytes: what the program sees, what the medium holds, and the changes between.
+//! The bytes of a simulated file: those that the program sees, those on the medium, and the changes between.
 //!
-//! Every change is made to what is seen, and waits until a sync covers it. When the power goes,
-//! or a sync fails, the seed decides for each sector which of its versions the medium holds.
+//! Every change applies to the visible bytes at once and is pending until a sync covers it. At a power loss,
+//! or when a sync fails, the seed decides for each sector which of its versions the medium holds.
 //!
 //! Invariants:
-//! 1. The medium with all pending changes made, in order, is what is seen (until a sync fails).
-//! 2. A sector, once covered by a sync, is at the mercy of the seed only after a further change
-//!    to it.
+//! 1. The medium with all pending changes applied, in order, equals the visible bytes (until a sync fails).
+//! 2. After a sync covered a sector, the seed decides about it only after a further change to it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,19 +14,19 @@ use bytes::Bytes;
 
 use crate::random::Generator;
 
-/// The unit, in bytes, in which the medium keeps, drops or garbles what was not synced.
+/// Size of a sector in bytes: the unit in which the medium keeps, drops or garbles unsynced changes.
 pub const SECTOR_SIZE: u64 = 512;
 
-/// What becomes of a set of changes that no sync has covered.
+/// How the medium treats a set of changes that no sync has covered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// All of them reached the medium.
     Kept,
-    /// None did.
+    /// None of them did.
     Dropped,
-    /// Those up to some point did, and the sector there may be torn.
+    /// Those up to some point did, and the sector at that point may be torn.
     Prefix,
-    /// Each sector for itself: one of its versions, or garbage.
+    /// Each sector independently holds one of its versions, or garbage.
     Mixed,
 }
 
@@ -44,21 +43,22 @@ impl Fate {
 
 /// A change that is not on the medium yet.
 #[derive(Debug)]
-struct Change {
-    /// When it was made: the file system's count of changes.
+struct ContentChange {
+    /// Number of the change, from the file system's counter.
     seq: u64,
-    /// The bytes it puts at `offset`. A cut puts zeros over what it cuts off, since that is what
-    /// is there when the file grows again.
+    /// Offset of `bytes` in the file.
     offset: u64,
+    /// The bytes written. A truncation writes zeros over the truncated part, since the file holds zeros there
+    /// if it grows again.
     bytes: Bytes,
-    /// The file is at least this long afterwards; after a cut, exactly.
+    /// Least length of the file afterwards; its exact length after a truncation.
     length: u64,
-    is_cut: bool,
-    /// The sectors in which the order of this change and others matters.
+    is_truncation: bool,
+    /// The sectors in which the order of this change relative to others matters.
     span: Range<u64>,
 }
 
-impl Change {
+impl ContentChange {
     fn sectors(&self) -> Range<u64> {
         if self.bytes.is_empty() {
             return 0..0;
@@ -67,16 +67,16 @@ impl Change {
     }
 
     fn length_after(&self, length: u64) -> u64 {
-        if self.is_cut { self.length } else { length.max(self.length) }
+        if self.is_truncation { self.length } else { length.max(self.length) }
     }
 
     fn apply(&self, to: &mut Vec<u8>) {
-        put(to, self.offset, &self.bytes);
+        write_bytes(to, self.offset, &self.bytes);
         let length = self.length_after(to.len() as u64);
         to.resize(length as usize, 0);
     }
 
-    /// The part of the file that it writes in `sector`.
+    /// The range of the file that the change writes in `sector`.
     fn range_in(&self, sector: u64) -> Range<u64> {
         let end = self.offset + self.bytes.len() as u64;
         self.offset.max(sector * SECTOR_SIZE)..end.min((sector + 1) * SECTOR_SIZE)
@@ -85,66 +85,68 @@ impl Change {
     fn apply_sector(&self, to: &mut Vec<u8>, sector: u64) {
         let range = self.range_in(sector);
         let within = (range.start - self.offset) as usize..(range.end - self.offset) as usize;
-        put(to, range.start, &self.bytes[within]);
+        write_bytes(to, range.start, &self.bytes[within]);
     }
 }
 
-/// A file's bytes.
+/// The bytes of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    seen: Vec<u8>,
+    /// The bytes that the program sees.
+    visible: Vec<u8>,
+    /// The bytes on the medium.
     durable: Vec<u8>,
-    pending: Vec<Change>,
+    pending: Vec<ContentChange>,
 }
 
 impl Content {
-    /// A file that is on the medium as it is seen.
+    /// A file whose visible bytes are durable.
     pub(crate) fn durable(bytes: Vec<u8>) -> Content {
-        Content { seen: bytes.clone(), durable: bytes, pending: Vec::new() }
+        Content { visible: bytes.clone(), durable: bytes, pending: Vec::new() }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.seen
+        &self.visible
     }
 
     pub(crate) fn length(&self) -> u64 {
-        self.seen.len() as u64
+        self.visible.len() as u64
     }
 
-    /// How many of `length` bytes at `offset` there are.
+    /// Number of the `length` bytes at `offset` that the file has.
     pub(crate) fn available(&self, offset: u64, length: usize) -> usize {
         self.length().saturating_sub(offset).min(length as u64) as usize
     }
 
     pub(crate) fn write(&mut self, seq: u64, offset: u64, bytes: Bytes) {
         let end = offset + bytes.len() as u64;
-        // A copy: once the write has ended its memory is the program's again.
+        // A copy, since the program may reuse the memory once the write has ended.
         self.change(seq, offset, Bytes::copy_from_slice(&bytes), end, false);
     }
 
-    /// Extends the file to `length` with zeros, or cuts it there.
+    /// Extends the file to `length` with zeros, or truncates it.
     pub(crate) fn set_length(&mut self, seq: u64, length: u64) {
-        let cut_off = self.length().saturating_sub(length);
-        self.change(seq, length, Bytes::from(vec![0; cut_off as usize]), length, cut_off > 0);
+        let truncated = self.length().saturating_sub(length);
+        self.change(seq, length, Bytes::from(vec![0; truncated as usize]), length, truncated > 0);
     }
 
-    fn change(&mut self, seq: u64, offset: u64, bytes: Bytes, length: u64, is_cut: bool) {
+    fn change(&mut self, seq: u64, offset: u64, bytes: Bytes, length: u64, is_truncation: bool) {
         let start = offset.min(self.length()) / SECTOR_SIZE;
-        let end = if is_cut { u64::MAX } else { length.div_ceil(SECTOR_SIZE) };
-        let change = Change { seq, offset, bytes, length, is_cut, span: start..end };
-        change.apply(&mut self.seen);
+        let end = if is_truncation { u64::MAX } else { length.div_ceil(SECTOR_SIZE) };
+        let change = ContentChange { seq, offset, bytes, length, is_truncation, span: start..end };
+        change.apply(&mut self.visible);
         self.pending.push(change);
     }
 
-    /// Puts on the medium the changes up to `covered`, and the one numbered `own`.
+    /// Applies to the medium the changes up to `covered`, and the change with number `own`.
     pub(crate) fn sync(&mut self, covered: u64, own: Option<u64>) {
         for change in self.take_covered(covered, own) {
             change.apply(&mut self.durable);
         }
     }
 
-    /// The seed decides what the medium holds of the changes that a sync should have covered.
-    /// They are no longer pending, as if they were clean: no later sync tries them again.
+    /// Lets the seed decide which of the changes that a failed sync should have covered reach the medium.
+    /// They are then no longer pending, as if they were clean, so no later sync writes them again.
     pub(crate) fn fail_sync(
         &mut self,
         covered: u64,
@@ -153,19 +155,19 @@ impl Content {
         powersafe: bool,
     ) {
         let changes = self.take_covered(covered, own);
-        settle(&mut self.durable, &changes, Fate::draw(random), random, powersafe);
+        apply_fate(&mut self.durable, &changes, Fate::draw(random), random, powersafe);
     }
 
-    /// What the medium holds when the power goes now.
+    /// Returns the contents of the medium if the power is lost now.
     pub(crate) fn survive(&self, fate: Fate, random: &mut Generator, powersafe: bool) -> Vec<u8> {
         let mut durable = self.durable.clone();
-        settle(&mut durable, &self.pending, fate, random, powersafe);
+        apply_fate(&mut durable, &self.pending, fate, random, powersafe);
         durable
     }
 
-    fn take_covered(&mut self, covered: u64, own: Option<u64>) -> Vec<Change> {
-        // A write that syncs itself also takes along earlier changes to the same sectors, since
-        // the sector goes to the medium as it is. All others that it doesn't cover stay behind.
+    fn take_covered(&mut self, covered: u64, own: Option<u64>) -> Vec<ContentChange> {
+        // A write that syncs itself also makes earlier changes to the same sectors durable, since a sector is
+        // written whole. All other uncovered changes stay pending.
         let mut taken = vec![false; self.pending.len()];
         let mut spans: Vec<Range<u64>> = Vec::new();
         for (index, change) in self.pending.iter().enumerate().rev() {
@@ -181,20 +183,25 @@ impl Content {
     }
 }
 
-/// Makes of `durable` what the medium holds when `changes` were neither covered by a sync nor
-/// safe from one.
-fn settle(durable: &mut Vec<u8>, changes: &[Change], fate: Fate, random: &mut Generator, powersafe: bool) {
+/// Applies `changes`, which no sync covered, to `durable` as `fate` says.
+fn apply_fate(
+    durable: &mut Vec<u8>,
+    changes: &[ContentChange],
+    fate: Fate,
+    random: &mut Generator,
+    powersafe: bool,
+) {
     let length = match fate {
-        Fate::Mixed => settle_mixed(durable, changes, random, powersafe),
-        Fate::Kept | Fate::Dropped | Fate::Prefix => settle_prefix(durable, changes, fate, random, powersafe),
+        Fate::Mixed => apply_mixed(durable, changes, random, powersafe),
+        Fate::Kept | Fate::Dropped | Fate::Prefix => apply_prefix(durable, changes, fate, random, powersafe),
     };
     durable.resize(length as usize, 0);
 }
 
-/// Keeps what came before some point, length first; returns the file's length.
-fn settle_prefix(
+/// Applies the changes up to some point, of each change the length first. Returns the file's length.
+fn apply_prefix(
     durable: &mut Vec<u8>,
-    changes: &[Change],
+    changes: &[ContentChange],
     fate: Fate,
     random: &mut Generator,
     powersafe: bool,
@@ -226,10 +233,15 @@ fn settle_prefix(
     length
 }
 
-/// Decides for each sector by itself, and for the length; returns the length.
-fn settle_mixed(durable: &mut Vec<u8>, changes: &[Change], random: &mut Generator, powersafe: bool) -> u64 {
+/// Decides for each sector, and for the length, independently. Returns the file's length.
+fn apply_mixed(
+    durable: &mut Vec<u8>,
+    changes: &[ContentChange],
+    random: &mut Generator,
+    powersafe: bool,
+) -> u64 {
     let mut lengths = vec![durable.len() as u64];
-    let mut versions: BTreeMap<u64, Vec<&Change>> = BTreeMap::new();
+    let mut versions: BTreeMap<u64, Vec<&ContentChange>> = BTreeMap::new();
     for change in changes {
         lengths.push(change.length_after(lengths[lengths.len() - 1]));
         for sector in change.sectors() {
@@ -248,9 +260,15 @@ fn settle_mixed(durable: &mut Vec<u8>, changes: &[Change], random: &mut Generato
     lengths[random.index(lengths.len())]
 }
 
-/// Puts random bytes, or zeros, over the sector; where overwriting is power-safe, only over what
-/// `changes` wrote in it.
-fn garble(durable: &mut Vec<u8>, sector: u64, changes: &[&Change], random: &mut Generator, powersafe: bool) {
+/// Overwrites the sector with random bytes or zeros. If overwriting is power-safe, overwrites only the bytes
+/// that `changes` wrote in it.
+fn garble(
+    durable: &mut Vec<u8>,
+    sector: u64,
+    changes: &[&ContentChange],
+    random: &mut Generator,
+    powersafe: bool,
+) {
     let whole = sector * SECTOR_SIZE..(sector + 1) * SECTOR_SIZE;
     let ranges =
         if powersafe { changes.iter().map(|change| change.range_in(sector)).collect() } else { vec![whole] };
@@ -260,11 +278,11 @@ fn garble(durable: &mut Vec<u8>, sector: u64, changes: &[&Change], random: &mut 
         if !zeros {
             random.fill(&mut garbage);
         }
-        put(durable, range.start, &garbage);
+        write_bytes(durable, range.start, &garbage);
     }
 }
 
-fn put(to: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+fn write_bytes(to: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
     }

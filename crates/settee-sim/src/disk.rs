@@ -1,4 +1,4 @@
-//! The simulated disk, as tests hold it: what it is to do, what it did, what it holds.
+//! The simulated disk as tests use it: its planned faults, its counters and its files.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ use std::sync::Arc;
 use settee_io::OperationKind;
 
 use crate::files::Files;
-use crate::machine::{Failure, Machine, Plan, PowerCut};
+use crate::machine::{Machine, Plan, PlannedFailure, PowerCut};
 
-/// How an operation fails.
+/// The error with which an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// EIO.
     Io,
     /// ENOSPC.
     NoSpace,
-    /// EMFILE: the process has no file descriptor left. Only operations that open something fail so.
+    /// EMFILE: the process has no file descriptor left. Only operations that open something fail with it.
     NoDescriptor,
 }
 
-/// A simulated disk, and the machine around it. Clones are the same disk, so that what a clone
-/// is told holds for a run under way. What it does by itself: short reads and writes, now and
-/// then, and delays of 10 µs to 2 ms, so that operations submitted together finish in any order.
+/// A simulated disk, and the machine around it. Clones share the same disk, so settings made on a clone
+/// affect a run in progress. By itself the disk produces occasional short reads and writes, and delays of 10
+/// µs to 2 ms, so operations in flight together finish in any order.
 ///
-/// Operations are counted from 0 in the order in which they take effect; `Sync`, `SyncFolder`
-/// and `Write` with `sync` count as syncs. For one seed and one program the order is always the
-/// same, up to the first planned failure or power loss.
+/// Operations are counted from 0 in the order in which they take effect. `Sync`, `SyncDirectory` and `Write`
+/// with `sync` count as syncs. For one seed and one program the order is always the same, up to the first
+/// planned failure or power loss.
 #[derive(Debug, Clone)]
 pub struct SimDisk(pub(crate) Arc<Machine>);
 
@@ -49,117 +49,115 @@ impl SimDisk {
             powersafe_overwrite: false,
             ignore_syncs: false,
             ignore_syncs_of: None,
-            ignore_folder_syncs: false,
+            ignore_directory_syncs: false,
         };
         SimDisk(Machine::new(seed, plan, Files::new()))
     }
 
-    /// The power goes at the sync with this index, which makes nothing durable. (The write of a
-    /// `Write` with `sync` is then one that was never synced.) An index that no sync has is
-    /// no power cut.
+    /// Cuts the power at the sync with this index, which makes nothing durable. (If it is a `Write` with
+    /// `sync`, its write was never synced.) If no sync has this index the power is not cut.
     pub fn crash_at_sync(self, index: u64) -> SimDisk {
         self.plan(|plan| plan.power_cut = Some(PowerCut::AtSync(index)))
     }
 
-    /// The power goes after the sync with this index: all that it covers is durable, but nobody
-    /// was told.
+    /// Cuts the power after the sync with this index: everything that it covers is durable, but its
+    /// completion is not reported.
     pub fn crash_after_sync(self, index: u64) -> SimDisk {
         self.plan(|plan| plan.power_cut = Some(PowerCut::AfterSync(index)))
     }
 
-    /// The power goes while the operation with this index, of any kind, is under way: it may
-    /// have happened, or a part of it, or nothing. A sync has made nothing durable.
+    /// Cuts the power during the operation with this index, of any kind: the operation took effect
+    /// completely, partly or not at all. A sync has made nothing durable.
     pub fn crash_at_operation(self, index: u64) -> SimDisk {
         self.plan(|plan| plan.power_cut = Some(PowerCut::AtOperation(index)))
     }
 
-    /// The operation with this index fails. Several can be planned.
+    /// Makes the operation with this index fail. Several failures can be planned.
     ///
-    /// A failed write leaves any part of its range written. What a failed sync should have
-    /// covered is on the medium or not as the seed decides, and no later sync covers it.
+    /// A failed write leaves any part of its range written. The seed decides which of the changes that a
+    /// failed sync should have covered reach the medium; no later sync covers them.
     pub fn fail_operation(self, index: u64, fault: Fault) -> SimDisk {
-        self.plan(|plan| plan.failures.push(Failure { kind: None, index, fault }))
+        self.plan(|plan| plan.failures.push(PlannedFailure { kind: None, index, fault }))
     }
 
-    /// The operation with this index among those of its kind fails, as
-    /// [`SimDisk::fail_operation`] has it.
+    /// Makes the operation with this index among those of its kind fail, as [`SimDisk::fail_operation`] does.
     pub fn fail(self, kind: OperationKind, index: u64, fault: Fault) -> SimDisk {
-        self.plan(|plan| plan.failures.push(Failure { kind: Some(kind), index, fault }))
+        self.plan(|plan| plan.failures.push(PlannedFailure { kind: Some(kind), index, fault }))
     }
 
-    /// Reads give less than was asked for, but at least one byte, with this probability (0.05).
+    /// Sets the probability that a read returns fewer bytes than requested, but at least one. Default: 0.05.
     pub fn short_reads(self, probability: f64) -> SimDisk {
         self.plan(|plan| plan.short_reads = probability)
     }
 
-    /// Writes take less than was given, but at least one byte, with this probability (0.05). A
-    /// short `Write` with `sync` syncs nothing.
+    /// Sets the probability that a write accepts fewer bytes than given, but at least one. A short `Write`
+    /// with `sync` syncs nothing. Default: 0.05.
     pub fn short_writes(self, probability: f64) -> SimDisk {
         self.plan(|plan| plan.short_writes = probability)
     }
 
-    /// Each operation takes this many microseconds of virtual time (10 to 2,000).
+    /// Sets the virtual time that each operation takes, in microseconds. Default: 10 to 2,000.
     pub fn delays_us(self, range: RangeInclusive<u64>) -> SimDisk {
         self.plan(|plan| plan.delay_us = range)
     }
 
-    /// An operation stalls with this probability (0): it takes 50 ms to 5 s longer, unless
-    /// [`SimDisk::stalls_us`] says otherwise.
+    /// Sets the probability that an operation stalls, which makes it longer by the time of
+    /// [`SimDisk::stalls_us`]. Default: 0.
     pub fn stalls(self, probability: f64) -> SimDisk {
         self.plan(|plan| plan.stalls = probability)
     }
 
-    /// A stall takes this many microseconds (50,000 to 5,000,000).
+    /// Sets the duration of a stall in microseconds. Default: 50,000 to 5,000,000.
     pub fn stalls_us(self, range: RangeInclusive<u64>) -> SimDisk {
         self.plan(|plan| plan.stall_us = range)
     }
 
-    /// Only operations of these kinds stall (all do).
+    /// Restricts stalls to operations of these kinds. Default: all kinds.
     pub fn stalls_only(self, stalled: fn(OperationKind) -> bool) -> SimDisk {
         self.plan(|plan| plan.stalled = stalled)
     }
 
-    /// Files, by their lengths, may take this many bytes in all: growing beyond fails with
-    /// `StorageFull`, a write after it wrote what fits. Removing and cutting files gives room
-    /// back. `None`, as at first, is no limit.
+    /// Sets the capacity of the disk in bytes, for the lengths of all files together. An operation that would
+    /// exceed it fails with `StorageFull`; a write first writes the part that fits. Removing and truncating
+    /// files frees their bytes. `None`, the default, is no limit.
     pub fn capacity(self, bytes: Option<u64>) -> SimDisk {
         self.plan(|plan| plan.capacity = bytes)
     }
 
-    /// Whether every write fails with `StorageFull`, after any part of it was written, while room can
-    /// be reserved: as on a file system whose fallocate(2) promises nothing, once it is full.
+    /// Sets whether every write fails with `StorageFull`, after any part of it was written, while space can
+    /// still be reserved: like a full file system whose fallocate(2) guarantees nothing. Default: false.
     pub fn refuses_writes(self, refuses: bool) -> SimDisk {
         self.plan(|plan| plan.refuses_writes = refuses)
     }
 
-    /// Whether the process has file descriptors left. Without any, whatever opens a file or a folder
-    /// fails with EMFILE and does nothing.
+    /// Sets whether the process has file descriptors left. If not, every operation that opens a file or a
+    /// directory fails with EMFILE and has no effect. Default: true.
     pub fn has_descriptors(self, has: bool) -> SimDisk {
         self.plan(|plan| plan.has_descriptors = has)
     }
 
-    /// Whether a write is no danger to the other bytes of the sectors in which it begins and
-    /// ends. Without it, as at first, such a sector may be garbled whole, the part that was
-    /// synced long ago included; with it only the bytes written since.
+    /// Sets whether an unsynced write endangers only the bytes that it writes. If false, a power loss may
+    /// garble the whole sectors in which it begins and ends, including bytes synced long before. Default:
+    /// false.
     pub fn powersafe_overwrite(self, powersafe: bool) -> SimDisk {
         self.plan(|plan| plan.powersafe_overwrite = powersafe)
     }
 
-    /// Planted fault: syncs of files succeed and make nothing durable. For showing that a test
-    /// finds a missing sync.
+    /// Failpoint: syncs of files succeed and make nothing durable. Used to show that a test finds a missing
+    /// sync.
     pub fn ignore_syncs(self, ignore: bool) -> SimDisk {
         self.plan(|plan| plan.ignore_syncs = ignore)
     }
 
-    /// Planted fault: as [`SimDisk::ignore_syncs`], of those files alone whose path is one of these
-    /// when they are opened; a write that syncs itself makes its own bytes durable.
+    /// Failpoint: as [`SimDisk::ignore_syncs`], only for files for whose path `ignored` returns true when
+    /// they are opened. A write that syncs itself makes its own bytes durable.
     pub fn ignore_syncs_of(self, ignored: fn(&Path) -> bool) -> SimDisk {
         self.plan(|plan| plan.ignore_syncs_of = Some(ignored))
     }
 
-    /// Planted fault: syncs of folders succeed and make nothing durable.
-    pub fn ignore_folder_syncs(self, ignore: bool) -> SimDisk {
-        self.plan(|plan| plan.ignore_folder_syncs = ignore)
+    /// Failpoint: syncs of directories succeed and make nothing durable.
+    pub fn ignore_directory_syncs(self, ignore: bool) -> SimDisk {
+        self.plan(|plan| plan.ignore_directory_syncs = ignore)
     }
 
     fn plan(self, change: impl FnOnce(&mut Plan)) -> SimDisk {
@@ -170,85 +168,86 @@ impl SimDisk {
 
 /// # Power
 impl SimDisk {
-    /// The power goes now. Operations in flight take effect, unsynced, or don't, as the seed
-    /// decides; nothing runs on this disk any more.
+    /// Cuts the power now. The seed decides which operations in flight take effect, unsynced. Nothing runs on
+    /// this disk afterwards.
     pub fn cut_power(&self) {
         self.0.state().cut_power();
     }
 
-    /// The disk after the power came back, on which nothing is open and all is durable. It
-    /// behaves as this one does, but no failure and no power cut is planned, and its seed is
-    /// another. Cuts the power where it isn't lost yet. Always gives the same for the same run.
+    /// Returns the disk after power is restored: no file is open and everything on it is durable. It has the
+    /// settings of this disk, but no planned failure or power cut, and another seed. Cuts the power if it is
+    /// still on. The same run always returns the same disk.
     pub fn after_power_loss(&self) -> SimDisk {
         SimDisk(self.0.after_power_loss())
     }
 
-    /// Whether the power was cut.
+    /// Returns whether the power was cut.
     pub fn is_power_lost(&self) -> bool {
         self.0.state().power_lost
     }
 }
 
-/// # What happened
+/// # Counters
 impl SimDisk {
-    /// The seed.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         self.0.seed
     }
 
-    /// Syncs so far.
+    /// Returns the number of syncs so far.
     pub fn sync_count(&self) -> u64 {
         self.0.state().counts.syncs
     }
 
-    /// Operations of any kind so far.
+    /// Returns the number of operations of any kind so far.
     pub fn operation_count(&self) -> u64 {
         self.0.state().counts.all
     }
 
-    /// Operations of one kind so far. (Not every `Write` is a sync: see
+    /// Returns the number of operations of one kind so far. (Not every `Write` is a sync: see
     /// [`SimDisk::sync_count`].)
     pub fn count_of(&self, kind: OperationKind) -> u64 {
         self.0.state().counts.by_kind.get(&kind).copied().unwrap_or(0)
     }
 
-    /// A hash over every operation so far, its time and its result. Two runs of one program with
-    /// one seed have the same, unless the program depends on something outside the simulation.
+    /// Returns a hash over every operation so far, its time and its result. Two runs of one program with one
+    /// seed have the same hash, unless the program depends on something outside the simulation.
     pub fn trace_hash(&self) -> u64 {
         self.0.state().trace_hash
     }
 }
 
-/// # The files, behind the program's back
+/// # Direct access to the files
 impl SimDisk {
-    /// The paths of all files, without the leading `/`, sorted.
+    /// Returns the paths of all files, without the leading `/`, sorted.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.0.state().files.paths()
     }
 
-    /// What a file holds, as a program sees it.
+    /// Returns a file's contents as a program sees them.
     pub fn read_file(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
         self.0.state().files.read(path.as_ref()).map(<[u8]>::to_vec)
     }
 
-    /// Replaces what a file holds, or creates it with the folders above it; the file's bytes and
-    /// all names on the disk are durable at once. For damaging files between two runs.
+    /// Replaces a file's contents, or creates the file and its missing parent directories. The file's bytes
+    /// and all names on the disk become durable at once. For damaging files between two runs.
     ///
     /// # Panics
-    /// Where the path is a folder, or leads through a file.
+    /// If the path is a directory, or leads through a file.
     pub fn write_file(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
         let path = path.as_ref();
         let result = self.0.state().files.replace(path, bytes.into());
-        result.unwrap_or_else(|error| panic!("no file can be at {}: {error}", path.display()));
+        result.unwrap_or_else(|error| panic!("cannot write a file at {}: {error}", path.display()));
     }
 
     /// Changes a file's bytes in place, durably.
     ///
     /// # Panics
-    /// Where there is no such file.
+    /// If the file doesn't exist.
     pub fn damage_file(&self, path: impl AsRef<Path>, damage: impl FnOnce(&mut Vec<u8>)) {
         let path = path.as_ref();
-        let mut bytes = self.read_file(path).unwrap_or_else(|| panic!("no file is at {}", path.display()));
+        let mut bytes =
+            self.read_file(path).unwrap_or_else(|| panic!("there is no file at {}", path.display()));
         damage(&mut bytes);
         self.write_file(path, bytes);
     }

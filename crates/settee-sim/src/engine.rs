@@ -1,7 +1,7 @@
-//! The engine of the simulation: how operations take effect, and how they fail.
+//! The engine of the simulation: executes operations, and makes them fail as planned.
 //!
-//! A submitted operation takes effect and completes in one moment, after a random delay; those
-//! in flight together do so in any order. What a sync covers is settled when it is submitted.
+//! A submitted operation takes effect and completes at one moment, after a random delay; operations in flight
+//! together do so in any order. The set of changes that a sync covers is determined when it is submitted.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -15,38 +15,40 @@ use settee_io::{
 use crate::content::SECTOR_SIZE;
 use crate::disk::Fault;
 use crate::files::{File, write_within};
-use crate::machine::{Event, Machine, State};
+use crate::machine::{Event, Machine, MachineState};
 use crate::names::NodeId;
 use crate::random::Generator;
 
-/// What a descriptor of the simulation stands for.
-struct Handle {
+/// An open file of the simulation.
+struct SimHandle {
     machine: Arc<()>,
     node: NodeId,
     is_writable: bool,
-    /// Requests must be aligned, as with O_DIRECT.
+    /// Whether requests must be aligned, as with O_DIRECT.
     is_direct: bool,
-    /// Its syncs make nothing durable: it was planned so.
+    /// Whether its syncs make nothing durable, by a failpoint.
     is_never_synced: bool,
-    /// Whoever has the lock is known by this; it goes with the descriptor.
+    /// Identifies the owner of the file's lock; dropped with the descriptor.
     lock_token: Arc<()>,
-    /// Of the file's failed syncs those that were told here: each descriptor learns of each once,
-    /// as in Linux (fsync(2), errseq).
-    told_failures: AtomicU64,
+    /// Number of the file's failed syncs that were reported by this descriptor. Each descriptor reports each
+    /// failure once, as in Linux (fsync(2), errseq).
+    reported_failures: AtomicU64,
 }
 
-impl Handle {
-    /// # Panics
-    /// Where a direct request isn't aligned: a file system would refuse it, or worse.
+impl SimHandle {
+    /// If a direct request isn't aligned, which a real file system would refuse.
     fn check_aligned(&self, offset: u64, length: usize, memory: *const u8) {
         if self.is_direct {
             let all = [offset, length as u64, memory.addr() as u64];
-            assert!(all.iter().all(|at| alignment().divides(*at)), "direct, not aligned: {offset}+{length}");
+            assert!(
+                all.iter().all(|at| alignment().divides(*at)),
+                "unaligned direct request: {offset}+{length}"
+            );
         }
     }
 }
 
-/// What direct I/O wants: the disk's sectors.
+/// The alignment for direct I/O: a sector.
 fn alignment() -> Alignment {
     Alignment::new(SECTOR_SIZE as usize).expect("a power of two")
 }
@@ -100,11 +102,11 @@ impl Engine for SimEngine {
 fn is_sync(operation: &Operation) -> bool {
     matches!(
         operation,
-        Operation::Sync { .. } | Operation::SyncFolder { .. } | Operation::Write { sync: true, .. }
+        Operation::Sync { .. } | Operation::SyncDirectory { .. } | Operation::Write { sync: true, .. }
     )
 }
 
-/// A write without its sync; another operation as it is.
+/// Removes the sync from a write; returns any other operation unchanged.
 fn unsynced(operation: Operation) -> Operation {
     match operation {
         Operation::Write { file, offset, buffer, .. } => {
@@ -114,18 +116,18 @@ fn unsynced(operation: Operation) -> Operation {
     }
 }
 
-/// Whether an operation takes a descriptor.
+/// Whether an operation needs a free file descriptor.
 fn opens(operation: &Operation) -> bool {
     matches!(
         operation,
         Operation::Open { .. }
             | Operation::OpenDirect { .. }
-            | Operation::SyncFolder { .. }
+            | Operation::SyncDirectory { .. }
             | Operation::List { .. }
     )
 }
 
-impl State {
+impl MachineState {
     fn draw_delay_ns(&mut self, kind: OperationKind) -> u64 {
         let stall_us = if self.random.chance(self.plan.stalls) && (self.plan.stalled)(kind) {
             self.random.within(self.plan.stall_us.clone())
@@ -135,8 +137,8 @@ impl State {
         (self.random.within(self.plan.delay_us.clone()) + stall_us) * 1000
     }
 
-    /// Counts the operation and lets it take effect, or not, as planned. `None` where the power
-    /// is lost, before, at or after it.
+    /// Counts the operation and executes it, or makes it fail, as planned. Returns `None` if the power is
+    /// lost before, during or after it.
     pub(crate) fn perform(
         &mut self,
         machine: &Machine,
@@ -146,24 +148,24 @@ impl State {
         if self.power_lost {
             return None;
         }
-        let what = self.describe(&operation);
+        let description = self.describe(&operation);
         let position = self.counts.count(operation.kind(), is_sync(&operation));
         if self.plan.is_cut_at(&position) {
-            self.trace(machine, &what, None);
+            self.trace(machine, &description, None);
             let _ = self.execute_unsynced(operation, covered);
             self.cut_power();
             return None;
         }
         let result = match self.fault_of(&operation, self.plan.fault_at(&position)) {
             Some(Fault::NoDescriptor) => Err(Fault::NoDescriptor.error()),
-            // Its sync is never begun.
+            // The sync of a refused write is not begun.
             Some(fault) if self.plan.refuses_writes && matches!(operation, Operation::Write { .. }) => {
                 Err(self.fail(unsynced(operation), covered, fault.error()))
             }
             Some(fault) => Err(self.fail(operation, covered, fault.error())),
             None => self.execute(operation, covered),
         };
-        self.trace(machine, &what, Some(&result));
+        self.trace(machine, &description, Some(&result));
         if self.plan.is_cut_after(&position) {
             self.cut_power();
             return None;
@@ -171,18 +173,18 @@ impl State {
         Some(result)
     }
 
-    /// The fault of an operation: what was planned for it, or what the disk is told to do.
+    /// Returns the fault of an operation: a planned one, or one that follows from the disk's settings.
     fn fault_of(&self, operation: &Operation, planned: Option<Fault>) -> Option<Fault> {
         let opens = opens(operation);
-        let standing = match operation {
+        let from_settings = match operation {
             _ if opens && !self.plan.has_descriptors => Some(Fault::NoDescriptor),
             Operation::Write { .. } if self.plan.refuses_writes => Some(Fault::NoSpace),
             _ => None,
         };
-        planned.filter(|fault| *fault != Fault::NoDescriptor || opens).or(standing)
+        planned.filter(|fault| *fault != Fault::NoDescriptor || opens).or(from_settings)
     }
 
-    /// Lets the operation take effect, save for its sync.
+    /// Executes the operation without its sync.
     fn execute_unsynced(&mut self, operation: Operation, covered: u64) -> io::Result<Outcome> {
         match unsynced(operation) {
             operation if is_sync(&operation) => Ok(Outcome::Done),
@@ -190,37 +192,37 @@ impl State {
         }
     }
 
-    /// Lets the operation take effect.
+    /// Executes the operation.
     pub(crate) fn execute(&mut self, operation: Operation, covered: u64) -> io::Result<Outcome> {
         match operation {
             Operation::Open { path, mode } => {
                 let node = self.files.open(&path, mode)?;
                 let is_writable = mode != OpenMode::Read;
                 let (machine, lock_token) = (self.identity.clone(), Arc::default());
-                let told_failures = self.files.file(node).failed_sync_count.into();
+                let reported_failures = self.files.file(node).failed_sync_count.into();
                 let is_never_synced = self.plan.ignore_syncs_of.is_some_and(|ignored| ignored(&path));
-                let handle = Handle {
+                let handle = SimHandle {
                     machine,
                     node,
                     is_writable,
                     is_direct: false,
                     is_never_synced,
                     lock_token,
-                    told_failures,
+                    reported_failures,
                 };
                 Ok(Outcome::Opened(Descriptor::Simulated(Box::new(handle))))
             }
             Operation::OpenDirect { file } => {
-                let (Handle { machine, node, is_writable, is_never_synced, lock_token, .. }, opened) =
+                let (SimHandle { machine, node, is_writable, is_never_synced, lock_token, .. }, opened) =
                     self.file(&file)?;
-                let handle = Handle {
+                let handle = SimHandle {
                     machine: machine.clone(),
                     node: *node,
                     is_writable: *is_writable,
                     is_direct: true,
                     is_never_synced: *is_never_synced,
                     lock_token: lock_token.clone(),
-                    told_failures: opened.failed_sync_count.into(),
+                    reported_failures: opened.failed_sync_count.into(),
                 };
                 let descriptor = Descriptor::Simulated(Box::new(handle));
                 Ok(Outcome::OpenedDirect { descriptor, alignment: alignment() })
@@ -255,25 +257,25 @@ impl State {
                 let (handle, file) = self.file(&file)?;
                 file.lock(&handle.lock_token).map(|()| Outcome::Done)
             }
-            Operation::CreateFolder { path } => self.files.create_folder(&path).map(|()| Outcome::Done),
+            Operation::CreateDirectory { path } => self.files.create_directory(&path).map(|()| Outcome::Done),
             Operation::List { path } => self.files.list(&path).map(Outcome::Entries),
-            Operation::SyncFolder { path } => {
-                // What was asked to be ignored covers nothing, yet fails where a sync would.
-                let covered = if self.plan.ignore_folder_syncs { 0 } else { covered };
-                self.files.sync_folder(&path, covered).map(|()| Outcome::Done)
+            Operation::SyncDirectory { path } => {
+                // An ignored sync covers nothing, but fails where a real one would.
+                let covered = if self.plan.ignore_directory_syncs { 0 } else { covered };
+                self.files.sync_directory(&path, covered).map(|()| Outcome::Done)
             }
             Operation::Remove { path } => self.files.remove(&path).map(|()| Outcome::Done),
-            Operation::RemoveFolder { path } => self.files.remove_folder(&path).map(|()| Outcome::Done),
+            Operation::RemoveDirectory { path } => self.files.remove_directory(&path).map(|()| Outcome::Done),
             Operation::Rename { from, to } => self.files.rename(&from, &to).map(|()| Outcome::Done),
             Operation::Link { from, to } => self.files.link(&from, &to).map(|()| Outcome::Done),
         }
     }
 
-    /// What an operation that fails leaves behind; the error, by which its engine tells what of it failed.
+    /// Applies the effects of a failing operation, and returns its error.
     fn fail(&mut self, operation: Operation, covered: u64, error: io::Error) -> io::Error {
         let mut random = Generator::new(self.random.next(), self.counts.all);
         match operation {
-            // The write went well; its sync fails.
+            // The write succeeds and its sync fails.
             Operation::Write { file, offset, buffer, sync: true } if random.coin() => {
                 let written = self.write(&file, offset, buffer, false, covered);
                 let own = written.is_ok().then_some(self.files.seq());
@@ -287,7 +289,7 @@ impl State {
                 let _ = self.write(&file, offset + start, part, false, covered);
             }
             Operation::Sync { file } => self.fail_sync(&file, covered, None, &mut random),
-            Operation::SyncFolder { path } => self.files.fail_sync_folder(&path, covered, &mut random),
+            Operation::SyncDirectory { path } => self.files.fail_sync_directory(&path, covered, &mut random),
             Operation::Allocate { file, offset, length } => {
                 let part = random.within(0..=length);
                 let _ = self.set_length(&file, |length| length.max(offset + part));
@@ -323,10 +325,10 @@ impl State {
         }
         let is_direct = self.file(file)?.0.is_direct;
         let part = buffer.slice(..self.shorten(length, self.plan.short_writes, is_direct));
-        let room = self.room();
+        let free_bytes = self.free_bytes();
         let seq = self.files.next_seq();
-        let count = write_within(&mut self.writable(file)?.content, seq, offset, part, room)?;
-        // What is left of a short write comes as a request of its own, with its own sync.
+        let count = write_within(&mut self.writable(file)?.content, seq, offset, part, free_bytes)?;
+        // The caller submits the rest of a short write as another request, with its own sync.
         if sync && count == length as u64 {
             self.sync(file, covered, Some(seq)).map_err(SyncFailed::wrap)?;
         }
@@ -340,7 +342,9 @@ impl State {
             let covered = if handle.is_never_synced { 0 } else { covered };
             file.content.sync(covered, own);
         }
-        match handle.told_failures.swap(file.failed_sync_count, Ordering::Relaxed) == file.failed_sync_count {
+        match handle.reported_failures.swap(file.failed_sync_count, Ordering::Relaxed)
+            == file.failed_sync_count
+        {
             true => Ok(()),
             false => Err(Fault::Io.error()),
         }
@@ -351,16 +355,16 @@ impl State {
         if let Ok((handle, file)) = self.file(file) {
             file.content.fail_sync(covered, own, random, powersafe);
             file.failed_sync_count += 1;
-            handle.told_failures.store(file.failed_sync_count, Ordering::Relaxed);
+            handle.reported_failures.store(file.failed_sync_count, Ordering::Relaxed);
         }
     }
 
     fn set_length(&mut self, file: &Descriptor, to: impl FnOnce(u64) -> u64) -> io::Result<Outcome> {
-        let room = self.room();
+        let free_bytes = self.free_bytes();
         let seq = self.files.next_seq();
         let content = &mut self.writable(file)?.content;
         let (before, after) = (content.length(), to(content.length()));
-        if after.saturating_sub(before) > room {
+        if after.saturating_sub(before) > free_bytes {
             return Err(ErrorKind::StorageFull.into());
         }
         if after != before {
@@ -369,13 +373,13 @@ impl State {
         Ok(Outcome::Done)
     }
 
-    /// Bytes that the disk still takes.
-    fn room(&self) -> u64 {
+    /// Bytes that are free on the disk.
+    fn free_bytes(&self) -> u64 {
         self.plan.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.files.used_bytes()))
     }
 
-    /// How much of `count` bytes is done at once: past the page cache whole sectors, as far as
-    /// there are any.
+    /// Returns how many of `count` bytes are transferred: with direct I/O whole sectors, unless there are
+    /// fewer.
     fn shorten(&mut self, count: usize, probability: f64, is_direct: bool) -> usize {
         if count <= 1 || !self.random.chance(probability) {
             return count;
@@ -387,7 +391,7 @@ impl State {
         }
     }
 
-    fn file<'a>(&'a mut self, descriptor: &'a Descriptor) -> io::Result<(&'a Handle, &'a mut File)> {
+    fn file<'a>(&'a mut self, descriptor: &'a Descriptor) -> io::Result<(&'a SimHandle, &'a mut File)> {
         let handle = handle(descriptor);
         if !Arc::ptr_eq(&handle.machine, &self.identity) {
             return Err(io::Error::other("the descriptor is from before the power loss"));
@@ -427,27 +431,27 @@ impl State {
             Operation::Lock { file } => format!("lock {}", node(file)),
             Operation::Rename { from, to } => format!("rename {} to {}", from.display(), to.display()),
             Operation::Link { from, to } => format!("link {} to {}", from.display(), to.display()),
-            Operation::CreateFolder { path }
+            Operation::CreateDirectory { path }
             | Operation::List { path }
-            | Operation::SyncFolder { path }
+            | Operation::SyncDirectory { path }
             | Operation::Remove { path }
-            | Operation::RemoveFolder { path } => format!("{} {}", operation.kind(), path.display()),
+            | Operation::RemoveDirectory { path } => format!("{} {}", operation.kind(), path.display()),
         }
     }
 }
 
-fn handle(descriptor: &Descriptor) -> &Handle {
+fn handle(descriptor: &Descriptor) -> &SimHandle {
     match descriptor {
         Descriptor::Simulated(handle) => handle.downcast_ref().expect("a descriptor of this simulation"),
         Descriptor::System(_) | Descriptor::Direct { .. } => {
-            panic!("a file of the system belongs to the system's engine")
+            panic!("a file of the operating system was passed to the simulation")
         }
     }
 }
 
 impl Fault {
     fn error(self) -> io::Error {
-        // The numbers are those of Linux; the kinds follow from them.
+        // Linux's error numbers; their kinds follow from them.
         io::Error::from_raw_os_error(match self {
             Fault::Io => 5,
             Fault::NoSpace => 28,

@@ -1,11 +1,11 @@
-//! The executor: one thread, tasks picked by the seed, time that jumps.
+//! The executor of the simulation: a single thread, tasks picked by the seed, and virtual time.
 //!
-//! A step makes due events happen, then polls one of the ready tasks. Where none is ready, time
-//! jumps to the next event. Each poll takes some virtual nanoseconds, so that completions fall
-//! between the polls of tasks that are busy, too.
+//! A step runs the due events, then polls one of the ready tasks. If none is ready, time jumps to the next
+//! event. Each poll takes some virtual nanoseconds, so completions can also fall between the polls of busy
+//! tasks.
 //!
 //! Invariants:
-//! 1. Whatever is picked is picked by the seed: nothing depends on addresses, hashes or threads.
+//! 1. The seed makes every choice: nothing depends on addresses, hashes or threads.
 //! 2. After a power loss no task is polled.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,20 +23,20 @@ use crate::disk::SimDisk;
 use crate::engine::SimEngine;
 use crate::machine::{Event, EventKey, Machine};
 
-/// Polls that one [`Sim::run`] may take, unless told otherwise.
+/// Default limit on the polls of one [`Sim::run`].
 pub const STEP_COUNT_MAX: u64 = 10_000_000;
 
-/// The longest that a poll takes, in virtual nanoseconds.
+/// Longest duration of a poll, in virtual nanoseconds.
 const POLL_NS_MAX: u64 = 2_000;
 
-/// The calendar's time at which a simulation starts: 2026-01-01 00:00:00 UTC.
+/// Wall-clock time at the start of a simulation: 2026-01-01 00:00:00 UTC.
 const UNIX_US_AT_START: u64 = 1_767_225_600_000_000;
 
 type TaskId = u64;
 
-/// A seeded world: runs a program's tasks on a [`SimDisk`], in one thread and in virtual time.
-/// Dropping it ends the program as SIGKILL does: what it had written is seen by the next `Sim`
-/// on the same disk; of what was in flight, each operation takes effect or doesn't.
+/// A seeded simulation: runs a program's tasks on a [`SimDisk`], in one thread and in virtual time. Dropping
+/// it ends the program as SIGKILL does: the next `Sim` on the same disk sees what the program had written.
+/// The seed decides which of the operations in flight take effect.
 #[derive(Debug)]
 pub struct Sim {
     disk: SimDisk,
@@ -45,28 +45,28 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// A world with an empty disk.
+    /// Returns a simulation with an empty disk.
     pub fn new(seed: u64) -> Sim {
         Sim::with_disk(&SimDisk::new(seed))
     }
 
-    /// A world on a disk, whose seed is the world's.
+    /// Returns a simulation on `disk`, with the disk's seed.
     pub fn with_disk(disk: &SimDisk) -> Sim {
         Sim { disk: disk.clone(), tasks: Arc::default(), step_count_max: STEP_COUNT_MAX }
     }
 
-    /// Limits the polls of one [`Sim::run`], in place of [`STEP_COUNT_MAX`].
+    /// Sets the limit on the polls of one [`Sim::run`]. Default: [`STEP_COUNT_MAX`].
     pub fn step_count_max(mut self, count: u64) -> Sim {
         self.step_count_max = count;
         self
     }
 
-    /// The disk.
+    /// Returns the disk.
     pub fn disk(&self) -> &SimDisk {
         &self.disk
     }
 
-    /// The environment to hand to the program.
+    /// Returns the environment for the program.
     pub fn env(&self) -> Env {
         let machine = &self.disk.0;
         Env {
@@ -80,25 +80,25 @@ impl Sim {
         }
     }
 
-    /// Runs `future`, and the tasks spawned through the environment, until `future` is done.
-    /// The other tasks wait for the next call then. `None` where the power went before it was
-    /// done; nothing runs after that.
+    /// Runs `future`, and the tasks spawned through the environment, until `future` is done. The remaining
+    /// tasks continue in the next call. Returns `None` if the power was lost before `future` was done;
+    /// nothing runs after that.
     ///
     /// # Panics
-    /// With the seed in the message: when nothing is ready and nothing is due (a deadlock), and
-    /// when the limit of polls is reached. A panic of a task goes through; the seed is printed.
+    /// If no task is ready and no event is due (a deadlock), and if the limit on polls is reached; the
+    /// message contains the seed. A task's panic propagates; the seed is printed.
     pub fn run<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         let seed = self.disk.seed();
         let _seed_printer = SeedPrinter(seed);
         let mut future = pin!(future);
         let main = self.tasks.start();
         for _ in 0..self.step_count_max {
-            self.disk.0.happen();
+            self.disk.0.run_due_events();
             if self.disk.is_power_lost() {
                 return None;
             }
             let Some(id) = self.pick() else {
-                let jumped = self.disk.0.state().jump();
+                let jumped = self.disk.0.state().advance_to_next_event();
                 assert!(
                     jumped,
                     "deadlock, seed {seed}: nothing is ready or due; waiting: {}",
@@ -117,7 +117,7 @@ impl Sim {
         panic!("no end after {} steps, seed {seed}; waiting: {}", self.step_count_max, self.tasks.names());
     }
 
-    /// Takes one of the ready tasks, and lets some time pass.
+    /// Picks one of the ready tasks, and advances the time a little.
     fn pick(&self) -> Option<TaskId> {
         let mut ready = self.tasks.ready.lock();
         if ready.is_empty() {
@@ -134,7 +134,7 @@ impl Sim {
 impl Drop for Sim {
     fn drop(&mut self) {
         self.tasks.stop();
-        self.disk.0.state().end_flight();
+        self.disk.0.state().end_in_flight();
     }
 }
 
@@ -149,7 +149,7 @@ impl Drop for SeedPrinter {
     }
 }
 
-/// The tasks that a program spawned. Those being polled are not in the map.
+/// The tasks that a program spawned. A task that is being polled is not in the map.
 #[derive(Default)]
 struct Tasks {
     ready: Arc<Ready>,
@@ -159,7 +159,7 @@ struct Tasks {
 }
 
 impl Tasks {
-    /// A new task's id, which is ready.
+    /// Returns the id of a new task, and marks it ready.
     fn start(&self) -> TaskId {
         let id = self.id_last.fetch_add(1, Ordering::Relaxed) + 1;
         self.ready.lock().insert(id);
@@ -174,7 +174,7 @@ impl Tasks {
         Waker::from(Arc::new(TaskWaker { id, ready: self.ready.clone() }))
     }
 
-    /// Polls a task; one that has ended may have been woken late.
+    /// Polls a task. Does nothing if it has ended, since wakers may be called late.
     fn poll(&self, id: TaskId) {
         let Some((name, mut task)) = self.waiting().remove(&id) else {
             return;
@@ -189,10 +189,10 @@ impl Tasks {
         format!("the main future, {names:?}")
     }
 
-    /// Drops all tasks, and whatever is spawned from now on.
+    /// Drops all tasks, and those that are spawned later.
     fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-        // Dropped outside of the lock: a task may do anything as it goes.
+        // The tasks are dropped without the lock, since a task's drop may run arbitrary code.
         let tasks = std::mem::take(&mut *self.waiting());
         drop(tasks);
     }
@@ -204,7 +204,7 @@ impl std::fmt::Debug for Tasks {
     }
 }
 
-/// The ready tasks. Its lock is the innermost: wakers are called from anywhere.
+/// The ready tasks. Its lock is the innermost, since wakers are called from anywhere.
 #[derive(Debug, Default)]
 struct Ready(Mutex<BTreeSet<TaskId>>);
 
@@ -266,7 +266,7 @@ impl Clock for SimClock {
     }
 }
 
-/// A timer; it goes when it is dropped, so that time doesn't jump to where nobody waits.
+/// A timer. Dropping it removes its event, so that time doesn't jump to a moment that no task waits for.
 struct SimSleep {
     machine: Arc<Machine>,
     due_ns: u64,

@@ -1,9 +1,9 @@
-//! The simulated file system: paths, folders and files, in memory.
+//! The simulated file system: paths, directories and files, in memory.
 //!
-//! Joins names ([`crate::names`]) with contents ([`crate::content`]) and gives the errors that a
-//! real one gives. Absolute and relative paths start at the one root, which always exists.
+//! Combines names ([`crate::names`]) and contents ([`crate::content`]), and returns the errors of a real file
+//! system. Absolute and relative paths start at the same root directory, which always exists.
 //!
-//! Invariant: `seq` grows with every change, so that a sync can tell what came before it.
+//! Invariant: `seq` grows with every change, so a sync can tell which changes came before it.
 
 use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
@@ -13,28 +13,28 @@ use bytes::Bytes;
 use settee_io::{Entry, FileIdentity, OpenMode};
 
 use crate::content::{Content, Fate};
-use crate::names::{Name, Names, NodeId, Table};
+use crate::names::{Name, NameTable, Names, NodeId};
 use crate::random::Generator;
 
 const ROOT: NodeId = 0;
 
-/// What a name stands for. A file without a name lives on, as one that is open does.
+/// The object that a name refers to. A file without a name remains, as an open file does.
 #[derive(Debug)]
 enum Node {
-    Folder,
+    Directory,
     File(File),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct File {
     pub(crate) content: Content,
-    /// How many of its syncs failed.
+    /// Number of its failed syncs.
     pub(crate) failed_sync_count: u64,
-    /// Numbers the files of a disk; a power loss changes none.
+    /// Number of the file on its disk; a power loss doesn't change it.
     inode: u64,
-    /// Writes and changes of its length. Stands for the time of the last one.
+    /// Number of writes and changes of its length. Serves as the time of the last one.
     pub(crate) change_count: u64,
-    /// Alive as long as the descriptor that holds the lock.
+    /// Alive while the descriptor that holds the lock is open.
     lock: Weak<()>,
 }
 
@@ -43,7 +43,7 @@ impl File {
         FileIdentity { device: 1, inode: self.inode, modified_ns: i128::from(self.change_count) }
     }
 
-    /// Gives the lock to the descriptor that owns `token`, unless another has it.
+    /// Locks the file for the descriptor that owns `token`, unless another holds the lock.
     pub(crate) fn lock(&mut self, token: &Arc<()>) -> io::Result<()> {
         if self.lock.strong_count() > 0 && !self.lock.ptr_eq(&Arc::downgrade(token)) {
             return Err(ErrorKind::WouldBlock.into());
@@ -63,33 +63,33 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn new() -> Files {
-        Files { nodes: vec![Node::Folder], names: Names::default(), seq: 0, inode_count: 0 }
+        Files { nodes: vec![Node::Directory], names: Names::default(), seq: 0, inode_count: 0 }
     }
 
-    /// The number of the last change.
+    /// Returns the number of the last change.
     pub(crate) fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// Numbers a change.
+    /// Returns the number of a new change.
     pub(crate) fn next_seq(&mut self) -> u64 {
         self.seq += 1;
         self.seq
     }
 
-    /// The file behind a descriptor.
+    /// Returns the file of a descriptor.
     pub(crate) fn file(&mut self, node: NodeId) -> &mut File {
         match &mut self.nodes[node] {
             Node::File(file) => file,
-            Node::Folder => unreachable!("descriptors are of files"),
+            Node::Directory => unreachable!("descriptors are of files"),
         }
     }
 
     pub(crate) fn open(&mut self, path: &Path, mode: OpenMode) -> io::Result<NodeId> {
         let name = self.locate(path)?;
-        match self.names.seen().get(&name) {
+        match self.names.visible().get(&name) {
             Some(_) if mode == OpenMode::CreateNew => Err(ErrorKind::AlreadyExists.into()),
-            Some(node) if self.is_folder(*node) => Err(ErrorKind::IsADirectory.into()),
+            Some(node) if self.is_directory(*node) => Err(ErrorKind::IsADirectory.into()),
             Some(node) => Ok(*node),
             None if matches!(mode, OpenMode::Read | OpenMode::Write) => Err(ErrorKind::NotFound.into()),
             None => {
@@ -99,24 +99,24 @@ impl Files {
         }
     }
 
-    pub(crate) fn create_folder(&mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn create_directory(&mut self, path: &Path) -> io::Result<()> {
         let name = match self.resolve(path) {
             Ok(_) => return Err(ErrorKind::AlreadyExists.into()),
             Err(_) => self.locate(path)?,
         };
-        self.create(name, Node::Folder);
+        self.create(name, Node::Directory);
         Ok(())
     }
 
     pub(crate) fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
         let entry =
-            |(name, node): (&str, NodeId)| Entry { name: name.into(), is_folder: self.is_folder(node) };
-        Ok(self.names.in_folder(self.resolve_folder(path)?).map(entry).collect())
+            |(name, node): (&str, NodeId)| Entry { name: name.into(), is_directory: self.is_directory(node) };
+        Ok(self.names.in_directory(self.resolve_directory(path)?).map(entry).collect())
     }
 
     pub(crate) fn remove(&mut self, path: &Path) -> io::Result<()> {
         let node = self.resolve(path)?;
-        if self.is_folder(node) {
+        if self.is_directory(node) {
             return Err(ErrorKind::IsADirectory.into());
         }
         let name = self.locate(path)?;
@@ -124,9 +124,9 @@ impl Files {
         Ok(())
     }
 
-    pub(crate) fn remove_folder(&mut self, path: &Path) -> io::Result<()> {
-        let node = self.resolve_folder(path)?;
-        if self.names.in_folder(node).next().is_some() {
+    pub(crate) fn remove_directory(&mut self, path: &Path) -> io::Result<()> {
+        let node = self.resolve_directory(path)?;
+        if self.names.in_directory(node).next().is_some() {
             return Err(ErrorKind::DirectoryNotEmpty.into());
         }
         let name = self.locate(path)?;
@@ -140,13 +140,13 @@ impl Files {
         if from_name == to_name {
             return Ok(());
         }
-        if self.is_folder(node) && self.is_within(to_name.0, node) {
+        if self.is_directory(node) && self.is_within(to_name.0, node) {
             return Err(ErrorKind::InvalidInput.into());
         }
-        match self.names.seen().get(&to_name).map(|target| (*target, self.is_folder(*target))) {
-            Some((_, true)) if !self.is_folder(node) => return Err(ErrorKind::IsADirectory.into()),
-            Some((_, false)) if self.is_folder(node) => return Err(ErrorKind::NotADirectory.into()),
-            Some((target, true)) if self.names.in_folder(target).next().is_some() => {
+        match self.names.visible().get(&to_name).map(|target| (*target, self.is_directory(*target))) {
+            Some((_, true)) if !self.is_directory(node) => return Err(ErrorKind::IsADirectory.into()),
+            Some((_, false)) if self.is_directory(node) => return Err(ErrorKind::NotADirectory.into()),
+            Some((target, true)) if self.names.in_directory(target).next().is_some() => {
                 return Err(ErrorKind::DirectoryNotEmpty.into());
             }
             _ => {}
@@ -158,39 +158,39 @@ impl Files {
     pub(crate) fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         let node = self.resolve(from)?;
         let to_name = self.locate(to)?;
-        if self.is_folder(node) {
+        if self.is_directory(node) {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        if self.names.seen().contains_key(&to_name) {
+        if self.names.visible().contains_key(&to_name) {
             return Err(ErrorKind::AlreadyExists.into());
         }
         self.rename_node(node, None, Some(to_name));
         Ok(())
     }
 
-    /// How many names a file has.
+    /// Returns the number of a file's names.
     pub(crate) fn link_count(&self, node: NodeId) -> u64 {
-        self.names.seen().values().filter(|named| **named == node).count() as u64
+        self.names.visible().values().filter(|named| **named == node).count() as u64
     }
 
-    pub(crate) fn sync_folder(&mut self, path: &Path, covered: u64) -> io::Result<()> {
-        let folder = self.resolve_folder(path)?;
-        self.names.sync(folder, covered);
+    pub(crate) fn sync_directory(&mut self, path: &Path, covered: u64) -> io::Result<()> {
+        let directory = self.resolve_directory(path)?;
+        self.names.sync(directory, covered);
         Ok(())
     }
 
-    pub(crate) fn fail_sync_folder(&mut self, path: &Path, covered: u64, random: &mut Generator) {
-        if let Ok(folder) = self.resolve_folder(path) {
-            self.names.fail_sync(folder, covered, random);
+    pub(crate) fn fail_sync_directory(&mut self, path: &Path, covered: u64, random: &mut Generator) {
+        if let Ok(directory) = self.resolve_directory(path) {
+            self.names.fail_sync(directory, covered, random);
         }
     }
 
-    /// The bytes of all files that have a name.
+    /// Returns the total length of the named files, counting a file once for each name.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.names.seen().values().map(|node| self.content(*node).map_or(0, Content::length)).sum()
+        self.names.visible().values().map(|node| self.content(*node).map_or(0, Content::length)).sum()
     }
 
-    /// The files, sorted by path.
+    /// Returns the paths of all files, sorted.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let mut paths = Vec::new();
         self.collect_paths(ROOT, Path::new(""), &mut paths);
@@ -198,16 +198,16 @@ impl Files {
         paths
     }
 
-    /// What a file holds, as the program sees it.
+    /// Returns a file's contents as the program sees them.
     pub(crate) fn read(&self, path: &Path) -> Option<&[u8]> {
         self.content(self.resolve(path).ok()?).map(Content::bytes)
     }
 
-    /// Replaces a file, or creates it with the folders above it, and makes all names durable.
+    /// Replaces a file, or creates it and its missing parent directories, and makes all names durable.
     pub(crate) fn replace(&mut self, path: &Path, bytes: Vec<u8>) -> io::Result<()> {
-        for folder in path.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
-            if self.resolve(folder).is_err() {
-                self.create_folder(folder)?;
+        for directory in path.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+            if self.resolve(directory).is_err() {
+                self.create_directory(directory)?;
             }
         }
         let node = self.open(path, OpenMode::Create)?;
@@ -218,24 +218,25 @@ impl Files {
         Ok(())
     }
 
-    /// The file system as the medium holds it when the power goes now.
+    /// Returns the file system on the medium if the power is lost now.
     pub(crate) fn survive(&self, random: &mut Generator, powersafe: bool) -> Files {
         let everywhere = Some(Fate::draw(random)).filter(|_| random.coin());
         let fate = |random: &mut Generator| everywhere.unwrap_or_else(|| Fate::draw(random));
         let names_fate = fate(random);
         let table = self.names.survive(names_fate, random);
         let mut survivors = Files::new();
-        let mut renumbered = Table::new();
-        let mut folders = vec![(ROOT, ROOT)];
-        while let Some((old_folder, new_folder)) = folders.pop() {
-            for ((_, name), old) in table.range((old_folder, String::new())..(old_folder + 1, String::new()))
+        let mut renumbered = NameTable::new();
+        let mut directories = vec![(ROOT, ROOT)];
+        while let Some((old_directory, new_directory)) = directories.pop() {
+            for ((_, name), old) in
+                table.range((old_directory, String::new())..(old_directory + 1, String::new()))
             {
                 let new = survivors.nodes.len();
-                renumbered.insert((new_folder, name.clone()), new);
+                renumbered.insert((new_directory, name.clone()), new);
                 survivors.nodes.push(match &self.nodes[*old] {
-                    Node::Folder => {
-                        folders.push((*old, new));
-                        Node::Folder
+                    Node::Directory => {
+                        directories.push((*old, new));
+                        Node::Directory
                     }
                     Node::File(file) => {
                         let file_fate = fate(random);
@@ -259,56 +260,61 @@ impl Files {
 
     fn rename_node(&mut self, node: NodeId, from: Option<Name>, to: Option<Name>) {
         let seq = self.next_seq();
-        self.names.change(seq, node, from, to, self.is_folder(node));
+        self.names.change(seq, node, from, to, self.is_directory(node));
     }
 
     fn content(&self, node: NodeId) -> Option<&Content> {
         match &self.nodes[node] {
             Node::File(file) => Some(&file.content),
-            Node::Folder => None,
+            Node::Directory => None,
         }
     }
 
-    fn is_folder(&self, node: NodeId) -> bool {
-        matches!(self.nodes[node], Node::Folder)
+    fn is_directory(&self, node: NodeId) -> bool {
+        matches!(self.nodes[node], Node::Directory)
     }
 
-    /// Whether `node` is `folder` or somewhere in it.
-    fn is_within(&self, node: NodeId, folder: NodeId) -> bool {
+    /// Whether `node` is `directory` or lies within it.
+    fn is_within(&self, node: NodeId, directory: NodeId) -> bool {
         let mut at = Some(node);
         while let Some(node) = at {
-            if node == folder {
+            if node == directory {
                 return true;
             }
-            at = self.names.seen().iter().find(|(_, named)| **named == node).map(|((parent, _), _)| *parent);
+            at = self
+                .names
+                .visible()
+                .iter()
+                .find(|(_, named)| **named == node)
+                .map(|((parent, _), _)| *parent);
         }
         false
     }
 
     fn resolve(&self, path: &Path) -> io::Result<NodeId> {
         parts(path)?.into_iter().try_fold(ROOT, |node, part| {
-            if !self.is_folder(node) {
+            if !self.is_directory(node) {
                 return Err(ErrorKind::NotADirectory.into());
             }
-            self.names.seen().get(&(node, part)).copied().ok_or(ErrorKind::NotFound.into())
+            self.names.visible().get(&(node, part)).copied().ok_or(ErrorKind::NotFound.into())
         })
     }
 
-    fn resolve_folder(&self, path: &Path) -> io::Result<NodeId> {
+    fn resolve_directory(&self, path: &Path) -> io::Result<NodeId> {
         let node = self.resolve(path)?;
-        if self.is_folder(node) { Ok(node) } else { Err(ErrorKind::NotADirectory.into()) }
+        if self.is_directory(node) { Ok(node) } else { Err(ErrorKind::NotADirectory.into()) }
     }
 
-    /// The name that the path ends in; its folder exists.
+    /// Returns the last name of the path and its directory, which must exist.
     fn locate(&self, path: &Path) -> io::Result<Name> {
         let name = parts(path)?.pop().ok_or(ErrorKind::InvalidInput)?;
-        let folder = self.resolve_folder(path.parent().unwrap_or(Path::new("")))?;
-        Ok((folder, name))
+        let directory = self.resolve_directory(path.parent().unwrap_or(Path::new("")))?;
+        Ok((directory, name))
     }
 
-    fn collect_paths(&self, folder: NodeId, path: &Path, paths: &mut Vec<PathBuf>) {
-        for (name, node) in self.names.in_folder(folder) {
-            match self.is_folder(node) {
+    fn collect_paths(&self, directory: NodeId, path: &Path, paths: &mut Vec<PathBuf>) {
+        for (name, node) in self.names.in_directory(directory) {
+            match self.is_directory(node) {
                 true => self.collect_paths(node, &path.join(name), paths),
                 false => paths.push(path.join(name)),
             }
@@ -326,15 +332,15 @@ fn parts(path: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
-/// Writes all that fits into `room` more bytes; the count.
+/// Writes the bytes that fit if the file may grow by `free_bytes`; returns their number.
 pub(crate) fn write_within(
     content: &mut Content,
     seq: u64,
     offset: u64,
     mut bytes: Bytes,
-    room: u64,
+    free_bytes: u64,
 ) -> io::Result<u64> {
-    let length_max = content.length().saturating_add(room);
+    let length_max = content.length().saturating_add(free_bytes);
     bytes.truncate(length_max.saturating_sub(offset).min(bytes.len() as u64) as usize);
     if bytes.is_empty() {
         return Err(ErrorKind::StorageFull.into());

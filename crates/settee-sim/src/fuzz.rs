@@ -1,13 +1,13 @@
-//! Fuzzing: what parses other people's bytes is given many that are almost right.
+//! Fuzzing of parsers of untrusted bytes, with many inputs that are almost valid.
 //!
-//! A [`Target`] is a function that takes any bytes, checks a property of what was made of them, and
-//! tells whether they were accepted. Each execution is named by a seed: from it comes an input, which is
-//! made from a grammar or is a real one, changed in some places. `SETTEE_FUZZ` is how many executions a
-//! target gets, `SETTEE_SEED_FIRST` the first seed; `SETTEE_SEED` replays one.
+//! A [`Target`] is a function that takes arbitrary bytes, checks a property of the result, and returns
+//! whether the input was accepted. A seed determines each execution's input: it is generated from a grammar,
+//! or is a real input, and is then mutated in some places. `SETTEE_FUZZ` is the number of executions per
+//! target, `SETTEE_SEED_FIRST` the first seed; `SETTEE_SEED` replays a single one.
 //!
 //! Invariants:
 //! 1. An input depends on the target and the seed alone.
-//! 2. A run in which nothing was accepted, or nothing refused, has tried nothing: it fails.
+//! 2. A run that accepted nothing, or refused nothing, has tested nothing and fails.
 
 mod json;
 mod mutate;
@@ -19,76 +19,77 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::random::Generator;
 
-/// Bytes of the largest input.
+/// Size of the largest input, in bytes.
 pub const INPUT_BYTES_MAX: usize = 64 << 10;
 
-/// An execution that takes more of its thread's processor time has found something: what is parsed in a
-/// request's task holds up others. Time in which the thread does not run is not counted.
+/// Most processor time of one execution; a longer one fails, since parsing in a request's task delays other
+/// requests. Time in which the thread does not run is not counted.
 const EXECUTION_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// From so many executions on a run must have seen both what is accepted and what is refused.
-const COUNT_TO_JUDGE_BY: u64 = 1_000;
+/// Least number of executions after which a run must have accepted and refused inputs.
+const VERDICT_COUNT_MIN: u64 = 1_000;
 
-/// Of so many inputs one is made from the grammar; the others are real ones, changed.
-const GRAMMAR_SHARE: u64 = 3;
+/// One of this many inputs is generated from the grammar; the others are mutated real inputs.
+const GRAMMAR_INTERVAL: u64 = 3;
 
-/// What is fuzzed.
+/// A parser to fuzz.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name.
+    /// Name for output, and salt of the target's random stream.
     pub name: &'static str,
-    /// Checks the property; whether the input was accepted.
+    /// Checks the property, and returns whether the input was accepted.
     pub check: fn(&[u8]) -> bool,
-    /// Real inputs.
+    /// Real inputs, which are mutated.
     pub corpus: &'static [&'static [u8]],
-    /// What real inputs are made of.
+    /// Words that occur in real inputs.
     pub words: &'static [&'static str],
-    /// Makes an input from a grammar.
+    /// Generates an input from a grammar.
     pub generate: fn(&mut Source<'_>) -> Vec<u8>,
 }
 
-/// Where a grammar's choices come from.
+/// The source of a grammar's random choices.
 pub struct Source<'a> {
     random: Generator,
     words: &'a [&'static str],
 }
 
 impl Source<'_> {
-    /// A number below `count`, which isn't 0.
+    /// Returns a number below `count`, which must not be 0.
     pub fn below(&mut self, count: usize) -> usize {
         self.random.index(count)
     }
 
-    /// Whether a coin shows heads.
+    /// Returns true with probability 1/2.
     pub fn coin(&mut self) -> bool {
         self.random.coin()
     }
 
-    /// One of several.
+    /// Returns one of the elements.
     pub fn pick<'b, T: ?Sized>(&mut self, from: &[&'b T]) -> &'b T {
         from[self.below(from.len())]
     }
 
-    /// One of the target's words.
+    /// Returns one of the target's words.
     pub fn word(&mut self) -> &'static str {
         self.words[self.random.index(self.words.len())]
     }
 
-    /// Random bytes, of at most that count.
-    pub fn bytes(&mut self, most: usize) -> Vec<u8> {
-        let mut bytes = vec![0; self.below(most + 1)];
+    /// Returns at most `count_max` random bytes.
+    pub fn bytes(&mut self, count_max: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.below(count_max + 1)];
         self.random.fill(&mut bytes);
         bytes
     }
 
-    /// JSON text of any kind, its names and strings often the target's words; sometimes not quite JSON.
+    /// Returns a JSON text of any kind. Its names and strings are often the target's words. Sometimes it is
+    /// slightly invalid.
     pub fn json(&mut self) -> String {
         let mut text = String::new();
         json::write_value(self, 0, &mut text);
         text
     }
 
-    /// As [`Source::json`], but an object.
+    /// As [`Source::json`], but returns an object.
     pub fn json_object(&mut self) -> String {
         let mut text = String::new();
         json::write_object(self, 0, &mut text);
@@ -97,16 +98,16 @@ impl Source<'_> {
 }
 
 impl Target {
-    /// The input of a seed.
+    /// Returns the input of a seed.
     pub fn input(&self, seed: u64) -> Vec<u8> {
         let mut source = Source { random: Generator::new(seed, salt(self.name)), words: self.words };
-        let mut input = match source.random.within(0..=GRAMMAR_SHARE - 1) {
+        let mut input = match source.random.within(0..=GRAMMAR_INTERVAL - 1) {
             0 => (self.generate)(&mut source),
             _ => source.pick(self.corpus).to_vec(),
         };
-        // Some stay as they are: what is right must be accepted.
+        // Some stay unchanged: valid inputs must be accepted.
         if source.below(8) > 0 {
-            mutate::change(&mut input, self, &mut source);
+            mutate::mutate(&mut input, self, &mut source);
         }
         input.truncate(INPUT_BYTES_MAX);
         input
@@ -117,10 +118,10 @@ impl Target {
         ((self.check)(input), thread_time() - begun)
     }
 
-    /// Runs the target `count` times, or as the variables say, and prints what came of it.
+    /// Runs the target `count` times, or as the environment variables say, and prints a summary.
     ///
     /// # Panics
-    /// Where a property doesn't hold: the seed and the input are printed.
+    /// If the property doesn't hold; the seed and the input are printed.
     pub fn run(&self, count: u64) {
         let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
         let replayed = number("SETTEE_SEED");
@@ -131,12 +132,12 @@ impl Target {
         for seed in first..first.saturating_add(count) {
             let input = self.input(seed);
             bytes += input.len() as u64;
-            let shown = Shown { target: self, seed, input: &input, always: replayed.is_some() };
+            let printer = InputPrinter { target: self, seed, input: &input, always: replayed.is_some() };
             let (is_accepted, time) = self.timed(&input);
             assert!(time < EXECUTION_TIME_MAX, "an execution took {time:?} of processor time");
             accepted += u64::from(is_accepted);
             longest = longest.max(time);
-            drop(shown);
+            drop(printer);
         }
         let elapsed = start.elapsed();
         println!(
@@ -147,37 +148,38 @@ impl Target {
             bytes / count,
             count as f64 / elapsed.as_secs_f64(),
         );
-        if count >= COUNT_TO_JUDGE_BY {
-            assert!(accepted > count / 100, "{}: next to nothing was accepted", self.name);
+        if count >= VERDICT_COUNT_MIN {
+            assert!(accepted > count / 100, "{}: almost nothing was accepted", self.name);
             assert!(accepted < count, "{}: nothing was refused", self.name);
         }
     }
 }
 
-/// Processor time that the calling thread has taken.
+/// Returns the processor time of the calling thread.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::try_from(time).expect("it is not negative")
+    Duration::try_from(time).expect("processor time is not negative")
 }
 
-/// Shows an execution that fails.
-struct Shown<'a> {
+/// Prints the input of an execution that fails.
+struct InputPrinter<'a> {
     target: &'a Target,
     seed: u64,
     input: &'a [u8],
+    /// Whether to print it also if the execution succeeds.
     always: bool,
 }
 
-impl Drop for Shown<'_> {
+impl Drop for InputPrinter<'_> {
     fn drop(&mut self) {
         if self.always || std::thread::panicking() {
-            let Shown { target, seed, input, .. } = self;
+            let InputPrinter { target, seed, input, .. } = self;
             eprintln!("fuzz {}: SETTEE_SEED={seed}, input \"{}\"", target.name, input.escape_ascii());
         }
     }
 }
 
-/// Keeps targets' streams apart (FNV-1a).
+/// Returns a salt that makes the targets' random streams differ (FNV-1a).
 fn salt(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -209,12 +211,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "nothing was refused")]
     fn a_run_that_refuses_nothing_fails() {
-        Target { check: |_| true, ..DIGITS }.run(COUNT_TO_JUDGE_BY);
+        Target { check: |_| true, ..DIGITS }.run(VERDICT_COUNT_MIN);
     }
 
     #[test]
     #[should_panic(expected = "no seven")]
-    fn what_the_property_forbids_is_found() {
+    fn a_violated_property_is_found() {
         let check = |input: &[u8]| {
             assert!(!input.contains(&b'7'), "no seven");
             true

@@ -1,44 +1,44 @@
 //! A simulated disk, clock and executor with faults and power loss, for tests.
 //!
-//! A [`Sim`] runs a program's tasks in one thread, picking among them by a seed, in a time that
-//! jumps to the next event. Its [`SimDisk`] keeps what the program sees apart from what is on
-//! the medium, and when the power goes keeps, drops or garbles what was not synced: the same
-//! seed and program give the same run, the same loss, the same remains.
+//! A [`Sim`] runs a program's tasks in one thread, picks among them by a seed, and jumps in virtual time to
+//! the next event. Its [`SimDisk`] separates the contents that the program sees from those of the medium. At
+//! a power loss it keeps, drops or garbles each unsynced change. The same seed and program give the same run,
+//! the same power loss and the same remaining contents.
 //!
-//! What the disk promises, and nothing else:
-//! - A sync of a file makes durable the writes and lengths of that file that were complete when
-//!   it was submitted (and its own write, where it has one).
-//! - A sync of a folder makes durable the creations, removals and renames in that folder that
-//!   were complete when it was submitted; a rename between folders needs both. The sync of a
-//!   file does nothing for its name.
-//! - At a power loss, each sector of 512 bytes written since holds one of its versions, or
-//!   garbage; each length is one of those it had; each change of a name happened whole or not
-//!   at all.
+//! The disk guarantees the following and nothing else:
+//! - A sync of a file makes durable the writes and lengths of that file that were complete when the sync was
+//!   submitted, and the sync's own write if it has one.
+//! - A sync of a directory makes durable the creations, removals and renames in that directory that were
+//!   complete when the sync was submitted. A rename between directories needs a sync of both. A sync of a
+//!   file does not make its name durable.
+//! - After a power loss, each sector of 512 bytes that was written since its last sync holds one of its
+//!   versions, or garbage. Each length is one that the file has had. Each change of a name is either complete
+//!   or undone.
 //!
-//! `SETTEE_SIM_TRACE=1` prints every operation; `SETTEE_SEED` makes [`seeds`] give that one. What
-//! runs on it with the most power losses is `settee-log`'s test `power_loss`: see "Trying it" in
-//! `docs/recovery.md`, and `cargo xtask crashes`.
+//! `SETTEE_SIM_TRACE=1` prints every operation. `SETTEE_SEED` makes [`seeds`] return that seed alone. The
+//! test with the most power losses is `power_loss` in `settee-log`: see "Trying it" in `docs/recovery.md`,
+//! and `cargo xtask crashes`.
 //!
-//! A log of whole lines, tried with a power loss at each of its syncs:
+//! Example: a log of whole lines, with a power loss at each of its syncs.
 //!
 //! ```
 //! use std::path::Path;
 //! use std::sync::atomic::{AtomicUsize, Ordering};
-//! use settee_io::{File, OpenMode, folder};
+//! use settee_io::{File, OpenMode, directory};
 //! use settee_sim::{Sim, SimDisk, seeds};
 //!
 //! const LINES: [&str; 2] = ["first line\n", "second line\n"];
 //!
-//! /// Appends the lines, each with a sync; how many of them were acknowledged.
+//! /// Appends the lines, each with a sync; returns how many were acknowledged.
 //! fn append_lines(disk: &SimDisk) -> usize {
 //!     let sim = Sim::with_disk(disk);
 //!     let env = sim.env();
 //!     let acknowledged = AtomicUsize::new(0);
 //!     sim.run(async {
 //!         let log = File::open(&env.engine, Path::new("/log"), OpenMode::CreateNew).await.unwrap();
-//!         folder::sync(&*env.engine, Path::new("/")).await.unwrap();
+//!         directory::sync(&*env.engine, Path::new("/")).await.unwrap();
 //!         for (index, line) in LINES.into_iter().enumerate() {
-//!             // Each in sectors of its own: a later write can't harm what was synced.
+//!             // Each line has sectors of its own, so a later write can't damage a synced one.
 //!             let offset = index as u64 * settee_sim::SECTOR_SIZE;
 //!             log.write_and_sync_at(offset, line.into()).await.unwrap();
 //!             acknowledged.fetch_add(1, Ordering::Relaxed);
@@ -80,11 +80,12 @@ pub use disk::{Fault, SimDisk};
 pub use executor::{STEP_COUNT_MAX, Sim};
 pub use panics::Panics;
 
-/// The seeds of a test: the first `count`, times the number in the variable `SETTEE_SEED_FACTOR` for
-/// a longer search; or the one that the variable `SETTEE_SEED` names, to replay a failure.
+/// Returns the seeds of a test: the first `count`, multiplied by the environment variable
+/// `SETTEE_SEED_FACTOR` for a longer search; or only the seed in the variable `SETTEE_SEED`, to replay a
+/// failure.
 ///
 /// # Panics
-/// Where one of the variables is not a number.
+/// If one of the variables is not a number.
 pub fn seeds(count: u64) -> std::ops::Range<u64> {
     match std::env::var("SETTEE_SEED") {
         Ok(seed) => {

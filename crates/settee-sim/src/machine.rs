@@ -1,13 +1,13 @@
-//! The simulated machine: the medium, the time, and the events that are due.
+//! The simulated machine: the medium, the time, and the pending events.
 //!
-//! One lock guards all of it; it is never held while a task runs or is woken. The machine
-//! outlives the [`crate::Sim`]s that run on it, as a real one outlives its processes.
+//! One lock guards all of it and is never held while a task runs or is woken. The machine outlives the
+//! [`crate::Sim`]s that run on it, as a real one outlives its processes.
 //!
 //! Invariants:
-//! 1. Time never goes backwards, and an event happens at its time or later, never earlier.
+//! 1. Time never goes backwards, and an event happens at its time or later.
 //! 2. Once the power is lost nothing changes any more.
-//! 3. A plan draws nothing from the stream of the run: up to the power loss or the failure that
-//!    it makes, the run is the same as without.
+//! 3. A plan draws nothing from the run's random stream: up to the power loss or the failure that it causes,
+//!    the run is the same as without it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,13 +22,13 @@ use crate::disk::Fault;
 use crate::files::Files;
 use crate::random::Generator;
 
-/// The streams of a seed.
+/// The random streams of a seed.
 const RUN: u64 = 1;
 const PROGRAM: u64 = 2;
 const POWER_LOSS: u64 = 3;
 const NEXT_SEED: u64 = 4;
 
-/// When the power goes. Counted from 0.
+/// When the power is cut. Indices start at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PowerCut {
     AtSync(u64),
@@ -36,19 +36,19 @@ pub(crate) enum PowerCut {
     AtOperation(u64),
 }
 
-/// An operation that is to fail: the one with this index among its kind, or among all.
+/// A planned failure: of the operation with this index among its kind, or among all if `kind` is `None`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Failure {
+pub(crate) struct PlannedFailure {
     pub(crate) kind: Option<OperationKind>,
     pub(crate) index: u64,
     pub(crate) fault: Fault,
 }
 
-/// How the disk behaves.
+/// The disk's settings and planned faults; see the methods of [`crate::SimDisk`].
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) power_cut: Option<PowerCut>,
-    pub(crate) failures: Vec<Failure>,
+    pub(crate) failures: Vec<PlannedFailure>,
     pub(crate) short_reads: f64,
     pub(crate) short_writes: f64,
     pub(crate) delay_us: RangeInclusive<u64>,
@@ -61,7 +61,7 @@ pub(crate) struct Plan {
     pub(crate) powersafe_overwrite: bool,
     pub(crate) ignore_syncs: bool,
     pub(crate) ignore_syncs_of: Option<fn(&Path) -> bool>,
-    pub(crate) ignore_folder_syncs: bool,
+    pub(crate) ignore_directory_syncs: bool,
 }
 
 impl Plan {
@@ -78,7 +78,7 @@ impl Plan {
     }
 
     pub(crate) fn fault_at(&self, position: &Position) -> Option<Fault> {
-        let is_at = |failure: &&Failure| match failure.kind {
+        let is_at = |failure: &&PlannedFailure| match failure.kind {
             Some(kind) => kind == position.kind && failure.index == position.kind_index,
             None => failure.index == position.index,
         };
@@ -86,7 +86,7 @@ impl Plan {
     }
 }
 
-/// Operations that took effect, so far.
+/// Numbers of the operations that took effect so far.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) all: u64,
@@ -94,7 +94,7 @@ pub(crate) struct Counts {
     pub(crate) by_kind: BTreeMap<OperationKind, u64>,
 }
 
-/// Where an operation stands among all, among its kind, and among the syncs if it is one.
+/// The index of an operation among all, among its kind, and among the syncs if it is one.
 #[derive(Debug)]
 pub(crate) struct Position {
     index: u64,
@@ -115,38 +115,38 @@ impl Counts {
     }
 }
 
-/// What happens at a moment to come.
+/// An event at a later time.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A timer goes off.
+    /// A timer expires.
     Wake(Waker),
     /// An operation takes effect and completes. A sync covers the changes up to `covered`.
     Operation { operation: Operation, completion: Completion, covered: u64 },
 }
 
-/// When an event is due, in ns, and its number.
+/// The time at which an event is due, in nanoseconds, and its number.
 pub(crate) type EventKey = (u64, u64);
 
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) seed: u64,
-    pub(crate) traced: bool,
-    state: Mutex<State>,
+    pub(crate) is_traced: bool,
+    state: Mutex<MachineState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct MachineState {
     pub(crate) plan: Plan,
     pub(crate) files: Files,
-    /// Tells this machine's descriptors from those of before a power loss.
+    /// Distinguishes this machine's descriptors from those opened before a power loss.
     pub(crate) identity: Arc<()>,
     pub(crate) power_lost: bool,
     pub(crate) counts: Counts,
-    /// Decides what happens in the run.
+    /// Makes the choices of the run.
     pub(crate) random: Generator,
-    /// What the program draws.
+    /// The program's random numbers.
     pub(crate) program_random: Generator,
-    /// Decides what a power loss leaves.
+    /// Decides the effects of a power loss.
     pub(crate) loss_random: Generator,
     pub(crate) now_ns: u64,
     pub(crate) trace_hash: u64,
@@ -156,7 +156,7 @@ pub(crate) struct State {
 
 impl Machine {
     pub(crate) fn new(seed: u64, plan: Plan, files: Files) -> Arc<Machine> {
-        let state = State {
+        let state = MachineState {
             plan,
             files,
             identity: Arc::new(()),
@@ -170,16 +170,16 @@ impl Machine {
             events: BTreeMap::new(),
             event_count: 0,
         };
-        let traced = std::env::var_os("SETTEE_SIM_TRACE").is_some();
-        Arc::new(Machine { seed, traced, state: Mutex::new(state) })
+        let is_traced = std::env::var_os("SETTEE_SIM_TRACE").is_some();
+        Arc::new(Machine { seed, is_traced, state: Mutex::new(state) })
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, MachineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes happen what is due.
-    pub(crate) fn happen(&self) {
+    /// Runs the events that are due.
+    pub(crate) fn run_due_events(&self) {
         loop {
             let mut state = self.state();
             let now_ns = state.now_ns;
@@ -203,7 +203,7 @@ impl Machine {
         }
     }
 
-    /// The machine that starts after the power came back.
+    /// Returns the machine after power is restored.
     pub(crate) fn after_power_loss(&self) -> Arc<Machine> {
         let mut state = self.state();
         state.cut_power();
@@ -215,8 +215,8 @@ impl Machine {
     }
 }
 
-impl State {
-    /// Adds an event; its key.
+impl MachineState {
+    /// Adds an event and returns its key.
     pub(crate) fn schedule(&mut self, due_ns: u64, event: Event) -> EventKey {
         self.event_count += 1;
         let key = (due_ns, self.event_count);
@@ -232,8 +232,8 @@ impl State {
         self.events.remove(&key);
     }
 
-    /// Goes to the next event; false where there is none.
-    pub(crate) fn jump(&mut self) -> bool {
+    /// Advances the time to the next event; returns false if there is none.
+    pub(crate) fn advance_to_next_event(&mut self) -> bool {
         match self.events.first_key_value() {
             Some((key, _)) => {
                 self.now_ns = self.now_ns.max(key.0);
@@ -243,18 +243,18 @@ impl State {
         }
     }
 
-    /// Stops the machine for good.
+    /// Stops the machine permanently.
     pub(crate) fn cut_power(&mut self) {
         if !self.power_lost {
             self.loss_random = Generator::new(self.loss_random.next(), self.counts.all);
-            self.end_flight();
+            self.end_in_flight();
             self.power_lost = true;
         }
     }
 
-    /// The program has ended: of what is in flight each operation takes effect or doesn't, and
-    /// nobody is told.
-    pub(crate) fn end_flight(&mut self) {
+    /// Ends the operations in flight when the program ends: each takes effect or doesn't, and none is
+    /// reported.
+    pub(crate) fn end_in_flight(&mut self) {
         for event in std::mem::take(&mut self.events).into_values() {
             if let Event::Operation { operation, completion, covered } = event {
                 completion.abandon();
@@ -277,7 +277,7 @@ impl State {
         for byte in line.bytes() {
             self.trace_hash = (self.trace_hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
-        if machine.traced {
+        if machine.is_traced {
             eprintln!("[{}] {line}", machine.seed);
         }
     }

@@ -1,55 +1,55 @@
-//! The names of files and folders: what the program sees, what the medium holds, and the
+//! The names of simulated files and directories: those that the program sees, those on the medium, and the
 //! changes between.
 //!
-//! Each change gives a node another place, or none: creation, removal and rename alike. It waits
-//! until every folder that it concerns was synced. When the power goes, each waiting change is
-//! kept or dropped whole.
+//! A change gives a node another name, or none: creation, removal and rename alike. It is pending until every
+//! directory that it affects was synced. At a power loss each pending change is kept or dropped as a whole.
 //!
 //! Invariants:
-//! 1. A folder has at most one name, a file any number; and every kept change stands on the changes to the same names
-//!    before it: so what survives is a tree that some order of the medium's writes could give.
-//! 2. What was synced changes only by a later change to the same names.
+//! 1. A directory has at most one name, a file any number. A change is kept only if all earlier changes to
+//!    the same names are kept. So what remains is a tree that some order of the medium's writes could
+//!    produce.
+//! 2. A synced name changes only by a later change to the same name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::content::Fate;
 use crate::random::Generator;
 
-/// A file or folder, whatever its name.
+/// A file or directory, independent of its name.
 pub(crate) type NodeId = usize;
 
-/// A folder, and a name in it.
+/// A directory and a name in it.
 pub(crate) type Name = (NodeId, String);
 
-/// Who has which name, sorted by folder.
-pub(crate) type Table = BTreeMap<Name, NodeId>;
+/// The node of each name, sorted by directory.
+pub(crate) type NameTable = BTreeMap<Name, NodeId>;
 
 /// A change of names.
 #[derive(Debug)]
-struct Change {
+struct NameChange {
     seq: u64,
     node: NodeId,
     from: Option<Name>,
     to: Option<Name>,
-    /// Folders that were not synced since.
+    /// Affected directories that were not synced since.
     unsynced: Vec<NodeId>,
-    /// A folder goes from one folder to another: safe from circles only after all that came
-    /// before.
-    moves_folder: bool,
-    /// It had, or gets, a second name: only the one that is given up goes.
+    /// Whether it moves a directory to another directory. Such a change depends on all earlier ones, so that
+    /// no cycle arises.
+    moves_directory: bool,
+    /// Whether the node has had several names; then only `from` is removed.
     has_links: bool,
 }
 
-impl Change {
+impl NameChange {
     fn names(&self) -> impl Iterator<Item = &Name> {
         self.from.iter().chain(&self.to)
     }
 
-    fn depends_on(&self, earlier: &Change) -> bool {
-        self.moves_folder || self.names().any(|name| earlier.names().any(|other| name == other))
+    fn depends_on(&self, earlier: &NameChange) -> bool {
+        self.moves_directory || self.names().any(|name| earlier.names().any(|other| name == other))
     }
 
-    fn apply(&self, table: &mut Table) {
+    fn apply(&self, table: &mut NameTable) {
         if !self.has_links {
             table.retain(|_, node| *node != self.node);
         } else if let Some(from) = self.from.as_ref().filter(|from| table.get(*from) == Some(&self.node)) {
@@ -61,83 +61,85 @@ impl Change {
     }
 }
 
-/// All names.
+/// The names of all files and directories.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    seen: Table,
-    durable: Table,
-    pending: Vec<Change>,
+    /// The names that the program sees.
+    visible: NameTable,
+    /// The names on the medium.
+    durable: NameTable,
+    pending: Vec<NameChange>,
     /// Files that were ever given a second name.
     linked: BTreeSet<NodeId>,
 }
 
 impl Names {
-    /// Names that are on the medium as they are seen.
-    pub(crate) fn durable(table: Table) -> Names {
-        Names { seen: table.clone(), durable: table, pending: Vec::new(), linked: BTreeSet::new() }
+    /// Names that are all durable.
+    pub(crate) fn durable(table: NameTable) -> Names {
+        Names { visible: table.clone(), durable: table, pending: Vec::new(), linked: BTreeSet::new() }
     }
 
-    pub(crate) fn seen(&self) -> &Table {
-        &self.seen
+    pub(crate) fn visible(&self) -> &NameTable {
+        &self.visible
     }
 
-    /// What has a name in the folder.
-    pub(crate) fn in_folder(&self, folder: NodeId) -> impl Iterator<Item = (&str, NodeId)> {
-        let range = (folder, String::new())..(folder + 1, String::new());
-        self.seen.range(range).map(|((_, name), node)| (name.as_str(), *node))
+    /// Returns the names in the directory and their nodes.
+    pub(crate) fn in_directory(&self, directory: NodeId) -> impl Iterator<Item = (&str, NodeId)> {
+        let range = (directory, String::new())..(directory + 1, String::new());
+        self.visible.range(range).map(|((_, name), node)| (name.as_str(), *node))
     }
 
-    /// Gives `node` the name `to`, or none, in place of `from`; whoever had `to` loses it.
+    /// Gives `node` the name `to`, or none, in place of `from`. A node that had the name `to` loses it.
     pub(crate) fn change(
         &mut self,
         seq: u64,
         node: NodeId,
         from: Option<Name>,
         to: Option<Name>,
-        is_folder: bool,
+        is_directory: bool,
     ) {
         let mut unsynced: Vec<NodeId> = from.iter().chain(&to).map(|name| name.0).collect();
         unsynced.dedup();
-        let moves_folder = is_folder && unsynced.len() > 1;
-        let is_link = from.is_none() && self.seen.values().any(|named| *named == node);
+        let moves_directory = is_directory && unsynced.len() > 1;
+        let is_link = from.is_none() && self.visible.values().any(|named| *named == node);
         if is_link {
             self.linked.insert(node);
         }
         let has_links = self.linked.contains(&node);
-        let change = Change { seq, node, from, to, unsynced, moves_folder, has_links };
-        change.apply(&mut self.seen);
+        let change = NameChange { seq, node, from, to, unsynced, moves_directory, has_links };
+        change.apply(&mut self.visible);
         self.pending.push(change);
     }
 
-    /// Puts on the medium the changes up to `covered` in the folder, save those that concern
-    /// another folder too which wasn't synced since.
-    pub(crate) fn sync(&mut self, folder: NodeId, covered: u64) {
+    /// Makes durable the changes in the directory up to `covered`, except those that also affect another
+    /// directory that wasn't synced since.
+    pub(crate) fn sync(&mut self, directory: NodeId, covered: u64) {
         for change in self.pending.iter_mut().filter(|change| change.seq <= covered) {
-            change.unsynced.retain(|unsynced| *unsynced != folder);
+            change.unsynced.retain(|unsynced| *unsynced != directory);
         }
         let synced = self.pending.iter().map(|change| change.unsynced.is_empty()).collect();
-        self.put(synced);
+        self.make_durable(synced);
     }
 
-    /// The seed decides which of the changes that a sync should have covered the medium holds.
-    /// None of them is pending afterwards: no later sync tries them again.
-    pub(crate) fn fail_sync(&mut self, folder: NodeId, covered: u64, random: &mut Generator) {
-        let is_covered = |change: &Change| change.seq <= covered && change.unsynced.contains(&folder);
+    /// Lets the seed decide which of the changes that a failed sync should have covered reach the medium.
+    /// None of them is pending afterwards, so no later sync writes them again.
+    pub(crate) fn fail_sync(&mut self, directory: NodeId, covered: u64, random: &mut Generator) {
+        let is_covered = |change: &NameChange| change.seq <= covered && change.unsynced.contains(&directory);
         let kept = self.pending.iter().map(|change| is_covered(change) && random.coin()).collect();
-        self.put(kept);
+        self.make_durable(kept);
         self.pending.retain(|change| !is_covered(change));
     }
 
-    /// Puts all there is on the medium.
+    /// Makes all changes durable.
     pub(crate) fn sync_all(&mut self) {
-        self.put(vec![true; self.pending.len()]);
+        self.make_durable(vec![true; self.pending.len()]);
     }
 
-    /// What the medium holds when the power goes now.
-    pub(crate) fn survive(&self, fate: Fate, random: &mut Generator) -> Table {
+    /// Returns the names on the medium if the power is lost now.
+    pub(crate) fn survive(&self, fate: Fate, random: &mut Generator) -> NameTable {
         let mut table = self.durable.clone();
         let prefix = random.index(self.pending.len() + 1);
-        let mut dropped: Vec<&Change> = Vec::new();
+        let mut dropped: Vec<&NameChange> = Vec::new();
         for (index, change) in self.pending.iter().enumerate() {
             let wanted = match fate {
                 Fate::Kept => true,
@@ -154,8 +156,8 @@ impl Names {
         table
     }
 
-    /// Puts the chosen changes on the medium, and what they stand on.
-    fn put(&mut self, mut chosen: Vec<bool>) {
+    /// Makes the chosen changes durable, and those that they depend on.
+    fn make_durable(&mut self, mut chosen: Vec<bool>) {
         for index in (0..chosen.len()).rev() {
             for earlier in 0..index {
                 chosen[earlier] |= chosen[index] && self.pending[index].depends_on(&self.pending[earlier]);

@@ -1,9 +1,8 @@
-//! Tasks that panic at a call into their environment, as the tasks of a server do: the one that panics
-//! ends, and the others go on.
+//! Planned panics of tasks. As in a server, the task that panics ends and the others continue.
 //!
-//! An environment from [`Panics::env`] counts the calls that the planned task makes to the engine, to
-//! the clock and to spawn tasks, and panics in the one that was planned. So a test that plans each
-//! call of a task in turn has it panic wherever it touches its environment, with all that it holds there.
+//! An environment from [`Panics::env`] counts a task's calls to the engine, to the clock and for spawning
+//! tasks, and panics in the planned call. A test that plans each call of a task in turn makes the task panic
+//! wherever it uses its environment, with all that it holds there.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -20,11 +19,11 @@ use settee_io::{
 };
 
 thread_local! {
-    /// The task that is being polled in this thread.
+    /// Name of the task that is being polled in this thread.
     static CURRENT: Cell<&'static str> = const { Cell::new(Panics::OUTSIDE) };
 }
 
-/// One planned panic.
+/// A planned panic.
 #[derive(Debug)]
 pub struct Panics {
     task: &'static str,
@@ -34,47 +33,47 @@ pub struct Panics {
 }
 
 impl Panics {
-    /// The name of what is not a task of the environment: the completions of operations, and the future
-    /// that is run, whose panic ends the test.
+    /// The name for calls outside the environment's tasks: from completions of operations, and from the
+    /// future that is run, whose panic ends the test.
     pub const OUTSIDE: &'static str = "";
 
-    /// The call with this index, of those that all tasks of this name make together, panics.
+    /// Plans a panic in the call with this index, counted over all tasks of this name together.
     pub fn new(task: &'static str, call: u64) -> Arc<Panics> {
         Arc::new(Panics { task, call, count: AtomicU64::new(0), has_fired: AtomicBool::new(false) })
     }
 
-    /// Whether it has panicked: not where the task made fewer calls.
+    /// Whether the panic has happened. False if the tasks made fewer calls.
     pub fn has_fired(&self) -> bool {
         self.has_fired.load(Ordering::Relaxed)
     }
 
-    /// An environment whose tasks may panic.
+    /// Returns `env` with the planned panic.
     pub fn env(self: &Arc<Self>, env: &Env) -> Env {
         Env {
-            engine: Arc::new(Calls { inner: env.engine.clone(), panics: self.clone() }),
-            clock: Arc::new(Calls { inner: env.clock.clone(), panics: self.clone() }),
-            spawn: Arc::new(Calls { inner: env.spawn.clone(), panics: self.clone() }),
+            engine: Arc::new(CountingCalls { inner: env.engine.clone(), panics: self.clone() }),
+            clock: Arc::new(CountingCalls { inner: env.clock.clone(), panics: self.clone() }),
+            spawn: Arc::new(CountingCalls { inner: env.spawn.clone(), panics: self.clone() }),
             ..env.clone()
         }
     }
 
-    /// Counts a call, and panics where it was planned.
+    /// Counts a call, and panics if it is the planned one.
     fn call(&self) {
         if CURRENT.get() == self.task && self.count.fetch_add(1, Ordering::Relaxed) == self.call {
             self.has_fired.store(true, Ordering::Relaxed);
-            // As a panic, but nothing is printed.
+            // Panics without printing a message.
             resume_unwind(Box::new("planned"));
         }
     }
 }
 
-/// A part of the environment, whose calls are counted.
-struct Calls<T: ?Sized> {
+/// A part of the environment that counts its calls.
+struct CountingCalls<T: ?Sized> {
     inner: Arc<T>,
     panics: Arc<Panics>,
 }
 
-impl Engine for Calls<dyn Engine> {
+impl Engine for CountingCalls<dyn Engine> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
@@ -108,7 +107,7 @@ impl Engine for Calls<dyn Engine> {
     }
 }
 
-impl Clock for Calls<dyn Clock> {
+impl Clock for CountingCalls<dyn Clock> {
     fn now(&self) -> Duration {
         self.panics.call();
         self.inner.now()
@@ -125,7 +124,7 @@ impl Clock for Calls<dyn Clock> {
     }
 }
 
-impl Spawn for Calls<dyn Spawn> {
+impl Spawn for CountingCalls<dyn Spawn> {
     fn spawn(&self, name: &'static str, mut task: Task) {
         self.panics.call();
         let task = poll_fn(move |context| {

@@ -1,5 +1,5 @@
-//! The simulation's randomness: SplitMix64 (Steele, Lea and Flood, 2014). Its own, so that a
-//! seed gives the same run under every version of every library.
+//! The simulation's random numbers: SplitMix64 (Steele, Lea and Flood, 2014). Implemented here, so that a
+//! seed gives the same run with every version of every library.
 
 use std::ops::RangeInclusive;
 
@@ -10,8 +10,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 pub(crate) struct Generator(u64);
 
 impl Generator {
-    /// The stream of `seed` that is named by `salt`; streams of other salts have nothing to do
-    /// with it.
+    /// Returns the stream of `seed` for `salt`. Streams of different salts are independent.
     pub(crate) fn new(seed: u64, salt: u64) -> Generator {
         let mut generator = Generator(seed.wrapping_mul(STEP) ^ salt.rotate_left(32));
         Generator(generator.next())
@@ -25,18 +24,18 @@ impl Generator {
         z ^ (z >> 31)
     }
 
-    /// A number in the range.
+    /// Returns a number in the range.
     pub(crate) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         let width = u128::from(range.end() - range.start()) + 1;
         range.start() + ((u128::from(self.next()) * width) >> 64) as u64
     }
 
-    /// An index below `count`, which isn't 0.
+    /// Returns an index below `count`, which must not be 0.
     pub(crate) fn index(&mut self, count: usize) -> usize {
         self.within(0..=count as u64 - 1) as usize
     }
 
-    /// True with the given probability.
+    /// Returns true with the given probability.
     pub(crate) fn chance(&mut self, probability: f64) -> bool {
         let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         unit < probability

@@ -1,27 +1,26 @@
-//! Backup: a copy of a store in another folder, made while it is written to.
+//! Backup: copies a store to another directory while it is written to.
 //!
-//! While the set of files is held still (nothing is checkpointed, handed over or replaced) the segments
-//! that are the store's get a second name, or are opened where that can't be, and what else belongs to
-//! this moment is opened: the tree as of its newest root, and the log's segments as far as they reach
-//! now. That takes no longer than the names do. Then all goes on, and what was opened is copied: what is
-//! copied of a file does not change, whoever gets it, and its removal doesn't harm who has it open. The
-//! manifest of that moment comes last.
+//! While the set of files is locked (no checkpoint, transfer or replacement of segments), the store's
+//! segments are hard-linked, or opened if they can't be. The other files of that moment are opened: the tree
+//! as of its newest root, and the log's segments up to their present ends. The lock is held no longer than
+//! that takes. The opened files are copied afterwards: the copied parts of them do not change, and removing a
+//! file does not affect readers that have it open. The manifest of that moment is written last.
 //!
 //! A file is identified by the BLAKE3 checksum of all of its bytes: a cryptographic hash, since clients
-//! choose much of what is in the files. An earlier backup's file is shared where its recorded checksum is
-//! the file's. Of files that are never changed in place (segments that are the store's; a tree while nothing
-//! is checkpointed) the identity that the system gives is recorded too: while it is the same, so is the
+//! choose much of what the files hold. An earlier backup's file is linked if its recorded checksum is that of
+//! the file. For files that never change in place (the store's segments; a tree while no checkpoint is made)
+//! the identity that the system gives a file is recorded too: while the identity is the same, so is the
 //! checksum, and nothing is read. The log's segments are read each time; checkpoints keep them small.
 //!
 //! Invariants:
-//! 1. A linked file is never changed again by anybody: rewriting a segment makes a new file, and a log
-//!    uses no file again that has a second name.
-//! 2. The log's own segments are copied, since whoever opens them locks them and may write on.
-//! 3. All that was accepted before the call is in the copy.
-//! 4. The log's segments are opened anew: its own handles have its locks, and a store that was closed
+//! 1. A linked file never changes again: rewriting a segment makes a new file, and a log does not recycle a
+//!    file that has a second name.
+//! 2. The log's own segments are copied, since a process that opens them locks them and may append.
+//! 3. Everything accepted before the call is in the copy.
+//! 4. The log's segments are opened anew: the log's own handles have its locks, and a store that is closed
 //!    meanwhile must be free to be opened again.
-//! 5. A copy that was cut short has no manifest, unless it has but a log.
-//! 6. The checksum that is returned of a file is that of the bytes which the store had.
+//! 5. An interrupted copy has no manifest; a complete one has none only if the store has just a log.
+//! 6. The checksum returned for a file is that of the bytes the store had.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -31,7 +30,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use settee_io::folder::{self, DirectorySyncs};
+use settee_io::directory::{self, DirectorySyncs};
 use settee_io::{Env, File, FileIdentity, OpenMode};
 use settee_log::SegmentInfo;
 
@@ -39,7 +38,7 @@ use crate::error::StoreError;
 use crate::manifest::{Manifest, tree_name};
 use crate::store::Shared;
 
-/// How much is copied at once, in bytes.
+/// Number of bytes copied at once.
 const COPY_BYTES: u64 = 1 << 20;
 
 /// The BLAKE3 hash of all bytes of a file.
@@ -52,27 +51,26 @@ pub struct BackupFile {
     pub length: u64,
     /// `None` in a backup that was made before checksums were recorded.
     pub checksum: Option<Checksum>,
-    /// Identity of the store's file when the backup was made; `None` where that tells nothing, since the
-    /// file is changed in place.
+    /// Identity of the store's file when the backup was made; `None` for a file that changes in place.
     pub source: Option<FileIdentity>,
 }
 
-/// The files of a backup of one store by their names, without the manifest.
+/// The files of a backup of one store by name, without the manifest.
 pub type BackupFiles = BTreeMap<String, BackupFile>;
 
-/// An earlier backup, whose files are shared where they are the same.
+/// An earlier backup, whose files are linked where they are the same.
 #[derive(Debug, Clone, Copy)]
 pub struct EarlierBackup<'a> {
-    /// Its folder.
-    pub folder: &'a Path,
-    /// What was returned when it was made.
+    /// Its directory.
+    pub directory: &'a Path,
+    /// The files returned when it was made.
     pub files: &'a BackupFiles,
 }
 
-/// What a backup took.
+/// Counts of a backup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Backup {
-    /// Files that were linked, and not copied.
+    /// Files that were linked.
     pub linked_count: u64,
     /// Their bytes.
     pub linked_bytes: u64,
@@ -82,11 +80,11 @@ pub struct Backup {
     pub copied_bytes: u64,
 }
 
-/// A file of a backup that is being made.
+/// A file of a backup in progress.
 struct Part {
-    from: Source,
+    from: PartSource,
     name: String,
-    /// In place of what the file begins with.
+    /// Bytes to use instead of the first ones of the file.
     head: Option<Bytes>,
     end: u64,
     /// As in [`BackupFile::source`].
@@ -94,8 +92,8 @@ struct Part {
 }
 
 /// Where a part is read from.
-enum Source {
-    /// It was linked: from its new name.
+enum PartSource {
+    /// The part was linked, and is read by its new name.
     Linked,
     Open(Arc<File>),
 }
@@ -107,53 +105,52 @@ impl Shared {
         to: &Path,
         earlier: Option<EarlierBackup<'_>>,
     ) -> Result<(Backup, BackupFiles), StoreError> {
-        let env = &self.place.env;
-        folder::create(&*env.engine, to).await?;
+        let env = &self.context.env;
+        directory::create(&*env.engine, to).await?;
         let (mut done, mut files) = (Backup::default(), BackupFiles::new());
         let (manifest, parts) = self.take_parts(to).await?;
         for part in parts {
             let file = self.finish_part(&part, to, earlier, &mut done).await?;
             files.insert(part.name, file);
         }
-        folder::sync(&*env.engine, to).await?;
+        directory::sync(&*env.engine, to).await?;
         if manifest.number > 0 {
             manifest.write(env, to, &DirectorySyncs::new(to)).await?;
         }
         Ok((done, files))
     }
 
-    /// Links what can be linked, and opens what is to be copied, while the set of files is held still:
-    /// what the store is made of now.
+    /// With the set of files locked, links the files that can be linked, and opens the others.
     async fn take_parts(&self, to: &Path) -> Result<(Manifest, Vec<Part>), StoreError> {
         let manifest = self.manifest.lock().await;
         self.check_not_closed()?;
-        let infos = self.log.known_segments();
-        // Not `flush`: nobody may wait for room on the disk and hold the manifest.
-        match select(pin!(self.log.flush()), pin!(self.log.finds_no_room())).await {
+        let infos = self.log.segment_infos();
+        // Not only `flush`: the manifest must not stay locked while a write waits for disk space.
+        match select(pin!(self.log.flush()), pin!(self.log.wait_for_no_space())).await {
             Either::Left((flushed, _)) => flushed?,
             Either::Right((error, _)) => return Err(error.into()),
         }
-        let base = self.base();
+        let checkpoint = self.checkpoint_state();
         let mut parts = Vec::new();
-        for segment in base.segments.iter() {
+        for segment in checkpoint.segments.iter() {
             let name = segment.name.file_name();
             let file = segment.file().await?;
             let (end, identity) = (file.length().await?, Some(file.identity().await?));
             let from = match self.link(segment.path(), &to.join(&name)).await? {
-                true => Source::Linked,
-                false => Source::Open(file.clone()),
+                true => PartSource::Linked,
+                false => PartSource::Open(file.clone()),
             };
             parts.push(Part { from, name, head: None, end, identity });
         }
-        if let Some(tree) = &base.tree {
+        if let Some(tree) = &checkpoint.tree {
             let head = tree.root.head().expect("what is checkpointed was committed");
             let mut part = self.part(tree_name(tree.number), Some(head.into()), tree.root.end()).await?;
-            if let Source::Open(file) = &part.from {
+            if let PartSource::Open(file) = &part.from {
                 part.identity = Some(file.identity().await?);
             }
             parts.push(part);
         }
-        // One that was made and not begun holds nothing.
+        // A segment without frames holds nothing.
         let is_begun =
             |info: &&SegmentInfo| info.frame_bytes > 0 && info.number >= manifest.first_log_segment;
         for info in infos.iter().filter(is_begun) {
@@ -162,16 +159,17 @@ impl Shared {
         Ok((manifest.clone(), parts))
     }
 
-    /// One of the store's files, opened anew, up to `end`.
+    /// Opens one of the store's files anew, to be copied up to `end`.
     async fn part(&self, name: String, head: Option<Bytes>, end: u64) -> Result<Part, StoreError> {
-        let file = File::open(&self.place.env.engine, &self.place.folder.join(&name), OpenMode::Read).await?;
-        file.set_direct(self.place.options.log.direct).await?;
-        Ok(Part { from: Source::Open(Arc::new(file)), name, head, end, identity: None })
+        let file =
+            File::open(&self.context.env.engine, &self.context.directory.join(&name), OpenMode::Read).await?;
+        file.set_direct(self.context.options.log.direct).await?;
+        Ok(Part { from: PartSource::Open(Arc::new(file)), name, head, end, identity: None })
     }
 
-    /// Gives a file that never changes a second name; `false` where that can't be.
+    /// Hard-links a file that never changes; false if the file system can't.
     async fn link(&self, path: &Path, to: &Path) -> Result<bool, StoreError> {
-        match folder::link(&*self.place.env.engine, path, to).await {
+        match directory::link(&*self.context.env.engine, path, to).await {
             Ok(()) => Ok(true),
             Err(error) => match error.io_kind() {
                 Some(ErrorKind::CrossesDevices | ErrorKind::Unsupported | ErrorKind::PermissionDenied)
@@ -181,15 +179,15 @@ impl Shared {
         }
     }
 
-    /// What is read of a closed store's files may be anybody's, and its folder may be gone.
+    /// A closed store's files may belong to another process, and its directory may be gone.
     fn check_not_closed(&self) -> Result<(), StoreError> {
         match self.is_closed() {
-            true => Err(settee_io::Error::Closed { path: self.place.folder.as_path().into() }.into()),
+            true => Err(settee_io::Error::Closed { path: self.context.directory.as_path().into() }.into()),
             false => Ok(()),
         }
     }
 
-    /// Copies a part, unless it is linked, or the earlier backup has the same.
+    /// Copies a part, unless it is linked or the earlier backup has the same file.
     async fn finish_part(
         &self,
         part: &Part,
@@ -200,19 +198,19 @@ impl Shared {
         let target = to.join(&part.name);
         let same_length = |backup: EarlierBackup<'_>| {
             let file = backup.files.get(&part.name).filter(|file| file.length == part.end)?;
-            Some((backup.folder.join(&part.name), file.checksum?, file.source))
+            Some((backup.directory.join(&part.name), file.checksum?, file.source))
         };
         let earlier = earlier.and_then(same_length);
         let mut checksum = match (&earlier, &part.from) {
             (Some((_, checksum, source)), _) if part.identity.is_some() && *source == part.identity => {
                 Some(*checksum)
             }
-            (None, Source::Open(_)) => None,
+            (None, PartSource::Open(_)) => None,
             _ => Some(self.read_part(part, &target, None).await?),
         };
         let is_linked = match (&part.from, earlier) {
-            (Source::Linked, _) => true,
-            (Source::Open(_), Some((path, found, _))) if checksum == Some(found) => {
+            (PartSource::Linked, _) => true,
+            (PartSource::Open(_), Some((path, found, _))) if checksum == Some(found) => {
                 self.link_earlier(part, &path, &target).await?
             }
             _ => false,
@@ -221,7 +219,7 @@ impl Shared {
             done.linked_count += 1;
             done.linked_bytes += part.end;
         } else {
-            let copy = File::open(&self.place.env.engine, &target, OpenMode::CreateNew).await?;
+            let copy = File::open(&self.context.env.engine, &target, OpenMode::CreateNew).await?;
             checksum = Some(self.read_part(part, &target, Some(&copy)).await?);
             copy.sync().await?;
             done.copied_count += 1;
@@ -230,10 +228,10 @@ impl Shared {
         Ok(BackupFile { length: part.end, checksum, source: part.identity })
     }
 
-    /// Links an earlier backup's file, of the same checksum as `part`; `false` where it is gone or was
-    /// changed in a way that shows without reading all of it, or can't be linked.
+    /// Links an earlier backup's file with the same checksum as `part`. Returns false if the file is missing,
+    /// has another length or head, or can't be linked.
     async fn link_earlier(&self, part: &Part, from: &Path, to: &Path) -> Result<bool, StoreError> {
-        let engine = &self.place.env.engine;
+        let engine = &self.context.env.engine;
         let file = match File::open(engine, from, OpenMode::Read).await {
             Err(error) if error.is_not_found() => return Ok(false),
             opened => opened?,
@@ -246,11 +244,11 @@ impl Shared {
         {
             return Ok(false);
         }
-        Ok(folder::link(&**engine, from, to).await.is_ok())
+        Ok(directory::link(&**engine, from, to).await.is_ok())
     }
 
-    /// Reads all of a part, which is linked at `target` where it isn't open, into `copy`, if there is one:
-    /// the checksum of what was read.
+    /// Reads all of a part (at `target` if it is linked), writes it to `copy` if given, and returns the
+    /// checksum of the bytes read.
     async fn read_part(
         &self,
         part: &Part,
@@ -259,9 +257,9 @@ impl Shared {
     ) -> Result<Checksum, StoreError> {
         let linked;
         let file = match &part.from {
-            Source::Open(file) => &**file,
-            Source::Linked => {
-                linked = File::open(&self.place.env.engine, target, OpenMode::Read).await?;
+            PartSource::Open(file) => &**file,
+            PartSource::Linked => {
+                linked = File::open(&self.context.env.engine, target, OpenMode::Read).await?;
                 &linked
             }
         };
@@ -285,19 +283,19 @@ impl Shared {
     }
 }
 
-/// Reads a file that nobody changes: its checksum.
+/// Returns the checksum of a file that does not change.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub async fn checksum_file(env: &Env, path: &Path) -> Result<Checksum, settee_io::Error> {
     read_file(env, path, None).await
 }
 
-/// Copies a file that nobody changes to the new file `to`, which is on stable storage then, but for its
-/// name: the checksum of what was copied.
+/// Copies a file that does not change to the new file `to`, and returns its checksum. The copy is then on
+/// stable storage, except its name.
 ///
 /// # Errors
-/// What the system says; then `to` may hold a part.
+/// The system's error; then `to` may hold a part of the copy.
 pub async fn copy_file(env: &Env, from: &Path, to: &Path) -> Result<Checksum, settee_io::Error> {
     let copy = File::open(&env.engine, to, OpenMode::CreateNew).await?;
     let checksum = read_file(env, from, Some(&copy)).await?;

@@ -1,14 +1,12 @@
-//! A limit of memory that many stores share.
+//! A memory limit shared by many stores.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Memory for recent records' index entries, shared by all stores that have it. Every store has a
-/// limit of its own beside it.
+/// Memory for the memtables of all stores that are given this budget. Each store also has a limit of its own.
 ///
-/// Where half of it is taken, the stores that have more than half of an average one's share begin a
-/// checkpoint with their next commit; where all of it is, writers of these stores wait for that.
-/// Others don't: what they have would not help. So the limit is passed by no more than what small
-/// stores take.
+/// At half of the budget, stores that use more than half of the average share begin a checkpoint with their
+/// next commit. At the full budget, writers of these stores wait for that checkpoint. Smaller stores do not
+/// wait, since their memory would not help; the budget is exceeded by no more than theirs.
 #[derive(Debug)]
 pub struct MemoryBudget {
     bytes_max: usize,
@@ -17,42 +15,42 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// A budget of so many bytes.
+    /// Creates a budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> MemoryBudget {
         MemoryBudget { bytes_max, used: AtomicUsize::new(0), store_count: AtomicUsize::new(0) }
     }
 
-    /// What may be taken, in bytes.
+    /// The budget in bytes.
     pub fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// What is taken, in bytes.
+    /// Bytes in use.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn enter(&self) {
+    pub(crate) fn add_store(&self) {
         self.store_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn leave(&self, bytes: usize) {
+    pub(crate) fn remove_store(&self, bytes: usize) {
         self.change(bytes, 0);
         self.store_count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A store that had `before` bytes has `now`.
+    /// Changes a store's use from `before` to `now` bytes.
     pub(crate) fn change(&self, before: usize, now: usize) {
-        // Wraps: what is taken away was added before.
+        // Wraps: the bytes subtracted were added before.
         self.used.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Whether a store with so much should begin a checkpoint.
-    pub(crate) fn wants(&self, own: usize) -> bool {
+    /// Whether a store that uses `own` bytes should begin a checkpoint.
+    pub(crate) fn needs_checkpoint(&self, own: usize) -> bool {
         self.used() >= self.bytes_max / 2 && self.is_large(own)
     }
 
-    /// Whether a store with so much should wait for its checkpoint.
+    /// Whether the writers of a store that uses `own` bytes should wait for its checkpoint.
     pub(crate) fn is_full(&self, own: usize) -> bool {
         self.used() >= self.bytes_max && self.is_large(own)
     }
@@ -67,18 +65,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_stores_make_room_and_small_ones_go_on() {
+    fn large_stores_make_checkpoints_and_small_ones_go_on() {
         let budget = MemoryBudget::new(1000);
         let own = [10, 20, 570];
         own.iter().for_each(|own| {
-            budget.enter();
+            budget.add_store();
             budget.change(0, *own);
         });
-        assert_eq!(own.map(|own| budget.wants(own)), [false, false, true]);
+        assert_eq!(own.map(|own| budget.needs_checkpoint(own)), [false, false, true]);
         assert!(!budget.is_full(570));
         budget.change(570, 1570);
         assert_eq!([10, 20, 1570].map(|own| budget.is_full(own)), [false, false, true]);
-        budget.leave(1570);
-        assert_eq!((budget.used(), budget.wants(20)), (30, false));
+        budget.remove_store(1570);
+        assert_eq!((budget.used(), budget.needs_checkpoint(20)), (30, false));
     }
 }

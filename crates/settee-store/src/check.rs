@@ -1,79 +1,79 @@
-//! Verification: every byte of a store that something protects, and everything that one part of it
-//! says of another.
+//! Verification: reads every checksummed byte of a store, and compares its files with each other.
 //!
-//! The segments are read one after another, frames or records, each with its directory. Of each record
-//! a row of a few dozen bytes is kept: what it is, where it lies, and hashes of its key and meta. Once
-//! there are many rows, or no more segments, the tree is read whole, and compared: each entry with the
-//! rows it points to, each row with what the tree has of its key. So memory is bounded, and a store
-//! of some million records costs one pass over each of its files. The same walk gives, to who salvages
-//! (`repair.rs`), every record that can be read.
+//! The segments are read one after another, frames or records, each with its segment index. A row of a few
+//! dozen bytes is kept for each record: its location, its flags, and hashes of its key and meta. Once there
+//! are many rows, or no more segments, the whole tree is read and compared: each entry with the rows it
+//! points to, each row with the tree's entry of its key. Memory is therefore bounded, and a store of a few
+//! million records costs one pass over each of its files. The same pass yields every readable record for
+//! repair (`repair.rs`).
 //!
-//! Nothing is changed, cut or locked: whoever checks a store keeps others from writing to it.
+//! Nothing is changed, truncated or locked: the caller keeps others from writing to the store.
 //!
 //! Invariants:
-//! 1. Damage ends nothing: what can be read behind it is checked too.
-//! 2. A problem names what it touches as far as anything that is left tells.
-//! 3. What a crash may leave isn't told as damage, but as what may be either.
+//! 1. Damage does not end the check: what can be read after it is checked too.
+//! 2. A problem names the keys it touches as far as the readable rest tells.
+//! 3. What a crash may leave is reported as doubtful, not as damage.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use settee_io::{Env, File, OpenMode, folder};
-use settee_log::{Directory, SegmentHead, segment_head};
+use settee_io::{Env, File, OpenMode, directory};
+use settee_log::{SegmentHead, SegmentIndex, segment_head};
 use settee_tree::{NodeCache, Tree, TreeError};
 
-use crate::checkpoint::Facts;
+use crate::checkpoint_state::CheckpointFacts;
 use crate::error::StoreError;
 use crate::manifest::{MANIFEST_FILE, Manifest, SegmentName, tree_name};
+use crate::options::StoreOptions;
 use crate::segments::{Segment, Segments};
-use crate::state::IndexSums;
-use crate::store::{Place, StoreOptions};
+use crate::store::StoreContext;
+use crate::tree_index::IndexAggregates;
 
 mod index;
 mod sources;
 
 pub use sources::Salvaged;
 
-/// So many rows are compared with the tree at once: they take some 200 MiB.
+/// Number of rows compared with the tree at once; they take about 200 MiB.
 const ROW_COUNT_MAX: usize = 4 << 20;
 
-/// Nodes of the tree that are kept for single lookups, in bytes.
+/// Size of the node cache for single lookups, in bytes.
 const CACHE_BYTES: usize = 8 << 20;
 
-/// So much of a file that may be zeros is read at once.
+/// Number of bytes read at once of a file that may be all zeros.
 const ZEROS_READ_BYTES: usize = 1 << 20;
 
-/// Something that is wrong with a store.
+/// A problem found in a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The file.
     pub path: PathBuf,
-    /// Where in it, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// What is wrong.
     pub what: String,
-    /// What it touches.
+    /// The keys it touches.
     pub touched: Touched,
-    /// It may as well be what a crash left of a write that nobody was told of: opening the store puts
-    /// it right.
+    /// It may as well be the rest of a write that was never acknowledged, left by a crash; then opening the
+    /// store removes it.
     pub is_doubtful: bool,
 }
 
 /// Which keys a problem touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Touched {
-    /// No value: what is damaged can be made anew from the rest.
+    /// None: the damaged part can be rebuilt from the rest.
     Nothing,
-    /// Those that other problems name, or nobody can tell.
+    /// Unknown, or named by other problems.
     Unknown,
-    /// A version of this key; if it is the one that counts, another problem says so.
+    /// A version of this key. If it is the newest, another problem says so.
     OldVersion(Vec<u8>),
     /// A version of this key that may be its newest.
     Key(Vec<u8>),
-    /// The index of the keys from the first on, up to the other, or to the last: lookups fail there,
-    /// and the values are still in the segments.
+    /// Index entries of the keys from the first up to, not including, the second, or to the last key: lookups
+    /// fail, and the values are still in the segments.
     IndexOf(Vec<u8>, Option<Vec<u8>>),
 }
 
@@ -83,46 +83,47 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is told while a store is checked.
+/// An event of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckEvent {
-    /// So many bytes are done, of so many; both may grow.
+    /// Bytes checked, and bytes to check in all; both may grow.
     Progress(u64, u64),
-    /// Something is wrong.
+    /// A problem was found.
     Problem(Problem),
 }
 
-/// What a check went through.
+/// Counts of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckSummary {
-    /// Files that were read.
+    /// Files read.
     pub file_count: u64,
-    /// Their bytes.
+    /// Bytes of these files.
     pub bytes: u64,
-    /// Records in the segments, those included that were replaced.
+    /// Records in the segments, replaced ones included.
     pub record_count: u64,
     /// Entries of the index on disk.
     pub entry_count: u64,
-    /// The last record of the store.
+    /// The store's last record.
     pub last_seq: u64,
-    /// Problems that were told, the doubtful ones included.
+    /// Problems reported, doubtful ones included.
     pub problem_count: u64,
-    /// Those of them that a crash may have left.
+    /// Problems that a crash may have left.
     pub doubtful_count: u64,
 }
 
-/// Checks the store in `folder`, which nobody may have open: see the module. `options` are those that
-/// it is opened with, since its sums follow from them. What is wrong is told as it is found.
+/// Checks the store in `directory`, which no process may have open, and reports problems to `on_event` as
+/// they are found. `options` must be those that the store is opened with, since its aggregates follow from
+/// them.
 ///
 /// # Errors
-/// What the system says. Damage is no error.
+/// The system's error. Damage is reported and is no error.
 pub async fn check(
     env: &Env,
-    folder: &Path,
+    directory: &Path,
     options: &StoreOptions,
-    mut told: impl FnMut(CheckEvent) + Send,
+    mut on_event: impl FnMut(CheckEvent) + Send,
 ) -> Result<CheckSummary, StoreError> {
-    let mut survey = Survey::new(env, folder, options, &mut told);
+    let mut survey = Survey::new(env, directory, options, &mut on_event);
     survey.read_manifest().await?;
     survey.find_sources().await?;
     survey.open_tree().await?;
@@ -130,51 +131,51 @@ pub async fn check(
     Ok(survey.summary)
 }
 
-/// A segment's file, and what is known of it from elsewhere.
-struct Source {
+/// A segment's file, and what other files say of it.
+struct SegmentSource {
     name: SegmentName,
     path: PathBuf,
-    /// The store's, and not the log's any more.
-    is_handed_over: bool,
+    /// Whether it is the store's, no longer the log's.
+    is_transferred: bool,
     /// Where its frames end.
     end: Option<u64>,
 }
 
-/// A store that is being looked through.
+/// A check in progress.
 pub(crate) struct Survey<'a> {
-    pub(crate) place: Place,
-    told: &'a mut (dyn FnMut(CheckEvent) + Send),
+    pub(crate) context: StoreContext,
+    on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     pub(crate) summary: CheckSummary,
     pub(crate) manifest: Option<Manifest>,
     /// In the order of the log.
-    sources: Vec<Source>,
+    sources: Vec<SegmentSource>,
     segments: Segments,
     log_id: Option<[u8; 16]>,
-    pub(crate) tree: Option<Tree<IndexSums>>,
+    pub(crate) tree: Option<Tree<IndexAggregates>>,
     tree_number: u64,
     log_segments: Vec<u32>,
-    facts: Option<Facts>,
+    facts: Option<CheckpointFacts>,
     done_bytes: u64,
     all_bytes: u64,
-    /// Of the last of the log's segments so far: its number, where its frames end, and their checksum.
+    /// Number, end of frames and checksum of the last log segment checked so far.
     log_end: Option<(u32, u64, u64)>,
-    /// Records that can't be read, and that may be the last of their keys.
+    /// Unreadable records that may be the last of their keys, by `Seq`.
     pub(crate) lost: BTreeMap<u64, Vec<u8>>,
 }
 
 impl<'a> Survey<'a> {
     pub(crate) fn new(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: &StoreOptions,
-        told: &'a mut (dyn FnMut(CheckEvent) + Send),
+        on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     ) -> Survey<'a> {
         let mut options = options.clone();
         options.log.direct = false;
         let cache = Arc::new(NodeCache::new(CACHE_BYTES));
         Survey {
-            place: Place::new(env, folder, options, cache, None),
-            told,
+            context: StoreContext::new(env, directory, options, cache, None),
+            on_event,
             summary: CheckSummary::default(),
             manifest: None,
             sources: Vec::new(),
@@ -191,30 +192,29 @@ impl<'a> Survey<'a> {
         }
     }
 
-    fn tell(&mut self, problem: Problem) {
+    fn report_problem(&mut self, problem: Problem) {
         self.summary.problem_count += 1;
         self.summary.doubtful_count += u64::from(problem.is_doubtful);
-        (self.told)(CheckEvent::Problem(problem));
+        (self.on_event)(CheckEvent::Problem(problem));
     }
 
     fn report(&mut self, path: &Path, offset: u64, what: impl Into<String>, touched: Touched) {
         let path = path.to_path_buf();
-        self.tell(Problem { path, offset, what: what.into(), touched, is_doubtful: false });
+        self.report_problem(Problem { path, offset, what: what.into(), touched, is_doubtful: false });
     }
 
     fn advance(&mut self, bytes: u64) {
         self.done_bytes += bytes;
-        (self.told)(CheckEvent::Progress(self.done_bytes, self.all_bytes.max(self.done_bytes)));
+        (self.on_event)(CheckEvent::Progress(self.done_bytes, self.all_bytes.max(self.done_bytes)));
     }
 
-    /// The manifest, or what the names of the files say where it is damaged.
+    /// Reads the manifest. If it is damaged, the file names are used instead.
     pub(crate) async fn read_manifest(&mut self) -> Result<(), StoreError> {
-        let (env, folder) = (self.place.env.clone(), self.place.folder.clone());
-        match Manifest::read(&env, &folder).await {
+        let (env, directory) = (self.context.env.clone(), self.context.directory.clone());
+        match Manifest::read(&env, &directory).await {
             Ok(manifest) => self.manifest = manifest,
             Err(StoreError::Damaged { path, offset, what }) => {
-                let what =
-                    format!("{what}: the store can't be opened; its files are checked as they are named");
+                let what = format!("{what}: the store can't be opened; its files are found by their names");
                 self.report(&path, offset, what, Touched::Unknown);
             }
             Err(error) => return Err(error),
@@ -224,17 +224,17 @@ impl<'a> Survey<'a> {
 
     /// Finds the segments: those that the manifest names, and the log's.
     pub(crate) async fn find_sources(&mut self) -> Result<(), StoreError> {
-        let entries = folder::list(&*self.place.env.engine, &self.place.folder).await?;
+        let entries = directory::list(&*self.context.env.engine, &self.context.directory).await?;
         let is_there = |name: &str| entries.iter().any(|entry| entry.name == name);
         let first_of_log = self.manifest.as_ref().map_or(0, |manifest| manifest.first_log_segment);
         for name in self.manifest.iter().flat_map(|manifest| manifest.segments.clone()).collect::<Vec<_>>() {
-            let path = self.place.folder.join(name.file_name());
+            let path = self.context.directory.join(name.file_name());
             if !is_there(&name.file_name()) {
                 self.report(&path, 0, "it is missing: the manifest names it", Touched::Unknown);
                 continue;
             }
             let end = (name.generation == 0).then_some(name.bytes);
-            self.sources.push(Source { name, path, is_handed_over: true, end });
+            self.sources.push(SegmentSource { name, path, is_transferred: true, end });
         }
         if self.manifest.is_none() {
             for entry in &entries {
@@ -248,8 +248,8 @@ impl<'a> Survey<'a> {
         self.take_log(of_log).await?;
         self.sources.sort_by_key(|source| source.name.first);
         for source in &self.sources {
-            let segment = Segment::new(&self.place.env, &self.place.folder, source.name, false);
-            if source.is_handed_over {
+            let segment = Segment::new(&self.context.env, &self.context.directory, source.name, false);
+            if source.is_transferred {
                 self.segments.insert(Arc::new(segment));
             } else {
                 self.log_segments.push(source.name.first);
@@ -258,19 +258,20 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// A rewritten segment, from its name and its trailer, where there is no manifest.
+    /// Adds a rewritten segment by its name and trailer, if there is no manifest.
     async fn take_rewritten(&mut self, file_name: &str) -> Result<(), StoreError> {
         let Some(mut name) = rewritten_name(file_name) else { return Ok(()) };
-        let path = self.place.folder.join(file_name);
-        let file = Arc::new(File::open(&self.place.env.engine, &path, OpenMode::Read).await?);
-        if let Ok(directory) = Directory::open_covering(file, name.first, name.last, name.epoch).await {
-            name.bytes = directory.trailer().frames_end;
+        let path = self.context.directory.join(file_name);
+        let file = Arc::new(File::open(&self.context.env.engine, &path, OpenMode::Read).await?);
+        if let Ok(segment_index) = SegmentIndex::open_covering(file, name.first, name.last, name.epoch).await
+        {
+            name.bytes = segment_index.trailer().frames_end;
         }
-        self.sources.push(Source { name, path, is_handed_over: true, end: None });
+        self.sources.push(SegmentSource { name, path, is_transferred: true, end: None });
         Ok(())
     }
 
-    /// Of segments that cover the same numbers the newest generation counts.
+    /// Of segments that cover the same numbers, keeps those of the newest generation.
     fn drop_covered(&mut self) {
         let names: Vec<SegmentName> = self.sources.iter().map(|source| source.name).collect();
         self.sources.retain(|source| {
@@ -281,18 +282,18 @@ impl<'a> Survey<'a> {
         });
     }
 
-    /// The log's segments, as their headers say.
+    /// Adds the log's segments, using their headers.
     async fn take_log(&mut self, numbers: Vec<u32>) -> Result<(), StoreError> {
         let mut found: Vec<(u32, u64, PathBuf, Result<SegmentHead, bool>)> = Vec::new();
         for number in numbers {
-            let path = self.place.folder.join(format!("{number:010}.log"));
-            let file = File::open(&self.place.env.engine, &path, OpenMode::Read).await?;
+            let path = self.context.directory.join(format!("{number:010}.log"));
+            let file = File::open(&self.context.env.engine, &path, OpenMode::Read).await?;
             let head = segment_head(&file).await?;
             found.push((number, file.length().await?, path, head));
         }
-        // Made ahead, and not begun. One that has more than its header's zeros was.
+        // A preallocated segment without records. One with more than zeros after its header was begun.
         while let Some((_, length, path, Err(true))) = found.last()
-            && is_all_zeros(&self.place.env, path, *length).await?
+            && is_all_zeros(&self.context.env, path, *length).await?
         {
             found.pop();
         }
@@ -300,25 +301,25 @@ impl<'a> Survey<'a> {
         self.log_id = heads().next().map(|head| head.log_id);
         let oldest = heads().next().map_or(0, |head| head.oldest);
         // A store writes its first manifest before it rewrites anything.
-        let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_handed_over);
+        let had_one = oldest > 1 || self.sources.iter().any(|source| source.is_transferred);
         if self.manifest.is_none() && self.summary.problem_count == 0 && had_one {
-            let path = self.place.folder.join(MANIFEST_FILE);
-            let what = "it is missing: the log has handed segments over to the store";
+            let path = self.context.directory.join(MANIFEST_FILE);
+            let what = "it is missing: the log has transferred segments to the store";
             self.report(&path, 0, what, Touched::Unknown);
         }
-        // Not needed any more, and left by a crash.
+        // Older segments are not needed, and were left by a crash.
         found.retain(|(number, ..)| *number >= oldest || self.manifest.is_none());
         let first =
             self.manifest.as_ref().map_or(1, |manifest| manifest.first_log_segment).max(oldest).max(1);
         let mut expected = found.first().map_or(first, |(number, ..)| *number.min(&first));
         if found.is_empty() && self.manifest.as_ref().is_some_and(|manifest| manifest.number > 0) {
-            let path = self.place.folder.join(format!("{first:010}.log"));
-            self.report(&path, 0, "it is missing: the log goes on there", Touched::Unknown);
+            let path = self.context.directory.join(format!("{first:010}.log"));
+            self.report(&path, 0, "it is missing: the log continues there", Touched::Unknown);
         }
         for index in 0..found.len() {
             let (number, _, path, head) = found[index].clone();
             if number != expected && self.sources.iter().all(|one| !covers(one, expected)) {
-                let missing = self.place.folder.join(format!("{expected:010}.log"));
+                let missing = self.context.directory.join(format!("{expected:010}.log"));
                 let what = format!("it is missing, and so may be others up to {}", number - 1);
                 self.report(&missing, 0, what, Touched::Unknown);
             }
@@ -332,7 +333,7 @@ impl<'a> Survey<'a> {
             }
             let name =
                 SegmentName { first: number, last: number, generation: 0, epoch, bytes: 0, clean_to: 0 };
-            self.sources.push(Source { name, path, is_handed_over: false, end });
+            self.sources.push(SegmentSource { name, path, is_transferred: false, end });
         }
         Ok(())
     }
@@ -343,56 +344,56 @@ impl<'a> Survey<'a> {
         number: u32,
         epoch: u32,
     ) -> Result<Option<u64>, StoreError> {
-        let file = Arc::new(File::open(&self.place.env.engine, path, OpenMode::Read).await?);
-        let directory = Directory::open(file, number, epoch).await.ok();
-        Ok(directory.map(|directory| directory.trailer().frames_end))
+        let file = Arc::new(File::open(&self.context.env.engine, path, OpenMode::Read).await?);
+        let segment_index = SegmentIndex::open(file, number, epoch).await.ok();
+        Ok(segment_index.map(|segment_index| segment_index.trailer().frames_end))
     }
 
-    /// Opens the tree, and says what is wrong with its roots.
+    /// Opens the tree, and reports problems of its roots.
     pub(crate) async fn open_tree(&mut self) -> Result<(), StoreError> {
         let mut number = self.manifest.as_ref().and_then(|manifest| manifest.tree);
         if self.manifest.is_none() {
-            let entries = folder::list(&*self.place.env.engine, &self.place.folder).await?;
+            let entries = directory::list(&*self.context.env.engine, &self.context.directory).await?;
             number = entries.iter().filter_map(|entry| entry.name.strip_suffix(".tree")?.parse().ok()).max();
         }
         let Some(number) = number else { return Ok(()) };
         self.tree_number = number;
-        let path = self.place.folder.join(tree_name(number));
-        let mut options = self.place.tree_options(&[0; 16]);
+        let path = self.context.directory.join(tree_name(number));
+        let mut options = self.context.tree_options(&[0; 16]);
         options.incarnation = self.manifest.as_ref().map(|manifest| manifest.incarnation);
-        let sums = IndexSums(self.place.options.measure);
+        let aggregates = IndexAggregates(self.context.options.aggregate);
         let all_index = || Touched::IndexOf(Vec::new(), None);
-        let tree = match Tree::open(&self.place.env, &path, options, sums).await {
+        let tree = match Tree::open(&self.context.env, &path, options, aggregates).await {
             Ok(tree) => tree,
             Err(TreeError::Io(error)) if error.is_not_found() => {
-                let what = "it is missing: the manifest names it; opening the store makes it anew";
+                let what = "it is missing: the manifest names it; opening the store rebuilds it";
                 self.report(&path, 0, what, all_index());
                 return Ok(());
             }
             Err(TreeError::Io(error)) => return Err(error.into()),
             Err(error) => {
                 let offset = if let TreeError::Damaged { offset, .. } = &error { *offset } else { 0 };
-                let what = format!("{error}; opening the store makes it anew");
+                let what = format!("{error}; opening the store rebuilds it");
                 self.report(&path, offset, what, all_index());
                 return Ok(());
             }
         };
         if tree.is_torn() {
-            let what = "a root's slot holds no whole root: a crash cut its commit short, or it is damaged";
+            let what = "a slot holds no whole root: a crash interrupted its commit, or it is damaged";
             let (touched, what) = (Touched::Nothing, what.to_owned());
             let offset = settee_tree::HEAD_SIZE / 3;
-            self.tell(Problem { path: path.clone(), offset, what, touched, is_doubtful: true });
+            self.report_problem(Problem { path: path.clone(), offset, what, touched, is_doubtful: true });
         }
         match tree.root().attachment().await {
             Ok(attachment) => {
-                self.facts = Facts::decode(&attachment);
+                self.facts = CheckpointFacts::decode(&attachment);
                 if self.facts.is_none() {
-                    let what = "what its root says of the segments makes no sense";
+                    let what = "the segment table in its root is invalid";
                     self.report(&path, 0, what, Touched::Nothing);
                 }
             }
             Err(TreeError::Io(error)) => return Err(error.into()),
-            // Told when the tree is checked.
+            // Reported when the tree is checked.
             Err(_) => {}
         }
         self.summary.file_count += 1;
@@ -401,11 +402,11 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// Reads all, some segments at a time.
+    /// Checks everything, some segments at a time.
     pub(crate) async fn check_all(&mut self) -> Result<(), StoreError> {
         self.all_bytes = self.tree.as_ref().map_or(0, |tree| tree.root().live_bytes());
         for source in &self.sources {
-            let file = File::open(&self.place.env.engine, &source.path, OpenMode::Read).await?;
+            let file = File::open(&self.context.env.engine, &source.path, OpenMode::Read).await?;
             self.all_bytes += file.length().await?;
         }
         let mut suspects = index::Suspects::default();
@@ -432,22 +433,22 @@ impl<'a> Survey<'a> {
             && tree.root().seq() > self.summary.last_seq
         {
             let what = format!(
-                "the log ends at update {}, and the index goes on to {}: a part of the log was lost",
+                "the log ends at update {}, and the index at {}: a part of the log is missing",
                 self.summary.last_seq,
                 tree.root().seq()
             );
-            let folder = self.place.folder.clone();
-            self.report(&folder, 0, what, Touched::Unknown);
+            let directory = self.context.directory.clone();
+            self.report(&directory, 0, what, Touched::Unknown);
         }
         Ok(())
     }
 
-    /// How many segments there are.
+    /// Number of segments.
     pub(crate) fn source_count(&self) -> usize {
         self.sources.len()
     }
 
-    /// What can be read of one segment.
+    /// The readable records of one segment.
     pub(crate) async fn salvage_source(&mut self, index: usize) -> Result<Vec<Salvaged>, StoreError> {
         let sources = std::mem::take(&mut self.sources);
         let mut salvaged = Vec::new();
@@ -459,13 +460,13 @@ impl<'a> Survey<'a> {
         Ok(salvaged)
     }
 
-    /// Up to here the index on disk goes.
+    /// The last record in the tree.
     pub(crate) fn checkpoint_seq(&self) -> u64 {
         self.tree.as_ref().map_or(0, |tree| tree.root().seq())
     }
 }
 
-fn covers(source: &Source, number: u32) -> bool {
+fn covers(source: &SegmentSource, number: u32) -> bool {
     (source.name.first..=source.name.last).contains(&number)
 }
 
@@ -482,7 +483,7 @@ fn rewritten_name(name: &str) -> Option<SegmentName> {
     (parts.next().is_none() && first <= last).then_some(name)
 }
 
-/// A hash of a key, by which rows and entries are brought together.
+/// Hash of a key, by which rows and entries are matched.
 fn key_hash(key: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(key)
 }
@@ -491,7 +492,7 @@ fn meta_hash(meta: &[u8]) -> u32 {
     twox_hash::XxHash3_64::oneshot(meta) as u32
 }
 
-/// Whether a file holds nothing but zeros.
+/// Whether a file holds only zeros.
 async fn is_all_zeros(env: &Env, path: &Path, length: u64) -> Result<bool, StoreError> {
     let file = File::open(&env.engine, path, OpenMode::Read).await?;
     let mut at = 0;

@@ -1,21 +1,21 @@
-//! Chunks of segments in memory, for many stores together, within one bound.
+//! The chunk cache: chunks of segments in memory, shared by many stores, with one limit.
 //!
-//! A chunk is [`CHUNK_BYTES`] of a file, aligned to its offsets. A read that finds all chunks of its
-//! range copies the range out of them: no system call, no task, and nothing of the cache is held by
-//! who has the copy. The cache is cut into shards by the chunk's place, each with a lock of its own,
-//! held for the lookup and the copy. A shard keeps its chunks in a ring with a hand (CLOCK): a chunk
-//! that was used since the hand last came by is passed over once.
+//! A chunk is [`CHUNK_BYTES`] of a file, aligned to its offsets. A read that finds all chunks of its range
+//! copies the range: no system call, no task, and the copy pins nothing in the cache. The cache is divided
+//! into shards by the chunk's key, each with a lock of its own, held for the lookup and the copy. A shard
+//! keeps its chunks in a ring with a hand (CLOCK): a chunk that was used since the hand last passed it is
+//! skipped once.
 //!
-//! Only files that never change again are cached: segments that the log handed over, and rewritten
-//! ones. The log's own segments aren't: their newest records are in its memory, the chunk at the end
-//! of what is written would have to be dropped with every write, and all of them are handed over
-//! with one of the next checkpoints.
+//! Only files that never change again are cached: segments transferred from the log, and rewritten ones. The
+//! log's own segments aren't. Their newest records are in the log's memory, the chunk at the end of the
+//! written part would have to be dropped with every write, and all of them are transferred soon after a
+//! checkpoint.
 //!
 //! Invariants:
-//! 1. What the chunks in a shard take is at most the shard's share of the bound.
-//! 2. A file's number belongs to one opened file for as long as the process runs: a chunk is never
-//!    found for another file, whatever their names are. When the file goes, so do its chunks.
-//! 3. What is found was read from the medium in a range of which a record was found undamaged.
+//! 1. The chunks in a shard take at most the shard's share of the limit.
+//! 2. A file's number belongs to one opened file for as long as the process runs: a chunk is never found for
+//!    another file, whatever their names are. When the file is dropped, so are its chunks.
+//! 3. A cached chunk was read from the medium in a range in which a record was found undamaged.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,20 +27,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Bytes of a chunk; the last one of a file may have fewer.
 pub const CHUNK_BYTES: usize = 4 << 10;
 
-/// A read of more bytes goes past the cache: it would take many chunks, and copying them out costs
-/// the more the less it saves.
+/// Longest read in bytes that uses the cache. A longer one would take many chunks, and copying them costs
+/// more the less it saves.
 pub(crate) const CACHED_BYTES_MAX: u64 = 16 << 10;
 
-/// Most shards.
+/// Largest number of shards.
 const SHARD_COUNT_MAX: usize = 64;
 
-/// A shard has at least this many bytes, unless there is but one.
+/// Smallest size of a shard in bytes, unless there is only one.
 const SHARD_BYTES_MIN: usize = 256 << 10;
 
-/// What a chunk takes beside its bytes: about what its places in map and ring do.
+/// Approximate size of a chunk's slots in the map and the ring, in bytes.
 const CHUNK_OVERHEAD: usize = 80;
 
-/// Chunks of a file have numbers of so many bits: offsets in segments have 32.
+/// Bits of a chunk's number in its file: offsets in segments have 32.
 const CHUNK_BITS: u32 = 32 - CHUNK_BYTES.ilog2();
 
 /// A bounded cache of chunks of segments, shared by any number of stores.
@@ -50,44 +50,44 @@ pub struct ChunkCache {
     next_file: AtomicU64,
 }
 
-/// What a [`ChunkCache`] holds and has done.
+/// Contents and counters of a [`ChunkCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkStats {
-    /// The bound in bytes.
+    /// The limit in bytes.
     pub bytes_max: u64,
     /// Bytes held.
     pub bytes: u64,
     /// Chunks held.
     pub chunk_count: u64,
-    /// Lookups that found their chunk: a read of several chunks has several.
+    /// Lookups that found their chunk; a read of several chunks makes several.
     pub hit_count: u64,
-    /// Lookups that didn't.
+    /// Lookups that did not find their chunk.
     pub miss_count: u64,
-    /// Chunks that had to go for others.
+    /// Chunks removed to make space for others.
     pub evicted_count: u64,
 }
 
-/// A file's number, and a chunk's in it.
+/// A file's number, and a chunk's number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Place(u64);
+struct ChunkKey(u64);
 
-impl Place {
-    fn new(file: u64, chunk: u64) -> Place {
-        Place(file << CHUNK_BITS | chunk)
+impl ChunkKey {
+    fn new(file: u64, chunk: u64) -> ChunkKey {
+        ChunkKey(file << CHUNK_BITS | chunk)
     }
 
     fn hash(self) -> u64 {
-        let mut hasher = PlaceHasher::default();
+        let mut hasher = ChunkKeyHasher::default();
         hasher.write_u64(self.0);
         hasher.finish()
     }
 }
 
-/// Multiplies and folds: places are our own choice, nobody else's.
+/// Multiplies and folds; needs no defence, since the keys are not chosen by clients.
 #[derive(Default)]
-struct PlaceHasher(u64);
+struct ChunkKeyHasher(u64);
 
-impl Hasher for PlaceHasher {
+impl Hasher for ChunkKeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -105,9 +105,9 @@ impl Hasher for PlaceHasher {
 
 #[derive(Default)]
 struct Shard {
-    chunks: HashMap<Place, Chunk, BuildHasherDefault<PlaceHasher>>,
-    /// Places around which the hand goes.
-    ring: Vec<Place>,
+    chunks: HashMap<ChunkKey, Chunk, BuildHasherDefault<ChunkKeyHasher>>,
+    /// The keys that the hand passes over.
+    ring: Vec<ChunkKey>,
     hand: usize,
     bytes: usize,
     hit_count: u64,
@@ -117,14 +117,14 @@ struct Shard {
 
 struct Chunk {
     bytes: Box<[u8]>,
-    /// Where it is in the ring.
+    /// Its index in the ring.
     index: u32,
-    /// Since the hand last came by.
+    /// Whether it was used since the hand last passed it.
     is_used: bool,
 }
 
 impl ChunkCache {
-    /// A cache of at most `bytes_max` bytes. With 0 it keeps nothing.
+    /// Creates a cache of at most `bytes_max` bytes. With 0 it keeps nothing.
     pub fn new(bytes_max: usize) -> ChunkCache {
         // A power of two, so that no lookup divides.
         let shard_count = 1 << (bytes_max / SHARD_BYTES_MIN).clamp(1, SHARD_COUNT_MAX).ilog2();
@@ -132,7 +132,7 @@ impl ChunkCache {
         ChunkCache { shards, shard_bytes_max: bytes_max / shard_count, next_file: AtomicU64::new(0) }
     }
 
-    /// What it holds and has done so far.
+    /// Contents and counters, summed over the shards.
     pub fn stats(&self) -> ChunkStats {
         let bytes_max = (self.shard_bytes_max * self.shards.len()) as u64;
         let mut stats = ChunkStats { bytes_max, ..ChunkStats::default() };
@@ -147,17 +147,17 @@ impl ChunkCache {
         stats
     }
 
-    fn shard(&self, place: Place) -> MutexGuard<'_, Shard> {
+    fn shard(&self, key: ChunkKey) -> MutexGuard<'_, Shard> {
         // The map uses the lowest and the highest bits.
-        lock(&self.shards[(place.hash() >> 24) as usize & (self.shards.len() - 1)])
+        lock(&self.shards[(key.hash() >> 24) as usize & (self.shards.len() - 1)])
     }
 }
 
-/// A file's part of a cache: its chunks go with it.
+/// A file's part of a cache; dropping it removes the file's chunks.
 pub(crate) struct FileChunks {
     cache: Arc<ChunkCache>,
     file: u64,
-    /// The file's bytes that may be cached.
+    /// Number of the file's bytes that may be cached.
     length: u64,
 }
 
@@ -168,13 +168,13 @@ impl FileChunks {
         FileChunks { cache: cache.clone(), file, length: length.min(1 << 32) }
     }
 
-    /// As if the file were still that one.
-    #[cfg(feature = "planted-faults")]
+    /// Uses the other file's number (a failpoint).
+    #[cfg(feature = "failpoints")]
     pub(crate) fn stale(&self, length: u64) -> FileChunks {
         FileChunks { cache: self.cache.clone(), file: self.file, length }
     }
 
-    /// The chunks that a range touches, in bytes, where it is one that may be cached.
+    /// The range of the chunks that a range touches, in bytes, if it may be cached.
     pub(crate) fn around(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let is_cached = range.end <= self.length && range.end - range.start <= CACHED_BYTES_MAX;
         let chunk = CHUNK_BYTES as u64;
@@ -182,7 +182,7 @@ impl FileChunks {
         is_cached.then(|| range.start - range.start % chunk..end)
     }
 
-    /// A copy of the range, where all of its chunks are here.
+    /// A copy of the range, if all of its chunks are cached.
     pub(crate) fn copy(&self, range: &Range<u64>) -> Option<Vec<u8>> {
         self.around(range)?;
         let mut out = Vec::with_capacity((range.end - range.start) as usize);
@@ -191,9 +191,9 @@ impl FileChunks {
             let chunk = at / CHUNK_BYTES as u64;
             let first = chunk * CHUNK_BYTES as u64;
             let to = range.end.min(first + CHUNK_BYTES as u64);
-            let place = Place::new(self.file, chunk);
+            let key = ChunkKey::new(self.file, chunk);
             let within = (at - first) as usize..(to - first) as usize;
-            if !self.cache.shard(place).copy(place, within, &mut out) {
+            if !self.cache.shard(key).copy(key, within, &mut out) {
                 return None;
             }
             at = to;
@@ -201,7 +201,7 @@ impl FileChunks {
         Some(out)
     }
 
-    /// Keeps the chunks from `from` on that begin and end in `bytes`, which were read at `start`, the
+    /// Inserts the chunks from offset `from` on that lie wholly in `bytes`, which were read at `start`, the
     /// beginning of a chunk.
     pub(crate) fn insert(&self, start: u64, bytes: &[u8], from: u64) {
         debug_assert_eq!(start % CHUNK_BYTES as u64, 0);
@@ -211,18 +211,18 @@ impl FileChunks {
             if first < from || !is_whole {
                 continue;
             }
-            let place = Place::new(self.file, chunk);
-            // What had to go is freed without the lock.
-            let _gone = self.cache.shard(place).insert(place, bytes, self.cache.shard_bytes_max);
+            let key = ChunkKey::new(self.file, chunk);
+            // Evicted chunks are freed without the lock.
+            let _gone = self.cache.shard(key).insert(key, bytes, self.cache.shard_bytes_max);
         }
     }
 
-    /// Forgets the chunks that a range touches.
+    /// Removes the chunks that a range touches.
     pub(crate) fn remove(&self, range: &Range<u64>) {
         let chunk = CHUNK_BYTES as u64;
         for chunk in range.start / chunk..range.end.div_ceil(chunk) {
-            let place = Place::new(self.file, chunk);
-            let _gone = self.cache.shard(place).remove(place);
+            let key = ChunkKey::new(self.file, chunk);
+            let _gone = self.cache.shard(key).remove(key);
         }
     }
 }
@@ -235,8 +235,8 @@ impl Drop for FileChunks {
 
 impl Shard {
     #[inline]
-    fn copy(&mut self, place: Place, within: Range<usize>, out: &mut Vec<u8>) -> bool {
-        let Some(chunk) = self.chunks.get_mut(&place) else {
+    fn copy(&mut self, key: ChunkKey, within: Range<usize>, out: &mut Vec<u8>) -> bool {
+        let Some(chunk) = self.chunks.get_mut(&key) else {
             self.miss_count += 1;
             return false;
         };
@@ -246,10 +246,10 @@ impl Shard {
         true
     }
 
-    fn insert(&mut self, place: Place, bytes: &[u8], bytes_max: usize) -> Vec<Box<[u8]>> {
+    fn insert(&mut self, key: ChunkKey, bytes: &[u8], bytes_max: usize) -> Vec<Box<[u8]>> {
         let mut gone = Vec::new();
         let size = cost(bytes);
-        if size > bytes_max || self.chunks.contains_key(&place) {
+        if size > bytes_max || self.chunks.contains_key(&key) {
             return gone;
         }
         while self.bytes + size > bytes_max {
@@ -259,13 +259,13 @@ impl Shard {
         }
         self.bytes += size;
         let index = self.ring.len() as u32;
-        self.chunks.insert(place, Chunk { bytes: bytes.into(), index, is_used: false });
-        self.ring.push(place);
+        self.chunks.insert(key, Chunk { bytes: bytes.into(), index, is_used: false });
+        self.ring.push(key);
         gone
     }
 
-    fn remove(&mut self, place: Place) -> Option<Box<[u8]>> {
-        let Chunk { bytes, index, .. } = self.chunks.remove(&place)?;
+    fn remove(&mut self, key: ChunkKey) -> Option<Box<[u8]>> {
+        let Chunk { bytes, index, .. } = self.chunks.remove(&key)?;
         self.ring.swap_remove(index as usize);
         if let Some(moved) = self.ring.get(index as usize)
             && let Some(chunk) = self.chunks.get_mut(moved)
@@ -276,18 +276,18 @@ impl Shard {
         Some(bytes)
     }
 
-    /// The next that wasn't used since the hand was there. The hand goes past it: what takes its
-    /// slot is the newest, and has a round before it.
-    fn victim(&mut self) -> Option<Place> {
+    /// The next chunk that was not used since the hand last passed it. The hand moves past it: the chunk that
+    /// takes its slot is the newest, and has a full round before it.
+    fn victim(&mut self) -> Option<ChunkKey> {
         loop {
             if self.hand >= self.ring.len() {
                 self.hand = 0;
             }
-            let place = *self.ring.get(self.hand)?;
+            let key = *self.ring.get(self.hand)?;
             self.hand += 1;
-            let is_used = self.chunks.get_mut(&place).map(|chunk| std::mem::take(&mut chunk.is_used));
+            let is_used = self.chunks.get_mut(&key).map(|chunk| std::mem::take(&mut chunk.is_used));
             if is_used != Some(true) {
-                return Some(place);
+                return Some(key);
             }
         }
     }

@@ -1,26 +1,25 @@
-//! Compaction: what lives of some neighbouring segments is written to one new file, and they go.
+//! Compaction: copies the live records of neighbouring segments to one new file, and removes the segments.
 //!
-//! Which records live is told by the index: a record does where its key's entry in the tree points
-//! to it. The segment's directory and the tree are both read in the order of keys, once; then the
-//! records are copied in the order of the log. Pointers to them don't change (`segments.rs`), so no
-//! update is ever in the way: what is replaced while it is being copied is garbage in the new file,
-//! and counted as such.
+//! A record is live if its key's entry in the tree points to it. The segment's index and the tree are each
+//! read once, in the order of keys; then the records are copied in the order of the log. Pointers to them
+//! don't change (`segments.rs`), so compaction never blocks a commit: a record that is replaced while it is
+//! copied becomes garbage in the new file, and is counted as such.
 //!
-//! A tombstone hides nothing in the tree, where its key is simply missing. It is for who builds the
-//! tree anew from the segments: without it an older record of its key would be back. So it is
-//! copied until nothing that was dead when it was checkpointed is in any older segment: because that was
-//! rewritten since, or because nothing in it is dead. Which segments are taken: `compact/choose.rs`.
+//! A tombstone hides nothing in the tree, where its key is simply missing. It matters when the tree is
+//! rebuilt from the segments: without it an older record of its key would reappear. It is therefore copied
+//! until no older segment holds anything that was garbage when the tombstone was checkpointed, because the
+//! segment has been rewritten since or holds no garbage. Which segments are rewritten: `compact/choose.rs`.
 //!
-//! Whoever waits here, for its turn or to keep within its pace, keeps nobody else from working in the
-//! background; but so many rewrite at once, as they have directories in memory.
+//! A compaction that waits for a permit, or sleeps to keep its rate, blocks no other background work. The
+//! number of concurrent rewrites is limited, since each holds segment indexes in memory.
 //!
 //! Invariants:
-//! 1. Only what was dead as of a durable checkpoint is left out.
-//! 2. The new file is on stable storage, its name too, before the manifest names it; the old ones'
-//!    names go after that, while whoever has them open reads on.
-//! 3. A record that can't be read is never left out: the segments then stay as they are.
-//! 4. What is written holds no more bytes, tombstones included, than a segment may, nor more than
-//!    [`RECORD_COUNT_MAX`] records, but for one segment that had more of them before.
+//! 1. Only records that were garbage as of a durable checkpoint are left out.
+//! 2. The new file and its name are on stable storage before the manifest names it; the old files' names are
+//!    removed after that, while readers keep them open.
+//! 3. A record that can't be read is never left out: the segments then stay unchanged.
+//! 4. A new file has no more bytes, tombstones included, than a segment may have, and no more than
+//!    [`RECORD_COUNT_MAX`] records, unless it replaces a single segment that had more.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
@@ -31,72 +30,74 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
-use settee_io::{File, OnPanic, OpenMode, ReadAt, ReadPolicy, folder, yield_now};
-use settee_log::{Directory, DirectoryBuilder, Entry, EntryRef, Flags, Record, footer_start};
+use settee_io::{File, OnPanic, OpenMode, ReadAt, ReadPolicy, directory, yield_now};
+use settee_log::{Entry, EntryRef, Flags, Record, SegmentIndex, SegmentIndexBuilder, footer_start};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::checkpoint_state::{CheckpointState, CheckpointTree};
 use crate::error::{ReadError, StoreError};
+use crate::failpoints::Failpoint;
 use crate::manifest::SegmentName;
-use crate::planted::Planted;
-use crate::segments::{Contents, Pieces, Segment, address};
-use crate::state::{BY_KEY, Base, State, TreeBase, decode};
+use crate::segments::{Contents, Segment, SparseBlockIndex, address};
 use crate::store::Shared;
+use crate::tree_index::{BY_KEY, decode};
+use crate::version::Version;
 
 mod choose;
 
 use choose::{Overview, live_of};
 
-/// How many keys are looked up in the tree at once.
+/// Number of keys looked up in the tree at once.
 const LOOKUP_COUNT: usize = 4096;
 
-/// How much is copied at once, in bytes.
+/// Number of bytes copied at once.
 const COPY_BYTES: u64 = 1 << 20;
 
-/// Segments become one up to so many records: their directory is in memory.
+/// Largest number of records in a segment made of several: its segment index is built in memory.
 const RECORD_COUNT_MAX: usize = 1 << 20;
 
-/// What compaction did.
+/// Result of a compaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Compaction {
-    /// Segments that went.
+    /// Segments removed.
     pub segment_count: u64,
-    /// What they took, in bytes.
+    /// Their size in bytes.
     pub bytes_before: u64,
-    /// What took their place.
+    /// Size in bytes of the segments that replaced them.
     pub bytes_after: u64,
 }
 
-/// Neighbouring segments that become one.
+/// Neighbouring segments that are rewritten to one.
 struct Victims {
     /// In the order of the log.
     plans: VecDeque<Plan>,
-    /// Tombstones up to this `Seq` aren't needed any more in them.
+    /// Tombstones up to this `Seq` are dropped.
     tombstones_to: u64,
-    base: Arc<Base>,
-    /// Segments in which nothing is dead as of that base.
+    checkpoint: Arc<CheckpointState>,
+    /// Segments without garbage as of that checkpoint.
     clean: Vec<Arc<Segment>>,
 }
 
-/// What of a segment is copied.
+/// The records of a segment that are copied.
 struct Plan {
     segment: Arc<Segment>,
-    /// None where nothing is.
-    directory: Option<Directory>,
+    /// `None` if nothing is copied.
+    segment_index: Option<SegmentIndex>,
     survivors: Survivors,
 }
 
-/// The records of a segment that don't go, by their `Seq`s, ascending.
+/// The records of a segment that are kept, by ascending `Seq`.
 #[derive(Default)]
 struct Survivors {
     live: Vec<u64>,
-    /// What these take, in bytes.
+    /// Size of the live records in bytes.
     live_bytes: u64,
-    /// Each with its bytes.
+    /// Each with its size in bytes.
     tombstones: Vec<(u64, u32)>,
 }
 
 impl Survivors {
-    /// Bytes and records, where tombstones up to this `Seq` go.
+    /// Bytes and number of the records kept if tombstones up to `tombstones_to` are dropped.
     fn size(&self, tombstones_to: u64) -> (u64, usize) {
         let first = self.tombstones.partition_point(|(seq, _)| *seq <= tombstones_to);
         let kept = &self.tombstones[first..];
@@ -113,14 +114,14 @@ impl Survivors {
 /// A record that is to be copied.
 struct Survivor {
     entry: Entry,
-    /// Where it lies in its file.
-    place: u64,
+    /// Its offset in the old file.
+    file_offset: u64,
 }
 
 impl Shared {
-    /// Rewrites segments until no more than `garbage_percent_max` hundredths of them are garbage. One
-    /// that can't be read is left alone from then on, unless compaction is asked for: then it is tried
-    /// again, and the error returned when all others are done.
+    /// Rewrites segments until at most `garbage_percent_max` percent of their bytes are garbage. A segment
+    /// that can't be read is skipped from then on. If compaction was requested, it is retried, and its error
+    /// is returned once the others are done.
     pub(crate) async fn compact(
         &self,
         garbage_percent_max: u64,
@@ -137,9 +138,9 @@ impl Shared {
             let one = match self.compact_some(garbage_percent_max, &mut unreadable).await {
                 Ok(Some(one)) => one,
                 Ok(None) => break,
-                // The others need not wait for it.
+                // The others are compacted nevertheless.
                 Err(error) if unreadable.len() > known_count => {
-                    tracing::warn!(%error, folder = %self.place.folder.display(), "a segment stays as it is");
+                    tracing::warn!(%error, directory = %self.context.directory.display(), "a segment can't be compacted");
                     failed = failed.or(Some(error));
                     continue;
                 }
@@ -157,72 +158,73 @@ impl Shared {
         failed.map_or(Ok(done), Err)
     }
 
-    /// Starts compaction in the background where more is garbage than may be, unless it is under way.
-    pub(crate) fn start_compaction(self: &Arc<Self>, base: &Base) {
-        let live: u64 = base.live_bytes();
-        let bytes = base.segments.bytes() + self.log.stats().file_bytes;
-        let percent_max = self.place.options.garbage_percent_max;
+    /// Starts compaction in the background if there is too much garbage and none is running.
+    pub(crate) fn start_compaction(self: &Arc<Self>, checkpoint: &CheckpointState) {
+        let live: u64 = checkpoint.live_bytes();
+        let bytes = checkpoint.segments.bytes() + self.log.stats().file_bytes;
+        let percent_max = self.context.options.garbage_percent_max;
         let is_too_much = |needed: u64| bytes.saturating_sub(needed) * 100 > percent_max * bytes;
         if !is_too_much(live) || self.is_closed() {
             return;
         }
-        // What tombstones take that have to stay is told as far as it is known; else it is found out.
-        let overview = self.overview(base);
-        let is_due = is_too_much(live + overview.kept()) || overview.holder(&BTreeSet::new()).is_some();
+        // Tombstones that must stay count as far as their size is known; compaction finds out the rest.
+        let overview = self.overview(checkpoint);
+        let is_due = is_too_much(live + overview.kept_tombstone_bytes())
+            || overview.oldest_blocker(&BTreeSet::new()).is_some();
         if !is_due || self.is_compacting.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.clone();
-        self.place.env.spawn("store compaction", async move {
+        self.context.env.spawn("store compaction", async move {
             let compacted = async {
-                shared.take_over_soon().await?;
+                shared.transfer_soon().await?;
                 shared.compact(percent_max, false).await
             };
             let _end = OnPanic(|| shared.is_compacting.store(false, Ordering::Release));
             if let Err(error) = compacted.await {
-                tracing::warn!(%error, folder = %shared.place.folder.display(), "compaction failed");
+                tracing::warn!(%error, directory = %shared.context.directory.display(), "compaction failed");
             }
             shared.is_compacting.store(false, Ordering::Release);
         });
     }
 
-    /// Takes over what the log has left so far, as soon as it is sealed.
-    pub(crate) async fn take_over_soon(&self) -> Result<(), StoreError> {
+    /// Makes the log seal its closed segments soon, waits for that, and transfers them.
+    pub(crate) async fn transfer_soon(&self) -> Result<(), StoreError> {
         let open = self.log.seal_soon();
         let mut sealed = self.log.sealed_below();
         while sealed < open && !self.is_closed() {
             sealed = self.log.sealed_changed(sealed).await?;
         }
-        self.take_over_sealed().await
+        self.transfer_sealed().await
     }
 
-    fn overview(&self, base: &Base) -> Overview {
-        Overview::new(base, self.place.options.is_planted(Planted::TombstoneTooSoon))
+    fn overview(&self, checkpoint: &CheckpointState) -> Overview {
+        Overview::new(checkpoint, self.context.options.is_enabled(Failpoint::TombstoneTooSoon))
     }
 
-    /// Rewrites what frees the most; `None` where there is no more garbage than may be, or the store was
-    /// closed. Where a segment can't be read, its number is entered in `unreadable`.
+    /// Rewrites the segments that free the most. `None` if there is not too much garbage, or the store was
+    /// closed. Adds a segment that can't be read to `unreadable`.
     async fn compact_some(
         &self,
         garbage_percent_max: u64,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<Compaction>, StoreError> {
-        let base = self.accepted.lock().await.base.clone();
-        let Some((best, overview)) = self.choose(&base, garbage_percent_max, unreadable).await? else {
+        let checkpoint = self.accepted.lock().await.checkpoint.clone();
+        let Some((best, overview)) = self.choose(&checkpoint, garbage_percent_max, unreadable).await? else {
             return Ok(None);
         };
-        let env = &self.place.env;
-        // In this order: whoever waits for the first has no turn.
+        let env = &self.context.env;
+        // In this order: a task that waits for the first permit does not hold the second.
         let Some(slot) = self.permit(&env.compaction).await else { return Ok(None) };
         let Some(turn) = self.permit(&env.background).await else { return Ok(None) };
-        let victims = self.gather(base, best, &overview, unreadable).await?;
+        let victims = self.gather(checkpoint, best, &overview, unreadable).await?;
         let segment = self.rewrite(&victims, turn, unreadable).await?;
-        // Whoever has the manifest may be waiting for its turn.
+        // The task that holds the manifest may be waiting for this permit.
         drop(slot);
         let name = segment.as_ref().map(|segment| segment.name);
         if let Err(error) = self.replace(&victims, segment).await {
             if let Some(name) = name {
-                self.give_up(&self.place.folder.join(name.file_name())).await;
+                self.discard_output(&self.context.directory.join(name.file_name())).await;
             }
             return Err(error);
         }
@@ -234,76 +236,76 @@ impl Shared {
         }))
     }
 
-    /// Waits for a permit; `None` where the store is closed meanwhile.
+    /// Waits for a permit; `None` if the store is closed meanwhile.
     async fn permit<'a>(&self, semaphore: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
         let mut permit = pin!(semaphore.acquire());
         loop {
-            let mut told = pin!(self.checkpointed.notified());
-            told.as_mut().enable();
+            let mut notified = pin!(self.checkpointed.notified());
+            notified.as_mut().enable();
             if self.is_closed() {
                 return None;
             }
-            if let Either::Left((permit, _)) = select(permit.as_mut(), told).await {
+            if let Either::Left((permit, _)) = select(permit.as_mut(), notified).await {
                 return permit.ok();
             }
         }
     }
 
-    /// Which segment is rewritten, and all that led to it; none where there is no more garbage than may
-    /// be.
+    /// The segment to rewrite, and the overview that led to it; `None` if there is not too much garbage.
     async fn choose(
         &self,
-        base: &Base,
+        checkpoint: &CheckpointState,
         garbage_percent_max: u64,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<(usize, Overview)>, StoreError> {
-        let bytes = base.segments.bytes();
-        let live: u64 = base.segments.iter().map(|segment| live_of(base, segment).bytes).sum();
-        if base.tree.is_none() || bytes.saturating_sub(live) * 100 <= garbage_percent_max * bytes {
+        let bytes = checkpoint.segments.bytes();
+        let live: u64 = checkpoint.segments.iter().map(|segment| live_of(checkpoint, segment).bytes).sum();
+        if checkpoint.tree.is_none() || bytes.saturating_sub(live) * 100 <= garbage_percent_max * bytes {
             return Ok(None);
         }
-        for segment in base.segments.iter() {
-            // Nothing is known of one that can't be read: where it is to be rewritten that is told.
+        for segment in checkpoint.segments.iter() {
+            // A segment that can't be read has no contents; its error is reported when it is to be rewritten.
             let _ = segment.contents().await;
         }
         loop {
-            let overview = self.overview(base);
+            let overview = self.overview(checkpoint);
             let Some(best) = overview.best(garbage_percent_max, unreadable) else { return Ok(None) };
             if overview.facts[best].is_exact {
                 return Ok(Some((best, overview)));
             }
-            // What looks like garbage may be tombstones that have to stay.
+            // Apparent garbage may be tombstones that must stay.
             let segment = &overview.segments[best];
-            noted(segment.find_tombstone_bytes().await.map_err(Into::into), segment, unreadable)?;
+            note_unreadable(segment.find_tombstone_bytes().await.map_err(Into::into), segment, unreadable)?;
         }
     }
 
-    /// The neighbours that come along, as long as what is copied of all fits one segment.
+    /// Adds neighbours as long as what is copied fits one segment.
     async fn gather(
         &self,
-        base: Arc<Base>,
+        checkpoint: Arc<CheckpointState>,
         best: usize,
         overview: &Overview,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Victims, StoreError> {
-        let log = &self.place.options.log;
-        let aim = overview.aim(log.segment_bytes_min, log.segment_bytes_max);
+        let log = &self.context.options.log;
+        let target_bytes = overview.target_bytes(log.segment_bytes_min, log.segment_bytes_max);
         let (mut first, mut last) = (best, best);
-        let mut plans = VecDeque::from([self.plan(best, overview, &base, unreadable).await?]);
+        let mut plans = VecDeque::from([self.plan(best, overview, &checkpoint, unreadable).await?]);
         let (mut bytes, mut count) = plans[0].survivors.size(overview.facts[best].tombstones_to);
-        let (mut goes_on, mut goes_back) = (true, true);
+        let (mut can_extend_forward, mut can_extend_back) = (true, true);
         loop {
-            goes_on = goes_on && overview.joins(last + 1, aim, unreadable);
-            goes_back = goes_back && first > 0 && overview.joins(first - 1, aim, unreadable);
-            let next = match (goes_on, goes_back) {
+            can_extend_forward = can_extend_forward && overview.joins(last + 1, target_bytes, unreadable);
+            can_extend_back =
+                can_extend_back && first > 0 && overview.joins(first - 1, target_bytes, unreadable);
+            let next = match (can_extend_forward, can_extend_back) {
                 (true, _) => last + 1,
                 (false, true) => first - 1,
                 (false, false) => break,
             };
-            let plan = self.plan(next, overview, &base, unreadable).await?;
+            let plan = self.plan(next, overview, &checkpoint, unreadable).await?;
             let own = plan.survivors.size(overview.facts[next.min(first)].tombstones_to);
-            if bytes + own.0 > aim || count + own.1 > RECORD_COUNT_MAX {
-                *(if next > last { &mut goes_on } else { &mut goes_back }) = false;
+            if bytes + own.0 > target_bytes || count + own.1 > RECORD_COUNT_MAX {
+                *(if next > last { &mut can_extend_forward } else { &mut can_extend_back }) = false;
                 continue;
             }
             (bytes, count) = (bytes + own.0, count + own.1);
@@ -316,39 +318,39 @@ impl Shared {
             }
         }
         let tombstones_to = overview.facts[first].tombstones_to;
-        Ok(Victims { plans, tombstones_to, base, clean: overview.clean() })
+        Ok(Victims { plans, tombstones_to, checkpoint, clean: overview.clean() })
     }
 
-    /// What of a segment is copied.
+    /// Determines the records of a segment that are copied.
     async fn plan(
         &self,
         index: usize,
         overview: &Overview,
-        base: &Base,
+        checkpoint: &CheckpointState,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Plan, StoreError> {
         let (segment, tombstones_to) =
             (overview.segments[index].clone(), overview.facts[index].tombstones_to);
         let planned = async {
-            let directory = segment.directory().await?;
-            let trailer = directory.trailer();
-            let has_live = live_of(base, &segment).count > 0;
+            let segment_index = segment.segment_index().await?;
+            let trailer = segment_index.trailer();
+            let has_live = live_of(checkpoint, &segment).count > 0;
             let has_tombstones = trailer.tombstone_count > 0 && trailer.last_seq.0 > tombstones_to;
             if !has_live && !has_tombstones {
                 return Ok((None, Survivors::default()));
             }
-            let state = match self.place.options.is_planted(Planted::UpdateLost) {
+            let version = match self.context.options.is_enabled(Failpoint::UpdateLost) {
                 true => Some(self.accepted.lock().await.clone()),
                 false => None,
             };
-            let survivors = find_survivors(&directory, base, state.as_ref()).await?;
-            Ok((Some(directory), survivors))
+            let survivors = find_survivors(&segment_index, checkpoint, version.as_ref()).await?;
+            Ok((Some(segment_index), survivors))
         };
-        let (directory, survivors) = noted(planned.await, &segment, unreadable)?;
-        Ok(Plan { segment, directory, survivors })
+        let (segment_index, survivors) = note_unreadable(planned.await, &segment, unreadable)?;
+        Ok(Plan { segment, segment_index, survivors })
     }
 
-    /// Writes what lives of the victims to a new file.
+    /// Copies the victims' records to a new file.
     async fn rewrite(
         &self,
         victims: &Victims,
@@ -358,25 +360,25 @@ impl Shared {
         let names = || victims.plans.iter().map(|plan| plan.segment.name);
         let generation = names().map(|name| name.generation).max().unwrap_or(0) + 1;
         let name = SegmentName {
-            first: names().map(|name| name.first).min().expect("there is one"),
-            last: names().map(|name| name.last).max().expect("there is one"),
+            first: names().map(|name| name.first).min().expect("there is a victim"),
+            last: names().map(|name| name.last).max().expect("there is a victim"),
             generation,
             epoch: generation,
             bytes: 0,
-            clean_to: victims.base.seq,
+            clean_to: victims.checkpoint.seq,
         };
-        let path = self.place.folder.join(name.file_name());
-        // A manifest that names such a file may be there, of a compaction that could not tell.
+        let path = self.context.directory.join(name.file_name());
+        // The manifest may name such a file if a compaction could not find out whether it was replaced.
         self.check_files()?;
-        match folder::remove(&*self.place.env.engine, &path).await {
-            // Left by one that failed.
+        match directory::remove(&*self.context.env.engine, &path).await {
+            // Left by a failed compaction.
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        let mut copy = Copy::new(self, &path, name, turn).await?;
+        let mut copy = SegmentCopy::new(self, &path, name, turn).await?;
         for plan in &victims.plans {
             let copied = copy.take(plan, victims.tombstones_to).await;
-            if let Err(error) = noted(copied, &plan.segment, unreadable) {
+            if let Err(error) = note_unreadable(copied, &plan.segment, unreadable) {
                 drop(copy);
                 self.remove_file(&path).await;
                 return Err(error);
@@ -386,39 +388,39 @@ impl Shared {
             Ok(segment) => segment,
             Err(error) => {
                 let error = self.failed_sync(error);
-                self.give_up(&path).await;
+                self.discard_output(&path).await;
                 return Err(error);
             }
         };
-        #[cfg(feature = "planted-faults")]
+        #[cfg(feature = "failpoints")]
         let segment = self.with_stale_chunks(segment, &victims.plans[0].segment);
         Ok(segment)
     }
 
-    /// Removes a new segment that no manifest names, unless nobody can tell.
-    async fn give_up(&self, path: &Path) {
+    /// Removes a new segment, unless a manifest may name it.
+    async fn discard_output(&self, path: &Path) {
         if self.check_files().is_ok() {
             self.remove_file(path).await;
         }
     }
 
-    /// Puts the new segment in the victims' place.
+    /// Replaces the victims with the new segment.
     async fn replace(&self, victims: &Victims, new: Option<Arc<Segment>>) -> Result<(), StoreError> {
         let mut manifest = self.manifest.lock().await;
         self.check_files()?;
-        let base = self.accepted.lock().await.base.clone();
-        let mut segments = (*base.segments).clone();
+        let checkpoint = self.accepted.lock().await.checkpoint.clone();
+        let mut segments = (*checkpoint.segments).clone();
         for Plan { segment, .. } in &victims.plans {
-            // Open, so that whoever has it can go on reading.
+            // Opened, so that readers that have the segment can go on.
             segment.file().await?;
             segments.remove(segment.name.last);
         }
-        // It costs nothing to say so now: nothing that is dead was in these.
-        victims.clean.iter().for_each(|segment| segment.raise_clean_to(victims.base.seq));
+        // The next manifest records this at no cost: these segments had no garbage.
+        victims.clean.iter().for_each(|segment| segment.raise_clean_to(victims.checkpoint.seq));
         if let Some(new) = new {
             segments.insert(new);
         }
-        if self.place.options.is_planted(Planted::FileRemovedEarly) {
+        if self.context.options.is_enabled(Failpoint::FileRemovedEarly) {
             for plan in &victims.plans {
                 self.remove_file(plan.segment.path()).await;
             }
@@ -427,14 +429,14 @@ impl Shared {
         let mut next = manifest.clone();
         next.number += 1;
         next.segments = segments.names();
-        next.checkpoint = base.seq;
-        next.last_listed = base.last_listed;
+        next.checkpoint = checkpoint.seq;
+        next.last_in_seq_index = checkpoint.last_in_seq_index;
         self.install(&mut manifest, next).await?;
-        let base = Base { segments: Arc::new(segments), ..(*base).clone() };
-        self.rebase(Arc::new(base), 0).await;
+        let checkpoint = CheckpointState { segments: Arc::new(segments), ..(*checkpoint).clone() };
+        self.install_version(Arc::new(checkpoint), 0).await;
         drop(stop);
         for Plan { segment, .. } in &victims.plans {
-            #[cfg(feature = "planted-faults")]
+            #[cfg(feature = "failpoints")]
             self.recycle(segment).await?;
             self.remove_file(segment.path()).await;
         }
@@ -442,8 +444,8 @@ impl Shared {
     }
 }
 
-/// Enters a segment's number where it could not be read.
-fn noted<T>(
+/// Adds a segment to `unreadable` if it could not be read.
+fn note_unreadable<T>(
     result: Result<T, StoreError>,
     segment: &Segment,
     unreadable: &mut BTreeSet<u32>,
@@ -454,15 +456,15 @@ fn noted<T>(
     result
 }
 
-/// A segment's records that live, and its tombstones.
+/// A segment's live records, and its tombstones.
 async fn find_survivors(
-    directory: &Directory,
-    base: &Base,
-    planted: Option<&State>,
+    segment_index: &SegmentIndex,
+    checkpoint: &CheckpointState,
+    failpoint: Option<&Version>,
 ) -> Result<Survivors, StoreError> {
     let mut found = Survivors::default();
-    let Some(TreeBase { root, .. }) = &base.tree else { return Ok(found) };
-    let mut scan = directory.scan_keys(..);
+    let Some(CheckpointTree { root, .. }) = &checkpoint.tree else { return Ok(found) };
+    let mut scan = segment_index.scan_keys(..);
     let mut keys: Vec<Vec<u8>> = Vec::new();
     let mut rows: Vec<(usize, u64, u32)> = Vec::new();
     loop {
@@ -473,8 +475,9 @@ async fn find_survivors(
                 found.tombstones.push((entry.seq.0, entry.location.length));
                 continue;
             }
-            if planted.is_some_and(|state| state.layers().any(|layer| layer.by_key.get(entry.key).is_some()))
-            {
+            if failpoint.is_some_and(|version| {
+                version.memtables().any(|memtable| memtable.by_key.get(entry.key).is_some())
+            }) {
                 continue;
             }
             if keys.last().is_none_or(|last| last[1..] != *entry.key) {
@@ -483,7 +486,7 @@ async fn find_survivors(
             rows.push((keys.len() - 1, entry.seq.0, entry.location.length));
         }
         if is_end || keys.len() >= LOOKUP_COUNT {
-            // The last key may go on.
+            // The last key may have more records.
             let mut pointers: Vec<Vec<u64>> = vec![Vec::new(); keys.len()];
             let mut damaged: Result<(), ReadError> = Ok(());
             root.get_many(&keys, |index, value| match value.map(decode).transpose() {
@@ -511,38 +514,38 @@ async fn find_survivors(
 }
 
 /// A segment that is being written.
-struct Copy<'a> {
+struct SegmentCopy<'a> {
     shared: &'a Shared,
     path: PathBuf,
     name: SegmentName,
     file: Arc<File>,
-    /// What is to be written next, and where.
+    /// The bytes to write next, at offset `written`.
     buffer: BytesMut,
     written: u64,
-    pieces: Pieces,
-    directory: DirectoryBuilder,
+    block_index: SparseBlockIndex,
+    segment_index: SegmentIndexBuilder,
     contents: Contents,
     tombstone_bytes: u64,
-    /// Its turn to work in the background; not while it sleeps.
+    /// The permit for background work, released while it sleeps.
     turn: Option<SemaphorePermit<'a>>,
 }
 
-impl<'a> Copy<'a> {
+impl<'a> SegmentCopy<'a> {
     async fn new(
         shared: &'a Shared,
         path: &std::path::Path,
         name: SegmentName,
         turn: SemaphorePermit<'a>,
-    ) -> Result<Copy<'a>, StoreError> {
-        let file = File::open(&shared.place.env.engine, path, OpenMode::CreateNew).await?;
-        Ok(Copy {
+    ) -> Result<SegmentCopy<'a>, StoreError> {
+        let file = File::open(&shared.context.env.engine, path, OpenMode::CreateNew).await?;
+        Ok(SegmentCopy {
             shared,
             path: path.to_path_buf(),
             file: Arc::new(file),
             buffer: BytesMut::new(),
             written: 0,
-            pieces: Pieces::default(),
-            directory: DirectoryBuilder::covering(name.first, name.last, name.epoch),
+            block_index: SparseBlockIndex::default(),
+            segment_index: SegmentIndexBuilder::covering(name.first, name.last, name.epoch),
             contents: Contents::default(),
             tombstone_bytes: 0,
             turn: Some(turn),
@@ -550,22 +553,24 @@ impl<'a> Copy<'a> {
         })
     }
 
-    /// Copies what doesn't go of a segment.
+    /// Copies the kept records of a segment.
     async fn take(&mut self, plan: &Plan, tombstones_to: u64) -> Result<(), StoreError> {
-        let Plan { segment, directory: Some(directory), survivors: wanted } = plan else { return Ok(()) };
+        let Plan { segment, segment_index: Some(segment_index), survivors: wanted } = plan else {
+            return Ok(());
+        };
         let file = segment.file().await?.clone();
         let is_original = segment.name.generation == 0;
-        let mut scan = directory.scan_seq(settee_log::Seq(0));
+        let mut scan = segment_index.scan_seq(settee_log::Seq(0));
         let mut survivors: Vec<Survivor> = Vec::new();
-        let (mut place, mut bytes) = (0, 0);
+        let (mut file_offset, mut bytes) = (0, 0);
         while let Some((entry, _)) = scan.next().await? {
             let length = u64::from(entry.location.length);
-            let at = if is_original { entry.location.offset.into() } else { place };
-            place += length;
+            let at = if is_original { entry.location.offset.into() } else { file_offset };
+            file_offset += length;
             if !wanted.has(entry.seq.0, tombstones_to) {
                 continue;
             }
-            survivors.push(Survivor { entry: entry.to_entry(), place: at });
+            survivors.push(Survivor { entry: entry.to_entry(), file_offset: at });
             bytes += length;
             if bytes >= COPY_BYTES {
                 self.copy(&file, &mut survivors).await?;
@@ -575,27 +580,30 @@ impl<'a> Copy<'a> {
         self.copy(&file, &mut survivors).await
     }
 
-    /// Copies records, each checked.
+    /// Copies records, and verifies each.
     async fn copy(&mut self, file: &File, survivors: &mut Vec<Survivor>) -> Result<(), StoreError> {
         let reads: Vec<_> = survivors
             .iter()
-            .map(|survivor| ReadAt::new(survivor.place, survivor.entry.location.length as usize))
+            .map(|survivor| ReadAt::new(survivor.file_offset, survivor.entry.location.length as usize))
             .collect();
         let values = file.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
         for (value, survivor) in values.into_iter().zip(survivors.drain(..)) {
             let entry = survivor.entry;
-            let damaged =
-                |what| StoreError::Damaged { path: file.path().to_path_buf(), offset: survivor.place, what };
+            let damaged = |what| StoreError::Damaged {
+                path: file.path().to_path_buf(),
+                offset: survivor.file_offset,
+                what,
+            };
             let record = Record::decode(value?).map_err(damaged)?;
             if record.seq() != entry.seq {
-                return Err(damaged("another record stands there"));
+                return Err(damaged("it holds another record there"));
             }
-            let is_lost = self.shared.place.options.is_planted(Planted::RemapLost);
+            let is_lost = self.shared.context.options.is_enabled(Failpoint::RemapLost);
             let offset = if is_lost { 0 } else { entry.location.offset };
-            self.pieces.push(address(entry.location.segment, offset), entry.location.length);
+            self.block_index.push(address(entry.location.segment, offset), entry.location.length);
             let Entry { seq, flags, key, meta, location } = &entry;
             let entry_ref = EntryRef { seq: *seq, flags: *flags, key, meta, location: *location };
-            self.directory.push(entry_ref, record.checksum());
+            self.segment_index.push(entry_ref, record.checksum());
             self.buffer.extend_from_slice(record.bytes());
             self.contents.last_seq = seq.0;
             self.contents.record_count += 1;
@@ -614,37 +622,41 @@ impl<'a> Copy<'a> {
         self.file.write_at(self.written, bytes).await?;
         self.written += size;
         if !self.shared.is_closed() {
-            // Others work meanwhile, and whoever closes the store need not wait for long.
+            // Other work goes on meanwhile, and closing the store does not wait long.
             self.turn = None;
             self.shared.pace(size).await;
-            self.turn = self.shared.place.env.background.acquire().await.ok();
+            self.turn = self.shared.context.env.background.acquire().await.ok();
         }
         Ok(())
     }
 
-    /// Completes the file, on stable storage; none where nothing lived.
+    /// Completes the file, and makes it durable; `None` if it has no records.
     async fn finish(mut self) -> Result<Option<Arc<Segment>>, StoreError> {
-        let engine = &*self.shared.place.env.engine;
+        let engine = &*self.shared.context.env.engine;
         if self.contents.record_count == 0 {
-            folder::remove(engine, &self.path).await?;
+            directory::remove(engine, &self.path).await?;
             return Ok(None);
         }
-        self.buffer.extend_from_slice(&self.pieces.encode());
+        self.buffer.extend_from_slice(&self.block_index.encode());
         self.write().await?;
         let bytes = self.written;
-        let footer = self.directory.finish(bytes, 0).await;
+        let footer = self.segment_index.finish(bytes, 0).await;
         self.file.write_at(footer_start(bytes), Bytes::from(footer)).await?;
         self.file.sync().await?;
-        self.shared.place.sync_directory().await?;
+        self.shared.context.sync_directory().await?;
         let name = SegmentName { bytes, ..self.name };
         let shared = self.shared;
-        let segment =
-            Segment::new(&shared.place.env, &shared.place.folder, name, shared.place.options.log.direct);
-        if shared.place.options.log.direct {
+        let segment = Segment::new(
+            &shared.context.env,
+            &shared.context.directory,
+            name,
+            shared.context.options.log.direct,
+        );
+        if shared.context.options.log.direct {
             self.file.set_direct(true).await?;
         }
-        let segment = segment.with_chunks(shared.place.chunks.as_ref());
-        let segment = segment.with_file(self.file).with_pieces(self.pieces);
+        let segment = segment.with_chunks(shared.context.chunks.as_ref());
+        let segment = segment.with_file(self.file).with_block_index(self.block_index);
         Ok(Some(Arc::new(segment.with_contents(self.contents, self.tombstone_bytes))))
     }
 }

@@ -1,51 +1,51 @@
-//! Index entries: what stands under a key in a memory layer and in the tree, byte for byte the same.
+//! Index entries, which have the same bytes in a memtable and in the tree.
 //!
-//! An entry says where the key's newest record lies, and what it is. A value that was built from
-//! deltas has a chain of older records behind it, newest first, up to the one that needs no older
-//! (`init`). Numbers are LEB128; the format is in `docs/format.md`.
+//! An entry holds the location, the flags and the meta of a key's newest record. If that is a merge operand,
+//! pointers to older records follow, newest first, up to the base value (`is_base`): the operand chain.
+//! Numbers are LEB128; the format is in `docs/format.md`.
 
 use settee_log::{Flags, Seq};
 
-/// Most records that a key's value is gathered from.
-pub const CHAIN_COUNT_MAX: usize = 32;
+/// Largest number of records that make up a key's value.
+pub const OPERAND_COUNT_MAX: usize = 32;
 
-/// There is no value: what lies beneath is hidden.
+/// The key is removed; its previous entry is hidden.
 const TOMBSTONE: u8 = 1;
-/// It shows in the feed of changes.
-const LISTED: u8 = 2;
-/// The newest record is a delta, and needs what lies behind it.
-const DELTA: u8 = 4;
-/// A chain follows.
-const CHAIN: u8 = 8;
+/// The entry is also in the seq index.
+const IN_SEQ_INDEX: u8 = 2;
+/// The newest record is a merge operand, and needs the older ones.
+const OPERAND: u8 = 4;
+/// Pointers to older records follow.
+const HAS_OLDER: u8 = 8;
 
-/// Where a record lies in the log. It never changes, also where the segment is rewritten.
+/// Location of a record in the log. It never changes, even when the segment is rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// The update number.
     pub seq: u64,
     /// The segment's number.
     pub segment: u32,
-    /// Where the record begins in its segment, in bytes.
+    /// Offset of the record in its segment, in bytes.
     pub offset: u32,
-    /// The record's size in bytes.
+    /// Size of the record in bytes.
     pub length: u32,
 }
 
-/// One record of a key, as the index has it.
+/// A pointer to one record of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
-    /// Where the record lies.
+    /// The record's location.
     pub location: Location,
-    /// It needs no older one.
-    pub init: bool,
+    /// Whether the record is a base value, which needs no older record.
+    pub is_base: bool,
 }
 
-/// An entry, borrowed from what holds it.
+/// An entry, borrowed from its encoded bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EntryView<'a> {
     flags: u8,
     pub location: Location,
-    chain: &'a [u8],
+    older: &'a [u8],
     pub meta: &'a [u8],
 }
 
@@ -54,114 +54,114 @@ impl<'a> EntryView<'a> {
         let mut reader = Reader(bytes);
         let flags = reader.byte()?;
         let location = reader.location()?;
-        let mut chain: &[u8] = &[];
-        if flags & CHAIN != 0 {
+        let mut older: &[u8] = &[];
+        if flags & HAS_OLDER != 0 {
             let size = reader.number()? as usize;
             let (bytes, rest) = reader.0.split_at_checked(size)?;
-            (chain, reader.0) = (bytes, rest);
+            (older, reader.0) = (bytes, rest);
         }
-        Some(EntryView { flags, location, chain, meta: reader.0 })
+        Some(EntryView { flags, location, older, meta: reader.0 })
     }
 
-    /// As [`EntryView::decode`], for what this process encoded itself.
+    /// As [`EntryView::decode`], for bytes that this process encoded itself.
     pub(crate) fn trusted(bytes: &'a [u8]) -> EntryView<'a> {
-        EntryView::decode(bytes).expect("a memory layer holds entries")
+        EntryView::decode(bytes).expect("a memtable holds valid entries")
     }
 
-    /// Appends the same entry with another chain.
-    pub(crate) fn encode_with(&self, chain: &[Pointer], out: &mut Vec<u8>) {
-        encode_parts(self.flags, self.location, chain, self.meta, out);
+    /// Appends the same entry with other older records.
+    pub(crate) fn encode_with(&self, older: &[Pointer], out: &mut Vec<u8>) {
+        encode_parts(self.flags, self.location, older, self.meta, out);
     }
 
     pub(crate) fn is_tombstone(&self) -> bool {
         self.flags & TOMBSTONE != 0
     }
 
-    pub(crate) fn is_listed(&self) -> bool {
-        self.flags & LISTED != 0
+    pub(crate) fn is_in_seq_index(&self) -> bool {
+        self.flags & IN_SEQ_INDEX != 0
     }
 
-    /// Whether all is known that a read needs: nothing of what lies beneath shows.
+    /// Whether the entry has all records that a read needs: no older entry of the key shows.
     pub(crate) fn is_whole(&self) -> bool {
-        self.is_tombstone() || self.pointers().any(|pointer| pointer.init)
+        self.is_tombstone() || self.pointers().any(|pointer| pointer.is_base)
     }
 
-    /// Appends what this entry is over those of older layers, newest first: with the records that
-    /// they know of, and needing none beneath where one of them says so.
+    /// Appends this entry combined with older entries of the key, newest first: with their records, and
+    /// complete if one of them is.
     pub(crate) fn encode_over<'b>(&self, older: impl Iterator<Item = EntryView<'b>>, out: &mut Vec<u8>) {
-        let mut chain: Vec<Pointer> = self.pointers().skip(1).collect();
+        let mut records: Vec<Pointer> = self.pointers().skip(1).collect();
         let mut flags = self.flags;
         for view in older {
-            chain.extend(view.pointers());
+            records.extend(view.pointers());
             if view.is_tombstone() {
-                // What was there before is gone: the oldest needs none.
-                match chain.last_mut() {
-                    Some(oldest) => oldest.init = true,
-                    None => flags &= !DELTA,
+                // The tombstone hides all before it: the oldest record needs none.
+                match records.last_mut() {
+                    Some(oldest) => oldest.is_base = true,
+                    None => flags &= !OPERAND,
                 }
             }
             if view.is_whole() {
                 break;
             }
         }
-        encode_parts(flags, self.location, &chain, self.meta, out);
+        encode_parts(flags, self.location, &records, self.meta, out);
     }
 
-    /// The newest record's `Seq`, where that is listed.
-    pub(crate) fn listed_seq(&self) -> Option<u64> {
-        (self.is_listed() && !self.is_tombstone()).then_some(self.location.seq)
+    /// The newest record's `Seq`, if it is in the seq index.
+    pub(crate) fn indexed_seq(&self) -> Option<u64> {
+        (self.is_in_seq_index() && !self.is_tombstone()).then_some(self.location.seq)
     }
 
-    /// Whether the newest record needs no older one.
-    pub(crate) fn is_init(&self) -> bool {
-        self.flags & DELTA == 0
+    /// Whether the newest record is a base value.
+    pub(crate) fn is_base(&self) -> bool {
+        self.flags & OPERAND == 0
     }
 
-    /// The records that the value is made from, newest first: up to the first that needs no older one,
-    /// or as far as this entry knows.
+    /// The records that make up the value, newest first: up to the first base value, or as many as this entry
+    /// has.
     pub(crate) fn pointers(&self) -> impl Iterator<Item = Pointer> + use<'a> {
-        until_init(self.versions())
+        until_base(self.versions())
     }
 
-    /// All records that this entry knows of, newest first, those too that nothing needs any more.
+    /// All records that this entry has, newest first, including those that the value no longer needs.
     pub(crate) fn versions(&self) -> impl Iterator<Item = Pointer> + use<'a> {
         let newest =
-            (!self.is_tombstone()).then_some(Pointer { location: self.location, init: self.is_init() });
-        let mut reader = Reader(self.chain);
+            (!self.is_tombstone()).then_some(Pointer { location: self.location, is_base: self.is_base() });
+        let mut reader = Reader(self.older);
         newest.into_iter().chain(std::iter::from_fn(move || {
-            let init = reader.byte()? == 1;
-            Some(Pointer { location: reader.location()?, init })
+            let is_base = reader.byte()? == 1;
+            Some(Pointer { location: reader.location()?, is_base })
         }))
     }
 }
 
-/// Of records, newest first, those up to the first that needs no older one.
-pub(crate) fn until_init(pointers: impl Iterator<Item = Pointer>) -> impl Iterator<Item = Pointer> {
+/// The records, given newest first, up to the first base value.
+pub(crate) fn until_base(pointers: impl Iterator<Item = Pointer>) -> impl Iterator<Item = Pointer> {
     let mut done = false;
     pointers.take_while(move |pointer| {
         let is_needed = !done;
-        done |= pointer.init;
+        done |= pointer.is_base;
         is_needed
     })
 }
 
 /// Appends an entry.
-pub(crate) fn encode(flags: Flags, location: Location, chain: &[Pointer], meta: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn encode(flags: Flags, location: Location, older: &[Pointer], meta: &[u8], out: &mut Vec<u8>) {
     let bit = |is: bool, bit: u8| if is { bit } else { 0 };
     let flags = bit(flags.has(Flags::TOMBSTONE), TOMBSTONE)
-        | bit(flags.has(Flags::LISTED), LISTED)
-        | bit(flags.has(Flags::DELTA), DELTA);
-    encode_parts(flags, location, chain, meta, out);
+        | bit(flags.has(Flags::IN_SEQ_INDEX), IN_SEQ_INDEX)
+        | bit(flags.has(Flags::OPERAND), OPERAND);
+    encode_parts(flags, location, older, meta, out);
 }
 
-fn encode_parts(flags: u8, location: Location, chain: &[Pointer], meta: &[u8], out: &mut Vec<u8>) {
-    let has_chain = if chain.is_empty() { 0 } else { CHAIN };
-    out.push(flags & !CHAIN | has_chain);
+fn encode_parts(flags: u8, location: Location, older: &[Pointer], meta: &[u8], out: &mut Vec<u8>) {
+    let older_flag = if older.is_empty() { 0 } else { HAS_OLDER };
+    out.push(flags & !HAS_OLDER | older_flag);
     encode_location(location, out);
-    if !chain.is_empty() {
-        let mut bytes = Vec::with_capacity(chain.len() * 16);
-        for pointer in chain {
-            bytes.push(u8::from(pointer.init));
+    if !older.is_empty() {
+        let mut bytes = Vec::with_capacity(older.len() * 16);
+        for pointer in older {
+            bytes.push(u8::from(pointer.is_base));
             encode_location(pointer.location, &mut bytes);
         }
         push_number(bytes.len() as u64, out);
@@ -186,7 +186,7 @@ pub(crate) fn push_number(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// Reads what was encoded here.
+/// Reads encoded bytes.
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl Reader<'_> {
@@ -223,7 +223,7 @@ impl Reader<'_> {
 }
 
 impl Location {
-    /// The record's place in the order of updates.
+    /// The record's update number.
     pub fn seq(&self) -> Seq {
         Seq(self.seq)
     }

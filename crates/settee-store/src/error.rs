@@ -1,14 +1,14 @@
-//! Why a store could not be opened, read, or brought forward.
+//! Errors of opening, reading, committing to and maintaining a store.
 
 use std::path::{Path, PathBuf};
 
 use settee_io::OperationKind;
-use settee_log::{AppendError, DirectoryError, InvalidLimit, Stopped};
+use settee_log::{AppendError, InvalidLimit, SegmentIndexError, Stopped};
 use settee_tree::TreeError;
 
-use crate::state::INDEX;
+use crate::tree_index::INDEX;
 
-/// Why something could not be read. The store stays usable.
+/// Why a read failed. The store stays usable.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
     /// A record could not be read.
@@ -19,12 +19,12 @@ pub enum ReadError {
     #[error(transparent)]
     Tree(#[from] TreeError),
 
-    /// What is stored is not what was written.
+    /// The stored bytes are not those that were written.
     #[error("damaged: {} at offset {offset}: {what}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where what is damaged begins, in bytes.
+        /// Offset in bytes at which the damage begins.
         offset: u64,
         /// What is wrong.
         what: &'static str,
@@ -36,7 +36,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// Whether there was no file descriptor: then the same may succeed later.
+    /// Whether the process had no free file descriptor; the read may succeed later.
     pub fn is_no_descriptor(&self) -> bool {
         match self {
             ReadError::Record(settee_log::ReadError::Io(error))
@@ -46,7 +46,7 @@ impl ReadError {
         }
     }
 
-    /// Whether what the tree holds is not what was written there.
+    /// Whether the tree's bytes are not those that were written.
     pub(crate) fn is_of_damaged_index(&self) -> bool {
         match self {
             ReadError::Tree(error) => matches!(error, TreeError::Damaged { .. }),
@@ -56,10 +56,10 @@ impl ReadError {
     }
 }
 
-/// Why a store could not be opened, checkpointed or compacted. What was there is still there.
+/// Why a store could not be opened, checkpointed or compacted. Its files keep what they held.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// It can't be opened with this limit. Nothing was looked at.
+    /// An option is invalid. No file was read.
     #[error(transparent)]
     Limit(#[from] InvalidLimit),
 
@@ -75,56 +75,56 @@ pub enum StoreError {
     #[error(transparent)]
     Tree(#[from] TreeError),
 
-    /// A segment's directory could not be read.
+    /// A segment's index could not be read.
     #[error(transparent)]
-    Directory(#[from] DirectoryError),
+    SegmentIndex(#[from] SegmentIndexError),
 
     /// A record could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
 
-    /// What is stored is not what was written.
+    /// The stored bytes are not those that were written.
     #[error("damaged: {} at offset {offset}: {what}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where what is damaged begins, in bytes.
+        /// Offset in bytes at which the damage begins.
         offset: u64,
         /// What is wrong.
         what: &'static str,
     },
 
-    /// A file that the manifest names is not there, or the manifest itself.
-    #[error("{} is missing: the store's files show that there was one", path.display())]
+    /// The manifest, or a file that it names, is missing.
+    #[error("{} is missing, and the store's other files show that it existed", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
 
-    /// There are so many segments that the manifest could not be read again. Nothing was changed.
-    #[error("{} would take {size} bytes, and no more than {size_max} are read", path.display())]
+    /// The manifest of so many segments would be too long to be read again. Nothing was changed.
+    #[error("{} would have {size} bytes, and the limit is {size_max}", path.display())]
     ManifestTooLong {
         /// The manifest.
         path: PathBuf,
-        /// What it would take.
+        /// Its length in bytes.
         size: u64,
-        /// What it may.
+        /// The longest length in bytes that is read.
         size_max: u64,
     },
 
-    /// The task panicked that worked on the store's files. Where the store has not stopped, what it did
-    /// counts for nothing, and is tried again.
-    #[error("what worked on {} panicked", path.display())]
+    /// A task that worked on the store's files panicked. Unless the store has stopped, its work is discarded
+    /// and retried.
+    #[error("a task that worked on {} panicked", path.display())]
     Panicked {
-        /// The store's folder.
+        /// The store's directory.
         path: PathBuf,
     },
 
-    /// What was salvaged could not be stored.
+    /// A salvaged record could not be stored.
     #[error(transparent)]
     Commit(Box<CommitError>),
 
-    /// The system failed.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] settee_io::Error),
 }
@@ -136,7 +136,7 @@ impl From<CommitError> for StoreError {
 }
 
 impl StoreError {
-    /// Whether what the tree holds is not what was written there.
+    /// Whether the tree's bytes are not those that were written.
     pub(crate) fn is_of_damaged_index(&self) -> bool {
         match self {
             StoreError::Tree(error) => matches!(error, TreeError::Damaged { .. }),
@@ -145,23 +145,23 @@ impl StoreError {
         }
     }
 
-    /// Whether what is stored in a segment could not be read.
+    /// Whether the error is that a segment could not be read.
     pub(crate) fn is_of_reading(&self) -> bool {
         let is_read = |error: &settee_io::Error| error.operation() == Some(OperationKind::Read);
         match self {
             StoreError::Read(ReadError::Tree(_)) => false,
-            StoreError::Damaged { .. } | StoreError::Directory(_) | StoreError::Read(_) => true,
+            StoreError::Damaged { .. } | StoreError::SegmentIndex(_) | StoreError::Read(_) => true,
             StoreError::Io(error) => is_read(error),
             _ => false,
         }
     }
 
-    /// Whether there was no file descriptor: then the same may succeed later.
+    /// Whether the process had no free file descriptor; the operation may succeed later.
     pub fn is_no_descriptor(&self) -> bool {
         match self {
             StoreError::Log(settee_log::OpenError::Io(error))
             | StoreError::Tree(TreeError::Io(error))
-            | StoreError::Directory(DirectoryError::Io(error))
+            | StoreError::SegmentIndex(SegmentIndexError::Io(error))
             | StoreError::Io(error) => error.is_no_descriptor(),
             StoreError::Read(error) => error.is_no_descriptor(),
             StoreError::Commit(error) => {
@@ -171,7 +171,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the disk is full: then the same may succeed once there is room.
+    /// Whether the disk is full; the operation may succeed once space is free.
     pub fn is_no_space(&self) -> bool {
         match self {
             StoreError::Tree(TreeError::NoSpace { .. }) => true,
@@ -182,42 +182,41 @@ impl StoreError {
     }
 }
 
-/// Why a batch was not committed: nothing of it was accepted.
+/// Why a batch was not committed. Nothing of it was accepted.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CommitError {
     /// The log refused it.
     #[error(transparent)]
     Append(#[from] AppendError),
 
-    /// A delta would make the value one of more than [`CHAIN_COUNT_MAX`](crate::CHAIN_COUNT_MAX)
-    /// records, and the store has no function that folds them; or they all are in one batch.
-    #[error("a value of too many records")]
-    ChainTooLong,
+    /// A merge operand would give the key more than [`OPERAND_COUNT_MAX`](crate::OPERAND_COUNT_MAX) records,
+    /// and the store has no merge operator, or the operands are all in one batch.
+    #[error("a value would have too many merge operands")]
+    TooManyOperands,
 
-    /// Memory is full, and the checkpoint that was to empty it failed. It is tried again.
+    /// Memory is full, and the checkpoint that was to free it failed. The store retries it.
     #[error("memory is full, and a checkpoint failed: {source}")]
     Full {
-        /// Why.
+        /// Why the checkpoint failed.
         source: StoreError,
     },
 
-    /// This writer has committed so much that memory is past its limit by more than half, and no
-    /// checkpoint can make room while the writer is there. Once it is dropped, [`Store::writer`] waits
-    /// for one, and the batch can be committed.
+    /// This writer has taken memory past its limit by more than half, and no checkpoint can begin while the
+    /// writer exists. Drop it: [`Store::writer`] then waits for a checkpoint, and the batch can be committed.
     ///
     /// [`Store::writer`]: crate::Store::writer
     #[error(
-        "one writer took memory to {bytes} bytes, and {bytes_max} may be taken: let go of it, and take another"
+        "one writer filled {bytes} bytes of memory, and the limit is {bytes_max}: drop it, and take another"
     )]
     WriterFull {
-        /// What is taken.
+        /// Bytes in use.
         bytes: usize,
         /// [`StoreOptions::memory_bytes_max`](crate::StoreOptions::memory_bytes_max).
         bytes_max: usize,
     },
 
-    /// What it replaces could not be read. Where the index is damaged, it is being built anew from now
-    /// on: later the same may succeed.
+    /// An entry that the batch replaces could not be read. If the index is damaged, its rebuild has been
+    /// started, and a later commit may succeed.
     #[error(transparent)]
     Read(#[from] ReadError),
 }

@@ -1,18 +1,17 @@
 //! An ordered, durable key-value store with snapshots over an append-only log.
 //!
-//! Values stay in the log. What says where each key's newest record lies, with the record's `meta`
-//! inline, is an index: recent records in memory layers ([`Layer`]), all others in a tree on disk
-//! (`settee-tree`), which a checkpoint brings up to date in the background. Opening a store replays
-//! what came after the last checkpoint. A [`Snapshot`] is a state that no writer touches: readers
-//! never wait.
+//! Values stay in the log. An index maps each key to the location of its newest record, with the record's
+//! `meta` inline. Recent records are indexed in memtables ([`MemtableMap`]), all others in a tree on disk
+//! (`settee-tree`) that background checkpoints update. Opening a store replays the records after the last
+//! checkpoint. A [`Snapshot`] pins an immutable version of the index: readers never wait.
 //!
-//! What a snapshot shows is persisted, so no reader ever sees what a crash can undo. A
-//! [`Writer`] sees the newest accepted state, one at a time.
+//! Snapshots show only persisted records, so no reader sees what a crash can undo. A [`Writer`] sees the
+//! newest accepted version; there is one at a time.
 //!
-//! Space that dead records take is given back by rewriting segments, in the background or by
-//! [`Store::compact`]; readers of older snapshots go on with the files that they have.
+//! Compaction frees the space of dead records by rewriting segments, in the background or by
+//! [`Store::compact`]. Older snapshots keep reading the files they pin.
 //!
-//! Bytes: `docs/format.md`. Crash cases: `docs/recovery.md`. What was chosen, and why:
+//! Bytes: `docs/format.md`. Crash cases: `docs/recovery.md`. Design decisions:
 //! `docs/decisions/0014-store.md`.
 //!
 //! # A store in 40 lines
@@ -24,22 +23,25 @@ mod batch;
 mod budget;
 mod check;
 mod checkpoint;
+mod checkpoint_state;
 mod chunks;
 mod compact;
 mod entry;
 mod error;
-mod layer;
+mod failpoints;
 mod manifest;
+mod memtable;
 mod merge;
 mod open;
-mod planted;
+mod options;
 mod repair;
 mod replay;
 mod segments;
 mod snapshot;
-mod state;
 mod store;
+mod tree_index;
 mod values;
+mod version;
 
 pub use backup::{Backup, BackupFile, BackupFiles, Checksum, EarlierBackup, checksum_file, copy_file};
 pub use batch::{Batch, KEY_SIZE_MAX, VALUE_SIZE_MAX};
@@ -48,11 +50,12 @@ pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
 pub use checkpoint::Checkpoint;
 pub use chunks::{CHUNK_BYTES, ChunkCache, ChunkStats};
 pub use compact::Compaction;
-pub use entry::{CHAIN_COUNT_MAX, Location, Pointer};
+pub use entry::{Location, OPERAND_COUNT_MAX, Pointer};
 pub use error::{CommitError, ReadError, StoreError};
-pub use layer::{Cursor, Found, Layer, Sums};
-#[cfg(feature = "planted-faults")]
-pub use planted::{LiveTable, Planted};
+#[cfg(feature = "failpoints")]
+pub use failpoints::{Failpoint, LiveTable};
+pub use memtable::{Aggregates, Cursor, Found, MemtableMap};
+pub use options::{MergeOperator, StoreOptions, StoreStats};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
@@ -60,6 +63,6 @@ pub use settee_log::{
 };
 pub use settee_tree::NodeCache;
 pub use snapshot::{Entry, EntryRef, Scan, Snapshot};
-pub use state::Measure;
-pub use store::{Fold, Store, StoreOptions, StoreStats, Writer};
-pub use values::{AHEAD_BYTES_MAX, AHEAD_ROWS_MAX, ValueRef, ValueScan};
+pub use store::{Store, Writer};
+pub use tree_index::Aggregate;
+pub use values::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ValueRef, ValueScan};

@@ -1,66 +1,67 @@
 //! The manifest: the atomically replaced list of a store's files.
 //!
-//! It names the tree, the segments that the log handed over, and the first segment that is still
-//! the log's. A folder without one holds a log alone. It is text, so that it can be read when
-//! all else is lost; its last line is a checksum of the others. Bytes: `docs/format.md`.
+//! It names the tree, the store's segments, and the first segment that is still the log's. A directory
+//! without a manifest holds only a log. The manifest is text, so that it can be read when all else is lost;
+//! its last line is a checksum of the others. Bytes: `docs/format.md`.
 //!
 //! Invariants:
-//! 1. A file that it names was synced, and its name in the folder too, before the manifest was.
-//! 2. A file goes only once a manifest that doesn't name it is on stable storage.
+//! 1. A file that it names was synced, and its directory entry too, before the manifest was.
+//! 2. A file is removed only once a manifest that doesn't name it is on stable storage.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::folder::{self, DirectorySyncs};
+use settee_io::directory::{self, DirectorySyncs};
 use settee_io::{Env, File, OpenMode};
 
 use crate::error::StoreError;
 
-/// The manifest's name in the store's folder, and that of the next one while it is written.
+/// File names in the store's directory: the manifest, and the next one while it is written.
 pub(crate) const MANIFEST_FILE: &str = "manifest";
 const NEXT_FILE: &str = "manifest.next";
 
-/// How long an opening waits for a descriptor to sync the folder by.
+/// How long opening a store waits for a file descriptor to sync the directory.
 const SYNC_TIME_MAX: Duration = Duration::from_secs(10);
 
 const MAGIC: &str = "settee store manifest 1";
 
-/// No manifest is longer, in bytes: some hundred thousand segments.
+/// Longest manifest in bytes: a few hundred thousand segments.
 const SIZE_MAX: u64 = 16 << 20;
 
 /// The files of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Manifest {
-    /// Grows with each manifest.
+    /// Incremented with each manifest.
     pub number: u64,
-    /// Of the tree, which names it in its root.
+    /// Incarnation of the tree, which its roots name.
     pub incarnation: [u8; 16],
-    /// The log's segments begin here.
+    /// Number of the log's first segment.
     pub first_log_segment: u32,
-    /// The number in the name of the tree's file.
+    /// Number in the name of the tree's file.
     pub tree: Option<u64>,
-    /// What the files are as of: a root of the tree before this doesn't know of what moved.
+    /// `Seq` of the checkpoint that the files are as of. An older root of the tree doesn't know of segments
+    /// that moved since.
     pub checkpoint: u64,
-    /// The last listed record that there was.
-    pub last_listed: u64,
+    /// The last record that was ever in the seq index.
+    pub last_in_seq_index: u64,
     /// In ascending order, without overlap.
     pub segments: Vec<SegmentName>,
 }
 
-/// A segment's file: that of the log, or one that took the place of several.
+/// A segment's file: the log's, or one that replaced several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SegmentName {
     pub first: u32,
     pub last: u32,
-    /// 0 as the log wrote it; then how often it was rewritten.
+    /// 0 as the log wrote it; incremented with each rewrite.
     pub generation: u32,
-    /// By which its directory is opened.
+    /// Epoch of its segment index.
     pub epoch: u32,
-    /// Where its frames end; of a rewritten one, its records and the index of their pieces.
+    /// Where its frames end; in a rewritten segment, its records and the sparse block index.
     pub bytes: u64,
-    /// Whatever was dead as of this `Seq` isn't in it: 0 as the log wrote it.
+    /// Nothing that was garbage as of this `Seq` is in it; 0 as the log wrote it.
     pub clean_to: u64,
 }
 
@@ -80,12 +81,15 @@ pub(crate) fn tree_name(number: u64) -> String {
 impl Manifest {
     pub(crate) fn encode(&self) -> String {
         let mut text = format!("{MAGIC}\nnumber {}\nincarnation ", self.number);
-        self.incarnation.iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string takes all"));
-        let mut line = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
+        self.incarnation
+            .iter()
+            .for_each(|byte| write!(text, "{byte:02x}").expect("writing to a string can't fail"));
+        let mut line =
+            |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string can't fail");
         line(format_args!(""));
         line(format_args!("first-log-segment {}", self.first_log_segment));
         line(format_args!("checkpoint {}", self.checkpoint));
-        line(format_args!("last-listed {}", self.last_listed));
+        line(format_args!("last-listed {}", self.last_in_seq_index));
         if let Some(number) = self.tree {
             line(format_args!("tree {number}"));
         }
@@ -93,17 +97,17 @@ impl Manifest {
             line(format_args!("segment {first} {last} {generation} {epoch} {bytes} {clean_to}"));
         }
         let checksum = twox_hash::XxHash3_64::oneshot(text.as_bytes());
-        writeln!(text, "checksum {checksum:016x}").expect("a string takes all");
+        writeln!(text, "checksum {checksum:016x}").expect("writing to a string can't fail");
         text
     }
 
-    /// Reads what [`Manifest::encode`] wrote; an error says what is wrong.
+    /// Decodes what [`Manifest::encode`] wrote; an error says what is wrong.
     pub(crate) fn decode(text: &[u8]) -> Result<Manifest, &'static str> {
         let text = std::str::from_utf8(text).map_err(|_| "it isn't text")?;
         let at = text.rfind("checksum ").ok_or("it has no checksum")?;
         let (body, checksum) = text.split_at(at);
         let checksum = checksum.strip_prefix("checksum ").and_then(|rest| rest.strip_suffix('\n'));
-        // As it is written: digits in capitals are a flipped bit too.
+        // Compared as text: a digit in upper case is a flipped bit too.
         let expected = format!("{:016x}", twox_hash::XxHash3_64::oneshot(body.as_bytes()));
         if checksum != Some(&expected[..]) {
             return Err("its checksum doesn't match");
@@ -114,7 +118,7 @@ impl Manifest {
         }
         let mut manifest = Manifest::default();
         for line in lines {
-            manifest.take(line).ok_or("a line makes no sense")?;
+            manifest.take(line).ok_or("a line is invalid")?;
         }
         let ordered = manifest.segments.windows(2).all(|pair| pair[0].last < pair[1].first);
         let below = manifest.segments.last().is_none_or(|last| last.last < manifest.first_log_segment);
@@ -122,7 +126,7 @@ impl Manifest {
             manifest.segments.iter().all(|segment| 0 < segment.first && segment.first <= segment.last);
         match ordered && below && sound {
             true => Ok(manifest),
-            false => Err("its segments make no sense"),
+            false => Err("its segments are invalid"),
         }
     }
 
@@ -142,7 +146,7 @@ impl Manifest {
             }
             "first-log-segment" => self.first_log_segment = words.next()?.parse().ok()?,
             "checkpoint" => self.checkpoint = words.next()?.parse().ok()?,
-            "last-listed" => self.last_listed = words.next()?.parse().ok()?,
+            "last-listed" => self.last_in_seq_index = words.next()?.parse().ok()?,
             "tree" => self.tree = Some(words.next()?.parse().ok()?),
             "segment" => {
                 let mut number = || words.next()?.parse::<u64>().ok();
@@ -157,37 +161,37 @@ impl Manifest {
         words.next().is_none().then_some(())
     }
 
-    /// Reads a store's manifest; `None` where there is none.
+    /// Reads a store's manifest; `None` if there is none.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`], or what the system says.
-    pub(crate) async fn read(env: &Env, folder: &Path) -> Result<Option<Manifest>, StoreError> {
-        let path = folder.join(MANIFEST_FILE);
+    /// [`StoreError::Damaged`], or the system's error.
+    pub(crate) async fn read(env: &Env, directory: &Path) -> Result<Option<Manifest>, StoreError> {
+        let path = directory.join(MANIFEST_FILE);
         let file = match File::open(&env.engine, &path, OpenMode::Read).await {
             Err(error) if error.is_not_found() => return Ok(None),
             opened => opened?,
         };
         let length = file.length().await?;
         if length > SIZE_MAX {
-            let what = "it is longer than any manifest is";
+            let what = "it is longer than any manifest";
             return Err(StoreError::Damaged { path, offset: SIZE_MAX, what });
         }
         let bytes = file.read_exact_at(0, length as usize).await?;
         Manifest::decode(&bytes).map(Some).map_err(|what| StoreError::Damaged { path, offset: 0, what })
     }
 
-    /// Writes this manifest beside the one that there is, which it changes nothing about.
+    /// Writes this manifest to the file of the next one; the current one stays.
     ///
     /// # Errors
-    /// [`StoreError::ManifestTooLong`], before anything is written; or what the system says.
-    pub(crate) async fn prepare(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
-        let (next, text) = (folder.join(NEXT_FILE), self.encode());
+    /// [`StoreError::ManifestTooLong`], before anything is written; or the system's error.
+    pub(crate) async fn prepare(&self, env: &Env, directory: &Path) -> Result<(), StoreError> {
+        let (next, text) = (directory.join(NEXT_FILE), self.encode());
         let size = text.len() as u64;
         if size > SIZE_MAX {
-            let path = folder.join(MANIFEST_FILE);
+            let path = directory.join(MANIFEST_FILE);
             return Err(StoreError::ManifestTooLong { path, size, size_max: SIZE_MAX });
         }
-        match folder::remove(&*env.engine, &next).await {
+        match directory::remove(&*env.engine, &next).await {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
@@ -195,44 +199,43 @@ impl Manifest {
         Ok(file.write_and_sync_at(0, Bytes::from(text)).await?)
     }
 
-    /// Puts the manifest that was prepared in the place of the one before: both are never there, nor
-    /// none. Durable once it returns.
+    /// Replaces the current manifest with the prepared one, atomically. Durable once it returns.
     ///
     /// # Errors
-    /// What the system says; which of the two is there is then unknown.
+    /// The system's error; it is then unknown which of the two is durable.
     pub(crate) async fn replace(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         syncs: &DirectorySyncs,
         tries_on: impl Fn(&settee_io::Error) -> bool,
     ) -> Result<(), StoreError> {
-        folder::rename(&*env.engine, &folder.join(NEXT_FILE), &folder.join(MANIFEST_FILE)).await?;
-        Ok(syncs.sync_patiently(env, tries_on).await?)
+        directory::rename(&*env.engine, &directory.join(NEXT_FILE), &directory.join(MANIFEST_FILE)).await?;
+        Ok(syncs.sync_with_retry(env, tries_on).await?)
     }
 
-    /// Both, one after the other.
+    /// Prepares and replaces.
     ///
     /// # Errors
-    /// As both.
+    /// Those of [`Manifest::prepare`] and [`Manifest::replace`].
     pub(crate) async fn write(
         &self,
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         syncs: &DirectorySyncs,
     ) -> Result<(), StoreError> {
-        self.prepare(env, folder).await?;
+        self.prepare(env, directory).await?;
         let end = env.clock.now() + SYNC_TIME_MAX;
-        Manifest::replace(env, folder, syncs, |_| env.clock.now() < end).await
+        Manifest::replace(env, directory, syncs, |_| env.clock.now() < end).await
     }
 
-    /// Removes files from a store's folder that this manifest doesn't name: left over from what a
-    /// crash cut short. Files of other names stay.
+    /// Removes the store's files that this manifest doesn't name, left by work that a crash interrupted.
+    /// Files with other kinds of names stay.
     ///
     /// # Errors
-    /// What the system says; some may be gone.
-    pub(crate) async fn remove_others(&self, env: &Env, folder: &Path) -> Result<(), StoreError> {
+    /// The system's error; some files may have been removed.
+    pub(crate) async fn remove_others(&self, env: &Env, directory: &Path) -> Result<(), StoreError> {
         let named: Vec<String> = self.file_names().collect();
-        for entry in folder::list(&*env.engine, folder).await? {
+        for entry in directory::list(&*env.engine, directory).await? {
             let is_ours = match entry.name.rsplit_once('.') {
                 Some(("manifest", "next")) | Some((_, "tree" | "seg")) => true,
                 Some((number, "log")) => {
@@ -241,14 +244,14 @@ impl Manifest {
                 _ => false,
             };
             if is_ours && !named.contains(&entry.name) {
-                tracing::info!(file = entry.name, folder = %folder.display(), "removed a file that nothing needs");
-                folder::remove(&*env.engine, &folder.join(&entry.name)).await?;
+                tracing::info!(file = entry.name, directory = %directory.display(), "removed an unneeded file");
+                directory::remove(&*env.engine, &directory.join(&entry.name)).await?;
             }
         }
         Ok(())
     }
 
-    /// The files that it names.
+    /// Names of the tree's and the segments' files.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = String> {
         self.tree.map(tree_name).into_iter().chain(self.segments.iter().map(SegmentName::file_name))
     }
@@ -276,23 +279,27 @@ mod tests {
     #[test]
     fn a_manifest_that_could_not_be_read_is_refused_and_the_one_before_stays() {
         let sim = Sim::new(7);
-        let (env, folder) = (sim.env(), Path::new("/data/store"));
+        let (env, directory) = (sim.env(), Path::new("/data/store"));
         sim.run(async {
-            folder::create(&*env.engine, folder).await.unwrap();
-            let syncs = DirectorySyncs::new(folder);
+            directory::create(&*env.engine, directory).await.unwrap();
+            let syncs = DirectorySyncs::new(directory);
             let (small, long) = (manifest(3), manifest(500_000));
-            small.write(&env, folder, &syncs).await.unwrap();
-            let refused = long.write(&env, folder, &syncs).await;
+            small.write(&env, directory, &syncs).await.unwrap();
+            let refused = long.write(&env, directory, &syncs).await;
             let is_refused = matches!(&refused, Err(StoreError::ManifestTooLong { size, size_max, .. })
                 if size > size_max && *size == long.encode().len() as u64);
             assert!(is_refused, "{refused:?}");
-            assert_eq!(folder::list(&*env.engine, folder).await.unwrap().len(), 1, "nothing was written");
-            assert_eq!(Manifest::read(&env, folder).await.unwrap(), Some(small));
-            // As many segments as fit are read again.
+            assert_eq!(
+                directory::list(&*env.engine, directory).await.unwrap().len(),
+                1,
+                "nothing was written"
+            );
+            assert_eq!(Manifest::read(&env, directory).await.unwrap(), Some(small));
+            // The largest manifest that fits is read again.
             let line = (long.encode().len() - manifest(499_000).encode().len()) / 1000;
             let most = manifest((SIZE_MAX as usize / (line + 1)) as u32);
-            most.write(&env, folder, &syncs).await.unwrap();
-            assert_eq!(Manifest::read(&env, folder).await.unwrap(), Some(most));
+            most.write(&env, directory, &syncs).await.unwrap();
+            assert_eq!(Manifest::read(&env, directory).await.unwrap(), Some(most));
         })
         .unwrap();
     }

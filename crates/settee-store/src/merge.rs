@@ -1,16 +1,16 @@
-//! Several memory layers read as one: of entries with the same key the newest layer's shows.
+//! Merges several memtables into one scan: of entries with the same key it shows the newest memtable's.
 
 use std::cmp::Ordering;
 use std::ops::Bound;
 
-use crate::layer::{Cursor, Found, Layer};
+use crate::memtable::{Cursor, Found, MemtableMap};
 
-/// A scan over layers, newest first, tombstones included.
+/// A scan over memtables, newest first, tombstones included.
 pub(crate) struct Merged {
     cursors: Vec<Cursor>,
-    /// Whether each stands at an entry.
-    stands: Vec<bool>,
-    /// The one whose entry is the next.
+    /// Whether each cursor has a current entry.
+    valid: Vec<bool>,
+    /// Index of the cursor with the current entry.
     at: usize,
     descending: bool,
     begun: bool,
@@ -18,42 +18,42 @@ pub(crate) struct Merged {
 
 impl Merged {
     pub(crate) fn new<'a>(
-        layers: impl Iterator<Item = &'a Layer>,
+        maps: impl Iterator<Item = &'a MemtableMap>,
         start: Bound<&[u8]>,
         end: Bound<&[u8]>,
         descending: bool,
     ) -> Merged {
-        let layers = layers.filter(|layer| !layer.is_empty());
-        let cursors: Vec<_> = layers.map(|layer| Cursor::range(layer, start, end, descending)).collect();
-        Merged { stands: vec![false; cursors.len()], cursors, at: 0, descending, begun: false }
+        let maps = maps.filter(|map| !map.is_empty());
+        let cursors: Vec<_> = maps.map(|map| Cursor::range(map, start, end, descending)).collect();
+        Merged { valid: vec![false; cursors.len()], cursors, at: 0, descending, begun: false }
     }
 
-    /// Goes to the next entry, for [`Merged::current`]; false at the end.
+    /// Advances to the next entry, for [`Merged::current`]; false at the end.
     pub(crate) fn advance(&mut self) -> bool {
         if let [cursor] = &mut self.cursors[..] {
-            self.stands[0] = cursor.advance();
-            return self.stands[0];
+            self.valid[0] = cursor.advance();
+            return self.valid[0];
         }
         if !std::mem::replace(&mut self.begun, true) {
-            self.stands
+            self.valid
                 .iter_mut()
                 .zip(&mut self.cursors)
-                .for_each(|(stands, cursor)| *stands = cursor.advance());
-        } else if self.stands.get(self.at) == Some(&true) {
-            // Older entries of the same key are passed over with it.
+                .for_each(|(is_valid, cursor)| *is_valid = cursor.advance());
+        } else if self.valid.get(self.at) == Some(&true) {
+            // Older entries of the same key are skipped with it.
             for other in 0..self.cursors.len() {
-                let passed = other != self.at
-                    && self.stands[other]
+                let is_same_key = other != self.at
+                    && self.valid[other]
                     && self.cursors[other].current().key == self.cursors[self.at].current().key;
-                if passed {
-                    self.stands[other] = self.cursors[other].advance();
+                if is_same_key {
+                    self.valid[other] = self.cursors[other].advance();
                 }
             }
-            self.stands[self.at] = self.cursors[self.at].advance();
+            self.valid[self.at] = self.cursors[self.at].advance();
         }
-        let standing = (0..self.cursors.len()).filter(|index| self.stands[*index]);
-        // Of equal ones the first, which is the newest.
-        let next = standing.reduce(|best, other| {
+        let candidates = (0..self.cursors.len()).filter(|index| self.valid[*index]);
+        // Of equal keys the first cursor's, which is the newest.
+        let next = candidates.reduce(|best, other| {
             let order = self.cursors[other].current().key.cmp(self.cursors[best].current().key);
             let is_before =
                 if self.descending { order == Ordering::Greater } else { order == Ordering::Less };
@@ -68,19 +68,19 @@ impl Merged {
         self.cursors[self.at].current()
     }
 
-    /// What older layers have under the key that it went to, newest first.
+    /// The entries of older memtables under the current key, newest first.
     pub(crate) fn older(&self) -> impl Iterator<Item = Found<'_>> {
         let key = self.current().key;
-        let others = self.cursors.iter().zip(&self.stands).skip(self.at + 1);
+        let others = self.cursors.iter().zip(&self.valid).skip(self.at + 1);
         others
-            .filter(|(_, stands)| **stands)
+            .filter(|(_, is_valid)| **is_valid)
             .map(|(cursor, _)| cursor.current())
             .filter(move |found| found.key == key)
     }
 
-    /// As [`Cursor::skip_sum`], where there is but one layer.
+    /// As [`Cursor::skip_sum`], if there is only one memtable.
     pub(crate) fn skip_sum(&mut self, component: usize, amount: u64) -> u64 {
-        assert!(self.cursors.len() <= 1, "only one layer's entries take nothing away");
+        assert!(self.cursors.len() <= 1, "only a single memtable's aggregates are never negative");
         self.cursors.first_mut().map_or(0, |cursor| cursor.skip_sum(component, amount))
     }
 }

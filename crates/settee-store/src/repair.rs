@@ -1,18 +1,17 @@
-//! Salvage: what can be read of a damaged store goes into a new one.
+//! Repair: copies what can be read of a damaged store to a new one.
 //!
-//! All segments are read in the order of the log, as a check does (`check.rs`), and each record that is
-//! sound and still counts is stored again, in that order: so of each key the newest version that can be
-//! read is what stands in the end. Where the index can be read it tells what counts: the records that it
-//! points to; older ones of a key whose newest is lost; nothing of a key that was removed. Where it can't,
-//! all records count, and the newer ones replace the older.
+//! All segments are read in the order of the log, as by a check (`check.rs`), and each undamaged record that
+//! still counts is stored again in that order. Each key ends with its newest readable version. If the index
+//! can be read, it determines which records count: those that it points to; older ones of a key whose newest
+//! is lost; none of a removed key. If it can't, all records count, and newer ones replace older ones.
 //!
-//! Where the record is lost that deltas were folded into, those before and behind it may be more than a
-//! key may have. They are folded anew; in a store that doesn't fold, those past the limit are left out, and
-//! told as lost.
+//! If the result of a merge operator is lost, the operands before and after it may exceed the number of
+//! records a key may have. They are merged again; in a store without a merge operator, those past the limit
+//! are left out and reported as lost.
 //!
 //! Invariants:
-//! 1. The old store is read and never changed.
-//! 2. Whatever a sound index doesn't have at its checkpoint doesn't come back.
+//! 1. The old store is only read.
+//! 2. A record that an undamaged index does not have at its checkpoint does not reappear.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -23,54 +22,55 @@ use settee_tree::TreeError;
 
 use crate::batch::Batch;
 use crate::check::{CheckEvent, Salvaged, Survey};
-use crate::entry::CHAIN_COUNT_MAX;
+use crate::entry::OPERAND_COUNT_MAX;
 use crate::error::{ReadError, StoreError};
-use crate::state::{BY_KEY, decode};
-use crate::store::{Store, StoreOptions};
+use crate::options::StoreOptions;
+use crate::store::Store;
+use crate::tree_index::{BY_KEY, decode};
 
-/// So many bytes are stored by one commit, about.
+/// Approximate number of bytes per commit.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// What became of a key whose newest version can't be read.
+/// A key whose newest version can't be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     /// The key.
     pub key: Vec<u8>,
-    /// The update that is lost.
+    /// The lost update.
     pub seq: u64,
-    /// Whether an older version could be kept.
+    /// Whether an older version was kept.
     pub has_older: bool,
 }
 
-/// What was salvaged.
+/// Counts of a repair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RepairSummary {
-    /// Records that were stored again.
+    /// Records stored again.
     pub record_count: u64,
-    /// Keys that may have lost their newest version: without an index nobody can tell.
+    /// Keys that may have lost their newest version; without an index that is uncertain.
     pub lost_count: u64,
-    /// Problems that the check before found.
+    /// Problems that the preceding check found.
     pub problem_count: u64,
 }
 
-/// A damaged store, read record by record. Nothing of it is changed.
+/// A damaged store that is read record by record, and not changed.
 pub struct Salvage<'a> {
     survey: Survey<'a>,
     next: usize,
 }
 
 impl<'a> Salvage<'a> {
-    /// Checks the store in `folder`, which nobody may have open; what is wrong is told.
+    /// Checks the store in `directory`, which no process may have open, and reports problems to `on_event`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error. Damage is reported and is no error.
     pub async fn begin(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: &StoreOptions,
-        told: &'a mut (dyn FnMut(CheckEvent) + Send),
+        on_event: &'a mut (dyn FnMut(CheckEvent) + Send),
     ) -> Result<Salvage<'a>, StoreError> {
-        let mut survey = Survey::new(env, folder, options, told);
+        let mut survey = Survey::new(env, directory, options, on_event);
         survey.read_manifest().await?;
         survey.find_sources().await?;
         survey.open_tree().await?;
@@ -78,11 +78,11 @@ impl<'a> Salvage<'a> {
         Ok(Salvage { survey, next: 0 })
     }
 
-    /// The records of the next segment that count, in the order of their updates; `None` after the last.
-    /// Who puts and removes them in this order has of each key the newest version that can be read.
+    /// The records of the next segment that count, in the order of their updates; `None` after the last
+    /// segment. Applying them in this order leaves each key with its newest readable version.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub async fn next(&mut self) -> Result<Option<Vec<Salvaged>>, StoreError> {
         if self.next >= self.survey.source_count() {
             return Ok(None);
@@ -116,33 +116,33 @@ impl<'a> Salvage<'a> {
         Ok(pointers.any(|seq| seq == record.seq || is_lost(seq)))
     }
 
-    /// Keys of which a version can't be read that may be their newest, or a part of it, each with the
-    /// last such update.
+    /// Keys with an unreadable version that may be, or be part of, their newest, each with the last such
+    /// update.
     pub fn lost(&self) -> BTreeMap<Vec<u8>, u64> {
         self.survey.lost.iter().map(|(seq, key)| (key.clone(), *seq)).collect()
     }
 
-    /// Problems that were told.
+    /// Number of problems reported.
     pub fn problem_count(&self) -> u64 {
         self.survey.summary.problem_count
     }
 }
 
-/// Salvages the store in `from`, which nobody may have open, into a new one in `to`, which is closed
-/// again: its updates are numbered anew, in their order. What is wrong is told to `told`, and what was
-/// lost to `lost`.
+/// Copies the readable records of the store in `from`, which no process may have open, to a new store in
+/// `to`, and closes that. Updates are renumbered in their order. Reports problems to `on_event`, and losses
+/// to `lost`.
 ///
 /// # Errors
-/// See [`StoreError`]; then `to` holds a part.
+/// See [`StoreError`]; then `to` holds a part of the records.
 pub async fn repair(
     env: &Env,
     from: &Path,
     to: &Path,
     options: &StoreOptions,
-    told: &mut (dyn FnMut(CheckEvent) + Send),
+    on_event: &mut (dyn FnMut(CheckEvent) + Send),
     lost: &mut (dyn FnMut(Loss) + Send),
 ) -> Result<RepairSummary, StoreError> {
-    let mut salvage = Salvage::begin(env, from, options, told).await?;
+    let mut salvage = Salvage::begin(env, from, options, on_event).await?;
     let (store, _) = Store::open(env, to, options.clone()).await?;
     let mut summary = RepairSummary { problem_count: salvage.problem_count(), ..RepairSummary::default() };
     let mut target = Target::new(&store, options, salvage.lost());
@@ -162,16 +162,16 @@ pub async fn repair(
     Ok(summary)
 }
 
-/// The new store, and what is to be committed to it next.
+/// The new store, and the next batch for it.
 struct Target<'a> {
     store: &'a Store,
     batch: Batch,
     batch_bytes: usize,
-    /// Records of the keys in the batch, with those that the store has: the values are made from so many.
-    chains: HashMap<Vec<u8>, usize>,
-    folds: bool,
-    /// Keys whose last version can't be kept, as far as it looks until now, each with its update: what
-    /// can't be read, and deltas that were too many.
+    /// Number of records that make up the values of the keys in the batch, with those in the store.
+    record_counts: HashMap<Vec<u8>, usize>,
+    has_merge_operator: bool,
+    /// Keys whose last version can't be kept, as far as is known, each with its update: unreadable records,
+    /// and operands past the limit.
     lost: BTreeMap<Vec<u8>, u64>,
 }
 
@@ -181,8 +181,8 @@ impl<'a> Target<'a> {
             store,
             batch: Batch::new(),
             batch_bytes: BATCH_BYTES.min(options.log.batch_bytes_max),
-            chains: HashMap::new(),
-            folds: options.fold.is_some(),
+            record_counts: HashMap::new(),
+            has_merge_operator: options.merge_operator.is_some(),
             lost,
         }
     }
@@ -193,44 +193,44 @@ impl<'a> Target<'a> {
         if bytes > self.batch_bytes {
             self.commit().await?;
         }
-        if !flags.has(Flags::DELTA) && self.lost.get(&key).is_some_and(|last| *last < seq) {
-            // What was lost didn't count any more.
+        if !flags.has(Flags::OPERAND) && self.lost.get(&key).is_some_and(|last| *last < seq) {
+            // The lost version was replaced later.
             self.lost.remove(&key);
         }
         if flags.has(Flags::TOMBSTONE) {
             self.batch.delete(&key);
-            self.chains.insert(key, 0);
-        } else if flags.has(Flags::DELTA) {
-            let count = self.chain_count(&key).await?;
-            if count >= CHAIN_COUNT_MAX && !self.folds {
+            self.record_counts.insert(key, 0);
+        } else if flags.has(Flags::OPERAND) {
+            let count = self.operand_count(&key).await?;
+            if count >= OPERAND_COUNT_MAX && !self.has_merge_operator {
                 let last = self.lost.entry(key).or_default();
                 *last = seq.max(*last);
                 return Ok(());
             }
-            if count >= CHAIN_COUNT_MAX {
-                // What is to be folded has to be read: it can't be in the same batch.
+            if count >= OPERAND_COUNT_MAX {
+                // The merge operator reads the operands: they can't be in the same batch.
                 self.commit().await?;
             }
             self.batch.merge(&key, &meta, value);
-            self.chains.insert(key, if count >= CHAIN_COUNT_MAX { 1 } else { count + 1 });
+            self.record_counts.insert(key, if count >= OPERAND_COUNT_MAX { 1 } else { count + 1 });
         } else {
-            self.batch.put(&key, &meta, value, flags.has(Flags::LISTED));
-            self.chains.insert(key, 1);
+            self.batch.put(&key, &meta, value, flags.has(Flags::IN_SEQ_INDEX));
+            self.record_counts.insert(key, 1);
         }
         summary.record_count += 1;
         Ok(())
     }
 
-    /// How many records the key's value is made from so far.
-    async fn chain_count(&self, key: &[u8]) -> Result<usize, ReadError> {
-        match self.chains.get(key) {
+    /// Number of records that make up the key's value so far.
+    async fn operand_count(&self, key: &[u8]) -> Result<usize, ReadError> {
+        match self.record_counts.get(key) {
             Some(count) => Ok(*count),
             None => Ok(self.store.writer().await.get(key).await?.map_or(0, |entry| entry.pointers().count())),
         }
     }
 
     async fn commit(&mut self) -> Result<(), StoreError> {
-        self.chains.clear();
+        self.record_counts.clear();
         if !self.batch.is_empty() {
             let batch = std::mem::take(&mut self.batch);
             self.store.writer().await.commit(&batch, Stage::Accepted).await?;

@@ -1,25 +1,25 @@
-//! Replaying a log into a memory layer.
+//! Replays a log into a memtable.
 //!
-//! Entering a record costs little where its neighbours in the order of keys were entered just before:
-//! then the nodes that it needs are in the processor's caches. So records are collected, and entered
-//! in the order of keys; what is listed then goes into the other index in the order of `Seq`. With a
-//! million records in the layer that takes less than half the time of the log's own order.
+//! Inserting a record is cheap if its neighbours by key were inserted just before, since the nodes it needs
+//! are then in the processor's caches. Records are therefore collected and inserted in the order of keys; the
+//! seq index is changed afterwards in the order of `Seq`. With a million records in the memtable this takes
+//! less than half the time of inserting in the log's order.
 
 use std::ops::Range;
 
 use settee_log::Flags;
 
 use crate::entry::Location;
-use crate::layer::Sums;
-use crate::state::{Beneath, Incoming, Rules, State};
+use crate::memtable::Aggregates;
+use crate::version::{Incoming, PreviousEntry, Rules, Version};
 
-/// So many records are entered at once.
+/// Number of records collected before they are inserted.
 const RECORD_COUNT_MAX: usize = 256 << 10;
 
-/// And so many bytes of keys and metas.
+/// Bytes of keys and metas collected before they are inserted.
 const BYTES_MAX: usize = 32 << 20;
 
-/// Records on their way into a state, in the order of `Seq`.
+/// Records collected for insertion into a version, in the order of `Seq`.
 #[derive(Default)]
 pub(crate) struct Replay {
     /// Keys and metas.
@@ -36,18 +36,18 @@ struct Collected {
     location: Location,
 }
 
-/// What is to be done in the index by `Seq`, ordered by its place there.
-enum Listed {
-    List(usize, Sums),
+/// A change to the seq index, by the index of the record that causes it.
+enum SeqIndexEdit {
+    Insert(usize, Aggregates),
     Remove(usize),
 }
 
 impl Replay {
     /// Adds a record, the newest so far.
-    pub(crate) fn push(&mut self, state: &mut State, record: &Incoming<'_>, rules: &Rules) {
+    pub(crate) fn push(&mut self, version: &mut Version, record: &Incoming<'_>, rules: &Rules) {
         let Incoming { flags, key, meta, location } = *record;
         if self.records.len() >= RECORD_COUNT_MAX || self.bytes.len() + key.len() + meta.len() > BYTES_MAX {
-            self.enter(state, rules);
+            self.enter(version, rules);
         }
         let start = self.bytes.len() as u32;
         self.bytes.extend_from_slice(key);
@@ -60,8 +60,8 @@ impl Replay {
         self.records.push(Collected { head, flags, key: start..end, meta_end, location });
     }
 
-    /// Enters what was collected; nothing is settled yet ([`State::settle_all`]).
-    pub(crate) fn enter(&mut self, state: &mut State, rules: &Rules) {
+    /// Inserts the collected records. Their aggregates are exact only after [`Version::backfill_all`].
+    pub(crate) fn enter(&mut self, version: &mut Version, rules: &Rules) {
         let Replay { bytes, records } = std::mem::take(self);
         let record = |index: usize| {
             let Collected { flags, key, meta_end, location, .. } = &records[index];
@@ -69,24 +69,26 @@ impl Replay {
             Incoming { flags: *flags, key: &bytes[key], meta: &bytes[meta], location: *location }
         };
         let mut order: Vec<usize> = (0..records.len()).collect();
-        // Stable: of one key in the order of `Seq`.
+        // Stable: records of one key stay in the order of `Seq`.
         order.sort_by(|a, b| {
             let heads = records[*a].head.cmp(&records[*b].head);
             heads.then_with(|| record(*a).key.cmp(record(*b).key))
         });
-        let mut listed: Vec<(u64, Listed)> = Vec::new();
+        let mut edits: Vec<(u64, SeqIndexEdit)> = Vec::new();
         for index in order {
             let incoming = record(index);
-            let listing = state.enter_by_key(&incoming, Beneath::default(), rules);
-            listed.extend(listing.listed.map(|own| (incoming.location.seq, Listed::List(index, own))));
-            listed.extend(listing.replaced_here.map(|seq| (seq, Listed::Remove(index))));
+            let seq_change = version.enter_by_key(&incoming, PreviousEntry::default(), rules);
+            edits.extend(
+                seq_change.inserted.map(|own| (incoming.location.seq, SeqIndexEdit::Insert(index, own))),
+            );
+            edits.extend(seq_change.replaced_in_memtable.map(|seq| (seq, SeqIndexEdit::Remove(index))));
         }
-        // Stable: a record is listed before it is replaced.
-        listed.sort_by_key(|(seq, _)| *seq);
-        for (seq, change) in listed {
+        // Stable: a record is inserted before it is replaced.
+        edits.sort_by_key(|(seq, _)| *seq);
+        for (seq, change) in edits {
             match change {
-                Listed::List(index, own) => state.list(&record(index), own),
-                Listed::Remove(index) => state.unlist(seq, record(index).key),
+                SeqIndexEdit::Insert(index, own) => version.insert_in_seq_index(&record(index), own),
+                SeqIndexEdit::Remove(index) => version.remove_from_seq_index(seq, record(index).key),
             }
         }
     }

@@ -1,16 +1,15 @@
-//! The segments that the log handed over, and those that took their place.
+//! The store's segments: those transferred from the log, and those that replaced them.
 //!
-//! A segment as the log wrote it holds records where its pointers say. One that was rewritten holds
-//! what lived of a run of segments: the records as they were, back to back in their order. A
-//! pointer goes on naming the record's first place; an index of pieces, of about [`PIECE_BYTES`] each, says
-//! where in the file a piece begins, and the record is found in its piece by its `Seq`. So nothing
-//! that points to a record changes when it is moved, and the index takes a thousandth of the
-//! segment.
+//! A segment as the log wrote it holds records at the offsets that pointers give. A rewritten segment holds
+//! the live records of a run of segments, unchanged, back to back, in their order. Pointers keep naming the
+//! record's first location. A sparse block index gives the offset of each block of about [`BLOCK_BYTES`]
+//! bytes, and the record is found in its block by its `Seq`. Moving a record therefore changes no pointer,
+//! and the index takes a thousandth of the segment.
 //!
 //! Invariants:
-//! 1. A file is open before its name is removed: whoever has the segment can go on reading.
-//! 2. Pieces begin at records; their addresses ascend, as their places do. A record as long as
-//!    a piece has one of its own: no small one is read with a large one.
+//! 1. A file is open before its name is removed: readers that have the segment can go on.
+//! 2. Blocks begin at records; their addresses and offsets ascend. A record as long as a block has one of its
+//!    own: no small record is read together with a large one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use settee_io::{Alignment, Env, File, OpenMode, ReadAt, ReadPolicy};
-use settee_log::{Directory, DirectoryError, Flags, Record, Seq, Trailer};
+use settee_log::{Flags, Record, SegmentIndex, SegmentIndexError, Seq, Trailer};
 use tokio::sync::OnceCell;
 
 use crate::chunks::{CHUNK_BYTES, ChunkCache, FileChunks};
@@ -28,69 +27,68 @@ use crate::entry::Location;
 use crate::error::ReadError;
 use crate::manifest::SegmentName;
 
-/// A piece of a rewritten segment ends with the record that makes it at least so long, in bytes, and
-/// before one that is so long by itself.
-pub(crate) const PIECE_BYTES: u32 = 2 << 10;
+/// Size in bytes at which a block of a rewritten segment ends. A record of this size has a block of its own.
+pub(crate) const BLOCK_BYTES: u32 = 2 << 10;
 
-/// What fills a cache of chunks reads each of them once.
+/// Reads whole chunks for the cache, each of them once.
 const BY_CHUNKS: ReadPolicy = match Alignment::new(CHUNK_BYTES) {
     Ok(chunk) => ReadPolicy::chunked(chunk),
     Err(_) => panic!("a chunk is a power of two"),
 };
 
-/// The first place of a record: its segment's number and its offset there.
+/// First location of a record as a number: its segment's number and its offset.
 pub(crate) fn address(segment: u32, offset: u32) -> u64 {
     u64::from(segment) << 32 | u64::from(offset)
 }
 
-/// A segment that is the store's.
+/// A segment of the store.
 pub(crate) struct Segment {
     pub name: SegmentName,
     path: PathBuf,
     env: Env,
     direct: bool,
     file: OnceCell<Arc<File>>,
-    /// Of a rewritten one.
-    pieces: OnceCell<Pieces>,
-    /// What of its file is in memory.
+    /// Only of a rewritten segment.
+    block_index: OnceCell<SparseBlockIndex>,
+    /// The file's part of the chunk cache.
     chunks: Option<FileChunks>,
-    /// [`SegmentName::clean_to`], and what has become known since it was written to the manifest.
+    /// [`SegmentName::clean_to`], raised by what has become known since the manifest was written.
     clean_to: AtomicU64,
     contents: OnceCell<Contents>,
     tombstone_bytes: OnceCell<u64>,
 }
 
-/// What a segment's directory says of it, in short.
+/// Summary of a segment's index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub last_seq: u64,
-    /// All records, with the tombstones,
+    /// All records, tombstones included.
     pub record_count: u64,
     pub record_bytes: u64,
-    /// and these alone.
+    /// Tombstones.
     pub tombstone_count: u64,
 }
 
-/// A record that was not found in memory.
-struct Missing {
+/// A record that was not found in the chunk cache.
+struct CacheMiss {
     index: usize,
     location: Location,
-    /// The bytes of the file among which it is,
+    /// Range of the file that holds the record.
     range: Range<u64>,
-    /// and which read has them.
+    /// Index of the read that covers the range.
     read: usize,
 }
 
 impl Segment {
-    pub(crate) fn new(env: &Env, folder: &Path, name: SegmentName, direct: bool) -> Segment {
-        let path = folder.join(name.file_name());
+    pub(crate) fn new(env: &Env, directory: &Path, name: SegmentName, direct: bool) -> Segment {
+        let path = directory.join(name.file_name());
         Segment {
             name,
             path,
             env: env.clone(),
             direct,
             file: OnceCell::new(),
-            pieces: OnceCell::new(),
+            block_index: OnceCell::new(),
             chunks: None,
             clean_to: AtomicU64::new(name.clean_to),
             contents: OnceCell::new(),
@@ -98,26 +96,26 @@ impl Segment {
         }
     }
 
-    /// One that is taken for another by the cache of chunks.
-    #[cfg(feature = "planted-faults")]
+    /// Uses another segment's chunks (a failpoint).
+    #[cfg(feature = "failpoints")]
     pub(crate) fn with_stale_chunks(self, other: &Segment) -> Segment {
         let chunks = other.chunks.as_ref().map(|chunks| chunks.stale(self.name.bytes));
         Segment { chunks, ..self }
     }
 
-    /// One whose chunks are kept in a cache, where there is one.
+    /// Keeps the segment's chunks in a cache, if there is one.
     pub(crate) fn with_chunks(self, cache: Option<&Arc<ChunkCache>>) -> Segment {
         let chunks = cache.map(|cache| FileChunks::new(cache, self.name.bytes));
         Segment { chunks, ..self }
     }
 
-    /// One whose file is open already.
+    /// Uses a file that is already open.
     pub(crate) fn with_file(self, file: Arc<File>) -> Segment {
         Segment { file: OnceCell::new_with(Some(file)), ..self }
     }
 
-    pub(crate) fn with_pieces(self, pieces: Pieces) -> Segment {
-        Segment { pieces: OnceCell::new_with(Some(pieces)), ..self }
+    pub(crate) fn with_block_index(self, block_index: SparseBlockIndex) -> Segment {
+        Segment { block_index: OnceCell::new_with(Some(block_index)), ..self }
     }
 
     pub(crate) fn with_contents(self, contents: Contents, tombstone_bytes: u64) -> Segment {
@@ -133,26 +131,26 @@ impl Segment {
         &self.path
     }
 
-    /// Whatever was dead as of this `Seq` isn't in it.
+    /// Nothing that was garbage as of this `Seq` is in it.
     pub(crate) fn clean_to(&self) -> u64 {
         self.clean_to.load(Ordering::Relaxed)
     }
 
-    /// Nothing that was dead as of this `Seq` is in it; the next manifest says so.
+    /// Records that nothing that was garbage as of `seq` is in it; the next manifest contains that.
     pub(crate) fn raise_clean_to(&self, seq: u64) {
         self.clean_to.fetch_max(seq, Ordering::Relaxed);
     }
 
-    /// What its directory says of it, where that was read.
+    /// The summary of its segment index, if it was read.
     pub(crate) fn known_contents(&self) -> Option<Contents> {
         self.contents.get().copied()
     }
 
-    /// What its directory says of it: a small read, the first time. The file isn't kept open for it.
+    /// The summary of its segment index: a small read, the first time. The file isn't kept open for it.
     ///
     /// # Errors
-    /// See [`DirectoryError`].
-    pub(crate) async fn contents(&self) -> Result<Contents, DirectoryError> {
+    /// See [`SegmentIndexError`].
+    pub(crate) async fn contents(&self) -> Result<Contents, SegmentIndexError> {
         let read = async || {
             let opened;
             let file = match self.file.get() {
@@ -170,19 +168,19 @@ impl Segment {
         self.contents.get_or_try_init(read).await.copied()
     }
 
-    /// What its tombstones take, where that is known.
+    /// Bytes of its tombstones, if known.
     pub(crate) fn known_tombstone_bytes(&self) -> Option<u64> {
         self.tombstone_bytes.get().copied()
     }
 
-    /// Finds out what its tombstones take, in bytes: the first time its directory is read.
+    /// Bytes of its tombstones. The first call reads the segment index.
     ///
     /// # Errors
-    /// See [`DirectoryError`].
-    pub(crate) async fn find_tombstone_bytes(&self) -> Result<u64, DirectoryError> {
+    /// See [`SegmentIndexError`].
+    pub(crate) async fn find_tombstone_bytes(&self) -> Result<u64, SegmentIndexError> {
         let read = async || {
-            let directory = self.directory().await?;
-            let mut scan = directory.scan_seq(Seq(0));
+            let segment_index = self.segment_index().await?;
+            let mut scan = segment_index.scan_seq(Seq(0));
             let mut bytes = 0;
             while let Some((entry, _)) = scan.next().await? {
                 if entry.flags.has(Flags::TOMBSTONE) {
@@ -194,7 +192,7 @@ impl Segment {
         self.tombstone_bytes.get_or_try_init(read).await.copied()
     }
 
-    /// Its file, opened where it isn't yet.
+    /// The file, opened by the first call.
     pub(crate) async fn file(&self) -> Result<&Arc<File>, settee_io::Error> {
         let open = async || {
             let file = File::open(&self.env.engine, &self.path, OpenMode::Read).await?;
@@ -206,21 +204,21 @@ impl Segment {
         self.file.get_or_try_init(open).await
     }
 
-    /// Its records' directory.
+    /// Opens the segment index.
     ///
     /// # Errors
-    /// See [`DirectoryError`].
-    pub(crate) async fn directory(&self) -> Result<Directory, DirectoryError> {
+    /// See [`SegmentIndexError`].
+    pub(crate) async fn segment_index(&self) -> Result<SegmentIndex, SegmentIndexError> {
         let SegmentName { first, last, epoch, .. } = self.name;
-        Directory::open_covering(self.file().await?.clone(), first, last, epoch).await
+        SegmentIndex::open_covering(self.file().await?.clone(), first, last, epoch).await
     }
 
-    pub(crate) async fn pieces(&self) -> Result<&Pieces, ReadError> {
-        let load = async || Pieces::read(self.file().await?, self.name.bytes).await;
-        self.pieces.get_or_try_init(load).await
+    pub(crate) async fn block_index(&self) -> Result<&SparseBlockIndex, ReadError> {
+        let load = async || SparseBlockIndex::read(self.file().await?, self.name.bytes).await;
+        self.block_index.get_or_try_init(load).await
     }
 
-    /// Reads a record: from the cache of chunks, or by one positional read.
+    /// Reads a record: from the chunk cache, or with one positional read.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -241,61 +239,61 @@ impl Segment {
         self.read_alone(file, location, &range).await
     }
 
-    /// Reads many records, each once where several lie in one piece; those that aren't in the cache of
-    /// chunks all at once, by few reads. With `keep` their chunks are kept there. The results are in
-    /// no order, each with the number that was given with its location.
+    /// Reads many records; several records of one block cost one read. Those not in the chunk cache are read
+    /// together, with few reads. With `keep`, their chunks are inserted into the cache. The results are in no
+    /// order, each with the number given with its location.
     pub(crate) async fn read_many(
         &self,
         wanted: &[(usize, Location)],
         keep: bool,
     ) -> Vec<(usize, Result<Record, ReadError>)> {
         let mut results = Vec::with_capacity(wanted.len());
-        let mut missing = Vec::new();
+        let mut misses = Vec::new();
         for (index, location) in wanted.iter().copied() {
             match self.range_of(location).await {
                 Ok(range) => match self.cached(location, &range) {
                     Some(record) => results.push((index, Ok(record))),
-                    None => missing.push(Missing { index, location, range, read: 0 }),
+                    None => misses.push(CacheMiss { index, location, range, read: 0 }),
                 },
                 Err(error) => results.push((index, Err(error))),
             }
         }
-        if missing.is_empty() {
+        if misses.is_empty() {
             return results;
         }
         match self.file().await {
-            Ok(file) => results.extend(self.read_missing(file, missing, keep).await),
+            Ok(file) => results.extend(self.read_misses(file, misses, keep).await),
             Err(error) => {
-                results.extend(missing.iter().map(|missing| (missing.index, Err(error.clone().into()))));
+                results.extend(misses.iter().map(|miss| (miss.index, Err(error.clone().into()))));
             }
         }
         results
     }
 
-    async fn read_missing(
+    async fn read_misses(
         &self,
         file: &File,
-        mut missing: Vec<Missing>,
+        mut misses: Vec<CacheMiss>,
         keep: bool,
     ) -> Vec<(usize, Result<Record, ReadError>)> {
         let chunks = self.chunks.as_ref().filter(|_| keep);
         let kept = |range: &Range<u64>| chunks.and_then(|chunks| chunks.around(range));
-        missing.sort_unstable_by_key(|missing| (missing.range.start, missing.range.end));
-        let mut reads: Vec<ReadAt> = Vec::with_capacity(missing.len());
+        misses.sort_unstable_by_key(|miss| (miss.range.start, miss.range.end));
+        let mut reads: Vec<ReadAt> = Vec::with_capacity(misses.len());
         let mut last = None;
-        for missing in &mut missing {
-            if last.as_ref() != Some(&missing.range) {
-                let around = kept(&missing.range).unwrap_or_else(|| missing.range.clone());
+        for miss in &mut misses {
+            if last.as_ref() != Some(&miss.range) {
+                let around = kept(&miss.range).unwrap_or_else(|| miss.range.clone());
                 reads.push(ReadAt::new(around.start, size(&around)));
-                last = Some(missing.range.clone());
+                last = Some(miss.range.clone());
             }
-            missing.read = reads.len() - 1;
+            miss.read = reads.len() - 1;
         }
         let policy = if chunks.is_some() { BY_CHUNKS } else { settee_log::read_policy(&reads) };
         let values = file.read_many(&reads, policy).await;
-        let mut results = Vec::with_capacity(missing.len());
+        let mut results = Vec::with_capacity(misses.len());
         let mut kept_to = 0;
-        for Missing { index, location, range, read } in missing {
+        for CacheMiss { index, location, range, read } in misses {
             let around = kept(&range);
             let record = match &values[read] {
                 Ok(bytes) => {
@@ -312,7 +310,7 @@ impl Segment {
                     }
                     Ok(record)
                 }
-                // What lies around it is no matter of the record.
+                // Damage elsewhere in the chunks does not concern the record.
                 (Err(_), Some(_), _) => self.read_alone(file, location, &range).await,
                 (record, ..) => record,
             };
@@ -321,22 +319,22 @@ impl Segment {
         results
     }
 
-    /// The bytes of its file among which a record is: its own, or those of its piece.
+    /// Range of the file that holds a record: its own bytes, or its block.
     async fn range_of(&self, location: Location) -> Result<Range<u64>, ReadError> {
         let Location { segment, offset, length, .. } = location;
         if self.name.generation == 0 {
             return Ok(u64::from(offset)..u64::from(offset) + u64::from(length));
         }
-        let (start, end) = self.pieces().await?.find(address(segment, offset));
+        let (start, end) = self.block_index().await?.find(address(segment, offset));
         Ok(start.into()..end.into())
     }
 
-    /// The record, where all chunks of its range are in memory.
+    /// The record, if all chunks of its range are in the cache.
     fn cached(&self, location: Location, range: &Range<u64>) -> Option<Record> {
         let chunks = self.chunks.as_ref()?;
         let record = self.record_in(location, range, chunks.copy(range)?.into());
         if record.is_err() {
-            // It may have been garbled on its way here: the medium is asked again.
+            // The bytes may have been garbled in memory: read the medium again.
             chunks.remove(range);
         }
         record.ok()
@@ -351,14 +349,14 @@ impl Segment {
         self.record_in(location, range, file.read_exact_at(range.start, size(range)).await?)
     }
 
-    /// The record in the bytes of its range.
+    /// Decodes the record from the bytes of its range.
     fn record_in(&self, location: Location, range: &Range<u64>, bytes: Bytes) -> Result<Record, ReadError> {
         let start = range.start as u32;
         if self.name.generation == 0 {
             let record = Record::decode(bytes).map_err(|what| self.damaged(start, what))?;
             return match record.seq() == location.seq() {
                 true => Ok(record),
-                false => Err(self.damaged(start, "another record stands there")),
+                false => Err(self.damaged(start, "it holds another record there")),
             };
         }
         let mut at = 0;
@@ -369,7 +367,7 @@ impl Segment {
             }
             at += size;
         }
-        Err(self.damaged(start, "a record that the index names is not there"))
+        Err(self.damaged(start, "a record that the index points to is missing"))
     }
 
     fn damaged(&self, offset: u32, what: &'static str) -> ReadError {
@@ -381,84 +379,85 @@ fn size(range: &Range<u64>) -> usize {
     (range.end - range.start) as usize
 }
 
-/// Where a range lies in one that holds it.
+/// Position of a range inside one that contains it.
 fn within(range: &Range<u64>, around: &Range<u64>) -> Range<usize> {
     (range.start - around.start) as usize..(range.end - around.start) as usize
 }
 
-/// Where the pieces of a rewritten segment begin: addresses and places, both ascending, and where
-/// the last one ends.
+/// The sparse block index of a rewritten segment: the address and the offset of each block, both ascending,
+/// and the end of the last block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Pieces {
-    begins: Vec<(u64, u32)>,
+pub(crate) struct SparseBlockIndex {
+    starts: Vec<(u64, u32)>,
     end: u32,
 }
 
-const PIECE_ENTRY_SIZE: usize = 12;
+const BLOCK_ENTRY_SIZE: usize = 12;
 /// Count, end of the records, checksum.
-const PIECES_TRAILER_SIZE: usize = 16;
+const BLOCK_INDEX_TRAILER_SIZE: usize = 16;
 
-impl Pieces {
-    /// Adds a record that lies behind those before.
+impl SparseBlockIndex {
+    /// Adds a record that follows those before it.
     pub(crate) fn push(&mut self, address: u64, length: u32) {
-        let is_full = self.begins.last().is_none_or(|(_, place)| self.end - place >= PIECE_BYTES);
-        if is_full || length >= PIECE_BYTES {
-            self.begins.push((address, self.end));
+        let is_full = self.starts.last().is_none_or(|(_, file_offset)| self.end - file_offset >= BLOCK_BYTES);
+        if is_full || length >= BLOCK_BYTES {
+            self.starts.push((address, self.end));
         }
-        self.end = self.end.checked_add(length).expect("a segment's records take no more than it may");
+        self.end = self.end.checked_add(length).expect("a segment is smaller than 4 GiB");
     }
 
-    /// Where the piece begins and ends that has this address.
+    /// Start and end of the block that holds an address.
     fn find(&self, address: u64) -> (u32, u32) {
-        let next = self.begins.partition_point(|(first, _)| *first <= address);
-        let start = self.begins.get(next.saturating_sub(1)).map_or(0, |(_, place)| *place);
-        (start, self.begins.get(next).map_or(self.end, |(_, place)| *place))
+        let next = self.starts.partition_point(|(first, _)| *first <= address);
+        let start = self.starts.get(next.saturating_sub(1)).map_or(0, |(_, file_offset)| *file_offset);
+        (start, self.starts.get(next).map_or(self.end, |(_, file_offset)| *file_offset))
     }
 
-    /// As it stands behind the records.
+    /// The bytes that follow the records in the file.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.begins.len() * PIECE_ENTRY_SIZE + PIECES_TRAILER_SIZE);
-        for (address, place) in &self.begins {
+        let mut bytes = Vec::with_capacity(self.starts.len() * BLOCK_ENTRY_SIZE + BLOCK_INDEX_TRAILER_SIZE);
+        for (address, file_offset) in &self.starts {
             bytes.extend_from_slice(&address.to_le_bytes());
-            bytes.extend_from_slice(&place.to_le_bytes());
+            bytes.extend_from_slice(&file_offset.to_le_bytes());
         }
-        bytes.extend_from_slice(&(self.begins.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&(self.starts.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.end.to_le_bytes());
         bytes.extend_from_slice(&twox_hash::XxHash3_64::oneshot(&bytes).to_le_bytes());
         bytes
     }
 
-    /// Reads the pieces of a file whose records and pieces together take `bytes`.
-    async fn read(file: &File, bytes: u64) -> Result<Pieces, ReadError> {
+    /// Reads the index of a file whose records and index together have `bytes` bytes.
+    async fn read(file: &File, bytes: u64) -> Result<SparseBlockIndex, ReadError> {
         let damaged = |what| ReadError::Damaged { path: file.path().to_path_buf(), offset: bytes, what };
-        if bytes < PIECES_TRAILER_SIZE as u64 || bytes > file.length().await? {
+        if bytes < BLOCK_INDEX_TRAILER_SIZE as u64 || bytes > file.length().await? {
             return Err(damaged("it is shorter than it was"));
         }
-        let trailer = file.read_exact_at(bytes - PIECES_TRAILER_SIZE as u64, PIECES_TRAILER_SIZE).await?;
+        let trailer =
+            file.read_exact_at(bytes - BLOCK_INDEX_TRAILER_SIZE as u64, BLOCK_INDEX_TRAILER_SIZE).await?;
         let count = u32::from_le_bytes(trailer[..4].try_into().expect("4 bytes")) as u64;
-        let size = count * PIECE_ENTRY_SIZE as u64 + PIECES_TRAILER_SIZE as u64;
-        let start = bytes.checked_sub(size).ok_or_else(|| damaged("its pieces make no sense"))?;
+        let size = count * BLOCK_ENTRY_SIZE as u64 + BLOCK_INDEX_TRAILER_SIZE as u64;
+        let start = bytes.checked_sub(size).ok_or_else(|| damaged("its block index is invalid"))?;
         let table = file.read_exact_at(start, size as usize).await?;
-        Pieces::decode(&table).ok_or_else(|| damaged("its pieces are damaged"))
+        SparseBlockIndex::decode(&table).ok_or_else(|| damaged("its block index is damaged"))
     }
 
-    fn decode(bytes: &[u8]) -> Option<Pieces> {
+    fn decode(bytes: &[u8]) -> Option<SparseBlockIndex> {
         let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         if twox_hash::XxHash3_64::oneshot(body).to_le_bytes() != checksum {
             return None;
         }
         let (entries, trailer) = body.split_at_checked(body.len().checked_sub(8)?)?;
         let end = u32::from_le_bytes(trailer[4..].try_into().ok()?);
-        let (entries, rest) = entries.as_chunks::<PIECE_ENTRY_SIZE>();
-        let begin = |entry: &[u8; PIECE_ENTRY_SIZE]| {
-            let (address, place) = entry.split_at(8);
-            let place = u32::from_le_bytes(place.try_into().expect("4 bytes"));
-            (u64::from_le_bytes(address.try_into().expect("8 bytes")), place)
+        let (entries, rest) = entries.as_chunks::<BLOCK_ENTRY_SIZE>();
+        let begin = |entry: &[u8; BLOCK_ENTRY_SIZE]| {
+            let (address, file_offset) = entry.split_at(8);
+            let file_offset = u32::from_le_bytes(file_offset.try_into().expect("4 bytes"));
+            (u64::from_le_bytes(address.try_into().expect("8 bytes")), file_offset)
         };
-        let begins: Vec<_> = entries.iter().map(begin).collect();
-        let ascends = begins.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);
-        let within = begins.last().is_none_or(|(_, place)| *place < end);
-        (rest.is_empty() && ascends && within).then_some(Pieces { begins, end })
+        let starts: Vec<_> = entries.iter().map(begin).collect();
+        let ascends = starts.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);
+        let within = starts.last().is_none_or(|(_, file_offset)| *file_offset < end);
+        (rest.is_empty() && ascends && within).then_some(SparseBlockIndex { starts, end })
     }
 }
 
@@ -469,7 +468,7 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// The one that has what the log wrote to the segment with this number.
+    /// The segment that holds the records of the log's segment with this number.
     pub(crate) fn get(&self, number: u32) -> Option<&Arc<Segment>> {
         let (_, segment) = self.by_last.range(number..).next()?;
         (segment.name.first <= number).then_some(segment)
@@ -501,29 +500,33 @@ impl Segments {
 mod tests {
     use super::*;
 
-    /// How many bytes are read for a record.
-    fn read_size(pieces: &Pieces, address: u64) -> u32 {
-        let (start, end) = pieces.find(address);
+    /// Number of bytes read for a record.
+    fn read_size(block_index: &SparseBlockIndex, address: u64) -> u32 {
+        let (start, end) = block_index.find(address);
         end - start
     }
 
     #[test]
     fn a_small_record_beside_a_large_one_is_read_alone() {
-        let mut pieces = Pieces::default();
-        let records = [(512, 100), (612, 10 << 20), (20 << 20, 100), ((20 << 20) + 100, PIECE_BYTES)];
-        records.iter().for_each(|(offset, length)| pieces.push(address(1, *offset), *length));
+        let mut block_index = SparseBlockIndex::default();
+        let records = [(512, 100), (612, 10 << 20), (20 << 20, 100), ((20 << 20) + 100, BLOCK_BYTES)];
+        records.iter().for_each(|(offset, length)| block_index.push(address(1, *offset), *length));
         for (offset, length) in records {
-            assert_eq!(read_size(&pieces, address(1, offset)), length, "the record at {offset}");
+            assert_eq!(read_size(&block_index, address(1, offset)), length, "the record at {offset}");
         }
-        assert_eq!(Pieces::decode(&pieces.encode()), Some(pieces));
+        assert_eq!(SparseBlockIndex::decode(&block_index.encode()), Some(block_index));
     }
 
     #[test]
-    fn small_records_share_pieces() {
-        let mut pieces = Pieces::default();
-        (0..1000).for_each(|number| pieces.push(address(1, 512 + 100 * number), 100));
-        let most = (0..1000).map(|number| read_size(&pieces, address(1, 512 + 100 * number))).max();
-        assert!(most.is_some_and(|most| most < PIECE_BYTES + 100), "{most:?} bytes");
-        assert!(pieces.begins.len() <= 100_000 / PIECE_BYTES as usize + 1, "{} pieces", pieces.begins.len());
+    fn small_records_share_blocks() {
+        let mut block_index = SparseBlockIndex::default();
+        (0..1000).for_each(|number| block_index.push(address(1, 512 + 100 * number), 100));
+        let most = (0..1000).map(|number| read_size(&block_index, address(1, 512 + 100 * number))).max();
+        assert!(most.is_some_and(|most| most < BLOCK_BYTES + 100), "{most:?} bytes");
+        assert!(
+            block_index.starts.len() <= 100_000 / BLOCK_BYTES as usize + 1,
+            "{} blocks",
+            block_index.starts.len()
+        );
     }
 }

@@ -1,39 +1,41 @@
-//! Snapshots: what readers read from.
+//! Snapshots: point-in-time reads.
 //!
-//! A snapshot is a reference to a state of the index, and through it to the files that this state
-//! refers to: taking one costs nothing, and no writer, checkpoint or compaction touches it. What
-//! was replaced meanwhile goes when the last snapshot that refers to it does.
+//! A snapshot pins a version of the index, and through it the files that the version refers to. Taking one
+//! costs nothing, and no writer, checkpoint or compaction changes it. Replaced files are released when the
+//! last snapshot that pins them is dropped.
 
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::entry::{EntryView, Location, Pointer, until_init};
+use crate::checkpoint_state::CheckpointTree;
+use crate::entry::{EntryView, Location, Pointer, until_base};
 use crate::error::ReadError;
-use crate::layer::{Layer, Sums, add};
+use crate::memtable::{Aggregates, Memtable, MemtableMap, add};
 use crate::merge::Merged;
-use crate::state::{BY_KEY, BY_SEQ, IndexSums, Measure, Memory, SEQ_SIZE, State, TreeBase, decode, own_sums};
+use crate::tree_index::{Aggregate, BY_KEY, BY_SEQ, IndexAggregates, SEQ_SIZE, decode, own_aggregates};
+use crate::version::Version;
 use settee_log::{Log, Record, Seq};
 
-/// A state of the store, unchanged by later writes. Cheap to clone.
+/// A point-in-time state of the store, unchanged by later writes. Cheap to clone.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) log: Arc<Log>,
-    pub(crate) state: Arc<State>,
-    pub(crate) measure: Option<Measure>,
+    pub(crate) version: Arc<Version>,
+    pub(crate) aggregate: Option<Aggregate>,
 }
 
-/// What the index says of a key: its value has not been read.
+/// A key's index entry. Its value has not been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The meta of the newest record.
     pub meta: Vec<u8>,
-    /// Where that lies.
+    /// Location of the newest record.
     pub location: Location,
-    /// Whether it shows in [`Snapshot::scan_listed`].
-    pub listed: bool,
-    /// Whether it needs no older one.
-    pub(crate) init: bool,
-    /// The older ones that the value is made from, newest first.
+    /// Whether [`Snapshot::scan_by_seq`] returns it.
+    pub in_seq_index: bool,
+    /// Whether the newest record is a base value, which needs no older record.
+    pub(crate) is_base: bool,
+    /// Older records of the value, newest first.
     pub(crate) older: Vec<Pointer>,
 }
 
@@ -42,13 +44,13 @@ impl Entry {
         Entry {
             meta: view.meta.to_vec(),
             location: view.location,
-            listed: view.is_listed(),
-            init: view.is_init(),
+            in_seq_index: view.is_in_seq_index(),
+            is_base: view.is_base(),
             older: view.versions().skip(1).collect(),
         }
     }
 
-    /// Adds what an older layer says of the same key.
+    /// Adds the records of an older entry of the same key.
     pub(crate) fn gather(found: &mut Option<Entry>, view: &EntryView<'_>) {
         match found {
             None if view.is_tombstone() => {}
@@ -57,42 +59,41 @@ impl Entry {
         }
     }
 
-    /// The record's place in the order of updates.
+    /// The `Seq` of the newest record.
     pub fn seq(&self) -> Seq {
         Seq(self.location.seq)
     }
 
-    /// The records that the value is made from, newest first: up to the first that needs no older
-    /// one, or all there are.
+    /// The records that make up the value, newest first: up to the first base value, or all there are.
     pub fn pointers(&self) -> impl Iterator<Item = Pointer> {
-        until_init(self.versions())
+        until_base(self.versions())
     }
 
-    /// The records that the value was made from at `seq`, newest first. `None` where the index doesn't
-    /// remember that far back.
+    /// The records that made up the value at `seq`, newest first; `None` if the index no longer holds them
+    /// all.
     pub fn pointers_at(&self, seq: Seq) -> Option<Vec<Pointer>> {
         let versions = self.versions().skip_while(|pointer| pointer.location.seq > seq.0);
-        let pointers: Vec<_> = until_init(versions).collect();
-        pointers.last().is_some_and(|oldest| oldest.init).then_some(pointers)
+        let pointers: Vec<_> = until_base(versions).collect();
+        pointers.last().is_some_and(|oldest| oldest.is_base).then_some(pointers)
     }
 
     fn versions(&self) -> impl Iterator<Item = Pointer> {
-        let newest = Pointer { location: self.location, init: self.init };
+        let newest = Pointer { location: self.location, is_base: self.is_base };
         std::iter::once(newest).chain(self.older.iter().copied())
     }
 }
 
-/// As [`Entry`], with its key; borrowed from the scan that found it.
+/// An [`Entry`] with its key, borrowed from the scan that found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryRef<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The meta that was put with the value.
+    /// The meta of the newest record.
     pub meta: &'a [u8],
-    /// Where the value is.
+    /// Location of the newest record.
     pub location: Location,
     view: EntryView<'a>,
-    /// What older layers know of, behind what the view does.
+    /// Records of older memtables or the tree, which follow those of `view`.
     older: &'a [Pointer],
 }
 
@@ -101,25 +102,25 @@ impl<'a> EntryRef<'a> {
         EntryRef { key, meta: view.meta, location: view.location, view, older: &[] }
     }
 
-    /// The entry by itself.
+    /// Copies the entry.
     pub fn to_entry(&self) -> Entry {
         let mut entry = Entry::new(&self.view);
         entry.older.extend_from_slice(self.older);
         entry
     }
 
-    /// The record's place in the order of updates.
+    /// The `Seq` of the newest record.
     pub fn seq(&self) -> Seq {
         Seq(self.location.seq)
     }
 
     /// As [`Entry::pointers`].
     pub fn pointers(&self) -> impl Iterator<Item = Pointer> + use<'a> {
-        until_init(self.view.versions().chain(self.older.iter().copied()))
+        until_base(self.view.versions().chain(self.older.iter().copied()))
     }
 }
 
-/// Which of the two indexes.
+/// One of the two indexes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Key,
@@ -127,14 +128,14 @@ enum Order {
 }
 
 impl Order {
-    fn layer(self, memory: &Memory) -> &Layer {
+    fn map(self, memtable: &Memtable) -> &MemtableMap {
         match self {
-            Order::Key => &memory.by_key,
-            Order::Seq => &memory.by_seq,
+            Order::Key => &memtable.by_key,
+            Order::Seq => &memtable.by_seq,
         }
     }
 
-    /// A bound as the tree has it, where both indexes are one behind the other.
+    /// Bounds of the tree's keys, where the two indexes follow one another.
     fn tree_bounds(self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
         let prefix = if self == Order::Key { BY_KEY } else { BY_SEQ };
         let of = |key: &[u8]| [&[prefix], key].concat();
@@ -149,7 +150,7 @@ impl Order {
         (start, end)
     }
 
-    /// Where a record's key begins in this index.
+    /// Offset of the record's key in this index's keys.
     fn key_at(self) -> usize {
         if self == Order::Key { 0 } else { SEQ_SIZE }
     }
@@ -159,104 +160,110 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
-impl State {
-    async fn sums_between(
+impl Version {
+    async fn aggregates_between(
         &self,
         order: Order,
         start: Bound<&[u8]>,
         end: Bound<&[u8]>,
-    ) -> Result<Sums, ReadError> {
-        let in_memory = self.memory_sums_between(order, start, end);
-        let Some(TreeBase { root, .. }) = &self.base.tree else { return Ok(in_memory) };
+    ) -> Result<Aggregates, ReadError> {
+        let in_memory = self.memtable_aggregates_between(order, start, end);
+        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(in_memory) };
         let (start, end) = order.tree_bounds(start, end);
         Ok(add(in_memory, root.summary_in((as_slice(&start), as_slice(&end))).await?))
     }
 
-    fn memory_sums_between(&self, order: Order, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Sums {
-        let layers = self.layers().map(|memory| order.layer(memory).sums_in((start, end)));
-        layers.fold(Sums::default(), add)
+    fn memtable_aggregates_between(
+        &self,
+        order: Order,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+    ) -> Aggregates {
+        let memtables = self.memtables().map(|memtable| order.map(memtable).aggregates_in((start, end)));
+        memtables.fold(Aggregates::default(), add)
     }
 }
 
 impl Snapshot {
-    /// The last record that it shows.
+    /// The last record that the snapshot shows.
     pub fn seq(&self) -> Seq {
-        Seq(self.state.last_seq)
+        Seq(self.version.last_seq)
     }
 
-    /// The last listed record that there was, though it may have been superseded since; 0 where
-    /// there was none.
-    pub fn last_listed(&self) -> Seq {
-        Seq(self.state.last_listed)
+    /// The last record that was ever in the seq index, though it may have been replaced since; 0 if there was
+    /// none.
+    pub fn last_in_seq_index(&self) -> Seq {
+        Seq(self.version.last_in_seq_index)
     }
 
-    /// What stands under `key`.
+    /// The entry of `key`.
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
-        self.state.get(key).await
+        self.version.get(key).await
     }
 
-    /// The entries between two keys, in their order or backwards. The bounds are those of the
-    /// keys' order, whatever the direction.
+    /// Scans the entries between two keys, in ascending or descending order. `start` is the lower bound in
+    /// either direction.
     pub fn scan(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, descending: bool) -> Scan {
         Scan::new(self, Order::Key, start, end, descending)
     }
 
-    /// The listed entries after `after`, in the order of their updates or backwards.
-    pub fn scan_listed(&self, after: Seq, descending: bool) -> Scan {
+    /// Scans the entries in the seq index whose `Seq` is greater than `after`, in ascending or descending
+    /// order of `Seq`.
+    pub fn scan_by_seq(&self, after: Seq, descending: bool) -> Scan {
         let start = after.0.saturating_add(1).to_be_bytes();
         Scan::new(self, Order::Seq, Bound::Included(&start), Bound::Unbounded, descending)
     }
 
-    /// The sums over the entries between two keys, without visiting them.
+    /// The aggregate over the entries between two keys. Costs O(log n).
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
-    pub async fn sums(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Result<Sums, ReadError> {
-        self.state.sums_between(Order::Key, start, end).await
+    pub async fn aggregates(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Result<Aggregates, ReadError> {
+        self.version.aggregates_between(Order::Key, start, end).await
     }
 
-    /// The sums over all entries. Known without a read.
-    pub fn sums_of_all(&self) -> Sums {
-        self.state.sums()
+    /// The aggregate over all entries. Needs no read.
+    pub fn total_aggregates(&self) -> Aggregates {
+        self.version.aggregates()
     }
 
-    /// The sums over the listed entries after `after`, without visiting them.
+    /// The aggregate over the entries in the seq index whose `Seq` is greater than `after`. Costs O(log n).
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
-    pub async fn sums_listed(&self, after: Seq) -> Result<Sums, ReadError> {
+    pub async fn aggregates_after(&self, after: Seq) -> Result<Aggregates, ReadError> {
         let start = after.0.saturating_add(1).to_be_bytes();
-        self.state.sums_between(Order::Seq, Bound::Included(&start), Bound::Unbounded).await
+        self.version.aggregates_between(Order::Seq, Bound::Included(&start), Bound::Unbounded).await
     }
 
-    /// Reads an entry's record: one positional read.
+    /// Reads the record at a location with one positional read, or from the chunk cache.
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
         let Location { segment, offset, length, .. } = location;
-        if let Some(segment) = self.state.base.segments.get(segment) {
+        if let Some(segment) = self.version.checkpoint.segments.get(segment) {
             return segment.read(location).await;
         }
         let in_log = settee_log::Location { segment, offset, length };
-        Snapshot::expect(self.log.read_in(&self.state.files, in_log).await?, location)
+        Snapshot::expect(self.log.read_in(&self.version.files, in_log).await?, location)
     }
 
-    /// A record that was read from the log, where it is the one that was meant.
+    /// Checks that a record read from the log is the one that the location names.
     pub(crate) fn expect(record: Record, location: Location) -> Result<Record, ReadError> {
         if record.seq() == location.seq() {
             return Ok(record);
         }
         let path = format!("segment {}", location.segment).into();
-        let what = "another record stands there";
+        let what = "it holds another record there";
         Err(ReadError::Damaged { path, offset: location.offset.into(), what })
     }
 
-    /// Reads the records that a value is made from, as [`Entry::pointers`] gives them: each where it
-    /// lies, and no more than these.
+    /// Reads the records that make up a value, as [`Entry::pointers`] returns them, each with a read of its
+    /// own.
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
@@ -268,50 +275,50 @@ impl Snapshot {
         futures_util::future::try_join_all(reads).await
     }
 
-    /// Bytes that the index takes in memory, about, but for the cache of what is on disk.
+    /// Approximate size of the memtables in bytes.
     pub fn index_bytes(&self) -> usize {
-        self.state.memory_bytes()
+        self.version.memory_bytes()
     }
 }
 
-/// Where a range ends of which nothing is yet to come: no key lies before this.
+/// End of a range that is exhausted: no key is less.
 const NOTHING_LEFT: Bound<Vec<u8>> = Bound::Excluded(Vec::new());
 
-/// A scan over a snapshot's index, which it holds.
+/// A scan over a snapshot's index. It owns a clone of the snapshot.
 pub struct Scan {
     snapshot: Snapshot,
     order: Order,
-    /// The range that is yet to come when it is begun again.
+    /// The rest of the range, where the scan starts again once `rows` is `None`.
     start: Bound<Vec<u8>>,
     end: Bound<Vec<u8>>,
     descending: bool,
-    /// `None` until the first entry is asked for.
+    /// `None` until the first entry is requested.
     rows: Option<Rows>,
-    /// What the layers beneath know of the key that it stands at.
+    /// Records of the current key in older memtables and the tree.
     older: Vec<Pointer>,
 }
 
-/// What a scan reads from.
+/// The memtables and the tree, merged.
 struct Rows {
-    layers: Merged,
-    layers_stand: bool,
-    /// The layers' entry was given, or hidden, or there was none yet.
-    layers_passed: bool,
+    memtables: Merged,
+    memtables_valid: bool,
+    /// The memtables' current entry was returned or hidden, or the scan has not begun.
+    memtables_consumed: bool,
     tree: Option<TreeRows>,
     descending: bool,
-    /// The entry that it stands at is the tree's.
+    /// The current entry is the tree's.
     at_tree: bool,
     begun: bool,
 }
 
-/// The tree's part of a scan.
+/// The tree's side of a merge.
 struct TreeRows {
-    scan: settee_tree::Scan<IndexSums>,
-    /// The row that it stands at, its key without the index's prefix.
+    scan: settee_tree::Scan<IndexAggregates>,
+    /// The current key, without the index's prefix.
     key: Vec<u8>,
     value: Vec<u8>,
-    stands: bool,
-    passed: bool,
+    is_valid: bool,
+    is_consumed: bool,
 }
 
 impl TreeRows {
@@ -323,28 +330,28 @@ impl TreeRows {
                 self.value.clear();
                 self.value.extend_from_slice(value);
             }
-            None => self.stands = false,
+            None => self.is_valid = false,
         }
-        self.passed = false;
+        self.is_consumed = false;
         Ok(())
     }
 }
 
 impl Rows {
     fn new(scan: &Scan) -> Rows {
-        let state = &scan.snapshot.state;
+        let version = &scan.snapshot.version;
         let (start, end, descending) = (as_slice(&scan.start), as_slice(&scan.end), scan.descending);
-        let layers = state.layers().map(|memory| scan.order.layer(memory));
-        let tree = state.base.tree.as_ref().map(|TreeBase { root, .. }| {
+        let memtables = version.memtables().map(|memtable| scan.order.map(memtable));
+        let tree = version.checkpoint.tree.as_ref().map(|CheckpointTree { root, .. }| {
             let (start, end) = scan.order.tree_bounds(start, end);
             let scan = root.scan((as_slice(&start), as_slice(&end)), descending);
-            TreeRows { scan, key: Vec::new(), value: Vec::new(), stands: true, passed: true }
+            TreeRows { scan, key: Vec::new(), value: Vec::new(), is_valid: true, is_consumed: true }
         });
-        let layers = Merged::new(layers, start, end, descending);
+        let memtables = Merged::new(memtables, start, end, descending);
         Rows {
-            layers,
-            layers_stand: true,
-            layers_passed: true,
+            memtables,
+            memtables_valid: true,
+            memtables_consumed: true,
             tree,
             descending,
             at_tree: false,
@@ -352,65 +359,65 @@ impl Rows {
         }
     }
 
-    /// Goes to the next entry, tombstones included; false at the end.
+    /// Advances to the next entry, tombstones included; false at the end.
     async fn advance(&mut self) -> Result<bool, ReadError> {
-        // First what may fail, or be dropped while it waits.
-        if let Some(tree) = self.tree.as_mut().filter(|tree| tree.passed && tree.stands) {
+        // First the step that may fail, or whose future may be dropped.
+        if let Some(tree) = self.tree.as_mut().filter(|tree| tree.is_consumed && tree.is_valid) {
             tree.advance().await?;
         }
         self.begun = true;
-        if self.layers_passed && self.layers_stand {
-            self.layers_stand = self.layers.advance();
-            self.layers_passed = false;
+        if self.memtables_consumed && self.memtables_valid {
+            self.memtables_valid = self.memtables.advance();
+            self.memtables_consumed = false;
         }
-        let Some(tree) = self.tree.as_mut().filter(|tree| tree.stands) else {
-            (self.at_tree, self.layers_passed) = (false, true);
-            return Ok(self.layers_stand);
+        let Some(tree) = self.tree.as_mut().filter(|tree| tree.is_valid) else {
+            (self.at_tree, self.memtables_consumed) = (false, true);
+            return Ok(self.memtables_valid);
         };
-        if !self.layers_stand {
-            (self.at_tree, tree.passed) = (true, true);
+        if !self.memtables_valid {
+            (self.at_tree, tree.is_consumed) = (true, true);
             return Ok(true);
         }
-        let order = tree.key[..].cmp(self.layers.current().key);
+        let order = tree.key[..].cmp(self.memtables.current().key);
         let order = if self.descending { order.reverse() } else { order };
         self.at_tree = order.is_lt();
-        // Of two with the same key the layers' is the newer one.
-        tree.passed = order.is_le();
-        self.layers_passed = order.is_ge();
+        // If both have the key, the memtables' entry is newer.
+        tree.is_consumed = order.is_le();
+        self.memtables_consumed = order.is_ge();
         Ok(true)
     }
 
-    /// Whether it stands at an entry.
-    fn stands(&self) -> bool {
-        self.begun && (self.layers_stand || self.tree.as_ref().is_some_and(|tree| tree.stands))
+    /// Whether there is a current entry.
+    fn is_valid(&self) -> bool {
+        self.begun && (self.memtables_valid || self.tree.as_ref().is_some_and(|tree| tree.is_valid))
     }
 
-    /// Gathers what lies beneath the entry that it stands at, where that needs it.
+    /// Collects the older records of the current entry if it needs them.
     fn gather(&self, older: &mut Vec<Pointer>) -> Result<(), ReadError> {
         older.clear();
-        if self.at_tree || EntryView::trusted(self.layers.current().value).is_whole() {
+        if self.at_tree || EntryView::trusted(self.memtables.current().value).is_whole() {
             return Ok(());
         }
-        for found in self.layers.older() {
+        for found in self.memtables.older() {
             let view = EntryView::trusted(found.value);
             older.extend(view.versions());
             if view.is_whole() {
                 return Ok(());
             }
         }
-        let key = self.layers.current().key;
-        if let Some(tree) = self.tree.as_ref().filter(|tree| tree.stands && tree.key == key) {
+        let key = self.memtables.current().key;
+        if let Some(tree) = self.tree.as_ref().filter(|tree| tree.is_valid && tree.key == key) {
             older.extend(decode(&tree.value)?.versions());
         }
         Ok(())
     }
 
-    /// The key that it stands at, as the index has it, and the entry.
+    /// The current key, in the index's form, and its entry.
     fn current(&self) -> Result<(&[u8], EntryView<'_>), ReadError> {
         match self.tree.as_ref().filter(|_| self.at_tree) {
             Some(tree) => Ok((&tree.key, decode(&tree.value)?)),
             None => {
-                let found = self.layers.current();
+                let found = self.memtables.current();
                 Ok((found.key, EntryView::trusted(found.value)))
             }
         }
@@ -441,7 +448,7 @@ impl Scan {
         self.next_where(|_| true).await
     }
 
-    /// The next entry for which `wanted` is true; those before it are passed over.
+    /// The next entry for which `wanted` is true; entries before it are skipped.
     ///
     /// # Errors
     /// See [`Scan::next`].
@@ -453,7 +460,7 @@ impl Scan {
         if self.rows.is_none() {
             self.rows = Some(Rows::new(self));
         }
-        let rows = self.rows.as_mut().expect("it was begun");
+        let rows = self.rows.as_mut().expect("the scan has begun");
         loop {
             if !rows.advance().await? {
                 return Ok(None);
@@ -468,10 +475,9 @@ impl Scan {
         Ok(Some(EntryRef { older: &self.older, ..EntryRef::new(&key[key_at..], view) }))
     }
 
-    /// Passes over as few entries as have sums of at least `amount` together in the component; over
-    /// all that are yet to come where their sum is less. Returns how much was passed. No entry may
-    /// have less than nothing of it. Costs O(log n), and the entries that are in memory beside one
-    /// leaf of the tree.
+    /// Skips the fewest entries whose aggregates add up to at least `amount` in `component`, or all remaining
+    /// entries if they add up to less. Returns the sum skipped. No entry's aggregate may be negative in that
+    /// component. Costs O(log n), plus the memtable entries within one leaf of the tree.
     ///
     /// # Errors
     /// See [`Scan::next`].
@@ -479,24 +485,23 @@ impl Scan {
         if amount == 0 {
             return Ok(0);
         }
-        if !self.snapshot.state.has_beneath() {
+        if !self.snapshot.version.has_older_entries() {
             let mut rows = self.rows.take().unwrap_or_else(|| Rows::new(self));
-            let passed = rows.layers.skip_sum(component, amount);
+            let skipped = rows.memtables.skip_sum(component, amount);
             self.rows = Some(rows);
-            return Ok(passed);
+            return Ok(skipped);
         }
         self.narrow()?;
         if self.has_ended() {
             return Ok(0);
         }
         let (start, end) = (as_slice(&self.start), as_slice(&self.end));
-        let all = self.snapshot.state.sums_between(self.order, start, end).await?[component];
+        let all = self.snapshot.version.aggregates_between(self.order, start, end).await?[component];
         if all < amount {
             self.end = NOTHING_LEFT;
             return Ok(all);
         }
-        // The entries from the range's start on that sum up to this are passed, or are all that is
-        // left.
+        // The prefix of the range that adds up to this is skipped if ascending, and kept if descending.
         let target = if self.descending { all - amount } else { amount };
         let (from, mut sum) = self.seek(component, target).await?;
         let mut rows = Scan { start: from, end: self.end.clone(), descending: false, ..self.again() };
@@ -528,10 +533,10 @@ impl Scan {
         }
     }
 
-    /// Makes the range what is yet to come, and begins again.
+    /// Reduces the range to what remains, and resets the scan.
     fn narrow(&mut self) -> Result<(), ReadError> {
         let Some(rows) = self.rows.take().filter(|rows| rows.begun) else { return Ok(()) };
-        if !rows.stands() {
+        if !rows.is_valid() {
             self.end = NOTHING_LEFT;
             return Ok(());
         }
@@ -540,22 +545,25 @@ impl Scan {
         Ok(())
     }
 
-    /// Whether nothing is yet to come, where it is to begin again.
+    /// Whether a scan that was reset has no entries left.
     fn has_ended(&self) -> bool {
         self.end == NOTHING_LEFT
     }
 
-    /// A place in the range, near the last before which the sum is below `target` (descending: not
-    /// above it), and that sum.
+    /// A position near the last one before which the sum is below `target` (descending: at most `target`),
+    /// and that sum.
     async fn seek(&self, component: usize, target: u64) -> Result<(Bound<Vec<u8>>, u64), ReadError> {
-        let state = &self.snapshot.state;
-        let Some(TreeBase { root, .. }) = &state.base.tree else { return Ok((self.start.clone(), 0)) };
+        let version = &self.snapshot.version;
+        let Some(CheckpointTree { root, .. }) = &version.checkpoint.tree else {
+            return Ok((self.start.clone(), 0));
+        };
         let start = as_slice(&self.start);
-        let sum_before = |in_tree: &Sums, key: &[u8]| {
-            let in_memory = state.memory_sums_between(self.order, start, Bound::Excluded(&key[1..]));
+        let sum_before = |in_tree: &Aggregates, key: &[u8]| {
+            let in_memory =
+                version.memtable_aggregates_between(self.order, start, Bound::Excluded(&key[1..]));
             add(*in_tree, in_memory)[component]
         };
-        let passes = |in_tree: &Sums, _count: u64, key: &[u8]| {
+        let passes = |in_tree: &Aggregates, _count: u64, key: &[u8]| {
             let sum = sum_before(in_tree, key);
             if self.descending { sum <= target } else { sum < target }
         };
@@ -568,14 +576,14 @@ impl Scan {
         Ok((Bound::Included(key[1..].to_vec()), sum_before(&in_tree, &key)))
     }
 
-    /// The next key, as the index has it, and what its entry adds to a sum.
+    /// The next key, in the index's form, and its entry's aggregate in `component`.
     async fn next_own(&mut self, component: usize) -> Result<Option<(Vec<u8>, u64)>, ReadError> {
         let key_at = self.order.key_at();
         if self.next().await?.is_none() {
             return Ok(None);
         }
-        let (key, view) = self.rows.as_ref().expect("it was begun").current()?;
-        let own = own_sums(self.snapshot.measure, &key[key_at..], &view);
+        let (key, view) = self.rows.as_ref().expect("the scan has begun").current()?;
+        let own = own_aggregates(self.snapshot.aggregate, &key[key_at..], &view);
         Ok(Some((key.to_vec(), own[component])))
     }
 }

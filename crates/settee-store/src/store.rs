@@ -1,22 +1,23 @@
-//! The store: one writer at a time, snapshots for all others.
+//! The store: one writer at a time, and snapshots for readers.
 //!
-//! A commit appends a batch to the log and then enters its records into the writer's state. A
-//! copy of that state, which costs nothing until the next write touches it, waits until the log
-//! has persisted the batch; then it is what new snapshots show. Where memory holds much, a
-//! checkpoint takes it to the tree (`checkpoint.rs`).
+//! A commit appends a batch to the log and then inserts its records into the writer's version. A copy of that
+//! version is queued until the log has persisted the batch, and is then published to new snapshots. The copy
+//! shares all nodes until the next write changes them. When the memtables are large, a checkpoint merges them
+//! into the tree (`checkpoint.rs`).
 //!
 //! Invariants:
-//! 1. A snapshot shows a prefix of the log, and all of it is persisted.
-//! 2. Between a batch's append and its entry in the index nothing awaits: a commit whose future
-//!    is dropped has happened wholly or not at all.
-//! 3. Who has waited for a record to be persisted finds it in the next snapshot.
-//! 4. Whoever waits for a checkpoint holds nothing that it needs: so a writer that alone has filled
-//!    memory is refused, and doesn't wait.
-//! 5. What changes files runs in a task of its own, to its end: nobody's dropped future leaves the
-//!    files and the states at odds.
-//! 6. A panic that does so stops the store: between a batch's append and its entry in the index, while a
-//!    state is changed, and between the replacement of the manifest and the states' new base
-//!    ([`Shared::stop_on_panic`]). Elsewhere it ends the task alone, which is tried again.
+//! 1. A snapshot shows a prefix of the log, and all of that prefix is persisted.
+//! 2. There is no await between a batch's append and its insertion into the index: a commit whose future is
+//!    dropped has happened wholly or not at all.
+//! 3. A snapshot taken after a wait for `Stage::Persisted` has returned shows the record that was waited for.
+//! 4. A task that waits for a checkpoint holds nothing that the checkpoint needs. A writer that has filled
+//!    memory by itself is therefore refused and does not wait.
+//! 5. Work that changes files runs in a task of its own, to its end: a dropped future never leaves the files
+//!    and the versions inconsistent.
+//! 6. A panic that would make them inconsistent stops the store ([`Shared::stop_on_panic`]): between a
+//!    batch's append and its insertion into the index, while a version is changed, and between the
+//!    replacement of the manifest and the installation of the versions that match it. Any other panic ends
+//!    only its task, which is retried.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -28,301 +29,165 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::FutureExt;
-use settee_io::folder::DirectorySyncs;
+use settee_io::directory::DirectorySyncs;
 use settee_io::{Env, OnPanic};
-use settee_log::{
-    Appended, Files, Flags, InvalidLimit, Log, LogOptions, LogStats, Recovery, Seq, Stage, Start, Stopped,
-};
+use settee_log::{Appended, Files, Flags, Log, LogStats, Recovery, Seq, Stage, Start, Stopped};
 use settee_tree::{NodeCache, TreeOptions};
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::backup::{Backup, BackupFiles, EarlierBackup};
 use crate::batch::Batch;
-use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint_state::CheckpointState;
 use crate::chunks::{ChunkCache, ChunkStats};
 use crate::compact::Compaction;
-use crate::entry::{CHAIN_COUNT_MAX, Location};
+use crate::entry::{Location, OPERAND_COUNT_MAX};
 use crate::error::{CommitError, ReadError, StoreError};
+use crate::failpoints::Failpoint;
 use crate::manifest::Manifest;
-use crate::planted::Planted;
+use crate::memtable::Memtable;
+use crate::options::{StoreOptions, StoreStats};
 use crate::replay::Replay;
 use crate::snapshot::{Entry, Snapshot};
-use crate::state::{Base, Beneath, Incoming, Measure, Memory, Rules, State};
+use crate::version::{Incoming, PreviousEntry, Version};
 
-/// One writer commits until memory is past its limit by one part in so many.
+/// A writer is refused once memory exceeds its limit by the limit divided by this.
 const WRITER_EXCESS_SHARE: usize = 2;
 
-/// How long a checkpoint that failed is not tried again.
+/// Pause after a failed checkpoint before the next attempt.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes one value of several records' values, newest first.
-pub type Fold = fn(&[Bytes]) -> Bytes;
-
-/// How a store is opened.
-#[derive(Debug, Clone)]
-pub struct StoreOptions {
-    /// The limits of its log.
-    pub log: LogOptions,
-    /// What an entry adds to the sums, from its key, its meta and the length of its newest record.
-    /// Where there are no sums, a commit needs no look at what it replaces, and nothing can be listed.
-    pub measure: Option<Measure>,
-    /// Makes one value of a key's records, newest first: the deltas, and last the one that needs no
-    /// older one, where there is one. Called where [`Batch::merge`] would make it more than
-    /// [`CHAIN_COUNT_MAX`] records.
-    pub fold: Option<Fold>,
-    /// So many replaced versions of a key are remembered until the next checkpoint, for
-    /// [`Entry::pointers_at`]; at most [`CHAIN_COUNT_MAX`] less one.
-    pub versions_max: usize,
-    /// Memory for recent records' index entries, in bytes: from half of it on a checkpoint takes
-    /// them to the tree, and with all of it taken writers wait for that. One that has been writing may
-    /// go on until it is half more. At least 1.
-    pub memory_bytes_max: usize,
-    /// Memory layers behind the one that takes writes; with so many writers wait.
-    pub frozen_layers_max: usize,
-    /// A checkpoint begins when memory holds this part of the tree's entries (8: an eighth; at least 1),
-    pub checkpoint_share: u64,
-    /// but no fewer than so many,
-    pub checkpoint_entries_min: u64,
-    /// and with so many at the latest: they may have to be replayed at open;
-    /// or when this part of the live bytes has died since the last one,
-    pub checkpoint_entries_max: u64,
-    /// but no fewer bytes than these: what died can then be given back;
-    pub checkpoint_garbage_min: u64,
-    /// or when so many bytes were committed.
-    pub checkpoint_bytes_max: u64,
-    /// Compaction begins when more than so many hundredths of the segments are garbage,
-    pub garbage_percent_max: u64,
-    /// and copies so many bytes a second.
-    pub compaction_bytes_per_second: u64,
-    /// The memory that this store shares with others, beside its own limit.
-    pub memory: Option<Arc<MemoryBudget>>,
-    /// Nodes of trees, shared by all who have it. `None`: a small one of its own.
-    pub cache: Option<Arc<NodeCache>>,
-    /// Chunks of segments, shared by all who have it: what is found there costs no system call.
-    /// `None`: values come out of the page cache; in direct mode, where there is none, a small one
-    /// of its own.
-    pub chunks: Option<Arc<ChunkCache>>,
-    /// What goes wrong on purpose: see `planted.rs`.
-    #[cfg(feature = "planted-faults")]
-    pub planted: Option<crate::planted::Planted>,
-}
-
-impl Default for StoreOptions {
-    fn default() -> StoreOptions {
-        StoreOptions::DEFAULT
-    }
-}
-
-impl StoreOptions {
-    /// The defaults.
-    pub const DEFAULT: StoreOptions = StoreOptions {
-        log: LogOptions::DEFAULT,
-        measure: None,
-        fold: None,
-        versions_max: 0,
-        memory_bytes_max: 256 << 20,
-        frozen_layers_max: 8,
-        checkpoint_share: 8,
-        checkpoint_entries_min: 64 << 10,
-        checkpoint_entries_max: 2 << 20,
-        checkpoint_garbage_min: 4 << 20,
-        checkpoint_bytes_max: 512 << 20,
-        garbage_percent_max: 30,
-        compaction_bytes_per_second: 256 << 20,
-        memory: None,
-        cache: None,
-        chunks: None,
-        #[cfg(feature = "planted-faults")]
-        planted: None,
-    };
-}
-
-impl StoreOptions {
-    /// Whether a store can be opened with these limits where the environment's pool of buffers holds
-    /// `buffer_pool_bytes_max` bytes.
-    ///
-    /// # Errors
-    /// The first limit found that makes no sense, of the log's or its own.
-    pub fn check(&self, buffer_pool_bytes_max: usize) -> Result<(), InvalidLimit> {
-        self.log.check(buffer_pool_bytes_max)?;
-        let own =
-            [("checkpoint_share", self.checkpoint_share), ("memory_bytes_max", self.memory_bytes_max as u64)];
-        match own.into_iter().find(|(_, value)| *value == 0) {
-            Some((name, value)) => Err(InvalidLimit { name, value, rule: "it must be at least 1".into() }),
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn rules(&self) -> Rules {
-        Rules {
-            measure: self.measure,
-            versions_max: self.versions_max.min(CHAIN_COUNT_MAX - 1),
-            #[cfg(feature = "planted-faults")]
-            planted: self.planted,
-        }
-    }
-}
-
-/// The cache of a store that was given none, in bytes.
+/// Size of the node cache of a store that was given none, in bytes.
 const OWN_CACHE_BYTES: usize = 8 << 20;
 
-/// The cache of chunks of a store in direct mode that was given none, in bytes.
+/// Size of the chunk cache of a store in direct mode that was given none, in bytes.
 const OWN_CHUNKS_BYTES: usize = 8 << 20;
 
-/// A store's figures.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StoreStats {
-    /// Checkpoints made.
-    pub checkpoint_count: u64,
-    /// Of these, how many wrote the tree anew.
-    pub whole_count: u64,
-    /// How often the tree was found missing or damaged, since the store was opened or then, and was built
-    /// anew from the segments and the log.
-    pub rebuild_count: u64,
-    /// Segments that were rewritten,
-    pub compacted_count: u64,
-    /// what they took in bytes,
-    pub compacted_bytes: u64,
-    /// and what was copied of it.
-    pub copied_bytes: u64,
-    /// Memory layers, in bytes.
-    pub memory_bytes: u64,
-    /// The tree's file, in bytes.
-    pub tree_bytes: u64,
-    /// The segments that the log handed over, in bytes,
-    pub segment_bytes: u64,
-    /// and what lives of them.
-    pub segment_live_bytes: u64,
-    /// For how long something has been kept that a checkpoint or compaction replaced, because of a
-    /// snapshot, in milliseconds.
-    pub oldest_snapshot_ms: u64,
-}
-
-/// An ordered, durable key-value store in a folder of its own. Used from many tasks at once.
+/// An ordered, durable key-value store in a directory of its own. May be used from many tasks at once.
 pub struct Store {
     shared: Arc<Shared>,
 }
 
-/// Where a store lies, and how it is to be.
-pub(crate) struct Place {
+/// A store's directory, environment, options and caches.
+pub(crate) struct StoreContext {
     pub env: Env,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub options: StoreOptions,
     pub cache: Arc<NodeCache>,
     pub chunks: Option<Arc<ChunkCache>>,
     /// See [`StoreStats::rebuild_count`].
     pub rebuild_count: AtomicU64,
-    /// The syncs of the store's directory, shared with its log once that is locked.
+    /// Syncs of the store's directory, shared with the log once the log is locked.
     pub syncs: OnceLock<Arc<DirectorySyncs>>,
 }
 
 pub(crate) struct Shared {
-    pub place: Place,
+    pub context: StoreContext,
     pub log: Arc<Log>,
-    /// Held by who compacts: the last numbers of those that couldn't be read.
+    /// LogLock during compaction. Holds the last numbers of segments that could not be read.
     pub compacting: tokio::sync::Mutex<BTreeSet<u32>>,
-    /// Its files are changed by who has this.
+    /// LogLock while the set of files is changed.
     pub manifest: tokio::sync::Mutex<Manifest>,
-    /// The newest accepted state.
-    pub accepted: tokio::sync::Mutex<State>,
-    /// Accepted states that aren't persisted yet, oldest first, with their groups.
-    pending: Mutex<VecDeque<(u64, State)>>,
-    /// The newest persisted state.
-    published: ArcSwap<State>,
-    /// Its last `Seq`, for those who wait for a later one.
+    /// The newest accepted version.
+    pub accepted: tokio::sync::Mutex<Version>,
+    /// Accepted versions that are not persisted yet, oldest first, with their groups.
+    pending: Mutex<VecDeque<(u64, Version)>>,
+    /// The newest persisted version.
+    published: ArcSwap<Version>,
+    /// The last `Seq` of the published version, for tasks that wait for a later one.
     visible: watch::Sender<u64>,
-    /// Told when memory has been freed.
+    /// Notified when memory has been freed, when a checkpoint has failed, and on close.
     pub checkpointed: Notify,
     is_checkpointing: AtomicBool,
     pub is_compacting: AtomicBool,
-    /// Somebody waits for the log to seal what is to be taken over.
-    pub is_taking_over: AtomicBool,
-    /// A commit met damage in the tree: the next checkpoint builds another.
+    /// A task waits for the log to seal segments that are to be transferred.
+    pub is_transferring: AtomicBool,
+    /// A commit read a damaged node of the tree: the next checkpoint rebuilds the tree.
     pub is_index_damaged: AtomicBool,
-    /// What memory holds, in bytes and layers, as the last commit or checkpoint left it.
+    /// Size of the memtables in bytes after the last commit or checkpoint.
     memory_bytes: AtomicUsize,
-    frozen_count: AtomicU64,
-    /// Bases that were replaced and may still be in use, and when.
-    replaced: Mutex<Vec<(Weak<Base>, Duration)>>,
-    /// What was done; the rest of the figures is told when asked for.
+    immutable_count: AtomicU64,
+    /// Replaced checkpoint states that may still be in use, with the time of their replacement.
+    replaced: Mutex<Vec<(Weak<CheckpointState>, Duration)>>,
+    /// Counters of background work; [`Store::store_stats`] fills in the other fields.
     pub counts: Mutex<StoreStats>,
     /// Why no checkpoint can be made any more.
     pub failed: OnceLock<StoreError>,
-    /// Why the last one in the background failed.
+    /// Why the last background checkpoint failed.
     checkpoint_error: Mutex<Option<StoreError>>,
     closed: AtomicBool,
-    /// A panic left the states at odds with the log, or the files.
+    /// A panic left the versions inconsistent with the log or the files.
     is_broken: AtomicBool,
 }
 
 impl Store {
-    /// Opens the store in `folder`, which is created with the first commit. Only what came after
-    /// the last checkpoint is replayed.
+    /// Opens the store in `directory`, which the first commit creates. Returns once the records after the
+    /// last checkpoint are replayed.
     ///
     /// # Errors
-    /// See [`StoreError`]; nothing was changed but for files that a crash left over, and a tree that was
-    /// damaged.
+    /// See [`StoreError`]. On an error nothing is changed except that files left by a crash may be removed
+    /// and a damaged tree replaced.
     pub async fn open(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: StoreOptions,
     ) -> Result<(Store, Recovery), StoreError> {
         options.check(env.buffers.stats().bytes_max)?;
         let cache = options.cache.clone().unwrap_or_else(|| Arc::new(NodeCache::new(OWN_CACHE_BYTES)));
         let own_chunks = || options.log.direct.then(|| Arc::new(ChunkCache::new(OWN_CHUNKS_BYTES)));
         let chunks = options.chunks.clone().or_else(own_chunks);
-        let place = Place::new(env, folder, options, cache, chunks);
-        let rules = place.options.rules();
-        let (manifest, locked) = place.lock().await?;
-        let (mut manifest, base, facts) = place.open(manifest).await?;
-        let mut state = State {
-            memory: Memory::new(1),
-            frozen: Arc::default(),
-            last_seq: base.seq,
-            last_listed: facts.last_listed,
-            base: Arc::new(base),
+        let context = StoreContext::new(env, directory, options, cache, chunks);
+        let rules = context.options.rules();
+        let (manifest, locked) = context.lock().await?;
+        let (mut manifest, checkpoint, facts) = context.open(manifest).await?;
+        let mut version = Version {
+            memtable: Memtable::new(1),
+            immutable: Arc::default(),
+            last_seq: checkpoint.seq,
+            last_in_seq_index: facts.last_in_seq_index,
+            checkpoint: Arc::new(checkpoint),
             files: Default::default(),
         };
-        let mut start = Start { first_segment: manifest.first_log_segment, after: Seq(state.base.seq) };
-        if place.options.is_planted(Planted::LiveSkipped) {
+        let mut start =
+            Start { first_segment: manifest.first_log_segment, after: Seq(version.checkpoint.seq) };
+        if context.options.is_enabled(Failpoint::LiveSkipped) {
             start.after.0 = start.after.0.saturating_sub(3);
         }
         let mut replay = Replay::default();
-        let (log, recovery) = Log::open_locked(env, folder, place.options.log, start, locked, |entry| {
+        let (log, recovery) = Log::open_locked(env, directory, context.options.log, start, locked, |entry| {
             let location = location(entry.seq.0, entry.location);
             let record = Incoming { flags: entry.flags, key: entry.key, meta: entry.meta, location };
-            replay.push(&mut state, &record, &rules);
+            replay.push(&mut version, &record, &rules);
         })
         .await?;
-        replay.enter(&mut state, &rules);
+        replay.enter(&mut version, &rules);
         if manifest.number > 0 {
-            manifest.remove_others(env, folder).await?;
+            manifest.remove_others(env, directory).await?;
         }
-        log.set_bytes_elsewhere(state.base.live_bytes());
-        state.files = log.files();
-        match state.settle_all(rules.measure).await.map_err(StoreError::from) {
+        log.set_transferred_bytes(version.checkpoint.live_bytes());
+        version.files = log.files();
+        match version.backfill_all(rules.aggregate).await.map_err(StoreError::from) {
             Err(error) if error.is_of_damaged_index() => {
-                state = place.rebuild_replayed(&mut manifest, &log, &state, &error).await?;
+                version = context.rebuild_after_replay(&mut manifest, &log, &version, &error).await?;
             }
-            settled => settled?,
+            backfilled => backfilled?,
         }
         let shared = Shared {
-            place,
+            context,
             log: Arc::new(log),
             compacting: Default::default(),
             manifest: tokio::sync::Mutex::new(manifest),
-            visible: watch::Sender::new(state.last_seq),
-            published: ArcSwap::from_pointee(state.clone()),
-            accepted: tokio::sync::Mutex::new(state),
+            visible: watch::Sender::new(version.last_seq),
+            published: ArcSwap::from_pointee(version.clone()),
+            accepted: tokio::sync::Mutex::new(version),
             pending: Mutex::default(),
             checkpointed: Notify::new(),
             is_checkpointing: AtomicBool::new(false),
             is_compacting: AtomicBool::new(false),
-            is_taking_over: AtomicBool::new(false),
+            is_transferring: AtomicBool::new(false),
             is_index_damaged: AtomicBool::new(false),
             memory_bytes: AtomicUsize::new(0),
-            frozen_count: AtomicU64::new(0),
+            immutable_count: AtomicU64::new(0),
             replaced: Mutex::default(),
             counts: Mutex::default(),
             failed: OnceLock::new(),
@@ -330,68 +195,69 @@ impl Store {
             closed: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
         };
-        if let Some(budget) = &shared.place.options.memory {
-            budget.enter();
+        if let Some(budget) = &shared.context.options.memory {
+            budget.add_store();
         }
         shared.note_memory(&shared.published.load());
         let shared = Arc::new(shared);
-        shared.start_taking_over(0);
+        shared.start_transfer(0);
         Ok((Store { shared }, recovery))
     }
 
-    /// The newest persisted state. Never waits.
+    /// Returns a snapshot of the newest persisted version. Never waits.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.publish();
         self.shared.snapshot_of(self.shared.published.load_full())
     }
 
-    /// Becomes the one writer, who sees the newest accepted state. Waits while another is it, and
-    /// while memory is full, until a checkpoint has made room. Keeps checkpoints from beginning.
+    /// Becomes the only writer, which sees the newest accepted version. Waits while another writer exists,
+    /// and while memory is full, until a checkpoint has freed memory. A checkpoint cannot begin while the
+    /// writer exists.
     pub async fn writer(&self) -> Writer<'_> {
         let shared = &self.shared;
         loop {
             shared.wait_for_memory().await;
-            let state = shared.accepted.lock().await;
-            // Whoever was the writer meanwhile may have filled it.
+            let version = shared.accepted.lock().await;
+            // Another writer may have filled memory meanwhile.
             if !shared.is_waiting_for_memory() {
-                return Writer { state, shared };
+                return Writer { version, shared };
             }
         }
     }
 
-    /// Returns once `seq`, which was committed, has got as far as `stage`; where that is
-    /// persisted, snapshots taken from then on show it.
+    /// Returns once the committed `seq` has reached `stage`. If that is [`Stage::Persisted`], snapshots taken
+    /// from then on show it.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped first.
     pub async fn wait(&self, seq: Seq, stage: Stage) -> Result<(), Stopped> {
         self.shared.log.wait(seq, stage).await?;
         if stage == Stage::Persisted {
-            self.shared.shown(seq).await?;
+            self.shared.wait_visible(seq).await?;
         }
         Ok(())
     }
 
-    /// A barrier: returns once everything accepted before the call is persisted.
+    /// Returns once everything accepted before the call is persisted.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped first.
     pub async fn flush(&self) -> Result<(), Stopped> {
-        // Whoever is committing now is waited for: what it appended counts as accepted before.
+        // Waits for a commit in progress: what it has appended counts as accepted before.
         let accepted = self.shared.accepted.lock().await.last_seq;
         self.wait(Seq(accepted), Stage::Persisted).await
     }
 
-    /// As [`Store::flush`], but returns false where a write finds no room on the disk meanwhile: it is
-    /// tried again, however long that takes.
+    /// As [`Store::flush`], but returns false if a write finds the disk full meanwhile; the log retries that
+    /// write however long it takes.
     ///
     /// # Errors
-    /// The log stopped before.
+    /// The log stopped first.
     pub async fn try_flush(&self) -> Result<bool, Stopped> {
         let accepted = self.shared.accepted.lock().await.last_seq;
         let is_flushed = self.shared.log.try_flush().await?;
         if is_flushed {
-            self.shared.shown(Seq(accepted)).await?;
+            self.shared.wait_visible(Seq(accepted)).await?;
         }
         Ok(is_flushed)
     }
@@ -399,13 +265,13 @@ impl Store {
     /// Returns once a snapshot shows a record later than `seq`.
     ///
     /// # Errors
-    /// The log stopped, or was closed.
+    /// The log stopped, or the store was closed.
     pub async fn changed_after(&self, seq: Seq) -> Result<(), Stopped> {
         let shared = &self.shared;
         let mut visible = shared.visible.subscribe();
         loop {
             let is_closed = shared.is_closed() || shared.is_broken();
-            // In this order: what is persisted later is left to the wait below.
+            // Before publishing: the wait below covers what is persisted later.
             let persisted = shared.log.persisted();
             shared.publish();
             if *visible.borrow_and_update() > seq.0 {
@@ -415,7 +281,7 @@ impl Store {
                 return Err(shared.why_closed());
             }
             if persisted > seq {
-                // Its writer is about to enter it into the index, and publishes it then.
+                // Its writer is about to insert it into the index, and then publishes it.
                 let changed = visible.changed().await;
                 changed.expect("the store outlives its borrower");
             } else {
@@ -424,45 +290,44 @@ impl Store {
         }
     }
 
-    /// Brings the index on disk up to what is accepted now, and returns once it is there. `None`
-    /// where nothing was to be done. Dropping the future doesn't end it; closing or dropping the store
-    /// does.
+    /// Merges everything accepted by now into the tree, and returns once that is durable; `None` if there was
+    /// nothing to do. Dropping the future does not stop the checkpoint; closing or dropping the store does.
     ///
     /// # Errors
-    /// See [`StoreError`]. The checkpoint before is still there, and so is all that came since.
+    /// See [`StoreError`]. The previous checkpoint and everything since are kept.
     pub async fn checkpoint(&self) -> Result<Option<Checkpoint>, StoreError> {
         let shared = self.shared.clone();
         self.run("store checkpoint", async move { shared.checkpoint().await }).await
     }
 
-    /// Gives back the space of what was replaced and removed: after a checkpoint, segments with
-    /// garbage are rewritten. Nobody waits for it. Only what the log has handed over: not the last
-    /// segment, nor those that aren't sealed yet. Dropping the future doesn't end it; closing or
-    /// dropping the store does.
+    /// Frees the space of replaced and removed records: makes a checkpoint, then rewrites segments with
+    /// garbage, and returns once that is done. Readers and writers do not wait for it. Segments that the log
+    /// has not sealed, and the one it writes to, are left alone. Dropping the future does not stop the
+    /// compaction; closing or dropping the store does.
     ///
     /// # Errors
-    /// See [`StoreError`]. What was not rewritten is as it was; a segment that can't be read doesn't
-    /// keep the others from it.
+    /// See [`StoreError`]. Segments that were not rewritten are unchanged; a segment that cannot be read does
+    /// not stop the others from being rewritten.
     pub async fn compact(&self) -> Result<Compaction, StoreError> {
         let shared = self.shared.clone();
         let compact = async move {
             shared.checkpoint().await?;
-            shared.take_over_soon().await?;
+            shared.transfer_soon().await?;
             shared.compact(0, true).await
         };
         self.run("store compaction", compact).await
     }
 
-    /// Runs work on the files to its end, whether or not anybody waits for it.
+    /// Runs work on the files to its end, even if the caller drops its future.
     async fn run<T: Send + 'static>(
         &self,
         name: &'static str,
         work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (sender, done) = oneshot::channel();
-        self.shared.place.env.spawn(name, async move { drop(sender.send(work.await)) });
+        self.shared.context.env.spawn(name, async move { drop(sender.send(work.await)) });
         done.await.unwrap_or_else(|_| {
-            // It is dropped with the executor, or panicked.
+            // The work panicked, or its executor was dropped.
             self.shared.check_files()?;
             Err(match self.shared.is_closed() {
                 true => self.shared.why_closed().into(),
@@ -471,20 +336,22 @@ impl Store {
         })
     }
 
-    /// What the last checkpoint left.
-    #[cfg(feature = "planted-faults")]
-    pub(crate) async fn base(&self) -> Arc<Base> {
-        self.shared.accepted.lock().await.base.clone()
+    /// The newest checkpoint state.
+    #[cfg(feature = "failpoints")]
+    pub(crate) async fn checkpoint_state(&self) -> Arc<CheckpointState> {
+        self.shared.accepted.lock().await.checkpoint.clone()
     }
 
-    /// Makes a copy of the store in the new folder `to` while it goes on, with all that was accepted
-    /// before the call: a store by itself, which must not be opened in place where it shares files
-    /// with another backup (`earlier`). Segments that are never changed any more are linked, where
-    /// `to` is in the same file system; of the rest what `earlier` has by the same name with the same
-    /// checksum is linked, and the others are copied. Returns what was taken, with the checksums.
+    /// Copies the store into the new directory `to`, with everything accepted before the call, and returns
+    /// the counts and the checksums of the files. Commits go on meanwhile.
+    ///
+    /// The copy is a store by itself; it must not be opened in place where it shares files with another
+    /// backup (`earlier`). Segments that never change again are hard-linked if `to` is in the same file
+    /// system. Of the other files, those that `earlier` has under the same name with the same checksum are
+    /// linked, and the rest are copied.
     ///
     /// # Errors
-    /// See [`StoreError`]; then `to` holds a part. The store is as it was.
+    /// See [`StoreError`]; then `to` holds a part of the copy. The store is unchanged.
     pub async fn backup(
         &self,
         to: &Path,
@@ -493,24 +360,24 @@ impl Store {
         self.shared.backup(to, earlier).await
     }
 
-    /// What the store holds, and what was done in the background since it was opened.
+    /// Sizes, and counts of background work since the store was opened.
     pub fn store_stats(&self) -> StoreStats {
-        let state = self.shared.published.load();
-        let base = &state.base;
-        let now = self.shared.place.env.clock.now();
+        let version = self.shared.published.load();
+        let checkpoint = &version.checkpoint;
+        let now = self.shared.context.env.clock.now();
         let mut replaced = self.shared.replaced.lock().unwrap_or_else(PoisonError::into_inner);
-        replaced.retain(|(base, _)| base.strong_count() > 0);
+        replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
         let oldest = replaced.first().map(|(_, at)| now.saturating_sub(*at));
         let counts = *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner);
         StoreStats {
-            rebuild_count: self.shared.place.rebuild_count.load(Ordering::Relaxed),
+            rebuild_count: self.shared.context.rebuild_count.load(Ordering::Relaxed),
             memory_bytes: self.shared.memory_bytes.load(Ordering::Relaxed) as u64,
-            tree_bytes: base.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
-            segment_bytes: base.segments.bytes(),
-            segment_live_bytes: base
+            tree_bytes: checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
+            segment_bytes: checkpoint.segments.bytes(),
+            segment_live_bytes: checkpoint
                 .live
                 .iter()
-                .filter(|(number, _)| base.segments.get(**number).is_some())
+                .filter(|(number, _)| checkpoint.segments.get(**number).is_some())
                 .map(|(_, live)| live.bytes)
                 .sum(),
             oldest_snapshot_ms: oldest.map_or(0, |age| age.as_millis() as u64),
@@ -518,7 +385,7 @@ impl Store {
         }
     }
 
-    /// Whether it still takes commits; otherwise why not.
+    /// Checks that the store still takes commits.
     ///
     /// # Errors
     /// Why the log stopped.
@@ -526,38 +393,37 @@ impl Store {
         self.shared.log.health()
     }
 
-    /// Why the last checkpoint failed, or none can be made any more: where that is for want of room or of
-    /// a file descriptor, or since the log stopped, which [`Store::health`] tells, it is none.
+    /// Why the last checkpoint failed, or why none can be made any more. `None` if the cause passes (disk
+    /// full, no file descriptor) or is that the log stopped, which [`Store::health`] reports.
     pub fn checkpoint_error(&self) -> Option<StoreError> {
         let passes = |error: &StoreError| error.is_no_space() || error.is_no_descriptor();
         let last = self.shared.last_checkpoint_error().filter(|error| !passes(error));
-        // What latched does not pass, whatever it was.
+        // A latched error does not pass, whatever its cause.
         let error = self.shared.failed.get().cloned().or(last);
         error.filter(|error| !matches!(error, StoreError::Stopped(_)))
     }
 
-    /// The log's counters.
+    /// The log's counters, with the store's files added to `file_bytes`.
     pub fn stats(&self) -> LogStats {
-        let state = self.shared.published.load();
+        let version = self.shared.published.load();
         let mut stats = self.shared.log.stats();
-        stats.file_bytes += state.base.segments.bytes();
-        stats.file_bytes += state.base.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes());
+        stats.file_bytes += version.checkpoint.segments.bytes();
+        stats.file_bytes += version.checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes());
         stats
     }
 
-    /// What its cache of chunks holds and has done, for all who share it. `None` where it has none.
+    /// Counters of the chunk cache, over all stores that share it. `None` if the store has none.
     pub fn chunk_stats(&self) -> Option<ChunkStats> {
-        self.shared.place.chunks.as_ref().map(|chunks| chunks.stats())
+        self.shared.context.chunks.as_ref().map(|chunks| chunks.stats())
     }
 
-    /// Persists everything accepted, and refuses later commits. Waits for what is under way in the
-    /// background.
+    /// Persists everything accepted, and refuses later commits. Returns once background work has ended.
     ///
     /// # Errors
-    /// The log stopped before, or there was no room on the disk for what was accepted.
+    /// The log stopped first, or the disk was too full to persist what was accepted.
     pub async fn close(&self) -> Result<(), Stopped> {
-        self.shared.tell_closed();
-        // Whatever is under way ends; what waits for its turn finds the store to be closed.
+        self.shared.begin_close();
+        // Work in progress ends; work that waits for a lock or a permit finds the store closed.
         let _compacting = self.shared.compacting.lock().await;
         let _manifest = self.shared.manifest.lock().await;
         let closed = self.shared.log.close().await;
@@ -568,26 +434,26 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.shared.tell_closed();
+        self.shared.begin_close();
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(budget) = &self.place.options.memory {
-            budget.leave(*self.memory_bytes.get_mut());
+        if let Some(budget) = &self.context.options.memory {
+            budget.remove_store(*self.memory_bytes.get_mut());
         }
     }
 }
 
 impl Shared {
-    pub(crate) fn snapshot_of(&self, state: Arc<State>) -> Snapshot {
-        Snapshot { log: self.log.clone(), state, measure: self.place.options.measure }
+    pub(crate) fn snapshot_of(&self, version: Arc<Version>) -> Snapshot {
+        Snapshot { log: self.log.clone(), version, aggregate: self.context.options.aggregate }
     }
 
-    /// Returns once snapshots show `seq`, which is persisted. It is shown already, or another
-    /// commit of its group is entering the index and shows both in a moment.
-    pub(crate) async fn shown(&self, seq: Seq) -> Result<(), Stopped> {
+    /// Returns once snapshots show the persisted `seq`. Either they show it already, or another commit of its
+    /// group is inserting into the index and publishes both.
+    pub(crate) async fn wait_visible(&self, seq: Seq) -> Result<(), Stopped> {
         self.publish();
         let mut visible = self.visible.subscribe();
         let is_over = visible.wait_for(|shown| *shown >= seq.0 || self.is_broken()).await;
@@ -597,7 +463,7 @@ impl Shared {
         }
     }
 
-    /// Shows the newest state that has been persisted, where it isn't shown yet.
+    /// Publishes the newest persisted version if it is not published yet.
     fn publish(&self) {
         let persisted = self.log.persisted().0;
         if persisted == self.published.load().last_seq {
@@ -605,12 +471,12 @@ impl Shared {
         }
         let _stop = self.stop_on_panic();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = pending.partition_point(|(_, state)| state.last_seq <= persisted);
+        let count = pending.partition_point(|(_, version)| version.last_seq <= persisted);
         let shown: Vec<_> = pending.drain(..count).collect();
         let Some((_, newest)) = shown.last() else {
             return;
         };
-        // Under the lock, so that an older state never replaces a newer one.
+        // Under the lock, so that an older version never replaces a newer one.
         let seq = newest.last_seq;
         let previous = self.published.swap(Arc::new(newest.clone()));
         drop(pending);
@@ -619,31 +485,36 @@ impl Shared {
             *visible = seq.max(*visible);
             later
         });
-        // Large layers take a while to drop: without the lock.
+        // Dropping large memtables takes a while: without the lock.
         drop((shown, previous));
     }
 
-    /// Puts a base under the states that are shown, and those that wait to be. Returns what was
+    /// Installs a checkpoint state in the published version and in the queued ones. Returns the version it
     /// replaced.
-    pub(crate) fn rebase_shown(&self, base: &Arc<Base>, files: &Files, generation: u64) -> Arc<State> {
+    pub(crate) fn install_published(
+        &self,
+        checkpoint: &Arc<CheckpointState>,
+        files: &Files,
+        generation: u64,
+    ) -> Arc<Version> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.iter_mut().for_each(|(_, state)| state.rebase(base, files, generation));
+        pending.iter_mut().for_each(|(_, version)| version.install(checkpoint, files, generation));
         let mut newest = (**self.published.load()).clone();
         let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
-        replaced.retain(|(base, _)| base.strong_count() > 0);
-        replaced.push((Arc::downgrade(&newest.base), self.place.env.clock.now()));
+        replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
+        replaced.push((Arc::downgrade(&newest.checkpoint), self.context.env.clock.now()));
         drop(replaced);
-        newest.rebase(base, files, generation);
+        newest.install(checkpoint, files, generation);
         self.note_memory(&newest);
         self.published.swap(Arc::new(newest))
     }
 
-    /// What the newest states stand on. It doesn't change while the manifest is held.
-    pub(crate) fn base(&self) -> Arc<Base> {
-        self.published.load().base.clone()
+    /// The newest checkpoint state. It does not change while the manifest is locked.
+    pub(crate) fn checkpoint_state(&self) -> Arc<CheckpointState> {
+        self.published.load().checkpoint.clone()
     }
 
-    /// Counts what was done in the background.
+    /// Counts background work.
     pub(crate) fn count(&self, change: impl FnOnce(&mut StoreStats)) {
         change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -657,65 +528,65 @@ impl Shared {
     }
 
     pub(crate) fn panicked(&self) -> StoreError {
-        StoreError::Panicked { path: self.place.folder.clone() }
+        StoreError::Panicked { path: self.context.directory.clone() }
     }
 
-    /// Stops the store where whoever has this panics.
+    /// Returns a guard that stops the store if it is dropped by a panic.
     pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
         OnPanic(|| {
             self.is_broken.store(true, Ordering::Release);
             let _ = self.failed.set(self.panicked());
-            self.log.stop(settee_io::Error::Panicked { path: self.place.folder.as_path().into() });
+            self.log.stop(settee_io::Error::Panicked { path: self.context.directory.as_path().into() });
             self.checkpointed.notify_waiters();
             self.visible.send_modify(|_| {});
         })
     }
 
-    /// Ends what goes on in the background, and whoever waits for more.
-    fn tell_closed(&self) {
+    /// Ends background work, and the waits for later records.
+    fn begin_close(&self) {
         self.closed.store(true, Ordering::Release);
-        // Whoever is under way may be waiting for a write to find room.
+        // A task may be waiting for a write that finds the disk full.
         self.log.begin_close();
         self.checkpointed.notify_waiters();
         self.visible.send_modify(|_| {});
     }
 
     fn why_closed(&self) -> Stopped {
-        let closed = settee_io::Error::Closed { path: self.place.folder.as_path().into() };
+        let closed = settee_io::Error::Closed { path: self.context.directory.as_path().into() };
         self.log.health().err().unwrap_or_else(|| Stopped { source: Arc::new(closed) })
     }
 
-    /// Waits as long as `bytes` of background work may take.
+    /// Sleeps as long as `bytes` of background work take at the configured rate.
     pub(crate) async fn pace(&self, bytes: u64) {
-        let per_second = self.place.options.compaction_bytes_per_second.max(1);
+        let per_second = self.context.options.compaction_bytes_per_second.max(1);
         let pause = Duration::from_secs_f64(bytes as f64 / per_second as f64);
-        self.place.env.clock.sleep(pause).await;
+        self.context.env.clock.sleep(pause).await;
     }
 
-    fn note_memory(&self, state: &State) {
-        let now = state.memory_bytes();
+    fn note_memory(&self, version: &Version) {
+        let now = version.memory_bytes();
         let before = self.memory_bytes.swap(now, Ordering::Relaxed);
-        self.frozen_count.store(state.frozen.len() as u64, Ordering::Relaxed);
-        if let Some(budget) = &self.place.options.memory {
+        self.immutable_count.store(version.immutable.len() as u64, Ordering::Relaxed);
+        if let Some(budget) = &self.context.options.memory {
             budget.change(before, now);
         }
     }
 
-    fn memory_is_full(&self) -> bool {
+    fn is_memory_full(&self) -> bool {
         let own = self.memory_bytes.load(Ordering::Relaxed);
-        own >= self.place.options.memory_bytes_max
-            || self.place.options.memory.as_ref().is_some_and(|budget| budget.is_full(own))
-            || self.frozen_count.load(Ordering::Relaxed) > self.place.options.frozen_layers_max as u64
+        own >= self.context.options.memory_bytes_max
+            || self.context.options.memory.as_ref().is_some_and(|budget| budget.is_full(own))
+            || self.immutable_count.load(Ordering::Relaxed) > self.context.options.frozen_layers_max as u64
     }
 
-    /// Whether writers are to wait: memory is full, and a checkpoint is to empty it. Not where one
-    /// failed: then the commit says so.
+    /// Whether writers have to wait for a checkpoint: memory is full, and the last checkpoint did not fail.
+    /// If it failed, the commit reports that.
     fn is_waiting_for_memory(&self) -> bool {
-        self.memory_is_full() && !self.is_closed() && self.last_checkpoint_error().is_none()
+        self.is_memory_full() && !self.is_closed() && self.last_checkpoint_error().is_none()
     }
 
     async fn wait_for_memory(self: &Arc<Self>) {
-        while self.memory_is_full() && !self.is_closed() {
+        while self.is_memory_full() && !self.is_closed() {
             let checkpointed = self.checkpointed.notified();
             self.start_checkpoint();
             if !self.is_waiting_for_memory() {
@@ -725,16 +596,16 @@ impl Shared {
         }
     }
 
-    /// Refuses a batch where memory is full, and can't be waited for: a checkpoint failed, or its own
-    /// writer keeps one from beginning and has gone too far.
+    /// Refuses a batch if memory is full and waiting cannot help: a checkpoint failed, or this writer, which
+    /// keeps a checkpoint from beginning, has exceeded the limit too far.
     fn check_memory(&self) -> Result<(), CommitError> {
-        if !self.memory_is_full() {
+        if !self.is_memory_full() {
             return Ok(());
         }
         if let Some(source) = self.last_checkpoint_error() {
             return Err(CommitError::Full { source });
         }
-        let bytes_max = self.place.options.memory_bytes_max;
+        let bytes_max = self.context.options.memory_bytes_max;
         let bytes = self.memory_bytes.load(Ordering::Relaxed);
         match bytes.saturating_sub(bytes_max) >= bytes_max.div_ceil(WRITER_EXCESS_SHARE) {
             true => Err(CommitError::WriterFull { bytes, bytes_max }),
@@ -742,7 +613,7 @@ impl Shared {
         }
     }
 
-    /// Reports how the last checkpoint went, or goes, to the writers that wait for memory.
+    /// Reports the result of a checkpoint, or an error it is retrying, to writers that wait for memory.
     pub(crate) fn note_checkpoint_error(&self, error: Option<StoreError>) {
         *self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
         self.checkpointed.notify_waiters();
@@ -752,38 +623,38 @@ impl Shared {
         self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the store's files may be changed. Not once the log has stopped: where that was for a sync
-    /// of the folder, names may be lost that the next manifest would count on.
+    /// Checks that the store's files may be changed. They may not once the log has stopped: if a sync of the
+    /// directory failed, names may be lost that the next manifest would rely on.
     pub(crate) fn check_files(&self) -> Result<(), StoreError> {
         self.log.health()?;
         self.failed.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Whether memory holds so much that a checkpoint is due.
-    fn is_checkpoint_due(&self, state: &State) -> bool {
-        let options = &self.place.options;
-        let entries = |memory: &Memory| (memory.by_key.len() + memory.by_seq.len()) as u64;
-        let entry_count: u64 = state.layers().map(entries).sum();
-        let tree_count = state.base.tree.as_ref().map_or(0, |tree| tree.root.len());
+    /// Whether the memtables are large enough for a checkpoint.
+    fn is_checkpoint_due(&self, version: &Version) -> bool {
+        let options = &self.context.options;
+        let entries = |memtable: &Memtable| (memtable.by_key.len() + memtable.by_seq.len()) as u64;
+        let entry_count: u64 = version.memtables().map(entries).sum();
+        let tree_count = version.checkpoint.tree.as_ref().map_or(0, |tree| tree.root.len());
         let share = (tree_count / options.checkpoint_share).max(options.checkpoint_entries_min);
-        let record_bytes = state.layers().map(|memory| memory.record_bytes).sum::<u64>();
-        let dead_bytes = state.layers().map(|memory| memory.dead_bytes).sum::<u64>();
+        let record_bytes = version.memtables().map(|memtable| memtable.record_bytes).sum::<u64>();
+        let dead_bytes = version.memtables().map(|memtable| memtable.dead_bytes).sum::<u64>();
         let garbage_due =
-            (state.base.live_bytes() / options.checkpoint_share).max(options.checkpoint_garbage_min);
+            (version.checkpoint.live_bytes() / options.checkpoint_share).max(options.checkpoint_garbage_min);
         entry_count >= share.min(options.checkpoint_entries_max)
-            || state.memory.bytes() >= options.memory_bytes_max / 2
-            || options.memory.as_ref().is_some_and(|budget| budget.wants(state.memory.bytes()))
+            || version.memtable.bytes() >= options.memory_bytes_max / 2
+            || options.memory.as_ref().is_some_and(|budget| budget.needs_checkpoint(version.memtable.bytes()))
             || dead_bytes >= garbage_due
             || record_bytes >= options.checkpoint_bytes_max
     }
 
-    /// Starts a checkpoint in the background, unless one is under way.
+    /// Starts a checkpoint in the background unless one is running.
     fn start_checkpoint(self: &Arc<Self>) {
         if self.closed.load(Ordering::Acquire) || self.is_checkpointing.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.clone();
-        self.place.env.spawn("store checkpoint", async move {
+        self.context.env.spawn("store checkpoint", async move {
             let _end = OnPanic(|| {
                 shared.is_checkpointing.store(false, Ordering::Release);
                 shared.checkpointed.notify_waiters();
@@ -791,20 +662,20 @@ impl Shared {
             let done = AssertUnwindSafe(shared.checkpoint()).catch_unwind().await;
             let error = done.unwrap_or_else(|_| Err(shared.panicked())).err();
             if let Some(error) = &error {
-                tracing::warn!(%error, folder = %shared.place.folder.display(), "a checkpoint failed");
+                tracing::warn!(%error, directory = %shared.context.directory.display(), "a checkpoint failed");
             }
             let failed = error.is_some();
             shared.note_checkpoint_error(error);
             if failed {
-                shared.place.env.clock.sleep(RETRY_PAUSE).await;
+                shared.context.env.clock.sleep(RETRY_PAUSE).await;
             }
             shared.is_checkpointing.store(false, Ordering::Release);
-            shared.start_compaction(&shared.published.load().base);
+            shared.start_compaction(&shared.published.load().checkpoint);
             shared.checkpointed.notify_waiters();
         });
     }
 
-    /// Has the tree built anew where it is damaged.
+    /// Starts a rebuild of the tree if the error shows that it is damaged.
     fn note_damage(self: &Arc<Self>, error: &ReadError) {
         if error.is_of_damaged_index() {
             self.is_index_damaged.store(true, Ordering::Release);
@@ -812,11 +683,17 @@ impl Shared {
         }
     }
 
-    /// Enters a batch that was appended into the writer's state, and queues the result.
-    fn enter(self: &Arc<Self>, state: &mut State, batch: &Batch, appended: &Appended, beneath: &[Beneath]) {
+    /// Inserts an appended batch into the writer's version, and queues a copy.
+    fn enter(
+        self: &Arc<Self>,
+        version: &mut Version,
+        batch: &Batch,
+        appended: &Appended,
+        previous: &[PreviousEntry],
+    ) {
         {
-            // The last state queued goes public together with this one: without it, this one
-            // need not copy again what that one had copied.
+            // The last queued version of the same group is published together with this one. Dropping it
+            // means its nodes need not be copied again.
             let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
             pending.pop_back_if(|(group, _)| *group == appended.group);
         }
@@ -824,35 +701,35 @@ impl Shared {
         let records = (first..).zip(batch.records.records()).zip(&appended.locations);
         for (index, ((seq, (flags, key, meta)), at)) in records.enumerate() {
             let record = Incoming { flags, key, meta, location: location(seq, *at) };
-            let beneath = beneath.get(index).copied().unwrap_or_default();
-            state.enter(&record, beneath, &self.place.options.rules());
+            let previous = previous.get(index).copied().unwrap_or_default();
+            version.enter(&record, previous, &self.context.options.rules());
         }
-        state.files = self.log.files();
-        let queued = (appended.group, state.clone());
+        version.files = self.log.files();
+        let queued = (appended.group, version.clone());
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
         self.publish();
-        self.note_memory(state);
-        if self.is_checkpoint_due(state) {
+        self.note_memory(version);
+        if self.is_checkpoint_due(version) {
             self.start_checkpoint();
         }
     }
 }
 
-impl Place {
+impl StoreContext {
     pub(crate) fn new(
         env: &Env,
-        folder: &Path,
+        directory: &Path,
         options: StoreOptions,
         cache: Arc<NodeCache>,
         chunks: Option<Arc<ChunkCache>>,
-    ) -> Place {
-        let (env, folder) = (env.clone(), folder.to_path_buf());
+    ) -> StoreContext {
+        let (env, directory) = (env.clone(), directory.to_path_buf());
         let (rebuild_count, syncs) = (AtomicU64::new(0), OnceLock::new());
-        Place { env, folder, options, cache, chunks, rebuild_count, syncs }
+        StoreContext { env, directory, options, cache, chunks, rebuild_count, syncs }
     }
 
     pub(crate) fn syncs(&self) -> Arc<DirectorySyncs> {
-        self.syncs.get_or_init(|| Arc::new(DirectorySyncs::new(&self.folder))).clone()
+        self.syncs.get_or_init(|| Arc::new(DirectorySyncs::new(&self.directory))).clone()
     }
 
     /// Puts the directory's entries on stable storage.
@@ -873,108 +750,112 @@ fn location(seq: u64, at: settee_log::Location) -> Location {
     Location { seq, segment: at.segment, offset: at.offset, length: at.length }
 }
 
-/// The one who writes. Others wait until it is dropped; readers don't.
+/// The store's only writer. Other writers wait until it is dropped; readers don't.
 pub struct Writer<'a> {
     shared: &'a Arc<Shared>,
-    state: tokio::sync::MutexGuard<'a, State>,
+    version: tokio::sync::MutexGuard<'a, Version>,
 }
 
 impl Writer<'_> {
-    /// What stands under `key` in the newest accepted state.
+    /// The entry of `key` in the newest accepted version.
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
-        self.state.get(key).await
+        self.version.get(key).await
     }
 
-    /// The last record that was accepted.
+    /// The last accepted record.
     pub fn last_seq(&self) -> Seq {
-        Seq(self.state.last_seq)
+        Seq(self.version.last_seq)
     }
 
-    /// The newest accepted state, to read from as from a snapshot. Unlike one it may show what
-    /// a crash can undo: it is for deciding what to write.
+    /// The newest accepted version as a snapshot, for deciding what to write. Unlike [`Store::snapshot`] it
+    /// may show records that a crash can undo.
     pub fn latest(&self) -> Snapshot {
-        self.shared.snapshot_of(Arc::new(self.state.clone()))
+        self.shared.snapshot_of(Arc::new(self.version.clone()))
     }
 
-    /// Commits a batch; the log is told to bring it as far as `stage`, which
-    /// [`Store::wait`] waits for. Returns the batch's last `Seq`.
+    /// Commits a batch, and asks the log to bring it to `stage`, which [`Store::wait`] waits for. Returns the
+    /// batch's last `Seq`.
     ///
     /// # Errors
-    /// See [`CommitError`]: then nothing of it was accepted.
+    /// See [`CommitError`]; then nothing of the batch was accepted.
     ///
     /// # Panics
-    /// Where a record is listed and the store has no sums.
+    /// If a record is to be in the seq index and the store has no [`StoreOptions::aggregate`].
     pub async fn commit(&mut self, batch: &Batch, stage: Stage) -> Result<Seq, CommitError> {
         self.shared.check_memory()?;
-        let folded;
-        let batch = match batch.has_deltas {
+        let merged;
+        let batch = match batch.has_operands {
             true => {
-                folded = self.fold(batch).await?;
-                &folded
+                merged = self.merge_excess_operands(batch).await?;
+                &merged
             }
             false => batch,
         };
-        let beneath = self.beneath(batch).await.inspect_err(|error| self.shared.note_damage(error))?;
+        let previous =
+            self.previous_entries(batch).await.inspect_err(|error| self.shared.note_damage(error))?;
         let _stop = self.shared.stop_on_panic();
         let appended = self.shared.log.append(&batch.records, stage).await?;
-        self.shared.enter(&mut self.state, batch, &appended, &beneath);
+        self.shared.enter(&mut self.version, batch, &appended, &previous);
         Ok(appended.last_seq)
     }
 
-    /// The same batch, where deltas that would make too long a chain are values instead.
-    async fn fold(&self, batch: &Batch) -> Result<Batch, CommitError> {
-        let mut folded = Batch::new();
+    /// Returns the batch with those merge operands replaced by base values that would exceed
+    /// [`OPERAND_COUNT_MAX`].
+    async fn merge_excess_operands(&self, batch: &Batch) -> Result<Batch, CommitError> {
+        let mut merged = Batch::new();
         let mut seen: HashMap<Vec<u8>, usize> = HashMap::new();
         for (flags, key, meta, value) in batch.records.values() {
             let known = seen.get(key).copied();
-            if !flags.has(Flags::DELTA) {
+            if !flags.has(Flags::OPERAND) {
                 seen.insert(key.to_vec(), usize::from(!flags.has(Flags::TOMBSTONE)));
-                folded.records.push_bytes(flags, key, meta, value);
+                merged.records.push_bytes(flags, key, meta, value);
                 continue;
             }
-            let entry = self.state.get(key).await?;
+            let entry = self.version.get(key).await?;
             let count = match (known, &entry) {
                 (Some(count), _) => count,
                 (None, Some(entry)) => entry.pointers().count(),
                 (None, None) => 0,
             };
-            if count < CHAIN_COUNT_MAX {
+            if count < OPERAND_COUNT_MAX {
                 seen.insert(key.to_vec(), count + 1);
-                folded.records.push_bytes(flags, key, meta, value);
+                merged.records.push_bytes(flags, key, meta, value);
                 continue;
             }
-            let fold = self.shared.place.options.fold.ok_or(CommitError::ChainTooLong)?;
-            // Parts that are in this batch can't be read yet.
-            let entry = entry.filter(|_| known.is_none()).ok_or(CommitError::ChainTooLong)?;
+            let merge_operator =
+                self.shared.context.options.merge_operator.ok_or(CommitError::TooManyOperands)?;
+            // Records of this batch cannot be read yet.
+            let entry = entry.filter(|_| known.is_none()).ok_or(CommitError::TooManyOperands)?;
             let latest = self.latest();
             let parts = latest.read_parts(entry.pointers()).await?;
             let values: Vec<Bytes> =
                 std::iter::once(value).chain(parts.into_iter().map(|record| record.value())).collect();
             seen.insert(key.to_vec(), 1);
-            folded.records.push_bytes(Flags::none(), key, meta, fold(&values));
+            merged.records.push_bytes(Flags::none(), key, meta, merge_operator(&values));
         }
-        folded.has_listed = batch.has_listed;
-        Ok(folded)
+        merged.has_seq_indexed = batch.has_seq_indexed;
+        Ok(merged)
     }
 
-    /// What lies beneath the memory layer for each of a batch's records, where that counts.
-    async fn beneath(&self, batch: &Batch) -> Result<Vec<Beneath>, ReadError> {
-        let measure = self.shared.place.options.measure;
-        if measure.is_none() {
-            assert!(!batch.has_listed, "what is listed is found again by what replaces it, which needs sums");
+    /// The previous entry, older than the mutable memtable, of each of a batch's records; empty if the store
+    /// does not need them.
+    async fn previous_entries(&self, batch: &Batch) -> Result<Vec<PreviousEntry>, ReadError> {
+        let aggregate = self.shared.context.options.aggregate;
+        if aggregate.is_none() {
+            assert!(!batch.has_seq_indexed, "a store with a seq index needs StoreOptions::aggregate");
             return Ok(Vec::new());
         }
-        if !self.state.has_beneath() {
+        if !self.version.has_older_entries() {
             return Ok(Vec::new());
         }
         let mut all = Vec::new();
         for (_, key, _) in batch.records.records() {
-            all.push(match self.state.memory.by_key.get(key) {
-                Some(_) => Beneath::default(),
-                None => self.state.beneath(measure, key).await?,
+            all.push(match self.version.memtable.by_key.get(key) {
+                Some(_) => PreviousEntry::default(),
+                None => self.version.previous_entry(aggregate, key).await?,
             });
         }
         Ok(all)

@@ -1,4 +1,4 @@
-//! A tree: load, update, commit, read, and a snapshot that stays as it was.
+//! A tree: load, update, commit, read, and an immutable snapshot.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use settee_tree::{Change, Count, NodeCache, Tree, TreeBuilder, TreeOptions};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("furniture.tree");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("furniture.tree");
     let env = Env::current(ThreadOptions::default());
     let options = TreeOptions::new(Arc::new(NodeCache::new(64 << 20)));
 
@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tree = builder.finish(1, b"").await?; // on stable storage, as commit 1
     let snapshot = tree.root();
 
-    // Sorted changes; each is decided with the previous value at hand, in the same descent.
+    // Sorted changes; `decide` gets each key's previous value in the same descent.
     let changes = [(b"settee".to_vec(), " or three"), (b"table".to_vec(), "a top")];
     let decide = |_: &[u8], more: &str, previous: Option<&[u8]>| {
         Change::Put([previous.unwrap_or_default(), more.as_bytes()].concat())

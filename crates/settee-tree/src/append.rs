@@ -1,12 +1,12 @@
-//! Nodes on their way to the file: large aligned writes, several in flight.
+//! The appender: writes nodes to the file in large aligned writes, several in flight.
 //!
-//! One [`Appender`] at a time has the [`Writer`]. Each begins at a multiple of [`BLOCK_SIZE`] and
-//! pads its last write to one, so that no block is written twice.
+//! One [`Appender`] at a time holds the [`Writer`]. Each begins at a multiple of [`BLOCK_SIZE`] and pads its
+//! last write to one, so that no block is written twice.
 //!
 //! Invariants:
-//! 1. The file's end moves past a write before the write begins: where an appender is dropped,
-//!    what it left in flight lands where nothing else will ever be.
-//! 2. What was appended can be read from memory until its write has completed.
+//! 1. The file's end moves past a write before the write begins: writes in flight of a dropped appender land
+//!    where nothing else is ever written.
+//! 2. Appended bytes can be read from memory until their write has completed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::reduction::Reduction;
 use crate::run::Run;
 use crate::shared::Shared;
 
-/// How many writes of an update or a load are in flight at most.
+/// Largest number of writes of an update or a load in flight.
 const WRITES_IN_FLIGHT_MAX: usize = 4;
 
 const ALIGNMENT: Alignment = match Alignment::new(BLOCK_SIZE as usize) {
@@ -31,14 +31,14 @@ const ALIGNMENT: Alignment = match Alignment::new(BLOCK_SIZE as usize) {
     Err(_) => panic!("a block is a power of two"),
 };
 
-/// What only one who writes may touch. Its lock is the order of updates and commits.
+/// State of the writing side. Its lock serializes updates and commits.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    /// What failed first.
+    /// The first failure.
     pub(crate) stopped: Option<Arc<Error>>,
-    /// The last `seq` committed, or that may have been.
+    /// The last `seq` that was or may have been committed.
     pub(crate) last_seq: u64,
-    /// Which slot the next commit writes.
+    /// The slot that the next commit writes.
     pub(crate) next_slot: usize,
 }
 
@@ -50,20 +50,20 @@ impl Writer {
         }
     }
 
-    /// Has every later update and commit refused.
+    /// Refuses every later update and commit.
     pub(crate) fn stop(&mut self, error: Error) -> TreeError {
         let source = self.stopped.get_or_insert_with(|| Arc::new(error)).clone();
         TreeError::Stopped { source }
     }
 
-    /// As [`Writer::stop`], in the midst of a commit.
+    /// As [`Writer::stop`], during a commit.
     pub(crate) fn fail_commit(&mut self, error: Error) -> TreeError {
         self.stopped = None;
         self.stop(error)
     }
 
-    /// What a failed write of bytes that nothing refers to yet comes to: without room they are
-    /// refused, all else stops the tree.
+    /// The error of a failed write of bytes that nothing refers to yet: without disk space it is a refusal,
+    /// everything else stops the tree.
     fn fail(&mut self, error: Error) -> TreeError {
         if error.is_no_space() && error.operation() == Some(OperationKind::Write) {
             TreeError::NoSpace { source: Arc::new(error) }
@@ -80,10 +80,10 @@ pub(crate) struct Appender<R: Reduction> {
     shared: Arc<Shared<R>>,
     writer: WriterGuard,
     buffer: AlignedBuffer,
-    /// Where the buffer's first byte will be.
+    /// File offset of the buffer's first byte.
     base: u64,
     in_flight: VecDeque<InFlight>,
-    /// For the node that is being encoded.
+    /// Buffer for the node that is being encoded.
     node: Vec<u8>,
 }
 
@@ -110,12 +110,12 @@ impl<R: Reduction> Appender<R> {
         })
     }
 
-    /// Where the next byte will be.
+    /// The file offset of the next byte.
     pub(crate) fn position(&self) -> u64 {
         self.base + self.buffer.len() as u64
     }
 
-    /// Appends an unsealed node, whose bytes are left sealed.
+    /// Appends an unsealed node, and leaves its bytes sealed.
     pub(crate) async fn append_node(&mut self, bytes: &mut [u8]) -> Result<Pointer, TreeError> {
         let offset = self.position();
         let length = u16::try_from(bytes.len()).expect("a node's size has 16 bits");
@@ -157,7 +157,7 @@ impl<R: Reduction> Appender<R> {
         Node::decode(&bytes, pointer, level, self.shared.seed).ok().map(Arc::new)
     }
 
-    /// Begins to write what is in the buffer, a multiple of [`BLOCK_SIZE`].
+    /// Starts writing the buffer, whose size is a multiple of [`BLOCK_SIZE`].
     async fn write_buffer(&mut self) -> Result<(), TreeError> {
         while self.in_flight.len() >= WRITES_IN_FLIGHT_MAX {
             self.wait_for_first().await?;
@@ -179,15 +179,15 @@ impl<R: Reduction> Appender<R> {
         let Some(first) = self.in_flight.front_mut() else { return Ok(()) };
         let result = match (&mut first.done).await {
             Ok(result) => result,
-            // The engine went away with the write.
+            // The engine was dropped with the write.
             Err(_) => Err(Error::Closed { path: self.shared.file.path().clone() }),
         };
         self.in_flight.pop_front();
         result.map_err(|error| self.writer.fail(error))
     }
 
-    /// Pads and writes what is left, and waits for all of it to be in the system's hands. Gives
-    /// the writer back, and the file's end.
+    /// Pads and writes the rest, and waits until the kernel has all writes. Returns the writer and the file's
+    /// end.
     pub(crate) async fn finish(mut self) -> Result<(WriterGuard, u64), TreeError> {
         let padding = self.position().next_multiple_of(BLOCK_SIZE) - self.position();
         self.append(&[0; BLOCK_SIZE as usize][..padding as usize]).await?;
@@ -202,8 +202,8 @@ impl<R: Reduction> Appender<R> {
 }
 
 impl<R: Reduction> Appender<R> {
-    /// Appends a node of some of a run's items, and says what its parent is to know. `keep`: the
-    /// cache gets it.
+    /// Appends a node of some of a run's items, and returns the parent's item for it. `keep` puts the node
+    /// into the cache.
     pub(crate) async fn append_items(
         &mut self,
         run: &Run,
@@ -219,18 +219,18 @@ impl<R: Reduction> Appender<R> {
         if keep {
             let node = Node::decode_checked(bytes.as_slice().into(), pointer.offset, level)
                 .expect("it was just encoded");
-            self.shared.remember(pointer, &Arc::new(node));
+            self.shared.insert_cached(pointer, &Arc::new(node));
         }
         self.node = bytes;
-        let known = self.reduce(run, level, items).ok_or_else(|| {
-            // They were copied from another node.
-            self.shared.senseless(pointer.offset)
+        let totals = self.reduce(run, level, items).ok_or_else(|| {
+            // The items were copied from another node.
+            self.shared.malformed_item(pointer.offset)
         })?;
-        let live_bytes = known.live_bytes + pointer.aligned_length();
-        Ok(Child { separator, pointer, count: known.count, live_bytes, summary: known.summary })
+        let live_bytes = totals.live_bytes + pointer.aligned_length();
+        Ok(Child { separator, pointer, count: totals.count, live_bytes, summary: totals.summary })
     }
 
-    /// What is under these items: `pointer` means nothing.
+    /// The totals of these items; their `pointer` is meaningless.
     fn reduce(&self, run: &Run, level: u8, items: Range<usize>) -> Option<ChildRecord<R::Summary>> {
         let reduction = &self.shared.reduction;
         let pointer = Pointer { offset: 0, length: 0 };

@@ -1,9 +1,9 @@
-//! Bulk load: sorted entries become full nodes, level by level, in one sequential write.
+//! Bulk load: turns sorted entries into full nodes, level by level, in one sequential write.
 //!
 //! Invariants:
-//! 1. A level holds at most [`LEVEL_BYTES_MAX`] and an item before it gives nodes to the one
-//!    above, so that memory is bounded by the height.
-//! 2. All nodes are full but the last two of each level, which share what is left.
+//! 1. A level that reaches [`LEVEL_BYTES_MAX`] writes its full nodes and adds them to the level above, so
+//!    that memory is bounded by the height.
+//! 2. All nodes are full except the last two of each level, which share the remaining items.
 
 use std::fmt;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::shared::{RootState, Top};
 use crate::tree::{Tree, TreeOptions};
 use crate::update::check_size;
 
-/// What a level gathers before it is cut into nodes, in bytes.
+/// Bytes that a level collects before it is split into nodes.
 const LEVEL_BYTES_MAX: usize = 128 << 10;
 
 /// Loads a new tree from entries in ascending order of their keys.
@@ -37,7 +37,7 @@ pub struct TreeBuilder<R: Reduction> {
 #[derive(Default)]
 struct Level {
     run: Run,
-    /// Of the node that comes next.
+    /// Separator of the next node.
     separator: Vec<u8>,
 }
 
@@ -57,12 +57,12 @@ impl<R: Reduction> TreeBuilder<R> {
         Ok(TreeBuilder { tree, appender, levels: vec![Level::default()], last_key: Vec::new(), count: 0 })
     }
 
-    /// Adds an entry, whose key is above that of the last one. Waits only where writes can't keep
-    /// up. A dropped future leaves a tree that must not be finished.
+    /// Adds an entry, whose key must be above the last one. Waits only while writes can't keep up. After a
+    /// dropped future the tree must not be finished.
     ///
     /// # Errors
-    /// [`TreeError::KeyOrder`] and [`TreeError::TooLarge`]: the entry isn't added.
-    /// [`TreeError::NoSpace`] and [`TreeError::Stopped`]: nothing will come of this tree.
+    /// [`TreeError::KeyOrder`] and [`TreeError::TooLarge`]: the entry isn't added. [`TreeError::NoSpace`] and
+    /// [`TreeError::Stopped`]: the load has failed.
     pub async fn push(&mut self, key: &[u8], value: &[u8]) -> Result<(), TreeError> {
         if self.count > 0 && key <= &self.last_key[..] {
             return Err(TreeError::KeyOrder { index: self.count });
@@ -79,20 +79,20 @@ impl<R: Reduction> TreeBuilder<R> {
         Ok(())
     }
 
-    /// Writes what is left, and commits the tree, as [`Tree::commit`] does. The file's name is
-    /// durable only when the caller has synced the folder.
+    /// Writes the remaining items, and commits the tree, as [`Tree::commit`] does. The file's name is durable
+    /// only after the caller has synced the directory.
     ///
     /// # Errors
-    /// As [`Tree::commit`]; nothing came of the tree.
+    /// As [`Tree::commit`]; the load has failed.
     pub async fn finish(mut self, seq: u64, attachment: &[u8]) -> Result<Tree<R>, TreeError> {
         let mut level = 0;
         let top = loop {
-            let ends = self.levels[level].run.cut(level as u8, self.node_bytes(), None);
+            let ends = self.levels[level].run.split_into_nodes(level as u8, self.node_bytes(), None);
             let mut children = self.write(level, &ends).await?;
             if self.levels.len() == level + 1 && children.len() <= 1 {
                 break children.pop();
             }
-            self.hand_up(level, &children);
+            self.push_to_parent(level, &children);
             level += 1;
         };
         let TreeBuilder { tree, appender, .. } = self;
@@ -113,7 +113,7 @@ impl<R: Reduction> TreeBuilder<R> {
         self.tree.shared.options.node_bytes
     }
 
-    /// Has each level that is full give nodes to the one above.
+    /// Writes the full nodes of each level that has reached its limit.
     async fn write_full_nodes(&mut self) -> Result<(), TreeError> {
         let mut level = 0;
         while self.levels.get(level).is_some_and(|level| level.run.bytes() >= LEVEL_BYTES_MAX) {
@@ -124,10 +124,10 @@ impl<R: Reduction> TreeBuilder<R> {
                 end = run.fill(level as u8, end, self.node_bytes());
                 ends.push(end);
             }
-            // The last may still grow, and shares with the one before at the very end.
+            // The last node may still grow, and shares its items with the one before it at the very end.
             ends.truncate(ends.len().saturating_sub(2));
             let children = self.write(level, &ends).await?;
-            self.hand_up(level, &children);
+            self.push_to_parent(level, &children);
             level += 1;
         }
         Ok(())
@@ -153,7 +153,7 @@ impl<R: Reduction> TreeBuilder<R> {
         Ok(children)
     }
 
-    fn hand_up(&mut self, level: usize, children: &[Child<R::Summary>]) {
+    fn push_to_parent(&mut self, level: usize, children: &[Child<R::Summary>]) {
         if children.is_empty() {
             return;
         }

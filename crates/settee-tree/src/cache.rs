@@ -1,14 +1,14 @@
-//! Nodes in memory, for many trees together, within one bound.
+//! The node cache: nodes of many trees in memory, within one limit.
 //!
-//! The cache is cut into shards by the node's place, each with a lock of its own, held for a
-//! lookup. A shard keeps leaves and inner nodes apart, each in a ring with a hand (CLOCK): a node
-//! that was used since the hand last came by is passed over once.
+//! The cache is split into shards by the node's key, each with its own lock, held for one lookup. A shard
+//! keeps leaves and inner nodes in separate rings with a clock hand (CLOCK): a node used since the hand's
+//! last visit is skipped once.
 //!
 //! Invariants:
-//! 1. What the nodes in a shard take is at most the shard's share of the bound.
-//! 2. An inner node goes only when its shard has no leaf: the upper levels, which every lookup
-//!    needs, stay while there is room for them. What an update replaced is removed at once, so
-//!    that inner nodes of the past don't crowd out what is used.
+//! 1. The nodes in a shard take at most the shard's share of the limit.
+//! 2. An inner node is evicted only if its shard has no leaf: the upper levels, which every lookup needs,
+//!    stay while they fit. Nodes that an update replaced are removed at once, so that stale inner nodes don't
+//!    evict nodes in use.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::node::Node;
 
-/// Most shards.
+/// Largest number of shards.
 const SHARD_COUNT_MAX: usize = 64;
 
-/// A shard has at least this many bytes, unless there is but one.
+/// Smallest size of a shard in bytes, unless there is only one.
 const SHARD_BYTES_MIN: usize = 256 << 10;
 
-/// What a node takes in the cache beside its own memory: about what its places in map and ring do.
+/// Estimated bytes that a node takes in map and ring, besides its own memory.
 const NODE_OVERHEAD: usize = 96;
 
 /// A bounded cache of nodes, shared by any number of trees.
@@ -34,44 +34,44 @@ pub struct NodeCache {
     next_tree: AtomicU64,
 }
 
-/// What a [`NodeCache`] holds and has done.
+/// Contents and counters of a [`NodeCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheStats {
-    /// The bound in bytes.
+    /// The limit in bytes.
     pub bytes_max: u64,
-    /// Bytes held.
+    /// Bytes in use.
     pub bytes: u64,
-    /// Nodes held.
+    /// Number of nodes.
     pub node_count: u64,
-    /// Inner nodes among them.
+    /// Number of inner nodes.
     pub inner_count: u64,
     /// Lookups that found their node.
     pub hit_count: u64,
-    /// Lookups that didn't.
+    /// Lookups that didn't find their node.
     pub miss_count: u64,
-    /// Nodes that had to go for others.
+    /// Nodes evicted for others.
     pub evicted_count: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Place {
+struct NodeKey {
     tree: u64,
     offset: u64,
 }
 
-impl Place {
+impl NodeKey {
     fn hash(self) -> u64 {
-        let mut hasher = PlaceHasher::default();
+        let mut hasher = NodeKeyHasher::default();
         std::hash::Hash::hash(&self, &mut hasher);
         hasher.finish()
     }
 }
 
-/// Multiplies and folds: places are our own choice, nobody else's.
+/// Hashes by multiplying and folding: an adversary has no influence on the keys.
 #[derive(Default)]
-struct PlaceHasher(u64);
+struct NodeKeyHasher(u64);
 
-impl Hasher for PlaceHasher {
+impl Hasher for NodeKeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -83,7 +83,7 @@ impl Hasher for PlaceHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        // The constant keeps a zero from giving zero.
+        // The constant keeps zero from hashing to zero.
         let mixed = self.0 ^ value ^ 0xF39C_C060_5CED_C835;
         let product = u128::from(mixed) * 0x9E37_79B9_7F4A_7C15;
         self.0 = (product >> 64) as u64 ^ product as u64;
@@ -92,7 +92,7 @@ impl Hasher for PlaceHasher {
 
 #[derive(Default)]
 struct Shard {
-    nodes: HashMap<Place, Entry, BuildHasherDefault<PlaceHasher>>,
+    nodes: HashMap<NodeKey, CachedNode, BuildHasherDefault<NodeKeyHasher>>,
     leaves: Ring,
     inner: Ring,
     bytes: usize,
@@ -101,23 +101,23 @@ struct Shard {
     evicted_count: u64,
 }
 
-struct Entry {
+struct CachedNode {
     node: Arc<Node>,
-    /// Since the hand last came by.
+    /// Whether it was used since the clock hand's last visit.
     is_used: bool,
-    /// Where it is in its ring.
+    /// Its index in its ring.
     index: u32,
 }
 
-/// Places around which a hand goes.
+/// Keys of the nodes, with the clock hand.
 #[derive(Default)]
 struct Ring {
-    places: Vec<Place>,
+    keys: Vec<NodeKey>,
     hand: usize,
 }
 
 impl NodeCache {
-    /// A cache of at most `bytes_max` bytes. With 0 it keeps nothing.
+    /// A cache of at most `bytes_max` bytes. With 0 it caches nothing.
     pub fn new(bytes_max: usize) -> NodeCache {
         // A power of two, so that no lookup divides.
         let shard_count = 1 << (bytes_max / SHARD_BYTES_MIN).clamp(1, SHARD_COUNT_MAX).ilog2();
@@ -125,7 +125,7 @@ impl NodeCache {
         NodeCache { shards, shard_bytes_max: bytes_max / shard_count, next_tree: AtomicU64::new(0) }
     }
 
-    /// What it holds and has done so far.
+    /// Contents and counters.
     pub fn stats(&self) -> CacheStats {
         let bytes_max = (self.shard_bytes_max * self.shards.len()) as u64;
         let mut stats = CacheStats { bytes_max, ..CacheStats::default() };
@@ -133,7 +133,7 @@ impl NodeCache {
             let shard = lock(shard);
             stats.bytes += shard.bytes as u64;
             stats.node_count += shard.nodes.len() as u64;
-            stats.inner_count += shard.inner.places.len() as u64;
+            stats.inner_count += shard.inner.keys.len() as u64;
             stats.hit_count += shard.hit_count;
             stats.miss_count += shard.miss_count;
             stats.evicted_count += shard.evicted_count;
@@ -141,53 +141,53 @@ impl NodeCache {
         stats
     }
 
-    fn shard_index(&self, place: Place) -> usize {
+    fn shard_index(&self, key: NodeKey) -> usize {
         // The map uses the lowest and the highest bits.
-        (place.hash() >> 24) as usize & (self.shards.len() - 1)
+        (key.hash() >> 24) as usize & (self.shards.len() - 1)
     }
 
-    fn shard(&self, place: Place) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[self.shard_index(place)])
+    fn shard(&self, key: NodeKey) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[self.shard_index(key)])
     }
 }
 
-/// A tree's part of a cache: its nodes go with it.
+/// One tree's nodes in a cache. Dropping it removes them.
 pub(crate) struct TreeNodes {
     cache: Arc<NodeCache>,
     tree: u64,
-    /// The shards in which it may have nodes, a bit for each: a small tree's are few.
+    /// Bit set of the shards that may hold nodes of the tree; a small tree uses few.
     shards: AtomicU64,
 }
 
 const _: () = assert!(SHARD_COUNT_MAX <= u64::BITS as usize);
 
 impl TreeNodes {
-    /// For one more tree.
+    /// For a new tree.
     pub(crate) fn new(cache: &Arc<NodeCache>) -> TreeNodes {
         let tree = cache.next_tree.fetch_add(1, Ordering::Relaxed);
         TreeNodes { cache: cache.clone(), tree, shards: AtomicU64::new(0) }
     }
 
-    fn place(&self, offset: u64) -> Place {
-        Place { tree: self.tree, offset }
+    fn key(&self, offset: u64) -> NodeKey {
+        NodeKey { tree: self.tree, offset }
     }
 
     pub(crate) fn get(&self, offset: u64) -> Option<Arc<Node>> {
-        let place = self.place(offset);
-        self.cache.shard(place).get(place)
+        let key = self.key(offset);
+        self.cache.shard(key).get(key)
     }
 
     pub(crate) fn insert(&self, offset: u64, node: &Arc<Node>) {
-        let place = self.place(offset);
-        let index = self.cache.shard_index(place);
+        let key = self.key(offset);
+        let index = self.cache.shard_index(key);
         self.shards.fetch_or(1 << index, Ordering::Relaxed);
-        // What had to go is freed without the lock.
-        let _gone = lock(&self.cache.shards[index]).insert(place, node, self.cache.shard_bytes_max);
+        // Evicted nodes are freed outside the lock.
+        let _evicted = lock(&self.cache.shards[index]).insert(key, node, self.cache.shard_bytes_max);
     }
 
     pub(crate) fn remove(&self, offset: u64) {
-        let place = self.place(offset);
-        let _gone = self.cache.shard(place).remove(place);
+        let key = self.key(offset);
+        let _evicted = self.cache.shard(key).remove(key);
     }
 }
 
@@ -196,7 +196,7 @@ impl Drop for TreeNodes {
         let used = *self.shards.get_mut();
         let shards = self.cache.shards.iter().enumerate().filter(|(index, _)| used & 1 << index != 0);
         for (_, shard) in shards {
-            let _gone = lock(shard).remove_tree(self.tree);
+            let _evicted = lock(shard).remove_tree(self.tree);
         }
     }
 }
@@ -207,8 +207,8 @@ impl Shard {
     }
 
     #[inline]
-    fn get(&mut self, place: Place) -> Option<Arc<Node>> {
-        let Some(entry) = self.nodes.get_mut(&place) else {
+    fn get(&mut self, key: NodeKey) -> Option<Arc<Node>> {
+        let Some(entry) = self.nodes.get_mut(&key) else {
             self.miss_count += 1;
             return None;
         };
@@ -217,31 +217,31 @@ impl Shard {
         Some(entry.node.clone())
     }
 
-    fn insert(&mut self, place: Place, node: &Arc<Node>, bytes_max: usize) -> Vec<Arc<Node>> {
-        let mut gone = Vec::new();
+    fn insert(&mut self, key: NodeKey, node: &Arc<Node>, bytes_max: usize) -> Vec<Arc<Node>> {
+        let mut evicted = Vec::new();
         let size = cost(node);
-        if size > bytes_max || self.nodes.contains_key(&place) {
-            return gone;
+        if size > bytes_max || self.nodes.contains_key(&key) {
+            return evicted;
         }
         while self.bytes + size > bytes_max {
-            let is_leaf = !self.leaves.places.is_empty();
+            let is_leaf = !self.leaves.keys.is_empty();
             let Some(victim) = self.victim(is_leaf) else { break };
-            gone.extend(self.remove(victim));
+            evicted.extend(self.remove(victim));
             self.evicted_count += 1;
         }
         self.bytes += size;
-        let places = &mut self.ring(node.is_leaf()).places;
-        let index = places.len() as u32;
-        places.push(place);
-        self.nodes.insert(place, Entry { node: node.clone(), is_used: false, index });
-        gone
+        let keys = &mut self.ring(node.is_leaf()).keys;
+        let index = keys.len() as u32;
+        keys.push(key);
+        self.nodes.insert(key, CachedNode { node: node.clone(), is_used: false, index });
+        evicted
     }
 
-    fn remove(&mut self, place: Place) -> Option<Arc<Node>> {
-        let Entry { node, index, .. } = self.nodes.remove(&place)?;
-        let places = &mut self.ring(node.is_leaf()).places;
-        places.swap_remove(index as usize);
-        if let Some(moved) = places.get(index as usize).copied()
+    fn remove(&mut self, key: NodeKey) -> Option<Arc<Node>> {
+        let CachedNode { node, index, .. } = self.nodes.remove(&key)?;
+        let keys = &mut self.ring(node.is_leaf()).keys;
+        keys.swap_remove(index as usize);
+        if let Some(moved) = keys.get(index as usize).copied()
             && let Some(entry) = self.nodes.get_mut(&moved)
         {
             entry.index = index;
@@ -251,23 +251,23 @@ impl Shard {
     }
 
     fn remove_tree(&mut self, tree: u64) -> Vec<Arc<Node>> {
-        let places: Vec<Place> = self.nodes.keys().filter(|place| place.tree == tree).copied().collect();
-        places.into_iter().filter_map(|place| self.remove(place)).collect()
+        let keys: Vec<NodeKey> = self.nodes.keys().filter(|key| key.tree == tree).copied().collect();
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
     }
 
-    /// The next that wasn't used since the hand was there. The hand goes past it: what takes its
-    /// slot is the newest, and has a round before it.
-    fn victim(&mut self, is_leaf: bool) -> Option<Place> {
+    /// The next node that wasn't used since the hand's last visit. The hand moves past it: the slot's new
+    /// node is the newest, and gets a full round.
+    fn victim(&mut self, is_leaf: bool) -> Option<NodeKey> {
         let ring = if is_leaf { &mut self.leaves } else { &mut self.inner };
         loop {
-            if ring.hand >= ring.places.len() {
+            if ring.hand >= ring.keys.len() {
                 ring.hand = 0;
             }
-            let place = *ring.places.get(ring.hand)?;
+            let key = *ring.keys.get(ring.hand)?;
             ring.hand += 1;
-            let is_used = self.nodes.get_mut(&place).map(|entry| std::mem::take(&mut entry.is_used));
+            let is_used = self.nodes.get_mut(&key).map(|entry| std::mem::take(&mut entry.is_used));
             if is_used != Some(true) {
-                return Some(place);
+                return Some(key);
             }
         }
     }

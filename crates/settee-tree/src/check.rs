@@ -1,5 +1,5 @@
-//! Verification: every node that a root reaches, read from the file and compared with all that is
-//! said of it.
+//! Verification: reads every node that a root reaches from the file, and compares it with its parent's
+//! record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use crate::node::{Child, Node};
 use crate::reduction::Reduction;
 use crate::root::{Root, top_pointer};
 
-/// The most problems that are told; then the check ends.
+/// Largest number of problems reported; the check ends there.
 pub const PROBLEM_COUNT_MAX: usize = 10_000;
 
-/// How many children of a node are read at once.
+/// Number of children read at once.
 const READ_COUNT_MAX: usize = 64;
 
-/// What is wrong with a tree.
+/// A problem found by a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Where the node begins in the file, in bytes.
     pub offset: u64,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub what: String,
-    /// No key that it touches is below this one.
+    /// Lower bound of the affected keys, inclusive.
     pub start: Vec<u8>,
-    /// All keys that it touches are below this one; `None`: up to the last.
+    /// Upper bound of the affected keys, exclusive; `None`: up to the last key.
     pub end: Option<Vec<u8>>,
 }
 
@@ -40,19 +40,19 @@ impl fmt::Display for Problem {
 }
 
 /// An inner node whose children are being checked.
-struct Frame<S> {
+struct CheckFrame<S> {
     node: Arc<Node>,
-    /// What is said of it.
-    said: Child<S>,
-    /// All its keys are below this one.
+    /// The parent's record of it.
+    expected: Child<S>,
+    /// Upper bound of its keys, exclusive.
     end: Option<Vec<u8>>,
     next: usize,
-    /// Children that were read, from `next` on, the last one first.
+    /// Children read ahead, from `next` on, in reverse order.
     read: Vec<Result<Arc<Node>, TreeError>>,
     found: Totals<S>,
 }
 
-/// What was found under a node.
+/// Totals of the nodes under a node.
 struct Totals<S> {
     count: u64,
     live_bytes: u64,
@@ -68,14 +68,14 @@ struct Check<'a, R: Reduction, E, P> {
 }
 
 impl<R: Reduction> Root<R> {
-    /// Reads every node of this root from the file, whatever is cached, and verifies checksums,
-    /// order and bounds of keys, depths, counts, live bytes and summaries. `entry` is told every
-    /// entry that can be read, in order, and `progress` the bytes of each node, which sum up to
-    /// [`Root::live_bytes`] where all is well. Gives what is wrong, up to [`PROBLEM_COUNT_MAX`]
-    /// problems; what lies under a node that can't be read is passed over, and its keys are named.
+    /// Reads every node of this root from the file, bypassing the cache, and verifies checksums, order and
+    /// bounds of keys, depths, counts, live bytes and summaries. Calls `entry` with every readable entry, in
+    /// order, and `progress` with the bytes of each node, which sum up to [`Root::live_bytes`] if the tree is
+    /// sound. Returns up to [`PROBLEM_COUNT_MAX`] problems; nodes under an unreadable node are skipped, and
+    /// the problem names their keys.
     ///
     /// # Errors
-    /// [`TreeError::Io`] where the system failed to read; damage is a problem, no error.
+    /// [`TreeError::Io`] if the system failed to read; damage is a problem, not an error.
     pub async fn check(
         &self,
         entry: impl FnMut(&[u8], &[u8]),
@@ -94,7 +94,7 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
     async fn run(&mut self) -> Result<(), TreeError> {
         let state = &self.root.state;
         let Some((pointer, top)) = top_pointer(state).zip(state.top.as_ref()) else { return Ok(()) };
-        let said = Child {
+        let expected = Child {
             separator: Vec::new(),
             pointer,
             count: state.count,
@@ -104,7 +104,7 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
         let mut frames = Vec::new();
         let level = top.node.level();
         let read = self.root.shared.read_many(&[pointer], level).await.pop().expect("one for each pointer");
-        let mut done = self.open(&mut frames, said, None, read)?;
+        let mut done = self.open(&mut frames, expected, None, read)?;
         while self.problems.len() < PROBLEM_COUNT_MAX {
             if let Some(totals) = done.take() {
                 let Some(frame) = frames.last_mut() else { return Ok(()) };
@@ -113,15 +113,15 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
             let Some(frame) = frames.last_mut() else { return Ok(()) };
             if frame.next == frame.node.len() {
                 let frame = frames.pop().expect("it was there");
-                self.compare(&frame.said, &frame.end, &frame.found);
+                self.compare(&frame.expected, &frame.end, &frame.found);
                 done = Some(frame.found);
                 continue;
             }
             let index = frame.next;
             frame.next += 1;
             let Some(child) = frame.node.child(&self.root.shared.reduction, index) else {
-                let (said, end) = (frame.said.clone(), frame.end.clone());
-                self.report(&said, &end, "an item makes no sense".to_owned());
+                let (expected, end) = (frame.expected.clone(), frame.end.clone());
+                self.report(&expected, &end, "an item is malformed".to_owned());
                 continue;
             };
             let end = if frame.next < frame.node.len() {
@@ -138,29 +138,29 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
         Ok(())
     }
 
-    /// Begins with a node; gives what is under it where that is all.
+    /// Begins with a node; returns its totals if it is a leaf or unreadable.
     fn open(
         &mut self,
-        frames: &mut Vec<Frame<R::Summary>>,
-        said: Child<R::Summary>,
+        frames: &mut Vec<CheckFrame<R::Summary>>,
+        expected: Child<R::Summary>,
         end: Option<Vec<u8>>,
         read: Result<Arc<Node>, TreeError>,
     ) -> Result<Option<Totals<R::Summary>>, TreeError> {
-        (self.progress)(said.pointer.aligned_length());
+        (self.progress)(expected.pointer.aligned_length());
         let node = match read {
             Ok(node) => node,
             Err(error) => {
-                self.report_unreadable(error, said.separator.clone(), end)?;
-                // As if it were as its parent says, so that one problem isn't told many times.
-                let Child { count, live_bytes, summary, .. } = said;
+                self.report_unreadable(error, expected.separator.clone(), end)?;
+                // Assumes the parent's record, so that one problem isn't reported many times.
+                let Child { count, live_bytes, summary, .. } = expected;
                 return Ok(Some(Totals { count, live_bytes, summary }));
             }
         };
-        self.check_order(&node, &said, &end);
-        let live_bytes = said.pointer.aligned_length();
+        self.check_order(&node, &expected, &end);
+        let live_bytes = expected.pointer.aligned_length();
         let mut found = Totals { count: 0, live_bytes, summary: self.root.shared.reduction.zero() };
         if !node.is_leaf() {
-            frames.push(Frame { node, said, end, next: 0, read: Vec::new(), found });
+            frames.push(CheckFrame { node, expected, end, next: 0, read: Vec::new(), found });
             return Ok(None);
         }
         let reduction = &self.root.shared.reduction;
@@ -172,45 +172,53 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
             found.summary = reduction.join(&found.summary, &reduction.of(&key, value));
             (self.entry)(&key, value);
         }
-        self.compare(&said, &end, &found);
+        self.compare(&expected, &end, &found);
         Ok(Some(found))
     }
 
-    /// Whether a node's keys ascend and lie where its parent says.
-    fn check_order(&mut self, node: &Node, said: &Child<R::Summary>, end: &Option<Vec<u8>>) {
+    /// Verifies that a node's keys ascend and lie within the bounds that its parent sets.
+    fn check_order(&mut self, node: &Node, expected: &Child<R::Summary>, end: &Option<Vec<u8>>) {
         let ascends = (1..node.len()).all(|index| node.key_rest(index - 1) < node.key_rest(index));
         if !ascends {
-            self.report(said, end, "its keys don't ascend".to_owned());
+            self.report(expected, end, "its keys don't ascend".to_owned());
         }
         let (first, last) = (node.key(0), node.key(node.len() - 1));
         let is_after = !node.is_leaf() || self.last_key.as_ref().is_none_or(|key| *key < first);
-        if first < said.separator || !is_after || end.as_ref().is_some_and(|end| last >= *end) {
-            self.report(said, end, "it has keys of its neighbours'".to_owned());
+        if first < expected.separator || !is_after || end.as_ref().is_some_and(|end| last >= *end) {
+            self.report(expected, end, "it has keys of its neighbours".to_owned());
         }
         if node.is_leaf() {
             self.last_key = Some(last);
         }
     }
 
-    /// Whether what was found under a node is what its parent says.
-    fn compare(&mut self, said: &Child<R::Summary>, end: &Option<Vec<u8>>, found: &Totals<R::Summary>) {
-        if found.count != said.count {
-            self.report(said, end, format!("it has {} entries, not {}", found.count, said.count));
+    /// Compares the totals under a node with its parent's record.
+    fn compare(&mut self, expected: &Child<R::Summary>, end: &Option<Vec<u8>>, found: &Totals<R::Summary>) {
+        if found.count != expected.count {
+            self.report(expected, end, format!("it has {} entries, not {}", found.count, expected.count));
         }
-        if found.live_bytes != said.live_bytes {
-            self.report(said, end, format!("it has {} bytes, not {}", found.live_bytes, said.live_bytes));
+        if found.live_bytes != expected.live_bytes {
+            self.report(
+                expected,
+                end,
+                format!("it has {} bytes, not {}", found.live_bytes, expected.live_bytes),
+            );
         }
-        if found.summary != said.summary {
-            self.report(said, end, format!("its summary is {:?}, not {:?}", found.summary, said.summary));
+        if found.summary != expected.summary {
+            self.report(
+                expected,
+                end,
+                format!("its summary is {:?}, not {:?}", found.summary, expected.summary),
+            );
         }
     }
 
-    fn report(&mut self, said: &Child<R::Summary>, end: &Option<Vec<u8>>, what: String) {
-        let start = said.separator.clone();
-        self.problems.push(Problem { offset: said.pointer.offset, what, start, end: end.clone() });
+    fn report(&mut self, expected: &Child<R::Summary>, end: &Option<Vec<u8>>, what: String) {
+        let start = expected.separator.clone();
+        self.problems.push(Problem { offset: expected.pointer.offset, what, start, end: end.clone() });
     }
 
-    /// A problem of what is damaged; what the system says goes on as an error.
+    /// Reports damage as a problem; passes the system's error on.
     fn report_unreadable(
         &mut self,
         error: TreeError,
@@ -231,8 +239,8 @@ impl<S> Totals<S> {
     }
 }
 
-/// The children from this one on, as many as are read at once, the last one first. Those whose
-/// item makes no sense end the list, unless it begins with one: that can't be.
+/// The children from `first` on, up to [`READ_COUNT_MAX`], in reverse order. The list ends before an item
+/// that can't be decoded; the caller has already decoded the first.
 async fn read_children<R: Reduction>(
     root: &Root<R>,
     node: &Node,

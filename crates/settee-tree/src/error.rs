@@ -1,87 +1,87 @@
-//! Why a tree refused, stopped, or could not be read.
+//! The errors of a tree.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why an operation on a tree failed. Where it says nothing else the tree stays usable.
+/// Why an operation on a tree failed. The tree stays usable unless the variant says otherwise.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TreeError {
-    /// The bytes at this offset are not what was written there.
+    /// The bytes at this offset are not those that were written there.
     #[error("damaged tree in {} at offset {offset}: {what}", path.display())]
     Damaged {
         /// The tree's file.
         path: PathBuf,
-        /// Where what is damaged begins, in bytes.
+        /// Offset of the damage in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: &'static str,
     },
 
-    /// No root was ever committed to the file, or none of it is left.
+    /// No root was ever committed to the file, or no root is readable.
     #[error("{} holds no committed tree", path.display())]
     NoRoot {
         /// The tree's file.
         path: PathBuf,
     },
 
-    /// The file is another tree than the one that was asked for.
+    /// The file holds another tree than expected.
     #[error("{} is another tree than the one expected", path.display())]
     OtherIncarnation {
         /// The tree's file.
         path: PathBuf,
     },
 
-    /// The file was written by another version.
+    /// The file was written in another format version.
     #[error("{} has format {found}; this version reads {known}", path.display())]
     OtherFormat {
         /// The tree's file.
         path: PathBuf,
-        /// The version it was written in.
+        /// The file's format version.
         found: u32,
-        /// The version that can be read.
+        /// The format version that this program reads.
         known: u32,
     },
 
-    /// A key, value or attachment is too large. Nothing of the update, load or commit counts.
+    /// A key, value or attachment is too large. The update, load or commit has no effect.
     #[error("{what} of {size} bytes exceeds {max}")]
     TooLarge {
-        /// What is too large.
+        /// The kind of the object.
         what: &'static str,
         /// Its size in bytes.
         size: usize,
-        /// The largest, in bytes.
+        /// The limit in bytes.
         max: usize,
     },
 
-    /// The keys of an update or a load don't ascend strictly. Nothing of it counts.
+    /// The keys of an update or a load don't ascend strictly. The operation has no effect.
     #[error("keys out of order: number {index} is not above the one before it")]
     KeyOrder {
-        /// Which key it is, from 0.
+        /// Index of the key, from 0.
         index: u64,
     },
 
-    /// A commit's `seq` is not above that of the last one. Nothing was written.
+    /// A commit's `seq` is not above the last one. Nothing was written.
     #[error("commit {seq} is not above {last}")]
     StaleSeq {
-        /// What was given.
+        /// The `seq` of this commit.
         seq: u64,
-        /// The last one committed.
+        /// The last committed `seq`.
         last: u64,
     },
 
-    /// There is no room on the disk for an update's nodes or a commit's attachment. Nothing of it
-    /// counts; once there is room it can be done again.
-    #[error("no room for the tree's nodes: {source}")]
+    /// The disk has no space for an update's nodes or a commit's attachment. The operation has no effect and
+    /// can be retried once there is space.
+    #[error("no space for the tree's nodes: {source}")]
     NoSpace {
-        /// What the system said.
+        /// The system's error.
         source: Arc<settee_io::Error>,
     },
 
-    /// A write or sync failed, now or earlier, or the tree was closed: no update and no commit is
-    /// accepted any more, reads go on. Reopen to learn which root survived.
+    /// A write or sync failed, now or earlier, or the tree was closed. Updates and commits are refused; reads
+    /// continue. Reopen to learn which root survived.
     #[error("tree stopped: {source}")]
     Stopped {
-        /// What failed first; or that the tree was closed.
+        /// The first failure, or that the tree was closed.
         source: Arc<settee_io::Error>,
     },
 

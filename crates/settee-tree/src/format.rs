@@ -1,15 +1,15 @@
-//! The bytes of a tree's file but for its nodes: header, root slots, checksums.
+//! The bytes of a tree's file except its nodes: header, root slots, checksums.
 //!
-//! A file begins with three blocks: the header, written once, and two root slots, written in turn.
-//! Behind them lie nodes and attachments, in the order they were written, never written again.
+//! A file begins with three blocks: the header, written once, and two root slots, written in turn. Nodes and
+//! attachments follow in the order they were written; they are never overwritten.
 //!
 //! Invariants:
-//! 1. A checksum follows from the bytes, from the tree's random incarnation, and from the offset:
-//!    bytes of another file or another place never pass.
-//! 2. A root is written only when all it refers to was synced: a slot that passes is the root of
-//!    a whole tree.
+//! 1. A checksum covers the bytes, the tree's random incarnation and the offset, so bytes of another file or
+//!    from another offset never match.
+//! 2. A root is written only after everything it refers to was synced: a slot whose checksum matches is the
+//!    root of a complete tree.
 //!
-//! Written down in `docs/format.md`, "A tree file"; all numbers are little-endian.
+//! Specified in `docs/format.md`, "A tree file"; all integers are little-endian.
 
 use twox_hash::XxHash3_64;
 
@@ -27,36 +27,36 @@ pub const ATTACHMENT_SIZE_MAX: usize = 16 << 20;
 /// Bytes before the first node: the header and two root slots.
 pub const HEAD_SIZE: u64 = 3 * BLOCK_SIZE;
 
-/// The unit of the head, and of what a sync covers: behind a sync or the end of an update the
-/// next write begins at a multiple of it, so that nothing synced is ever written again. No
-/// smaller than what direct I/O asks for.
+/// The unit of the head and of a sync: after a sync or the end of an update, the next write begins at a
+/// multiple of it, so that nothing synced is ever overwritten. At least the alignment that direct I/O
+/// requires.
 pub(crate) const BLOCK_SIZE: u64 = 4096;
 
 /// Nodes begin at multiples of this many bytes.
 pub(crate) const NODE_ALIGNMENT: u64 = 8;
 
-/// Where the root slots are.
+/// Offsets of the root slots.
 pub(crate) const SLOTS: [u64; 2] = [BLOCK_SIZE, 2 * BLOCK_SIZE];
 
-/// The version that this one writes, and reads.
+/// The format version that is written and read.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
-/// Where files end at the latest: a node's offset, in units of its alignment, has 48 bits.
+/// Largest file in bytes: a node's offset, in units of its alignment, has 48 bits.
 pub(crate) const FILE_SIZE_MAX: u64 = 1 << 50;
 
-/// The most levels a root is believed to have: with two children a node, more than a file holds.
+/// Largest level of a root that is accepted: with two children per node, more than a file holds.
 pub(crate) const LEVEL_MAX: u8 = 48;
 
 const HEADER_MAGIC: [u8; 8] = *b"SETTEETR";
 const ROOT_MAGIC: [u8; 8] = *b"SETTEERT";
 const SUMMARY_START: usize = 104;
-/// What an offset is multiplied by before it is added to a hash: odd, so that no two offsets give
-/// the same.
+/// Factor of an offset before it is added to a hash. It is odd, so that different offsets give different
+/// products.
 const OFFSET_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
 const _: () = assert!(SUMMARY_START + SUMMARY_SIZE_MAX <= BLOCK_SIZE as usize);
 
-/// The checksums of one tree.
+/// Seed of one tree's checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seed(u64);
 
@@ -65,18 +65,18 @@ impl Seed {
         Seed(XxHash3_64::oneshot(incarnation))
     }
 
-    /// The checksum of what lies, or will lie, at `offset`.
+    /// The checksum of `bytes` at `offset`.
     pub(crate) fn checksum(self, offset: u64, bytes: &[u8]) -> u64 {
         (XxHash3_64::oneshot(bytes) ^ self.0).wrapping_add(offset.wrapping_mul(OFFSET_FACTOR))
     }
 }
 
-/// Where a node lies.
+/// Location of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Pointer {
     /// In bytes; a multiple of [`NODE_ALIGNMENT`].
     pub(crate) offset: u64,
-    /// In bytes, without what aligns the next node.
+    /// In bytes, without the padding that aligns the next node.
     pub(crate) length: u16,
 }
 
@@ -90,18 +90,18 @@ impl Pointer {
         Pointer { offset: (packed >> 16) * NODE_ALIGNMENT, length: packed as u16 }
     }
 
-    /// The bytes it takes in the file.
+    /// The bytes it takes in the file, including padding.
     pub(crate) fn aligned_length(self) -> u64 {
         u64::from(self.length).next_multiple_of(NODE_ALIGNMENT)
     }
 
-    /// Where it ends.
+    /// The offset of its end.
     pub(crate) fn end(self) -> u64 {
         self.offset + u64::from(self.length)
     }
 }
 
-/// Where a root's attachment lies.
+/// Location of a root's attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct AttachmentPointer {
     pub(crate) offset: u64,
@@ -109,7 +109,7 @@ pub(crate) struct AttachmentPointer {
     pub(crate) checksum: u64,
 }
 
-/// What a root slot holds.
+/// The contents of a root slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RootRecord {
     pub(crate) seq: u64,
@@ -118,22 +118,22 @@ pub(crate) struct RootRecord {
     pub(crate) level: u8,
     pub(crate) count: u64,
     pub(crate) live_bytes: u64,
-    /// Up to where the file belongs to this root.
+    /// End of the root's part of the file, in bytes.
     pub(crate) end: u64,
     pub(crate) attachment: AttachmentPointer,
     pub(crate) summary: Vec<u8>,
 }
 
-/// Why a block is no header, or no root.
+/// Why a block is not a valid header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockError {
-    /// It was never written, or not whole, or was damaged.
+    /// Never written, torn, or damaged.
     Invalid,
-    /// Another version wrote it.
+    /// Written in another format version.
     Version(u32),
 }
 
-/// The header's block.
+/// Encodes the header block.
 pub(crate) fn encode_header(incarnation: &[u8; 16]) -> Vec<u8> {
     let mut block = vec![0; BLOCK_SIZE as usize];
     block[..8].copy_from_slice(&HEADER_MAGIC);
@@ -143,7 +143,7 @@ pub(crate) fn encode_header(incarnation: &[u8; 16]) -> Vec<u8> {
     block
 }
 
-/// The incarnation that a header's block names.
+/// Decodes a header block into its incarnation.
 pub(crate) fn decode_header(block: &[u8]) -> Result<[u8; 16], BlockError> {
     let incarnation = unseal(block, 0, HEADER_MAGIC).ok_or(BlockError::Invalid)?;
     match u32_at(block, 32) {
@@ -153,7 +153,7 @@ pub(crate) fn decode_header(block: &[u8]) -> Result<[u8; 16], BlockError> {
 }
 
 impl RootRecord {
-    /// The block of the slot at `offset`.
+    /// Encodes the block of the slot at `offset`.
     pub(crate) fn encode(&self, incarnation: &[u8; 16], offset: u64) -> Vec<u8> {
         assert!(self.summary.len() <= SUMMARY_SIZE_MAX, "a summary of {} bytes", self.summary.len());
         let mut block = vec![0; BLOCK_SIZE as usize];
@@ -174,7 +174,7 @@ impl RootRecord {
         block
     }
 
-    /// The root in the slot at `offset`, and the incarnation it belongs to.
+    /// Decodes the slot at `offset` into its root and the incarnation that it belongs to.
     pub(crate) fn decode(block: &[u8], offset: u64) -> Option<(RootRecord, [u8; 16])> {
         let incarnation = unseal(block, offset, ROOT_MAGIC)?;
         let packed = u64_at(block, 40);
@@ -197,7 +197,7 @@ impl RootRecord {
         record.is_sound().then_some((record, incarnation))
     }
 
-    /// Whether what it refers to lies within what belongs to it.
+    /// Whether everything it refers to lies before its end.
     fn is_sound(&self) -> bool {
         let AttachmentPointer { offset, length, .. } = self.attachment;
         let within =
@@ -215,7 +215,7 @@ impl RootRecord {
     }
 }
 
-/// Puts a head block's checksum in its place. It has the seed of the incarnation in the block.
+/// Stores a head block's checksum. The seed is the incarnation in the block.
 fn seal(block: &mut [u8], offset: u64) {
     let incarnation = block[16..32].try_into().expect("16 bytes");
     let checksum = Seed::new(&incarnation).checksum(offset, &block[16..]);
@@ -243,7 +243,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// Appends `value` with seven bits a byte, the lowest first; all but the last have the top bit.
+/// Appends `value` in groups of seven bits, lowest first; every byte but the last has its top bit set.
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value > 0x7f {
         out.push(value as u8 | 0x80);
@@ -252,7 +252,7 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Takes a varint off the front of `bytes`.
+/// Takes a varint from the front of `bytes`.
 pub(crate) fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -1,22 +1,21 @@
 //! An append-only copy-on-write B+tree in one file: an ordered, durable map with snapshots.
 //!
-//! - A [`Tree`] is the file. [`Tree::update`] merges sorted changes into a [`Root`] and gives a new
-//!   one, telling each key's previous value on the way; [`Tree::commit`] makes a root what opening
-//!   the file gives. [`TreeBuilder`] loads a new tree from sorted entries.
-//! - A [`Root`] is the tree as it was at one moment, for ever. Any number of tasks read it at once,
-//!   by key, by sorted keys ([`Root::get_many`]), by range in both directions ([`Root::scan`]),
-//!   and no update makes them wait.
-//! - A [`Reduction`] is kept in the inner nodes: [`Root::summary_in`], [`Root::count_in`] and
-//!   [`Root::seek`] know of any range without visiting it.
+//! - A [`Tree`] is the file. [`Tree::update`] merges sorted changes into a [`Root`] and returns a new root;
+//!   it reports each key's previous value to the caller on the way. [`Tree::commit`] makes a root the one
+//!   that opening the file returns. [`TreeBuilder`] loads a new tree from sorted entries.
+//! - A [`Root`] is an immutable snapshot of the tree. Any number of tasks read it at once: by key, by sorted
+//!   keys ([`Root::get_many`]), by range in both directions ([`Root::scan`]). No update makes them wait.
+//! - A [`Reduction`] is kept in the inner nodes. With it, [`Root::summary_in`], [`Root::count_in`] and
+//!   [`Root::seek`] answer for any range without visiting its entries.
 //! - A [`NodeCache`] bounds the memory of any number of trees.
 //!
-//! What was replaced stays in the file: [`Tree::file_bytes`] less [`Root::live_bytes`] is what
-//! writing the tree anew would save. That is a scan into a [`TreeBuilder`], while readers and
-//! the writer go on with the old file.
+//! Replaced nodes stay in the file: rewriting the tree would save [`Tree::file_bytes`] minus
+//! [`Root::live_bytes`]. A rewrite is a scan into a [`TreeBuilder`], while readers and the writer continue on
+//! the old file.
 //!
-//! Durability: what [`Tree::commit`] returned for survives any power loss; a commit cut short is
-//! as if it had never been begun. It is assumed that a completed sync is durable, and that blocks
-//! written since may hold anything: checksums tell.
+//! Durability: a root for which [`Tree::commit`] returned survives any power loss; an interrupted commit has
+//! no effect. The assumption is that a completed sync is durable and that blocks written since the last sync
+//! may hold anything; checksums detect those.
 //!
 //! Bytes: `docs/format.md`, "A tree file".
 //!

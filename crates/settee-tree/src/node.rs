@@ -1,15 +1,14 @@
-//! A node: a sorted run of items (key, payload) behind a checksum, searched as it stands.
+//! A node: a sorted array of items (key, payload) with a checksum, searched without decoding.
 //!
-//! Leaves' payloads are values; inner nodes' are what is known of a child ([`Child`]). Keys are
-//! stored without the prefix that all of a node share; an array of 16-bit positions leads to the
-//! items, so that a search touches a few of them and decodes none.
+//! A leaf's payloads are values; an inner node's payloads are child records ([`Child`]). Keys are stored
+//! without the prefix that all keys of the node share. An array of 16-bit positions locates the items, so
+//! that a search touches a few of them and decodes none.
 //!
 //! Invariants:
-//! 1. A [`Node`] has passed its checksum, its positions ascend and lie within it, and so do its
-//!    items' keys: reading one can't panic, whatever its bytes are.
-//! 2. A key in an inner node, a *separator*, is no greater than any key under its child, and
-//!    greater than all under the child before. What lies below a node's first separator belongs
-//!    to its first child.
+//! 1. A [`Node`] has passed its checksum; its positions ascend and lie within it, and so do its items' keys.
+//!    Reading a node can't panic, whatever its bytes are.
+//! 2. A key in an inner node, a *separator*, is no greater than any key under its child, and greater than all
+//!    keys under the previous child. Keys below a node's first separator belong to its first child.
 //! 3. A node is at most [`NODE_SIZE_MAX`] bytes.
 //!
 //! Bytes: `docs/format.md`, "A tree file".
@@ -22,36 +21,35 @@ use crate::format::{
 };
 use crate::reduction::{Reduction, SUMMARY_SIZE_MAX};
 
-/// The largest node in bytes: positions in it have 16 bits.
+/// The largest node in bytes: its positions have 16 bits.
 pub(crate) const NODE_SIZE_MAX: usize = u16::MAX as usize;
 
 pub(crate) const NODE_HEADER_SIZE: usize = 16;
 
-/// Bytes that an item takes beside its key's rest and its payload: its position, and the size of
-/// the rest.
+/// Bytes of an item besides its key suffix and its payload: its position and the suffix's size.
 pub(crate) const ITEM_OVERHEAD: usize = 4;
 
 /// The largest payload of an inner node: pointer, two varints, summary.
 pub(crate) const CHILD_SIZE_MAX: usize = 8 + 10 + 10 + SUMMARY_SIZE_MAX;
 
-/// So many heads are counted rather than searched.
+/// A search counts up to this many heads instead of continuing the binary search.
 const HEADS_COUNTED_MAX: usize = 256;
 
 const LEAF: u8 = 1;
 const INNER: u8 = 2;
 
-/// Three of the largest items fit a node: see `run.rs` for when that many must.
+/// Three of the largest items fit a node; `run.rs` explains when a node must hold that many.
 const _: () = assert!(
     NODE_HEADER_SIZE + 3 * (ITEM_OVERHEAD + KEY_SIZE_MAX + CHILD_SIZE_MAX) <= NODE_SIZE_MAX
         && NODE_HEADER_SIZE + ITEM_OVERHEAD + KEY_SIZE_MAX + VALUE_SIZE_MAX <= NODE_SIZE_MAX
 );
 
-/// A checked node in memory.
+/// A verified node in memory.
 #[derive(Debug)]
 pub(crate) struct Node {
     bytes: Box<[u8]>,
-    /// The [`head`] of each key's rest, side by side: a search touches few lines of memory before
-    /// it compares keys.
+    /// The [`head`] of each key's suffix, side by side: a search touches few cache lines before it compares
+    /// keys.
     heads: Box<[u32]>,
     offset: u64,
     level: u8,
@@ -59,15 +57,15 @@ pub(crate) struct Node {
     prefix_size: u16,
 }
 
-/// What an inner node knows of one child.
+/// An inner node's item: one child.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Child<S> {
-    /// No key under the child is below it.
+    /// Lower bound of the child's keys.
     pub(crate) separator: Vec<u8>,
     pub(crate) pointer: Pointer,
-    /// Entries under it.
+    /// Number of entries under the child.
     pub(crate) count: u64,
-    /// Bytes of the nodes under it, its own included, each aligned.
+    /// Bytes of the nodes under the child and of the child itself, each aligned.
     pub(crate) live_bytes: u64,
     pub(crate) summary: S,
 }
@@ -118,7 +116,7 @@ fn child_counts(payload: &[u8]) -> Option<(u64, u64, &[u8])> {
 }
 
 impl Node {
-    /// Checks the bytes read for the node at `pointer`, and copies them.
+    /// Verifies the bytes read for the node at `pointer`, and copies them.
     pub(crate) fn decode(
         bytes: &[u8],
         pointer: Pointer,
@@ -134,26 +132,26 @@ impl Node {
         Node::decode_checked(bytes.into(), pointer.offset, level)
     }
 
-    /// As [`Node::decode`], for bytes that were just encoded, or whose checksum was compared.
+    /// As [`Node::decode`], for bytes that were just encoded or whose checksum was already compared.
     pub(crate) fn decode_checked(bytes: Box<[u8]>, offset: u64, level: u8) -> Result<Node, &'static str> {
         let (found_level, kind) = (bytes[14], bytes[15]);
         let (count, prefix_size) = (u16_at(&bytes, 10), u16_at(&bytes, 12));
         let mut node = Node { bytes, heads: Box::default(), offset, level: found_level, count, prefix_size };
         if usize::from(u16_at(&node.bytes, 8)) != node.bytes.len() {
-            return Err("a node has another length than its parent says");
+            return Err("a node has another length than its parent records");
         }
         if found_level != level || found_level > LEVEL_MAX || (kind != if level == 0 { LEAF } else { INNER })
         {
-            return Err("a node has another level than its parent says");
+            return Err("a node has another level than its parent records");
         }
         if !node.is_sound() {
-            return Err("a node makes no sense");
+            return Err("a node is malformed");
         }
         node.heads = (0..node.len()).map(|index| head(node.key_rest(index))).collect();
         Ok(node)
     }
 
-    /// Invariant 1.
+    /// Verifies invariant 1.
     fn is_sound(&self) -> bool {
         let size = self.bytes.len();
         let items_start = self.positions_start() + 2 * self.len();
@@ -176,12 +174,12 @@ impl Node {
         true
     }
 
-    /// Where it lies in the file.
+    /// Its offset in the file.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// 0 is a leaf.
+    /// The level; 0 is a leaf.
     pub(crate) fn level(&self) -> u8 {
         self.level
     }
@@ -190,7 +188,7 @@ impl Node {
         self.level == 0
     }
 
-    /// How many items it has; at least one.
+    /// Number of items; at least one.
     pub(crate) fn len(&self) -> usize {
         usize::from(self.count)
     }
@@ -209,13 +207,13 @@ impl Node {
         usize::from(u16_at(&self.bytes, self.positions_start() + 2 * index))
     }
 
-    /// What all keys begin with.
+    /// The prefix that all keys share.
     #[inline]
     pub(crate) fn prefix(&self) -> &[u8] {
         &self.bytes[NODE_HEADER_SIZE..NODE_HEADER_SIZE + usize::from(self.prefix_size)]
     }
 
-    /// A key without the prefix.
+    /// A key's suffix behind the prefix.
     #[inline]
     pub(crate) fn key_rest(&self, index: usize) -> &[u8] {
         let position = self.position(index);
@@ -223,7 +221,7 @@ impl Node {
         &self.bytes[position + 2..position + 2 + size]
     }
 
-    /// A key without the prefix, and its payload.
+    /// A key's suffix behind the prefix, and the item's payload.
     #[inline]
     pub(crate) fn item(&self, index: usize) -> (&[u8], &[u8]) {
         debug_assert!(index < self.len());
@@ -233,13 +231,13 @@ impl Node {
         self.bytes[position + 2..end].split_at(size)
     }
 
-    /// A leaf's value, an inner node's encoded child.
+    /// A leaf's value, or an inner node's encoded child.
     #[inline]
     pub(crate) fn payload(&self, index: usize) -> &[u8] {
         self.item(index).1
     }
 
-    /// Puts a key into `key`, whatever that held.
+    /// Replaces the contents of `key` with an item's key.
     #[inline]
     pub(crate) fn copy_key(&self, index: usize, key: &mut Vec<u8>) {
         key.clear();
@@ -247,14 +245,13 @@ impl Node {
         key.extend_from_slice(self.key_rest(index));
     }
 
-    /// A key.
     pub(crate) fn key(&self, index: usize) -> Vec<u8> {
         let mut key = Vec::new();
         self.copy_key(index, &mut key);
         key
     }
 
-    /// How the item's key compares with `key`.
+    /// Compares the item's key with `key`.
     pub(crate) fn compare(&self, index: usize, key: &[u8]) -> Ordering {
         let prefix = self.prefix();
         match key.split_at_checked(prefix.len()) {
@@ -263,7 +260,7 @@ impl Node {
         }
     }
 
-    /// The item with this key, or where it would be.
+    /// `Ok`: the index of the item with this key. `Err`: the index where it would be inserted.
     #[inline]
     pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
         let prefix = self.prefix();
@@ -286,7 +283,7 @@ impl Node {
         Err(low)
     }
 
-    /// Which child of an inner node has this key, if any has.
+    /// The child of an inner node that covers this key.
     #[inline]
     pub(crate) fn child_index(&self, key: &[u8]) -> usize {
         match self.search(key) {
@@ -295,7 +292,7 @@ impl Node {
         }
     }
 
-    /// Which items of a leaf lie in the range.
+    /// The items of a leaf that lie in the range.
     pub(crate) fn entries_in(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Range<usize> {
         let at = |key: &[u8], behind: bool| match self.search(key) {
             Ok(index) => index + usize::from(behind),
@@ -314,7 +311,7 @@ impl Node {
         first..last.max(first)
     }
 
-    /// Which children of an inner node may have keys in the range.
+    /// The children of an inner node that may have keys in the range.
     pub(crate) fn children_in(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Range<usize> {
         let first = match start {
             Bound::Unbounded => 0,
@@ -323,7 +320,7 @@ impl Node {
         let last = match end {
             Bound::Unbounded => self.len(),
             Bound::Included(key) => self.child_index(key) + 1,
-            // A child whose separator is the end has no key below it.
+            // A child whose separator is the range's end has no key below it.
             Bound::Excluded(key) => match self.search(key) {
                 Ok(index) | Err(index) => index.max(1),
             },
@@ -337,7 +334,7 @@ impl Node {
         child_pointer(self.payload(index))
     }
 
-    /// What is known of a child, but for its separator.
+    /// A child's record, which lacks its separator.
     pub(crate) fn child_record<R: Reduction>(
         &self,
         reduction: &R,
@@ -346,15 +343,15 @@ impl Node {
         ChildRecord::decode(reduction, self.payload(index))
     }
 
-    /// All that is known of a child.
+    /// A child with its separator.
     pub(crate) fn child<R: Reduction>(&self, reduction: &R, index: usize) -> Option<Child<R::Summary>> {
         let ChildRecord { pointer, count, live_bytes, summary } = self.child_record(reduction, index)?;
         Some(Child { separator: self.key(index), pointer, count, live_bytes, summary })
     }
 }
 
-/// Appends a node of these items, sorted by key, to `out`; its checksum is left zero, since it
-/// follows from the place: see [`seal`].
+/// Appends a node of these items, sorted by key, to `out`. The checksum stays zero, since it depends on the
+/// offset: see [`seal`].
 pub(crate) fn encode<'a>(
     level: u8,
     count: usize,
@@ -386,7 +383,7 @@ pub(crate) fn encode<'a>(
     header[15] = if level == 0 { LEAF } else { INNER };
 }
 
-/// A key's first bytes as a number: what has a smaller one is smaller.
+/// A key's first bytes as a number; their order agrees with the order of the keys.
 #[inline]
 fn head(rest: &[u8]) -> u32 {
     match rest.first_chunk::<4>() {
@@ -395,9 +392,8 @@ fn head(rest: &[u8]) -> u32 {
     }
 }
 
-/// How many of the sorted heads are below `wanted`. Up to [`HEADS_COUNTED_MAX`] are counted,
-/// many at once and without waiting for one before looking at the next, as a binary search does
-/// for memory that isn't in the processor's cache.
+/// Number of sorted heads below `wanted`. The last [`HEADS_COUNTED_MAX`] are counted, several at once by
+/// vector instructions: a binary search would wait for each cache miss before the next comparison.
 #[inline]
 fn lower_bound(heads: &[u32], wanted: u32) -> usize {
     let (mut first, mut last) = (0, heads.len());
@@ -408,7 +404,7 @@ fn lower_bound(heads: &[u32], wanted: u32) -> usize {
     first + heads[first..last].iter().map(|head| u32::from(*head < wanted)).sum::<u32>() as usize
 }
 
-/// Puts the checksum into a node that will lie at `offset`.
+/// Stores the checksum of a node that will be written at `offset`.
 pub(crate) fn seal(node: &mut [u8], offset: u64, seed: Seed) {
     let checksum = seed.checksum(offset, &node[8..]);
     node[..8].copy_from_slice(&checksum.to_le_bytes());

@@ -1,7 +1,7 @@
-//! What is known of ranges without visiting them: summaries, counts, and where a sum is reached.
+//! Range queries that don't visit entries: summaries, counts, and the position where a sum is reached.
 //!
-//! Both go down the two edges of the range at most; what lies whole between is known from the
-//! inner nodes on the way.
+//! They descend along at most the two edges of the range; inner nodes on the way have the summaries of
+//! everything between.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::root::Root;
 /// An inner node at an edge of the range.
 struct Edge {
     node: Arc<Node>,
-    /// The children that are left.
-    left: Range<usize>,
-    /// All under it is before the range's end.
+    /// The children not visited yet.
+    remaining: Range<usize>,
+    /// Whether all keys under it lie before the range's end.
     ends_within: bool,
 }
 
-/// What is known of a run of entries.
-struct Known<S> {
+/// Summary and count of a run of entries.
+struct RangeSummary<S> {
     summary: S,
     count: u64,
 }
 
-impl<S> Known<S> {
+impl<S> RangeSummary<S> {
     fn add<R: Reduction<Summary = S>>(&mut self, reduction: &R, summary: &S, count: u64) {
         self.summary = reduction.join(&self.summary, summary);
         self.count = self.count.saturating_add(count);
@@ -35,44 +35,44 @@ impl<S> Known<S> {
 
 /// # Reductions
 impl<R: Reduction> Root<R> {
-    /// The summary of the entries in the range. Reads at most two nodes a level.
+    /// The summary of the entries in the range. Reads at most two nodes per level.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`], or what the system says.
+    /// [`TreeError::Damaged`], or the system's error.
     pub async fn summary_in(&self, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<R::Summary, TreeError> {
-        Ok(self.known_in(range).await?.summary)
+        Ok(self.summarize(range).await?.summary)
     }
 
-    /// How many entries there are in the range. Reads at most two nodes a level.
+    /// The number of entries in the range. Reads at most two nodes per level.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`], or what the system says.
+    /// [`TreeError::Damaged`], or the system's error.
     pub async fn count_in(&self, range: (Bound<&[u8]>, Bound<&[u8]>)) -> Result<u64, TreeError> {
-        Ok(self.known_in(range).await?.count)
+        Ok(self.summarize(range).await?.count)
     }
 
-    async fn known_in(
+    async fn summarize(
         &self,
         (start, end): (Bound<&[u8]>, Bound<&[u8]>),
-    ) -> Result<Known<R::Summary>, TreeError> {
+    ) -> Result<RangeSummary<R::Summary>, TreeError> {
         let reduction = &self.shared.reduction;
-        let mut known = Known { summary: reduction.zero(), count: 0 };
-        let Some(top) = &self.state.top else { return Ok(known) };
+        let mut total = RangeSummary { summary: reduction.zero(), count: 0 };
+        let Some(top) = &self.state.top else { return Ok(total) };
         if matches!((start, end), (Bound::Unbounded, Bound::Unbounded)) {
-            return Ok(Known { summary: self.summary(), count: self.len() });
+            return Ok(RangeSummary { summary: self.summary(), count: self.len() });
         }
         let mut edges = Vec::new();
         let mut next = Some((top.node.clone(), matches!(end, Bound::Unbounded)));
         loop {
             if let Some((node, ends_within)) = next.take() {
                 if node.is_leaf() {
-                    self.add_entries(&node, node.entries_in(start, end), &mut known);
+                    self.add_entries(&node, node.entries_in(start, end), &mut total);
                 } else {
-                    edges.push(Edge { left: node.children_in(start, end), node, ends_within });
+                    edges.push(Edge { remaining: node.children_in(start, end), node, ends_within });
                 }
             }
-            let Some(edge) = edges.last_mut() else { return Ok(known) };
-            let Some(index) = edge.left.next() else {
+            let Some(edge) = edges.last_mut() else { return Ok(total) };
+            let Some(index) = edge.remaining.next() else {
                 edges.pop();
                 continue;
             };
@@ -85,7 +85,7 @@ impl<R: Reduction> Root<R> {
             };
             if ends_within && starts_within(&edge.node, index, start) {
                 let record = self.record(&edge.node, index)?;
-                known.add(reduction, &record.summary, record.count);
+                total.add(reduction, &record.summary, record.count);
             } else {
                 let pointer = self.shared.child_pointer(&edge.node, index)?;
                 next = Some((self.shared.load(pointer, edge.node.level() - 1, true).await?, ends_within));
@@ -93,19 +93,19 @@ impl<R: Reduction> Root<R> {
         }
     }
 
-    /// Looks for a place in the range, without visiting the entries before it. `passes` is told
-    /// the summary and the count of all entries in the range before a boundary, and the boundary,
-    /// a key: it must be true up to some boundary, and false from there on. Gives the greatest
-    /// boundary for which it is true, with summary and count of what lies before it. Boundaries
-    /// are the keys of all entries, and the separators of nodes; where none passes, and where the
-    /// range has no entry, what is given is the range's start with nothing before it.
+    /// Finds a position in the range without visiting the entries before it. A boundary is a key: that of any
+    /// entry, or the separator of a node. `passes` receives the summary and the count of all entries in the
+    /// range before a boundary, and the boundary; it must be true up to some boundary and false from there
+    /// on. Returns the greatest boundary for which it is true, and the summary and count of the entries
+    /// before it; if none passes, or the range has no entry, it returns the range's start with nothing before
+    /// it.
     ///
-    /// To skip as many entries as `n` allows: `|_, count, _| count <= n`, and then a scan from
-    /// the boundary, of which `n - count` are still to be skipped. Reads at most two nodes a level, of which
-    /// those at the range's start are asked of the cache more than once.
+    /// To skip up to `n` entries, use `|_, count, _| count <= n` and scan from the boundary, where `n -
+    /// count` entries remain to be skipped. Reads at most two nodes per level; those at the range's start are
+    /// looked up in the cache more than once.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`], or what the system says.
+    /// [`TreeError::Damaged`], or the system's error.
     pub async fn seek(
         &self,
         (start, end): (Bound<&[u8]>, Bound<&[u8]>),
@@ -116,7 +116,7 @@ impl<R: Reduction> Root<R> {
             Bound::Included(key) | Bound::Excluded(key) => key.to_vec(),
             Bound::Unbounded => Vec::new(),
         };
-        let mut before = Known { summary: reduction.zero(), count: 0 };
+        let mut before = RangeSummary { summary: reduction.zero(), count: 0 };
         let Some(top) = &self.state.top else { return Ok((boundary, before.summary, before.count)) };
         let mut node = top.node.clone();
         while !node.is_leaf() {
@@ -124,80 +124,80 @@ impl<R: Reduction> Root<R> {
             if children.is_empty() {
                 return Ok((boundary, before.summary, before.count));
             }
-            // What lies before each child but the first, whose boundary has passed.
-            let mut befores = vec![before];
+            // Summaries of the entries before each child. The first child's boundary has passed already.
+            let mut preceding = vec![before];
             for index in children.start..children.end - 1 {
-                let last = befores.last().expect("it has one");
-                let mut next = Known { summary: last.summary.clone(), count: last.count };
+                let last = preceding.last().expect("it has one");
+                let mut next = RangeSummary { summary: last.summary.clone(), count: last.count };
                 if starts_within(&node, index, start) {
                     let record = self.record(&node, index)?;
                     next.add(reduction, &record.summary, record.count);
                 } else {
-                    let below = self.known_under(&node, index, (start, end)).await?;
+                    let below = self.summarize_under(&node, index, (start, end)).await?;
                     next.add(reduction, &below.summary, below.count);
                 }
-                befores.push(next);
+                preceding.push(next);
             }
             let mut key = Vec::new();
-            let chosen = last_passing(befores.len(), |index| {
+            let chosen = last_passing(preceding.len(), |index| {
                 node.copy_key(children.start + index, &mut key);
-                passes(&befores[index].summary, befores[index].count, &key)
+                passes(&preceding[index].summary, preceding[index].count, &key)
             });
             if chosen > 0 {
                 boundary = node.key(children.start + chosen);
             }
-            before = befores.swap_remove(chosen);
+            before = preceding.swap_remove(chosen);
             let pointer = self.shared.child_pointer(&node, children.start + chosen)?;
             node = self.shared.load(pointer, node.level() - 1, true).await?;
         }
         let entries = node.entries_in(start, end);
-        let mut befores = vec![before];
+        let mut preceding = vec![before];
         for index in entries.clone() {
-            let last = befores.last().expect("it has one");
-            let mut next = Known { summary: last.summary.clone(), count: last.count };
+            let last = preceding.last().expect("it has one");
+            let mut next = RangeSummary { summary: last.summary.clone(), count: last.count };
             self.add_entries(&node, index..index + 1, &mut next);
-            befores.push(next);
+            preceding.push(next);
         }
         let mut key = Vec::new();
-        // The first is the boundary that has passed, the others stand for entries.
+        // Index 0 is the boundary that has passed already, the others are entries.
         let chosen = last_passing(entries.len() + 1, |index| {
             node.copy_key(entries.start + index - 1, &mut key);
-            passes(&befores[index - 1].summary, befores[index - 1].count, &key)
+            passes(&preceding[index - 1].summary, preceding[index - 1].count, &key)
         });
         if chosen > 0 {
             boundary = node.key(entries.start + chosen - 1);
         }
-        let before = befores.swap_remove(chosen.saturating_sub(1));
+        let before = preceding.swap_remove(chosen.saturating_sub(1));
         Ok((boundary, before.summary, before.count))
     }
 
-    /// What is known of the part of the range that lies under a child.
-    async fn known_under(
+    /// Summary and count of the part of the range that lies under a child.
+    async fn summarize_under(
         &self,
         node: &Node,
         index: usize,
         range: (Bound<&[u8]>, Bound<&[u8]>),
-    ) -> Result<Known<R::Summary>, TreeError> {
+    ) -> Result<RangeSummary<R::Summary>, TreeError> {
         let end = if index + 1 < node.len() { Some(node.key(index + 1)) } else { None };
-        self.known_in((range.0, end.as_deref().map_or(range.1, Bound::Excluded))).await
+        self.summarize((range.0, end.as_deref().map_or(range.1, Bound::Excluded))).await
     }
 
-    fn add_entries(&self, leaf: &Node, entries: Range<usize>, known: &mut Known<R::Summary>) {
+    fn add_entries(&self, leaf: &Node, entries: Range<usize>, total: &mut RangeSummary<R::Summary>) {
         let reduction = &self.shared.reduction;
         let mut key = Vec::new();
         for index in entries {
             leaf.copy_key(index, &mut key);
-            known.add(reduction, &reduction.of(&key, leaf.payload(index)), 1);
+            total.add(reduction, &reduction.of(&key, leaf.payload(index)), 1);
         }
     }
 
     fn record(&self, node: &Node, index: usize) -> Result<ChildRecord<R::Summary>, TreeError> {
         let record = node.child_record(&self.shared.reduction, index);
-        record.ok_or_else(|| self.shared.senseless(node.offset()))
+        record.ok_or_else(|| self.shared.malformed_item(node.offset()))
     }
 }
 
-/// Whether all under a child is behind the range's start.
+/// Whether all keys under a child lie behind the range's start.
 fn starts_within(node: &Node, index: usize, start: Bound<&[u8]>) -> bool {
     match start {
         Bound::Unbounded => true,
@@ -206,7 +206,7 @@ fn starts_within(node: &Node, index: usize, start: Bound<&[u8]>) -> bool {
     }
 }
 
-/// The last of `count` that passes, of which the first does without being asked.
+/// The last index below `count` that passes. Index 0 passes without a call.
 fn last_passing(count: usize, mut passes: impl FnMut(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, count);
     while high - low > 1 {

@@ -1,38 +1,37 @@
-//! What inner nodes know of the entries under them.
+//! Reductions: summaries of entries, kept in inner nodes.
 
 use std::fmt;
 
 /// Largest encoded summary in bytes.
 pub const SUMMARY_SIZE_MAX: usize = 256;
 
-/// An associative function over entries in the order of their keys, kept in inner nodes, so that
-/// the summary of any range costs two paths. It need not be commutative.
+/// An associative function over entries in key order, kept in inner nodes, so that the summary of any range
+/// costs two root-to-leaf paths. It need not be commutative.
 ///
-/// `join(a, join(b, c))` must equal `join(join(a, b), c)`, and `join(zero, a)` and
-/// `join(a, zero)` must equal `a`: which entries share a node is no business of the caller's, and
-/// must not show. Sums must be of integers, or of whatever else doesn't round.
+/// `join(a, join(b, c))` must equal `join(join(a, b), c)`, and `join(zero, a)` and `join(a, zero)` must equal
+/// `a`, since the result must not depend on how entries are distributed over nodes. Sums must be of integers,
+/// or of another type without rounding.
 pub trait Reduction: Send + Sync + 'static {
-    /// What is known of a run of entries.
+    /// The summary of a run of entries.
     type Summary: Clone + PartialEq + fmt::Debug + Send + Sync + 'static;
 
-    /// The summary of no entry.
+    /// The summary of no entries.
     fn zero(&self) -> Self::Summary;
 
     /// The summary of one entry.
     fn of(&self, key: &[u8], value: &[u8]) -> Self::Summary;
 
-    /// The summary of two runs, `right` directly behind `left`.
+    /// The summary of two adjacent runs, `left` before `right`.
     fn join(&self, left: &Self::Summary, right: &Self::Summary) -> Self::Summary;
 
     /// Appends the summary's bytes, at most [`SUMMARY_SIZE_MAX`] of them.
     fn encode(&self, summary: &Self::Summary, out: &mut Vec<u8>);
 
-    /// The summary that these bytes are, all of them; `None` where they are none.
+    /// Decodes a summary from exactly these bytes; `None` if they are not one.
     fn decode(&self, bytes: &[u8]) -> Option<Self::Summary>;
 }
 
-/// Knows nothing: for trees that are read by key and range alone. The count of entries is kept
-/// all the same.
+/// The empty reduction: for trees that are read by key and range only. The entry count is kept nevertheless.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoReduction;
 
@@ -52,8 +51,8 @@ impl Reduction for NoReduction {
     }
 }
 
-/// Counts entries. Every tree does that by itself ([`crate::Root::count_in`]); this is the
-/// shortest example of a reduction.
+/// Counts entries. Every tree does that itself ([`crate::Root::count_in`]); this is the shortest example of a
+/// reduction.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Count;
 
@@ -69,7 +68,7 @@ impl Reduction for Count {
     }
 
     fn join(&self, left: &u64, right: &u64) -> u64 {
-        // What a damaged node says must not end the process.
+        // A damaged node must not panic.
         left.saturating_add(*right)
     }
 

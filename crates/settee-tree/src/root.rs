@@ -1,12 +1,12 @@
-//! A root: the tree as it was at one moment, for ever.
+//! A root: an immutable snapshot of the tree.
 //!
-//! Lookups go from the root node, which a root holds in memory, down by the cache, and by the file
-//! where that lacks a node. Nothing is locked but a shard of the cache, for a moment.
+//! Lookups descend from the root node, which a root holds in memory, through the cache, and through the file
+//! for nodes that the cache lacks. The only lock is that of a cache shard, held briefly.
 //!
 //! Invariants:
-//! 1. What a root gives never changes.
-//! 2. A lookup reads at most one node a level, and none that the cache has; a lookup of many keys
-//!    reads each node once.
+//! 1. The results of a root never change.
+//! 2. A lookup reads at most one node per level, and none that is cached; a lookup of many keys reads each
+//!    node once.
 
 use std::fmt;
 use std::ops::{Bound, Range};
@@ -21,16 +21,14 @@ use crate::reduction::Reduction;
 use crate::scan::Scan;
 use crate::shared::{RootState, Shared};
 
-/// How many keys [`Root::get_many`] takes down the tree at once: the leaves they lie in are in
-/// memory together.
+/// Number of keys that [`Root::get_many`] looks up in one descent: their leaves are in memory together.
 const KEYS_AT_ONCE_MAX: usize = 4096;
 
-/// With more keys than this, [`Root::get_many`] leaves no leaves in the cache: a pass over much
-/// of the tree doesn't crowd out what is used.
+/// With more keys than this, [`Root::get_many`] doesn't cache leaves: a pass over much of the tree must not
+/// evict nodes in use.
 const KEYS_KEPT_MAX: usize = 1024;
 
-/// A state of a tree: a snapshot, cheap to clone, read by any number of tasks at once. Holds the
-/// file.
+/// A snapshot of a tree: cheap to clone, read by any number of tasks at once. It keeps the file open.
 pub struct Root<R: Reduction> {
     pub(crate) shared: Arc<Shared<R>>,
     pub(crate) state: Arc<RootState<R>>,
@@ -44,12 +42,12 @@ impl<R: Reduction> Clone for Root<R> {
 
 /// # The whole
 impl<R: Reduction> Root<R> {
-    /// What it was committed as; 0: it wasn't yet.
+    /// The `seq` it was committed with; 0 if it isn't committed.
     pub fn seq(&self) -> u64 {
         self.state.committed.get().map_or(0, |committed| committed.seq)
     }
 
-    /// How many entries it has.
+    /// Number of entries.
     pub fn len(&self) -> u64 {
         self.state.count
     }
@@ -64,31 +62,30 @@ impl<R: Reduction> Root<R> {
         self.state.summary.clone()
     }
 
-    /// Bytes of the nodes it is made of, exactly: what a file that holds nothing else would take
-    /// beside its head and its attachment.
+    /// Exact size in bytes of the nodes it consists of: a file with nothing else would take this plus its
+    /// head and its attachment.
     pub fn live_bytes(&self) -> u64 {
         self.state.live_bytes
     }
 
-    /// How many nodes lie between it and an entry, the root node and the leaf included.
+    /// Number of nodes from the root node to a leaf, both included.
     pub fn height(&self) -> usize {
         self.state.top.as_ref().map_or(0, |top| usize::from(top.node.level()) + 1)
     }
 
-    /// The tree's random name.
+    /// The tree's random identifier.
     pub fn incarnation(&self) -> [u8; 16] {
         self.shared.incarnation
     }
 
-    /// Up to where the file must be copied to hold this root. The head must be
-    /// [`Root::head`] then, since the file's own is of later roots.
+    /// Size in bytes of the prefix of the file that must be copied to hold this root. The copy's head must be
+    /// [`Root::head`], since the file's own head describes later roots.
     pub fn end(&self) -> u64 {
         self.state.committed.get().map_or(self.state.end, |committed| committed.end)
     }
 
-    /// The first [`HEAD_SIZE`] bytes of a file that holds this root and no other: with the bytes
-    /// from there up to [`Root::end`] it is a tree by itself, of the same incarnation. `None`
-    /// where the root isn't committed.
+    /// The first [`HEAD_SIZE`] bytes of a file that holds only this root: together with the bytes up to
+    /// [`Root::end`] they form a tree of the same incarnation. `None` if the root isn't committed.
     pub fn head(&self) -> Option<Vec<u8>> {
         let committed = self.state.committed.get()?;
         let mut head = encode_header(&self.shared.incarnation);
@@ -99,10 +96,10 @@ impl<R: Reduction> Root<R> {
         Some(head)
     }
 
-    /// What was attached to it when it was committed; empty where nothing was, or it wasn't.
+    /// The attachment it was committed with; empty if it had none or isn't committed.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`], or what the system says.
+    /// [`TreeError::Damaged`], or the system's error.
     pub async fn attachment(&self) -> Result<Bytes, TreeError> {
         let Some(committed) = self.state.committed.get() else { return Ok(Bytes::new()) };
         let attachment = committed.attachment;
@@ -119,16 +116,16 @@ impl<R: Reduction> Root<R> {
 
 /// # Lookups
 impl<R: Reduction> Root<R> {
-    /// The value of a key. Reads the nodes on the way that aren't cached, one a level. Dropping
-    /// the future abandons the read.
+    /// The value of a key. Reads the nodes on the way that aren't cached, at most one per level. Dropping the
+    /// future abandons the read.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`], or what the system says.
+    /// [`TreeError::Damaged`], or the system's error.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, TreeError> {
         self.get_with(key, |value| value.map(<[u8]>::to_vec)).await
     }
 
-    /// As [`Root::get`], without a copy: hands the value to `take`.
+    /// As [`Root::get`], without a copy: passes the value to `take`.
     ///
     /// # Errors
     /// As [`Root::get`].
@@ -150,14 +147,14 @@ impl<R: Reduction> Root<R> {
         Ok(take(find(&node, key)))
     }
 
-    /// The value of a key from the cache alone: nothing waits. `None` where a node isn't cached;
-    /// [`Root::get`] reads it then.
+    /// The value of a key from the cache only; never waits. `None` if a node isn't cached; [`Root::get`]
+    /// reads it.
     #[inline]
     pub fn get_cached(&self, key: &[u8]) -> Option<Option<Vec<u8>>> {
         self.get_cached_with(key, |value| value.map(<[u8]>::to_vec))
     }
 
-    /// As [`Root::get_cached`], without a copy: hands the value to `take`.
+    /// As [`Root::get_cached`], without a copy: passes the value to `take`.
     pub fn get_cached_with<T>(&self, key: &[u8], take: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
         if self.state.top.is_none() {
             return Some(take(None));
@@ -168,7 +165,7 @@ impl<R: Reduction> Root<R> {
         }
     }
 
-    /// Goes down to the key's leaf as far as the cache leads.
+    /// Descends to the key's leaf as far as the nodes are cached.
     fn walk(&self, key: &[u8]) -> Walk {
         let Some(top) = &self.state.top else { return Walk::AtTop };
         let mut below: Option<Arc<Node>> = None;
@@ -185,13 +182,13 @@ impl<R: Reduction> Root<R> {
         }
     }
 
-    /// The values of many keys, in ascending order (equal ones may follow each other): each is
-    /// told to `found` with its index, in order. One descent for all: each node is read once, and
-    /// those of a level by as few reads as there can be, all at once.
+    /// Looks up many keys in ascending order (equal ones may follow each other), and calls `found` with each
+    /// key's index and value, in order. All share one descent: each node is read once, and the reads of a
+    /// level are merged where nodes are adjacent and run concurrently.
     ///
     /// # Errors
-    /// [`TreeError::KeyOrder`], [`TreeError::Damaged`], or what the system says; some may have
-    /// been told.
+    /// [`TreeError::KeyOrder`], [`TreeError::Damaged`], or the system's error; `found` may have been called
+    /// for some keys.
     pub async fn get_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -228,29 +225,28 @@ impl<R: Reduction> Root<R> {
         Ok(())
     }
 
-    /// The entries in the range, in ascending or descending order of their keys: see
-    /// [`Scan::next`].
+    /// A scan of the entries in the range, in ascending or descending key order: see [`Scan::next`].
     pub fn scan(&self, range: (Bound<&[u8]>, Bound<&[u8]>), descending: bool) -> Scan<R> {
         Scan::new(self.clone(), range, descending)
     }
 }
 
-/// How far the cache led.
+/// How far a descent through cached nodes got.
 enum Walk {
     Leaf(Arc<Node>),
-    /// The node below this one isn't cached.
+    /// The next node below this one isn't cached.
     Missing(Arc<Node>),
-    /// As `Missing`, and this one is the root node; or there is none.
+    /// As `Missing` below the root node; or the tree has no root node.
     AtTop,
 }
 
-/// The value in a leaf.
+/// The value of a key in a leaf.
 #[inline]
 fn find<'a>(leaf: &'a Node, key: &[u8]) -> Option<&'a [u8]> {
     leaf.search(key).ok().map(|index| leaf.payload(index))
 }
 
-/// Which children of an inner node have which of the keys, given by their indexes, in order.
+/// Splits sorted keys, given by index, among the children of an inner node that cover them, in order.
 pub(crate) fn partition<'a>(
     node: &Node,
     keys: Range<usize>,
@@ -283,7 +279,7 @@ impl<R: Reduction> fmt::Debug for Root<R> {
     }
 }
 
-/// Where a node of a root lies, for those who walk it.
+/// The root node's location.
 pub(crate) fn top_pointer<R: Reduction>(state: &RootState<R>) -> Option<Pointer> {
     state.top.as_ref().map(|top| top.pointer)
 }

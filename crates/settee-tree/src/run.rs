@@ -1,12 +1,11 @@
-//! Items in order that are to become nodes of one level, and where to cut them.
+//! Runs: sorted items of one level, split into nodes.
 //!
-//! Nodes are filled one after another up to the target size, and the last two share what they
-//! have, unless the items came in ascending order: then the first of the two stays full.
+//! Nodes are filled one after another up to the target size, and the last two share their items evenly. If
+//! the items came in ascending order, the first of the two stays full instead.
 //!
 //! Invariants:
-//! 1. A node is no larger than the target, unless it has one item (a leaf), or two or three (an
-//!    inner node).
-//! 2. An inner node has at least two children, unless the run has but one.
+//! 1. A node is no larger than the target, unless it has one item (a leaf), or two or three (an inner node).
+//! 2. An inner node has at least two children, unless the run has only one.
 
 use std::ops::Range;
 
@@ -33,7 +32,7 @@ impl Item {
 }
 
 impl Run {
-    /// How many items it has.
+    /// Number of items.
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }
@@ -74,7 +73,7 @@ impl Run {
         }
     }
 
-    /// Takes the items from this one on off again.
+    /// Removes the items from index `count` on.
     pub(crate) fn truncate(&mut self, count: usize) {
         if let Some(item) = self.items.get(count) {
             self.bytes.truncate(item.start);
@@ -82,7 +81,7 @@ impl Run {
         }
     }
 
-    /// Takes the first items off.
+    /// Removes the first items.
     pub(crate) fn remove_front(&mut self, count: usize) {
         let size = self.items.get(count).map_or(self.bytes.len(), |item| item.start);
         self.bytes.drain(..size);
@@ -102,12 +101,12 @@ impl Run {
         &self.bytes[item.start + item.key_size as usize..item.end()]
     }
 
-    /// What the keys of these items, one at least, begin with.
+    /// Size of the common prefix of these items' keys. The range has at least one item.
     fn prefix_size(&self, range: &Range<usize>) -> usize {
         common_prefix(self.key(range.start), self.key(range.end - 1))
     }
 
-    /// The size of a node of these items, one at least.
+    /// The size of a node of these items. The range has at least one item.
     pub(crate) fn node_size(&self, range: Range<usize>) -> usize {
         let prefix = self.prefix_size(&range);
         let raw = self.items[range.end - 1].end() - self.items[range.start].start;
@@ -121,13 +120,13 @@ impl Run {
         node::encode(level, range.len(), items, prefix, out);
     }
 
-    /// The shortest key that is above that of the item before, and no greater than this one's.
+    /// The shortest key that is greater than the previous item's key and no greater than this item's.
     pub(crate) fn separator(&self, index: usize) -> &[u8] {
         let (before, key) = (self.key(index - 1), self.key(index));
         &key[..(common_prefix(before, key) + 1).min(key.len())]
     }
 
-    /// Where the node that begins at `first` ends, if it is filled.
+    /// The end index of a full node that begins at `first`.
     pub(crate) fn fill(&self, level: u8, first: usize, node_bytes: usize) -> usize {
         let mut end = (first + items_min(level)).min(self.len());
         while end < self.len() && self.node_size(first..end + 1) <= node_bytes {
@@ -136,9 +135,14 @@ impl Run {
         end
     }
 
-    /// Where the nodes of all items end. `inserted` says which items are new, where those are
-    /// neighbours: what is added in order, at the end, leaves full nodes behind.
-    pub(crate) fn cut(&self, level: u8, node_bytes: usize, inserted: Option<Range<usize>>) -> Vec<usize> {
+    /// The end indexes of the nodes that hold all items. `inserted`: the new items, if they are adjacent;
+    /// entries appended in order leave full nodes behind.
+    pub(crate) fn split_into_nodes(
+        &self,
+        level: u8,
+        node_bytes: usize,
+        inserted: Option<Range<usize>>,
+    ) -> Vec<usize> {
         let mut ends = Vec::new();
         let mut end = 0;
         while end < self.len() {
@@ -151,7 +155,7 @@ impl Run {
         ends
     }
 
-    /// Moves the cut between the last two nodes, where the last is small.
+    /// Moves the boundary between the last two nodes if the last is small.
     fn share_last(
         &self,
         level: u8,
@@ -161,10 +165,10 @@ impl Run {
     ) {
         let last = ends.len() - 1;
         let first = if last >= 2 { ends[last - 2] } else { 0 };
-        let (cut, end, min) = (ends[last - 1], self.len(), items_min(level));
-        let is_complete = end - cut >= min;
+        let (split, end, min) = (ends[last - 1], self.len(), items_min(level));
+        let is_complete = end - split >= min;
         let run_end = inserted.map(|items| items.end);
-        if is_complete && (run_end == Some(end) || self.node_size(cut..end) * 2 >= node_bytes) {
+        if is_complete && (run_end == Some(end) || self.node_size(split..end) * 2 >= node_bytes) {
             return;
         }
         let fits = |at: usize| {
@@ -178,8 +182,8 @@ impl Run {
         } else if let Some(at) = Some(self.middle(first, end)).filter(|at| fits(*at)) {
             ends[last - 1] = at;
         } else if !is_complete {
-            // Large items: what can't be shared is joined.
-            if cut - first > min {
+            // Large items that can't be shared are joined.
+            if split - first > min {
                 ends[last - 1] = end - min;
             } else {
                 ends.remove(last - 1);
@@ -195,7 +199,7 @@ impl Run {
     }
 }
 
-/// How many items a node has at least, where there are as many.
+/// Smallest number of items of a node, if the run has as many.
 pub(crate) fn items_min(level: u8) -> usize {
     if level == 0 { 1 } else { 2 }
 }

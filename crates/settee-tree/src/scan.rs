@@ -1,13 +1,12 @@
-//! Entries of a range in order, in either direction, read ahead.
+//! Scans: the entries of a range in order, in either direction, with read-ahead.
 //!
-//! A scan holds the inner nodes from the root down to where it is, with what is left to visit of
-//! each, and the leaves that come next. It begins with one leaf and doubles what it reads at once,
-//! up to the option's limit.
+//! A scan holds the inner nodes from the root down to its position, with the children not visited yet, and
+//! the next leaves. It begins with one leaf and doubles the amount of each read, up to the option's limit.
 //!
 //! Invariants:
-//! 1. Dropping the future of [`Scan::next`] loses no entry: a walk moves on only when what it
-//!    leads to is there.
-//! 2. Leaves that were read ahead don't go into the cache: a long scan crowds out nothing.
+//! 1. Dropping the future of [`Scan::next`] loses no entry: the position moves only after the nodes it leads
+//!    to were read.
+//! 2. Leaves read ahead aren't cached, so that a long scan evicts nothing.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,31 +18,31 @@ use crate::node::Node;
 use crate::reduction::Reduction;
 use crate::root::Root;
 
-/// Up to this many leaves read at once go into the cache.
+/// Reads of up to this many leaves go into the cache.
 const LEAVES_KEPT_MAX: usize = 2;
 
-/// Entries of a root in order. Holds the root.
+/// A scan over the entries of a root. It holds the root.
 pub struct Scan<R: Reduction> {
     root: Root<R>,
     start: Bound<Vec<u8>>,
     end: Bound<Vec<u8>>,
     descending: bool,
-    /// From the root down; the last one's children come next.
-    frames: Vec<Frame>,
+    /// Inner nodes from the root down; the children of the last one come next.
+    frames: Vec<ScanFrame>,
     leaves: VecDeque<Arc<Node>>,
     leaf: Option<Arc<Node>>,
-    /// The entries of `leaf` that are left.
-    left: Range<usize>,
+    /// The entries of `leaf` not returned yet.
+    remaining: Range<usize>,
     key: Vec<u8>,
-    /// How much is read next, in bytes.
+    /// Target size of the next read in bytes.
     read_bytes: usize,
 }
 
-/// An inner node on the way.
-struct Frame {
+/// An inner node between the root and the position.
+struct ScanFrame {
     node: Arc<Node>,
-    /// The children that are left.
-    left: Range<usize>,
+    /// The children not visited yet.
+    remaining: Range<usize>,
 }
 
 impl<R: Reduction> Scan<R> {
@@ -55,7 +54,7 @@ impl<R: Reduction> Scan<R> {
             frames: Vec::new(),
             leaves: VecDeque::new(),
             leaf: None,
-            left: 0..0,
+            remaining: 0..0,
             key: Vec::new(),
             read_bytes: 1,
             root,
@@ -67,13 +66,13 @@ impl<R: Reduction> Scan<R> {
         scan
     }
 
-    /// The next entry, key and value; `None` after the last. Reads where nothing is left in
-    /// memory. Dropping the future loses no entry.
+    /// The next entry, key and value; `None` after the last. Reads when no entry is remaining in memory. Dropping
+    /// the future loses no entry.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`], or what the system says; a later call tries again.
+    /// [`TreeError::Damaged`], or the system's error; a later call tries again.
     pub async fn next(&mut self) -> Result<Option<(&[u8], &[u8])>, TreeError> {
-        while self.left.is_empty() {
+        while self.remaining.is_empty() {
             if !self.open_leaf() && !self.read().await? {
                 return Ok(None);
             }
@@ -81,11 +80,11 @@ impl<R: Reduction> Scan<R> {
         Ok(self.take())
     }
 
-    /// The next entry where it is in memory: nothing waits. `None` where it isn't, or there is
-    /// none: [`Scan::next`] tells.
+    /// The next entry if it is in memory; never waits. `None` if it isn't, or after the last; [`Scan::next`]
+    /// distinguishes the two.
     #[inline]
     pub fn next_in_memory(&mut self) -> Option<(&[u8], &[u8])> {
-        while self.left.is_empty() {
+        while self.remaining.is_empty() {
             if !self.open_leaf() {
                 return None;
             }
@@ -95,19 +94,19 @@ impl<R: Reduction> Scan<R> {
 
     #[inline]
     fn take(&mut self) -> Option<(&[u8], &[u8])> {
-        let index = if self.descending { self.left.next_back() } else { self.left.next() }?;
+        let index = if self.descending { self.remaining.next_back() } else { self.remaining.next() }?;
         let leaf = self.leaf.as_deref()?;
         let (rest, value) = leaf.item(index);
-        // What all keys of the leaf begin with is there from the first one on.
+        // `open_leaf` put the leaf's common prefix into the key.
         self.key.truncate(leaf.prefix().len());
         self.key.extend_from_slice(rest);
         Some((&self.key, value))
     }
 
-    /// Goes on with the next leaf that was read; `false` where there is none.
+    /// Continues with the next leaf in memory; `false` if there is none.
     fn open_leaf(&mut self) -> bool {
         let Some(leaf) = self.leaves.pop_front() else { return false };
-        self.left = leaf.entries_in(as_slice(&self.start), as_slice(&self.end));
+        self.remaining = leaf.entries_in(as_slice(&self.start), as_slice(&self.end));
         self.key.clear();
         self.key.extend_from_slice(leaf.prefix());
         self.leaf = Some(leaf);
@@ -115,19 +114,19 @@ impl<R: Reduction> Scan<R> {
     }
 
     fn enter(&mut self, node: Arc<Node>) {
-        let left = node.children_in(as_slice(&self.start), as_slice(&self.end));
-        self.frames.push(Frame { node, left });
+        let remaining = node.children_in(as_slice(&self.start), as_slice(&self.end));
+        self.frames.push(ScanFrame { node, remaining });
     }
 
-    /// Reads the next leaves, or an inner node on the way there; `false` where the range ends.
+    /// Reads the next leaves, or an inner node on the way to them; `false` at the end of the range.
     async fn read(&mut self) -> Result<bool, TreeError> {
-        while self.frames.pop_if(|frame| frame.left.is_empty()).is_some() {}
-        let Some(Frame { node, left }) = self.frames.last() else { return Ok(false) };
+        while self.frames.pop_if(|frame| frame.remaining.is_empty()).is_some() {}
+        let Some(ScanFrame { node, remaining }) = self.frames.last() else { return Ok(false) };
         let level = node.level() - 1;
         let mut pointers = Vec::new();
         let mut bytes = 0;
-        for at in 0..left.len() {
-            let index = if self.descending { left.end - 1 - at } else { left.start + at };
+        for at in 0..remaining.len() {
+            let index = if self.descending { remaining.end - 1 - at } else { remaining.start + at };
             let pointer = self.root.shared.child_pointer(node, index)?;
             bytes += usize::from(pointer.length);
             pointers.push(pointer);
@@ -138,7 +137,7 @@ impl<R: Reduction> Scan<R> {
         let keep = level > 0 || pointers.len() <= LEAVES_KEPT_MAX;
         let nodes = self.root.shared.load_many(&pointers, level, keep).await?;
         if let Some(frame) = self.frames.last_mut() {
-            let Range { start, end } = &mut frame.left;
+            let Range { start, end } = &mut frame.remaining;
             if self.descending { *end -= nodes.len() } else { *start += nodes.len() }
         }
         if level > 0 {

@@ -1,9 +1,8 @@
-//! What a tree's handle, its roots and its scans have in common: the open file, read by nodes.
+//! Shared state of a tree's handle, its roots and its scans: the open file, read by nodes.
 //!
 //! Invariants:
-//! 1. What is read from the file is bounded by how long the file is known to be, and checked
-//!    before it is believed.
-//! 2. A node's level is one less than its parent's: no walk goes on for ever.
+//! 1. Reads are bounded by the known length of the file, and verified before use.
+//! 2. A node's level is one less than its parent's, so every descent ends.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,28 +26,28 @@ pub(crate) struct Shared<R: Reduction> {
     pub(crate) options: TreeOptions,
     pub(crate) incarnation: [u8; 16],
     pub(crate) seed: Seed,
-    /// What of it is in the cache.
+    /// The tree's nodes in the cache.
     pub(crate) nodes: TreeNodes,
-    /// Behind the last byte that is in the file, or on its way there.
+    /// Offset behind the last byte in the file, including writes in flight.
     end: AtomicU64,
     node_read_count: AtomicU64,
     newest: Mutex<Newest<R>>,
 }
 
-/// The roots that [`crate::Tree`] hands out.
+/// The newest roots.
 pub(crate) struct Newest<R: Reduction> {
     pub(crate) root: Arc<RootState<R>>,
     pub(crate) committed: Arc<RootState<R>>,
 }
 
-/// A state of the tree. Never changes but for being committed.
+/// The contents of a root. Immutable, except that a commit sets `committed` once.
 pub(crate) struct RootState<R: Reduction> {
-    /// The root node and where it lies; `None` where there is no entry.
+    /// The root node and its location; `None` if the tree has no entry.
     pub(crate) top: Option<Top>,
     pub(crate) count: u64,
     pub(crate) live_bytes: u64,
     pub(crate) summary: R::Summary,
-    /// Up to where the file belongs to it, until it is committed.
+    /// End of the root's part of the file, before its commit.
     pub(crate) end: u64,
     pub(crate) committed: OnceLock<Committed>,
 }
@@ -59,7 +58,7 @@ pub(crate) struct Top {
     pub(crate) node: Arc<Node>,
 }
 
-/// What a commit adds to a root.
+/// The data that a commit adds to a root.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Committed {
     pub(crate) seq: u64,
@@ -68,7 +67,7 @@ pub(crate) struct Committed {
 }
 
 impl<R: Reduction> RootState<R> {
-    /// No entry.
+    /// A root without entries.
     pub(crate) fn empty(reduction: &R) -> RootState<R> {
         RootState {
             top: None,
@@ -80,8 +79,8 @@ impl<R: Reduction> RootState<R> {
         }
     }
 
-    /// The same entries, not committed.
-    pub(crate) fn again(&self) -> RootState<R> {
+    /// A copy that isn't committed.
+    pub(crate) fn uncommitted_copy(&self) -> RootState<R> {
         RootState {
             top: self.top.clone(),
             count: self.count,
@@ -92,7 +91,7 @@ impl<R: Reduction> RootState<R> {
         }
     }
 
-    /// What a slot holds of it.
+    /// The slot's record of this root.
     pub(crate) fn record(&self, reduction: &R, committed: &Committed) -> RootRecord {
         let mut summary = Vec::new();
         reduction.encode(&self.summary, &mut summary);
@@ -164,22 +163,22 @@ impl<R: Reduction> Shared<R> {
         self.nodes.get(pointer.offset).filter(|node| node.level() == level)
     }
 
-    pub(crate) fn remember(&self, pointer: Pointer, node: &Arc<Node>) {
+    pub(crate) fn insert_cached(&self, pointer: Pointer, node: &Arc<Node>) {
         self.nodes.insert(pointer.offset, node);
     }
 
-    /// The child of an inner node.
+    /// The location of an inner node's child.
     pub(crate) fn child_pointer(&self, node: &Node, index: usize) -> Result<Pointer, TreeError> {
         let pointer = node.child_pointer(index);
-        pointer.ok_or_else(|| self.senseless(node.offset()))
+        pointer.ok_or_else(|| self.malformed_item(node.offset()))
     }
 
-    /// An inner node at `offset` has an item that is none.
-    pub(crate) fn senseless(&self, offset: u64) -> TreeError {
-        self.damaged(offset, "an inner node's item makes no sense")
+    /// The error for an inner node at `offset` with an item that can't be decoded.
+    pub(crate) fn malformed_item(&self, offset: u64) -> TreeError {
+        self.damaged(offset, "an inner node's item is malformed")
     }
 
-    /// A node from the cache, or from the file; `keep`: the cache gets it then.
+    /// A node from the cache or the file. `keep` puts a node read from the file into the cache.
     pub(crate) async fn load(&self, pointer: Pointer, level: u8, keep: bool) -> Result<Arc<Node>, TreeError> {
         if let Some(node) = self.cached(pointer, level) {
             return Ok(node);
@@ -191,13 +190,13 @@ impl<R: Reduction> Shared<R> {
         };
         let node = self.decode(bytes, pointer, level)?;
         if keep {
-            self.remember(pointer, &node);
+            self.insert_cached(pointer, &node);
         }
         Ok(node)
     }
 
-    /// Nodes of one level, in any order: those that the cache lacks by as few reads as there can
-    /// be, all at once. `keep`: the cache gets them.
+    /// Nodes of one level, in any order. Reads of the nodes that the cache lacks are merged where they are
+    /// adjacent, and run concurrently. `keep` puts those nodes into the cache.
     pub(crate) async fn load_many(
         &self,
         pointers: &[Pointer],
@@ -212,7 +211,7 @@ impl<R: Reduction> Shared<R> {
             for (index, node) in missing.into_iter().zip(self.read_many(&wanted, level).await) {
                 let node = node?;
                 if keep {
-                    self.remember(pointers[index], &node);
+                    self.insert_cached(pointers[index], &node);
                 }
                 nodes[index] = Some(node);
             }
@@ -220,8 +219,8 @@ impl<R: Reduction> Shared<R> {
         Ok(nodes.into_iter().flatten().collect())
     }
 
-    /// Nodes of one level from the file, whatever the cache has, in the order of `pointers`: some
-    /// reads are under way at once, and the memory for them is bounded.
+    /// Nodes of one level from the file, bypassing the cache, in the order of `pointers`. Several reads run
+    /// concurrently; their memory is bounded.
     pub(crate) async fn read_many(
         &self,
         pointers: &[Pointer],
@@ -229,7 +228,7 @@ impl<R: Reduction> Shared<R> {
     ) -> Vec<Result<Arc<Node>, TreeError>> {
         let mut reads = Vec::with_capacity(pointers.len());
         for (index, pointer) in pointers.iter().enumerate() {
-            // What can't be there isn't asked for.
+            // Nothing is read beyond the file's end.
             let length = if self.is_within(*pointer) { usize::from(pointer.length) } else { 0 };
             reads.push(ReadAt { offset: pointer.offset, length, tag: index });
         }

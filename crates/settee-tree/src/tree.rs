@@ -1,15 +1,14 @@
-//! A tree: the handle that opens, updates, commits and closes a file.
+//! The tree's handle: opens, updates, commits and closes a file.
 //!
 //! Invariants:
-//! 1. Updates and commits come one after another; readers wait for none of them.
-//! 2. A commit syncs the nodes before it writes their root, and that to the slot which the newest
-//!    committed root is not in: whatever becomes of the write, that root is there.
+//! 1. Updates and commits run one after another; readers wait for none of them.
+//! 2. A commit syncs the nodes before it writes their root. It writes the root to the slot that doesn't hold
+//!    the newest committed root, so that root survives whatever happens to the write.
 //! 3. After a failed sync, or a failed write of a root, nothing is written any more.
 //!
-//! Crash cases: a commit that was torn costs itself alone, since the other slot has the root
-//! before it; opening syncs the file, since a killed process may have left the newest root in the page
-//! cache alone. What lies behind the newest root's end belongs to nobody; appending goes on behind
-//! the end of the file, never over it.
+//! Crash cases: a torn commit loses only itself, since the other slot holds the previous root. Opening syncs
+//! the file, since a killed process may have left the newest root in the page cache only. Bytes behind the
+//! newest root's end are garbage; appending continues behind the end of the file and never overwrites them.
 
 use std::fmt;
 use std::path::Path;
@@ -30,37 +29,38 @@ use crate::reduction::Reduction;
 use crate::root::Root;
 use crate::shared::{Committed, RootState, Shared, Top};
 
-/// The smallest and the largest target for a node's size in bytes.
+/// Range of a node's target size, in bytes.
 const NODE_BYTES: std::ops::RangeInclusive<usize> = 256..=32 << 10;
 
-/// The smallest and the largest write buffer in bytes.
+/// Range of the write buffer's size, in bytes.
 const WRITE_BUFFER_BYTES: std::ops::RangeInclusive<usize> = BLOCK_SIZE as usize..=64 << 20;
 
-/// The most that a scan reads ahead in bytes.
+/// Range of a scan's read-ahead limit, in bytes.
 const READ_AHEAD_BYTES: std::ops::RangeInclusive<usize> = 1..=64 << 20;
 
-/// How a tree is written and read. All but the incarnation may differ from one opening to the
+/// How a tree is written and read. All options except the incarnation may differ from one opening to the
 /// next.
 #[derive(Debug, Clone)]
 pub struct TreeOptions {
-    /// What nodes are filled up to, in bytes: 256 to 32 KiB. Larger entries make larger nodes.
+    /// Target size of a node in bytes: 256 to 32 KiB; default 4 KiB. An entry larger than that makes a larger
+    /// node.
     pub node_bytes: usize,
-    /// How much is written at once, in bytes: 4 KiB to 64 MiB, a multiple of 4 KiB. A few such
-    /// writes are in flight.
+    /// Size of a write in bytes: 4 KiB to 64 MiB, a multiple of 4 KiB; default 1 MiB. A few such writes are
+    /// in flight.
     pub write_buffer_bytes: usize,
-    /// Up to how much a scan reads ahead, in bytes. It begins with one leaf.
+    /// Largest read-ahead of a scan in bytes; default 256 KiB. A scan begins with one leaf.
     pub read_ahead_bytes_max: usize,
-    /// Past the page cache, where the file system can.
+    /// Whether reads and writes bypass the page cache where the file system supports it; default false.
     pub direct: bool,
-    /// The tree's random name: checked by [`Tree::open`], given to the tree by [`Tree::create`].
-    /// `None`: opens any, and creates one with a name of its own.
+    /// The tree's random identifier: [`Tree::open`] checks it, [`Tree::create`] assigns it. `None`, the
+    /// default: `open` accepts any tree, `create` generates an identifier.
     pub incarnation: Option<[u8; 16]>,
-    /// Where nodes are kept.
+    /// The cache that holds the tree's nodes.
     pub cache: Arc<NodeCache>,
 }
 
 impl TreeOptions {
-    /// The defaults: nodes of 4 KiB, writes of 1 MiB, up to 256 KiB read ahead, buffered.
+    /// The defaults: nodes of 4 KiB, writes of 1 MiB, read-ahead of up to 256 KiB, through the page cache.
     pub fn new(cache: Arc<NodeCache>) -> TreeOptions {
         TreeOptions {
             node_bytes: 4 << 10,
@@ -73,7 +73,7 @@ impl TreeOptions {
     }
 
     /// # Panics
-    /// Where an option is out of its range.
+    /// If an option is out of its range.
     fn check(&self) {
         assert!(NODE_BYTES.contains(&self.node_bytes), "nodes of {} bytes", self.node_bytes);
         let buffer = self.write_buffer_bytes;
@@ -84,9 +84,9 @@ impl TreeOptions {
     }
 }
 
-/// An open tree. Used from many tasks at once; reading goes through its roots.
+/// An open tree, usable from many tasks at once; reads go through its roots.
 ///
-/// There must be one handle at a time that writes to a file; it doesn't lock the file.
+/// Only one handle at a time may write to a file; the tree doesn't lock the file.
 pub struct Tree<R: Reduction> {
     pub(crate) shared: Arc<Shared<R>>,
     pub(crate) writer: Arc<Mutex<Writer>>,
@@ -94,14 +94,14 @@ pub struct Tree<R: Reduction> {
 }
 
 impl<R: Reduction> Tree<R> {
-    /// Creates an empty tree in a file that must not exist yet. Nothing of it is durable before
-    /// the first commit, and its name only when the caller has synced the folder.
+    /// Creates an empty tree in a file that must not exist yet. Nothing is durable before the first commit;
+    /// the file's name is durable only after the caller has synced the directory.
     ///
     /// # Errors
-    /// What the system says. The file may be there.
+    /// The system's error. The file may exist.
     ///
     /// # Panics
-    /// Where an option is out of its range.
+    /// If an option is out of its range.
     pub async fn create(
         env: &Env,
         path: &Path,
@@ -112,7 +112,7 @@ impl<R: Reduction> Tree<R> {
         let file = File::open(&env.engine, path, OpenMode::CreateNew).await?;
         file.set_direct(options.direct).await?;
         let incarnation = options.incarnation.unwrap_or_else(|| env.random_bytes());
-        // The whole head, so that the file is as long as any root says.
+        // The whole head, so that the file is at least as long as any root's end.
         let mut head = encode_header(&incarnation);
         head.resize(HEAD_SIZE as usize, 0);
         file.write_at(0, head.into()).await?;
@@ -120,17 +120,16 @@ impl<R: Reduction> Tree<R> {
         Ok(Tree { shared: Arc::new(shared), writer: Arc::default(), is_torn: false })
     }
 
-    /// Opens a tree at the newest root that was committed: the one whose commit was torn, if any,
-    /// is as if it had never been ([`Tree::is_torn`]). Reads the head and the root node, and syncs the
-    /// file: what is read may have come from the page cache.
+    /// Opens a tree at the newest committed root; a torn commit is ignored ([`Tree::is_torn`]). Reads the
+    /// head and the root node, and syncs the file, since the bytes read may exist in the page cache only.
     ///
     /// # Errors
-    /// [`TreeError::NoRoot`] where there is none; [`TreeError::OtherIncarnation`] and
-    /// [`TreeError::OtherFormat`] where the file is another's; [`TreeError::Damaged`] where what
-    /// a root stands for isn't there; what the system says.
+    /// [`TreeError::NoRoot`] if the file holds no root; [`TreeError::OtherIncarnation`] and
+    /// [`TreeError::OtherFormat`] if it holds another tree or format; [`TreeError::Damaged`] if the root node
+    /// can't be read; or the system's error.
     ///
     /// # Panics
-    /// Where an option is out of its range.
+    /// If an option is out of its range.
     pub async fn open(
         env: &Env,
         path: &Path,
@@ -148,18 +147,18 @@ impl<R: Reduction> Tree<R> {
         }
         let damaged = |what| TreeError::Damaged { path: path.to_path_buf(), offset: SLOTS[slot], what };
         if length < newest.end {
-            return Err(damaged("the file is shorter than the root says"));
+            return Err(damaged("the file is shorter than its root requires"));
         }
         if length > FILE_SIZE_MAX {
-            return Err(damaged("the file is longer than a tree's can be"));
+            return Err(damaged("the file is longer than a tree can be"));
         }
-        // Behind what a crash may have left.
+        // Behind bytes that a crash may have left.
         let end = length.next_multiple_of(BLOCK_SIZE);
         let last_seq = newest.seq;
         let shared = Arc::new(Shared::new(env, file, reduction, options, incarnation, end));
         let state = Arc::new(load_root(&shared, newest, SLOTS[slot]).await?);
-        // Before anybody counts on the root: a process that was killed in the midst of its commit may
-        // have left it in the page cache alone.
+        // Before anyone relies on the root: a process that was killed during its commit may have left it in
+        // the page cache only.
         shared.file.sync().await?;
         let mut roots = shared.newest();
         roots.root = state.clone();
@@ -169,13 +168,13 @@ impl<R: Reduction> Tree<R> {
         Ok(Tree { shared, writer: Arc::new(Mutex::new(writer)), is_torn })
     }
 
-    /// The newest state: of the last update or commit, or as it was opened. A snapshot, which
-    /// never changes, and holds the file.
+    /// The newest root: of the last update or commit, or the one that was opened. It is an immutable snapshot
+    /// and keeps the file open.
     pub fn root(&self) -> Root<R> {
         self.root_of(self.shared.newest().root.clone())
     }
 
-    /// The newest committed state: what opening the file again gives.
+    /// The newest committed root: the one that opening the file again returns.
     pub fn committed(&self) -> Root<R> {
         self.root_of(self.shared.newest().committed.clone())
     }
@@ -184,39 +183,38 @@ impl<R: Reduction> Tree<R> {
         Root { shared: self.shared.clone(), state }
     }
 
-    /// The tree's random name.
+    /// The tree's random identifier.
     pub fn incarnation(&self) -> [u8; 16] {
         self.shared.incarnation
     }
 
-    /// Bytes of the file, those on their way there included.
+    /// Size of the file in bytes, including writes in flight.
     pub fn file_bytes(&self) -> u64 {
         self.shared.end()
     }
 
-    /// How many nodes were read from the file so far, by any root or update of this handle.
+    /// Number of nodes read from the file so far by any root or update of this handle.
     pub fn node_read_count(&self) -> u64 {
         self.shared.node_read_count()
     }
 
-    /// Whether a root slot held something that is no root when the tree was opened: a commit cut
-    /// short by a crash, or damage.
+    /// Whether a root slot held neither a root nor zeros when the tree was opened: after a commit interrupted
+    /// by a crash, or damage.
     pub fn is_torn(&self) -> bool {
         self.is_torn
     }
 
-    /// Makes `root`, a root of this tree, what opening the file gives, with `attachment` beside
-    /// it: syncs its nodes, writes the root, and syncs that. When it returns, both are durable,
-    /// and [`Root::seq`] of all handles to that root is `seq`; where the root had been committed
-    /// before, [`Tree::root`] gives one with the new `seq`. A dropped future changes nothing:
-    /// the commit goes on to its end.
+    /// Commits `root`, a root of this tree, with `attachment`: syncs its nodes, writes the root, and syncs
+    /// that. When it returns, root and attachment are durable, opening the file returns this root, and
+    /// [`Root::seq`] of all handles to it is `seq`. If the root had been committed before, [`Tree::root`]
+    /// returns a root with the new `seq`. Dropping the future doesn't cancel the commit.
     ///
     /// # Errors
-    /// [`TreeError::StaleSeq`], [`TreeError::TooLarge`] and [`TreeError::NoSpace`]: the tree is
-    /// as before. [`TreeError::Stopped`]: reopening tells whether the root was committed.
+    /// [`TreeError::StaleSeq`], [`TreeError::TooLarge`] and [`TreeError::NoSpace`]: the tree is unchanged.
+    /// [`TreeError::Stopped`]: reopening shows whether the root was committed.
     ///
     /// # Panics
-    /// Where `root` is another tree's.
+    /// If `root` belongs to another tree.
     pub async fn commit(&self, root: &Root<R>, seq: u64, attachment: &[u8]) -> Result<(), TreeError> {
         assert!(Arc::ptr_eq(&root.shared, &self.shared), "a root of another tree");
         if attachment.len() > ATTACHMENT_SIZE_MAX {
@@ -230,7 +228,7 @@ impl<R: Reduction> Tree<R> {
             seq,
             attachment: Bytes::copy_from_slice(attachment),
         };
-        // In a task of its own: a root half written must never be written over by another.
+        // In a task of its own: a half-written root must never be overwritten by another commit.
         let (sender, done) = oneshot::channel();
         self.shared.env.spawn("tree commit", async move { drop(sender.send(commit.run(writer).await)) });
         let path = self.shared.file.path();
@@ -239,8 +237,8 @@ impl<R: Reduction> Tree<R> {
         })
     }
 
-    /// Waits for the update or commit that is under way, and closes the file: for its roots too,
-    /// which can't read what isn't cached any more. Later updates and commits are refused.
+    /// Waits for the update or commit in progress, then closes the file. Its roots can read only cached nodes
+    /// afterwards; later updates and commits are refused.
     pub async fn close(&self) {
         let mut writer = self.writer.lock().await;
         writer.stop(Error::Closed { path: self.shared.file.path().clone() });
@@ -252,7 +250,7 @@ impl<R: Reduction> Tree<R> {
     }
 }
 
-/// A commit under way.
+/// A commit in progress.
 struct Commit<R: Reduction> {
     shared: Arc<Shared<R>>,
     state: Arc<RootState<R>>,
@@ -268,12 +266,12 @@ impl<R: Reduction> Commit<R> {
             return Err(TreeError::StaleSeq { seq, last: writer.last_seq });
         }
         let (mut writer, pointer, end) = append_attachment(&shared, writer, &attachment).await?;
-        // A commit that doesn't come to its end may have written its root.
+        // An interrupted commit may have written its root.
         writer.stopped = Some(Arc::new(Error::Panicked { path: shared.file.path().clone() }));
         if let Err(error) = shared.file.sync().await {
             return Err(writer.fail_commit(error));
         }
-        // Not the file's end: writes that failed, or that nobody waited for, may lie before that.
+        // Not the file's end: failed or abandoned writes may lie before that.
         let committed = Committed { seq, end: end.max(state.end), attachment: pointer };
         let slot = SLOTS[writer.next_slot];
         let block = state.record(&shared.reduction, &committed).encode(&shared.incarnation, slot);
@@ -288,7 +286,7 @@ impl<R: Reduction> Commit<R> {
     }
 }
 
-/// Writes the attachment; where it lies, and where it ends.
+/// Writes the attachment. Returns its pointer and the file's end behind it.
 async fn append_attachment<R: Reduction>(
     shared: &Arc<Shared<R>>,
     writer: WriterGuard,
@@ -311,9 +309,9 @@ fn publish<R: Reduction>(shared: &Shared<R>, state: Arc<RootState<R>>, committed
     let state = match state.committed.set(committed) {
         Ok(()) => state,
         Err(_) => {
-            let again = state.again();
-            again.committed.get_or_init(|| committed);
-            Arc::new(again)
+            let copy = state.uncommitted_copy();
+            copy.committed.get_or_init(|| committed);
+            Arc::new(copy)
         }
     };
     if is_newest {
@@ -322,11 +320,11 @@ fn publish<R: Reduction>(shared: &Shared<R>, state: Arc<RootState<R>>, committed
     newest.committed = state;
 }
 
-/// What a file's head says.
+/// The decoded head of a file.
 struct Head {
     incarnation: [u8; 16],
     newest: RootRecord,
-    /// Which slot has it.
+    /// The slot that holds `newest`.
     slot: usize,
     is_torn: bool,
 }
@@ -348,7 +346,7 @@ impl Head {
             Err(BlockError::Invalid) if slots.iter().all(Option::is_none) => {
                 return Err(TreeError::NoRoot { path: path.to_path_buf() });
             }
-            Err(BlockError::Invalid) => return Err(damaged("its header makes no sense")),
+            Err(BlockError::Invalid) => return Err(damaged("the header is malformed")),
         };
         let is_torn =
             (0..2).any(|slot| slots[slot].is_none() && block(SLOTS[slot]).iter().any(|byte| *byte != 0));
@@ -367,7 +365,7 @@ impl Head {
     }
 }
 
-/// The state that a slot's record stands for.
+/// Loads the root that a slot's record describes.
 async fn load_root<R: Reduction>(
     shared: &Arc<Shared<R>>,
     record: RootRecord,
@@ -376,7 +374,7 @@ async fn load_root<R: Reduction>(
     let summary = shared
         .reduction
         .decode(&record.summary)
-        .ok_or_else(|| shared.damaged(slot, "the root's summary makes no sense"))?;
+        .ok_or_else(|| shared.damaged(slot, "the root's summary is malformed"))?;
     let top = match record.pointer {
         Some(pointer) => Some(Top { pointer, node: shared.load(pointer, record.level, true).await? }),
         None => None,

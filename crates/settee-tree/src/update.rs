@@ -1,17 +1,17 @@
-//! Copy-on-write updates: sorted changes, merged into the leaves they fall in, in one pass.
+//! Copy-on-write updates: sorted changes, merged into their leaves in one pass.
 //!
-//! Changes are taken in bounded batches. Each goes down level by level, reading what it touches of
-//! a level at once, and comes back up: touched nodes that are neighbours are merged with their
-//! changes and cut anew ([`Run`]), and their parent gets what came of them. What isn't touched
-//! isn't read; what comes out as it was isn't written. A batch costs one more path than the
-//! update as a whole would, since the next one starts from its root.
+//! Changes are taken in bounded batches. Each batch descends level by level, reads the touched nodes of a
+//! level at once, and comes back up: touched neighbours are merged with their changes and split anew
+//! ([`Run`]), and the parent gets the resulting children. Untouched nodes aren't read; unchanged nodes aren't
+//! written. Each further batch of an update costs one more path, since it starts from the root of the batch
+//! before.
 //!
 //! Invariants:
-//! 1. A root is never changed: what is replaced stays in the file.
-//! 2. A node that comes out below a quarter of the target is merged with a neighbour under the
-//!    same parent that has room for it. A root with one child gives way to it.
-//! 3. A separator, once a node lies behind it, only goes with that node: keys between it and the
-//!    first one keep their way.
+//! 1. A root is never changed: replaced nodes stay in the file.
+//! 2. A node that ends up below a quarter of the target is merged with a neighbour under the same parent that
+//!    has enough free space. A root with one child is replaced by that child.
+//! 3. A separator is removed only together with its node: keys between the separator and the node's first key
+//!    keep their path.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -28,45 +28,44 @@ use crate::run::{Run, items_min};
 use crate::shared::{RootState, Shared, Top};
 use crate::tree::Tree;
 
-/// How many changes go down the tree at once: the leaves they touch are in memory together.
+/// Number of changes per batch: the leaves they touch are in memory together.
 const CHANGES_AT_ONCE_MAX: usize = 8192;
 
-/// How many bytes of keys go down at once.
+/// Bytes of keys per batch.
 const KEY_BYTES_AT_ONCE_MAX: usize = 1 << 20;
 
-/// A node below this share of the target is merged with a neighbour.
+/// A node smaller than the target divided by this is merged with a neighbour.
 const SMALL_SHARE: usize = 4;
 
-/// What becomes of a key.
+/// The effect of a change on its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// It stays as it is, there or not.
+    /// The key keeps its value, or stays absent.
     Keep,
-    /// It has this value from now on.
+    /// The key gets this value.
     Put(Vec<u8>),
-    /// It isn't there any more.
+    /// The key is removed.
     Remove,
 }
 
 impl<R: Reduction> Tree<R> {
-    /// The state that comes of `root`, a root of this tree, by `changes`, whose keys ascend
-    /// strictly. For each of them, in order, `decide` is told the key, what came with it, and the
-    /// value that the key has in `root`, and says what becomes of it.
+    /// Applies `changes`, whose keys ascend strictly, to `root`, a root of this tree, and returns the new
+    /// root. Calls `decide` for each change, in order, with its key, its payload, and the key's value in
+    /// `root`; the result is the effect on the key.
     ///
-    /// When it returns, the new nodes are in the system's hands, readers may use the new root, and
-    /// [`Tree::root`] gives it. Nothing is durable before a [`Tree::commit`]. A change that makes
-    /// no difference costs no write; where none makes one, the root given is the root returned.
-    /// Updates come one after another, in the order in which they were begun. Dropping the future
-    /// leaves the tree as it was, but for room in the file that is lost until the tree is written
-    /// anew.
+    /// When it returns, the kernel has the new nodes, readers may use the new root, and [`Tree::root`]
+    /// returns it. Nothing is durable before a [`Tree::commit`]. A change without effect costs no write; if
+    /// no change has an effect, `root` itself is returned. Updates run one after another, in the order in
+    /// which they were begun. Dropping the future leaves the tree unchanged; the bytes already appended are
+    /// lost until the tree is rewritten.
     ///
     /// # Errors
-    /// [`TreeError::KeyOrder`], [`TreeError::TooLarge`] and [`TreeError::NoSpace`];
-    /// [`TreeError::Damaged`] and [`TreeError::Io`] where a node can't be read: the tree is as it
-    /// was. [`TreeError::Stopped`]: no update will succeed any more.
+    /// [`TreeError::KeyOrder`], [`TreeError::TooLarge`] and [`TreeError::NoSpace`]; [`TreeError::Damaged`]
+    /// and [`TreeError::Io`] if a node can't be read: the tree is unchanged. [`TreeError::Stopped`]: no
+    /// update will succeed any more.
     ///
     /// # Panics
-    /// Where `root` is another tree's.
+    /// If `root` belongs to another tree.
     pub async fn update<K: AsRef<[u8]>, C>(
         &self,
         root: &Root<R>,
@@ -75,27 +74,27 @@ impl<R: Reduction> Tree<R> {
     ) -> Result<Root<R>, TreeError> {
         assert!(Arc::ptr_eq(&root.shared, &self.shared), "a root of another tree");
         let mut update = Update::new(&self.shared, self.appender().await?);
-        let mut base = Base::new(&root.state);
+        let mut working = WorkingTree::new(&root.state);
         let mut batch = Batch::new(changes.into_iter());
         let mut is_changed = false;
         while batch.fill()? {
-            is_changed |= update.pass(&mut base, &mut batch.changes, &mut decide).await?;
+            is_changed |= update.pass(&mut working, &mut batch.changes, &mut decide).await?;
             yield_now().await;
         }
         if !is_changed {
             return Ok(root.clone());
         }
-        let state = Arc::new(update.finish(base).await?);
+        let state = Arc::new(update.finish(working).await?);
         self.shared.newest().root = state.clone();
         Ok(self.root_of(state))
     }
 }
 
-/// Changes on their way: those that go down next, and those that are still to come.
+/// The current batch and the source of later ones.
 struct Batch<K, C, I> {
     source: I,
     changes: Vec<(K, Option<C>)>,
-    /// The last key of the batch before.
+    /// The last key of the previous batch.
     last_key: Option<K>,
     taken_count: u64,
 }
@@ -105,7 +104,7 @@ impl<K: AsRef<[u8]>, C, I: Iterator<Item = (K, C)>> Batch<K, C, I> {
         Batch { source, changes: Vec::new(), last_key: None, taken_count: 0 }
     }
 
-    /// Takes the next changes; `false` after the last.
+    /// Takes the next batch; `false` after the last.
     fn fill(&mut self) -> Result<bool, TreeError> {
         if let Some((key, _)) = self.changes.pop() {
             self.last_key = Some(key);
@@ -132,14 +131,14 @@ pub(crate) fn check_size(what: &'static str, size: usize, max: usize) -> Result<
 }
 
 /// The tree that the next batch starts from.
-struct Base<S> {
+struct WorkingTree<S> {
     top: Option<Child<S>>,
     level: u8,
 }
 
-impl<S: Clone> Base<S> {
-    fn new<R: Reduction<Summary = S>>(state: &RootState<R>) -> Base<S> {
-        let Some(top) = &state.top else { return Base { top: None, level: 0 } };
+impl<S: Clone> WorkingTree<S> {
+    fn new<R: Reduction<Summary = S>>(state: &RootState<R>) -> WorkingTree<S> {
+        let Some(top) = &state.top else { return WorkingTree { top: None, level: 0 } };
         let child = Child {
             separator: Vec::new(),
             pointer: top.pointer,
@@ -147,48 +146,48 @@ impl<S: Clone> Base<S> {
             live_bytes: state.live_bytes,
             summary: state.summary.clone(),
         };
-        Base { top: Some(child), level: top.node.level() }
+        WorkingTree { top: Some(child), level: top.node.level() }
     }
 }
 
-/// A node on the way of some changes.
+/// A node on the path of some changes.
 struct Touched {
     node: Arc<Node>,
     separator: Vec<u8>,
-    /// Which child of its parent it is.
+    /// Its index among its parent's children.
     index: usize,
     changes: Range<usize>,
-    /// The cache had it.
-    is_hot: bool,
-    /// How many of the nodes one level down are its children.
+    /// Whether it was cached.
+    is_cached: bool,
+    /// Number of touched children.
     touched_count: usize,
 }
 
-/// What was made of a touched node's items.
+/// The new contents of a touched node.
 enum Content<S> {
-    /// A leaf's are still to be merged.
+    /// A leaf, whose entries are still to be merged.
     Entries,
-    /// An inner node's children; `None`: as they were.
-    Children(Option<Grown<S>>),
+    /// An inner node's new children; `None`: unchanged.
+    Children(Option<NewChildren<S>>),
 }
 
 /// New children of one parent.
-struct Grown<S> {
+struct NewChildren<S> {
     children: Vec<Child<S>>,
-    /// Some of the last came of entries in order behind all others.
+    /// Whether the last of them received entries appended in order.
     is_appended: bool,
 }
 
-/// Neighbours under one parent that are merged.
+/// Neighbours under one parent that are being merged.
 struct Merging {
     run: Run,
     separator: Vec<u8>,
     node_count: usize,
-    is_hot: bool,
+    is_cached: bool,
     inserted: Inserted,
 }
 
-/// Which items are new, where those are neighbours.
+/// The new items, if they are adjacent.
 #[derive(Default)]
 enum Inserted {
     #[default]
@@ -210,7 +209,7 @@ impl Inserted {
 struct Update<'a, R: Reduction> {
     shared: &'a Arc<Shared<R>>,
     appender: Appender<R>,
-    /// Nodes that the pass has replaced.
+    /// Nodes replaced by this batch.
     replaced: Vec<Pointer>,
 }
 
@@ -219,11 +218,11 @@ impl<'a, R: Reduction> Update<'a, R> {
         Update { shared, appender, replaced: Vec::new() }
     }
 
-    /// Waits until all nodes are in the file, and gives the new state.
-    async fn finish(self, base: Base<R::Summary>) -> Result<RootState<R>, TreeError> {
-        let top = match &base.top {
+    /// Waits until all nodes are in the file, and returns the new root.
+    async fn finish(self, working: WorkingTree<R::Summary>) -> Result<RootState<R>, TreeError> {
+        let top = match &working.top {
             Some(child) => {
-                let node = self.load(child.pointer, base.level).await?.0;
+                let node = self.load(child.pointer, working.level).await?.0;
                 Some(Top { pointer: child.pointer, node })
             }
             None => None,
@@ -231,20 +230,20 @@ impl<'a, R: Reduction> Update<'a, R> {
         let (writer, end) = self.appender.finish().await?;
         drop(writer);
         let empty = RootState::empty(&self.shared.reduction);
-        let Some(child) = base.top else { return Ok(RootState { end, ..empty }) };
+        let Some(child) = working.top else { return Ok(RootState { end, ..empty }) };
         let Child { count, live_bytes, summary, .. } = child;
         Ok(RootState { top, count, live_bytes, summary, end, committed: OnceLock::new() })
     }
 
-    /// One batch; whether it made a difference.
+    /// Applies one batch; returns whether it had an effect.
     async fn pass<K: AsRef<[u8]>, C>(
         &mut self,
-        base: &mut Base<R::Summary>,
+        working: &mut WorkingTree<R::Summary>,
         changes: &mut [(K, Option<C>)],
         decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
     ) -> Result<bool, TreeError> {
-        let Some(top) = &base.top else { return self.first_pass(base, changes, decide).await };
-        let levels = self.descend(top, base.level, changes).await?;
+        let Some(top) = &working.top else { return self.first_pass(working, changes, decide).await };
+        let levels = self.descend(top, working.level, changes).await?;
         let mut below: Vec<Content<R::Summary>> =
             levels[levels.len() - 1].iter().map(|_| Content::Entries).collect();
         for pair in levels.windows(2).rev() {
@@ -254,54 +253,63 @@ impl<'a, R: Reduction> Update<'a, R> {
             below = Vec::with_capacity(parents.len());
             for parent in parents {
                 let last = first + parent.touched_count;
-                let olds = Olds::Node(&parent.node);
+                let old_children = OldChildren::Node(&parent.node);
                 let touched = &children[first..last];
-                let rebuilt =
-                    self.rebuild(olds, &parent.separator, touched, &mut contents, changes, decide).await?;
+                let rebuilt = self
+                    .rebuild(old_children, &parent.separator, touched, &mut contents, changes, decide)
+                    .await?;
                 below.push(Content::Children(rebuilt));
                 first = last;
             }
         }
         let rebuilt = self
-            .rebuild(Olds::Top(top, base.level), &[], &levels[0], &mut below.into_iter(), changes, decide)
+            .rebuild(
+                OldChildren::Top(top, working.level),
+                &[],
+                &levels[0],
+                &mut below.into_iter(),
+                changes,
+                decide,
+            )
             .await?;
         for pointer in self.replaced.drain(..) {
             self.shared.nodes.remove(pointer.offset);
         }
-        let Some(grown) = rebuilt else { return Ok(false) };
-        *base = self.grow(grown, base.level).await?;
+        let Some(new_children) = rebuilt else { return Ok(false) };
+        *working = self.build_root(new_children, working.level).await?;
         Ok(true)
     }
 
-    /// A batch into a tree without entries.
+    /// Applies a batch to a tree without entries.
     async fn first_pass<K: AsRef<[u8]>, C>(
         &mut self,
-        base: &mut Base<R::Summary>,
+        working: &mut WorkingTree<R::Summary>,
         changes: &mut [(K, Option<C>)],
         decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
     ) -> Result<bool, TreeError> {
         let mut merging = Merging::new(Vec::new());
         merge_leaf(&mut merging, None, changes, decide)?;
-        let grown = self.cut(0, merging).await?;
-        let is_changed = !grown.children.is_empty();
-        *base = self.grow(grown, 0).await?;
+        let new_children = self.write_merged(0, merging).await?;
+        let is_changed = !new_children.children.is_empty();
+        *working = self.build_root(new_children, 0).await?;
         Ok(is_changed)
     }
 
-    /// The nodes that the changes lead to, from the root node down.
+    /// Loads the nodes that the changes lead to, from the root node down.
     async fn descend<K: AsRef<[u8]>, C>(
         &self,
         top: &Child<R::Summary>,
         level: u8,
         changes: &[(K, Option<C>)],
     ) -> Result<Vec<Vec<Touched>>, TreeError> {
-        let (node, is_hot) = self.load(top.pointer, level).await?;
+        let (node, is_cached) = self.load(top.pointer, level).await?;
         let all = 0..changes.len();
-        let top = Touched { node, separator: Vec::new(), index: 0, changes: all, is_hot, touched_count: 0 };
+        let top =
+            Touched { node, separator: Vec::new(), index: 0, changes: all, is_cached, touched_count: 0 };
         let mut levels = vec![vec![top]];
         for level in (0..level).rev() {
             let parents = levels.last_mut().expect("it has the root's");
-            let mut places = Vec::new();
+            let mut positions = Vec::new();
             let mut pointers = Vec::new();
             for (parent_index, parent) in parents.iter_mut().enumerate() {
                 let parts =
@@ -309,41 +317,42 @@ impl<'a, R: Reduction> Update<'a, R> {
                 parent.touched_count = parts.len();
                 for (index, part) in parts {
                     pointers.push(self.shared.child_pointer(&parent.node, index)?);
-                    places.push((parent_index, index, part));
+                    positions.push((parent_index, index, part));
                 }
             }
             let nodes = self.load_many(&pointers, level).await?;
-            let touched = nodes.into_iter().zip(places).map(|((node, is_hot), (parent, index, changes))| {
-                // A first child's separator is its parent's, whatever its parent still says.
-                let separator = if index == 0 {
-                    parents[parent].separator.clone()
-                } else {
-                    parents[parent].node.key(index)
-                };
-                Touched { node, separator, index, changes, is_hot, touched_count: 0 }
-            });
+            let touched =
+                nodes.into_iter().zip(positions).map(|((node, is_cached), (parent, index, changes))| {
+                    // A first child's effective separator is its parent's, whatever its own item says.
+                    let separator = if index == 0 {
+                        parents[parent].separator.clone()
+                    } else {
+                        parents[parent].node.key(index)
+                    };
+                    Touched { node, separator, index, changes, is_cached, touched_count: 0 }
+                });
             let touched = touched.collect();
             levels.push(touched);
         }
         Ok(levels)
     }
 
-    /// What becomes of the children of one parent, whose separator is `lower`; `None`: nothing.
+    /// Rebuilds the children of one parent, whose separator is `lower`; `None`: unchanged.
     async fn rebuild<K: AsRef<[u8]>, C>(
         &mut self,
-        olds: Olds<'_, R::Summary>,
+        old_children: OldChildren<'_, R::Summary>,
         lower: &[u8],
         touched: &[Touched],
         contents: &mut impl Iterator<Item = Content<R::Summary>>,
         changes: &mut [(K, Option<C>)],
         decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
-    ) -> Result<Option<Grown<R::Summary>>, TreeError> {
+    ) -> Result<Option<NewChildren<R::Summary>>, TreeError> {
         let mut touched = touched.iter().peekable();
-        let mut rebuilt = Rebuilt::new(olds.level());
-        for index in 0..olds.len() {
-            let old = olds
+        let mut rebuilt = Rebuilt::new(old_children.level());
+        for index in 0..old_children.len() {
+            let old = old_children
                 .child(&self.shared.reduction, index)
-                .ok_or_else(|| self.shared.senseless(olds.offset()))?;
+                .ok_or_else(|| self.shared.malformed_item(old_children.offset()))?;
             let Some(node) = touched.next_if(|node| node.index == index) else {
                 self.keep(&mut rebuilt, old).await?;
                 continue;
@@ -356,14 +365,14 @@ impl<'a, R: Reduction> Update<'a, R> {
                     merge_leaf(merging, Some(&node.node), &mut changes[node.changes.clone()], decide)?
                 }
                 Content::Children(None) => false,
-                Content::Children(Some(grown)) => {
-                    merging.push_children(&self.shared.reduction, &grown);
+                Content::Children(Some(new_children)) => {
+                    merging.push_children(&self.shared.reduction, &new_children);
                     true
                 }
             };
             if is_changed {
                 merging.node_count += 1;
-                merging.is_hot |= node.is_hot;
+                merging.is_cached |= node.is_cached;
                 rebuilt.is_changed = true;
                 self.replaced.push(old.pointer);
             } else {
@@ -374,14 +383,14 @@ impl<'a, R: Reduction> Update<'a, R> {
             }
         }
         self.close(&mut rebuilt).await?;
-        let Rebuilt { mut grown, is_changed, .. } = rebuilt;
-        if let Some(first) = grown.children.first_mut() {
+        let Rebuilt { mut new_children, is_changed, .. } = rebuilt;
+        if let Some(first) = new_children.children.first_mut() {
             first.separator = lower.to_vec();
         }
-        Ok(is_changed.then_some(grown))
+        Ok(is_changed.then_some(new_children))
     }
 
-    /// A child stays as it is, unless what is being merged before it is small and has room for it.
+    /// Keeps a child unchanged, unless the merge before it is small and has enough free space for it.
     async fn keep(
         &mut self,
         rebuilt: &mut Rebuilt<R::Summary>,
@@ -390,89 +399,100 @@ impl<'a, R: Reduction> Update<'a, R> {
         let node_bytes = self.shared.options.node_bytes;
         let level = rebuilt.level;
         if let Some(merging) = &mut rebuilt.merging
-            && merging.wants(level, node_bytes, old.pointer)
+            && merging.should_absorb(level, node_bytes, old.pointer)
         {
-            let (node, is_hot) = self.load(old.pointer, level).await?;
-            merging.push_node(&node, is_hot);
+            let (node, is_cached) = self.load(old.pointer, level).await?;
+            merging.push_node(&node, is_cached);
             self.replaced.push(old.pointer);
             return Ok(());
         }
         self.close(rebuilt).await?;
-        rebuilt.grown.children.push(old);
-        rebuilt.grown.is_appended = false;
+        rebuilt.new_children.children.push(old);
+        rebuilt.new_children.is_appended = false;
         Ok(())
     }
 
-    /// Writes what is being merged, together with the child before it where it is small.
+    /// Writes the merged items, together with the previous child if either is small.
     async fn close(&mut self, rebuilt: &mut Rebuilt<R::Summary>) -> Result<(), TreeError> {
         let Some(mut merging) = rebuilt.merging.take() else { return Ok(()) };
         let (level, node_bytes) = (rebuilt.level, self.shared.options.node_bytes);
-        let before =
-            rebuilt.grown.children.last().filter(|last| merging.wants(level, node_bytes, last.pointer));
+        let before = rebuilt
+            .new_children
+            .children
+            .last()
+            .filter(|last| merging.should_absorb(level, node_bytes, last.pointer));
         if before.is_some()
-            && let Some(before) = rebuilt.grown.children.pop()
+            && let Some(before) = rebuilt.new_children.children.pop()
         {
-            let (node, is_hot) = self.load(before.pointer, level).await?;
+            let (node, is_cached) = self.load(before.pointer, level).await?;
             let after = std::mem::replace(&mut merging, Merging::new(before.separator));
-            merging.push_node(&node, is_hot || after.is_hot);
+            merging.push_node(&node, is_cached || after.is_cached);
             merging.push_run(&after.run);
             self.replaced.push(before.pointer);
         }
-        let Grown { children, is_appended } = self.cut(level, merging).await?;
-        rebuilt.grown.children.extend(children);
-        rebuilt.grown.is_appended = is_appended;
+        let NewChildren { children, is_appended } = self.write_merged(level, merging).await?;
+        rebuilt.new_children.children.extend(children);
+        rebuilt.new_children.is_appended = is_appended;
         Ok(())
     }
 
-    /// Cuts what was merged into nodes, and writes them.
-    async fn cut(&mut self, level: u8, merging: Merging) -> Result<Grown<R::Summary>, TreeError> {
-        let Merging { run, mut separator, node_count, is_hot, inserted } = merging;
+    /// Splits the merged items into nodes, and writes them.
+    async fn write_merged(
+        &mut self,
+        level: u8,
+        merging: Merging,
+    ) -> Result<NewChildren<R::Summary>, TreeError> {
+        let Merging { run, mut separator, node_count, is_cached, inserted } = merging;
         let inserted = match inserted {
             Inserted::Neighbours(range) if node_count <= 1 => Some(range),
             _ => None,
         };
-        let mut grown = Grown { children: Vec::new(), is_appended: false };
-        grown.is_appended = inserted.as_ref().is_some_and(|items| items.end == run.len());
+        let mut new_children = NewChildren { children: Vec::new(), is_appended: false };
+        new_children.is_appended = inserted.as_ref().is_some_and(|items| items.end == run.len());
         let mut first = 0;
-        for end in run.cut(level, self.shared.options.node_bytes, inserted) {
+        for end in run.split_into_nodes(level, self.shared.options.node_bytes, inserted) {
             let next = match level {
                 _ if end == run.len() => Vec::new(),
                 0 => run.separator(end).to_vec(),
                 _ => run.key(end).to_vec(),
             };
             let separator = std::mem::replace(&mut separator, next);
-            let keep = is_hot || level > 0;
-            grown.children.push(self.appender.append_items(&run, level, first..end, separator, keep).await?);
+            let keep = is_cached || level > 0;
+            new_children
+                .children
+                .push(self.appender.append_items(&run, level, first..end, separator, keep).await?);
             first = end;
         }
-        Ok(grown)
+        Ok(new_children)
     }
 
-    /// A tree over these nodes of a level.
-    async fn grow(
+    /// Builds inner nodes over these nodes of a level, up to one root.
+    async fn build_root(
         &mut self,
-        mut grown: Grown<R::Summary>,
+        mut new_children: NewChildren<R::Summary>,
         mut level: u8,
-    ) -> Result<Base<R::Summary>, TreeError> {
-        while grown.children.len() > 1 {
+    ) -> Result<WorkingTree<R::Summary>, TreeError> {
+        while new_children.children.len() > 1 {
             level += 1;
             let mut merging = Merging::new(Vec::new());
-            merging.push_children(&self.shared.reduction, &grown);
+            merging.push_children(&self.shared.reduction, &new_children);
             merging.node_count = 1;
-            grown = self.cut(level, merging).await?;
+            new_children = self.write_merged(level, merging).await?;
         }
-        let Some(mut top) = grown.children.pop() else { return Ok(Base { top: None, level: 0 }) };
+        let Some(mut top) = new_children.children.pop() else {
+            return Ok(WorkingTree { top: None, level: 0 });
+        };
         while level > 0 {
             let node = self.load(top.pointer, level).await?.0;
             if node.len() > 1 {
                 break;
             }
             let only = node.child(&self.shared.reduction, 0);
-            top = only.ok_or_else(|| self.shared.senseless(top.pointer.offset))?;
+            top = only.ok_or_else(|| self.shared.malformed_item(top.pointer.offset))?;
             level -= 1;
         }
         top.separator = Vec::new();
-        Ok(Base { top: Some(top), level })
+        Ok(WorkingTree { top: Some(top), level })
     }
 
     async fn load(&self, pointer: Pointer, level: u8) -> Result<(Arc<Node>, bool), TreeError> {
@@ -480,19 +500,18 @@ impl<'a, R: Reduction> Update<'a, R> {
         Ok(nodes.into_iter().next().expect("one for each pointer"))
     }
 
-    /// Nodes of one level, also those that are on their way to the file, and whether the cache
-    /// has them.
+    /// Nodes of one level, including those not written yet, and whether each was cached.
     async fn load_many(&self, pointers: &[Pointer], level: u8) -> Result<Vec<(Arc<Node>, bool)>, TreeError> {
         let mut nodes = Vec::with_capacity(pointers.len());
         let mut missing = Vec::new();
         for (index, pointer) in pointers.iter().enumerate() {
             let cached = self.shared.cached(*pointer, level);
-            let is_hot = cached.is_some();
+            let is_cached = cached.is_some();
             let node = cached.or_else(|| self.appender.find(*pointer, level));
             if node.is_none() {
                 missing.push(index);
             }
-            nodes.push(node.map(|node| (node, is_hot)));
+            nodes.push(node.map(|node| (node, is_cached)));
         }
         if !missing.is_empty() {
             let wanted: Vec<Pointer> = missing.iter().map(|index| pointers[*index]).collect();
@@ -504,15 +523,15 @@ impl<'a, R: Reduction> Update<'a, R> {
     }
 }
 
-/// Merges changes into a leaf's entries, behind those of the leaves before; whether they made a
-/// difference. If not, nothing is added.
+/// Merges changes into a leaf's entries, and appends the result to `merging`. Returns whether they had an
+/// effect; if not, nothing is appended.
 fn merge_leaf<K: AsRef<[u8]>, C>(
     merging: &mut Merging,
     leaf: Option<&Node>,
     changes: &mut [(K, Option<C>)],
     decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
 ) -> Result<bool, TreeError> {
-    let mark = merging.run.len();
+    let start = merging.run.len();
     let mut is_changed = false;
     let mut copied = 0;
     for (key, change) in changes {
@@ -542,7 +561,7 @@ fn merge_leaf<K: AsRef<[u8]>, C>(
         }
     }
     match leaf {
-        _ if !is_changed => merging.run.truncate(mark),
+        _ if !is_changed => merging.run.truncate(start),
         Some(leaf) => merging.run.push_items(leaf, copied..leaf.len()),
         None => {}
     }
@@ -550,48 +569,48 @@ fn merge_leaf<K: AsRef<[u8]>, C>(
 }
 
 /// The children of a parent before the update.
-enum Olds<'a, S> {
+enum OldChildren<'a, S> {
     Node(&'a Node),
-    /// The root node alone, of this level: it has no parent.
+    /// The root node, of this level; it has no parent.
     Top(&'a Child<S>, u8),
 }
 
-impl<S: Clone> Olds<'_, S> {
+impl<S: Clone> OldChildren<'_, S> {
     fn len(&self) -> usize {
         match self {
-            Olds::Node(node) => node.len(),
-            Olds::Top(..) => 1,
+            OldChildren::Node(node) => node.len(),
+            OldChildren::Top(..) => 1,
         }
     }
 
     fn child<R: Reduction<Summary = S>>(&self, reduction: &R, index: usize) -> Option<Child<S>> {
         match self {
-            Olds::Node(node) => node.child(reduction, index),
-            Olds::Top(top, _) => Some((*top).clone()),
+            OldChildren::Node(node) => node.child(reduction, index),
+            OldChildren::Top(top, _) => Some((*top).clone()),
         }
     }
 
-    /// Where the parent lies.
+    /// The parent's offset.
     fn offset(&self) -> u64 {
         match self {
-            Olds::Node(node) => node.offset(),
-            Olds::Top(top, _) => top.pointer.offset,
+            OldChildren::Node(node) => node.offset(),
+            OldChildren::Top(top, _) => top.pointer.offset,
         }
     }
 
     /// The children's level.
     fn level(&self) -> u8 {
         match self {
-            Olds::Node(node) => node.level() - 1,
-            Olds::Top(_, level) => *level,
+            OldChildren::Node(node) => node.level() - 1,
+            OldChildren::Top(_, level) => *level,
         }
     }
 }
 
 /// The children of a parent after the update.
 struct Rebuilt<S> {
-    grown: Grown<S>,
-    /// What comes behind them.
+    new_children: NewChildren<S>,
+    /// The merge in progress behind them.
     merging: Option<Merging>,
     level: u8,
     is_changed: bool,
@@ -599,8 +618,8 @@ struct Rebuilt<S> {
 
 impl<S> Rebuilt<S> {
     fn new(level: u8) -> Rebuilt<S> {
-        let grown = Grown { children: Vec::new(), is_appended: false };
-        Rebuilt { grown, merging: None, level, is_changed: false }
+        let new_children = NewChildren { children: Vec::new(), is_appended: false };
+        Rebuilt { new_children, merging: None, level, is_changed: false }
     }
 }
 
@@ -610,14 +629,14 @@ impl Merging {
             run: Run::default(),
             separator,
             node_count: 0,
-            is_hot: false,
+            is_cached: false,
             inserted: Inserted::default(),
         }
     }
 
-    /// Whether a neighbour should join: this would be a small node otherwise, and there is room;
-    /// or an inner node of one child.
-    fn wants(&self, level: u8, node_bytes: usize, neighbour: Pointer) -> bool {
+    /// Whether a neighbour should join the merge: if the merged node would be small and has enough free
+    /// space, or would be an inner node with one child.
+    fn should_absorb(&self, level: u8, node_bytes: usize, neighbour: Pointer) -> bool {
         if self.run.is_empty() {
             return false;
         }
@@ -626,24 +645,24 @@ impl Merging {
         is_small || self.run.len() < items_min(level)
     }
 
-    /// Adds children of an inner node. The first of all has the run's separator: keys below its
-    /// own are its as well.
-    fn push_children<R: Reduction>(&mut self, reduction: &R, grown: &Grown<R::Summary>) {
-        if grown.is_appended {
-            let end = self.run.len() + grown.children.len();
+    /// Adds children of an inner node. The first of all gets the run's separator, since keys below its own
+    /// belong to it too.
+    fn push_children<R: Reduction>(&mut self, reduction: &R, new_children: &NewChildren<R::Summary>) {
+        if new_children.is_appended {
+            let end = self.run.len() + new_children.children.len();
             self.inserted = Inserted::Neighbours(end.saturating_sub(1)..end);
         }
-        for child in &grown.children {
+        for child in &new_children.children {
             let key = if self.run.is_empty() { &self.separator } else { &child.separator };
             self.run.push_with(key, |out| child.encode(reduction, out));
         }
     }
 
     /// Adds a neighbour's items.
-    fn push_node(&mut self, node: &Node, is_hot: bool) {
+    fn push_node(&mut self, node: &Node, is_cached: bool) {
         self.run.push_items(node, 0..node.len());
         self.node_count += 1;
-        self.is_hot |= is_hot;
+        self.is_cached |= is_cached;
     }
 
     fn push_run(&mut self, run: &Run) {

@@ -18,20 +18,20 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Each run is a folder of its own, 000001, 000002, …; what an earlier one has is not copied \
+    after_help = "Each run is a directory of its own, 000001, 000002, …; what an earlier one has is not copied \
     again. Runs may be deleted in any order. One without the file `complete` was interrupted, and the next run \
     removes it. Verify one with `settee check DIR/000001`, and never serve it in place: restore it. A database \
     that is damaged is left out, named, and the exit code is 1."
 )]
 pub(crate) struct Args {
-    /// Folder that holds the backup's runs, and nothing else; of the server's machine, where --url is given
+    /// Directory that holds the backup's runs, and nothing else; of the server's machine, where --url is given
     dir: PathBuf,
 
     /// Server whose databases are to be copied while it runs: `http://[user:password@]host:port`
     #[arg(long, value_name = "URL", conflicts_with = "data_dir")]
     url: Option<String>,
 
-    /// Data folder, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
+    /// Data directory, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -47,11 +47,11 @@ pub(crate) struct Args {
     was made, the others are restored, the missing ones are named, and the exit code is 1."
 )]
 pub(crate) struct RestoreArgs {
-    /// A run of a backup, or the folder of all runs: then the newest whole one
+    /// A run of a backup, or the directory of all runs: then the newest whole one
     backup: PathBuf,
 
-    /// Data folder to make
-    new_folder: PathBuf,
+    /// Data directory to make
+    new_directory: PathBuf,
 }
 
 pub(crate) fn run(args: Args) -> CommandResult {
@@ -73,17 +73,17 @@ async fn backup(args: Args) -> CommandResult {
     }
     let dir = place::real(&args.dir)?;
     let named = args.data_dir.or_else(|| std::env::var_os("SETTEE_DATA_DIR").map(PathBuf::from));
-    let folder = named.unwrap_or_else(|| PathBuf::from("./settee-data"));
-    let databases = place::open(&folder, "use --url with its address").await?;
+    let directory = named.unwrap_or_else(|| PathBuf::from("./settee-data"));
+    let databases = place::open(&directory, "use --url with its address").await?;
     let done = watched(&databases, &dir).await;
     databases.close().await?;
-    let BackupSummary { folder, database_count, failed, files, removed_count } = done?;
+    let BackupSummary { directory, database_count, failed, files, removed_count } = done?;
     if removed_count > 0 {
         say!("interrupted runs that were removed: {removed_count}");
     }
     say!(
         "{database_count} databases in {}: {} files copied ({} bytes), {} linked ({} bytes)",
-        folder.display(),
+        directory.display(),
         files.copied_count,
         files.copied_bytes,
         files.linked_count,
@@ -128,7 +128,7 @@ async fn restore(args: RestoreArgs) -> CommandResult {
         return Err(format!("there is no backup {}", args.backup.display()).into());
     }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let to = place::real(&args.new_folder)?;
+    let to = place::real(&args.new_directory)?;
     let done = settee_doc::restore(&env, &place::real(&args.backup)?, &to).await?;
     if let Some(note) = done.note {
         complain!("settee: {}: {note}", done.run.display());

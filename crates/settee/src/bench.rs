@@ -10,7 +10,7 @@ use settee_bench::fabric::{self, Place};
 use settee_bench::http::Server;
 use settee_bench::process::ServerProcess;
 use settee_bench::report::{self, Row};
-use settee_bench::space::{self, Folder};
+use settee_bench::space::{self, Directory};
 use settee_bench::sync;
 use settee_bench::{Result, limits};
 use settee_doc::Stage;
@@ -90,11 +90,11 @@ struct CommonArgs {
     #[arg(long, visible_alias = "pid", value_name = "PID", requires = "url")]
     server_pid: Option<u32>,
 
-    /// Start a server for the measurement, with its data in a folder of its own
+    /// Start a server for the measurement, with its data in a directory of its own
     #[arg(long, conflicts_with = "url")]
     spawn: bool,
 
-    /// Where that folder is made: choose a disk [default: where temporary files go]
+    /// Where that directory is made: choose a disk [default: where temporary files go]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -222,7 +222,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
     }
 }
 
-/// Runs until done or interrupted: either way servers are stopped and folders removed.
+/// Runs until done or interrupted: either way servers are stopped and directories removed.
 fn block_on(
     mut builder: tokio::runtime::Builder,
     command: impl Future<Output = CommandResult>,
@@ -238,12 +238,12 @@ fn block_on(
     })
 }
 
-/// A server to measure and the folder it writes to, as far as they are known or were made.
+/// A server to measure and the directory it writes to, as far as they are known or were made.
 struct Host {
     server: Option<Target>,
-    /// Dropped before the folder: the server stops first.
+    /// Dropped before the directory: the server stops first.
     _process: Option<ServerProcess>,
-    folder: Option<Folder>,
+    directory: Option<Directory>,
 }
 
 impl Host {
@@ -255,30 +255,32 @@ impl Host {
         settings: &[String],
     ) -> Result<Host, Box<dyn std::error::Error + Send + Sync>> {
         if let Some(server) = &common.url {
-            let folder = common.data_dir.as_deref().map(|parent| Folder::new(Some(parent))).transpose()?;
+            let directory =
+                common.data_dir.as_deref().map(|parent| Directory::new(Some(parent))).transpose()?;
             let target = Target { server: common.user.apply(server.clone())?, pid: common.server_pid };
-            return Ok(Host { server: Some(target), _process: None, folder });
+            return Ok(Host { server: Some(target), _process: None, directory });
         }
-        let folder = Folder::new(common.data_dir.as_deref())?;
-        space::check(folder.path(), needed)?;
-        if space::is_in_memory(folder.path()) {
+        let directory = Directory::new(common.data_dir.as_deref())?;
+        space::check(directory.path(), needed)?;
+        if space::is_in_memory(directory.path()) {
             complain!(
                 "{} lies in memory, where a sync costs nothing: see --data-dir",
-                folder.path().display()
+                directory.path().display()
             );
         }
-        let mut host = Host { server: None, _process: None, folder: Some(folder) };
+        let mut host = Host { server: None, _process: None, directory: Some(directory) };
         if common.spawn {
-            let folder = host.folder.as_ref().expect("just made").path().join("server");
-            let process = ServerProcess::settee(&std::env::current_exe()?, &folder, None, settings).await?;
+            let directory = host.directory.as_ref().expect("just made").path().join("server");
+            let process =
+                ServerProcess::settee(&std::env::current_exe()?, &directory, None, settings).await?;
             host.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
             host._process = Some(process);
         }
         Ok(host)
     }
 
-    fn folder(&self) -> Option<&Path> {
-        self.folder.as_ref().map(Folder::path)
+    fn directory(&self) -> Option<&Path> {
+        self.directory.as_ref().map(Directory::path)
     }
 
     fn place(&self) -> String {
@@ -297,9 +299,11 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
     });
     let needed = (documents + args.updates).saturating_mul(size.bytes() as u64);
     let host = Host::open(&args.common, needed, &[]).await?;
-    let place = match (&host.server, host.folder()) {
+    let place = match (&host.server, host.directory()) {
         (Some(Target { server, pid }), _) => Place::Server { server: server.clone(), pid: *pid },
-        (None, folder) => Place::Process { folder: folder.expect("made where no URL is given").to_owned() },
+        (None, directory) => {
+            Place::Process { directory: directory.expect("made where no URL is given").to_owned() }
+        }
     };
     let config = fabric::Config {
         place,
@@ -324,14 +328,14 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
 }
 
 fn run_sync(args: &SyncArgs) -> CommandResult {
-    let folder = args.data_dir.clone().unwrap_or_else(std::env::temp_dir);
+    let directory = args.data_dir.clone().unwrap_or_else(std::env::temp_dir);
     say!(
         "{} durable writes of {} random bytes each, one at a time, under {}",
         args.count,
         sync::BLOCK_BYTES,
-        folder.display()
+        directory.display()
     );
-    say!("{}", sync::table(&sync::measure(&folder, args.count)?).trim_end());
+    say!("{}", sync::table(&sync::measure(&directory, args.count)?).trim_end());
     Ok(())
 }
 

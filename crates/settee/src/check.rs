@@ -1,5 +1,5 @@
-//! `settee check`: whether the databases in a data folder are sound, what is wrong with them, and which
-//! documents that touches; and what can be read of damaged ones, in a new folder.
+//! `settee check`: whether the databases in a data directory are sound, what is wrong with them, and which
+//! documents that touches; and what can be read of damaged ones, in a new directory.
 //!
 //! Exit code 0: sound. 1: there are problems, each of which was printed. 2: it could not be checked.
 
@@ -22,16 +22,16 @@ const FAILED: u8 = 2;
     after_help = "Nothing is changed. Exit code: 0 sound, 1 problems (each is printed), 2 could not check."
 )]
 pub(crate) struct Args {
-    /// Data folder, or one run of a backup, while no server runs on it
-    #[arg(value_name = "DATA_FOLDER", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
-    folder: PathBuf,
+    /// Data directory, or one run of a backup, while no server runs on it
+    #[arg(value_name = "DATA_DIRECTORY", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
+    directory: PathBuf,
 
     /// Check this database alone
     #[arg(long, alias = "database", value_name = "NAME", conflicts_with = "repair")]
     db: Option<String>,
 
-    /// Write all that can be read of all databases to a new data folder
-    #[arg(long, value_name = "NEW_FOLDER")]
+    /// Write all that can be read of all databases to a new data directory
+    #[arg(long, value_name = "NEW_DIRECTORY")]
     repair: Option<PathBuf>,
 }
 
@@ -59,15 +59,15 @@ fn failed(error: &dyn std::fmt::Display) -> ExitCode {
 
 async fn check(args: &Args) -> settee_doc::Result<bool> {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let folder = std::path::absolute(&args.folder).unwrap_or_else(|_| args.folder.clone());
-    if !folder.is_dir() {
-        return Err(settee_doc::Error::new(ErrorKind::NotFound, place::no_folder(&args.folder)));
+    let directory = std::path::absolute(&args.directory).unwrap_or_else(|_| args.directory.clone());
+    if !directory.is_dir() {
+        return Err(settee_doc::Error::new(ErrorKind::NotFound, place::no_directory(&args.directory)));
     }
-    let opened = OfflineDatabases::open(&env, &folder, DatabasesOptions::default()).await;
+    let opened = OfflineDatabases::open(&env, &directory, DatabasesOptions::default()).await;
     let databases = opened.map_err(|error| match error.kind() {
         ErrorKind::InUse => settee_doc::Error::new(
             ErrorKind::InUse,
-            format!("{error} (where a server runs on the folder, stop it, or check a backup)"),
+            format!("{error} (where a server runs on the directory, stop it, or check a backup)"),
         ),
         _ => error,
     })?;
@@ -75,11 +75,11 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
         complain!(
             "settee: {} can't be written, and has no lock: nobody who has it open elsewhere is kept from \
              writing meanwhile",
-            args.folder.display()
+            args.directory.display()
         );
     }
     let mut printer = Printer::new();
-    let has_identity = match read_server_uuid(&folder) {
+    let has_identity = match read_server_uuid(&directory) {
         Ok(_) => true,
         Err(error) => {
             say!("{error}");

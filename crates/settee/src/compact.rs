@@ -1,4 +1,4 @@
-//! `settee compact`: gives back the space of what was replaced, while no server runs on the folder.
+//! `settee compact`: gives back the space of what was replaced, while no server runs on the directory.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,9 @@ use crate::{CommandResult, place};
 #[derive(clap::Args)]
 #[command(after_help = "A server that runs does this by itself, and when POST /NAME/_compact asks for it.")]
 pub(crate) struct Args {
-    /// Data folder, while no server runs on it
-    #[arg(value_name = "DATA_FOLDER", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
-    folder: PathBuf,
+    /// Data directory, while no server runs on it
+    #[arg(value_name = "DATA_DIRECTORY", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
+    directory: PathBuf,
 
     /// Compact this database alone
     #[arg(long, alias = "database", value_name = "NAME")]
@@ -24,7 +24,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
 }
 
 async fn compact(args: Args) -> CommandResult {
-    let databases = place::open(&args.folder, "use POST /NAME/_compact").await?;
+    let databases = place::open(&args.directory, "use POST /NAME/_compact").await?;
     let names = match args.db {
         Some(name) if !databases.names().contains(&name) => {
             databases.close().await?;

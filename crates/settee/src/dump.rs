@@ -105,7 +105,7 @@ async fn dump(args: Args) -> CommandResult {
 /// Refuses to replace a file that nobody asked to replace.
 fn check_free(path: &Path, force: bool) -> Result<(), Error> {
     match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(format!("{} is a folder", path.display()).into()),
+        Ok(found) if found.is_dir() => Err(format!("{} is a directory", path.display()).into()),
         Ok(found) if found.is_file() && !force => {
             Err(format!("{} is there already; --force replaces it", path.display()).into())
         }
@@ -137,8 +137,8 @@ impl Temporary {
     /// Gives the file its name, persisted when it returns.
     fn rename(self, path: &Path) -> io::Result<()> {
         fs::rename(&self.path, path)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
     }
 }
 

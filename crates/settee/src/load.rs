@@ -1,4 +1,4 @@
-//! `settee load`: JSON documents into a database, at a URL or in a data folder.
+//! `settee load`: JSON documents into a database, at a URL or in a data directory.
 //!
 //! One thread reads and splits the input and finds each document's id; batches go through a
 //! short queue to a task that stores them, one after the other. Ids are stable
@@ -77,7 +77,7 @@ pub(crate) struct Args {
     max_document_size: usize,
 
     /// Store design documents with validate_doc_update, and what they would check, without running them; in a
-    /// data folder. A server has a setting of its own for that
+    /// data directory. A server has a setting of its own for that
     #[arg(long, conflicts_with = "url")]
     ignore_validation: bool,
 

@@ -49,11 +49,11 @@ enum Command {
     Load(load::Args),
     /// Write a database's documents as JSON lines
     Dump(dump::Args),
-    /// Verify every byte of the databases in a folder, or salvage what can be read of them
+    /// Verify every byte of the databases in a directory, or salvage what can be read of them
     Check(check::Args),
     /// Copy all databases, while a server runs or while none does
     Backup(backup::Args),
-    /// Make a data folder of a backup
+    /// Make a data directory of a backup
     Restore(backup::RestoreArgs),
     /// Give back the space of what was replaced
     Compact(compact::Args),

@@ -1,4 +1,4 @@
-//! Data folders that commands without a server work on, and the paths that they are given.
+//! Data directories that commands without a server work on, and the paths that they are given.
 
 use std::io::IsTerminal as _;
 use std::path::{Component, Path, PathBuf};
@@ -18,60 +18,61 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Time between two pictures of a progress bar.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// Whether a folder holds databases, or a server has it that has none yet.
-pub(crate) fn has_databases(folder: &Path) -> bool {
-    ["catalogue", "databases"].iter().any(|name| folder.join(name).is_dir()) || folder.join("lock").is_file()
+/// Whether a directory holds databases, or a server has it that has none yet.
+pub(crate) fn has_databases(directory: &Path) -> bool {
+    ["catalogue", "databases"].iter().any(|name| directory.join(name).is_dir())
+        || directory.join("lock").is_file()
 }
 
-/// Opens the databases in `folder`, which must hold some. `while_served` says what to do where a server runs
+/// Opens the databases in `directory`, which must hold some. `while_served` says what to do where a server runs
 /// on it.
-pub(crate) async fn open(folder: &Path, while_served: &str) -> Result<Arc<Databases>, Error> {
-    if !folder.is_dir() {
-        return Err(no_folder(folder).into());
+pub(crate) async fn open(directory: &Path, while_served: &str) -> Result<Arc<Databases>, Error> {
+    if !directory.is_dir() {
+        return Err(no_directory(directory).into());
     }
-    if !has_databases(folder) {
-        return Err(format!("there are no databases in {}", folder.display()).into());
+    if !has_databases(directory) {
+        return Err(format!("there are no databases in {}", directory.display()).into());
     }
-    make(folder, while_served, false).await
+    make(directory, while_served, false).await
 }
 
 /// As [`open`], where there may be none yet.
 pub(crate) async fn make(
-    folder: &Path,
+    directory: &Path,
     while_served: &str,
     ignore_validation: bool,
 ) -> Result<Arc<Databases>, Error> {
-    if let Some(problem) = close_to_others(folder) {
+    if let Some(problem) = close_to_others(directory) {
         complain!("settee: {problem}");
     }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let options = DatabasesOptions { ignore_validation, ..DatabasesOptions::default() };
-    Databases::open_with(env, &real(folder)?, options).await.map_err(|error| match error.kind() {
-        ErrorKind::InUse => format!("{error} (where a server runs on the folder, {while_served})").into(),
+    Databases::open_with(env, &real(directory)?, options).await.map_err(|error| match error.kind() {
+        ErrorKind::InUse => format!("{error} (where a server runs on the directory, {while_served})").into(),
         _ => error.into(),
     })
 }
 
-/// What is said where a data folder was named that isn't there.
-pub(crate) fn no_folder(folder: &Path) -> String {
-    format!("there is no data folder {}", folder.display())
+/// What is said where a data directory was named that isn't there.
+pub(crate) fn no_directory(directory: &Path) -> String {
+    format!("there is no data directory {}", directory.display())
 }
 
-/// Files of a data folder beside those that backups copy.
+/// Files of a data directory beside those that backups copy.
 const OTHER_FILES: [&str; 3] = ["lock", "admin", UUID_FILE];
 
-/// Closes a data folder to others (see [`secret::close_folder`]). Returns what an operator has to know.
-pub(crate) fn close_to_others(folder: &Path) -> Option<String> {
+/// Closes a data directory to others (see [`secret::close_directory`]). Returns what an operator has to know.
+pub(crate) fn close_to_others(directory: &Path) -> Option<String> {
     let own_files = [&OTHER_FILES, settee_http::BACKED_UP_FILES].concat();
-    let shown = folder.display();
-    match secret::close_folder(folder, &own_files) {
+    let shown = directory.display();
+    match secret::close_directory(directory, &own_files) {
         Ok(Closed { is_shared: true, .. }) => Some(format!(
             "{shown} holds other things beside the data and can be read by others: only the data in it are closed \
              to them"
         )),
         Ok(Closed { changed_count: 0, .. }) => None,
         Ok(Closed { changed_count, .. }) => Some(format!(
-            "{shown} could be read by others: the permissions of {changed_count} files and folders were changed"
+            "{shown} could be read by others: the permissions of {changed_count} files and directories were changed"
         )),
         Err(error) => Some(format!("others may be able to read the data: {error}")),
     }
@@ -88,14 +89,15 @@ pub(crate) fn real(path: &Path) -> Result<PathBuf, Error> {
                 if missing.components().any(|part| part == Component::ParentDir) {
                     break;
                 }
-                // Nothing to add: a `/` at the end would name a folder.
+                // Nothing to add: a `/` at the end would name a directory.
                 return Ok(if missing.as_os_str().is_empty() { real } else { real.join(missing) });
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(format!("{}: {error}", there.display()).into()),
         }
     }
-    Err(format!("{} leads through a folder that isn't there: {}", path.display(), missing.display()).into())
+    Err(format!("{} leads through a directory that isn't there: {}", path.display(), missing.display())
+        .into())
 }
 
 /// A progress bar on stderr that shows nothing until [`show`] is told how much there is.

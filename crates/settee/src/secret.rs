@@ -33,10 +33,10 @@ pub(crate) const USER_VARIABLE: &str = "SETTEE_USER";
 pub(crate) const USER_HINT: &str = " (name the user by --user-file, SETTEE_USER, or in the URL)";
 
 /// What a data directory holds, beside files of which each creates its own name.
-const DATA_FOLDERS: [&str; 3] = ["catalogue", "databases", "spool"];
+const DATA_DIRECTORIES: [&str; 3] = ["catalogue", "databases", "spool"];
 
 /// What file systems put into the root of a volume.
-const VOLUME_FOLDER: &str = "lost+found";
+const VOLUME_DIRECTORY: &str = "lost+found";
 
 /// Refuses a file with a password that others can read, or that another user but root owns: who owns a file can
 /// change it.
@@ -117,7 +117,7 @@ impl UserArgs {
     }
 }
 
-/// What [`close_folder`] found.
+/// What [`close_directory`] found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Closed {
     /// Files and directories whose permissions were changed.
@@ -132,40 +132,41 @@ pub(crate) struct Closed {
 ///
 /// # Errors
 /// What the system says, with the path; what comes behind it in the walk is as it was.
-pub(crate) fn close_folder(folder: &Path, own_files: &[&str]) -> io::Result<Closed> {
+pub(crate) fn close_directory(directory: &Path, own_files: &[&str]) -> io::Result<Closed> {
     let mut closed = Closed::default();
-    if !folder.is_dir() {
+    if !directory.is_dir() {
         return Ok(closed);
     }
-    for name in DATA_FOLDERS {
-        close_tree(&folder.join(name), &mut closed.changed_count)?;
+    for name in DATA_DIRECTORIES {
+        close_tree(&directory.join(name), &mut closed.changed_count)?;
     }
     for name in own_files {
-        close(&folder.join(name), &mut closed.changed_count)?;
+        close(&directory.join(name), &mut closed.changed_count)?;
     }
-    closed.is_shared = fs::metadata(folder)?.mode() & STICKY != 0;
-    for entry in fs::read_dir(folder).map_err(|error| named(folder, &error))? {
+    closed.is_shared = fs::metadata(directory)?.mode() & STICKY != 0;
+    for entry in fs::read_dir(directory).map_err(|error| named(directory, &error))? {
         let name = entry?.file_name();
         let is_ours = |known: &&str| name == **known;
-        closed.is_shared |=
-            !(DATA_FOLDERS.iter().any(is_ours) || own_files.iter().any(is_ours) || name == VOLUME_FOLDER);
+        closed.is_shared |= !(DATA_DIRECTORIES.iter().any(is_ours)
+            || own_files.iter().any(is_ours)
+            || name == VOLUME_DIRECTORY);
     }
     if closed.is_shared {
-        closed.is_shared = fs::metadata(folder)?.mode() & OTHERS != 0;
+        closed.is_shared = fs::metadata(directory)?.mode() & OTHERS != 0;
     } else {
-        close(folder, &mut closed.changed_count)?;
+        close(directory, &mut closed.changed_count)?;
     }
     Ok(closed)
 }
 
 /// Closes a directory with all that it holds, the directory last: it is what says that all is closed.
-fn close_tree(folder: &Path, changed_count: &mut u64) -> io::Result<()> {
-    match fs::symlink_metadata(folder) {
+fn close_tree(directory: &Path, changed_count: &mut u64) -> io::Result<()> {
+    match fs::symlink_metadata(directory) {
         Ok(found) if found.is_dir() && found.mode() & OTHERS != 0 => {}
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(named(folder, &error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(named(directory, &error)),
         _ => return Ok(()),
     }
-    for entry in fs::read_dir(folder).map_err(|error| named(folder, &error))? {
+    for entry in fs::read_dir(directory).map_err(|error| named(directory, &error))? {
         let path = entry?.path();
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
             close_tree(&path, changed_count)?;
@@ -173,7 +174,7 @@ fn close_tree(folder: &Path, changed_count: &mut u64) -> io::Result<()> {
             close(&path, changed_count)?;
         }
     }
-    close(folder, changed_count)
+    close(directory, changed_count)
 }
 
 /// Takes the permissions for others away from a file or a directory; a link is left alone.
@@ -216,8 +217,8 @@ mod tests {
 
     #[test]
     fn a_password_is_read_only_from_a_file_that_others_can_not_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("admin");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("admin");
         fs::write(&path, "ann:sesame\r\n").unwrap();
         // Where the tests run as root its group may read.
         let group_may = rustix::process::getuid().is_root();
@@ -255,30 +256,31 @@ mod tests {
     }
 
     #[test]
-    fn a_data_folder_is_closed_and_what_is_not_the_servers_stays_as_it_is() {
+    fn a_data_directory_is_closed_and_what_is_not_the_servers_stays_as_it_is() {
         let home = tempfile::tempdir().unwrap();
-        let folder = home.path().join("data");
-        fs::create_dir_all(folder.join("databases/0000000001")).unwrap();
-        let (log, uuid) = (folder.join("databases/0000000001/0000000001.log"), folder.join("server-uuid"));
+        let directory = home.path().join("data");
+        fs::create_dir_all(directory.join("databases/0000000001")).unwrap();
+        let (log, uuid) =
+            (directory.join("databases/0000000001/0000000001.log"), directory.join("server-uuid"));
         for path in [&log, &uuid] {
             fs::write(path, "x").unwrap();
             set(path, 0o644);
         }
-        for path in [&folder, &folder.join("databases"), &folder.join("databases/0000000001")] {
+        for path in [&directory, &directory.join("databases"), &directory.join("databases/0000000001")] {
             set(path, 0o755);
         }
-        let closed = close_folder(&folder, &["server-uuid"]).unwrap();
+        let closed = close_directory(&directory, &["server-uuid"]).unwrap();
         assert_eq!(closed, Closed { changed_count: 5, is_shared: false });
-        assert_eq!((mode(&folder), mode(&log), mode(&uuid)), (0o700, 0o600, 0o600));
-        assert_eq!(close_folder(&folder, &["server-uuid"]).unwrap(), Closed::default());
+        assert_eq!((mode(&directory), mode(&log), mode(&uuid)), (0o700, 0o600, 0o600));
+        assert_eq!(close_directory(&directory, &["server-uuid"]).unwrap(), Closed::default());
 
-        fs::write(folder.join("letter"), "x").unwrap();
-        for path in [&folder, &folder.join("databases"), &folder.join("letter")] {
+        fs::write(directory.join("letter"), "x").unwrap();
+        for path in [&directory, &directory.join("databases"), &directory.join("letter")] {
             set(path, 0o755);
         }
-        let closed = close_folder(&folder, &["server-uuid"]).unwrap();
+        let closed = close_directory(&directory, &["server-uuid"]).unwrap();
         assert_eq!(closed, Closed { changed_count: 1, is_shared: true });
-        assert_eq!((mode(&folder), mode(&folder.join("letter"))), (0o755, 0o755));
-        assert_eq!(mode(&folder.join("databases")), 0o700);
+        assert_eq!((mode(&directory), mode(&directory.join("letter"))), (0o755, 0o755));
+        assert_eq!(mode(&directory.join("databases")), 0o700);
     }
 }

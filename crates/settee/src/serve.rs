@@ -35,7 +35,7 @@ const NO_ADMIN: &str = "none (no_admin): every caller on this machine may do eve
                         machine is served";
 
 /// Descriptors for all but connections and the databases' files: the runtime, the listener, the log, the
-/// server's own files, and the folders that the engine's threads open in order to sync or list them.
+/// server's own files, and the directories that the engine's threads open in order to sync or list them.
 const OTHER_DESCRIPTORS: u64 = 64;
 
 /// Files of each database that may be open, at least: its open segment, and another.

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository's root. Asked at run time, so that a build folder shared by two checkouts
+/// The repository's root. Asked at run time, so that a build directory shared by two checkouts
 /// doesn't lead from one into the other.
 fn root() -> Result<PathBuf, String> {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").ok_or("run this as `cargo xtask`")?;

@@ -56,7 +56,7 @@ const PROGRAMS: [(&str, &str); 4] = [
 ];
 
 /// Where the Python clients are installed, below their tests.
-const PYTHON_FOLDER: &str = ".venv";
+const PYTHON_DIRECTORY: &str = ".venv";
 
 /// Ends with a reason where Python is too old for the clients.
 const PYTHON_CHECK: &str = "import sys; sys.version_info >= (3, 11) or sys.exit(\
@@ -150,7 +150,7 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
         }
         lanes.iter_mut().for_each(|lane| lane.retain(|step| names.contains(&step.name)));
     }
-    let outputs = target_folder(root).join("xtask");
+    let outputs = target_directory(root).join("xtask");
     fs::create_dir_all(&outputs).map_err(|error| format!("cannot make {}: {error}", outputs.display()))?;
     let start = Instant::now();
     let progress = Progress { results: Mutex::default(), changed: Condvar::new() };
@@ -206,7 +206,7 @@ fn run_step(mut step: Step, outputs: &Path, progress: &Progress) {
 fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-    let settee = target_folder(root).join("debug/settee");
+    let settee = target_directory(root).join("debug/settee");
     let interop = root.join("tests/interop");
     let command = |program: OsString, arguments: &str| {
         let mut command = Command::new(program);
@@ -255,13 +255,13 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
     Ok([main, beside])
 }
 
-/// Python's clients, installed in the locked versions in a folder of their own, and their tests.
+/// Python's clients, installed in the locked versions in a directory of their own, and their tests.
 fn python_steps(root: &Path, settee: &Path) -> [Step; 2] {
-    let folder = root.join("tests/interop-python");
-    let python = folder.join(PYTHON_FOLDER).join("bin/python");
+    let directory = root.join("tests/interop-python");
+    let python = directory.join(PYTHON_DIRECTORY).join("bin/python");
     let command = |program: &Path, arguments: &[&str]| {
         let mut command = Command::new(program);
-        command.args(arguments).current_dir(&folder);
+        command.args(arguments).current_dir(&directory);
         command
     };
     let any = Path::new("python3");
@@ -271,7 +271,7 @@ fn python_steps(root: &Path, settee: &Path) -> [Step; 2] {
     let pip: Vec<&str> = pip.split_whitespace().collect();
     let install = vec![
         command(any, &["-c", PYTHON_CHECK]),
-        command(any, &["-m", "venv", "--clear", PYTHON_FOLDER]),
+        command(any, &["-m", "venv", "--clear", PYTHON_DIRECTORY]),
         command(&python, &pip),
     ];
     let mut test = command(&python, &["-B", "-m", "unittest", "discover", "--verbose"]);
@@ -310,15 +310,15 @@ fn go_steps(root: &Path, settee: &Path) -> [Step; 2] {
     ]
 }
 
-/// What to get where the program of `command` is in no folder of `path`.
+/// What to get where the program of `command` is in no directory of `path`.
 fn missing(command: &Command, path: &OsStr) -> Option<&'static str> {
     let (name, what) = PROGRAMS.iter().find(|(name, _)| command.get_program() == *name)?;
-    (!std::env::split_paths(path).any(|folder| folder.join(name).is_file())).then_some(*what)
+    (!std::env::split_paths(path).any(|directory| directory.join(name).is_file())).then_some(*what)
 }
 
 /// Where cargo builds: as `CARGO_TARGET_DIR` has it, else `target`.
-fn target_folder(root: &Path) -> PathBuf {
-    // A relative folder counts from where cargo runs, and the steps run in the root.
+fn target_directory(root: &Path) -> PathBuf {
+    // A relative directory counts from where cargo runs, and the steps run in the root.
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| OsString::from("target")))
 }
 
@@ -335,8 +335,8 @@ fn run_limited(command: &mut Command, limit: Duration, output: &File) -> io::Res
     let mut shell = Command::new("sh");
     shell.args(["-c", WATCHED, "step"]).arg(command.get_program()).args(command.get_args());
     shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    if let Some(folder) = command.get_current_dir() {
-        shell.current_dir(folder);
+    if let Some(directory) = command.get_current_dir() {
+        shell.current_dir(directory);
     }
     let mut child = shell
         .stdin(Stdio::piped())
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn no_step_starts_before_the_one_it_needs_or_after_one_that_failed() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let step = |name, after, script| Step {
             name,
             seconds_max: TEST_SECONDS_MAX,
@@ -429,11 +429,11 @@ mod tests {
         };
         let progress = Progress { results: Mutex::default(), changed: Condvar::new() };
         std::thread::scope(|scope| {
-            scope.spawn(|| run_step(step("second", Some("first"), "exit 0"), folder.path(), &progress));
-            run_step(step("first", None, "exit 0"), folder.path(), &progress);
+            scope.spawn(|| run_step(step("second", Some("first"), "exit 0"), directory.path(), &progress));
+            run_step(step("first", None, "exit 0"), directory.path(), &progress);
         });
-        run_step(step("third", None, "exit 1"), folder.path(), &progress);
-        run_step(step("fourth", Some("never"), "exit 0"), folder.path(), &progress);
+        run_step(step("third", None, "exit 1"), directory.path(), &progress);
+        run_step(step("fourth", Some("never"), "exit 0"), directory.path(), &progress);
         let results = progress.results.into_inner().unwrap();
         let ended: Vec<_> = results.into_iter().map(|(name, _, outcome)| (name, outcome)).collect();
         let expected = [

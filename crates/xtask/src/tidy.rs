@@ -54,7 +54,7 @@ const UNKNOWN_TO: [(&str, &[&str]); 6] = [
 ];
 
 /// The feature that adds faults for tests to plant.
-const PLANTED: &str = "planted-faults";
+const PLANTED: &str = "failpoints";
 
 /// A file is shorter than this, so that it can be read in one go.
 const LINES_MAX: usize = 1000;
@@ -239,7 +239,7 @@ fn check_manifest(path: &str, text: &str, breaches: &mut Vec<String>) {
     let declared =
         manifest.get("package").and_then(|package| package.get("name")).and_then(|name| name.as_str());
     if declared != Some(name) {
-        breaches.push(format!("{path}: a crate has its folder's name"));
+        breaches.push(format!("{path}: a crate has its directory's name"));
     }
     if ![SIMULATION, TASKS].contains(&name) && !ORDER.contains(&name) {
         breaches.push(format!("{path}: {name} has no place in the order of the crates"));

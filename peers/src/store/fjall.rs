@@ -25,8 +25,8 @@ pub(super) struct Fjall {
 impl Engine for Fjall {
     type View = FjallView;
 
-    fn open(folder: &Path, spec: &Spec) -> Result<Fjall, Failure> {
-        let database = Database::builder(folder)
+    fn open(directory: &Path, spec: &Spec) -> Result<Fjall, Failure> {
+        let database = Database::builder(directory)
             .cache_size(cache_bytes(spec))
             .manual_journal_persist(true)
             .journal_compression(CompressionType::None)

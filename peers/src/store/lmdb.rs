@@ -28,7 +28,7 @@ pub(super) struct Lmdb {
 impl Engine for Lmdb {
     type View = LmdbView;
 
-    fn open(folder: &Path, spec: &Spec) -> Result<Lmdb, Failure> {
+    fn open(directory: &Path, spec: &Spec) -> Result<Lmdb, Failure> {
         let is_durable = spec.operation == Operation::Durable;
         // Reading ahead is for scans; the guide to it advises against for reads at random.
         let is_random = matches!(spec.operation, Operation::Read | Operation::Open | Operation::ReadInOrder);
@@ -39,7 +39,7 @@ impl Engine for Lmdb {
         options.map_size(MAP_BYTES).max_readers(READER_COUNT_MAX);
         // SAFETY: nobody else changes the file while it is mapped, and what a crash without
         // syncs leaves behind is not read again.
-        let env = unsafe { options.flags(flags).open(folder)? };
+        let env = unsafe { options.flags(flags).open(directory)? };
         let pairs = env
             .create_databases_and_commit(env.write_txn()?, |opener, transaction| {
                 opener.create_database(transaction, None).map(CommitOrAbort::<_, ()>::Commit)

@@ -30,9 +30,9 @@ impl Redb {
 impl Engine for Redb {
     type View = RedbView;
 
-    fn open(folder: &Path, spec: &Spec) -> Result<Redb, Failure> {
+    fn open(directory: &Path, spec: &Spec) -> Result<Redb, Failure> {
         let database =
-            Database::builder().set_cache_size(spec.memory_bytes as usize).create(folder.join("redb"))?;
+            Database::builder().set_cache_size(spec.memory_bytes as usize).create(directory.join("redb"))?;
         let transaction = database.begin_write()?;
         transaction.open_table(TABLE)?;
         transaction.commit()?;

@@ -22,7 +22,7 @@ pub(super) struct RocksDb {
 impl Engine for RocksDb {
     type View = RocksDbView;
 
-    fn open(folder: &Path, spec: &Spec) -> Result<RocksDb, Failure> {
+    fn open(directory: &Path, spec: &Spec) -> Result<RocksDb, Failure> {
         let mut blocks = BlockBasedOptions::default();
         let cache = Cache::new_lru_cache(own_cache_bytes(spec) as usize);
         blocks.set_block_cache(&cache);
@@ -43,7 +43,7 @@ impl Engine for RocksDb {
         options.set_manual_wal_flush(!is_durable);
         let checksums = match cfg!(all(target_feature = "sse4.2", target_feature = "pclmulqdq")) {
             true => "CRC by SSE 4.2",
-            false => "CRC BY A TABLE: build it in its own folder",
+            false => "CRC BY A TABLE: build it in its own directory",
         };
         let setup = format!(
             "RocksDB 11.8: block cache {} MiB, {MEMTABLE_COUNT} memtables of {} MiB, filters of {FILTER_BITS} bits, \
@@ -53,7 +53,7 @@ impl Engine for RocksDb {
             if spec.direct { "direct reads" } else { "buffered reads" },
             if is_durable { "sync=true" } else { "manual_wal_flush" },
         );
-        Ok(RocksDb { database: Arc::new(DB::open(&options, folder)?), setup })
+        Ok(RocksDb { database: Arc::new(DB::open(&options, directory)?), setup })
     }
 
     fn write(&self, pairs: &[(Key, Bytes)], durable: bool) -> Result<(), Failure> {

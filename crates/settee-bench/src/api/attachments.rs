@@ -2,7 +2,7 @@
 
 use super::clients::{AttachmentGetter, AttachmentPutter, IdPath, Numbers};
 use super::plan::{ATTACHMENT_BYTES, Plan};
-use super::{Bench, beside_floor, folder, generators, row, scaled};
+use super::{Bench, beside_floor, directory, generators, row, scaled};
 use crate::documents::{Generator, attachment};
 use crate::drive::{Client, Until};
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub(super) fn put_count(scale: f64) -> u64 {
 impl Bench<'_> {
     fn putters(&self, database: &str, numbers: &Numbers, clients: u64) -> Vec<AttachmentPutter> {
         let putter = |_| AttachmentPutter {
-            target: IdPath::new(&folder(database)),
+            target: IdPath::new(&directory(database)),
             numbers: numbers.clone(),
             body: &[],
             bytes: ATTACHMENT_BYTES,
@@ -39,7 +39,7 @@ impl Bench<'_> {
 
     fn attachment_getters(&self, database: &str, clients: u64, count: u64) -> Vec<AttachmentGetter> {
         let getter = |generator| AttachmentGetter {
-            target: IdPath::new(&folder(database)),
+            target: IdPath::new(&directory(database)),
             count,
             bytes: ATTACHMENT_BYTES,
             generator,

@@ -44,24 +44,24 @@ pub(super) fn sequential_id(number: u64) -> String {
 #[derive(Debug, Clone)]
 pub(super) struct IdPath {
     text: String,
-    folder_bytes: usize,
+    directory_bytes: usize,
 }
 
 impl IdPath {
-    pub(super) fn new(folder: &str) -> IdPath {
-        IdPath { text: format!("{folder}/"), folder_bytes: folder.len() + 1 }
+    pub(super) fn new(directory: &str) -> IdPath {
+        IdPath { text: format!("{directory}/"), directory_bytes: directory.len() + 1 }
     }
 
     /// The path of the document with this number, and what follows it.
     fn of(&mut self, number: u64, rest: &str) -> &str {
-        self.text.truncate(self.folder_bytes);
+        self.text.truncate(self.directory_bytes);
         write!(self.text, "{number:0ID_DIGITS$}{rest}").expect("writing to memory");
         &self.text
     }
 
     /// The id in the path made last.
     fn id(&self) -> &str {
-        &self.text[self.folder_bytes..self.folder_bytes + ID_DIGITS]
+        &self.text[self.directory_bytes..self.directory_bytes + ID_DIGITS]
     }
 }
 
@@ -177,7 +177,7 @@ impl Client for Putter {
 /// Updates its own documents in turn, each so that its revision's number rises by one.
 #[derive(Debug)]
 pub(super) struct Updater {
-    pub(super) folder: String,
+    pub(super) directory: String,
     /// `&durability=…`, or nothing.
     pub(super) query: String,
     /// Ids and current revisions.
@@ -199,7 +199,7 @@ impl Client for Updater {
         let (id, revision) = &self.documents[self.turn];
         let mut document = Vec::with_capacity(self.bytes);
         self.generator.document(id, self.bytes, &mut document);
-        let target = format!("{}/{id}?rev={revision}{}", self.folder, self.query);
+        let target = format!("{}/{id}?rev={revision}{}", self.directory, self.query);
         server.render("PUT", &target, Some(&document), request);
         true
     }
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn an_update_counts_only_where_the_revision_follows_the_last() {
         let updater = || Updater {
-            folder: String::new(),
+            directory: String::new(),
             query: String::new(),
             documents: vec![("x".to_owned(), "9-a".to_owned())],
             turn: 0,

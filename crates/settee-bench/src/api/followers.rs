@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use super::clients::{ID_DIGITS, sequential_id};
 use super::plan::{DOCUMENT_BYTES, FOLLOWERS, Plan};
-use super::{Bench, folder, follower_count, row};
+use super::{Bench, directory, follower_count, row};
 use crate::documents::Generator;
 use crate::drive::Outcome;
 use crate::error::{Error, Result};
@@ -271,7 +271,7 @@ struct Crowd {
     count: u64,
     board: Arc<Board>,
     tasks: JoinSet<()>,
-    folder: String,
+    directory: String,
     query: &'static str,
     before: Option<Held>,
 }
@@ -319,7 +319,7 @@ impl Bench<'_> {
             count,
             board: Board::new(change_count),
             tasks: JoinSet::new(),
-            folder: folder(&database),
+            directory: directory(&database),
             query: self.durability_query(),
             before: None,
         };
@@ -330,7 +330,7 @@ impl Bench<'_> {
         self.settle().await;
         crowd.before = Held::now(self.config.target.pid);
         // Not from now on: a server may keep an answer's head until it has a row.
-        let target = format!("{}/_changes?feed=continuous&since=0&heartbeat=60000", crowd.folder);
+        let target = format!("{}/_changes?feed=continuous&since=0&heartbeat=60000", crowd.directory);
         let server = &self.config.target.server;
         let board = &crowd.board;
         let opening = stream::iter(0..count)
@@ -356,7 +356,7 @@ impl Bench<'_> {
         let mut document = Vec::new();
         let id = sequential_id(number);
         Generator::numbered_document(&id, number, DOCUMENT_BYTES, &mut document);
-        let target = format!("{}/{id}{}", crowd.folder, crowd.query);
+        let target = format!("{}/{id}{}", crowd.directory, crowd.query);
         self.couch.call("PUT", &target, Some(&document)).await?;
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::clients::{BulkGetter, Getter, IdPath, sequential_id};
 use super::plan::{DOCUMENT_BYTES, DOCUMENT_COUNT, Plan};
-use super::{Bench, SCALED_COUNT_MIN, Target, beside_floor, folder, generators, is_ours, row};
+use super::{Bench, SCALED_COUNT_MIN, Target, beside_floor, directory, generators, is_ours, row};
 use crate::couch::Couch;
 use crate::documents::{Generator, is_numbered_document};
 use crate::drive::{Client, Outcome, scan_stream, tally};
@@ -19,7 +19,7 @@ const BULK_GET_IDS: u64 = 100;
 impl Bench<'_> {
     pub(super) fn getters(&self, database: &str, clients: u64, count: u64) -> Vec<Getter> {
         let getter = |generator| Getter {
-            target: IdPath::new(&folder(database)),
+            target: IdPath::new(&directory(database)),
             count,
             bytes: DOCUMENT_BYTES,
             generator,
@@ -32,7 +32,7 @@ impl Bench<'_> {
         let database = self.main().await?;
         let count = if one { 1 } else { self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN) };
         let id = sequential_id(0);
-        let sample = self.couch.call("GET", &format!("{}/{id}", folder(&database)), None).await?.body;
+        let sample = self.couch.call("GET", &format!("{}/{id}", directory(&database)), None).await?.body;
         if !is_numbered_document(&sample, &id, 0, DOCUMENT_BYTES) {
             return Err(Error::wrong(plan.name, "the first document isn't what was loaded"));
         }
@@ -44,7 +44,7 @@ impl Bench<'_> {
     }
 
     pub(super) async fn bulk_get(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
-        let target = format!("{}/_bulk_get", folder(&self.main().await?));
+        let target = format!("{}/_bulk_get", directory(&self.main().await?));
         let count = self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN);
         let getter = |generator| BulkGetter {
             target: target.clone(),
@@ -65,7 +65,7 @@ impl Bench<'_> {
     }
 
     pub(super) async fn list(&mut self, plan: &Plan, target: &str, documents: bool) -> Result<Row> {
-        let target = format!("{}/{target}", folder(&self.main().await?));
+        let target = format!("{}/{target}", directory(&self.main().await?));
         let expected = self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN);
         let (mut sum, mut floor_sum) = (None, None);
         let mut answer_bytes = 0;

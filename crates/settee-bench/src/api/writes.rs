@@ -2,7 +2,7 @@
 
 use super::clients::{Content, IdPath, Ids, Numbers, Putter, Updater, generation, sequential_id};
 use super::plan::{BESIDE, DOCUMENT_BYTES, Kind, Plan};
-use super::{Bench, ROUND_COUNT, Target, folder, generators, row};
+use super::{Bench, ROUND_COUNT, Target, directory, generators, row};
 use crate::couch::BulkRow;
 use crate::documents::Generator;
 use crate::drive::{Client, Outcome, Until, drive, tally};
@@ -61,7 +61,7 @@ impl Bench<'_> {
         let numbers = Numbers::from(0);
         let putters: Vec<Putter> = (0..clients)
             .map(|_| Putter {
-                target: IdPath::new(&folder(&database)),
+                target: IdPath::new(&directory(&database)),
                 query: self.durability_query(),
                 numbers: numbers.clone(),
                 bytes: DOCUMENT_BYTES,
@@ -105,10 +105,10 @@ impl Bench<'_> {
         mut clients: Vec<C>,
     ) -> Result<(Outcome, Option<LoneLimit>)> {
         let slice = self.config.row_time / LONE_ROUND_COUNT;
-        let limits = (&self.config.folder, &self.config.floor);
+        let limits = (&self.config.directory, &self.config.floor);
         let mut sync_floor = match limits {
-            (Some(folder), Some(_)) => {
-                Some(SyncFloor::create(folder, DOCUMENT_BYTES + FRAME_OVERHEAD_BYTES)?)
+            (Some(directory), Some(_)) => {
+                Some(SyncFloor::create(directory, DOCUMENT_BYTES + FRAME_OVERHEAD_BYTES)?)
             }
             _ => None,
         };
@@ -147,7 +147,7 @@ impl Bench<'_> {
         let revision = |row: BulkRow| row.rev.map(|rev| (row.id, rev));
         let documents: Option<Vec<_>> = rows.into_iter().map(revision).collect();
         Ok(Updater {
-            folder: folder(database),
+            directory: directory(database),
             query: self.durability_query().replace('?', "&"),
             documents: documents.ok_or_else(|| Error::wrong(plan.name, "a document was refused"))?,
             turn: 0,
@@ -190,7 +190,7 @@ impl Bench<'_> {
     /// Whether the server has the revision that the client saw last, and its number is right.
     async fn check_history(&mut self, plan: &Plan, updater: &Updater, expected: u64) -> Result<()> {
         let (id, revision) = &updater.documents[0];
-        let target = format!("{}/{id}", updater.folder);
+        let target = format!("{}/{id}", updater.directory);
         let body = self.couch.call("GET", &target, None).await?.body;
         let is_there = memchr::memmem::find(&body, format!("\"_rev\":\"{revision}\"").as_bytes()).is_some();
         if !is_there || generation(revision) != Some(expected) {
@@ -205,7 +205,7 @@ impl Bench<'_> {
         // The document that is read has the first number; the tiny ones begin behind it.
         let mut document = Vec::new();
         Generator::numbered_document(&sequential_id(0), 0, DOCUMENT_BYTES, &mut document);
-        let target = format!("{}/{}", folder(&database), sequential_id(0));
+        let target = format!("{}/{}", directory(&database), sequential_id(0));
         self.couch.call("PUT", &target, Some(&document)).await?;
         let numbers = Numbers::from(1);
         let loader = self.loader(&database, numbers.clone(), TINY_BATCH, (Ids::Sequential, Content::Tiny));

@@ -91,7 +91,7 @@ pub(super) struct Process {
 pub(super) struct Http {
     server: Server,
     connection: Connection,
-    folder: String,
+    directory: String,
     query: &'static str,
     request: Vec<u8>,
 }
@@ -105,7 +105,7 @@ impl Peer {
         Ok(Peer::Http(Box::new(Http {
             server: server.clone(),
             connection: Connection::open(server).await?,
-            folder: format!("/{}", encode_segment(database)),
+            directory: format!("/{}", encode_segment(database)),
             query: durability_query(durability),
             request: Vec::new(),
         })))
@@ -124,7 +124,7 @@ impl Peer {
             }
             Peer::Http(peer) => {
                 batch.body.extend_from_slice(b"]}");
-                let target = format!("{}/_bulk_docs{}", peer.folder, peer.query);
+                let target = format!("{}/_bulk_docs{}", peer.directory, peer.query);
                 let answer = peer.send("POST", &target, Some(&batch.body)).await?;
                 match memchr::memmem::find(answer, b"\"error\":") {
                     None => Ok(()),
@@ -138,13 +138,13 @@ impl Peer {
     pub(super) async fn get(&mut self, id: &str) -> Result<()> {
         match self {
             Peer::Process(peer) => {
-                let document = peer.database.view().document(id).await?;
+                let document = peer.database.snapshot().document(id).await?;
                 peer.output.clear();
                 document.write_json(&Extras::default(), &mut peer.output);
                 Ok(())
             }
             Peer::Http(peer) => {
-                let target = format!("{}/{}", peer.folder, encode_segment(id));
+                let target = format!("{}/{}", peer.directory, encode_segment(id));
                 peer.send("GET", &target, None).await.map(drop)
             }
         }
@@ -160,7 +160,7 @@ impl Peer {
                 Ok(())
             }
             Peer::Http(peer) => {
-                let target = format!("{}/{}{}", peer.folder, encode_segment(id), peer.query);
+                let target = format!("{}/{}{}", peer.directory, encode_segment(id), peer.query);
                 peer.send("PUT", &target, Some(text)).await.map(drop)
             }
         }
@@ -171,7 +171,7 @@ impl Peer {
         match self {
             Peer::Process(peer) => peer.scan(scan).await,
             Peer::Http(peer) => {
-                let target = format!("{}/{}", peer.folder, scan.target());
+                let target = format!("{}/{}", peer.directory, scan.target());
                 peer.request.clear();
                 peer.server.render("GET", &target, None, &mut peer.request);
                 let mut connection = Connection::open(&peer.server).await?;
@@ -201,7 +201,7 @@ impl Http {
 
 impl Process {
     async fn scan(&mut self, scan: Scan) -> Result<u64> {
-        let view = self.database.view();
+        let view = self.database.snapshot();
         let mut rows = match scan {
             Scan::AllDocs | Scan::AllDocsWithDocuments => {
                 view.all_docs(&settee_doc::Range::default()).await?

@@ -76,8 +76,8 @@ impl Cell {
 
 /// Measures every cell and hands out its row; the last rows say which is the best of
 /// each mode.
-pub(super) async fn measure(config: &Config, folder: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
-    let path = folder.join("flush");
+pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+    let path = directory.join("flush");
     let bytes = config.flush_bytes;
     let source = run_blocking(|| Ok(source())).await?;
     // On the ring's side everything goes through the ring.

@@ -134,17 +134,17 @@ pub(crate) fn device_bytes() -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
-/// The machine as it is now, in words: cores, what else wants them, and the device of `folder`.
-pub(crate) fn machine(folder: &Path) -> String {
+/// The machine as it is now, in words: cores, what else wants them, and the device of `directory`.
+pub(crate) fn machine(directory: &Path) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split_ascii_whitespace().next().unwrap_or("unknown");
-    format!("{cores} core(s), load average {load} beforehand; device: {}", device(folder))
+    format!("{cores} core(s), load average {load} beforehand; device: {}", device(directory))
 }
 
-/// The device that `folder` is on and its I/O scheduler, in words.
-fn device(folder: &Path) -> String {
-    let Ok(metadata) = std::fs::metadata(folder) else { return "unknown".to_owned() };
+/// The device that `directory` is on and its I/O scheduler, in words.
+fn device(directory: &Path) -> String {
+    let Ok(metadata) = std::fs::metadata(directory) else { return "unknown".to_owned() };
     let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
     let Ok(mut block) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else {
         return "no block device".to_owned();
@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn a_file_is_verified_at_every_place_and_found_out_at_a_wrong_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("random");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("random");
         create(&path, 10 * BLOCK_BYTES as u64 + 17, 3).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(bytes.len(), 10 * BLOCK_BYTES);
@@ -182,12 +182,12 @@ mod tests {
 
     #[test]
     fn a_chilled_file_is_cold_and_a_warmed_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         // What lies in memory can't be chilled.
-        if crate::space::is_in_memory(folder.path()) {
+        if crate::space::is_in_memory(directory.path()) {
             return;
         }
-        let path = folder.path().join("random");
+        let path = directory.path().join("random");
         create(&path, 1024 * BLOCK_BYTES as u64, 4).unwrap();
         let (cached, probed) = chill(&path, 1).unwrap();
         assert!(cached < probed, "{cached} of {probed}");

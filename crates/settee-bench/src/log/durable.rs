@@ -168,9 +168,9 @@ pub(super) struct Burst {
 }
 
 impl RawFile {
-    /// Makes it in `folder`, of at least `bytes`; its name is gone at once.
-    pub(super) fn create(folder: &Path, bytes: u64) -> Result<RawFile> {
-        let path = folder.join("raw");
+    /// Makes it in `directory`, of at least `bytes`; its name is gone at once.
+    pub(super) fn create(directory: &Path, bytes: u64) -> Result<RawFile> {
+        let path = directory.join("raw");
         let make = || -> io::Result<File> {
             let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
             std::fs::remove_file(&path)?;

@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use super::row::{Aim, Better, Row, figure};
 use super::stream::{fio_rate, rate};
 use super::{
-    Bench, median, open, peers, random_bytes, refused, remove_folder, rounds_text, start_engine,
+    Bench, median, open, peers, random_bytes, refused, remove_directory, rounds_text, start_engine,
     stream_options,
 };
 use crate::stats::Samples;
@@ -69,12 +69,12 @@ const LOG_DIRECT: &str = "log, direct";
 const STD: &str = "std";
 
 /// Runs every phase once with `bytes` each, in this process and thread, which first joins the
-/// control group in the folder `group`, if any.
+/// control group in the directory `group`, if any.
 ///
 /// # Errors
 /// [`Error::File`] and [`Error::Wrong`].
 pub fn hold_up(
-    folder: &Path,
+    directory: &Path,
     bytes: usize,
     engine: EngineKind,
     group: Option<&Path>,
@@ -95,10 +95,10 @@ pub fn hold_up(
     };
     let mut longest = Duration::ZERO;
     for (name, direct) in [(LOG, false), (LOG_DIRECT, true)] {
-        let path = folder.join("hold-up-log");
+        let path = directory.join("hold-up-log");
         let (taken, ticks) =
             beside_ticks(&runtime, write_log(&env, &path, stream_options(direct), values.clone(), bytes))?;
-        remove_folder(&path)?;
+        remove_directory(&path)?;
         longest = longest.max(taken);
         told(name, taken, bytes, &ticks);
     }
@@ -108,7 +108,7 @@ pub fn hold_up(
         Ok(())
     })?;
     told(IDLE, taken, 0, &ticks);
-    let path = folder.join("hold-up-std");
+    let path = directory.join("hold-up-std");
     let (taken, ticks) = beside_ticks(&runtime, write_std(&path, values, bytes))?;
     fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
     told(STD, taken, bytes, &ticks);
@@ -140,8 +140,14 @@ async fn tick(over: Rc<std::cell::Cell<bool>>) -> Samples {
     late
 }
 
-async fn write_log(env: &Env, folder: &Path, options: LogOptions, values: Bytes, bytes: usize) -> Result<()> {
-    let log = open(env, folder, options).await?;
+async fn write_log(
+    env: &Env,
+    directory: &Path,
+    options: LogOptions,
+    values: Bytes,
+    bytes: usize,
+) -> Result<()> {
+    let log = open(env, directory, options).await?;
     for start in (0..bytes).step_by(VALUE_BYTES * BATCH_COUNT) {
         let mut batch = Batch::new();
         for index in 0..BATCH_COUNT {
@@ -176,7 +182,7 @@ pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
         command.args(["bench", "log-hold-up"]).arg(bench.path());
         command.args([bytes.to_string(), bench.config.engine.to_string()]);
         if let Ok(group) = &group {
-            command.arg(&group.folder);
+            command.arg(&group.directory);
         }
         let told = peers::output(&mut command).and_then(|text| parse(&text));
         rounds.push(told.map_err(|said| Error::wrong("a stream under a memory limit", said))?);
@@ -243,7 +249,7 @@ fn report(
 
 /// A control group with the limit; gone with the value.
 pub(crate) struct Group {
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     pub(crate) kind: &'static str,
 }
 
@@ -254,17 +260,17 @@ impl Group {
         let name = format!("settee-bench-{}", std::process::id());
         let root = Path::new("/sys/fs/cgroup");
         let is_second = root.join("cgroup.controllers").exists();
-        let (folder, file, kind) = match is_second {
+        let (directory, file, kind) = match is_second {
             true => (root.join(name), "memory.max", "cgroup v2"),
             false => (root.join("memory").join(name), "memory.limit_in_bytes", "cgroup v1"),
         };
-        let failed = |error: std::io::Error| format!("{kind}: {}: {error}", folder.display());
-        fs::create_dir(&folder).map_err(failed)?;
-        let group = Group { folder: folder.clone(), kind };
+        let failed = |error: std::io::Error| format!("{kind}: {}: {error}", directory.display());
+        fs::create_dir(&directory).map_err(failed)?;
+        let group = Group { directory: directory.clone(), kind };
         // A file of that name exists where the group has a memory controller: it isn't created.
         let limited = fs::OpenOptions::new()
             .write(true)
-            .open(folder.join(file))
+            .open(directory.join(file))
             .and_then(|mut file| file.write_all(limit_bytes.to_string().as_bytes()));
         limited.map_err(failed)?;
         Ok(group)
@@ -275,7 +281,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         // Its last process may not be all gone yet.
         for _ in 0..REMOVE_COUNT_MAX {
-            if fs::remove_dir(&self.folder).is_ok() {
+            if fs::remove_dir(&self.directory).is_ok() {
                 return;
             }
             std::thread::sleep(REMOVE_EVERY);
@@ -320,14 +326,14 @@ mod tests {
 
     #[test]
     fn every_phase_runs_and_what_it_tells_is_read() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut told = String::new();
         let each = |phase: Phase| told += &(serde_json::to_string(&phase).unwrap() + "\n");
-        hold_up(folder.path(), 4 << 20, EngineKind::Auto, None, each).unwrap();
+        hold_up(directory.path(), 4 << 20, EngineKind::Auto, None, each).unwrap();
         let phases = parse(&told).unwrap();
         let names: Vec<&str> = phases.iter().map(|phase| &*phase.name).collect();
         assert_eq!(names, [LOG, LOG_DIRECT, IDLE, STD]);
         assert!(phases.iter().all(|phase| (phase.rate > 0.0) == (phase.name != IDLE)), "{phases:?}");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

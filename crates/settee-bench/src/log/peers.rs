@@ -32,7 +32,7 @@ impl PeerRun {
     }
 }
 
-/// Runs `workload` on `engine` in a folder within `folder`, which is gone afterwards.
+/// Runs `workload` on `engine` in a directory within `directory`, which is gone afterwards.
 ///
 /// # Errors
 /// [`Error::Wrong`] with what the program said.
@@ -40,14 +40,14 @@ pub(super) fn run(
     program: &Path,
     engine: &str,
     workload: &str,
-    folder: &Path,
+    directory: &Path,
     amount: usize,
 ) -> Result<PeerRun> {
-    let folder = folder.join(format!("peer-{engine}"));
-    let arguments = [OsStr::new(engine), OsStr::new(workload), folder.as_os_str()];
+    let directory = directory.join(format!("peer-{engine}"));
+    let arguments = [OsStr::new(engine), OsStr::new(workload), directory.as_os_str()];
     let text = output(Command::new(program).args(arguments).arg(amount.to_string()));
     // It isn't there where the peer failed before it made it.
-    let _ = std::fs::remove_dir_all(&folder);
+    let _ = std::fs::remove_dir_all(&directory);
     let told = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
     told.map_err(|said| Error::wrong(&format!("{engine} {workload}"), said))
 }
@@ -72,12 +72,12 @@ mod tests {
 
     #[test]
     fn a_peer_that_fails_is_an_error_with_what_it_said() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = run(Path::new("false"), "fjall", "durable", folder.path(), 1).unwrap_err();
+        let directory = tempfile::tempdir().unwrap();
+        let error = run(Path::new("false"), "fjall", "durable", directory.path(), 1).unwrap_err();
         assert!(error.to_string().contains("fjall durable: exit status: 1"), "{error}");
-        let error = run(Path::new("echo"), "fjall", "durable", folder.path(), 1).unwrap_err();
+        let error = run(Path::new("echo"), "fjall", "durable", directory.path(), 1).unwrap_err();
         assert!(error.to_string().contains("expected"), "{error}");
-        assert!(run(&folder.path().join("none"), "fjall", "durable", folder.path(), 1).is_err());
+        assert!(run(&directory.path().join("none"), "fjall", "durable", directory.path(), 1).is_err());
     }
 
     #[test]

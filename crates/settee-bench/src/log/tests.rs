@@ -6,11 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// The rows of `parts`, in a folder that must be empty afterwards.
+/// The rows of `parts`, in a directory that must be empty afterwards.
 fn rows(parts: &[Part], peers: Option<PathBuf>) -> Vec<Row> {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let config = Config {
-        folder: folder.path().to_owned(),
+        directory: directory.path().to_owned(),
         peers,
         program: "false".into(),
         engine: EngineKind::Auto,
@@ -19,7 +19,7 @@ fn rows(parts: &[Part], peers: Option<PathBuf>) -> Vec<Row> {
     };
     let mut rows = Vec::new();
     run(&config, |row| rows.push(row)).unwrap();
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left behind");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "files are left behind");
     assert!(config.title().unwrap().starts_with("the log on "));
     for row in &rows {
         assert!(row.ours.is_finite() && row.ours > 0.0, "{row:?}");
@@ -56,8 +56,8 @@ fn batches_are_measured_against_the_best_peer_and_without_one_there_is_no_ratio(
     assert!(alone.iter().all(|row| row.ratio.is_none()), "{alone:?}");
     assert!(alone[0].lines().contains("no peer"), "{}", alone[0].lines());
 
-    let folder = tempfile::tempdir().unwrap();
-    let script = folder.path().join("peers");
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("peers");
     let told = r#"{"bytes": 1000000, "seconds": '$seconds', "p50_us": 5.0, "setup": "'"$1 $2 $4"'"}"#;
     let text = format!("#!/bin/sh\nseconds=1; [ $1 = rocksdb ] && seconds=0.5\necho '{told}'\n");
     std::fs::write(&script, text).unwrap();

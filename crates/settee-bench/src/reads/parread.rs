@@ -65,8 +65,9 @@ struct Measured {
 }
 
 /// Measures every form on cold files, buffered and then direct, and hands out the rows.
-pub(super) async fn measure(config: &Config, folder: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
-    let paths: Vec<PathBuf> = (0..FILE_COUNT).map(|index| folder.join(format!("random-{index}"))).collect();
+pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+    let paths: Vec<PathBuf> =
+        (0..FILE_COUNT).map(|index| directory.join(format!("random-{index}"))).collect();
     for (index, path) in paths.iter().enumerate() {
         let (path, bytes) = (path.clone(), config.file_bytes);
         run_blocking(move || subject::create(&path, bytes, index as u64)).await?;

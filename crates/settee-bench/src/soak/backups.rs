@@ -32,7 +32,7 @@ const RUNS_KEPT: usize = 2;
 /// Makes backups, restores and compares them.
 pub(super) struct Backups {
     program: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     copies: u64,
     /// Runs of the server that were compared with what its writers know.
     pub(super) compared: u64,
@@ -52,7 +52,7 @@ struct Run {
 
 /// A server on a restored run.
 struct Restored {
-    folder: PathBuf,
+    directory: PathBuf,
     subject: Subject,
 }
 
@@ -69,9 +69,9 @@ pub(super) async fn run(shared: &Shared, backups: &Mutex<Backups>) -> Result<(),
 }
 
 impl Backups {
-    pub(super) fn new(program: &Path, folder: &Path) -> Backups {
-        let (program, folder) = (program.to_owned(), folder.join("backups"));
-        Backups { program, folder, copies: 0, compared: 0, compared_copies: 0 }
+    pub(super) fn new(program: &Path, directory: &Path) -> Backups {
+        let (program, directory) = (program.to_owned(), directory.join("backups"));
+        Backups { program, directory, copies: 0, compared: 0, compared_copies: 0 }
     }
 
     /// One cycle. Where the server is killed meanwhile, it is left off.
@@ -115,7 +115,7 @@ impl Backups {
     }
 
     async fn back_up_to_same_place(&self, http: &mut Http) -> Step<PathBuf> {
-        let asked = json!({ "folder": self.folder.join("runs") });
+        let asked = json!({ "folder": self.directory.join("runs") });
         let answer = http.post("/_settee/backup", &asked).await?.expect("a backup", &[201])?;
         Ok(PathBuf::from(answer.json()?["folder"].as_str().unwrap_or_default()))
     }
@@ -123,11 +123,11 @@ impl Backups {
     /// Checks a run, restores it, and starts a server on the copy.
     async fn restore(&mut self, run: &Path) -> Step<Restored> {
         self.copies += 1;
-        let folder = self.folder.join(format!("copy-{}", self.copies));
+        let directory = self.directory.join(format!("copy-{}", self.copies));
         self.command(&["check".as_ref(), run]).await?;
-        self.command(&["restore".as_ref(), run, &folder.join("data")]).await?;
-        let started = Subject::start(&self.program, &folder).await;
-        Ok(Restored { subject: started.or_else(|error| wrong(error.to_string()))?, folder })
+        self.command(&["restore".as_ref(), run, &directory.join("data")]).await?;
+        let started = Subject::start(&self.program, &directory).await;
+        Ok(Restored { subject: started.or_else(|error| wrong(error.to_string()))?, directory })
     }
 
     async fn command(&self, arguments: &[&Path]) -> Step<()> {
@@ -147,14 +147,14 @@ impl Backups {
 
     /// Removes what earlier cycles left, but for the last runs.
     fn tidy(&self) -> Result<(), Error> {
-        let error = |error| Error::file(&self.folder, error);
-        for place in [self.folder.clone(), self.folder.join("runs")] {
+        let error = |error| Error::file(&self.directory, error);
+        for place in [self.directory.clone(), self.directory.join("runs")] {
             fs::create_dir_all(&place).map_err(error)?;
             let entries = fs::read_dir(&place).map_err(error)?;
             let paths: BTreeSet<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-            let kept = if place == self.folder { 1 } else { RUNS_KEPT };
+            let kept = if place == self.directory { 1 } else { RUNS_KEPT };
             let last = paths.len().saturating_sub(kept);
-            // Of the folder itself the runs come last.
+            // Of the directory itself the runs come last.
             paths.iter().take(last).try_for_each(fs::remove_dir_all).map_err(error)?;
         }
         Ok(())
@@ -165,7 +165,7 @@ impl Drop for Restored {
     fn drop(&mut self) {
         self.subject.kill();
         // What stays is removed by the next cycle.
-        let _ = fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 

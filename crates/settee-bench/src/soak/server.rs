@@ -1,4 +1,4 @@
-//! The server under test: a process that is killed and started again on the same folder.
+//! The server under test: a process that is killed and started again on the same directory.
 
 use std::fs;
 use std::net::TcpListener;
@@ -22,7 +22,7 @@ const LOG_BYTES_SHOWN: usize = 4_000;
 /// A server, and what is needed to start it again.
 pub(super) struct Subject {
     program: PathBuf,
-    folder: PathBuf,
+    directory: PathBuf,
     address: String,
     child: Option<Child>,
 }
@@ -39,11 +39,11 @@ pub(super) struct Held {
 }
 
 impl Subject {
-    pub(super) async fn start(program: &Path, folder: &Path) -> Result<Subject> {
+    pub(super) async fn start(program: &Path, directory: &Path) -> Result<Subject> {
         let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-        let port = port.map_err(|error| Error::file(folder, error))?.port();
-        let (program, folder) = (program.to_owned(), folder.to_owned());
-        let mut subject = Subject { program, folder, address: format!("127.0.0.1:{port}"), child: None };
+        let port = port.map_err(|error| Error::file(directory, error))?.port();
+        let (program, directory) = (program.to_owned(), directory.to_owned());
+        let mut subject = Subject { program, directory, address: format!("127.0.0.1:{port}"), child: None };
         subject.start_again().await?;
         Ok(subject)
     }
@@ -54,17 +54,17 @@ impl Subject {
     }
 
     fn data(&self) -> PathBuf {
-        self.folder.join("data")
+        self.directory.join("data")
     }
 
     fn log(&self) -> PathBuf {
-        self.folder.join("server.log")
+        self.directory.join("server.log")
     }
 
     /// Starts it; returns once it answers, with how long that took.
     pub(super) async fn start_again(&mut self) -> Result<Duration> {
         let log = fs::File::options().create(true).append(true).open(self.log());
-        let log = log.map_err(|error| Error::file(&self.folder, error))?;
+        let log = log.map_err(|error| Error::file(&self.directory, error))?;
         let mut command = Command::new(&self.program);
         command.args(["serve", "--no-admin", "--listen", &self.address, "--data-dir"]).arg(self.data());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -111,10 +111,10 @@ impl Subject {
                 rustix::process::Pid::from_child(&child),
                 rustix::process::Signal::TERM,
             );
-            asked.map_err(|error| Error::file(&self.folder, error.into()))?;
+            asked.map_err(|error| Error::file(&self.directory, error.into()))?;
             let begun = Instant::now();
             let status = loop {
-                match child.try_wait().map_err(|error| Error::file(&self.folder, error))? {
+                match child.try_wait().map_err(|error| Error::file(&self.directory, error))? {
                     Some(status) => break status,
                     None if begun.elapsed() > START_WAIT_MAX => {
                         let _ = child.kill();

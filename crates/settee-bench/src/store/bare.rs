@@ -23,8 +23,8 @@ struct Inner {
 }
 
 impl Bare {
-    pub(super) fn open(folder: &Path, spec: &Spec) -> Result<Bare, Failure> {
-        let path = folder.join("values");
+    pub(super) fn open(directory: &Path, spec: &Spec) -> Result<Bare, Failure> {
+        let path = directory.join("values");
         let source = Source::get();
         if !path.exists() {
             let mut file = std::io::BufWriter::new(File::create_new(&path)?);

@@ -38,7 +38,7 @@ fn options(spec: &Spec) -> StoreOptions {
 }
 
 impl Settee {
-    pub(super) async fn open(env: &Env, folder: &Path, spec: &Spec) -> Result<Settee, Failure> {
+    pub(super) async fn open(env: &Env, directory: &Path, spec: &Spec) -> Result<Settee, Failure> {
         let options = options(spec);
         let mib = |bytes: u64| bytes >> 20;
         let setup = format!(
@@ -49,7 +49,7 @@ impl Settee {
             if options.log.direct { ", direct" } else { "" },
             env.engine.name()
         );
-        let (store, _) = Store::open(env, folder, options).await?;
+        let (store, _) = Store::open(env, directory, options).await?;
         Ok(Settee { store, setup })
     }
 }

@@ -68,10 +68,10 @@ fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(Row)) -
     let Spec { records, value_bytes, count, .. } = overwrite;
     let name = format!("overwrite {records} of {value_bytes} B {count} times, {how}");
     let mut contender = super::Contender::new(Who::Ours);
-    let folder = bench.new_folder();
-    let loaded = bench.programs.run(Who::Ours, &folder, &specs[0]);
-    let run = loaded.and_then(|_| bench.programs.run(Who::Ours, &folder, overwrite));
-    bench.remove(&folder)?;
+    let directory = bench.new_directory();
+    let loaded = bench.programs.run(Who::Ours, &directory, &specs[0]);
+    let run = loaded.and_then(|_| bench.programs.run(Who::Ours, &directory, overwrite));
+    bench.remove(&directory)?;
     contender.take(bench, run);
     let Some(run) = contender.runs.last().cloned() else {
         each(Row::missing(name, "w/s", contender.failure.unwrap_or_default()));

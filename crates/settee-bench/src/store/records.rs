@@ -101,7 +101,7 @@ impl Set<'_> {
             Step::PageCache => Spec { count: of(most, 1), warm: of(records / 10, 1), ..small },
             Step::Cold(lanes) => {
                 let divisor = if lanes == 1 { COLD_DIVISOR } else { COLD_MANY_DIVISOR };
-                let group = self.group.as_ref().ok().map(|group| group.folder.clone());
+                let group = self.group.as_ref().ok().map(|group| group.directory.clone());
                 // Half of the process's memory is the page cache's.
                 let memory_bytes = self.memory_bytes() / 2;
                 let count = of(records / divisor, lanes);
@@ -156,16 +156,16 @@ impl Set<'_> {
     }
 
     /// One run of the step, with the files as warm as it wants them.
-    fn run(&self, who: Who, folder: &Path, step: Step) -> Result<std::result::Result<Run, String>> {
+    fn run(&self, who: Who, directory: &Path, step: Step) -> Result<std::result::Result<Run, String>> {
         if matches!(step, Step::Cold(_) | Step::ScanValues | Step::ReadInOrder) {
-            for path in files(folder)? {
+            for path in files(directory)? {
                 subject::chill(&path, 1)?;
             }
         }
         if matches!(step, Step::PageCache | Step::ScanKeys) {
-            files(folder)?.iter().try_for_each(|path| warm(path))?;
+            files(directory)?.iter().try_for_each(|path| warm(path))?;
         }
-        Ok(self.bench.programs.run(who, folder, &self.spec(step)))
+        Ok(self.bench.programs.run(who, directory, &self.spec(step)))
     }
 }
 
@@ -176,16 +176,16 @@ fn memory_of_the_machine() -> u64 {
     line.split_ascii_whitespace().next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// The files below a folder that hold something.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
-    while let Some(folder) = folders.pop() {
-        let failed = |error| Error::file(&folder, error);
-        for entry in std::fs::read_dir(&folder).map_err(failed)? {
+/// The files below a directory that hold something.
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let (mut found, mut directories) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(directory) = directories.pop() {
+        let failed = |error| Error::file(&directory, error);
+        for entry in std::fs::read_dir(&directory).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let metadata = std::fs::metadata(&path).map_err(failed)?;
             match metadata.is_dir() {
-                true => folders.push(path),
+                true => directories.push(path),
                 false if metadata.len() > 4096 => found.push(path),
                 false => {}
             }
@@ -214,21 +214,21 @@ pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(Ro
     everyone.push(Who::Bare);
     let mut results: Vec<Vec<Contender>> = STEPS.iter().map(|_| Vec::new()).collect();
     for who in everyone {
-        let folder = bench.new_folder();
+        let directory = bench.new_directory();
         let taken = STEPS.iter().filter(|step| set.has(**step, who) && set.obstacle(**step).is_none());
         for step in taken {
             let mut contender = Contender::new(who);
             let rounds = if *step == Step::Load { 1 } else { bench.config.rounds };
             for _ in 0..rounds {
                 if contender.failure.is_none() {
-                    std::fs::create_dir_all(&folder).map_err(|error| Error::file(&folder, error))?;
-                    contender.take(bench, set.run(who, &folder, *step)?);
+                    std::fs::create_dir_all(&directory).map_err(|error| Error::file(&directory, error))?;
+                    contender.take(bench, set.run(who, &directory, *step)?);
                 }
             }
             let index = STEPS.iter().position(|other| other == step).expect("it is one of them");
             results[index].push(contender);
         }
-        bench.remove(&folder)?;
+        bench.remove(&directory)?;
     }
     let fio = fio_rates(bench, &set)?;
     for (step, contenders) in STEPS.iter().zip(&results) {
@@ -244,7 +244,7 @@ pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(Ro
 type FioRates = [(usize, std::result::Result<Series, String>); 2];
 
 fn fio_rates(bench: &Bench, set: &Set<'_>) -> Result<FioRates> {
-    let path = bench.new_folder();
+    let path = bench.new_directory();
     let bytes = set.bytes.clamp(1 << 20, FIO_BYTES_MAX);
     subject::create(&path, bytes, 7)?;
     let rates = [1, MANY].map(|depth| {
@@ -406,11 +406,11 @@ pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(Row)) -> Resul
     let open = Spec { operation: Operation::Open, ..load.clone() };
     let average = load_text();
     for who in bench.everyone() {
-        let folder = bench.new_folder();
-        let killed = bench.programs.kill_when_held(who, &folder, &load);
+        let directory = bench.new_directory();
+        let killed = bench.programs.kill_when_held(who, &directory, &load);
         let mut contender = Contender::new(who);
-        contender.take(bench, killed.and_then(|()| bench.programs.run(who, &folder, &open)));
-        bench.remove(&folder)?;
+        contender.take(bench, killed.and_then(|()| bench.programs.run(who, &directory, &open)));
+        bench.remove(&directory)?;
         let is_ours = who == Who::Ours;
         let name = match is_ours {
             true => format!("open after SIGKILL, {} of {VALUE_BYTES} B, and read one", load.records),

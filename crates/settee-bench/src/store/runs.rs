@@ -56,18 +56,18 @@ pub(super) struct Run {
 }
 
 impl Programs {
-    fn command(&self, who: Who, folder: &Path, spec: &Spec) -> Result<Command, String> {
+    fn command(&self, who: Who, directory: &Path, spec: &Spec) -> Result<Command, String> {
         let spec = serde_json::to_string(spec).expect("a spec is plain data");
         let mut command = match (who, &self.peers) {
             (Who::Peer(name), Some(program)) => {
                 let mut command = Command::new(program);
-                command.args([name, "store"]).arg(folder).arg(spec);
+                command.args([name, "store"]).arg(directory).arg(spec);
                 command
             }
             (Who::Peer(_), None) => return Err("no program of the peers".to_owned()),
             (Who::Ours | Who::Bare, _) => {
                 let mut command = Command::new(&self.ours);
-                command.args(["bench", "store-run", who.name()]).arg(folder).arg(spec);
+                command.args(["bench", "store-run", who.name()]).arg(directory).arg(spec);
                 command.arg(self.engine.to_string());
                 command
             }
@@ -76,12 +76,12 @@ impl Programs {
         Ok(command)
     }
 
-    /// Runs the spec in `folder` to its end.
+    /// Runs the spec in `directory` to its end.
     ///
     /// # Errors
     /// What went wrong, in the process's words.
-    pub(super) fn run(&self, who: Who, folder: &Path, spec: &Spec) -> Result<Run, String> {
-        let mut command = self.command(who, folder, spec)?;
+    pub(super) fn run(&self, who: Who, directory: &Path, spec: &Spec) -> Result<Run, String> {
+        let mut command = self.command(who, directory, spec)?;
         let mut child = command.stdin(Stdio::null()).spawn().map_err(|error| error.to_string())?;
         let mut run = Run::default();
         let mut is_told = false;
@@ -102,9 +102,9 @@ impl Programs {
     }
 
     /// Runs the spec until it says that it holds, and kills it.
-    pub(super) fn kill_when_held(&self, who: Who, folder: &Path, spec: &Spec) -> Result<(), String> {
+    pub(super) fn kill_when_held(&self, who: Who, directory: &Path, spec: &Spec) -> Result<(), String> {
         assert_eq!(spec.operation, Operation::LoadAndHold);
-        let mut command = self.command(who, folder, spec)?;
+        let mut command = self.command(who, directory, spec)?;
         let mut child = command.stdin(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
         let mut is_held = false;
         let told = listen(&mut child, |told| {
@@ -160,7 +160,7 @@ impl Report {
 /// Runs one spec, in JSON, in this process: what the command behind [`Programs::run`] does.
 pub(super) fn run_here(
     who: &str,
-    folder: &Path,
+    directory: &Path,
     spec: &str,
     engine: EngineKind,
     tell: impl FnMut(Told) + Send,
@@ -169,7 +169,7 @@ pub(super) fn run_here(
     if let Some(group) = &spec.group {
         std::fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
     }
-    std::fs::create_dir_all(folder)?;
+    std::fs::create_dir_all(directory)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let base = Base::new();
@@ -177,12 +177,12 @@ pub(super) fn run_here(
             "settee" => {
                 let engine = EngineOptions { kind: engine, ..EngineOptions::default() }.start()?;
                 let env = Env::with_engine(runtime.handle().clone(), engine);
-                let subject = Arc::new(Settee::open(&env, folder, &spec).await?);
-                work::run(subject, &spec, folder, base.opened(), tell).await
+                let subject = Arc::new(Settee::open(&env, directory, &spec).await?);
+                work::run(subject, &spec, directory, base.opened(), tell).await
             }
             "bare" => {
-                let subject = Arc::new(Bare::open(folder, &spec)?);
-                work::run(subject, &spec, folder, base.opened(), tell).await
+                let subject = Arc::new(Bare::open(directory, &spec)?);
+                work::run(subject, &spec, directory, base.opened(), tell).await
             }
             _ => Err(format!("there is no engine {who:?}").into()),
         }

@@ -28,7 +28,7 @@ fn small_spec(operation: Operation, order: Order) -> Spec {
 }
 
 /// What a run in this process told.
-fn tell(who: &str, folder: &Path, spec: &Spec) -> Result<(Report, usize), String> {
+fn tell(who: &str, directory: &Path, spec: &Spec) -> Result<(Report, usize), String> {
     let spec = serde_json::to_string(spec).unwrap();
     let (mut report, mut seconds) = (None, 0);
     let each = |told| match told {
@@ -36,17 +36,17 @@ fn tell(who: &str, folder: &Path, spec: &Spec) -> Result<(Report, usize), String
         Told::Second(_) => seconds += 1,
         Told::Held => panic!("nothing holds here"),
     };
-    runs::run_here(who, folder, &spec, EngineKind::Auto, each).map_err(|error| error.to_string())?;
+    runs::run_here(who, directory, &spec, EngineKind::Auto, each).map_err(|error| error.to_string())?;
     Ok((report.expect("a run ends with a report"), seconds))
 }
 
 #[test]
 fn every_operation_runs_on_the_store_and_counts_what_it_did() {
     for order in [Order::Sequential, Order::Random] {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let spec = |operation| small_spec(operation, order);
         let (loaded, _) =
-            tell("settee", folder.path(), &Spec { write_out: true, ..spec(Operation::Ingest) }).unwrap();
+            tell("settee", directory.path(), &Spec { write_out: true, ..spec(Operation::Ingest) }).unwrap();
         assert_eq!((loaded.operations, loaded.bytes), (500, 500 * 116));
         assert!(loaded.disk_bytes >= loaded.bytes, "{loaded:?}");
         for (operation, operations) in [
@@ -60,7 +60,7 @@ fn every_operation_runs_on_the_store_and_counts_what_it_did() {
         ] {
             let spec =
                 Spec { warm: 8, lanes: if operation == Operation::Read { 4 } else { 1 }, ..spec(operation) };
-            let (report, seconds) = tell("settee", folder.path(), &spec).unwrap();
+            let (report, seconds) = tell("settee", directory.path(), &spec).unwrap();
             assert_eq!(report.operations, operations, "{operation:?} {report:?}");
             assert!(report.seconds > 0.0 && report.setup.contains("store"), "{operation:?} {report:?}");
             assert_eq!(seconds > 0, operation == Operation::Overwrite);
@@ -70,29 +70,29 @@ fn every_operation_runs_on_the_store_and_counts_what_it_did() {
 
 #[test]
 fn a_load_beside_a_reader_of_reused_keys_finds_only_what_was_written() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let spec = small_spec(Operation::IngestBesideReader, Order::Reuse);
-    let (report, _) = tell("settee", folder.path(), &Spec { records: 5000, ..spec }).unwrap();
+    let (report, _) = tell("settee", directory.path(), &Spec { records: 5000, ..spec }).unwrap();
     assert_eq!(report.operations, 5000);
     assert!(report.beside_found <= report.beside_reads, "{report:?}");
 }
 
 #[test]
 fn a_bare_lookup_reads_what_it_wrote_and_does_nothing_else() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let spec = small_spec(Operation::Read, Order::Random);
     for _ in 0..2 {
-        assert_eq!(tell("bare", folder.path(), &spec).unwrap().0.operations, 40);
+        assert_eq!(tell("bare", directory.path(), &spec).unwrap().0.operations, 40);
     }
-    assert!(tell("bare", folder.path(), &small_spec(Operation::Ingest, Order::Random)).is_err());
-    assert!(tell("other", folder.path(), &spec).unwrap_err().contains("other"));
+    assert!(tell("bare", directory.path(), &small_spec(Operation::Ingest, Order::Random)).is_err());
+    assert!(tell("other", directory.path(), &spec).unwrap_err().contains("other"));
 }
 
 #[test]
 fn other_bytes_and_missing_records_are_found_out() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let spec = |operation| small_spec(operation, Order::Random);
-    tell("settee", folder.path(), &spec(Operation::Ingest)).unwrap();
+    tell("settee", directory.path(), &spec(Operation::Ingest)).unwrap();
     for spoilt in [
         Spec { value_bytes: 101, ..spec(Operation::Read) },
         Spec { records: 1000, ..spec(Operation::Read) },
@@ -100,11 +100,11 @@ fn other_bytes_and_missing_records_are_found_out() {
         Spec { value_bytes: 99, ..spec(Operation::ScanValues) },
         Spec { records: 501, ..spec(Operation::Open) },
     ] {
-        assert!(tell("settee", folder.path(), &spoilt).is_err(), "{spoilt:?}");
+        assert!(tell("settee", directory.path(), &spoilt).is_err(), "{spoilt:?}");
     }
 }
 
-/// Stands for all programs: `bench store-run WHO FOLDER SPEC ENGINE` and `WHO store FOLDER SPEC`.
+/// Stands for all programs: `bench store-run WHO DIRECTORY SPEC ENGINE` and `WHO store DIRECTORY SPEC`.
 const SCRIPT: &str = r#"#!/bin/sh
 case "$*" in *FAIL*) echo told why >&2; exit 3;; *LoadAndHold*) echo '"Held"'; cat; exit;; esac
 case "$1" in bench) seconds=2;; redb) seconds=1;; *) seconds=4;; esac
@@ -112,19 +112,19 @@ case "$*" in *Overwrite*) echo '{"Second":{"second":1,"writes":9,"reads":7,"read
 echo '{"Report":{"operations":100,"bytes":1000,"seconds":'$seconds',"p50_us":5,"p99_us":6,"cpu_seconds":1,"written_bytes_in_all":1500,"device_reads":105,"beside_reads":10,"setup":"as it comes"}}'
 "#;
 
-/// The rows of `parts`, in a folder that must be empty afterwards.
+/// The rows of `parts`, in a directory that must be empty afterwards.
 fn rows(script: &str, parts: &[Part], has_peers: bool) -> (Vec<Row>, Result<()>) {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let programs = tempfile::tempdir().unwrap();
     let program = programs.path().join("program");
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut config = Config::new(folder.path(), &program).small();
+    let mut config = Config::new(directory.path(), &program).small();
     config.parts = parts.to_vec();
     config.peers = has_peers.then_some(program);
     let mut rows = Vec::new();
     let result = run(&config, |row| rows.push(row));
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left behind");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "files are left behind");
     for row in &rows {
         assert_eq!(row.met.is_some(), row.aim.is_some() && row.ratio.is_some(), "{row:?}");
         assert!(row.rate.is_some() || row.note.is_some(), "a row without figures says why: {row:?}");
@@ -185,8 +185,8 @@ fn a_run_that_fails_shows_and_is_an_error_at_the_end() {
 
 #[test]
 fn nothing_is_no_amount_and_more_than_the_disk_holds_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let small = || Config::new(folder.path(), "false").small();
+    let directory = tempfile::tempdir().unwrap();
+    let small = || Config::new(directory.path(), "false").small();
     for config in [
         Config { records: 0, ..small() },
         Config { rounds: 0, ..small() },

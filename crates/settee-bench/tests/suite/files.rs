@@ -28,9 +28,9 @@ fn has_uring() -> bool {
     EngineOptions { kind: EngineKind::Uring, ..EngineOptions::default() }.start().is_ok()
 }
 
-/// Whether files in `folder` can be read past the page cache.
-fn has_direct(folder: &Path) -> bool {
-    let path = folder.join("direct");
+/// Whether files in `directory` can be read past the page cache.
+fn has_direct(directory: &Path) -> bool {
+    let path = directory.join("direct");
     std::fs::write(&path, [1; 4096]).unwrap();
     let is_direct = block_on(async {
         let engine = EngineOptions::default().start().unwrap();
@@ -57,17 +57,17 @@ fn assert_sound(row: &Row) {
     }
 }
 
-fn assert_empty(folder: &Path) {
-    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "files are left behind");
+fn assert_empty(directory: &Path) {
+    assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "files are left behind");
 }
 
 #[test]
 fn reads_and_flushes_give_every_row_and_leave_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = io::Config::new(folder.path()).small();
+    let directory = tempfile::tempdir().unwrap();
+    let config = io::Config::new(directory.path()).small();
     let rows = io_rows(&config);
     rows.iter().for_each(assert_sound);
-    assert_empty(folder.path());
+    assert_empty(directory.path());
     let starting =
         |start: &str| rows.iter().filter(|row| row.workload.starts_with(start)).collect::<Vec<_>>();
     // With each depth: fio; by both engines from a task, and from one and from many; and the call.
@@ -84,10 +84,10 @@ fn reads_and_flushes_give_every_row_and_leave_nothing() {
     let mib = config.flush_bytes >> 20;
     for row in &flushes {
         let is_there = (has_uring() || !row.workload.contains("io_uring"))
-            && (has_direct(folder.path()) || !row.workload.contains("direct"));
+            && (has_direct(directory.path()) || !row.workload.contains("direct"));
         assert_eq!(row.operations, if is_there { mib } else { 0 }, "{row:?}");
     }
-    let modes = if has_direct(folder.path()) { 2 } else { 1 };
+    let modes = if has_direct(directory.path()) { 2 } else { 1 };
     assert_eq!(starting("flush, the best ").len(), modes);
     let with_fio =
         rows.iter().filter(|row| row.peer.as_deref() == Some("fio") && row.ratio.is_some()).count();
@@ -96,8 +96,8 @@ fn reads_and_flushes_give_every_row_and_leave_nothing() {
 
 #[test]
 fn without_fio_rows_say_so_and_have_no_ratio_to_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut config = io::Config::new(folder.path()).small().without_fio();
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = io::Config::new(directory.path()).small().without_fio();
     config.parts = vec![io::Part::Cold, io::Part::Flush];
     let rows = io_rows(&config);
     rows.iter().for_each(assert_sound);
@@ -110,15 +110,15 @@ fn without_fio_rows_say_so_and_have_no_ratio_to_it() {
 
 #[test]
 fn many_small_reads_are_counted_in_every_form_and_leave_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = reads::Config::new(folder.path()).small();
+    let directory = tempfile::tempdir().unwrap();
+    let config = reads::Config::new(directory.path()).small();
     let mut rows: Vec<Row> = Vec::new();
     block_on(reads::run(&config, |row| rows.push(row))).unwrap();
     rows.iter().for_each(assert_sound);
-    assert_empty(folder.path());
+    assert_empty(directory.path());
     let of_form = (config.read_count * FILE_COUNT * config.rounds) as u64;
     for mode in ["buffered", "direct"] {
-        if mode == "direct" && !has_direct(folder.path()) {
+        if mode == "direct" && !has_direct(directory.path()) {
             continue;
         }
         let start = format!("parread, cold, {mode}: ");
@@ -137,7 +137,7 @@ fn many_small_reads_are_counted_in_every_form_and_leave_nothing() {
 
 #[test]
 fn sizes_that_cannot_be_measured_are_refused_before_anything_is_written() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let spoilt: [fn(&mut io::Config); 5] = [
         |config| config.file_bytes = 0,
         |config| config.file_bytes = 5000,
@@ -146,12 +146,12 @@ fn sizes_that_cannot_be_measured_are_refused_before_anything_is_written() {
         |config| config.flush_rounds = 0,
     ];
     for spoil in spoilt {
-        let mut config = io::Config::new(folder.path()).small();
+        let mut config = io::Config::new(directory.path()).small();
         spoil(&mut config);
         let error = block_on(io::run(&config, |row| panic!("{row:?}"))).unwrap_err();
         assert!(error.to_string().contains("whole blocks"), "{error}");
     }
-    let small = reads::Config::new(folder.path()).small();
+    let small = reads::Config::new(directory.path()).small();
     for config in [
         reads::Config { file_bytes: 4096, ..small.clone() },
         reads::Config { read_count: 0, ..small.clone() },
@@ -160,9 +160,9 @@ fn sizes_that_cannot_be_measured_are_refused_before_anything_is_written() {
         let error = block_on(reads::run(&config, |row| panic!("{row:?}"))).unwrap_err();
         assert!(error.to_string().contains("whole blocks"), "{error}");
     }
-    let mut huge = io::Config::new(folder.path()).small();
+    let mut huge = io::Config::new(directory.path()).small();
     huge.file_bytes = 1 << 50;
     let error = block_on(io::run(&huge, |row| panic!("{row:?}"))).unwrap_err();
     assert!(error.to_string().contains("MB free"), "{error}");
-    assert_empty(folder.path());
+    assert_empty(directory.path());
 }

@@ -18,14 +18,14 @@ use settee_http::ServerOptions;
 use settee_io::{Env, ThreadOptions};
 use tokio::net::TcpListener;
 
-/// Runs `test` beside a server with its data in a folder of its own; checks that no database is
+/// Runs `test` beside a server with its data in a directory of its own; checks that no database is
 /// left behind.
 fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-        let databases = Databases::open(env, folder.path()).await.unwrap();
+        let databases = Databases::open(env, directory.path()).await.unwrap();
         let (server, stop) = serve(&databases).await;
         test(server).await;
         assert_eq!(databases.names(), [""; 0], "databases are left behind");
@@ -72,8 +72,8 @@ fn the_fabric_table_runs_in_process() {
         (DocumentSize::Medium, 3, Stage::Written),
         (DocumentSize::Large, 1, Stage::Accepted),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let place = Place::Process { folder: folder.path().to_owned() };
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::Process { directory: directory.path().to_owned() };
         let mut rows = Vec::new();
         let config = fabric_config(place, size, clients, durability);
         let run = fabric::run(&config, |row| rows.push(row));
@@ -98,11 +98,11 @@ fn the_fabric_table_runs_over_http() {
     });
 }
 
-fn api_config(server: Server, floor: Option<Target>, folder: Option<&Path>, rows: &[&str]) -> api::Config {
+fn api_config(server: Server, floor: Option<Target>, directory: Option<&Path>, rows: &[&str]) -> api::Config {
     api::Config {
         target: Target { server, pid: Some(std::process::id()) },
         floor,
-        folder: folder.map(Path::to_owned),
+        directory: directory.map(Path::to_owned),
         scale: 0.001,
         row_time: Duration::from_millis(40),
         durability: Stage::Persisted,
@@ -123,9 +123,9 @@ async fn run_api(config: &api::Config) -> (Vec<Row>, Vec<Failed>) {
 
 #[test]
 fn every_row_of_the_api_runs_beside_its_limit() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     with_server(async |server: Server| {
-        let config = api_config(server, Some(floor().await), Some(folder.path()), &[]);
+        let config = api_config(server, Some(floor().await), Some(directory.path()), &[]);
         let (rows, failed) = run_api(&config).await;
         assert!(failed.is_empty(), "{failed:?}");
         // Writer and readers are four rows, followers two.

@@ -1,18 +1,18 @@
-//! Backup of all databases while they are used.
+//! Online backup of all databases.
 //!
-//! The databases come first, each as of its own moment, and the catalogue last, when every database
-//! that it names has been copied. A database that is created meanwhile is copied too; the copy of one
-//! that was deleted goes again. Were the catalogue first, it would name databases whose files are gone by
-//! the time it is their turn.
+//! The databases are copied first, each as of its own point in time, and the catalogue last, when every
+//! database that it names has been copied. A database created meanwhile is copied too; the copy of a deleted
+//! one is removed. If the catalogue came first, it could name databases whose files are deleted before they
+//! are copied.
 //!
-//! Several are copied at once, so that their syncs overlap. One that can't be copied, since its files are
-//! damaged, keeps no other from it: it is named in the run's list, and by whoever restores the run.
+//! Several databases are copied concurrently, so that their syncs overlap. A damaged database that can't be
+//! copied doesn't fail the backup: the run's list and every restore of the run name it.
 //!
 //! Invariants:
-//! 1. Of each database that the catalogue's copy names there is a copy, or the list says why there isn't.
-//! 2. A database that the catalogue's copy notes as written isn't empty in the run.
-//! 3. A file is shared with an earlier run only where it has the checksum that the earlier run's list
-//!    records: the place may hold runs of another data folder, a restored one for example.
+//! 1. For each database that the catalogue's copy names there is a copy, or the list records why not.
+//! 2. A database that the catalogue's copy records as written isn't empty in the run.
+//! 3. A file is shared with an earlier run only if it has the checksum that the earlier run's list records:
+//!    the directory may hold runs of another data directory, for example of a restored one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -21,38 +21,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use settee_io::{Env, folder};
+use settee_io::{Env, directory};
 use settee_store::{Backup, BackupFiles, EarlierBackup};
 
-use super::catalogue::Entry;
+use super::catalogue::CatalogueEntry;
 use super::offline::read_catalogue;
 use super::restore::copy_other;
-use super::runs::{self, Contents, FailedDatabase, Kind};
-use super::{CATALOGUE_FOLDER, Databases, Inner, folder_of};
+use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
+use super::{CATALOGUE_DIRECTORY, Databases, Inner, directory_of};
 use crate::{Error, ErrorKind, Result};
 
-/// How often databases may come while all others have been copied.
+/// Largest number of rounds, each of which copies databases created during the previous one.
 const ROUND_COUNT_MAX: usize = 32;
 
-/// Databases that are copied at once: their syncs overlap.
+/// Databases copied concurrently: their syncs overlap.
 const COPIED_AT_ONCE: usize = 8;
 
-/// What a backup did.
+/// The result of a backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BackupSummary {
-    /// The run's folder.
-    pub folder: PathBuf,
-    /// Databases that are in it.
+    /// The run's directory.
+    pub directory: PathBuf,
+    /// Number of databases in the run.
     pub database_count: u64,
-    /// Those that could not be copied.
+    /// Databases that could not be copied.
     pub failed: Vec<FailedDatabase>,
-    /// What was linked and copied.
+    /// Files linked and copied.
     pub files: Backup,
-    /// Interrupted runs that were removed.
+    /// Number of interrupted runs removed.
     pub removed_count: u64,
 }
 
-/// How far a backup has got.
+/// Progress of a backup.
 #[derive(Debug, Default)]
 pub struct BackupProgress {
     done: AtomicU64,
@@ -60,47 +60,47 @@ pub struct BackupProgress {
 }
 
 impl BackupProgress {
-    /// Databases that are done, and how many there are. Both may grow.
+    /// Number of databases done, and of all databases. Both may grow.
     pub fn counts(&self) -> (u64, u64) {
         let done = self.done.load(Ordering::Relaxed);
         (done, self.all.load(Ordering::Relaxed).max(done))
     }
 }
 
-/// What became of the databases, by the numbers of their folders.
+/// Outcomes of the databases, by directory number.
 #[derive(Default)]
-struct Outcome {
+struct RunOutcome {
     copied: BTreeMap<u64, Backup>,
     failed: BTreeMap<u64, FailedDatabase>,
-    /// What was recorded of the files when they were copied, by their paths in the run.
+    /// The recorded checksums of the copied files, by their paths in the run.
     files: BackupFiles,
-    /// Why it makes no sense to go on.
+    /// The error that ends the backup.
     error: Option<Error>,
 }
 
-/// The newest whole run in the same place, whose files are shared.
-struct Earlier {
+/// The newest complete run in the same directory, whose files are shared.
+struct EarlierRun {
     run: PathBuf,
     contents: Contents,
 }
 
-/// A run that is being made.
-struct Work<'a> {
+/// A run in progress.
+struct RunInProgress<'a> {
     run: &'a Path,
-    earlier: Option<Earlier>,
-    outcome: Mutex<Outcome>,
+    earlier: Option<EarlierRun>,
+    outcome: Mutex<RunOutcome>,
     progress: &'a BackupProgress,
 }
 
-impl Work<'_> {
-    fn outcome(&self) -> MutexGuard<'_, Outcome> {
+impl RunInProgress<'_> {
+    fn outcome(&self) -> MutexGuard<'_, RunOutcome> {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the earlier run has of the store in the folder `place` of a run.
+    /// The earlier run's files of the store in this relative directory.
     fn earlier(&self, place: &Path) -> Option<(PathBuf, BackupFiles)> {
         let earlier = self.earlier.as_ref()?;
-        Some((earlier.run.join(place), earlier.contents.in_folder(place)))
+        Some((earlier.run.join(place), earlier.contents.in_directory(place)))
     }
 
     fn record(&self, place: &Path, files: BackupFiles) {
@@ -110,50 +110,50 @@ impl Work<'_> {
 }
 
 impl Databases {
-    /// Copies all databases into a new run in `folder`, which must be absolute, with all that was accepted
-    /// before the call, while others go on. What an earlier run there has isn't copied again; interrupted
-    /// runs are removed. `others` are files of the data folder that belong to no database. Dropping the
-    /// future doesn't stop it.
+    /// Copies all databases into a new run in `directory`, an absolute path, including everything accepted
+    /// before the call; reads and writes continue. Files that an earlier run has are linked; interrupted runs
+    /// are removed. `others` are files of the data directory that belong to no database. Dropping the future
+    /// doesn't cancel the backup.
     ///
-    /// Databases that can't be copied are named by the summary, and left out.
+    /// Databases that can't be copied are left out, and listed in the summary.
     ///
     /// # Errors
-    /// `BadRequest` where the folder is relative, lies in a data folder or a run, holds something else than
-    /// runs, or can't be made; `Conflict` where a backup is under way; `NoSpace`; `Stopped`; or what the
-    /// system says: then the run has no mark, and doesn't count.
-    pub async fn backup(&self, folder: &Path, others: &'static [&'static str]) -> Result<BackupSummary> {
-        self.backup_with(folder, others, Arc::default()).await
+    /// `BadRequest` if the directory is relative, lies in a data directory or a run, holds anything but runs,
+    /// or can't be created; `Conflict` if a backup is in progress; `NoSpace`; `Stopped`; or the system's
+    /// error: then the run isn't complete, and doesn't count.
+    pub async fn backup(&self, directory: &Path, others: &'static [&'static str]) -> Result<BackupSummary> {
+        self.backup_with(directory, others, Arc::default()).await
     }
 
-    /// As [`Databases::backup`]; `progress` tells others how far it has got.
+    /// As [`Databases::backup`]; updates `progress` meanwhile.
     ///
     /// # Errors
     /// See there.
     pub async fn backup_with(
         &self,
-        folder: &Path,
+        directory: &Path,
         others: &'static [&'static str],
         progress: Arc<BackupProgress>,
     ) -> Result<BackupSummary> {
-        let is_plain = folder.is_absolute() && folder.components().all(|part| part != Component::ParentDir);
-        if !is_plain || folder.starts_with(&self.inner.folder) {
-            let reason =
-                "a backup's folder is given by its absolute path, without .., and isn't in the data folder";
+        let is_plain =
+            directory.is_absolute() && directory.components().all(|part| part != Component::ParentDir);
+        if !is_plain || directory.starts_with(&self.inner.directory) {
+            let reason = "a backup's directory is given by its absolute path, without .., and isn't in the data directory";
             return Err(Error::bad_request(reason));
         }
-        let folder = folder.to_path_buf();
+        let directory = directory.to_path_buf();
         let (done, result) = tokio::sync::oneshot::channel();
-        // It opens databases, as its callers do.
+        // Its own handle, since it opens databases.
         let databases = Databases { inner: self.inner.clone() };
         self.inner.env.spawn("backup", async move {
-            drop(done.send(databases.run_backup(&folder, others, &progress).await));
+            drop(done.send(databases.run_backup(&directory, others, &progress).await));
         });
         result.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Stopped, "the server is stopping")))
     }
 
     async fn run_backup(
         &self,
-        folder: &Path,
+        directory: &Path,
         others: &[&str],
         progress: &BackupProgress,
     ) -> Result<BackupSummary> {
@@ -162,42 +162,42 @@ impl Databases {
         let Ok(_turn) = inner.backup.try_lock() else {
             return Err(Error::new(ErrorKind::Conflict, "A backup is under way."));
         };
-        let (mut runs, removed_count) = inner.prepare_target(folder).await?;
+        let (mut runs, removed_count) = inner.prepare_target(directory).await?;
         let number = runs.last().map_or(1, |run| run.number + 1);
-        runs.retain(|run| run.is_whole);
+        runs.retain(|run| run.is_complete);
         let earlier = match runs.pop() {
-            Some(run) => Earlier::read(env, run.path).await?,
+            Some(run) => EarlierRun::read(env, run.path).await?,
             None => None,
         };
-        let run = folder.join(format!("{number:06}"));
-        let mark = runs::begin(env, &run).await.map_err(|error| of_target(folder, error))?;
+        let run = directory.join(format!("{number:06}"));
+        let unfinished = runs::begin(env, &run).await.map_err(|error| of_target(directory, error))?;
         let outcome = Mutex::default();
-        let work = Work { run: &run, earlier, outcome, progress };
+        let work = RunInProgress { run: &run, earlier, outcome, progress };
         for _ in 0..ROUND_COUNT_MAX {
             self.copy_all(&work).await?;
             let Some(mut summary) = inner.back_up_catalogue(&work).await? else { continue };
             for name in others {
-                copy_other(env, &inner.folder.join(name), &run.join(name)).await?;
+                copy_other(env, &inner.directory.join(name), &run.join(name)).await?;
             }
             let known = std::mem::take(&mut work.outcome().files);
             let contents = Contents::of(env, &run, &known, summary.failed.clone()).await?;
-            runs::complete(env, &run, &mark, &contents).await?;
-            folder::sync(&*env.engine, folder).await?;
-            (summary.folder, summary.removed_count) = (run, removed_count);
+            runs::complete(env, &run, &unfinished, &contents).await?;
+            directory::sync(&*env.engine, directory).await?;
+            (summary.directory, summary.removed_count) = (run, removed_count);
             return Ok(summary);
         }
         Err(Error::new(ErrorKind::Conflict, "databases are created faster than they can be copied"))
     }
 
-    /// Copies all databases that haven't been, some at once.
-    async fn copy_all(&self, work: &Work<'_>) -> Result<()> {
+    /// Copies all databases that haven't been copied, several concurrently.
+    async fn copy_all(&self, work: &RunInProgress<'_>) -> Result<()> {
         let names = {
             let outcome = work.outcome();
             let slots = self.inner.lock();
-            let is_left =
+            let is_pending =
                 |number: &u64| !outcome.copied.contains_key(number) && !outcome.failed.contains_key(number);
-            let left = slots.known.iter().filter(|(_, number)| is_left(number));
-            left.map(|(name, _)| name.to_string()).collect::<Vec<String>>()
+            let pending = slots.names.iter().filter(|(_, number)| is_pending(number));
+            pending.map(|(name, _)| name.to_string()).collect::<Vec<String>>()
         };
         work.progress.all.fetch_add(names.len() as u64, Ordering::Relaxed);
         let at_once = COPIED_AT_ONCE.min(self.inner.options.open_databases_max).max(1);
@@ -218,10 +218,10 @@ impl Databases {
     /// Copies a database, unless it is deleted meanwhile.
     ///
     /// # Errors
-    /// Those that would meet all others too.
-    async fn back_up_one(&self, name: &str, work: &Work<'_>) -> Result<()> {
-        let Some(number) = self.inner.lock().known.get(name).copied() else { return Ok(()) };
-        let to = folder_of(work.run, number);
+    /// Errors that would affect all other databases too.
+    async fn back_up_one(&self, name: &str, work: &RunInProgress<'_>) -> Result<()> {
+        let Some(number) = self.inner.lock().names.get(name).copied() else { return Ok(()) };
+        let to = directory_of(work.run, number);
         match self.copy_one(name, number, work).await {
             Ok(Some(files)) => {
                 work.outcome().copied.insert(number, files);
@@ -235,33 +235,33 @@ impl Databases {
             Err(error) => {
                 tracing::error!(%error, database = name, "a database could not be backed up");
                 let (name, reason) = (name.to_owned(), error.to_string());
-                let failed = FailedDatabase { name, reason, folder_number: number };
+                let failed = FailedDatabase { name, reason, directory_number: number };
                 work.outcome().failed.insert(number, failed);
             }
         }
-        Ok(folder::remove_with_files(&*self.inner.env.engine, &to).await?)
+        Ok(directory::remove_with_files(&*self.inner.env.engine, &to).await?)
     }
 
-    /// `None` where another one has the name by now: it is asked for again.
-    async fn copy_one(&self, name: &str, number: u64, work: &Work<'_>) -> Result<Option<Backup>> {
+    /// `None` if the name belongs to another database by now; the next round copies that one.
+    async fn copy_one(&self, name: &str, number: u64, work: &RunInProgress<'_>) -> Result<Option<Backup>> {
         let database = self.get(name).await?;
-        if self.inner.lock().known.get(name) != Some(&number) {
+        if self.inner.lock().names.get(name) != Some(&number) {
             return Ok(None);
         }
-        let place = folder_of(Path::new(""), number);
+        let place = directory_of(Path::new(""), number);
         let earlier = work.earlier(&place);
-        let earlier = earlier.as_ref().map(|(folder, files)| EarlierBackup { folder, files });
+        let earlier = earlier.as_ref().map(|(directory, files)| EarlierBackup { directory, files });
         let (done, files) = database.backup(&work.run.join(&place), earlier).await?;
         work.record(&place, files);
         Ok(Some(done))
     }
 }
 
-impl Earlier {
-    /// `None` where its list can't be read: nothing is shared with it then.
-    async fn read(env: &Env, run: PathBuf) -> Result<Option<Earlier>> {
+impl EarlierRun {
+    /// `None` if its list can't be read: then nothing is shared with it.
+    async fn read(env: &Env, run: PathBuf) -> Result<Option<EarlierRun>> {
         match Contents::read(env, &run).await {
-            Ok(contents) => Ok(contents.map(|contents| Earlier { run, contents })),
+            Ok(contents) => Ok(contents.map(|contents| EarlierRun { run, contents })),
             Err(error) if error.kind() == ErrorKind::Internal => {
                 tracing::warn!(%error, "an earlier run can't be used: all is copied");
                 Ok(None)
@@ -272,36 +272,39 @@ impl Earlier {
 }
 
 impl Inner {
-    /// Looks at a backup's folder, and removes what was interrupted there. Returns the runs that there are.
-    async fn prepare_target(&self, folder: &Path) -> Result<(Vec<runs::Run>, u64)> {
+    /// Inspects a backup's directory, and removes interrupted runs. Returns the remaining runs.
+    async fn prepare_target(&self, directory: &Path) -> Result<(Vec<runs::Run>, u64)> {
         let env = &self.env;
-        runs::check_surroundings(env, folder).await?;
-        let of_target = |error| of_target(folder, error);
-        match Kind::of(env, folder).await.map_err(of_target)? {
-            Kind::Backup => {}
-            Kind::Data | Kind::Run { .. } => {
-                let reason = format!("{} holds databases itself: choose another folder", folder.display());
+        runs::check_surroundings(env, directory).await?;
+        let of_target = |error| of_target(directory, error);
+        match DirectoryKind::of(env, directory).await.map_err(of_target)? {
+            DirectoryKind::Backup => {}
+            DirectoryKind::Data | DirectoryKind::Run { .. } => {
+                let reason =
+                    format!("{} holds databases itself: choose another directory", directory.display());
                 return Err(Error::bad_request(reason));
             }
-            Kind::Other => {
-                let entries =
-                    folder::list(&*env.engine, folder).await.map_err(|error| of_target(error.into()))?;
-                // A run that was hardly begun may be empty.
+            DirectoryKind::Other => {
+                let entries = directory::list(&*env.engine, directory)
+                    .await
+                    .map_err(|error| of_target(error.into()))?;
+                // An interrupted run may still be empty.
                 let is_nothing = |entry: &settee_io::Entry| {
                     entry.name.starts_with('.')
                         || entry.name == "lost+found"
-                        || (entry.is_folder && runs::is_run_name(&entry.name))
+                        || (entry.is_directory && runs::is_run_name(&entry.name))
                 };
                 if !entries.iter().all(is_nothing) {
-                    let reason = format!("{} is not empty, and holds no runs of a backup", folder.display());
+                    let reason =
+                        format!("{} is not empty, and holds no runs of a backup", directory.display());
                     return Err(Error::bad_request(reason));
                 }
             }
         }
         let mut removed_count = 0;
         let mut kept = Vec::new();
-        for run in runs::runs(env, folder).await.map_err(of_target)? {
-            if !run.is_whole && runs::remove_interrupted(env, &run.path).await.map_err(of_target)? {
+        for run in runs::runs(env, directory).await.map_err(of_target)? {
+            if !run.is_complete && runs::remove_interrupted(env, &run.path).await.map_err(of_target)? {
                 tracing::info!(run = %run.path.display(), "removed a run that was interrupted");
                 removed_count += 1;
             } else {
@@ -311,47 +314,48 @@ impl Inner {
         Ok((kept, removed_count))
     }
 
-    /// Copies the catalogue; `None` where it names databases that haven't been copied, or were empty then
-    /// and aren't any more: the copy is then removed.
-    async fn back_up_catalogue(&self, work: &Work<'_>) -> Result<Option<BackupSummary>> {
+    /// Copies the catalogue. Removes the copy and returns `None` if it names databases that haven't been
+    /// copied, or that were empty when they were copied and aren't any more.
+    async fn back_up_catalogue(&self, work: &RunInProgress<'_>) -> Result<Option<BackupSummary>> {
         let engine = &*self.env.engine;
-        let (place, to) = (Path::new(CATALOGUE_FOLDER), work.run.join(CATALOGUE_FOLDER));
+        let (place, to) = (Path::new(CATALOGUE_DIRECTORY), work.run.join(CATALOGUE_DIRECTORY));
         let earlier = work.earlier(place);
-        let earlier = earlier.as_ref().map(|(folder, files)| EarlierBackup { folder, files });
+        let earlier = earlier.as_ref().map(|(directory, files)| EarlierBackup { directory, files });
         let (mut files, recorded) = self.catalogue.backup(&to, earlier).await?;
         work.record(place, recorded);
         let (names, _) = read_catalogue(&self.env, &to, self.options.log).await?;
-        let named: HashSet<u64> = names.values().map(|entry| entry.folder_number).collect();
-        let (empty, gone, is_whole) = {
+        let named: HashSet<u64> = names.values().map(|entry| entry.directory_number).collect();
+        let (empty, deleted, is_complete) = {
             let mut outcome = work.outcome();
-            let was_empty = |entry: &&Entry| {
-                let files = outcome.copied.get(&entry.folder_number);
+            let was_empty = |entry: &&CatalogueEntry| {
+                let files = outcome.copied.get(&entry.directory_number);
                 entry.was_written && files.is_some_and(|files| files.linked_count + files.copied_count == 0)
             };
-            let empty: Vec<u64> = names.values().filter(was_empty).map(|entry| entry.folder_number).collect();
+            let empty: Vec<u64> =
+                names.values().filter(was_empty).map(|entry| entry.directory_number).collect();
             for number in &empty {
                 outcome.copied.remove(number);
             }
             let is_there =
                 |number: &u64| outcome.copied.contains_key(number) || outcome.failed.contains_key(number);
-            let is_whole = named.iter().all(is_there);
-            let is_gone = |number: &u64| !named.contains(number);
-            let gone: Vec<u64> = outcome.copied.keys().copied().filter(is_gone).collect();
-            if is_whole {
+            let is_complete = named.iter().all(is_there);
+            let is_deleted = |number: &u64| !named.contains(number);
+            let deleted: Vec<u64> = outcome.copied.keys().copied().filter(is_deleted).collect();
+            if is_complete {
                 outcome.failed.retain(|number, _| named.contains(number));
             }
-            (empty, gone, is_whole)
+            (empty, deleted, is_complete)
         };
         for number in empty {
-            folder::remove_with_files(engine, &folder_of(work.run, number)).await?;
+            directory::remove_with_files(engine, &directory_of(work.run, number)).await?;
         }
-        if !is_whole {
-            folder::remove_with_files(engine, &to).await?;
+        if !is_complete {
+            directory::remove_with_files(engine, &to).await?;
             return Ok(None);
         }
-        for number in gone {
+        for number in deleted {
             // Deleted meanwhile.
-            folder::remove_with_files(engine, &folder_of(work.run, number)).await?;
+            directory::remove_with_files(engine, &directory_of(work.run, number)).await?;
             work.outcome().copied.remove(&number);
         }
         let outcome = work.outcome();
@@ -362,17 +366,17 @@ impl Inner {
     }
 }
 
-/// What the folder for backups failed with, where another one would do.
-fn of_target(folder: &Path, error: Error) -> Error {
+/// Turns an error of the backup's directory into `BadRequest`, if another directory could help.
+fn of_target(directory: &Path, error: Error) -> Error {
     match error.kind() {
         ErrorKind::Internal => {
-            Error::bad_request(format!("{} can't hold a backup: {error}", folder.display()))
+            Error::bad_request(format!("{} can't hold a backup: {error}", directory.display()))
         }
         _ => error,
     }
 }
 
-/// Runs all of them at once; returns when all have ended.
+/// Polls all futures concurrently; returns when all have ended.
 async fn all<F: Future<Output = ()> + Unpin>(futures: impl Iterator<Item = F>) {
     let mut futures: Vec<F> = futures.collect();
     let run = std::future::poll_fn(move |context| {

@@ -1,234 +1,236 @@
-//! The databases in a folder while no server has it: whether they are sound, and what of damaged ones
-//! can be had.
+//! Offline check and repair of the databases in a directory that no server uses.
 //!
-//! Nothing is opened, since that would change files: the catalogue too is read as what can be salvaged
-//! of it. The folder's lock is held meanwhile, where it can be taken: not on a medium that can't be written.
-//! In a run of a backup, which nobody opens, no lock is taken, so that nothing is left there; whether the
-//! run is whole, and has all of its files, is checked first.
+//! Nothing is opened, since that would change files: even the catalogue is read by salvage. The directory's
+//! lock is held meanwhile if it can be taken, which isn't possible on a read-only medium. In a run of a
+//! backup, which nothing opens, no lock is taken, so that no file is left there; the run's completeness is
+//! checked first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::{Env, File, OpenMode, directory};
 use settee_store::{
     Batch, CheckEvent, CheckSummary, Flags, LogOptions, Loss, RepairSummary, Salvage, Stage, Store,
     StoreOptions, Touched, checksum_file,
 };
 
-use super::catalogue::{Entry, deleted_number};
-use super::runs::{self, Contents, FailedDatabase, Kind};
+use super::catalogue::{CatalogueEntry, tombstone_number};
+use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
 use super::salvage;
-use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, DatabasesOptions, LOCK_FILE, folder_of};
+use super::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, DatabasesOptions, LOCK_FILE, directory_of};
 use crate::{Error, ErrorKind, Result, keys};
 
-/// Names of databases that the catalogue doesn't tell any more begin with this.
+/// Prefix of the names of databases that the catalogue doesn't name.
 const RECOVERED_PREFIX: &str = "recovered-";
 
-/// What is told while databases are checked or repaired.
+/// An event during a check or repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OfflineEvent {
-    /// This one is next; `None`: the catalogue.
+    /// The next database; `None`: the catalogue.
     Database(Option<String>),
-    /// So many of its bytes are done, of so many.
+    /// Bytes done and total bytes of the current database.
     Progress(u64, u64),
-    /// Something is wrong with it.
+    /// A problem was found.
     Problem {
-        /// Where, and what, in words.
+        /// Location and description.
         what: String,
-        /// Which documents that touches, in words.
+        /// The affected documents.
         touched: String,
-        /// It may as well be what a crash left: opening puts it right.
+        /// Whether it may be a normal trace of a crash, which opening repairs.
         is_doubtful: bool,
     },
-    /// The newest version of this can't be read.
+    /// The newest version of a record can't be read.
     Lost {
-        /// What it is, in words.
+        /// Description of the record.
         what: String,
         /// Whether an older version was kept.
         has_older: bool,
     },
-    /// Something to know that is no problem.
+    /// Information that is no problem.
     Note(String),
 }
 
-/// The databases in a folder that no server has.
+/// The databases in a directory that no server uses.
 pub struct OfflineDatabases {
     env: Env,
-    folder: PathBuf,
+    directory: PathBuf,
     options: DatabasesOptions,
-    kind: Kind,
+    kind: DirectoryKind,
     lock: Option<File>,
 }
 
-/// A database, as its catalogue has it, or without one.
-struct Found {
+/// A database with its catalogue entry, if it has one.
+struct FoundDatabase {
     name: String,
-    folder_number: u64,
-    entry: Option<Entry>,
+    directory_number: u64,
+    entry: Option<CatalogueEntry>,
 }
 
 impl OfflineDatabases {
-    /// Takes the folder's lock, where it can be written.
+    /// Opens the directory, and takes its lock if the directory is writable.
     ///
     /// # Errors
-    /// `NotFound` where there is no such folder, or no databases in it; `InUse` where a server has it; or
-    /// what the system says.
-    pub async fn open(env: &Env, folder: &Path, options: DatabasesOptions) -> Result<OfflineDatabases> {
-        let kind = Kind::of(env, folder).await?;
+    /// `NotFound` if the directory doesn't exist or holds no databases; `InUse` if a server uses it; or the
+    /// system's error.
+    pub async fn open(env: &Env, directory: &Path, options: DatabasesOptions) -> Result<OfflineDatabases> {
+        let kind = DirectoryKind::of(env, directory).await?;
         let lock = match kind {
-            Kind::Run { .. } => None,
-            Kind::Data => lock_if_writable(env, folder).await?,
-            Kind::Backup => {
+            DirectoryKind::Run { .. } => None,
+            DirectoryKind::Data => lock_if_writable(env, directory).await?,
+            DirectoryKind::Backup => {
                 let reason = format!(
                     "there are no databases in {} itself: it holds the runs of a backup, each of which is a \
-                     folder of its own",
-                    folder.display()
+                     directory of its own",
+                    directory.display()
                 );
                 return Err(Error::new(ErrorKind::NotFound, reason));
             }
-            Kind::Other => {
-                let reason = format!("there are no databases in {}", folder.display());
+            DirectoryKind::Other => {
+                let reason = format!("there are no databases in {}", directory.display());
                 return Err(Error::new(ErrorKind::NotFound, reason));
             }
         };
-        Ok(OfflineDatabases { env: env.clone(), folder: folder.to_path_buf(), options, kind, lock })
+        Ok(OfflineDatabases { env: env.clone(), directory: directory.to_path_buf(), options, kind, lock })
     }
 
-    /// Whether others are kept from opening the databases meanwhile. A run of a backup isn't opened by
-    /// anybody.
+    /// Whether no other process can open the databases meanwhile. A run of a backup is never opened.
     pub fn is_protected(&self) -> bool {
-        self.lock.is_some() || matches!(self.kind, Kind::Run { .. })
+        self.lock.is_some() || matches!(self.kind, DirectoryKind::Run { .. })
     }
 
     fn store_options(&self, is_catalogue: bool) -> StoreOptions {
-        let measure = if is_catalogue { None } else { Some(keys::measure as _) };
-        StoreOptions { measure, ..plain_options(self.options.log) }
+        let aggregate = if is_catalogue { None } else { Some(keys::aggregate as _) };
+        StoreOptions { aggregate, ..plain_options(self.options.log) }
     }
 
-    /// The databases that there are: those that the catalogue names, and folders that it doesn't name.
-    async fn find(&self) -> Result<Vec<Found>> {
-        let place = self.folder.join(CATALOGUE_FOLDER);
+    /// The databases that the catalogue names, and directories that it doesn't name.
+    async fn find(&self) -> Result<Vec<FoundDatabase>> {
+        let place = self.directory.join(CATALOGUE_DIRECTORY);
         let (names, deleted) = read_catalogue(&self.env, &place, self.options.log).await?;
-        let known: BTreeSet<u64> = names.values().map(|entry| entry.folder_number).collect();
-        let mut found: Vec<Found> = names
+        let known: BTreeSet<u64> = names.values().map(|entry| entry.directory_number).collect();
+        let mut found: Vec<FoundDatabase> = names
             .into_iter()
-            .map(|(name, entry)| Found { name, folder_number: entry.folder_number, entry: Some(entry) })
+            .map(|(name, entry)| FoundDatabase {
+                name,
+                directory_number: entry.directory_number,
+                entry: Some(entry),
+            })
             .collect();
-        for entry in folder::list(&*self.env.engine, &self.folder.join(DATABASES_FOLDER)).await? {
-            let Ok(folder_number) = entry.name.parse::<u64>() else { continue };
-            if !known.contains(&folder_number) && !deleted.contains(&folder_number) {
-                let name = format!("{RECOVERED_PREFIX}{folder_number}");
-                found.push(Found { name, folder_number, entry: None });
+        for entry in directory::list(&*self.env.engine, &self.directory.join(DATABASES_DIRECTORY)).await? {
+            let Ok(directory_number) = entry.name.parse::<u64>() else { continue };
+            if !known.contains(&directory_number) && !deleted.contains(&directory_number) {
+                let name = format!("{RECOVERED_PREFIX}{directory_number}");
+                found.push(FoundDatabase { name, directory_number, entry: None });
             }
         }
         Ok(found)
     }
 
-    /// Checks the catalogue and all databases, or the one of that name; nothing is changed. What is
-    /// wrong is told as it is found. Returns the sums.
+    /// Checks the catalogue and all databases, or the one of that name, without changing anything. Calls
+    /// `report` for each event as it occurs. Returns the sums.
     ///
     /// # Errors
-    /// `NotFound` where there is no database of that name; or what the system says. Damage is told, and
-    /// is no error.
+    /// `NotFound` if there is no database of that name; or the system's error. Damage is reported, and is not
+    /// an error.
     pub async fn check(
         &self,
         database: Option<&str>,
-        mut told: impl FnMut(OfflineEvent) + Send,
+        mut report: impl FnMut(OfflineEvent) + Send,
     ) -> Result<CheckSummary> {
         let mut sums = CheckSummary::default();
-        let Some(run) = self.check_run(&mut sums, &mut told).await? else { return Ok(sums) };
+        let Some(run) = self.check_run(&mut sums, &mut report).await? else { return Ok(sums) };
         let all = self.find().await?;
         if let Some(name) = database
             && !all.iter().any(|found| found.name == name)
         {
             return Err(Error::no_database());
         }
-        let chosen = |found: &&Found| database.is_none_or(|name| found.name == name);
-        let folders: Vec<PathBuf> = all.iter().filter(chosen).map(Found::folder).collect();
-        let is_chosen = |path: &Path| database.is_none() || folders.iter().any(|one| path.starts_with(one));
-        self.check_checksums(&run, is_chosen, &mut sums, &mut told).await?;
+        let chosen = |found: &&FoundDatabase| database.is_none_or(|name| found.name == name);
+        let directories: Vec<PathBuf> = all.iter().filter(chosen).map(FoundDatabase::directory).collect();
+        let is_chosen =
+            |path: &Path| database.is_none() || directories.iter().any(|one| path.starts_with(one));
+        self.check_checksums(&run, is_chosen, &mut sums, &mut report).await?;
         if database.is_none() {
-            add(&mut sums, &self.check_catalogue(&mut told).await?);
+            add(&mut sums, &self.check_catalogue(&mut report).await?);
         }
         for found in all.iter().filter(chosen) {
-            if run.lacks(found.folder_number) {
+            if run.lacks(found.directory_number) {
                 continue;
             }
-            told(OfflineEvent::Database(Some(found.name.clone())));
-            let place = folder_of(&self.folder, found.folder_number);
+            report(OfflineEvent::Database(Some(found.name.clone())));
+            let place = directory_of(&self.directory, found.directory_number);
             let options = self.store_options(false);
-            let explained = |event| told(explain(event, keys::describe));
+            let explained = |event| report(explain(event, keys::describe));
             let checked = settee_store::check(&self.env, &place, &options, explained).await?;
             add(&mut sums, &checked);
             if let Some(what) = found.problem(checked.last_seq == 0) {
                 sums.problem_count += 1;
-                told(whole_problem(format!("{}: {what}", place.display())));
+                report(whole_problem(format!("{}: {what}", place.display())));
             }
         }
         Ok(sums)
     }
 
-    async fn check_catalogue(&self, told: &mut (impl FnMut(OfflineEvent) + Send)) -> Result<CheckSummary> {
-        told(OfflineEvent::Database(None));
-        let place = self.folder.join(CATALOGUE_FOLDER);
-        let explained = |event| told(explain(event, keys::describe_name));
+    async fn check_catalogue(&self, report: &mut (impl FnMut(OfflineEvent) + Send)) -> Result<CheckSummary> {
+        report(OfflineEvent::Database(None));
+        let place = self.directory.join(CATALOGUE_DIRECTORY);
+        let explained = |event| report(explain(event, keys::describe_name));
         Ok(settee_store::check(&self.env, &place, &self.store_options(true), explained).await?)
     }
 
-    /// Compares a run of a backup with its list of files, but for what they hold. Returns the list without
-    /// the files that differ, an empty one where this is no run; `None` where the run isn't whole, and what
-    /// it has isn't worth a look.
+    /// Compares the files of a run of a backup with its list, without their contents. Returns the list
+    /// without the files that differ, or an empty list if this isn't a run; `None` if the run is incomplete,
+    /// and its files need no further check.
     async fn check_run(
         &self,
         sums: &mut CheckSummary,
-        told: &mut (impl FnMut(OfflineEvent) + Send),
+        report: &mut (impl FnMut(OfflineEvent) + Send),
     ) -> Result<Option<Contents>> {
-        let Kind::Run { is_whole } = self.kind else { return Ok(Some(Contents::default())) };
-        let mut tell = |what: String| {
+        let DirectoryKind::Run { is_complete } = self.kind else { return Ok(Some(Contents::default())) };
+        let mut emit = |what: String| {
             sums.problem_count += 1;
-            told(whole_problem(what));
+            report(whole_problem(what));
         };
-        if !is_whole {
-            tell(runs::not_whole(&self.folder));
+        if !is_complete {
+            emit(runs::incomplete_reason(&self.directory));
             return Ok(None);
         }
-        let mut contents = match Contents::read(&self.env, &self.folder).await {
+        let mut contents = match Contents::read(&self.env, &self.directory).await {
             Ok(contents) => contents.unwrap_or_default(),
-            // All else can be checked without it.
+            // The databases can be checked without the list.
             Err(error) if error.kind() == ErrorKind::Internal => {
-                tell(error.to_string());
+                emit(error.to_string());
                 return Ok(Some(Contents::default()));
             }
             Err(error) => return Err(error),
         };
-        for (path, what) in contents.differences(&self.env, &self.folder).await? {
-            tell(format!("{}: {what}", self.folder.join(&path).display()));
+        for (path, what) in contents.differences(&self.env, &self.directory).await? {
+            emit(format!("{}: {what}", self.directory.join(&path).display()));
             contents.files.remove(&path);
         }
         for FailedDatabase { name, reason, .. } in &contents.failed {
-            tell(format!("the database {name} isn't in this run, since it could not be copied: {reason}"));
+            emit(format!("the database {name} isn't in this run, since it could not be copied: {reason}"));
         }
         if !contents.has_checksums() {
-            told(OfflineEvent::Note(format!("{}: {}", self.folder.display(), runs::NO_CHECKSUMS)));
+            report(OfflineEvent::Note(format!("{}: {}", self.directory.display(), runs::NO_CHECKSUMS)));
         }
         Ok(Some(contents))
     }
 
-    /// Reads the files of a run that are chosen by their paths in it, and compares their checksums with the
-    /// list.
+    /// Reads the chosen files of a run, and compares their checksums with the list.
     async fn check_checksums(
         &self,
         run: &Contents,
         is_chosen: impl Fn(&Path) -> bool,
         sums: &mut CheckSummary,
-        told: &mut (impl FnMut(OfflineEvent) + Send),
+        report: &mut (impl FnMut(OfflineEvent) + Send),
     ) -> Result<()> {
         let chosen = || run.files.iter().filter(|(path, _)| is_chosen(Path::new(path)));
         let (mut done, all) = (0, chosen().map(|(_, file)| file.length).sum());
         for (path, file) in chosen() {
             let Some(checksum) = file.checksum else { continue };
-            let place = self.folder.join(path);
+            let place = self.directory.join(path);
             let what = match checksum_file(&self.env, &place).await {
                 Ok(found) if found == checksum => None,
                 Ok(_) => Some(format!("{}: {}", place.display(), runs::OTHER_CHECKSUM)),
@@ -236,52 +238,55 @@ impl OfflineDatabases {
             };
             if let Some(what) = what {
                 sums.problem_count += 1;
-                told(whole_problem(what));
+                report(whole_problem(what));
             }
             done += file.length;
-            told(OfflineEvent::Progress(done, all));
+            report(OfflineEvent::Progress(done, all));
         }
         Ok(())
     }
 
-    /// Salvages all databases into the new folder `to`, an absolute path. This one is left as it is. What is
-    /// wrong and what is lost is told, with the problems that a check tells. Returns the sums; of the records
-    /// the catalogue's aren't counted.
+    /// Salvages all databases into the new directory `to`, an absolute path. The source is not changed.
+    /// Reports problems, including those that a check finds, and losses. Returns the sums; records of the
+    /// catalogue aren't counted.
     ///
     /// # Errors
-    /// `BadRequest` where `to` isn't empty, or lies in a data folder or a backup; or what the system says: then `to` holds a part.
+    /// `BadRequest` if `to` isn't empty, or lies in a data directory or a backup; or the system's error: then
+    /// `to` holds a part.
     pub async fn repair(
         &self,
         to: &Path,
-        mut told: impl FnMut(OfflineEvent) + Send,
+        mut report: impl FnMut(OfflineEvent) + Send,
     ) -> Result<RepairSummary> {
         runs::check_surroundings(&self.env, to).await?;
-        if !folder::list(&*self.env.engine, to).await?.is_empty() {
+        if !directory::list(&*self.env.engine, to).await?.is_empty() {
             return Err(Error::bad_request(format!("{} is not empty", to.display())));
         }
-        folder::create(&*self.env.engine, to).await?;
+        directory::create(&*self.env.engine, to).await?;
         let _lock = super::lock(&self.env, to).await?;
         let mut sums = RepairSummary::default();
         let mut checked = CheckSummary::default();
-        let run = self.check_run(&mut checked, &mut told).await?.unwrap_or_default();
-        self.check_checksums(&run, |_| true, &mut checked, &mut told).await?;
-        add(&mut checked, &self.check_catalogue(&mut told).await?);
+        let run = self.check_run(&mut checked, &mut report).await?.unwrap_or_default();
+        self.check_checksums(&run, |_| true, &mut checked, &mut report).await?;
+        add(&mut checked, &self.check_catalogue(&mut report).await?);
         sums.problem_count += checked.problem_count;
         let all = self.find().await?;
         let (catalogue, _) =
-            Store::open(&self.env, &to.join(CATALOGUE_FOLDER), self.store_options(true)).await?;
-        for found in all.iter().filter(|found| !run.lacks(found.folder_number)) {
-            told(OfflineEvent::Database(Some(found.name.clone())));
-            let (from, to) =
-                (folder_of(&self.folder, found.folder_number), folder_of(to, found.folder_number));
+            Store::open(&self.env, &to.join(CATALOGUE_DIRECTORY), self.store_options(true)).await?;
+        for found in all.iter().filter(|found| !run.lacks(found.directory_number)) {
+            report(OfflineEvent::Database(Some(found.name.clone())));
+            let (from, to) = (
+                directory_of(&self.directory, found.directory_number),
+                directory_of(to, found.directory_number),
+            );
             let mut cut = BTreeSet::new();
             let done = {
-                let told = std::sync::Mutex::new(&mut told);
-                let tell = |event| (told.lock().unwrap_or_else(std::sync::PoisonError::into_inner))(event);
-                let mut event = |event| tell(explain(event, keys::describe));
+                let report = std::sync::Mutex::new(&mut report);
+                let emit = |event| (report.lock().unwrap_or_else(std::sync::PoisonError::into_inner))(event);
+                let mut event = |event| emit(explain(event, keys::describe));
                 let mut lost = |Loss { key, has_older, .. }: Loss| {
                     cut.extend(keys::document_of_chunk(&key));
-                    tell(OfflineEvent::Lost { what: keys::describe(&key), has_older });
+                    emit(OfflineEvent::Lost { what: keys::describe(&key), has_older });
                 };
                 settee_store::repair(&self.env, &from, &to, &self.store_options(false), &mut event, &mut lost)
                     .await?
@@ -289,7 +294,7 @@ impl OfflineDatabases {
             if !cut.is_empty() {
                 let lost = |id: &str, name: &str| {
                     let what = format!("attachment {name:?} of document {id:?}, which is there without it");
-                    told(OfflineEvent::Lost { what, has_older: false });
+                    report(OfflineEvent::Lost { what, has_older: false });
                 };
                 salvage::drop_cut_attachments(&self.env, &to, self.store_options(false), &cut, lost).await?;
             }
@@ -300,16 +305,16 @@ impl OfflineDatabases {
             };
             if let Some(what) = found.problem(is_empty) {
                 sums.problem_count += 1;
-                told(whole_problem(format!("{}: {what}", from.display())));
+                report(whole_problem(format!("{}: {what}", from.display())));
             }
             sums.record_count += done.record_count;
             sums.lost_count += done.lost_count;
             sums.problem_count += done.problem_count;
-            let entry = Entry {
-                // Its updates have other numbers now, and some may be lost: followers and replications
-                // begin anew.
+            let entry = CatalogueEntry {
+                // Its updates are renumbered, and some may be lost: clients that follow it and replications
+                // must start again.
                 created_us: self.env.clock.unix_us(),
-                folder_number: found.folder_number,
+                directory_number: found.directory_number,
                 incarnation: self.env.random_bytes(),
                 was_written: done.record_count > 0,
                 is_partitioned: found.entry.is_some_and(|entry| entry.is_partitioned),
@@ -327,20 +332,19 @@ pub(super) fn plain_options(log: LogOptions) -> StoreOptions {
     StoreOptions { log: LogOptions { direct: false, ..log }, ..StoreOptions::DEFAULT }
 }
 
-/// What a catalogue that nobody has open tells, as far as it can be read, and the numbers of deleted
-/// databases.
+/// Reads the readable part of a catalogue that isn't open: its entries, and the numbers of deleted databases.
 pub(super) async fn read_catalogue(
     env: &Env,
     place: &Path,
     log: LogOptions,
-) -> Result<(BTreeMap<String, Entry>, BTreeSet<u64>)> {
-    let mut told = |_: CheckEvent| {};
-    let mut salvage = Salvage::begin(env, place, &plain_options(log), &mut told).await?;
+) -> Result<(BTreeMap<String, CatalogueEntry>, BTreeSet<u64>)> {
+    let mut report = |_: CheckEvent| {};
+    let mut salvage = Salvage::begin(env, place, &plain_options(log), &mut report).await?;
     let (mut names, mut deleted) = (BTreeMap::new(), BTreeSet::new());
     while let Some(records) = salvage.next().await? {
         for record in records {
             let is_gone = record.flags.has(Flags::TOMBSTONE);
-            if let Some(number) = deleted_number(&record.key) {
+            if let Some(number) = tombstone_number(&record.key) {
                 if is_gone {
                     deleted.remove(&number)
                 } else {
@@ -351,7 +355,7 @@ pub(super) async fn read_catalogue(
             let Ok(name) = String::from_utf8(record.key) else { continue };
             if is_gone {
                 names.remove(&name);
-            } else if let Ok(entry) = Entry::decode(&record.meta) {
+            } else if let Ok(entry) = CatalogueEntry::decode(&record.meta) {
                 names.insert(name, entry);
             }
         }
@@ -359,19 +363,19 @@ pub(super) async fn read_catalogue(
     Ok((names, deleted))
 }
 
-/// Takes a data folder's lock.
-pub(super) async fn lock(env: &Env, folder: &Path) -> Result<File> {
-    let lock = File::open(&env.engine, &folder.join(LOCK_FILE), OpenMode::Create).await?;
-    take(lock, folder).await
+/// Takes a data directory's lock.
+pub(super) async fn lock(env: &Env, directory: &Path) -> Result<File> {
+    let lock = File::open(&env.engine, &directory.join(LOCK_FILE), OpenMode::Create).await?;
+    take(lock, directory).await
 }
 
-/// The lock of a folder that can be written, or that has one.
-async fn lock_if_writable(env: &Env, folder: &Path) -> Result<Option<File>> {
+/// Takes the lock of a directory that is writable or has a lock file.
+async fn lock_if_writable(env: &Env, directory: &Path) -> Result<Option<File>> {
     let cannot_write = |error: &settee_io::Error| {
         let kinds = [std::io::ErrorKind::ReadOnlyFilesystem, std::io::ErrorKind::PermissionDenied];
         error.io_kind().is_some_and(|kind| kinds.contains(&kind))
     };
-    let path = folder.join(LOCK_FILE);
+    let path = directory.join(LOCK_FILE);
     let file = match File::open(&env.engine, &path, OpenMode::Create).await {
         Err(error) if cannot_write(&error) => match File::open(&env.engine, &path, OpenMode::Read).await {
             Err(error) if cannot_write(&error) || error.is_not_found() => return Ok(None),
@@ -379,32 +383,32 @@ async fn lock_if_writable(env: &Env, folder: &Path) -> Result<Option<File>> {
         },
         opened => opened?,
     };
-    take(file, folder).await.map(Some)
+    take(file, directory).await.map(Some)
 }
 
-async fn take(lock: File, folder: &Path) -> Result<File> {
+async fn take(lock: File, directory: &Path) -> Result<File> {
     match lock.lock().await {
         Ok(()) => Ok(lock),
         Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
-            let reason = format!("{} is in use by another process", folder.display());
+            let reason = format!("{} is in use by another process", directory.display());
             Err(Error::new(ErrorKind::InUse, reason))
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Something is wrong with all of a database, or of a run.
+/// A problem that affects a whole database, or a whole run.
 fn whole_problem(what: String) -> OfflineEvent {
     OfflineEvent::Problem { what, touched: "all of it".to_owned(), is_doubtful: false }
 }
 
-impl Found {
-    /// Its path in the data folder.
-    fn folder(&self) -> PathBuf {
-        folder_of(Path::new(""), self.folder_number)
+impl FoundDatabase {
+    /// Its path relative to the data directory.
+    fn directory(&self) -> PathBuf {
+        directory_of(Path::new(""), self.directory_number)
     }
 
-    /// What the catalogue and the database's folder say against each other.
+    /// A contradiction between the catalogue and the database's directory.
     fn problem(&self, is_empty: bool) -> Option<&'static str> {
         match self.entry {
             None => Some("the catalogue names no database here"),
@@ -420,16 +424,14 @@ fn explain(event: CheckEvent, describe: fn(&[u8]) -> String) -> OfflineEvent {
         CheckEvent::Problem(problem) => problem,
     };
     let touched = match &problem.touched {
-        Touched::Nothing => "no document: it can be made anew from the rest".to_owned(),
-        Touched::Unknown => {
-            "what this alone doesn't tell: documents that other problems name, or any".to_owned()
-        }
+        Touched::Nothing => "no document: it can be rebuilt from the rest".to_owned(),
+        Touched::Unknown => "unknown: documents that other problems name, or any".to_owned(),
         Touched::OldVersion(key) => format!("a version of {}", describe(key)),
         Touched::Key(key) => describe(key),
         Touched::IndexOf(start, end) => {
             let end = end.as_ref().map_or("the last".to_owned(), |end| format!("before {}", describe(end)));
             let start = if start.is_empty() { "the first".to_owned() } else { describe(start) };
-            format!("looking up what lies from {start} up to {end}: the values themselves are elsewhere")
+            format!("lookups from {start} up to {end}: the values themselves are stored elsewhere")
         }
     };
     OfflineEvent::Problem { what: problem.to_string(), touched, is_doubtful: problem.is_doubtful }

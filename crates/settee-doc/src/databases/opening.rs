@@ -1,16 +1,15 @@
-//! Opening databases when they are asked for, and closing those that nobody uses.
+//! Opening databases on request, and closing idle ones.
 //!
-//! Whoever asks for a database that isn't open opens it, in a task of its own; others who ask
-//! meanwhile wait for that. Where as many are open as may be, the least recently used one that
-//! nobody uses is closed first. A task closes what was not used for a while.
+//! The first request for a closed database opens it, in a task of its own; concurrent requests wait for that.
+//! At the limit of open databases, the least recently used idle one is closed first. A background task closes
+//! databases that were idle for a while.
 //!
 //! Invariants:
-//! 1. A database that somebody has, or has a view of, is closed where it is deleted or the server
-//!    stops, and nowhere else.
-//! 2. A database is opened when the closing before it has ended, which persists all that was
-//!    accepted. One that can't be persisted isn't closed.
-//! 3. Nobody opens more than may be open unless all that are open are in use; what is too many is
-//!    closed at the next look after its users have left. So it is where too many files are open.
+//! 1. A database in use, itself or through a snapshot, is closed only if it is deleted or the server stops.
+//! 2. A database is opened only after the previous closing has ended, which persists everything accepted. A
+//!    database that can't be persisted isn't closed.
+//! 3. The limit of open databases is exceeded only while all open ones are in use; the excess is closed at
+//!    the next sweep after they became idle. The same applies while too many files are open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +22,13 @@ use crate::keys;
 use crate::{Error, ErrorKind, Result};
 
 use super::Inner;
-use super::catalogue::Entry;
-use super::slots::{Idle, Taken};
+use super::catalogue::CatalogueEntry;
+use super::slots::{ClosingOutcome, Idle};
 
-/// How often it is looked, in the time after which an idle database is closed, for those to close.
+/// Number of sweeps for idle databases per idle time.
 const SWEEPS_PER_IDLE_TIME: u32 = 16;
 
-/// A slot while its database is being opened or closed. Dropped, it leaves the database closed.
+/// A slot while its database is opening or closing. Dropping it marks the database as closed.
 struct Transition<'a> {
     inner: &'a Inner,
     number: u64,
@@ -37,7 +36,7 @@ struct Transition<'a> {
 }
 
 impl Transition<'_> {
-    /// The database is open.
+    /// Marks the database as open.
     fn set_open(mut self, database: Arc<Database>) {
         self.inner.lock().set_open(self.number, database, self.inner.env.clock.now());
         self.is_over = true;
@@ -58,27 +57,27 @@ impl Inner {
         Transition { inner: self, number, is_over: false }
     }
 
-    /// Opens the database whose slot says that it is being opened.
-    pub(super) async fn open_claimed(self: &Arc<Inner>, name: &str, number: u64) -> Result<Arc<Database>> {
+    /// Opens the database whose slot is in `Opening`.
+    pub(super) async fn open_database(self: &Arc<Inner>, name: &str, number: u64) -> Result<Arc<Database>> {
         let transition = self.transition(number);
-        self.make_room().await;
-        let folder = self.database_folder(number);
+        self.close_excess().await;
+        let directory = self.database_directory(number);
         let entry = self.entry(name, number).await?;
-        let Entry { created_us, incarnation, is_partitioned, .. } = entry;
+        let CatalogueEntry { created_us, incarnation, is_partitioned, .. } = entry;
         let identity = Identity { created_us, incarnation, is_partitioned };
-        let options = self.resources.options(self.options.log, Some(keys::measure));
-        let mut database = Database::open(&self.env, &folder, name, identity, options).await?;
-        database.changed = self.updates.of(name);
+        let options = self.resources.options(self.options.log, Some(keys::aggregate));
+        let mut database = Database::open(&self.env, &directory, name, identity, options).await?;
+        database.update_notifier = self.updates.notifier(name);
         database.rules = self.rules.clone();
         if !entry.was_written {
-            self.note_when_written(&mut database, number);
+            self.watch_first_write(&mut database, number);
         }
         let database = Arc::new(database);
         if entry.was_written && database.is_empty() {
             database.close_deleted().await;
             let reason = format!(
                 "the files of this database are gone from {}: put them back, or delete it",
-                folder.display()
+                directory.display()
             );
             return Err(Error::new(ErrorKind::Internal, reason));
         }
@@ -94,7 +93,7 @@ impl Inner {
             slots.set_closing(number, database.clone());
             is_current
         };
-        // Whoever deleted it, or closes them all, waits for this.
+        // The deletion, or the closing of all databases, waits for this.
         if !is_current {
             database.close_deleted().await;
             return Err(Error::no_database());
@@ -103,34 +102,33 @@ impl Inner {
         Ok(database)
     }
 
-    /// Closes a database that nobody uses where too many are open, the caller's counted, or their files
-    /// are too many.
-    async fn make_room(&self) {
+    /// Closes an idle database if too many are open, including the caller's, or too many files.
+    async fn close_excess(&self) {
         let open_count = self.lock().open_count();
-        if self.is_too_much(open_count) {
+        if self.is_over_limit(open_count) {
             self.close_idle(Duration::MAX, open_count).await;
         }
     }
 
-    /// Whether more databases are open than may be, or more files than leave some for others.
-    fn is_too_much(&self, open_count: usize) -> bool {
+    /// Whether more databases or files are open than the limits allow.
+    fn is_over_limit(&self, open_count: usize) -> bool {
         let is_scarce = || self.env.engine.descriptors().is_some_and(|descriptors| descriptors.is_scarce());
         open_count > self.options.open_databases_max.max(1) || is_scarce()
     }
 
-    /// Closes the least recently used database that nobody uses, of those that were last used at
-    /// `until` or before. Returns false where there is none.
+    /// Closes the least recently used idle database, if it was last used at `until` or before. Returns false
+    /// if there is none.
     async fn close_idle(&self, until: Duration, open_count: usize) -> bool {
-        // Each is seen at most twice: at the place that it had, and at the one that it has.
-        let mut left = 2 * open_count;
+        // Each is examined at most twice: at its old position in the queue, and at its new one.
+        let mut remaining = 2 * open_count;
         loop {
             let now = self.env.clock.now();
-            let idle = self.lock().take_idle(now, until, &mut left);
+            let idle = self.lock().take_idle(now, until, &mut remaining);
             match idle {
                 Idle::None => return false,
                 Idle::More => settee_io::yield_now().await,
                 Idle::Found(number, database) => {
-                    if self.close_taken(number, database).await {
+                    if self.close_idle_database(number, database).await {
                         return true;
                     }
                 }
@@ -138,14 +136,14 @@ impl Inner {
         }
     }
 
-    /// Closes a database that nobody uses and that was taken for it. One that fails to persist
-    /// what it accepted stays open, as one that has stopped: returns false.
-    async fn close_taken(&self, number: u64, database: Arc<Database>) -> bool {
+    /// Closes an idle database that was taken for closing. If it fails to persist its accepted data, it stays
+    /// open, as a stopped one, and this returns false.
+    async fn close_idle_database(&self, number: u64, database: Arc<Database>) -> bool {
         let transition = self.transition(number);
         match database.try_barrier().await {
             Ok(true) => {}
             flushed => {
-                let reason = flushed.err().map_or("no room on the disk".into(), |error| error.to_string());
+                let reason = flushed.err().map_or("no space on the disk".into(), |error| error.to_string());
                 tracing::error!(reason, database = database.name(), "an idle database could not be closed");
                 transition.set_open(database);
                 return false;
@@ -157,50 +155,50 @@ impl Inner {
         true
     }
 
-    /// Persists what a database accepted and closes it.
+    /// Persists a database's accepted data and closes it.
     pub(super) async fn close_well(&self, number: u64, database: &Database) -> Result<()> {
         database.close().await?;
         if !database.is_empty()
-            && let Err(error) = self.note_written(database.name(), number).await
+            && let Err(error) = self.record_written(database.name(), number).await
         {
-            tracing::debug!(%error, database = database.name(), "not noted as written");
+            tracing::debug!(%error, database = database.name(), "not recorded as written");
         }
         Ok(())
     }
 
-    /// Has the catalogue note, in the background, that a database holds something: at once, or when it
-    /// first does. Its files are missed from then on, should they go.
-    fn note_when_written(self: &Arc<Inner>, database: &mut Database, number: u64) {
+    /// Records in the catalogue, in the background, that a database has data: now, or after its first write.
+    /// From then on, missing files are detected.
+    fn watch_first_write(self: &Arc<Inner>, database: &mut Database, number: u64) {
         let (inner, name) = (Arc::downgrade(self), database.name().to_owned());
-        let note = move |stage: Stage| {
+        let record = move |stage: Stage| {
             let Some(inner) = inner.upgrade() else { return };
             let (env, name) = (inner.env.clone(), name.clone());
             env.spawn(
-                "note a first write",
-                async move { inner.note_first_write(&name, number, stage).await },
+                "record first write",
+                async move { inner.record_first_write(&name, number, stage).await },
             );
         };
         match database.is_empty() {
-            true => database.on_first_write(Box::new(note)),
-            false => note(Stage::Persisted),
+            true => database.on_first_write(Box::new(record)),
+            false => record(Stage::Persisted),
         }
     }
 
-    async fn note_first_write(&self, name: &str, number: u64, stage: Stage) {
+    async fn record_first_write(&self, name: &str, number: u64, stage: Stage) {
         if stage != Stage::Persisted {
-            // Not before a power loss could leave the database empty, and the note in place. Where it was
-            // closed meanwhile, that has noted it.
+            // Not before the write is persisted: otherwise a power loss could leave the database empty and
+            // the record in place. A database that was closed meanwhile has been recorded by its closing.
             let Some(database) = self.lock().open_one(number) else { return };
             if database.barrier().await.is_err() {
                 return;
             }
         }
-        if let Err(error) = self.note_written(name, number).await {
-            tracing::debug!(%error, database = name, "not noted as written");
+        if let Err(error) = self.record_written(name, number).await {
+            tracing::debug!(%error, database = name, "not recorded as written");
         }
     }
 
-    /// Closes a database, whoever uses it; in the way of `close`.
+    /// Closes a database by `close`, whether it is in use or not.
     pub(super) async fn close_for_good<F>(
         &self,
         number: u64,
@@ -210,11 +208,11 @@ impl Inner {
         F: Future<Output = Result<()>>,
     {
         loop {
-            let taken = self.lock().take(number);
-            match taken {
-                Taken::Closed => return Ok(()),
-                Taken::Wait(changed) => changed.await,
-                Taken::Closing(database) => {
+            let outcome = self.lock().begin_closing(number);
+            match outcome {
+                ClosingOutcome::Closed => return Ok(()),
+                ClosingOutcome::Wait(changed) => changed.await,
+                ClosingOutcome::Closing(database) => {
                     let _transition = self.transition(number);
                     return close(database).await;
                 }
@@ -222,17 +220,17 @@ impl Inner {
         }
     }
 
-    /// Sees to it that a task closes what is idle, while anything is open.
+    /// Starts the task that closes idle databases, unless it is running.
     fn begin_sweeping(self: &Arc<Inner>) {
-        if std::mem::replace(&mut self.lock().is_swept, true) {
+        if std::mem::replace(&mut self.lock().is_sweeping, true) {
             return;
         }
         let pause = self.idle_time() / SWEEPS_PER_IDLE_TIME;
         let (clock, inner) = (self.env.clock.clone(), Arc::downgrade(self));
-        // It doesn't keep the databases: whoever drops them ends it.
+        // A weak reference: dropping the databases ends the task.
         self.env.spawn("close idle databases", async move {
             let _again =
-                OnPanic(|| inner.upgrade().into_iter().for_each(|inner| inner.lock().is_swept = false));
+                OnPanic(|| inner.upgrade().into_iter().for_each(|inner| inner.lock().is_sweeping = false));
             loop {
                 clock.sleep(pause).await;
                 match inner.upgrade() {
@@ -247,14 +245,14 @@ impl Inner {
         Duration::from_secs(self.options.database_idle_s.max(1))
     }
 
-    /// Closes what nobody has used for a while, and what is open beyond the limit since all were
-    /// in use. Returns whether to look again: not where nothing is open any more.
+    /// Closes databases that were idle for a while, and those that exceeded the limit while all were in use.
+    /// Returns whether any are still open.
     async fn sweep(&self) -> bool {
         let idle_time = self.idle_time();
         loop {
             let now = self.env.clock.now();
             let open_count = self.lock().open_count();
-            let until = match self.is_too_much(open_count) {
+            let until = match self.is_over_limit(open_count) {
                 true => Duration::MAX,
                 false => now.saturating_sub(idle_time),
             };
@@ -263,7 +261,7 @@ impl Inner {
             }
         }
         let mut slots = self.lock();
-        slots.is_swept = !slots.closed && slots.open_count() > 0;
-        slots.is_swept
+        slots.is_sweeping = !slots.closed && slots.open_count() > 0;
+        slots.is_sweeping
     }
 }

@@ -1,101 +1,102 @@
-//! Restoring a run of a backup into a new data folder.
+//! Restoring a run of a backup into a new data directory.
 //!
-//! What the run's file `complete` names is compared with what is there before anything is copied, and what
-//! is in the files while they are. The catalogue is copied under another name, where it gets new
-//! incarnations, and gets its own name last: without it a part of the databases isn't taken for all of them.
+//! The list in the run's file `complete` is compared with the existing files before anything is copied, and
+//! with their contents during the copy. The catalogue is copied under another name, gets new incarnations
+//! there, and gets its own name last: without it, an incomplete copy isn't mistaken for all databases.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, folder};
+use settee_io::{Env, File, OpenMode, directory};
 use settee_store::{Batch, LogOptions, Stage, Store, copy_file};
 
-use super::catalogue::{Entry, deleted_number};
+use super::catalogue::{CatalogueEntry, tombstone_number};
 use super::offline::plain_options;
-use super::runs::{self, Contents, FailedDatabase, Kind};
-use super::{CATALOGUE_FOLDER, DATABASES_FOLDER};
+use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
+use super::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
 use crate::{Error, ErrorKind, Result};
 
-/// Differences that an error names.
+/// Largest number of differences that an error lists.
 const NAMED_MAX: usize = 10;
 
 /// Databases that get a new incarnation by one commit.
 const RENEWED_AT_ONCE: usize = 1000;
 
-/// The catalogue's folder until all is restored.
+/// The catalogue's directory until the restore is complete.
 const UNFINISHED_CATALOGUE: &str = "catalogue.unfinished";
 
-/// Runs of earlier versions have this file. A restored copy is another server: both may run.
+/// Runs of earlier versions have this file. A restored copy is another server, and both may run.
 const SERVER_IDENTITY_FILE: &str = "server-uuid";
 
-/// What was restored.
+/// The result of a restore.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RestoreSummary {
     /// The run.
     pub run: PathBuf,
-    /// Bytes that were copied.
+    /// Number of bytes copied.
     pub bytes: u64,
-    /// What an operator should know of the run.
+    /// A remark on the run for the operator.
     pub note: Option<&'static str>,
-    /// Databases that the run doesn't have: requests for them get an error that names the folder, until
-    /// that is put there from another run, or they are deleted.
+    /// Databases that the run lacks: requests for them fail with an error that names the directory, until the
+    /// directory is restored from another run, or the database is deleted.
     pub failed: Vec<FailedDatabase>,
 }
 
-/// Copies a run of a backup, or the newest whole one in a backup's folder, to a new data folder, whose path
-/// is absolute. Nothing is shared with the backup. What is copied is compared with the run's checksums.
+/// Copies a run of a backup, or the newest complete one in a backup's directory, to a new data directory with
+/// an absolute path. Nothing is shared with the backup. The copied files are compared with the run's
+/// checksums.
 ///
-/// The copy's databases are new incarnations, created now: followers of those that were backed up begin
-/// anew, and replications give their checkpoints up. The identity of the server isn't restored.
+/// The copied databases are new incarnations, created now: clients that followed the originals start again,
+/// and replications discard their checkpoints. The server's identity isn't restored.
 ///
 /// # Errors
-/// `BadRequest` where `to` isn't empty, or lies in another data folder or a backup; `NotFound` where there is
-/// no whole run; `Internal` where the run isn't as it was made: then nothing is left of what was copied; or
-/// what the system says: then `to` may hold a part, without a catalogue.
+/// `BadRequest` if `to` isn't empty, or lies in another data directory or a backup; `NotFound` if there is no
+/// complete run; `Internal` if the run was modified: then the copied files are removed; or the system's
+/// error: then `to` may hold a part, without a catalogue.
 pub async fn restore(env: &Env, backup: &Path, to: &Path) -> Result<RestoreSummary> {
     let engine = &*env.engine;
     let run = choose(env, backup).await?;
     let contents = Contents::read(env, &run).await?;
-    let contents = contents.ok_or_else(|| Error::new(ErrorKind::NotFound, runs::not_whole(&run)))?;
+    let contents = contents.ok_or_else(|| Error::new(ErrorKind::NotFound, runs::incomplete_reason(&run)))?;
     let differences = contents.differences(env, &run).await?;
     if !differences.is_empty() {
         return Err(damaged(&run, &differences));
     }
     runs::check_surroundings(env, to).await?;
-    if !folder::list(engine, to).await?.is_empty() {
+    if !directory::list(engine, to).await?.is_empty() {
         return Err(Error::bad_request(format!("{} is not empty", to.display())));
     }
     let differences = copy_files(env, &run, &contents, to).await?;
     if !differences.is_empty() {
-        folder::remove_with_files(engine, &to.join(UNFINISHED_CATALOGUE)).await?;
+        directory::remove_with_files(engine, &to.join(UNFINISHED_CATALOGUE)).await?;
         runs::remove(env, to).await?;
         return Err(damaged(&run, &differences));
     }
     renew(env, &to.join(UNFINISHED_CATALOGUE), &contents).await?;
-    // Last: where it is missing, so may be others.
-    folder::rename(engine, &to.join(UNFINISHED_CATALOGUE), &to.join(CATALOGUE_FOLDER)).await?;
-    folder::sync(engine, to).await?;
+    // Last: its absence marks an incomplete restore.
+    directory::rename(engine, &to.join(UNFINISHED_CATALOGUE), &to.join(CATALOGUE_DIRECTORY)).await?;
+    directory::sync(engine, to).await?;
     let bytes = contents.files.values().map(|file| file.length).sum();
     let note = (!contents.has_checksums()).then_some(runs::NO_CHECKSUMS);
     Ok(RestoreSummary { run, bytes, note, failed: contents.failed })
 }
 
-/// Copies the files of a run, but for the server's identity; the catalogue under another name. Returns
-/// those that differ from the list, with what is wrong with each.
+/// Copies the files of a run, except the server's identity; the catalogue under another name. Returns the
+/// files that differ from the list, each with its difference.
 async fn copy_files(env: &Env, run: &Path, contents: &Contents, to: &Path) -> Result<Vec<(String, String)>> {
     let engine = &*env.engine;
-    let place_of = |path: &str| match Path::new(path).strip_prefix(CATALOGUE_FOLDER) {
+    let place_of = |path: &str| match Path::new(path).strip_prefix(CATALOGUE_DIRECTORY) {
         Ok(name) => to.join(UNFINISHED_CATALOGUE).join(name),
         Err(_) => to.join(path),
     };
     let files = || contents.files.iter().filter(|(path, _)| *path != SERVER_IDENTITY_FILE);
-    let mut folders: BTreeSet<PathBuf> =
+    let mut directories: BTreeSet<PathBuf> =
         files().filter_map(|(path, _)| Some(place_of(path).parent()?.to_path_buf())).collect();
-    folders.extend([to.join(DATABASES_FOLDER), to.join(UNFINISHED_CATALOGUE)]);
-    for folder in &folders {
-        folder::create(engine, folder).await?;
+    directories.extend([to.join(DATABASES_DIRECTORY), to.join(UNFINISHED_CATALOGUE)]);
+    for directory in &directories {
+        directory::create(engine, directory).await?;
     }
     let mut differences = Vec::new();
     for (path, file) in files() {
@@ -104,13 +105,13 @@ async fn copy_files(env: &Env, run: &Path, contents: &Contents, to: &Path) -> Re
             differences.push((path.clone(), runs::OTHER_CHECKSUM.to_owned()));
         }
     }
-    for folder in &folders {
-        folder::sync(engine, folder).await?;
+    for directory in &directories {
+        directory::sync(engine, directory).await?;
     }
     Ok(differences)
 }
 
-/// Says that a run differs from its list.
+/// The error for a run that differs from its list.
 fn damaged(run: &Path, differences: &[(String, String)]) -> Error {
     let named = differences.iter().take(NAMED_MAX);
     let named: Vec<String> =
@@ -121,7 +122,7 @@ fn damaged(run: &Path, differences: &[(String, String)]) -> Error {
     };
     let reason = format!(
         "{} is damaged, and nothing was restored: {}{more}. Restore another run; `settee check {} --repair \
-         NEW_FOLDER` salvages what can be read of this one",
+         NEW_DIRECTORY` salvages what can be read of this one",
         run.display(),
         named.join("; "),
         run.display()
@@ -129,24 +130,24 @@ fn damaged(run: &Path, differences: &[(String, String)]) -> Error {
     Error::new(ErrorKind::Internal, reason)
 }
 
-/// The run that is meant.
+/// The run to restore: `backup` itself, or its newest complete run.
 async fn choose(env: &Env, backup: &Path) -> Result<PathBuf> {
-    match Kind::of(env, backup).await? {
-        Kind::Run { is_whole: true } => return Ok(backup.to_path_buf()),
-        Kind::Run { is_whole: false } => {
-            return Err(Error::new(ErrorKind::NotFound, runs::not_whole(backup)));
+    match DirectoryKind::of(env, backup).await? {
+        DirectoryKind::Run { is_complete: true } => return Ok(backup.to_path_buf()),
+        DirectoryKind::Run { is_complete: false } => {
+            return Err(Error::new(ErrorKind::NotFound, runs::incomplete_reason(backup)));
         }
         _ => {}
     }
     let runs = runs::runs(env, backup).await?;
-    let whole = runs.into_iter().rev().find(|run| run.is_whole);
+    let whole = runs.into_iter().rev().find(|run| run.is_complete);
     let none =
         || Error::new(ErrorKind::NotFound, format!("there is no whole backup in {}", backup.display()));
     Ok(whole.ok_or_else(none)?.path)
 }
 
-/// Gives the databases of a restored catalogue new incarnations. It also notes of those that the run doesn't
-/// have that they held something: none of them is then opened as an empty one.
+/// Gives the databases of a restored catalogue new incarnations. It also records that the databases which the
+/// run lacks have data, so that none of them is opened as an empty one.
 async fn renew(env: &Env, catalogue: &Path, contents: &Contents) -> Result<()> {
     let options = plain_options(LogOptions::DEFAULT);
     let (catalogue, _) = Store::open(env, catalogue, options).await?;
@@ -154,12 +155,12 @@ async fn renew(env: &Env, catalogue: &Path, contents: &Contents) -> Result<()> {
     let (mut batch, mut count) = (Batch::new(), 0);
     let mut scan = catalogue.snapshot().scan(Bound::Unbounded, Bound::Unbounded, false);
     while let Some(found) = scan.next().await? {
-        if deleted_number(found.key).is_some() {
+        if tombstone_number(found.key).is_some() {
             continue;
         }
-        let entry = Entry::decode(found.meta)?;
-        let was_written = entry.was_written || contents.lacks(entry.folder_number);
-        let entry = Entry { created_us, incarnation: env.random_bytes(), was_written, ..entry };
+        let entry = CatalogueEntry::decode(found.meta)?;
+        let was_written = entry.was_written || contents.lacks(entry.directory_number);
+        let entry = CatalogueEntry { created_us, incarnation: env.random_bytes(), was_written, ..entry };
         batch.put(found.key, &entry.encode(), Bytes::new(), false);
         count += 1;
         if count % RENEWED_AT_ONCE == 0 {
@@ -173,7 +174,7 @@ async fn renew(env: &Env, catalogue: &Path, contents: &Contents) -> Result<()> {
     Ok(catalogue.close().await?)
 }
 
-/// Copies a small file, where it is there.
+/// Copies a small file, if it exists.
 pub(super) async fn copy_other(env: &Env, from: &Path, to: &Path) -> Result<()> {
     let from = match File::open(&env.engine, from, OpenMode::Read).await {
         Err(error) if error.is_not_found() => return Ok(()),

@@ -1,13 +1,13 @@
-//! The runs of a backup, as they lie on the disk.
+//! The runs of a backup on disk.
 //!
-//! A backup's folder holds runs, `000001`, `000002`, …, each a data folder by itself; what two of them
-//! have in common is one file with several names. While a run is made it has the file `unfinished`, which
-//! its maker locks; that becomes `complete`, in one step, with the list of the run's files in it.
+//! A backup's directory holds runs, `000001`, `000002`, …, each a complete data directory; files that two
+//! runs share are hard links. A run in progress has the file `unfinished`, locked by its writer; at the end
+//! it is atomically renamed to `complete`, with the list of the run's files in it.
 //!
 //! Invariants:
-//! 1. A run counts if and only if it has the file `complete`, which is never there in part.
-//! 2. `complete` names every file of the run's databases and its catalogue, with its length and checksum.
-//! 3. An interrupted run is removed only where it has the file `unfinished`, and nobody has locked it.
+//! 1. A run is complete if and only if it has the file `complete`, which always holds the whole list.
+//! 2. `complete` lists every file of the run's databases and its catalogue, with its length and checksum.
+//! 3. An interrupted run is removed only if it has the file `unfinished`, and no process holds its lock.
 //!
 //! Bytes: `docs/format.md`.
 
@@ -15,41 +15,41 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use settee_io::{Env, File, FileIdentity, OpenMode, folder};
+use settee_io::{Env, File, FileIdentity, OpenMode, directory};
 use settee_store::{BackupFile, BackupFiles, checksum_file};
 
-use super::{CATALOGUE_FOLDER, DATABASES_FOLDER, LOCK_FILE};
+use super::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, LOCK_FILE};
 use crate::{Error, ErrorKind, Result};
 
-/// Marks a run that is whole.
+/// Name of the file in a complete run.
 pub(super) const COMPLETE_FILE: &str = "complete";
 
-/// Marks a run that is being made, or was interrupted.
+/// Name of the file in a run that is in progress or was interrupted.
 pub(super) const UNFINISHED_FILE: &str = "unfinished";
 
 const MAGIC: &str = "settee backup 3";
 
-/// The list of a run that was made before checksums were recorded.
+/// Magic of runs made before checksums were recorded.
 const MAGIC_WITHOUT_CHECKSUMS: &str = "settee backup 2";
 
-/// A list of a run's files isn't longer, in bytes: some five million files.
+/// Largest list of a run's files in bytes: some five million files.
 const LIST_SIZE_MAX: u64 = 1 << 30;
 
-/// Digits of a run's name, at least.
+/// Smallest number of digits of a run's name.
 const RUN_DIGITS: usize = 6;
 
-/// A database that a run doesn't have, though it was there.
+/// A database that a run lacks, since it could not be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedDatabase {
     /// Its name.
     pub name: String,
     /// Why it could not be copied.
     pub reason: String,
-    /// The number of its folder.
-    pub(super) folder_number: u64,
+    /// The number of its directory.
+    pub(super) directory_number: u64,
 }
 
-/// What the file `complete` says.
+/// The contents of the file `complete`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) made_us: u64,
@@ -65,23 +65,23 @@ fn checksum(text: &str) -> String {
 impl Contents {
     pub(super) fn encode(&self) -> String {
         let mut text = format!("{MAGIC}\nmade {}\n", self.made_us);
-        for FailedDatabase { name, reason, folder_number } in &self.failed {
-            let line = serde_json::json!([folder_number, name, reason]);
-            writeln!(text, "failed {line}").expect("a String takes all");
+        for FailedDatabase { name, reason, directory_number } in &self.failed {
+            let line = serde_json::json!([directory_number, name, reason]);
+            writeln!(text, "failed {line}").expect("a String grows");
         }
         for (path, BackupFile { length, checksum, source }) in &self.files {
-            let checksum = checksum.expect("a run that is made has all checksums");
+            let checksum = checksum.expect("a new run has all checksums");
             let source = source.map_or("-".to_owned(), |source| {
                 format!("{}:{}:{}", source.device, source.inode, source.modified_ns)
             });
-            writeln!(text, "file {length} {checksum} {source} {path}").expect("a String takes all");
+            writeln!(text, "file {length} {checksum} {source} {path}").expect("a String grows");
         }
         let checksum = checksum(&text);
-        writeln!(text, "checksum {checksum}").expect("a String takes all");
+        writeln!(text, "checksum {checksum}").expect("a String grows");
         text
     }
 
-    /// Reads what [`Contents::encode`] wrote; an error says what is wrong.
+    /// Decodes the result of [`Contents::encode`]; the error describes the damage.
     pub(super) fn decode(bytes: &[u8]) -> Result<Contents, &'static str> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it isn't text")?;
         let has_checksums = match text.lines().next() {
@@ -95,7 +95,7 @@ impl Contents {
         }
         let mut contents = Contents::default();
         for line in body.lines().skip(1) {
-            contents.take(line, has_checksums).ok_or("a line makes no sense")?;
+            contents.take(line, has_checksums).ok_or("a line is malformed")?;
         }
         Ok(contents)
     }
@@ -118,16 +118,16 @@ impl Contents {
                 is_within.then(|| self.files.insert(path.to_owned(), file))?;
             }
             "failed" => {
-                let (folder_number, name, reason) = serde_json::from_str(rest).ok()?;
-                self.failed.push(FailedDatabase { name, reason, folder_number });
+                let (directory_number, name, reason) = serde_json::from_str(rest).ok()?;
+                self.failed.push(FailedDatabase { name, reason, directory_number });
             }
             _ => return None,
         }
         Some(())
     }
 
-    /// Lists a run of now that nobody changes any more. `known` has what was recorded of its files when they
-    /// were copied, by their paths; the others, which are small, are read.
+    /// Lists the files of a run that doesn't change any more, made now. `known` has the checksums recorded by
+    /// the copy, by path; the remaining files, which are small, are read.
     pub(super) async fn of(
         env: &Env,
         run: &Path,
@@ -149,27 +149,27 @@ impl Contents {
         Ok(contents)
     }
 
-    /// The files in a folder of the run, by their names.
-    pub(super) fn in_folder(&self, folder: &Path) -> BackupFiles {
-        let prefix = format!("{}/", folder.display());
+    /// The files in a directory of the run, by name.
+    pub(super) fn in_directory(&self, directory: &Path) -> BackupFiles {
+        let prefix = format!("{}/", directory.display());
         let within = self.files.range(prefix.clone()..).take_while(|(path, _)| path.starts_with(&prefix));
         within.map(|(path, file)| (path[prefix.len()..].to_owned(), *file)).collect()
     }
 
-    /// Whether the list tells what is in the files.
+    /// Whether the list has a checksum for every file.
     pub(super) fn has_checksums(&self) -> bool {
         self.files.values().all(|file| file.checksum.is_some())
     }
 
-    /// Whether the database in the folder of this number could not be copied.
-    pub(super) fn lacks(&self, folder_number: u64) -> bool {
-        self.failed.iter().any(|failed| failed.folder_number == folder_number)
+    /// Whether the database with this directory number could not be copied.
+    pub(super) fn lacks(&self, directory_number: u64) -> bool {
+        self.failed.iter().any(|failed| failed.directory_number == directory_number)
     }
 
-    /// Reads what the file `complete` of a run says; `None` where there is none.
+    /// Reads the file `complete` of a run; `None` if it doesn't exist.
     ///
     /// # Errors
-    /// `Internal` where it is damaged; or what the system says.
+    /// `Internal` if it is damaged; or the system's error.
     pub(super) async fn read(env: &Env, run: &Path) -> Result<Option<Contents>> {
         let path = run.join(COMPLETE_FILE);
         let file = match File::open(&env.engine, &path, OpenMode::Read).await {
@@ -182,9 +182,9 @@ impl Contents {
         Contents::decode(&bytes).map(Some).map_err(damaged)
     }
 
-    /// Where a run isn't as this says, each time with the file's path in it: what is missing, has another length,
-    /// or is there beside it. Files that belong to no database may come and go. What the files hold isn't
-    /// read.
+    /// Compares a run's files with this list: returns the path and a description of each file that is
+    /// missing, has another length, or isn't listed. Files that belong to no database may come and go.
+    /// Contents aren't read.
     pub(super) async fn differences(&self, env: &Env, run: &Path) -> Result<Vec<(String, String)>> {
         let found = lengths(env, run).await?;
         let mut differences = Vec::new();
@@ -205,19 +205,19 @@ impl Contents {
     }
 }
 
-/// The lengths in bytes of the files of a run's databases and its catalogue, and of those beside them.
+/// The lengths in bytes of the files of a run's databases and catalogue, and of its top-level files.
 async fn lengths(env: &Env, run: &Path) -> Result<BTreeMap<String, u64>> {
     let engine = &*env.engine;
-    let mut folders = vec![String::new(), format!("{CATALOGUE_FOLDER}/")];
-    for entry in folder::list(engine, &run.join(DATABASES_FOLDER)).await? {
-        folders.push(format!("{DATABASES_FOLDER}/{}/", entry.name));
+    let mut directories = vec![String::new(), format!("{CATALOGUE_DIRECTORY}/")];
+    for entry in directory::list(engine, &run.join(DATABASES_DIRECTORY)).await? {
+        directories.push(format!("{DATABASES_DIRECTORY}/{}/", entry.name));
     }
     let mut files = BTreeMap::new();
-    for place in folders {
-        for entry in folder::list(engine, &run.join(&place)).await? {
-            let is_mark = [COMPLETE_FILE, UNFINISHED_FILE, LOCK_FILE].contains(&&*entry.name);
-            if !(entry.is_folder || (place.is_empty() && is_mark)) {
-                let path = format!("{place}{}", entry.name);
+    for directory_path in directories {
+        for entry in directory::list(engine, &run.join(&directory_path)).await? {
+            let is_marker = [COMPLETE_FILE, UNFINISHED_FILE, LOCK_FILE].contains(&&*entry.name);
+            if !(entry.is_directory || (directory_path.is_empty() && is_marker)) {
+                let path = format!("{directory_path}{}", entry.name);
                 let file = File::open(&env.engine, &run.join(&path), OpenMode::Read).await?;
                 files.insert(path, file.length().await?);
             }
@@ -226,44 +226,46 @@ async fn lengths(env: &Env, run: &Path) -> Result<BTreeMap<String, u64>> {
     Ok(files)
 }
 
-/// What a folder is.
+/// The kind of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum DirectoryKind {
     Data,
     Run {
-        is_whole: bool,
+        is_complete: bool,
     },
-    /// It holds runs.
+    /// A directory that holds runs.
     Backup,
     Other,
 }
 
-impl Kind {
-    pub(super) async fn of(env: &Env, place: &Path) -> Result<Kind> {
-        let entries = folder::list(&*env.engine, place).await?;
-        let has = |name: &str| entries.iter().any(|entry| !entry.is_folder && entry.name == name);
-        let has_databases = entries
-            .iter()
-            .any(|entry| entry.is_folder && [CATALOGUE_FOLDER, DATABASES_FOLDER].contains(&&*entry.name));
+impl DirectoryKind {
+    pub(super) async fn of(env: &Env, directory_path: &Path) -> Result<DirectoryKind> {
+        let entries = directory::list(&*env.engine, directory_path).await?;
+        let has = |name: &str| entries.iter().any(|entry| !entry.is_directory && entry.name == name);
+        let has_databases = entries.iter().any(|entry| {
+            entry.is_directory && [CATALOGUE_DIRECTORY, DATABASES_DIRECTORY].contains(&&*entry.name)
+        });
         if has(COMPLETE_FILE) && has_databases {
-            return Ok(Kind::Run { is_whole: true });
+            return Ok(DirectoryKind::Run { is_complete: true });
         }
-        let is_named_so = place.file_name().is_some_and(|name| is_run_name(&name.to_string_lossy()));
-        if has(UNFINISHED_FILE) || (has_databases && is_named_so && !has(LOCK_FILE)) {
-            return Ok(Kind::Run { is_whole: false });
+        let has_run_name =
+            directory_path.file_name().is_some_and(|name| is_run_name(&name.to_string_lossy()));
+        if has(UNFINISHED_FILE) || (has_databases && has_run_name && !has(LOCK_FILE)) {
+            return Ok(DirectoryKind::Run { is_complete: false });
         }
         if has_databases {
-            return Ok(Kind::Data);
+            return Ok(DirectoryKind::Data);
         }
-        for entry in entries.iter().filter(|entry| entry.is_folder && is_run_name(&entry.name)) {
-            let inside = folder::list(&*env.engine, &place.join(&entry.name)).await?;
+        for entry in entries.iter().filter(|entry| entry.is_directory && is_run_name(&entry.name)) {
+            let inside = directory::list(&*env.engine, &directory_path.join(&entry.name)).await?;
             if inside.iter().any(|entry| {
-                [COMPLETE_FILE, UNFINISHED_FILE, DATABASES_FOLDER, CATALOGUE_FOLDER].contains(&&*entry.name)
+                [COMPLETE_FILE, UNFINISHED_FILE, DATABASES_DIRECTORY, CATALOGUE_DIRECTORY]
+                    .contains(&&*entry.name)
             }) {
-                return Ok(Kind::Backup);
+                return Ok(DirectoryKind::Backup);
             }
         }
-        Ok(Kind::Other)
+        Ok(DirectoryKind::Other)
     }
 }
 
@@ -271,14 +273,14 @@ pub(super) fn is_run_name(name: &str) -> bool {
     name.len() >= RUN_DIGITS && name.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What is said of a file that isn't the one which was backed up.
+/// Description of a file whose contents aren't those that were backed up.
 pub(super) const OTHER_CHECKSUM: &str = "its checksum differs: it doesn't hold what was backed up";
 
-/// What is said of a run whose list has no checksums.
+/// Remark on a run whose list has no checksums.
 pub(super) const NO_CHECKSUMS: &str = "this run was made by a version that recorded no checksums: of its files \
      the lengths alone can be compared with what was backed up, and later runs share none of them";
 
-/// `None` where it makes no sense.
+/// `None` if it is malformed.
 fn parse_source(text: &str) -> Option<Option<FileIdentity>> {
     if text == "-" {
         return Some(None);
@@ -291,8 +293,8 @@ fn parse_source(text: &str) -> Option<Option<FileIdentity>> {
     }))
 }
 
-/// What is said of a run without its mark.
-pub(super) fn not_whole(run: &Path) -> String {
+/// Description of a run without the file `complete`.
+pub(super) fn incomplete_reason(run: &Path) -> String {
     format!(
         "this run isn't whole: it has no file `{COMPLETE_FILE}`, since its backup was interrupted, or is under \
          way; if it isn't, {} may be deleted",
@@ -300,124 +302,126 @@ pub(super) fn not_whole(run: &Path) -> String {
     )
 }
 
-/// Keeps a run from being opened as a data folder.
+/// Refuses to open a run as a data directory.
 ///
 /// # Errors
 /// `BadRequest`.
-pub(super) async fn refuse_run(env: &Env, place: &Path) -> Result<()> {
-    let Kind::Run { is_whole } = Kind::of(env, place).await? else { return Ok(()) };
-    let place = place.display();
-    Err(Error::bad_request(match is_whole {
+pub(super) async fn refuse_run(env: &Env, directory_path: &Path) -> Result<()> {
+    let DirectoryKind::Run { is_complete } = DirectoryKind::of(env, directory_path).await? else {
+        return Ok(());
+    };
+    let directory_path = directory_path.display();
+    Err(Error::bad_request(match is_complete {
         true => format!(
-            "{place} is a run of a backup, which shares files with other runs: make a data folder of it with \
-             `settee restore {place} NEW_FOLDER`"
+            "{directory_path} is a run of a backup, which shares files with other runs: make a data directory of it with \
+             `settee restore {directory_path} NEW_DIRECTORY`"
         ),
-        false => format!("{place} is a run of a backup that was interrupted, and no data folder"),
+        false => format!("{directory_path} is a run of a backup that was interrupted, and no data directory"),
     }))
 }
 
-/// Sees to it that what is to be made at `place`, an absolute path, lies in no data folder, and in no run
-/// or folder of runs.
+/// Verifies that `place`, an absolute path, isn't inside a data directory, a run, or a directory of runs.
 ///
 /// # Errors
 /// `BadRequest`.
-pub(super) async fn check_surroundings(env: &Env, place: &Path) -> Result<()> {
-    for around in place.ancestors().skip(1) {
-        // What can't be listed is no folder of ours, or can't be written to either.
-        let Ok(kind) = Kind::of(env, around).await else { continue };
+pub(super) async fn check_surroundings(env: &Env, directory_path: &Path) -> Result<()> {
+    for around in directory_path.ancestors().skip(1) {
+        // A directory that can't be listed isn't ours, or can't be written to either.
+        let Ok(kind) = DirectoryKind::of(env, around).await else { continue };
         let is_locked = || async {
-            let entries = folder::list(&*env.engine, around).await.unwrap_or_default();
+            let entries = directory::list(&*env.engine, around).await.unwrap_or_default();
             entries.iter().any(|entry| entry.name == LOCK_FILE)
         };
         let what = match kind {
-            Kind::Run { .. } => "which is a run of a backup",
-            Kind::Backup => "which holds the runs of a backup",
-            // Other folders may hold one that is called `databases`.
-            Kind::Data if is_locked().await => "which is a data folder",
-            Kind::Data | Kind::Other => continue,
+            DirectoryKind::Run { .. } => "which is a run of a backup",
+            DirectoryKind::Backup => "which holds the runs of a backup",
+            // Other directories may have a subdirectory called `databases`.
+            DirectoryKind::Data if is_locked().await => "which is a data directory",
+            DirectoryKind::Data | DirectoryKind::Other => continue,
         };
-        let reason = format!("{} lies in {}, {what}: choose another", place.display(), around.display());
+        let reason =
+            format!("{} lies in {}, {what}: choose another", directory_path.display(), around.display());
         return Err(Error::bad_request(reason));
     }
     Ok(())
 }
 
-/// A run in a backup's folder.
+/// A run in a backup's directory.
 pub(super) struct Run {
     pub(super) number: u64,
     pub(super) path: PathBuf,
-    pub(super) is_whole: bool,
+    pub(super) is_complete: bool,
 }
 
-/// The runs in a backup's folder, in their order.
+/// The runs in a backup's directory, in ascending order.
 pub(super) async fn runs(env: &Env, backup: &Path) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
-    for entry in folder::list(&*env.engine, backup).await? {
-        let Some(number) = entry.name.parse().ok().filter(|_| entry.is_folder && is_run_name(&entry.name))
+    for entry in directory::list(&*env.engine, backup).await? {
+        let Some(number) = entry.name.parse().ok().filter(|_| entry.is_directory && is_run_name(&entry.name))
         else {
             continue;
         };
         let path = backup.join(&entry.name);
-        let inside = folder::list(&*env.engine, &path).await?;
-        let is_whole = inside.iter().any(|entry| entry.name == COMPLETE_FILE);
-        runs.push(Run { number, path, is_whole });
+        let inside = directory::list(&*env.engine, &path).await?;
+        let is_complete = inside.iter().any(|entry| entry.name == COMPLETE_FILE);
+        runs.push(Run { number, path, is_complete });
     }
     runs.sort_by_key(|run| run.number);
     Ok(runs)
 }
 
-/// Begins a run: its folder, with the mark that it is unfinished, which is locked as long as the file that
-/// this returns is there.
+/// Begins a run: creates its directory and the file `unfinished`, which stays locked while the returned file
+/// is open.
 ///
 /// # Errors
-/// `Conflict` where another process begins the same; or what the system says.
+/// `Conflict` if another process begins the same run; or the system's error.
 pub(super) async fn begin(env: &Env, run: &Path) -> Result<File> {
-    folder::create(&*env.engine, &run.join(DATABASES_FOLDER)).await?;
-    let another = || Error::new(ErrorKind::Conflict, "Another backup is begun in the same folder.");
-    let mark = match File::open(&env.engine, &run.join(UNFINISHED_FILE), OpenMode::CreateNew).await {
+    directory::create(&*env.engine, &run.join(DATABASES_DIRECTORY)).await?;
+    let another = || Error::new(ErrorKind::Conflict, "Another backup is begun in the same directory.");
+    let unfinished = match File::open(&env.engine, &run.join(UNFINISHED_FILE), OpenMode::CreateNew).await {
         Err(error) if error.io_kind() == Some(std::io::ErrorKind::AlreadyExists) => return Err(another()),
         opened => opened?,
     };
-    mark.lock().await.map_err(|_| another())?;
-    folder::sync(&*env.engine, run).await?;
-    Ok(mark)
+    unfinished.lock().await.map_err(|_| another())?;
+    directory::sync(&*env.engine, run).await?;
+    Ok(unfinished)
 }
 
-/// Makes a run whole, once all else of it is on stable storage.
-pub(super) async fn complete(env: &Env, run: &Path, mark: &File, contents: &Contents) -> Result<()> {
+/// Completes a run, after all its other files have reached stable storage.
+pub(super) async fn complete(env: &Env, run: &Path, unfinished: &File, contents: &Contents) -> Result<()> {
     let engine = &*env.engine;
-    folder::sync(engine, &run.join(DATABASES_FOLDER)).await?;
-    folder::sync(engine, run).await?;
-    mark.write_and_sync_at(0, contents.encode().into()).await?;
-    folder::rename(engine, &run.join(UNFINISHED_FILE), &run.join(COMPLETE_FILE)).await?;
-    Ok(folder::sync(engine, run).await?)
+    directory::sync(engine, &run.join(DATABASES_DIRECTORY)).await?;
+    directory::sync(engine, run).await?;
+    unfinished.write_and_sync_at(0, contents.encode().into()).await?;
+    directory::rename(engine, &run.join(UNFINISHED_FILE), &run.join(COMPLETE_FILE)).await?;
+    Ok(directory::sync(engine, run).await?)
 }
 
-/// Removes a run that was interrupted; `false` where it may be under way, or nothing tells that it was one.
+/// Removes an interrupted run; `false` if it may be in progress, or lacks the file `unfinished`.
 pub(super) async fn remove_interrupted(env: &Env, run: &Path) -> Result<bool> {
-    let mark = match File::open(&env.engine, &run.join(UNFINISHED_FILE), OpenMode::Write).await {
+    let unfinished = match File::open(&env.engine, &run.join(UNFINISHED_FILE), OpenMode::Write).await {
         Err(error) if error.is_not_found() => return Ok(false),
         opened => opened?,
     };
-    match mark.lock().await {
+    match unfinished.lock().await {
         Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => return Ok(false),
         locked => locked?,
     }
-    // Its mark goes last.
+    // The file `unfinished` is removed last.
     remove(env, run).await?;
     Ok(true)
 }
 
-/// Removes a folder that was made for databases, with all that is in it.
-pub(super) async fn remove(env: &Env, place: &Path) -> Result<()> {
+/// Removes a directory of databases with all its contents.
+pub(super) async fn remove(env: &Env, directory_path: &Path) -> Result<()> {
     let engine = &*env.engine;
-    let databases = place.join(DATABASES_FOLDER);
-    for entry in folder::list(engine, &databases).await? {
-        folder::remove_with_files(engine, &databases.join(&entry.name)).await?;
+    let databases = directory_path.join(DATABASES_DIRECTORY);
+    for entry in directory::list(engine, &databases).await? {
+        directory::remove_with_files(engine, &databases.join(&entry.name)).await?;
     }
-    folder::remove_with_files(engine, &databases).await?;
-    folder::remove_with_files(engine, &place.join(CATALOGUE_FOLDER)).await?;
-    Ok(folder::remove_with_files(engine, place).await?)
+    directory::remove_with_files(engine, &databases).await?;
+    directory::remove_with_files(engine, &directory_path.join(CATALOGUE_DIRECTORY)).await?;
+    Ok(directory::remove_with_files(engine, directory_path).await?)
 }
 
 #[cfg(test)]
@@ -425,8 +429,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_as_the_format_has_it_and_a_changed_one_is_refused() {
-        let failed = FailedDatabase { name: "a\"b".into(), reason: "two\nlines".into(), folder_number: 7 };
+    fn a_list_has_golden_bytes_and_a_modified_one_is_refused() {
+        let failed = FailedDatabase { name: "a\"b".into(), reason: "two\nlines".into(), directory_number: 7 };
         let source = Some(FileIdentity { device: 1, inode: 2, modified_ns: -3 });
         let log = BackupFile { length: 4096, checksum: Some([0xab; 32].into()), source };
         let other = BackupFile { length: 0, checksum: Some([1; 32].into()), source: None };
@@ -449,7 +453,7 @@ mod tests {
         for path in ["../x", "/x", "databases//x", "."] {
             let files = BTreeMap::from([(path.to_owned(), other)]);
             let text = Contents { files, ..Contents::default() }.encode();
-            assert_eq!(Contents::decode(text.as_bytes()), Err("a line makes no sense"), "{path}");
+            assert_eq!(Contents::decode(text.as_bytes()), Err("a line is malformed"), "{path}");
         }
     }
 }

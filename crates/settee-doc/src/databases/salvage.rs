@@ -1,5 +1,5 @@
-//! What a repair still has to mend in a database once its records were salvaged one by one: documents
-//! that name attachments of which a part is lost. They could be read no more, nor replicated.
+//! The last step of a repair, after the records were salvaged one by one: documents with attachments of which
+//! a chunk is lost. Without this step such documents could be neither read nor replicated.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -7,47 +7,49 @@ use std::path::Path;
 
 use bytes::Bytes;
 use settee_io::Env;
-use settee_store::{Batch, Snapshot, Stage, Store, StoreOptions};
+use settee_store::{Batch, Snapshot as StoreSnapshot, Stage, Store, StoreOptions};
 
 use crate::Result;
 use crate::attachment::{Attachment, BODY_NAME, decode_table, encode_table};
 use crate::keys::{conflict_prefix, document_key, without_attachments};
-use crate::update::{ENCODING_APART, ENCODING_ATTACHMENTS, ENCODING_PLAIN};
+use crate::update::{ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN};
 
-/// Takes from the leaves of these documents, in the salvaged store in `folder`, the attachments that
-/// aren't whole. A leaf keeps its revision, and is a change. `told` gets the document's id and the
-/// attachment's name. A body that stands apart and is lost stays lost: who reads it is told so.
+/// Removes incomplete attachments from the leaves of these documents, in the salvaged store in `directory`. A
+/// leaf keeps its revision, and its change is listed. Calls `report` with the document's id and the
+/// attachment's name. A lost out-of-line body stays lost, and reading it fails.
 ///
 /// # Errors
-/// What the store says: some are mended then.
+/// The store's error: some documents may have been mended.
 pub(super) async fn drop_cut_attachments(
     env: &Env,
-    folder: &Path,
+    directory: &Path,
     options: StoreOptions,
     ids: &BTreeSet<String>,
-    mut told: impl FnMut(&str, &str) + Send,
+    mut report: impl FnMut(&str, &str) + Send,
 ) -> Result<()> {
-    let (store, _) = Store::open(env, folder, options).await?;
+    let (store, _) = Store::open(env, directory, options).await?;
     for id in ids {
         let snapshot = store.snapshot();
         let mut batch = Batch::new();
         for key in leaf_keys(&snapshot, id).await? {
             let Some(entry) = snapshot.get(&key).await? else { continue };
             let value = snapshot.read(entry.location).await?.value();
-            let Some(&encoding @ (ENCODING_ATTACHMENTS | ENCODING_APART)) = value.first() else { continue };
+            let Some(&encoding @ (ENCODING_ATTACHMENTS | ENCODING_OUT_OF_LINE)) = value.first() else {
+                continue;
+            };
             let (mut attachments, body) = decode_table(&value.slice(1..))?;
             let count = attachments.len();
             let mut kept = Vec::with_capacity(count);
             for attachment in attachments.drain(..) {
-                if attachment.name == BODY_NAME || is_whole(&snapshot, id, &attachment).await? {
+                if attachment.name == BODY_NAME || is_complete(&snapshot, id, &attachment).await? {
                     kept.push(attachment);
                 } else {
-                    told(id, &attachment.name);
+                    report(id, &attachment.name);
                 }
             }
             if kept.len() < count {
                 let (meta, value) = encode(&entry.meta, encoding, &kept, &body);
-                batch.put(&key, &meta, value, entry.listed);
+                batch.put(&key, &meta, value, entry.in_seq_index);
             }
         }
         if !batch.is_empty() {
@@ -58,7 +60,7 @@ pub(super) async fn drop_cut_attachments(
 }
 
 /// The keys of a document's leaves.
-async fn leaf_keys(snapshot: &Snapshot, id: &str) -> Result<Vec<Vec<u8>>> {
+async fn leaf_keys(snapshot: &StoreSnapshot, id: &str) -> Result<Vec<Vec<u8>>> {
     let mut keys = vec![document_key(id)];
     let prefix = conflict_prefix(id);
     let mut scan = snapshot.scan(Bound::Included(&prefix), Bound::Unbounded, false);
@@ -68,7 +70,7 @@ async fn leaf_keys(snapshot: &Snapshot, id: &str) -> Result<Vec<Vec<u8>>> {
     Ok(keys)
 }
 
-async fn is_whole(snapshot: &Snapshot, id: &str, attachment: &Attachment) -> Result<bool> {
+async fn is_complete(snapshot: &StoreSnapshot, id: &str, attachment: &Attachment) -> Result<bool> {
     for key in attachment.chunk_keys(id) {
         if snapshot.get(&key).await?.is_none() {
             return Ok(false);
@@ -77,7 +79,7 @@ async fn is_whole(snapshot: &Snapshot, id: &str, attachment: &Attachment) -> Res
     Ok(true)
 }
 
-/// A leaf's meta and value with these attachments alone.
+/// Encodes a leaf's meta and value with only these attachments.
 fn encode(meta: &[u8], encoding: u8, attachments: &[Attachment], body: &[u8]) -> (Vec<u8>, Bytes) {
     if attachments.is_empty() {
         return (without_attachments(meta), [&[ENCODING_PLAIN], body].concat().into());

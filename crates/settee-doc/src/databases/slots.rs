@@ -1,14 +1,14 @@
-//! Which databases there are, which of them are open, and which of those to close first.
+//! The databases' state in memory: names, open databases, and the order in which to close them.
 //!
-//! A database that is closed costs its name and a number here. One that is being opened, open or
-//! being closed has a slot. Open ones stand in a queue by the time at which somebody asked for
-//! them; a use only notes the time in the slot, and the queue catches up when it is looked at.
+//! A closed database costs its name and a number here. One that is opening, open or closing has a slot. Open
+//! databases are queued by the time of their last use; a use only updates the time in the slot, and the queue
+//! is corrected when it is examined.
 //!
 //! Invariants:
-//! 1. A slot leaves one of its states for another, or goes, under the lock alone; who changes
-//!    `Opening` and `Closing` is the one who brought them about.
-//! 2. Whoever waits for a slot's state to change was counted in before it did.
-//! 3. The queue holds the open ones, each once, at a time not later than its last use.
+//! 1. A slot changes its state, or is removed, only under the lock; a slot in `Opening` or `Closing` is
+//!    changed only by the task that put it there.
+//! 2. A task that waits for a slot's state to change was registered before the change.
+//! 3. The queue holds each open database once, at a time not later than its last use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -19,177 +19,182 @@ use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 
 use crate::database::Database;
-use crate::stats::{Figures, add_counters};
+use crate::stats::{DatabaseStats, add_counters};
 use crate::{Error, ErrorKind, Result};
 
 use super::NameRange;
 
-/// Open databases that are looked at under one hold of the lock, for one that nobody uses.
+/// Number of open databases examined under one lock hold, in the search for an idle one.
 const EXAMINED_MAX: usize = 256;
 
-/// Names that are gone through under one hold of the lock.
+/// Number of names visited under one lock hold.
 const NAMES_MAX: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Slots {
-    /// All databases, those whose creation is persisted and whose deletion isn't, with the numbers
-    /// of their folders.
-    pub(super) known: BTreeMap<Box<str>, u64>,
-    /// The folders of those whose creation is accepted and not persisted yet.
+    /// All databases whose creation is persisted and whose deletion isn't, with the numbers of their
+    /// directories.
+    pub(super) names: BTreeMap<Box<str>, u64>,
+    /// The directories of databases whose creation is accepted and not persisted yet.
     pub(super) creating: BTreeMap<Box<str>, u64>,
-    pub(super) next_folder: u64,
-    /// Nobody can tell whether these were deleted: they are opened no more.
-    pub(super) doubtful: BTreeSet<u64>,
-    /// Nothing is opened any more.
+    pub(super) next_directory: u64,
+    /// Databases whose deletion failed with an unknown outcome: they can't be opened.
+    pub(super) undecided: BTreeSet<u64>,
+    /// Whether all databases are closed or closing: nothing is opened any more.
     pub(super) closed: bool,
-    /// Whether a task closes what is idle: it runs while anything is open.
-    pub(super) is_swept: bool,
-    /// By the numbers of their folders.
+    /// Whether the task that closes idle databases is running: it runs while any database is open.
+    pub(super) is_sweeping: bool,
+    /// Slots by directory number.
     open: BTreeMap<u64, Slot>,
     queue: BTreeSet<(Duration, u64)>,
-    /// What those did that were open.
-    ended: Figures,
+    /// Counters of databases that were closed.
+    ended: DatabaseStats,
 }
 
 struct Slot {
-    state: State,
+    state: SlotState,
     used_at: Duration,
     queued_at: Duration,
     changed: Arc<Notify>,
 }
 
-enum State {
+enum SlotState {
     Opening,
     Open(Arc<Database>),
     Closing(Arc<Database>),
 }
 
-/// What there is for someone who asks for a database.
-pub(super) enum Claim {
+/// The result of a request for a database.
+pub(super) enum Lookup {
     Open(Arc<Database>),
-    /// It is being opened or closed: ask again after this.
+    /// It is opening or closing: wait for this and ask again.
     Wait(OwnedNotified),
-    /// The caller is to open the one with this folder.
+    /// The caller must open the database with this directory number.
     Opening(u64),
 }
 
-/// What there is for someone who is to close a database for good.
-pub(super) enum Taken {
+/// The result of a request to close a database.
+pub(super) enum ClosingOutcome {
     Closed,
     Wait(OwnedNotified),
     Closing(Arc<Database>),
 }
 
-/// What a look for an idle database found.
+/// The result of a search for an idle database.
 pub(super) enum Idle {
     Found(u64, Arc<Database>),
     None,
-    /// Not all have been looked at.
+    /// Some have not been examined.
     More,
 }
 
 impl Slots {
-    /// Keeps a number from being given to a new folder.
-    pub(super) fn reserve(&mut self, folder_number: u64) {
-        self.next_folder = self.next_folder.max(folder_number.saturating_add(1));
+    /// Prevents a number from being assigned to a new directory.
+    pub(super) fn reserve(&mut self, directory_number: u64) {
+        self.next_directory = self.next_directory.max(directory_number.saturating_add(1));
     }
 
-    /// The database of a name, or what its caller has to do.
+    /// The database of a name, or the caller's next step.
     ///
     /// # Errors
-    /// `NotFound`; `Stopped` where nothing is opened any more.
-    pub(super) fn claim(&mut self, name: &str, now: Duration) -> Result<Claim> {
-        let number = *self.known.get(name).ok_or_else(Error::no_database)?;
+    /// `NotFound`; `Stopped` if nothing is opened any more.
+    pub(super) fn look_up(&mut self, name: &str, now: Duration) -> Result<Lookup> {
+        let number = *self.names.get(name).ok_or_else(Error::no_database)?;
         match self.open.get_mut(&number) {
             Some(slot) => match &slot.state {
-                State::Open(database) => {
+                SlotState::Open(database) => {
                     slot.used_at = now.max(slot.used_at);
-                    Ok(Claim::Open(database.clone()))
+                    Ok(Lookup::Open(database.clone()))
                 }
-                State::Opening | State::Closing(_) => Ok(Claim::Wait(slot.changed.clone().notified_owned())),
+                SlotState::Opening | SlotState::Closing(_) => {
+                    Ok(Lookup::Wait(slot.changed.clone().notified_owned()))
+                }
             },
-            None if self.doubtful.contains(&number) => {
-                let reason = "whether this database was deleted shows when the server is started again";
+            None if self.undecided.contains(&number) => {
+                let reason = "whether this database was deleted is unknown until the server is restarted";
                 Err(Error::new(ErrorKind::Stopped, reason))
             }
             None if self.closed => Err(Error::new(ErrorKind::Stopped, "the server is stopping")),
             None => {
-                let (state, changed) = (State::Opening, Arc::default());
+                let (state, changed) = (SlotState::Opening, Arc::default());
                 let slot = Slot { state, used_at: now, queued_at: now, changed };
                 self.open.insert(number, slot);
-                Ok(Claim::Opening(number))
+                Ok(Lookup::Opening(number))
             }
         }
     }
 
-    /// Whether a database is still the one of its name.
+    /// Whether this is still the directory number of the name.
     pub(super) fn is_current(&self, name: &str, number: u64) -> bool {
-        self.known.get(name) == Some(&number)
+        self.names.get(name) == Some(&number)
     }
 
-    /// A database that was being opened, or was to be closed and couldn't, is open.
+    /// Marks a database as open after `Opening`, or after a `Closing` that failed.
     pub(super) fn set_open(&mut self, number: u64, database: Arc<Database>, now: Duration) {
         let slot = self.open.get_mut(&number).expect("its slot is there until it is closed");
-        slot.state = State::Open(database);
+        slot.state = SlotState::Open(database);
         (slot.used_at, slot.queued_at) = (now, now);
         self.queue.insert((now, number));
         slot.changed.notify_waiters();
     }
 
-    /// A database that was being opened is to be closed.
+    /// Marks a database that was opening as closing.
     pub(super) fn set_closing(&mut self, number: u64, database: Arc<Database>) {
         let slot = self.open.get_mut(&number).expect("its slot is there until it is closed");
-        slot.state = State::Closing(database);
+        slot.state = SlotState::Closing(database);
     }
 
-    /// A database isn't open any more. What it did stays in the sums; itself, which may be large,
-    /// is to be dropped without the lock.
+    /// Removes the slot of a closed database, and adds its counters to the sums. The caller drops the
+    /// database, which may be large, outside the lock.
     pub(super) fn end(&mut self, number: u64) -> Option<Arc<Database>> {
         let slot = self.open.remove(&number)?;
         slot.changed.notify_waiters();
-        let State::Closing(database) = slot.state else { return None };
-        add_counters(&mut self.ended, &database.figures());
+        let SlotState::Closing(database) = slot.state else { return None };
+        add_counters(&mut self.ended, &database.database_stats());
         Some(database)
     }
 
-    /// Takes a database, used or not, to be closed.
-    pub(super) fn take(&mut self, number: u64) -> Taken {
+    /// Takes a database for closing, whether it is in use or not.
+    pub(super) fn begin_closing(&mut self, number: u64) -> ClosingOutcome {
         match self.open.get_mut(&number) {
-            None => Taken::Closed,
+            None => ClosingOutcome::Closed,
             Some(slot) => match &slot.state {
-                State::Opening | State::Closing(_) => Taken::Wait(slot.changed.clone().notified_owned()),
-                State::Open(database) => {
+                SlotState::Opening | SlotState::Closing(_) => {
+                    ClosingOutcome::Wait(slot.changed.clone().notified_owned())
+                }
+                SlotState::Open(database) => {
                     let database = database.clone();
-                    slot.state = State::Closing(database.clone());
+                    slot.state = SlotState::Closing(database.clone());
                     self.queue.remove(&(slot.queued_at, number));
-                    Taken::Closing(database)
+                    ClosingOutcome::Closing(database)
                 }
             },
         }
     }
 
-    /// One of those that aren't closed; none where all are.
+    /// The number of any database that has a slot.
     pub(super) fn any_open(&self) -> Option<u64> {
         self.open.keys().next().copied()
     }
 
-    /// Takes the least recently used database that nobody uses to be closed, of those that were
-    /// last used at `until` or before. One that a failure has stopped stays: it can still be
-    /// read, and it shows. `left` is how many may still be looked at.
-    pub(super) fn take_idle(&mut self, now: Duration, until: Duration, left: &mut usize) -> Idle {
+    /// Takes the least recently used idle database for closing, if it was last used at `until` or before. A
+    /// stopped database stays: it can still be read, and its state is reported. `left` is the number of
+    /// databases that may still be examined.
+    pub(super) fn take_idle(&mut self, now: Duration, until: Duration, remaining: &mut usize) -> Idle {
         for _ in 0..EXAMINED_MAX {
-            let Some(&(queued_at, number)) = self.queue.first().filter(|(at, _)| *at <= until && *left > 0)
+            let Some(&(queued_at, number)) =
+                self.queue.first().filter(|(at, _)| *at <= until && *remaining > 0)
             else {
                 return Idle::None;
             };
-            *left -= 1;
+            *remaining -= 1;
             self.queue.pop_first();
             let slot = self.open.get_mut(&number).expect("what is queued is open");
-            let State::Open(database) = &mut slot.state else { unreachable!("what is queued is open") };
+            let SlotState::Open(database) = &mut slot.state else { unreachable!("what is queued is open") };
             if slot.used_at <= queued_at {
                 if is_idle(database) {
                     let database = database.clone();
-                    slot.state = State::Closing(database.clone());
+                    slot.state = SlotState::Closing(database.clone());
                     return Idle::Found(number, database);
                 }
                 slot.used_at = now;
@@ -200,45 +205,45 @@ impl Slots {
         Idle::More
     }
 
-    /// How many are open, or being opened or closed.
+    /// Number of databases that are open, opening or closing.
     pub(super) fn open_count(&self) -> usize {
         self.open.len()
     }
 
-    /// The database with this number, where it is open.
+    /// The database with this number, if it is open.
     pub(super) fn open_one(&self, number: u64) -> Option<Arc<Database>> {
         match &self.open.get(&number)?.state {
-            State::Open(database) => Some(database.clone()),
+            SlotState::Open(database) => Some(database.clone()),
             _ => None,
         }
     }
 
     pub(super) fn open(&self) -> Vec<Arc<Database>> {
         let open = |slot: &Slot| match &slot.state {
-            State::Open(database) => Some(database.clone()),
+            SlotState::Open(database) => Some(database.clone()),
             _ => None,
         };
         self.open.values().filter_map(open).collect()
     }
 
-    /// What those did that are open no more, or are being closed.
-    pub(super) fn ended(&self) -> Figures {
+    /// Counters of the databases that were closed or are closing.
+    pub(super) fn ended(&self) -> DatabaseStats {
         let mut ended = self.ended;
         for slot in self.open.values() {
-            if let State::Closing(database) = &slot.state {
-                add_counters(&mut ended, &database.figures());
+            if let SlotState::Closing(database) = &slot.state {
+                add_counters(&mut ended, &database.database_stats());
             }
         }
         ended
     }
 
-    /// Visits the next few names of a range, and takes them out of it: false at its end.
+    /// Visits the next few names of a range, and removes them from it; false at the end.
     pub(super) fn visit_names(&self, range: &mut NameRange, visit: &mut impl FnMut(&str)) -> bool {
         if is_empty(range) {
             return false;
         }
         let bounds = (range.start.as_ref().map(String::as_str), range.end.as_ref().map(String::as_str));
-        let mut names = self.known.range::<str, _>(bounds).map(|(name, _)| &**name);
+        let mut names = self.names.range::<str, _>(bounds).map(|(name, _)| &**name);
         let mut next = || if range.descending { names.next_back() } else { names.next() };
         let mut last = None;
         for _ in 0..NAMES_MAX {
@@ -261,10 +266,10 @@ impl Slots {
     }
 }
 
-/// Whether nobody has the database, nor a view of it, and it takes writes.
+/// Whether nothing else holds the database or a snapshot of it, and it accepts writes.
 fn is_idle(database: &mut Arc<Database>) -> bool {
-    // Who has the only reference keeps others from appearing: they are made from it.
-    let unused = Arc::get_mut(database).is_some_and(|database| !database.has_views());
+    // The only reference: new ones can be made only from it.
+    let unused = Arc::get_mut(database).is_some_and(|database| !database.has_snapshots());
     unused && database.health().is_ok()
 }
 

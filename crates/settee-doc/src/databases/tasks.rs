@@ -1,39 +1,39 @@
-//! What goes on in the background because somebody asked for it, for those who want to know.
+//! Background jobs that a client requested, for the list of active tasks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Databases;
 
-/// A compaction of a database that is under way.
+/// A compaction of a database in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompactionTask {
-    /// Counts the tasks since the process began.
+    /// Number of the task, counted from the start of the process.
     pub number: u64,
     /// The database's name.
     pub database: String,
-    /// When it was begun, in microseconds since 1970.
+    /// Its start, in microseconds since 1970.
     pub started_us: u64,
 }
 
-/// The tasks under way.
+/// The tasks in progress.
 #[derive(Clone, Default)]
-pub(super) struct Tasks(Arc<Mutex<State>>);
+pub(super) struct Tasks(Arc<Mutex<TaskList>>);
 
 #[derive(Default)]
-struct State {
+struct TaskList {
     begun_count: u64,
     compactions: BTreeMap<u64, CompactionTask>,
 }
 
-/// A task that is under way until this is dropped.
+/// A task in progress; dropping it ends it.
 pub(super) struct Task {
     tasks: Tasks,
     number: u64,
 }
 
 impl Tasks {
-    /// A compaction begins. There is at most one of each open database.
+    /// Registers a compaction. There is at most one per open database.
     pub(super) fn begin_compaction(&self, database: &str, started_us: u64) -> Task {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.begun_count += 1;
@@ -51,7 +51,7 @@ impl Drop for Task {
 }
 
 impl Databases {
-    /// The compactions under way that somebody asked for, in the order in which they began.
+    /// The requested compactions in progress, in the order in which they began.
     pub fn compactions(&self) -> Vec<CompactionTask> {
         let state = self.inner.tasks.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.compactions.values().cloned().collect()
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_is_told_of_while_it_is_under_way() {
+    fn a_task_is_listed_while_it_is_in_progress() {
         let tasks = Tasks::default();
         let first = tasks.begin_compaction("a", 7);
         let second = tasks.begin_compaction("b", 8);

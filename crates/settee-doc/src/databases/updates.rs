@@ -1,16 +1,16 @@
-//! What happens to databases: made, changed, deleted, in an order that clients can follow.
+//! Database events: created, updated, deleted, in an order that clients can follow (`_db_updates`).
 //!
-//! Each event is remembered once: a later one of the same kind and name takes its place. That a
-//! database changed is noted by a flag of its own, and gets its place in the order when somebody
-//! looks: so a writer that nobody follows pays one atomic operation a batch.
+//! Each kind of event is kept once per name: a later one replaces it. An update only sets a flag of its
+//! database, and gets its position when the events are read; so a writer without subscribers pays one atomic
+//! operation per batch.
 //!
 //! Invariants:
-//! 1. Places only grow, and an event's is greater than all that were told before.
-//! 2. What was changed before a look has its place, or a greater one, after it.
-//! 3. At most [`EVENTS_MAX`] events are remembered. Who comes from before what is remembered is
-//!    told so, and begins with the names of all databases.
+//! 1. Positions only grow, and an event's position is greater than all that were returned before.
+//! 2. An update before a read has its position, or a greater one, after it.
+//! 3. At most [`EVENTS_MAX`] events are kept. A client whose position precedes them learns that, and starts
+//!    with the names of all databases.
 //!
-//! Nothing of this outlives the process: a position of an earlier one means the start.
+//! Events don't outlive the process: a position of an earlier process means the start.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -25,32 +25,32 @@ use crate::sequence::Sequence;
 
 use super::{Databases, NameRange};
 
-/// Events that are remembered at most, of all kinds and databases.
+/// Largest number of events kept, of all kinds and databases.
 const EVENTS_MAX: usize = 65_536;
 
-/// Changed databases that wait for their place at most: past it the writer looks itself.
+/// Largest number of updated databases without a position: beyond it the writer assigns them itself.
 const CHANGED_MAX: usize = 1024;
 
-/// The place of all that happened before the process began.
+/// The position of everything that happened before the process began.
 const BEFORE: u64 = 1;
 
-/// What happened to a database.
+/// The kind of a database event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// It was made.
     Created,
-    /// Documents of it were written.
+    /// Documents were written.
     Updated,
     /// It was deleted.
     Deleted,
 }
 
-/// Something that happened to a database.
+/// An event of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatabaseEvent {
-    /// Its place in the order.
+    /// Its position.
     pub seq: Seq,
-    /// What happened.
+    /// Its kind.
     pub kind: EventKind,
     /// The database's name.
     pub name: Arc<str>,
@@ -59,144 +59,144 @@ pub struct DatabaseEvent {
 /// The events of a server's databases.
 pub(super) struct Updates {
     sequence: Sequence,
-    shared: Arc<Shared>,
+    shared: Arc<SharedEvents>,
 }
 
-struct Shared {
-    events: Mutex<Events>,
-    happened: Notify,
+struct SharedEvents {
+    events: Mutex<EventLog>,
+    notify: Notify,
 }
 
-struct Events {
+struct EventLog {
     last: u64,
-    /// Of what happened up to here not everything is remembered.
-    forgotten: u64,
-    by_place: BTreeMap<u64, (EventKind, Arc<str>)>,
-    places: HashMap<(EventKind, Arc<str>), u64>,
-    changed: Vec<Arc<Mark>>,
+    /// Events up to this position may have been removed.
+    removed_up_to: u64,
+    by_position: BTreeMap<u64, (EventKind, Arc<str>)>,
+    positions: HashMap<(EventKind, Arc<str>), u64>,
+    changed: Vec<Arc<UpdateFlag>>,
 }
 
-struct Mark {
+struct UpdateFlag {
     name: Arc<str>,
-    /// It stands in `Events::changed`.
-    is_noted: AtomicBool,
+    /// Whether it is in `EventLog::changed`.
+    is_set: AtomicBool,
 }
 
-/// Notes the changes of one database; the default notes nothing.
+/// Registers the updates of one database; the default does nothing.
 #[derive(Default)]
-pub(crate) struct Changed(Option<(Arc<Mark>, Arc<Shared>)>);
+pub(crate) struct UpdateNotifier(Option<(Arc<UpdateFlag>, Arc<SharedEvents>)>);
 
-impl Changed {
-    /// The database changed: to be called once what was written is as far as its writer asked for.
-    pub(crate) fn note(&self) {
-        let Some((mark, shared)) = &self.0 else { return };
-        if mark.is_noted.swap(true, Ordering::AcqRel) {
+impl UpdateNotifier {
+    /// Registers an update: to be called once the written batch has reached its writer's stage.
+    pub(crate) fn register(&self) {
+        let Some((flag, shared)) = &self.0 else { return };
+        if flag.is_set.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut events = shared.lock();
-        events.changed.push(mark.clone());
+        events.changed.push(flag.clone());
         if events.changed.len() > CHANGED_MAX {
-            events.place_changed();
+            events.assign_positions();
         }
         drop(events);
-        shared.happened.notify_waiters();
+        shared.notify.notify_waiters();
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Events> {
+impl SharedEvents {
+    fn lock(&self) -> MutexGuard<'_, EventLog> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Events {
-    /// Gives what changed since the last look its place.
-    fn place_changed(&mut self) {
-        for mark in std::mem::take(&mut self.changed) {
-            // Before it gets its place: what is written from now on is noted anew.
-            mark.is_noted.swap(false, Ordering::AcqRel);
-            self.add(EventKind::Updated, mark.name.clone());
+impl EventLog {
+    /// Assigns positions to the databases updated since the last read.
+    fn assign_positions(&mut self) {
+        for flag in std::mem::take(&mut self.changed) {
+            // Before it gets its position: later writes register again.
+            flag.is_set.swap(false, Ordering::AcqRel);
+            self.add(EventKind::Updated, flag.name.clone());
         }
     }
 
     fn add(&mut self, kind: EventKind, name: Arc<str>) {
         self.last += 1;
-        if let Some(earlier) = self.places.insert((kind, name.clone()), self.last) {
-            self.by_place.remove(&earlier);
+        if let Some(earlier) = self.positions.insert((kind, name.clone()), self.last) {
+            self.by_position.remove(&earlier);
         }
-        self.by_place.insert(self.last, (kind, name));
-        while self.by_place.len() > EVENTS_MAX
-            && let Some((place, key)) = self.by_place.pop_first()
+        self.by_position.insert(self.last, (kind, name));
+        while self.by_position.len() > EVENTS_MAX
+            && let Some((position, key)) = self.by_position.pop_first()
         {
-            self.places.remove(&key);
-            self.forgotten = place;
+            self.positions.remove(&key);
+            self.removed_up_to = position;
         }
     }
 }
-
+/// `incarnation` identifies this process's positions; `has_any`: whether there are databases already.
 impl Updates {
     /// `incarnation` names this process's order; `has_any`: there are databases already.
     pub(super) fn new(incarnation: &[u8; 16], has_any: bool) -> Updates {
-        let forgotten = if has_any { BEFORE } else { 0 };
-        let (by_place, places, changed) = Default::default();
-        let events = Events { last: BEFORE, forgotten, by_place, places, changed };
-        let shared = Shared { events: Mutex::new(events), happened: Notify::new() };
+        let removed_up_to = if has_any { BEFORE } else { 0 };
+        let (by_position, positions, changed) = Default::default();
+        let events = EventLog { last: BEFORE, removed_up_to, by_position, positions, changed };
+        let shared = SharedEvents { events: Mutex::new(events), notify: Notify::new() };
         Updates { sequence: Sequence::new(incarnation), shared: Arc::new(shared) }
     }
 
-    /// What notes the changes of a database that is being opened.
-    pub(super) fn of(&self, name: &str) -> Changed {
-        let mark = Mark { name: name.into(), is_noted: AtomicBool::new(false) };
-        Changed(Some((Arc::new(mark), self.shared.clone())))
+    /// The notifier of a database that is being opened.
+    pub(super) fn notifier(&self, name: &str) -> UpdateNotifier {
+        let flag = UpdateFlag { name: name.into(), is_set: AtomicBool::new(false) };
+        UpdateNotifier(Some((Arc::new(flag), self.shared.clone())))
     }
 
-    /// A database was made or deleted, and that is persisted.
-    pub(super) fn note(&self, kind: EventKind, name: &str) {
+    /// Registers a database's persisted creation or deletion.
+    pub(super) fn register(&self, kind: EventKind, name: &str) {
         let mut events = self.shared.lock();
-        // What changed before comes before.
-        events.place_changed();
+        // Earlier updates get earlier positions.
+        events.assign_positions();
         events.add(kind, name.into());
         drop(events);
-        self.shared.happened.notify_waiters();
+        self.shared.notify.notify_waiters();
     }
 }
 
 impl Databases {
-    /// What happened to databases after `since`, in order, at most `count_max` events; None where
-    /// some of it isn't remembered: then [`Databases::names_before_events`] has the databases of
-    /// which nothing else tells, and [`Databases::first_event`] is where to go on.
+    /// The events after `since`, in order, at most `count_max`; `None` if some of them were removed: then
+    /// [`Databases::names_before_events`] returns the databases without a creation event, and
+    /// [`Databases::first_event`] is the position to continue from.
     ///
-    /// That a database was updated is told once its writer was answered: with a durability below
-    /// `persisted` that may be before a view shows it.
+    /// An update is registered when its writer is answered: with a durability below `persisted` that may be
+    /// before a snapshot shows it.
     pub fn events_after(&self, since: Seq, count_max: usize) -> Option<Vec<DatabaseEvent>> {
         let mut events = self.inner.updates.shared.lock();
-        events.place_changed();
-        if since.0 < events.forgotten {
+        events.assign_positions();
+        if since.0 < events.removed_up_to {
             return None;
         }
         let after = (Bound::Excluded(since.0), Bound::Unbounded);
-        let event = |(place, (kind, name)): (&u64, &(EventKind, Arc<str>))| DatabaseEvent {
-            seq: Seq(*place),
+        let event = |(position, (kind, name)): (&u64, &(EventKind, Arc<str>))| DatabaseEvent {
+            seq: Seq(*position),
             kind: *kind,
             name: name.clone(),
         };
-        Some(events.by_place.range(after).take(count_max).map(event).collect())
+        Some(events.by_position.range(after).take(count_max).map(event).collect())
     }
 
-    /// The position behind all that has happened.
+    /// The position behind all events.
     pub fn last_event(&self) -> Seq {
         let mut events = self.inner.updates.shared.lock();
-        events.place_changed();
+        events.assign_positions();
         Seq(events.last)
     }
 
-    /// The position before the first event that is remembered.
+    /// The position before the first event that is kept.
     pub fn first_event(&self) -> Seq {
-        Seq(self.inner.updates.shared.lock().forgotten)
+        Seq(self.inner.updates.shared.lock().removed_up_to)
     }
 
-    /// Names of databases whose creation isn't remembered, sorted: the next `count_max` at most
-    /// that come after a name. Of what comes or goes meanwhile the events tell.
+    /// Names of databases without a creation event, sorted: at most the next `count_max` after a name. Events
+    /// cover databases that are created or deleted meanwhile.
     pub fn names_before_events(&self, after: Option<&str>, count_max: usize) -> Vec<String> {
         let mut start = after.map_or(Bound::Unbounded, |name| Bound::Excluded(name.to_owned()));
         let mut names = Vec::new();
@@ -207,35 +207,37 @@ impl Databases {
             let Some(last) = some.last() else { break };
             start = Bound::Excluded(last.clone());
             let events = self.inner.updates.shared.lock();
-            some.retain(|name| !events.places.contains_key(&(EventKind::Created, Arc::from(name.as_str()))));
+            some.retain(|name| {
+                !events.positions.contains_key(&(EventKind::Created, Arc::from(name.as_str())))
+            });
             drop(events);
             names.append(&mut some);
         }
         names
     }
 
-    /// Returns once something has happened after `since`. Dropping the future is harmless.
+    /// Returns once there is an event after `since`. Dropping the future is harmless.
     pub async fn event_after(&self, since: Seq) {
         let shared = &self.inner.updates.shared;
         loop {
-            let mut happened = std::pin::pin!(shared.happened.notified());
-            happened.as_mut().enable();
+            let mut notify = std::pin::pin!(shared.notify.notified());
+            notify.as_mut().enable();
             {
                 let events = shared.lock();
                 if events.last > since.0 || !events.changed.is_empty() {
                     return;
                 }
             }
-            happened.await;
+            notify.await;
         }
     }
 
-    /// Appends a position among the events as clients see it.
+    /// Appends an event's position as clients see it.
     pub fn write_event_seq(&self, seq: Seq, out: &mut Vec<u8>) {
         self.inner.updates.sequence.write(seq, out);
     }
 
-    /// The position that a client's text means: as [`Database::parse_since`](crate::Database::parse_since).
+    /// Parses a client's position: as [`Database::parse_since`](crate::Database::parse_since).
     ///
     /// # Errors
     /// `BadRequest` for anything else.
@@ -251,28 +253,28 @@ impl Databases {
 mod tests {
     use super::*;
 
-    fn told(updates: &Updates) -> Vec<(u64, EventKind, String)> {
+    fn registered(updates: &Updates) -> Vec<(u64, EventKind, String)> {
         let mut events = updates.shared.lock();
-        events.place_changed();
-        let told = events.by_place.iter();
-        told.map(|(place, (kind, name))| (*place, *kind, name.to_string())).collect()
+        events.assign_positions();
+        let registered = events.by_position.iter();
+        registered.map(|(position, (kind, name))| (*position, *kind, name.to_string())).collect()
     }
 
     #[test]
-    fn an_event_is_told_once_at_its_last_place() {
+    fn an_event_is_returned_once_at_its_last_position() {
         let updates = Updates::new(&[1; 16], false);
-        updates.note(EventKind::Created, "a");
-        let changed = updates.of("a");
-        changed.note();
-        changed.note();
+        updates.register(EventKind::Created, "a");
+        let changed = updates.notifier("a");
+        changed.register();
+        changed.register();
         assert_eq!(
-            told(&updates),
+            registered(&updates),
             [(2, EventKind::Created, "a".to_owned()), (3, EventKind::Updated, "a".to_owned())]
         );
-        changed.note();
-        updates.note(EventKind::Deleted, "a");
+        changed.register();
+        updates.register(EventKind::Deleted, "a");
         assert_eq!(
-            told(&updates),
+            registered(&updates),
             [
                 (2, EventKind::Created, "a".to_owned()),
                 (4, EventKind::Updated, "a".to_owned()),
@@ -282,25 +284,25 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_remembered_than_may_be_and_what_was_forgotten_shows() {
+    fn old_events_are_removed_and_that_is_visible() {
         let updates = Updates::new(&[1; 16], false);
         for n in 0..EVENTS_MAX + 10 {
-            updates.note(EventKind::Created, &format!("db{n}"));
+            updates.register(EventKind::Created, &format!("db{n}"));
         }
         let events = updates.shared.lock();
-        assert_eq!((events.by_place.len(), events.places.len()), (EVENTS_MAX, EVENTS_MAX));
-        assert_eq!(events.forgotten, BEFORE + 10);
-        assert_eq!(events.by_place.keys().next(), Some(&(BEFORE + 11)));
+        assert_eq!((events.by_position.len(), events.positions.len()), (EVENTS_MAX, EVENTS_MAX));
+        assert_eq!(events.removed_up_to, BEFORE + 10);
+        assert_eq!(events.by_position.keys().next(), Some(&(BEFORE + 11)));
     }
 
     #[test]
-    fn changes_that_nobody_looks_at_take_bounded_memory() {
+    fn unread_updates_take_bounded_memory() {
         let updates = Updates::new(&[1; 16], false);
         for n in 0..10 * CHANGED_MAX {
-            // As a database does that is opened, written and closed again and again.
-            updates.of(&format!("db{}", n % 7)).note();
+            // Like a database that is opened, written and closed again and again.
+            updates.notifier(&format!("db{}", n % 7)).register();
         }
         let events = updates.shared.lock();
-        assert!(events.changed.len() <= CHANGED_MAX && events.by_place.len() <= 7);
+        assert!(events.changed.len() <= CHANGED_MAX && events.by_position.len() <= 7);
     }
 }

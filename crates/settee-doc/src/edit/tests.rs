@@ -1,5 +1,5 @@
-//! Goal: what is a document is taken as it came, and nothing else is taken.
-//! Method: texts with what must become of each, and random JSON compared with `serde_json`.
+//! Goal: every valid document is accepted unchanged, and nothing else is accepted.
+//! Method: texts with their expected results, and random JSON compared with `serde_json`.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -22,13 +22,13 @@ fn kind(text: &str) -> ErrorKind {
 const HASH: &str = "00112233445566778899aabbccddeeff";
 
 #[test]
-fn bodies_lose_white_space_and_reserved_members_alone() {
+fn bodies_lose_only_white_space_and_reserved_members() {
     assert_eq!(body("{}"), "");
     assert_eq!(
         body(" { \"a\" : [ 1 , \"x y\\n\" ] ,\r\n\t\"_id\":\"d\", \"b\":{ } } "),
         r#""a":[1,"x y\n"],"b":{}"#
     );
-    // Numbers stay as written, and ordinary names that come twice stay twice.
+    // Numbers stay as written, and repeated ordinary members stay repeated.
     assert_eq!(
         body(r#"{"n":1.50e+300,"m":-0,"n":123456789012345678901234567890}"#),
         r#""n":1.50e+300,"m":-0,"n":123456789012345678901234567890"#
@@ -37,7 +37,7 @@ fn bodies_lose_white_space_and_reserved_members_alone() {
 }
 
 #[test]
-fn numbers_within_a_doubles_range_are_kept_digit_by_digit_and_others_refused() {
+fn numbers_within_a_doubles_range_are_kept_exactly_and_others_refused() {
     let long = "9".repeat(308);
     let fraction = format!("0.{}", "1".repeat(500));
     for good in ["1e308", "-1.7976931348623157e+308", "1e-400", "-0.0e-9", "0e999", &long, &fraction] {
@@ -58,7 +58,7 @@ fn numbers_within_a_doubles_range_are_kept_digit_by_digit_and_others_refused() {
 }
 
 #[test]
-fn reserved_members_are_read_whatever_their_spelling() {
+fn escaped_reserved_members_are_recognized() {
     let edit =
         parse(&format!(r#"{{"\u005fid":"x","_rev":"3-{HASH}","_d\u0065leted":true,"_attachments":{{}}}}"#))
             .unwrap();
@@ -75,14 +75,14 @@ fn reserved_members_are_read_whatever_their_spelling() {
 }
 
 #[test]
-fn a_revision_of_another_form_is_told_and_never_half_taken() {
+fn a_foreign_revision_is_reported_and_never_partly_used() {
     let foreign = |text: &str| {
         let edit = parse(text).unwrap();
         (edit.revision.map(|revision| revision.generation), edit.history.len(), edit.foreign_revision)
     };
     assert_eq!(foreign(r#"{"_rev":"1-abc"}"#), (None, 0, Some("1-abc".into())));
-    let (named, listed) = (r#""_rev":"1-abc""#, format!(r#""_revisions":{{"start":2,"ids":["{HASH}"]}}"#));
-    for text in [format!("{{{named},{listed}}}"), format!("{{{listed},{named}}}")] {
+    let (named, history) = (r#""_rev":"1-abc""#, format!(r#""_revisions":{{"start":2,"ids":["{HASH}"]}}"#));
+    for text in [format!("{{{named},{history}}}"), format!("{{{history},{named}}}")] {
         assert_eq!(foreign(&text), (Some(2), 1, None), "{text}");
     }
     let head = format!(r#"{{"_revisions":{{"start":2,"ids":["b","{HASH}"]}},"_rev":"2-{HASH}"}}"#);
@@ -92,7 +92,7 @@ fn a_revision_of_another_form_is_told_and_never_half_taken() {
 }
 
 #[test]
-fn what_is_no_document_is_refused_by_its_kind() {
+fn invalid_documents_are_refused_with_their_kind() {
     for text in [
         "",
         "{",
@@ -138,7 +138,7 @@ fn what_is_no_document_is_refused_by_its_kind() {
 }
 
 #[test]
-fn deep_and_large_documents_are_refused_and_those_at_the_limit_taken() {
+fn documents_beyond_limits_are_refused_and_those_at_the_limit_accepted() {
     let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
     assert!(parse(&nested(crate::NESTING_MAX - 1)).is_ok());
     assert_eq!(kind(&nested(crate::NESTING_MAX)), ErrorKind::BadRequest);
@@ -175,7 +175,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_document_reads_as_it_was_written(members in prop::collection::hash_map("[a-z\"\\\\ é]{1,6}", json(), 0..8), pretty in any::<bool>()) {
+    fn a_document_is_read_as_it_was_written(members in prop::collection::hash_map("[a-z\"\\\\ é]{1,6}", json(), 0..8), pretty in any::<bool>()) {
         let given = Value::Object(members.into_iter().collect());
         let text = if pretty { serde_json::to_string_pretty(&given) } else { serde_json::to_string(&given) }.unwrap();
         let edit = parse(&text).unwrap();

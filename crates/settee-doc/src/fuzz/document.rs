@@ -1,4 +1,4 @@
-//! Documents, revisions and positions in the changes, on their way in and out.
+//! Documents, revisions and positions in the changes, encoded and decoded.
 
 use settee_sim::fuzz::{Target, check_json};
 use settee_store::Seq;
@@ -37,14 +37,14 @@ pub(super) const DOCUMENT: Target = Target {
     generate: |source| source.json_object().into_bytes(),
 };
 
-/// What an edit says besides its body.
-fn said(edit: &Edit) -> String {
+/// The edit's properties besides its body.
+fn described(edit: &Edit) -> String {
     let Edit { id, revision, local_revision, history, deleted, attachments, .. } = edit;
     format!("{id:?} {revision:?} {local_revision:?} {history:?} {deleted} {attachments:?}")
 }
 
-/// A document is accepted by what JSON is and by its reserved members alone; what is stored of it is the
-/// same document, without white space and no longer than it came; what is written of it is read as it was.
+/// A document is accepted or refused by its JSON and its reserved members only; its stored form is the same
+/// document, without white space and no longer than the input; its written form parses to the same document.
 fn document(input: &[u8]) -> bool {
     let facts = check_json(input).filter(|facts| facts.first == b'{');
     let mut has_reserved = false;
@@ -80,11 +80,11 @@ fn document(input: &[u8]) -> bool {
     true
 }
 
-/// Nesting from which on the strict parser refuses a text.
+/// Nesting depth from which on the strict parser refuses a text.
 const STRICT_DEPTH_MAX: usize = 127;
 
-/// A second parser, which refuses numbers that no double holds, takes what was accepted, and finds the same
-/// values in what is stored, but for reserved members.
+/// A second parser, which refuses numbers beyond a double, accepts the accepted input, and finds the same
+/// values in the stored form, except reserved members.
 fn same_values(input: &[u8], body: &[u8]) {
     use serde_json::{Map, Value};
     let whole: Result<Map<String, Value>, _> = serde_json::from_slice(input);
@@ -117,7 +117,7 @@ fn written_and_read(edit: &Edit) {
     assert_eq!((copy.body(), copy.digest()), (edit.body(), edit.digest()));
 }
 
-/// Attachments that are written as a client writes them are read as they were.
+/// Attachments written as a client writes them are parsed to the same attachments.
 fn attached_and_read(edit: &Edit) {
     use base64::Engine as _;
     if edit.attachments.is_empty() {
@@ -158,7 +158,7 @@ fn attached_and_read(edit: &Edit) {
     let read = Edit::parse(text.as_bytes(), &Options::default()).expect("it is right");
     let mut expected = Edit::empty("");
     expected.attachments = edit.attachments.clone();
-    assert_eq!(said(&read), said(&expected));
+    assert_eq!(described(&read), described(&expected));
 }
 
 pub(super) const REVISION: Target = Target {
@@ -183,7 +183,8 @@ pub(super) const REVISION: Target = Target {
     },
 };
 
-/// A revision, a hash, a local document's revision or a digest is its text, and nothing else is.
+/// A revision, a hash, a local document's revision or a digest equals its text, and no other text is
+/// accepted.
 fn revision(input: &[u8]) -> bool {
     if let Some((generation, rest)) = input.split_first_chunk::<4>()
         && let Some((hash, _)) = rest.split_first_chunk::<16>()
@@ -224,7 +225,7 @@ fn revision(input: &[u8]) -> bool {
     parsed.is_ok() || local.is_some() || digest.is_ok() || is_hash(text)
 }
 
-/// The database that positions are of, and what ends them.
+/// The database of the positions, and their suffix.
 const INCARNATION: [u8; 16] = [7; 16];
 const OURS: &str = "-BwcHBwcHBwcHBwcHBwcHBw";
 
@@ -251,7 +252,8 @@ pub(super) const SEQUENCE: Target = Target {
     },
 };
 
-/// A position of ours is its number, another database's is the start, and nothing else is a position.
+/// A position of this database is its number, another database's is the start, and nothing else is a
+/// position.
 fn sequence(input: &[u8]) -> bool {
     let sequence = Sequence::new(&INCARNATION);
     if let Some((number, _)) = input.split_first_chunk::<8>() {
@@ -277,8 +279,8 @@ fn sequence(input: &[u8]) -> bool {
 }
 
 #[test]
-fn many_attachments_are_told_apart() {
-    // Were each name compared with all others, this would take minutes.
+fn many_attachments_are_compared_quickly() {
+    // Comparing each name with all others would take minutes.
     let mut names: Vec<String> =
         (0..ATTACHMENTS_MAX).map(|index| format!("\"{index:09}\":{{\"stub\":true}}")).collect();
     let parse = |names: &[String]| {

@@ -9,7 +9,7 @@ use crate::json::write_compact;
 use crate::revision::Revision;
 use crate::selector::{Fields, SELECTOR_BYTES_MAX, Selector};
 
-/// Between a selector, a document and a list of fields: no JSON has it.
+/// Separator of a selector, a document and a list of fields: no JSON contains it.
 const SEPARATOR: u8 = 0;
 
 pub(super) const SELECTOR: Target = Target {
@@ -45,7 +45,7 @@ pub(super) const SELECTOR: Target = Target {
     },
 };
 
-/// Conditions that are mostly right.
+/// Writes conditions that are mostly valid.
 fn write_condition(source: &mut Source<'_>, depth: usize, out: &mut String) {
     const FIELDS: [&str; 10] = ["a", "b", "a.b", "l", "k", "_id", "_rev", "l.0", "a.b.c", "x\\\\.y"];
     out.push('{');
@@ -106,7 +106,7 @@ fn write_test(source: &mut Source<'_>, depth: usize, out: &mut String) {
     }
 }
 
-/// A text without white space; None where it has half a pair, or nests too deep, where nobody looks.
+/// A text without white space; `None` if it has an unpaired surrogate, or nests too deep.
 fn compacted(text: &str) -> Option<String> {
     let raw: &RawValue = serde_json::from_str(text).ok()?;
     let mut out = Vec::new();
@@ -114,8 +114,8 @@ fn compacted(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// A selector is JSON, says the same without white space, and matches what it matches however it is
-/// wrapped and the document is written. What is shown of a document is JSON.
+/// A selector is JSON, has the same meaning without white space, and matches the same documents however it is
+/// wrapped and the document is written. A projection of a document is JSON.
 fn selector(input: &[u8]) -> bool {
     let mut sections = input.splitn(3, |byte| *byte == SEPARATOR).map(std::str::from_utf8);
     let Some(Ok(text)) = sections.next() else { return false };
@@ -163,7 +163,7 @@ fn selector(input: &[u8]) -> bool {
     true
 }
 
-/// A document is matched as the text that is sent of it.
+/// A document is matched as the text that is sent for it.
 fn of_document(selector: &Selector, edit: &Edit) {
     let document = Document {
         id: "Anna".to_owned(),
@@ -187,11 +187,11 @@ fn of_document(selector: &Selector, edit: &Edit) {
     }
 }
 
-/// Bytes of a selector as it is shown, for each byte of its text: what it holds is bounded by what came.
+/// Largest size of a selector's debug text per byte of its source: its memory is bounded by its input.
 const SHOWN_PER_BYTE_MAX: usize = 400;
 
 #[test]
-fn a_long_name_is_not_kept_for_each_of_many_conditions() {
+fn the_memory_of_long_names_is_bounded() {
     let name = "x".repeat(100_000);
     let conditions = vec!["{\"$gt\":1}"; 1_000].join(",");
     for text in [

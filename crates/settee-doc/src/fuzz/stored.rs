@@ -1,13 +1,13 @@
-//! What lies in the store: metas, tables of attachments, keys.
+//! Stored data: metas, tables of attachments, keys.
 
 use bytes::Bytes;
 use settee_sim::fuzz::{Target, check_json};
 
-use crate::attachment::{Orphan, decode_table, encode_table};
+use crate::attachment::{UnreferencedUpload, decode_table, encode_table};
 use crate::keys::{
-    LeafMeta, chunk_boundary, chunk_key, decode_chunk_meta, decode_number, decode_path_key, decode_purge_key,
-    decode_upload_key, describe, describe_name, encode_leaf_meta, encode_number, hashes, measure, path_key,
-    path_prefix, purge_key, upload_key,
+    LeafMeta, aggregate, chunk_boundary, chunk_key, decode_chunk_meta, decode_intent_key, decode_number,
+    decode_path_key, decode_purge_key, describe, describe_name, encode_leaf_meta, encode_number, hashes,
+    intent_key, path_key, path_prefix, purge_key,
 };
 use crate::revision::Revision;
 
@@ -53,14 +53,14 @@ fn stored(input: &[u8]) -> bool {
         Some((b'm', meta)) => leaf_meta(meta),
         Some((b't', table)) => attachment_table(table),
         Some((b'k', key)) => any_key(key),
-        Some((b'l', list)) => listed_uploads(list),
+        Some((b'l', list)) => intent_list(list),
         _ => false,
     }
 }
 
-/// A leaf's meta is what is encoded of what it says, as far back as a meta goes.
+/// A decoded leaf's meta encodes to the same bytes, as far back as a meta reaches.
 fn leaf_meta(bytes: &[u8]) -> bool {
-    let _ = (decode_chunk_meta(bytes), measure(b"dx", bytes, 7), hashes(bytes));
+    let _ = (decode_chunk_meta(bytes), aggregate(b"dx", bytes, 7), hashes(bytes));
     if let Ok(number) = decode_number(bytes) {
         assert_eq!(encode_number(number), bytes);
     }
@@ -68,24 +68,24 @@ fn leaf_meta(bytes: &[u8]) -> bool {
     let generation = meta.revision.generation;
     let tail = meta.tail();
     assert_eq!(tail[0], meta.revision.hash);
-    // A body that stands apart has its length behind the generation.
+    // An out-of-line body has its length behind the generation.
     let header_size = if bytes[0] & 8 == 0 { 5 } else { 9 };
     assert!(tail.len() <= generation as usize && tail.len() * 16 + header_size == bytes.len());
     let (deleted, conflicts, attachments) = (meta.deleted(), meta.has_conflicts(), meta.has_attachments());
-    let apart = meta.apart_bytes;
-    let encoded = encode_leaf_meta(generation, &tail, deleted, conflicts, attachments, apart);
+    let out_of_line_bytes = meta.out_of_line_bytes;
+    let encoded = encode_leaf_meta(generation, &tail, deleted, conflicts, attachments, out_of_line_bytes);
     let kept = tail.len().min((generation - chunk_boundary(generation) + 1) as usize);
-    let flags = bytes[0] & 7 | if apart > 0 { 8 } else { 0 };
-    let length = if apart > 0 { &bytes[5..9] } else { &[] };
+    let flags = bytes[0] & 7 | if out_of_line_bytes > 0 { 8 } else { 0 };
+    let length = if out_of_line_bytes > 0 { &bytes[5..9] } else { &[] };
     let expected = [&[flags], &bytes[1..5], length, &bytes[header_size..header_size + kept * 16]].concat();
     assert_eq!(encoded, expected);
-    let again = LeafMeta::decode(&encoded).expect("it was encoded");
-    assert_eq!((again.revision, again.apart_bytes), (meta.revision, apart));
-    assert_eq!(again.tail(), tail[..kept]);
+    let decoded = LeafMeta::decode(&encoded).expect("it was encoded");
+    assert_eq!((decoded.revision, decoded.out_of_line_bytes), (meta.revision, out_of_line_bytes));
+    assert_eq!(decoded.tail(), tail[..kept]);
     true
 }
 
-/// A table of attachments and the body behind it survive being stored.
+/// A table of attachments and the body behind it are decoded unchanged.
 fn attachment_table(bytes: &[u8]) -> bool {
     let Ok((table, body)) = decode_table(&Bytes::copy_from_slice(bytes)) else { return false };
     assert!(bytes.ends_with(&body));
@@ -100,31 +100,31 @@ fn attachment_table(bytes: &[u8]) -> bool {
     true
 }
 
-/// What a mark lists is what was listed.
-fn listed_uploads(bytes: &[u8]) -> bool {
-    let Ok(orphan) = Orphan::from_list("x".into(), [7; 16], bytes) else { return false };
-    assert_eq!(orphan.list(), bytes);
+/// An upload intent's list is decoded unchanged.
+fn intent_list(bytes: &[u8]) -> bool {
+    let Ok(unreferenced) = UnreferencedUpload::from_list("x".into(), [7; 16], bytes) else { return false };
+    assert_eq!(unreferenced.list(), bytes);
     true
 }
 
-/// A key says what it was made of; of any other there is something to say.
+/// A key is decoded to its parts; any other key has a description.
 fn any_key(key: &[u8]) -> bool {
     assert!(!describe(key).is_empty() && !describe_name(key).is_empty());
     let Some((kind, rest)) = key.split_first() else { return false };
-    let _ = measure(key, rest, 1);
+    let _ = aggregate(key, rest, 1);
     match kind {
         b'g' => {
             let Ok(number) = decode_purge_key(key) else { return false };
             assert_eq!(purge_key(number), key);
         }
         b'u' | b'a' => {
-            let Ok((id, upload)) = decode_upload_key(key) else { return false };
-            // An id that isn't UTF-8 is shown longer than it is.
+            let Ok((id, upload)) = decode_intent_key(key) else { return false };
+            // An id that isn't UTF-8 is described with more bytes than it has.
             if id.contains(char::REPLACEMENT_CHARACTER) {
                 return false;
             }
-            assert_eq!(decode_upload_key(&upload_key(&id, &upload)).ok(), Some((id.clone(), upload)));
-            assert!(chunk_key(&id, &upload, 7).starts_with(&[b"a", &upload_key(&id, &upload)[1..]].concat()));
+            assert_eq!(decode_intent_key(&intent_key(&id, &upload)).ok(), Some((id.clone(), upload)));
+            assert!(chunk_key(&id, &upload, 7).starts_with(&[b"a", &intent_key(&id, &upload)[1..]].concat()));
         }
         b'p' => {
             let Some((id, hash)) = rest.split_at_checked(rest.len().saturating_sub(16)) else { return false };

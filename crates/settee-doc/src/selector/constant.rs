@@ -1,4 +1,4 @@
-//! The values that a selector holds, and how a document's values compare with them.
+//! Constants in a selector, and their comparison with a document's values.
 
 use std::cmp::Ordering;
 use std::sync::LazyLock;
@@ -6,27 +6,27 @@ use std::sync::LazyLock;
 use icu_collator::options::CollatorOptions;
 use icu_collator::{Collator, CollatorBorrowed, CollatorPreferences};
 
-use super::raw::{Kind, Number, Raw};
+use super::raw::{Number, Raw, ValueKind};
 use super::{NESTING_MAX, SelectorError};
 
-/// Unicode's root collation, by which CouchDB's views order strings as well.
+/// Unicode's root collation, which CouchDB's views use too.
 static COLLATOR: LazyLock<CollatorBorrowed<'static>> = LazyLock::new(|| {
     Collator::try_new(CollatorPreferences::default(), CollatorOptions::default())
         .expect("the root collation is compiled in")
 });
 
-/// How values compare.
+/// An order of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// As in views: null, false, true, numbers, strings by collation, arrays, objects.
+    /// The order of views: null, false, true, numbers, strings by collation, arrays, objects.
     Collated,
-    /// As Erlang orders terms, strings by their bytes: what Mango does for `_id`.
+    /// Erlang's order of terms, strings by their bytes: Mango uses it for `_id`.
     Bytes,
-    /// As `Bytes`, with 1 before 1.0: only what is the same is equal.
+    /// As `Bytes`, with 1 before 1.0: only identical values are equal.
     Exact,
 }
 
-/// A value in a selector.
+/// A constant of a selector.
 #[derive(Debug, Clone)]
 pub(super) enum Constant {
     Null,
@@ -38,22 +38,22 @@ pub(super) enum Constant {
 }
 
 impl Constant {
-    /// Reads one; `depth` is how deep it lies.
+    /// Parses a constant at nesting depth `depth`.
     pub(super) fn parse(raw: Raw<'_>, depth: usize) -> Result<Constant, SelectorError> {
         if depth > NESTING_MAX {
             return Err(SelectorError::too_deep());
         }
         Ok(match raw.kind() {
-            Kind::Null => Constant::Null,
-            Kind::False => Constant::Boolean(false),
-            Kind::True => Constant::Boolean(true),
-            Kind::Number => Constant::Number(raw.number().ok_or_else(SelectorError::bad_json)?),
-            Kind::Text => Constant::Text(raw.text().ok_or_else(SelectorError::bad_json)?.into_owned()),
-            Kind::Array => {
+            ValueKind::Null => Constant::Null,
+            ValueKind::False => Constant::Boolean(false),
+            ValueKind::True => Constant::Boolean(true),
+            ValueKind::Number => Constant::Number(raw.number().ok_or_else(SelectorError::bad_json)?),
+            ValueKind::Text => Constant::Text(raw.text().ok_or_else(SelectorError::bad_json)?.into_owned()),
+            ValueKind::Array => {
                 let elements = raw.elements().map(|element| Constant::parse(element, depth + 1));
                 Constant::Array(elements.collect::<Result<_, _>>()?)
             }
-            Kind::Object => {
+            ValueKind::Object => {
                 let members = raw.members().map(|(name, value)| {
                     let name = name.text().ok_or_else(SelectorError::bad_json)?;
                     Ok((name.into_owned(), Constant::parse(value, depth + 1)?))
@@ -63,19 +63,19 @@ impl Constant {
         })
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ValueKind {
         match self {
-            Constant::Null => Kind::Null,
-            Constant::Boolean(false) => Kind::False,
-            Constant::Boolean(true) => Kind::True,
-            Constant::Number(_) => Kind::Number,
-            Constant::Text(_) => Kind::Text,
-            Constant::Array(_) => Kind::Array,
-            Constant::Object(_) => Kind::Object,
+            Constant::Null => ValueKind::Null,
+            Constant::Boolean(false) => ValueKind::False,
+            Constant::Boolean(true) => ValueKind::True,
+            Constant::Number(_) => ValueKind::Number,
+            Constant::Text(_) => ValueKind::Text,
+            Constant::Array(_) => ValueKind::Array,
+            Constant::Object(_) => ValueKind::Object,
         }
     }
 
-    /// How `value` stands to this one.
+    /// Compares `value` with this constant.
     pub(super) fn order_of(&self, value: Raw<'_>, order: Order) -> Ordering {
         #[cfg(test)]
         super::work::count();
@@ -83,7 +83,7 @@ impl Constant {
         by_kind.then_with(|| self.order_within(value, order))
     }
 
-    /// How it stands to another one.
+    /// Compares this constant with another one.
     pub(super) fn order(&self, other: &Constant, order: Order) -> Ordering {
         let pairs = |one: &[Constant], other: &[Constant]| {
             let mut pairs = one.iter().zip(other).map(|(one, other)| one.order(other, order));
@@ -106,7 +106,7 @@ impl Constant {
         })
     }
 
-    /// How a value of the same kind stands to this one.
+    /// Compares a value of the same type with this constant.
     fn order_within(&self, value: Raw<'_>, order: Order) -> Ordering {
         match self {
             Constant::Null | Constant::Boolean(_) => Ordering::Equal,
@@ -140,8 +140,8 @@ impl Constant {
         }
     }
 
-    /// Whether `value` is this one: strings byte by byte, members in the same order; `strict`: 1 isn't
-    /// 1.0.
+    /// Whether `value` is identical: strings byte by byte, members in the same order; `strict`: 1 differs
+    /// from 1.0.
     pub(super) fn is(&self, value: Raw<'_>, strict: bool) -> bool {
         if value.kind() != self.kind() {
             return false;
@@ -170,7 +170,7 @@ impl Constant {
     }
 }
 
-fn order_kinds(one: Kind, other: Kind, order: Order) -> Ordering {
+fn order_kinds(one: ValueKind, other: ValueKind, order: Order) -> Ordering {
     match order {
         Order::Collated => one.cmp(&other),
         Order::Bytes | Order::Exact => term_rank(one).cmp(&term_rank(other)),
@@ -193,16 +193,16 @@ fn order_text(one: &str, other: &str, order: Order) -> Ordering {
     }
 }
 
-/// Erlang's order of terms, as CouchDB holds JSON in them.
-fn term_rank(kind: Kind) -> u8 {
+/// The rank in Erlang's order of terms, as CouchDB represents JSON.
+fn term_rank(kind: ValueKind) -> u8 {
     match kind {
-        Kind::Number => 0,
-        Kind::False => 1,
-        Kind::Null => 2,
-        Kind::True => 3,
-        Kind::Object => 4,
-        Kind::Array => 5,
-        Kind::Text => 6,
+        ValueKind::Number => 0,
+        ValueKind::False => 1,
+        ValueKind::Null => 2,
+        ValueKind::True => 3,
+        ValueKind::Object => 4,
+        ValueKind::Array => 5,
+        ValueKind::Text => 6,
     }
 }
 
@@ -239,7 +239,7 @@ mod tests {
     ];
 
     #[test]
-    fn values_are_collated_as_views_collate_them() {
+    fn values_are_collated_as_in_views() {
         for (one_index, one) in COLLATED.iter().enumerate() {
             for (other_index, other) in COLLATED.iter().enumerate() {
                 let constant = Constant::parse(Raw(other), 0).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn constants_are_ordered_among_themselves_as_values_are_by_them() {
+    fn constants_are_ordered_like_values() {
         let more = ["1.0", "[1.0]", "{\"a\":1.0}", "{\"a\":2}", "{\"a\":1,\"b\":1}", "1e300", "[[],{}]"];
         let texts = [&COLLATED[..], &more].concat();
         for (one, other) in texts.iter().flat_map(|one| texts.iter().map(move |other| (one, other))) {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_compared_byte_by_byte_and_sort_behind_all_that_is_no_string() {
+    fn ids_are_compared_by_bytes_and_sort_behind_other_types() {
         let constant = |text| Constant::parse(Raw(text), 0).unwrap();
         assert_eq!(constant("\"a\"").order_of(Raw("\"B\""), Order::Bytes), Ordering::Less);
         for other in ["null", "true", "7", "[\"z\"]", "{\"z\":1}"] {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn sameness_is_by_the_order_of_members_and_strictly_by_the_form_of_numbers() {
+    fn identity_depends_on_member_order_and_number_form() {
         let is = |constant, value, strict| Constant::parse(Raw(constant), 0).unwrap().is(Raw(value), strict);
         assert!(is("{\"a\":[1,\"x\"],\"b\":null}", "{\"a\":[1,\"\\u0078\"],\"b\":null}", true));
         assert!(!is("{\"a\":1,\"b\":2}", "{\"b\":2,\"a\":1}", false));

@@ -1,17 +1,17 @@
-//! The lists of `$in`, `$nin` and `$all`, sorted once, so that a value is looked up and not compared with
-//! each.
+//! The lists of `$in`, `$nin` and `$all`, sorted once, so that a value is looked up instead of being compared
+//! with each.
 
 use super::constant::{Constant, Order};
 use super::raw::Raw;
 
-/// Constants that were listed.
+/// The constants of a list.
 #[derive(Debug, Clone)]
 pub(super) struct Constants {
-    /// By [`Order::Exact`], which has those of [`Order::Bytes`] in their order as well; none comes twice.
+    /// Sorted by [`Order::Exact`], which also sorts by [`Order::Bytes`]; without duplicates.
     sorted: Vec<Constant>,
-    /// The same by [`Order::Collated`], as places in `sorted`.
+    /// Indexes in `sorted`, sorted by [`Order::Collated`].
     by_collation: Vec<u32>,
-    /// Whether one alone was listed.
+    /// Whether the list had one element.
     is_single: bool,
 }
 
@@ -26,7 +26,7 @@ impl Constants {
         Constants { sorted: list, by_collation, is_single }
     }
 
-    /// Whether `value` is equal to one of them in that order.
+    /// Whether `value` equals one of them in this order.
     pub(super) fn has(&self, value: Raw<'_>, order: Order) -> bool {
         match order {
             Order::Collated => {
@@ -42,7 +42,7 @@ impl Constants {
         self.sorted.binary_search_by(|constant| constant.order_of(value, order).reverse()).ok()
     }
 
-    /// Whether an array has all of them, or is the only one.
+    /// Whether an array contains all of them, or is the only one.
     pub(super) fn all_in(&self, array: Raw<'_>) -> bool {
         match &self.sorted[..] {
             [] => return false,
@@ -53,7 +53,7 @@ impl Constants {
         let mut missing = self.sorted.len();
         for element in array.elements() {
             let Some(place) = self.place(element, Order::Exact) else { continue };
-            // What is no text after all is equal to an empty one.
+            // A malformed string compares as an empty one.
             if !is_there[place] && self.sorted[place].is(element, true) {
                 is_there[place] = true;
                 missing -= 1;

@@ -1,32 +1,32 @@
-//! `fields`: of a document only those named.
+//! `fields`: the projection of a document.
 
 use serde_json::value::RawValue;
 
 use super::parse::parse_path;
 use super::paths::Paths;
-use super::raw::{Kind, Raw};
+use super::raw::{Raw, ValueKind};
 use super::{Found, SELECTOR_BYTES_MAX, SelectorError};
 use crate::json::write_json_string;
 
-/// Most fields of a list.
+/// Largest number of fields of a list.
 const FIELDS_MAX: usize = 1_000;
 
-/// Which fields are shown of a document, each with the objects that it lies in.
+/// The fields shown of a document, each within its enclosing objects.
 #[derive(Debug, Clone)]
 pub struct Fields {
     paths: Paths,
-    /// Their places, in the order in which they were listed.
+    /// Their indexes in `paths`, in the order of the list.
     places: Vec<usize>,
 }
 
-/// What is shown: a value's text, or members.
+/// A shown value's text, or an object with shown members.
 enum Shown<'a> {
     Value(Raw<'a>),
     Object(Vec<(&'a str, Shown<'a>)>),
 }
 
 impl Fields {
-    /// Reads a list of names. An empty one means all fields, which is None.
+    /// Parses a list of names. An empty one means all fields: `None`.
     ///
     /// # Errors
     /// `invalid_fields`, `invalid_field` and `invalid_field_name`.
@@ -37,7 +37,7 @@ impl Fields {
         }
         let raw = serde_json::from_str::<&RawValue>(text).map_err(|_| SelectorError::bad_json())?;
         let raw = Raw::new(raw.get());
-        if raw.kind() != Kind::Array {
+        if raw.kind() != ValueKind::Array {
             let reason = "Selector error: fields must be JSON array";
             return Err(SelectorError::new("invalid_fields", reason));
         }
@@ -64,7 +64,7 @@ impl Fields {
         Ok(Some(Fields { paths: listed, places }))
     }
 
-    /// Appends an object with those fields of `object`, a JSON text, that it has.
+    /// Appends an object with those listed fields that `object`, a JSON text, has.
     pub fn write(&self, object: &str, out: &mut Vec<u8>) {
         let found = self.paths.find(Raw::new(object));
         let mut shown = Vec::new();
@@ -77,7 +77,7 @@ impl Fields {
     }
 }
 
-/// Puts a value where its path says. What a whole value that is shown already has, is there.
+/// Adds a value at its path, unless an enclosing value is already shown.
 fn show<'a>(mut members: &mut Vec<(&'a str, Shown<'a>)>, path: &'a [String], value: Raw<'a>) {
     let Some((last, outer)) = path.split_last() else { return };
     for name in outer {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_shown_with_the_objects_that_they_lie_in() {
+    fn fields_are_shown_within_their_objects() {
         let object = r#"{"_id":"x","a":{"b":1,"c":[5,{"d":2}]},"e.f":3}"#;
         assert_eq!(shown(r#"["_id","a.b","none","a.x.y"]"#, object), r#"{"_id":"x","a":{"b":1}}"#);
         assert_eq!(shown(r#"["e\\.f"]"#, object), r#"{"e.f":3}"#);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn many_fields_of_a_large_object_cost_one_walk_of_it() {
+    fn many_fields_of_a_large_object_cost_one_walk() {
         let names: Vec<String> = (0..FIELDS_MAX).map(|n| format!("\"a.b{n}.c\"")).collect();
         let fields = Fields::parse(&format!("[{}]", names.join(","))).unwrap().unwrap();
         let members: Vec<String> = (0..50_000).map(|n| format!("\"b{n}\":{{\"c\":{n}}}")).collect();

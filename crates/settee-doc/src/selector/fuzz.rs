@@ -1,5 +1,5 @@
-//! Goal: the walk over JSON text finds what is there, and comes to an end in anything else.
-//! Method: as in `crate::fuzz`; another parser says what is there.
+//! Goal: the walk over JSON text finds its values, and ends in anything else.
+//! Method: as in `crate::fuzz`; another parser provides the expected values.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use settee_sim::fuzz::{Target, check_json};
 
 use super::constant::{Constant, Order};
-use super::raw::{Kind, Number, Raw};
+use super::raw::{Number, Raw, ValueKind};
 
 pub(crate) const RAW: Target = Target {
     name: "raw",
@@ -27,11 +27,11 @@ pub(crate) const RAW: Target = Target {
     generate: |source| format!("{}\0{}", source.json(), source.json()).into_bytes(),
 };
 
-/// How deep a walk through junk goes.
+/// Largest depth of a walk through junk.
 const WALK_DEPTH_MAX: usize = 20;
 
-/// Of a text that is JSON the walk finds what another parser finds; two values have one order, each is
-/// equal to itself, and what is no JSON ends the walk.
+/// In valid JSON the walk finds the values that another parser finds; two values have one order, each equals
+/// itself; invalid JSON ends the walk.
 fn raw(input: &[u8]) -> bool {
     let mut texts = input.split(|byte| *byte == 0).map(std::str::from_utf8);
     let Some(Ok(one)) = texts.next() else { return false };
@@ -41,7 +41,7 @@ fn raw(input: &[u8]) -> bool {
         return false;
     }
     let whole = Raw::new(one);
-    // What the other parser refuses: half pairs, numbers that no double holds, deep nesting.
+    // Input that the other parser refuses: unpaired surrogates, numbers beyond a double, deep nesting.
     if let Ok(value) = serde_json::from_str::<Value>(one) {
         same(whole, &value);
     }
@@ -60,7 +60,7 @@ fn raw(input: &[u8]) -> bool {
     true
 }
 
-/// How many values it comes by.
+/// Number of values visited.
 fn walk(raw: Raw<'_>, depth: usize) -> usize {
     let _ = (raw.kind(), raw.text(), raw.number(), raw.member("a"), raw.is_text("a"));
     if depth == WALK_DEPTH_MAX {
@@ -73,9 +73,9 @@ fn walk(raw: Raw<'_>, depth: usize) -> usize {
 
 fn same(raw: Raw<'_>, value: &Value) {
     match value {
-        Value::Null => assert_eq!(raw.kind(), Kind::Null),
-        Value::Bool(false) => assert_eq!(raw.kind(), Kind::False),
-        Value::Bool(true) => assert_eq!(raw.kind(), Kind::True),
+        Value::Null => assert_eq!(raw.kind(), ValueKind::Null),
+        Value::Bool(false) => assert_eq!(raw.kind(), ValueKind::False),
+        Value::Bool(true) => assert_eq!(raw.kind(), ValueKind::True),
         Value::Number(number) => {
             let expected = number.as_f64().expect("there are doubles alone");
             match raw.number().expect("a number") {
@@ -104,7 +104,7 @@ fn same(raw: Raw<'_>, value: &Value) {
     }
 }
 
-/// The other parser may be off by the last bit.
+/// The other parser may round the last bit differently.
 fn near(one: f64, other: f64) {
     assert!(one == other || (one - other).abs() <= other.abs() * 1e-14, "{one:e} is not {other:e}");
 }

@@ -1,4 +1,4 @@
-//! Reading selectors: every form becomes conditions on fields and their combinations.
+//! Parsing of selectors into conditions on fields and their combinations.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,24 +9,24 @@ use serde_json::value::RawValue;
 use super::constant::Constant;
 use super::constants::Constants;
 use super::paths::Paths;
-use super::raw::{Kind, Number, Raw};
+use super::raw::{Number, Raw, ValueKind};
 use super::{
     CONDITIONS_MAX, Comparison, LISTED_MAX, NESTING_MAX, Node, PATH_BYTES_MAX, Path, REGEX_BYTES_MAX,
     REGEXES_MAX, SELECTOR_BYTES_MAX, Selector, SelectorError, Test, WALKS_MAX,
 };
 
-/// What becomes of a condition.
+/// The context of a condition.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// It stays as it is.
+    /// No negation.
     Plain,
-    /// A negation around it was pushed down to it.
+    /// A negation around it is pushed down to it.
     Negated,
-    /// It stands within `$elemMatch` or its like, where negations aren't pushed.
+    /// Within `$elemMatch` or a similar operator, where negations aren't pushed down.
     Inside,
 }
 
-/// Reads a selector.
+/// Parses a selector.
 pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
     if text.len() > SELECTOR_BYTES_MAX {
         let reason = format!("A selector has at most {SELECTOR_BYTES_MAX} bytes.");
@@ -34,7 +34,7 @@ pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
     }
     let raw = serde_json::from_str::<&RawValue>(text).map_err(|_| SelectorError::bad_json())?;
     let raw = Raw::new(raw.get());
-    if raw.kind() != Kind::Object {
+    if raw.kind() != ValueKind::Object {
         let reason = format!("Selector must be a JSON object, not: {}", raw.0);
         return Err(SelectorError::new("invalid_selector_json", reason));
     }
@@ -62,7 +62,7 @@ pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
     Ok(selector)
 }
 
-/// Does something with the paths of those conditions that are on the document, not on what lies in it.
+/// Visits the paths of the conditions on the document itself, not those on nested values.
 fn each_path(node: &mut Node, with: &mut impl FnMut(&mut Path)) {
     match node {
         Node::And(nodes) | Node::Or(nodes) => nodes.iter_mut().for_each(|node| each_path(node, with)),
@@ -81,7 +81,7 @@ struct Parser {
 }
 
 impl Parser {
-    /// The condition that `value` is on the field at `path`.
+    /// Parses the condition `value` on the field at `path`.
     fn node(&mut self, value: Raw<'_>, path: &str, mode: Mode, depth: usize) -> Result<Node, SelectorError> {
         if depth > NESTING_MAX {
             return Err(SelectorError::too_deep());
@@ -92,7 +92,7 @@ impl Parser {
             return Err(SelectorError::new("invalid_selector", reason));
         }
         let mut members = members_of(value)?;
-        // A condition for each member, or one for none.
+        // The path counts once per member, or once if there is none.
         self.path_bytes = self.path_bytes.saturating_add(path.len().saturating_mul(members.len().max(1)));
         if self.path_bytes > PATH_BYTES_MAX {
             let reason = format!("The names in a selector have at most {PATH_BYTES_MAX} bytes.");
@@ -115,7 +115,7 @@ impl Parser {
         }
     }
 
-    /// The condition that a member of a selector is.
+    /// Parses the condition of a selector's member.
     fn member(
         &mut self,
         name: &str,
@@ -126,7 +126,7 @@ impl Parser {
     ) -> Result<Node, SelectorError> {
         match name {
             "$and" | "$or" | "$nor" => self.combination(name, value, path, mode, depth),
-            "$not" if value.kind() != Kind::Object => Err(SelectorError::bad_argument(name, value)),
+            "$not" if value.kind() != ValueKind::Object => Err(SelectorError::bad_argument(name, value)),
             "$not" => match mode {
                 Mode::Plain => self.node(value, path, Mode::Negated, depth + 1),
                 Mode::Negated => self.node(value, path, Mode::Plain, depth + 1),
@@ -149,7 +149,7 @@ impl Parser {
         mode: Mode,
         depth: usize,
     ) -> Result<Node, SelectorError> {
-        if list.kind() != Kind::Array {
+        if list.kind() != ValueKind::Array {
             return Err(SelectorError::bad_argument(name, list));
         }
         let within = match (name, mode) {
@@ -163,7 +163,7 @@ impl Parser {
             let inverted = name == "$nor" && mode == Mode::Inside;
             nodes.push(if inverted { Node::Not(Box::new(node)) } else { node });
         }
-        // None of them, or, negated, not all of them.
+        // None of them; negated: not all of them.
         let all = match name {
             "$or" => mode == Mode::Negated,
             _ => mode != Mode::Negated,
@@ -197,8 +197,8 @@ impl Parser {
                 })
             }
             "$exists" => match value.kind() {
-                Kind::True => Ok(Test::Exists(true)),
-                Kind::False => Ok(Test::Exists(false)),
+                ValueKind::True => Ok(Test::Exists(true)),
+                ValueKind::False => Ok(Test::Exists(false)),
                 _ => Err(bad()),
             },
             "$type" => Ok(Test::Type(value.text().ok_or_else(bad)?.into_owned())),
@@ -214,7 +214,7 @@ impl Parser {
                 }
             }
             "$elemMatch" | "$allMatch" | "$keyMapMatch" => {
-                if value.kind() != Kind::Object {
+                if value.kind() != ValueKind::Object {
                     return Err(bad());
                 }
                 let node = Box::new(self.node(value, "", Mode::Inside, depth + 1)?);
@@ -224,9 +224,9 @@ impl Parser {
                     _ => Test::AnyKey(node),
                 })
             }
-            // Of what is no string CouchDB says that the operator doesn't exist.
-            "$regex" if value.kind() == Kind::Text => self.regex(value).map(Test::Regex),
-            "$beginsWith" if value.kind() == Kind::Text => {
+            // For a value that isn't a string, CouchDB reports an unknown operator.
+            "$regex" if value.kind() == ValueKind::Text => self.regex(value).map(Test::Regex),
+            "$beginsWith" if value.kind() == ValueKind::Text => {
                 Ok(Test::BeginsWith(value.text().ok_or_else(SelectorError::bad_json)?.into_owned()))
             }
             "$text" | "$where" | "$geoWithin" | "$geoIntersects" | "$near" | "$nearSphere" => {
@@ -248,8 +248,7 @@ impl Parser {
         Ok(Node::Field { path, test })
     }
 
-    /// Bytes are matched, as PCRE does it for CouchDB; by characters where the expression can't be
-    /// had otherwise.
+    /// Matches bytes, as PCRE does for CouchDB; characters if the expression requires it.
     fn regex(&mut self, value: Raw<'_>) -> Result<Regex, SelectorError> {
         self.regex_count += 1;
         if self.regex_count > REGEXES_MAX {
@@ -276,7 +275,7 @@ fn integer(value: Raw<'_>) -> Option<i128> {
     }
 }
 
-/// An object's members; of two of the same name the last.
+/// An object's members; of repeated names the last.
 fn members_of(object: Raw<'_>) -> Result<Vec<(Cow<'_, str>, Raw<'_>)>, SelectorError> {
     let mut members: Vec<(Cow<'_, str>, Raw<'_>)> = Vec::new();
     let mut places = HashMap::new();
@@ -291,10 +290,10 @@ fn members_of(object: Raw<'_>) -> Result<Vec<(Cow<'_, str>, Raw<'_>)>, SelectorE
     Ok(members)
 }
 
-/// The names in a field's name: dots part them, but where a backslash stands before.
+/// Splits a field's name at dots that don't follow a backslash.
 ///
 /// # Errors
-/// `invalid_field_name` where one is empty.
+/// `invalid_field_name` if a part is empty.
 pub(super) fn parse_path(field: &str) -> Result<Vec<String>, SelectorError> {
     if field.is_empty() {
         return Ok(Vec::new());

@@ -1,11 +1,11 @@
-//! Paths into a value, all of them looked up in one walk of it, however many there are.
+//! Paths into a value, all looked up in one walk.
 
 use std::ops::Range;
 
 use super::Found;
-use super::raw::{Kind, Raw};
+use super::raw::{Raw, ValueKind};
 
-/// Paths, each the names, or places in arrays, from the outside in.
+/// Sorted paths, each the member names and array indexes from the outside in.
 #[derive(Debug, Clone)]
 pub(super) struct Paths(Vec<Vec<String>>);
 
@@ -16,24 +16,24 @@ impl Paths {
         Paths(paths)
     }
 
-    /// A path's place among what is found.
+    /// A path's index in the results.
     pub(super) fn place(&self, path: &[String]) -> Option<usize> {
         self.0.binary_search_by(|one| one.as_slice().cmp(path)).ok()
     }
 
-    /// The path of that place.
+    /// The path of a result's index.
     pub(super) fn path(&self, place: usize) -> &[String] {
         &self.0[place]
     }
 
-    /// What is there, by place.
+    /// The values at the paths, by index.
     pub(super) fn find<'a>(&self, value: Raw<'a>) -> Vec<Found<'a>> {
         let mut found = vec![Found::Missing; self.0.len()];
         find(&self.0, 0, value, &mut found);
         found
     }
 
-    /// What is there among an object's members. The object itself is missing.
+    /// The values at the paths in an object with these members. The object itself is missing.
     pub(super) fn find_among<'a>(&self, members: impl Iterator<Item = (Raw<'a>, Raw<'a>)>) -> Vec<Found<'a>> {
         let mut found = vec![Found::Missing; self.0.len()];
         let own = usize::from(self.0.first().is_some_and(Vec::is_empty));
@@ -42,7 +42,7 @@ impl Paths {
     }
 }
 
-/// Those of `paths`, which are one up to `depth`, in the value that lies there.
+/// Looks up `paths`, which agree up to `depth`, in the value at that depth.
 fn find<'a>(paths: &[Vec<String>], depth: usize, value: Raw<'a>, found: &mut [Found<'a>]) {
     let is_own = paths.first().is_some_and(|path| path.len() == depth);
     if is_own {
@@ -51,8 +51,8 @@ fn find<'a>(paths: &[Vec<String>], depth: usize, value: Raw<'a>, found: &mut [Fo
     let (paths, found) = (&paths[usize::from(is_own)..], &mut found[usize::from(is_own)..]);
     match value.kind() {
         _ if paths.is_empty() => {}
-        Kind::Object => find_members(paths, depth, value.members(), found),
-        Kind::Array => find_elements(paths, depth, value, found),
+        ValueKind::Object => find_members(paths, depth, value.members(), found),
+        ValueKind::Array => find_elements(paths, depth, value, found),
         _ => found.fill(Found::NoPath),
     }
 }
@@ -67,7 +67,7 @@ fn find_members<'a>(
         groups(paths, depth).map(|range| (paths[range.start][depth].as_str(), range, None)).collect();
     for (name, value) in members {
         let Some(name) = name.text() else { continue };
-        // The last of two of the same name counts.
+        // Of repeated names the last counts.
         if let Ok(place) = groups.binary_search_by(|(wanted, ..)| (*wanted).cmp(&name)) {
             groups[place].2 = Some(value);
         }
@@ -85,7 +85,7 @@ fn find_elements<'a>(paths: &[Vec<String>], depth: usize, array: Raw<'a>, found:
     let place = |range: &Range<usize>| usize::try_from(paths[range.start][depth].parse::<i64>().ok()?).ok();
     let mut groups: Vec<(usize, Range<usize>)> =
         groups(paths, depth).filter_map(|range| Some((place(&range)?, range))).collect();
-    // A place has more than one name: `1`, `01`.
+    // An index has several spellings: `1`, `01`.
     groups.sort_unstable_by_key(|(place, _)| *place);
     let mut groups = groups.into_iter().peekable();
     for (at, value) in array.elements().enumerate() {
@@ -98,7 +98,7 @@ fn find_elements<'a>(paths: &[Vec<String>], depth: usize, array: Raw<'a>, found:
     }
 }
 
-/// Sorted paths that are longer than `depth`, by their names there.
+/// Groups sorted paths that are longer than `depth` by their name there.
 fn groups(paths: &[Vec<String>], depth: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     paths.chunk_by(move |one, other| one[depth] == other[depth]).map(move |group| {
@@ -134,7 +134,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn together_as_one_by_one(paths in vec(path(), 0..12)) {
+        fn joint_lookup_equals_single_lookups(paths in vec(path(), 0..12)) {
             let together = Paths::new(paths.clone());
             for value in VALUES.map(Raw::new) {
                 let found = together.find(value);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_found_without_their_object_which_is_missing() {
+    fn members_are_found_without_their_object() {
         let paths = Paths::new(vec![vec![], vec!["a".into(), "0".into()], vec!["b".into()]]);
         let found = paths.find_among(Raw::new(r#"{"a":[7],"c":1}"#).members());
         assert_eq!(found, [Found::Missing, Found::Value(Raw("7")), Found::Missing]);

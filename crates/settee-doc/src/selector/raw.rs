@@ -1,7 +1,7 @@
-//! JSON text, walked where it lies: no tree of it is built.
+//! JSON text, walked without building a tree.
 //!
-//! The text was checked when it came in. What isn't JSON after all (damage that no checksum caught)
-//! ends a walk early: a value is then absent, and nothing panics.
+//! The text was checked when it was stored. Malformed text (damage that no checksum detected) ends a walk
+//! early: a value is then absent, and nothing panics.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -9,16 +9,16 @@ use std::cmp::Ordering;
 /// The white space between JSON's tokens.
 const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
-/// Above it not every integer is a double.
+/// Above this limit not every integer is a double.
 const EXACT_MAX: i128 = 1 << 53;
 
 /// A value's text, without white space around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Raw<'a>(pub(super) &'a str);
 
-/// What a value is, in the order in which values of different kinds are collated.
+/// A value's type, in the collation order of types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     Null,
     False,
     True,
@@ -33,19 +33,19 @@ impl<'a> Raw<'a> {
         Raw(text.trim_matches(SPACE))
     }
 
-    pub(super) fn kind(self) -> Kind {
+    pub(super) fn kind(self) -> ValueKind {
         match self.0.as_bytes().first() {
-            Some(b'{') => Kind::Object,
-            Some(b'[') => Kind::Array,
-            Some(b'"') => Kind::Text,
-            Some(b't') => Kind::True,
-            Some(b'f') => Kind::False,
-            Some(b'0'..=b'9' | b'-') => Kind::Number,
-            _ => Kind::Null,
+            Some(b'{') => ValueKind::Object,
+            Some(b'[') => ValueKind::Array,
+            Some(b'"') => ValueKind::Text,
+            Some(b't') => ValueKind::True,
+            Some(b'f') => ValueKind::False,
+            Some(b'0'..=b'9' | b'-') => ValueKind::Number,
+            _ => ValueKind::Null,
         }
     }
 
-    /// What a string says; None for what is none.
+    /// A string's contents; `None` for other values.
     pub(super) fn text(self) -> Option<Cow<'a, str>> {
         let inner = self.0.strip_prefix('"')?.strip_suffix('"')?;
         if memchr::memchr(b'\\', inner.as_bytes()).is_none() {
@@ -54,7 +54,7 @@ impl<'a> Raw<'a> {
         serde_json::from_str(self.0).ok().map(Cow::Owned)
     }
 
-    /// Whether that is the string `text`.
+    /// Whether it is the string `text`.
     pub(super) fn is_text(self, text: &str) -> bool {
         let quoted = self.0.as_bytes();
         if quoted.len() < text.len() + 2 {
@@ -72,25 +72,25 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// The elements of an array; none of what is no array.
+    /// The elements of an array; empty for other values.
     pub(super) fn elements(self) -> Elements<'a> {
         let inner = self.0.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
         Elements { rest: inner.unwrap_or("") }
     }
 
-    /// The members of an object in their order; none of what is no object.
+    /// The members of an object in their order; empty for other values.
     pub(super) fn members(self) -> Members<'a> {
         let inner = self.0.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
         Members { rest: inner.unwrap_or("") }
     }
 
-    /// The last member of that name, which is the one that counts where a name comes twice.
+    /// The last member of that name, which counts if a name is repeated.
     pub(super) fn member(self, name: &str) -> Option<Raw<'a>> {
         self.members().filter(|(key, _)| key.is_text(name)).last().map(|(_, value)| value)
     }
 }
 
-/// A number: an integer is never equal to another one by rounding.
+/// A number: two different integers never become equal by rounding.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Number {
     Integer(i128),
@@ -98,7 +98,7 @@ pub(super) enum Number {
 }
 
 impl Number {
-    /// By value, integers and floats alike.
+    /// Compares by value, integers and floats alike.
     pub(super) fn order(self, other: Number) -> Ordering {
         match (self, other) {
             (Number::Integer(one), Number::Integer(other)) => one.cmp(&other),
@@ -108,7 +108,7 @@ impl Number {
         }
     }
 
-    /// Whether both are integers, or both floats, and the same.
+    /// Whether both are integers, or both floats, and equal.
     pub(super) fn is_exactly(self, other: Number) -> bool {
         let alike = matches!(self, Number::Integer(_)) == matches!(other, Number::Integer(_));
         alike && self.order(other) == Ordering::Equal
@@ -119,7 +119,7 @@ fn order_mixed(integer: i128, float: f64) -> Ordering {
     if (-EXACT_MAX..=EXACT_MAX).contains(&integer) {
         return (integer as f64).partial_cmp(&float).unwrap_or(Ordering::Equal);
     }
-    // Beyond all integers, where the cast would saturate.
+    // Beyond the integers' range, where the cast would saturate.
     let least = i128::MIN as f64;
     if float >= -least {
         return Ordering::Less;
@@ -127,7 +127,7 @@ fn order_mixed(integer: i128, float: f64) -> Ordering {
     if float < least {
         return Ordering::Greater;
     }
-    // So large a float has no fraction where it is near the integer.
+    // A float this large has no fraction near the integer.
     integer.cmp(&(float as i128))
 }
 
@@ -154,7 +154,7 @@ pub(super) struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// Of an object's text without its braces.
+    /// The members of an object's text without braces.
     pub(super) fn of(text: &'a str) -> Members<'a> {
         Members { rest: text }
     }
@@ -171,12 +171,12 @@ impl<'a> Iterator for Members<'a> {
     }
 }
 
-/// What stands behind that mark.
+/// The text behind a delimiter.
 fn after(text: &str, mark: u8) -> Option<&str> {
     text.trim_start_matches(SPACE).strip_prefix(char::from(mark))
 }
 
-/// The value at the front, and what follows it.
+/// The value at the front, and the rest.
 fn split_value(text: &str) -> Option<(Raw<'_>, &str)> {
     #[cfg(test)]
     super::work::count();
@@ -197,7 +197,7 @@ fn value_end(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The position behind the array or object that begins `bytes`.
+/// The position behind the array or object at the front of `bytes`.
 fn nested_end(bytes: &[u8]) -> Option<usize> {
     let (mut at, mut depth) = (0, 0_usize);
     loop {
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_and_elements_are_found_whatever_lies_in_their_values() {
+    fn members_and_elements_are_found_between_nested_values() {
         let text = r#" { "a" : [1, {"x": "]}\"\\"}, "}"] , "b":"é\u0062" ,"c":{},"d" : -1.5e3} "#;
         let object = Raw::new(text);
         let names: Vec<_> = object.members().map(|(name, _)| name.0).collect();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_two_members_of_a_name_counts_and_names_are_unescaped() {
+    fn the_last_member_of_a_name_counts_and_names_are_unescaped() {
         let object = Raw::new(r#"{"a":1,"\u0061":2,"b\\":3}"#);
         assert_eq!(object.member("a"), Some(Raw("2")));
         assert_eq!(object.member("b\\"), Some(Raw("3")));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_ends_a_walk() {
+    fn malformed_json_ends_a_walk() {
         for junk in ["{\"a\"", "{\"a\":", "{\"a\":\"x", "[1,[2", "{\"a\" 1}", "[,]", "{", "[\"\\", "\"", ""] {
             let raw = Raw::new(junk);
             assert!(raw.members().count() <= 1 && raw.elements().count() <= 1, "{junk}");

@@ -1,6 +1,6 @@
-//! Goal: a selector matches what CouchDB's would, and reads of a document no more than it must.
-//! Method: cases by operator, each with documents that match and others that don't; then random
-//! selectors over random documents against a matcher that follows the rules word by word on trees.
+//! Goal: a selector matches what CouchDB's would, and reads no more of a document than it must.
+//! Method: cases by operator, each with documents that match and others that don't; then random selectors
+//! over random documents, compared with a matcher that applies the rules literally to trees.
 
 use std::cmp::Ordering;
 
@@ -16,7 +16,7 @@ fn matches(selector: &Value, document: &Value) -> bool {
     selector.matches_json(&document.to_string())
 }
 
-/// Those of `documents` that match, by their places.
+/// Compares the indexes of the matching `documents`.
 #[track_caller]
 fn check(selector: Value, documents: &[Value], expected: &[usize]) {
     let found: Vec<usize> =
@@ -25,7 +25,7 @@ fn check(selector: Value, documents: &[Value], expected: &[usize]) {
 }
 
 #[test]
-fn an_empty_selector_matches_all_and_bare_values_mean_equality() {
+fn an_empty_selector_matches_all_and_plain_values_mean_equality() {
     let documents = [json!({}), json!({"a": 1}), json!({"a": {"b": 1}}), json!({"a": [1]}), json!({"a": {}})];
     check(json!({}), &documents, &[0, 1, 2, 3, 4]);
     check(json!({"a": 1}), &documents, &[1]);
@@ -38,7 +38,7 @@ fn an_empty_selector_matches_all_and_bare_values_mean_equality() {
 }
 
 #[test]
-fn comparisons_go_across_types_in_the_order_of_views() {
+fn comparisons_across_types_follow_the_order_of_views() {
     let documents = [json!({"a": null}), json!({"a": true}), json!({"a": 5}), json!({"a": "x"})];
     let more = [json!({"a": []}), json!({"a": {}}), json!({"b": 1})];
     let documents = [documents.as_slice(), &more].concat();
@@ -50,19 +50,19 @@ fn comparisons_go_across_types_in_the_order_of_views() {
 }
 
 #[test]
-fn strings_are_collated_but_those_of_ids_are_not() {
+fn strings_are_collated_except_ids() {
     let documents = [json!({"_id": "a", "n": "a"}), json!({"_id": "B", "n": "B"})];
     check(json!({"n": {"$lt": "b"}}), &documents, &[0]);
     check(json!({"n": {"$gt": "a"}}), &documents, &[1]);
     check(json!({"_id": {"$lt": "a"}}), &documents, &[1]);
     check(json!({"_id": {"$gt": null}}), &documents, &[0, 1]);
-    // Canonically equal text is equal.
+    // Canonically equivalent strings are equal.
     check(json!({"n": "é"}), &[json!({"n": "e\u{301}"})], &[0]);
     check(json!({"_id": "é"}), &[json!({"_id": "e\u{301}"})], &[]);
 }
 
 #[test]
-fn a_negation_needs_its_field_and_is_pushed_to_the_conditions() {
+fn a_negation_needs_its_field_and_is_pushed_down() {
     let documents = [json!({"a": 1}), json!({"a": 7}), json!({"b": 1}), json!({"a": 7, "b": 2})];
     check(json!({"$not": {"a": 1}}), &documents, &[1, 3]);
     check(json!({"a": {"$not": {"$gt": 1}}}), &documents, &[0]);
@@ -78,7 +78,7 @@ fn a_negation_needs_its_field_and_is_pushed_to_the_conditions() {
 }
 
 #[test]
-fn combinations_of_nothing_match() {
+fn empty_combinations_match() {
     let documents = [json!({"a": 1}), json!({})];
     for empty in ["$and", "$or", "$nor"] {
         check(json!({empty: []}), &documents, &[0, 1]);
@@ -89,17 +89,17 @@ fn combinations_of_nothing_match() {
 }
 
 #[test]
-fn a_field_exists_also_as_null_and_nothing_lies_within_a_scalar() {
+fn null_fields_exist_and_scalars_have_no_fields() {
     let documents = [json!({"a": null}), json!({"a": 1}), json!({"a": {"b": 0}}), json!({})];
     check(json!({"a": {"$exists": true}}), &documents, &[0, 1, 2]);
     check(json!({"a": {"$exists": false}}), &documents, &[3]);
     check(json!({"a.b": {"$exists": true}}), &documents, &[2]);
-    // A path that leads through a scalar is neither there nor missing.
+    // A path through a scalar is neither present nor missing.
     check(json!({"a.b": {"$exists": false}}), &documents, &[3]);
 }
 
 #[test]
-fn paths_have_escapes_and_places_in_arrays() {
+fn paths_have_escapes_and_array_indexes() {
     let documents =
         [json!({"a.b": 1}), json!({"a": {"b": 1}}), json!({"a": [0, {"b": 1}]}), json!({"a\\b": 1})];
     check(json!({"a\\.b": 1}), &documents, &[0]);
@@ -111,7 +111,7 @@ fn paths_have_escapes_and_places_in_arrays() {
 }
 
 #[test]
-fn types_sizes_and_remainders_are_of_what_has_them() {
+fn type_size_and_mod_match_suitable_values() {
     let values =
         [json!(null), json!(true), json!(10), json!(10.5), json!("x"), json!([1, 2]), json!({"k": 1})];
     let documents: Vec<_> = values.iter().map(|value| json!({"a": value})).collect();
@@ -131,7 +131,7 @@ fn types_sizes_and_remainders_are_of_what_has_them() {
 }
 
 #[test]
-fn membership_looks_into_arrays_and_all_takes_each_as_it_is() {
+fn in_looks_into_arrays_and_all_compares_elements() {
     let documents =
         [json!({"a": 1}), json!({"a": [1, 2]}), json!({"a": [[1, 2]]}), json!({"a": "é"}), json!({})];
     check(json!({"a": {"$in": [1, "e\u{301}"]}}), &documents, &[0, 1, 3]);
@@ -159,14 +159,14 @@ fn elements_and_keys_are_matched_one_by_one() {
     check(json!({"a": {"$allMatch": {"x": {"$gt": 0}}}}), &documents, &[0]);
     check(json!({"a": {"$keyMapMatch": {"$eq": "camera"}}}), &documents, &[4]);
     check(json!({"a": {"$keyMapMatch": {"$regex": "^z"}}}), &documents, &[]);
-    // Within, a negation is what it says: of an element without the field it holds.
+    // Inside, a negation is an ordinary one: it holds for an element without the field.
     check(json!({"a": {"$elemMatch": {"$not": {"x": 1}}}}), &documents, &[0, 1, 3]);
     check(json!({"a": {"$elemMatch": {"$nor": [{"x": 1}, {"x": 2}]}}}), &documents, &[1, 3]);
     check(json!({"a": {"$not": {"$elemMatch": {"x": 2}}}}), &documents, &[1, 2, 3, 4]);
 }
 
 #[test]
-fn strings_are_searched_by_bytes_and_begin_exactly() {
+fn regex_and_begins_with_match_bytes() {
     let documents = [json!({"a": "Grüße"}), json!({"a": "grün"}), json!({"a": 5}), json!({"a": "x\ny"})];
     check(json!({"a": {"$regex": "^(?i)gr"}}), &documents, &[0, 1]);
     check(json!({"a": {"$regex": "ü"}}), &documents, &[0, 1]);
@@ -178,7 +178,7 @@ fn strings_are_searched_by_bytes_and_begin_exactly() {
 }
 
 #[test]
-fn what_is_no_selector_is_refused_by_couchdbs_names() {
+fn invalid_selectors_are_refused_with_couchdbs_errors() {
     let cases = [
         (json!({"a": {"$foo": 1}}), "invalid_operator", "Invalid operator: $foo"),
         (json!({"a": {"$regex": 1}}), "invalid_operator", "Invalid operator: $regex"),
@@ -240,7 +240,7 @@ fn a_selector_is_bounded_in_depth_size_and_automata() {
 }
 
 #[test]
-fn what_matching_costs_grows_with_the_document_and_not_with_the_selector_too() {
+fn the_cost_of_matching_grows_with_the_document_only() {
     let list = |count: usize, of: &dyn Fn(usize) -> String| (0..count).map(of).collect::<Vec<_>>().join(",");
     let numbers = |count, from: usize| list(count, &|n| (n + from).to_string());
     let wanted = 20_000;
@@ -268,14 +268,14 @@ fn what_matching_costs_grows_with_the_document_and_not_with_the_selector_too() {
 }
 
 #[test]
-fn conditions_that_walk_and_values_in_lists_are_bounded() {
+fn walking_conditions_and_list_values_are_limited() {
     let refusal = |selector: Value| Selector::parse(&selector.to_string()).err().map(|error| error.reason);
     let walks = |count| json!({"$or": vec![json!({"a": {"$size": 1}}); count]});
     assert_eq!(refusal(walks(WALKS_MAX)), None);
     assert!(refusal(walks(WALKS_MAX + 1)).unwrap().contains("that look into"));
     let within = json!({"a": {"$elemMatch": {"$or": vec![json!({"b": 1}); WALKS_MAX]}}});
     assert!(refusal(within).unwrap().contains("that look into"));
-    // Of others there may be more.
+    // Other conditions aren't limited.
     assert_eq!(refusal(json!({"$or": vec![json!({"a": "x"}); WALKS_MAX + 1]})), None);
     assert_eq!(refusal(json!({"a": {"$in": vec![1; LISTED_MAX]}})), None);
     let two = json!({"a": {"$in": vec![1; LISTED_MAX]}, "b": {"$all": [1]}});
@@ -283,7 +283,7 @@ fn conditions_that_walk_and_values_in_lists_are_bounded() {
 }
 
 #[test]
-fn a_documents_reserved_members_are_fields_too() {
+fn reserved_members_are_fields_too() {
     let revision: Revision = "2-0123456789abcdef0123456789abcdef".parse().unwrap();
     let document = Document {
         id: "x".into(),
@@ -305,13 +305,13 @@ fn a_documents_reserved_members_are_fields_too() {
     assert_eq!(matches(json!({"_conflicts": {"$exists": true}}), &none), (false, false));
     let extras = Extras { conflicts: vec![revision], ..Extras::default() };
     assert_eq!(matches(json!({"_conflicts": {"$exists": true}}), &extras), (true, false));
-    // Compared as a whole, an object is greater than all that is none.
+    // As a whole, an object is greater than every value that isn't an object.
     assert_eq!(matches(json!({"$and": [{"$gt": "z"}]}), &none), (true, true));
     assert_eq!(matches(json!({"$and": [{"$lt": "z"}, {"a": 1}]}), &none), (false, true));
     assert_eq!(matches(json!({}), &none), (true, false));
 }
 
-// The matcher that follows the rules on trees.
+// The reference matcher, which applies the rules to trees.
 
 #[derive(Clone, Copy, PartialEq)]
 enum Push {
@@ -368,7 +368,7 @@ fn test_at(
         value = match value {
             Value::Object(members) => match members.get(part) {
                 Some(value) => value,
-                // Missing: of all conditions this alone holds.
+                // Missing: only this condition holds.
                 None => {
                     return operator == "$exists" && *argument == json!(push == Push::Negated);
                 }
@@ -437,7 +437,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// The generated strings are lower-case letters, which collate as their bytes do.
+/// The generated strings are lower-case letters, whose collation is that of their bytes.
 fn order(one: &Value, other: &Value, raw: bool) -> Ordering {
     let rank = |value: &Value| {
         let ranks = if raw { [2, 1, 3, 0, 6, 5, 4] } else { [0, 1, 2, 3, 4, 5, 6] };
@@ -492,10 +492,10 @@ fn values() -> impl Strategy<Value = Value> {
 
 fn conditions() -> impl Strategy<Value = Value> {
     let compared = (proptest::sample::select(&["$lt", "$lte", "$eq", "$ne", "$gte", "$gt"]), values());
-    let listed = (proptest::sample::select(&["$in", "$nin", "$all"]), vec(values(), 0..3));
+    let lists = (proptest::sample::select(&["$in", "$nin", "$all"]), vec(values(), 0..3));
     let condition = prop_oneof![
         compared.prop_map(|(name, value)| json!({name: value})),
-        listed.prop_map(|(name, list)| json!({name: list})),
+        lists.prop_map(|(name, list)| json!({name: list})),
         any::<bool>().prop_map(|wanted| json!({"$exists": wanted})),
         proptest::sample::select(&["null", "boolean", "number", "string", "array", "object"])
             .prop_map(|name| json!({"$type": name})),
@@ -527,7 +527,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_selector_matches_what_the_rules_say(
+    fn a_selector_matches_like_the_reference(
         condition in conditions(),
         members in vec((proptest::sample::select(&NAMES), values()), 0..5),
     ) {

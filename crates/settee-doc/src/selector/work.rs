@@ -1,4 +1,4 @@
-//! Counts what matching does, for tests: values that are passed in a text, and comparisons.
+//! Counts the steps of matching, for tests: values passed in a text, and comparisons.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ pub(super) fn count() {
     STEPS.set(STEPS.get() + 1);
 }
 
-/// The steps that something takes.
+/// Number of steps that `what` takes.
 pub(super) fn of(what: impl FnOnce()) -> u64 {
     let before = STEPS.get();
     what();

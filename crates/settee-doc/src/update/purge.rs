@@ -1,36 +1,37 @@
-//! Purging: revisions that go for good, as if they had never been.
+//! Purging: removes revisions permanently, without a trace in the revision tree.
 //!
-//! A purged leaf goes with what of its path and of its attachments no other leaf has; a document
-//! goes with its last leaf, and no change tells of it. A replica may bring either again. Each purge
-//! leaves a note with its number and what it was to remove, for whoever follows the purges.
+//! A purged leaf is removed with those parts of its path and those attachments that no other leaf has; a
+//! document is removed with its last leaf, and then doesn't appear in the changes. A replication may bring
+//! either back. Each purge stores a purge info with its number, the document and the requested revisions, for
+//! clients that follow the purges.
 //!
-//! Invariant: what goes and the note of it are one batch.
+//! Invariant: a removal and its purge info are in one batch.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use settee_store::Snapshot;
+use settee_store::Snapshot as StoreSnapshot;
 
 use crate::Result;
+use crate::counters::{Counter, remove_purge_infos};
 use crate::design::DESIGN_PREFIX;
 use crate::json::write_json_string;
 use crate::keys::{conflict_key, decode_number, document_key, purge_key};
-use crate::numbers::{Number, remove_notes};
+use crate::rev_tree::{TreeLeaf, leaves, unused_chunks};
 use crate::revision::Revision;
-use crate::tree::{Leaf, leaves, unused_chunks};
 
 use super::{Records, Updater, remove_unused_attachments, rewrite};
 
 impl Updater<'_> {
-    /// Removes those of `revisions` that are leaves of a document, and returns them. At most `notes_max`
-    /// notes of purges are left.
+    /// Removes those of `revisions` that are leaves of a document, and returns them. Keeps at most
+    /// `infos_max` purge infos.
     pub(crate) async fn purge(
         &mut self,
         id: &str,
         revisions: &[Revision],
-        notes_max: u64,
+        infos_max: u64,
     ) -> Result<Vec<Revision>> {
-        // Each has a batch of its own, since all write the same number.
+        // Each purge has its own batch, since all write the same counter.
         self.commit().await?;
         let latest = self.writer.latest();
         let old = leaves(&latest, id).await?;
@@ -49,16 +50,16 @@ impl Updater<'_> {
                 records.batch.delete(&key);
             }
         }
-        let number = match self.writer.get(&Number::PurgeSeq.key()).await? {
+        let number = match self.writer.get(&Counter::PurgeSeq.key()).await? {
             Some(last) => decode_number(&last.meta)? + 1,
             None => 1,
         };
-        Number::PurgeSeq.put(number, &mut records.batch);
-        records.number = Some((Number::PurgeSeq, number));
-        if let Some(up_to) = number.checked_sub(notes_max) {
-            remove_notes(&latest, up_to, &mut records.batch).await?;
+        Counter::PurgeSeq.put(number, &mut records.batch);
+        records.number = Some((Counter::PurgeSeq, number));
+        if let Some(up_to) = number.checked_sub(infos_max) {
+            remove_purge_infos(&latest, up_to, &mut records.batch).await?;
         }
-        records.batch.put(&purge_key(number), &[], note(id, revisions), false);
+        records.batch.put(&purge_key(number), &[], purge_info(id, revisions), false);
         records.is_change = true;
         records.has_design = id.starts_with(DESIGN_PREFIX);
         self.deletes_alone &= kept.is_empty();
@@ -69,8 +70,8 @@ impl Updater<'_> {
     }
 }
 
-/// The records that remove a document, but for the chunks of its paths.
-async fn remove(latest: &Snapshot, id: &str, old: &[Leaf]) -> Result<Records> {
+/// The records that remove a document, except the chunks of its paths.
+async fn remove(latest: &StoreSnapshot, id: &str, old: &[TreeLeaf]) -> Result<Records> {
     let mut records = Records::default();
     records.batch.delete(&document_key(id));
     for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
@@ -81,7 +82,7 @@ async fn remove(latest: &Snapshot, id: &str, old: &[Leaf]) -> Result<Records> {
 }
 
 /// `{"id":…,"revs":[…]}`
-fn note(id: &str, revisions: &[Revision]) -> Bytes {
+fn purge_info(id: &str, revisions: &[Revision]) -> Bytes {
     let mut text = b"{\"id\":".to_vec();
     write_json_string(id, &mut text);
     text.extend_from_slice(b",\"revs\":[");

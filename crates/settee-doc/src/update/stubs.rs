@@ -1,26 +1,26 @@
-//! What the stubs of an edit stand for.
+//! Resolution of the attachment stubs of an edit.
 //!
-//! A stub says that a revision has what its parent has under a name. CouchDB looks for that in the
-//! nearest ancestor whose body it still has. Here leaves alone have bodies: so where a replica's
-//! ancestor is no leaf any more, what another leaf has is taken, but only where it must be the same.
+//! A stub states that a revision has its parent's attachment of that name. CouchDB searches the nearest
+//! ancestor whose body it still has. Here only leaves have bodies: if a replicated edit's ancestor isn't a
+//! leaf any more, another leaf's attachment is used, but only if it must be the same one.
 //!
-//! Invariant: a stub never stands for another content than the one that its edit's ancestors had.
+//! Invariant: a stub never resolves to other content than its edit's ancestors had.
 
 use std::collections::HashMap;
 
-use settee_store::Snapshot;
+use settee_store::Snapshot as StoreSnapshot;
 
 use crate::Result;
 use crate::attachment::{Attachment, Content, NewAttachment};
 use crate::edit::Edit;
+use crate::rev_tree::TreeLeaf;
 use crate::revision::{Hash, Revision};
-use crate::tree::Leaf;
 
-/// What an edit's stubs may stand for, by name: that of its ancestor first.
+/// Candidates for an edit's stubs, by name; those of its ancestor first.
 #[derive(Default)]
-pub(super) struct Stubs(HashMap<String, Vec<Known>>);
+pub(super) struct Stubs(HashMap<String, Vec<Candidate>>);
 
-struct Known {
+struct Candidate {
     attachment: Attachment,
     origin: Origin,
 }
@@ -36,8 +36,12 @@ enum Origin {
 }
 
 impl Stubs {
-    /// Those of an edit that replaces `parent`.
-    pub(super) async fn of_update(latest: &Snapshot, edit: &Edit, parent: Option<&Leaf>) -> Result<Stubs> {
+    /// Candidates for an edit that replaces `parent`.
+    pub(super) async fn of_update(
+        latest: &StoreSnapshot,
+        edit: &Edit,
+        parent: Option<&TreeLeaf>,
+    ) -> Result<Stubs> {
         let mut stubs = Stubs::default();
         if let Some(parent) = parent
             && edit.attachments.iter().any(is_stub)
@@ -47,17 +51,17 @@ impl Stubs {
         Ok(stubs)
     }
 
-    /// Those of a replicated edit, whose path leads from `revision` back.
+    /// Candidates for a replicated edit, whose path leads from `revision` back.
     pub(super) async fn of_replica(
-        latest: &Snapshot,
+        latest: &StoreSnapshot,
         edit: &Edit,
         revision: Revision,
         path: &[Hash],
-        leaves: &[Leaf],
+        leaves: &[TreeLeaf],
     ) -> Result<Stubs> {
         let mut stubs = Stubs::default();
         let at = |generation: u32| path.get(revision.generation.checked_sub(generation)? as usize);
-        let is_ancestor = |leaf: &Leaf| at(leaf.revision.generation) == Some(&leaf.revision.hash);
+        let is_ancestor = |leaf: &TreeLeaf| at(leaf.revision.generation) == Some(&leaf.revision.hash);
         let is_found = |stubs: &Stubs| edit.attachments.iter().all(|new| !is_stub(new) || stubs.has(new));
         if is_found(&stubs) {
             return Ok(stubs);
@@ -68,7 +72,7 @@ impl Stubs {
         if is_found(&stubs) {
             return Ok(stubs);
         }
-        // Where a digest tells, no path has to be read.
+        // A stub with a digest needs no path.
         let came_with =
             |new: &NewAttachment| new.revpos.filter(|_| matches!(new.content, Content::Stub(None)));
         let back_to = edit.attachments.iter().filter_map(came_with).min();
@@ -87,21 +91,21 @@ impl Stubs {
         Ok(stubs)
     }
 
-    /// What an attachment of the edit stands for; `None` where it is a stub of nothing, or no stub.
+    /// The attachment that a stub resolves to; `None` if there is none, or if `new` isn't a stub.
     pub(super) fn find(&self, new: &NewAttachment) -> Option<&Attachment> {
         let Content::Stub(digest) = &new.content else { return None };
-        let fits = |known: &&Known| {
-            let is_it = match (known.origin, digest) {
-                // Servers compress in their own ways: as in CouchDB the digest isn't asked for.
+        let fits = |candidate: &&Candidate| {
+            let is_it = match (candidate.origin, digest) {
+                // Servers compress differently, so as in CouchDB the digest isn't compared.
                 (Origin::Ancestor, _) => true,
-                (_, Some(digest)) => known.attachment.digest == *digest,
+                (_, Some(digest)) => candidate.attachment.digest == *digest,
                 (Origin::Shared, None) => new.revpos.is_some(),
                 (Origin::Other, None) => false,
             };
-            // Where it says what it came with, that must be it, as in CouchDB.
-            is_it && new.revpos.is_none_or(|revpos| revpos == known.attachment.revpos)
+            // As in CouchDB, a stated generation must match.
+            is_it && new.revpos.is_none_or(|revpos| revpos == candidate.attachment.revpos)
         };
-        self.0.get(&new.name)?.iter().find(fits).map(|known| &known.attachment)
+        self.0.get(&new.name)?.iter().find(fits).map(|candidate| &candidate.attachment)
     }
 
     fn has(&self, new: &NewAttachment) -> bool {
@@ -110,13 +114,13 @@ impl Stubs {
 
     async fn add(
         &mut self,
-        latest: &Snapshot,
-        leaf: &Leaf,
+        latest: &StoreSnapshot,
+        leaf: &TreeLeaf,
         origin: impl Fn(&Attachment) -> Origin,
     ) -> Result<()> {
         for attachment in leaf.attachments(latest).await?.iter() {
-            let known = Known { origin: origin(attachment), attachment: attachment.clone() };
-            self.0.entry(attachment.name.clone()).or_default().push(known);
+            let candidate = Candidate { origin: origin(attachment), attachment: attachment.clone() };
+            self.0.entry(attachment.name.clone()).or_default().push(candidate);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Functions that check writes: `validate_doc_update` of design documents.
+//! Validation functions: `validate_doc_update` of design documents.
 //!
-//! They aren't run yet. A write that one of them would have to check is refused, and so is a design
-//! document that has one, unless the server is told to ignore them. Design documents are looked at when
-//! the first document is written after one of them was.
+//! They aren't run yet. A write that one of them would have to check is refused, and so is a design document
+//! that has one, unless the server is configured to ignore them. Design documents are scanned at the first
+//! write of a document after one of them was written.
 
 use std::sync::PoisonError;
 
@@ -10,12 +10,12 @@ use super::Updater;
 use crate::database::Validation;
 use crate::design::{self, DESIGN_PREFIX};
 use crate::edit::Edit;
-use crate::view::{Range, View};
+use crate::snapshot::{Range, Snapshot};
 use crate::{Error, ErrorKind, Result};
 
 impl Updater<'_> {
-    /// Whether an edit may be stored: inside why not. A design document must be one; of other documents
-    /// none may be written where a function would have to check them.
+    /// Whether an edit may be stored; the inner error is the reason for a refusal. A design document must be
+    /// well-formed; other documents can't be written while a function would have to check them.
     pub(super) async fn is_checked(&mut self, edit: &Edit) -> Result<Result<()>> {
         let ignores = self.database.rules.ignore_validation;
         if edit.id.starts_with(DESIGN_PREFIX) {
@@ -25,7 +25,7 @@ impl Updater<'_> {
             return Ok(Ok(()));
         }
         if self.records.has_design {
-            // What this request has written of them counts.
+            // This request's design documents count.
             self.commit().await?;
         }
         Ok(match self.validation().await {
@@ -41,28 +41,28 @@ impl Updater<'_> {
         })
     }
 
-    /// A design document was written, or is about to be.
-    pub(super) fn forget_validation(&self) {
-        *self.known_validation() = Validation::Unknown;
+    /// Forgets the scan's result, since a design document is being written.
+    pub(super) fn invalidate_validation(&self) {
+        *self.cached_validation() = Validation::Unknown;
     }
 
-    /// Whether there is such a function.
+    /// The scan's result, from the cache or a new scan.
     async fn validation(&self) -> Result<Validation> {
-        let known = self.known_validation().clone();
-        if !matches!(known, Validation::Unknown) {
-            return Ok(known);
+        let cached = self.cached_validation().clone();
+        if !matches!(cached, Validation::Unknown) {
+            return Ok(cached);
         }
         let found = self.find_validation().await?;
-        self.known_validation().clone_from(&found);
+        self.cached_validation().clone_from(&found);
         Ok(found)
     }
 
     async fn find_validation(&self) -> Result<Validation> {
-        let view = View::new(self.writer.latest(), self.revs_limit, Default::default());
+        let snapshot = Snapshot::new(self.writer.latest(), self.revs_limit, Default::default());
         let range = Range { prefix: DESIGN_PREFIX.to_owned(), ..Range::default() };
-        let mut rows = view.all_docs(&range).await?;
+        let mut rows = snapshot.all_docs(&range).await?;
         while let Some(row) = rows.next().await? {
-            let document = view.read(row.id, row.summary, row.body).await?;
+            let document = snapshot.read(row.id, row.summary, row.body).await?;
             if design::has_validation(&document.body)? {
                 return Ok(Validation::By(document.id));
             }
@@ -70,7 +70,7 @@ impl Updater<'_> {
         Ok(Validation::None)
     }
 
-    fn known_validation(&self) -> std::sync::MutexGuard<'_, Validation> {
+    fn cached_validation(&self) -> std::sync::MutexGuard<'_, Validation> {
         self.database.validation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

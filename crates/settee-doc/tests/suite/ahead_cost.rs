@@ -1,7 +1,7 @@
-//! Goal: what writing bodies ahead of their updates costs, and brings.
-//! Method: on the real system, writers that parse, write and wait until their documents are persisted;
-//! both ways take turns. The small run shows that it works; the measurement is
-//! `SETTEE_FIGURES=1 cargo test --release -p settee-doc --test suite ahead_cost -- --nocapture`, in `TMPDIR`.
+//! Goal: cost and benefit of out-of-line bodies.
+//! Method: on the real system, writers parse, write and wait until their documents are persisted; inline and
+//! out-of-line writes take turns. The small run shows that it works; the measurement is `SETTEE_FIGURES=1
+//! cargo test --release -p settee-doc --test suite ahead_cost -- --nocapture`, in `TMPDIR`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use settee_store::{Batch, Value};
 
 const KIB: usize = 1 << 10;
 
-/// The variable that asks for the whole measurement.
+/// The variable that enables the whole measurement.
 const FIGURES: &str = "SETTEE_FIGURES";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,26 +22,26 @@ enum Way {
     Ahead,
 }
 
-/// The largest is what a document may be, nearly.
+/// The largest is nearly the limit of a document.
 const BODY_BYTES: [usize; 4] = [KIB, 64 * KIB + 64, KIB * KIB, 7_900_000];
 
 const WAYS: [Way; 2] = [Way::WithUpdate, Way::Ahead];
 
-/// One run: so many writers, with bodies of so many bytes, for so long.
+/// One run: the number of writers, the size of their bodies in bytes, and the duration.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     way: Way,
     body_bytes: usize,
     writer_count: usize,
-    /// They update the same two documents, and make new ones otherwise.
+    /// Whether they update the same two documents instead of creating new ones.
     conflicts: bool,
-    /// A writer with bodies of 1 KiB beside them, whose latencies are told.
+    /// Whether a writer with bodies of 1 KiB runs beside them, whose latencies are reported.
     small_beside: bool,
     duration: Duration,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Figures {
+struct Measurement {
     made: u64,
     refused: u64,
     seconds: f64,
@@ -51,14 +51,14 @@ struct Figures {
     latencies: Vec<Duration>,
 }
 
-impl Figures {
+impl Measurement {
     fn percentile(&self, percent: usize) -> f64 {
         let at = (self.latencies.len() * percent / 100).min(self.latencies.len().saturating_sub(1));
         self.latencies.get(at).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
     }
 }
 
-/// Random letters, at random places of which texts are cut.
+/// Random letters, from which texts are cut at random positions.
 struct Texts(Vec<u8>);
 
 impl Texts {
@@ -74,7 +74,7 @@ impl Texts {
     }
 }
 
-/// What JSON would escape is another letter.
+/// Replaces letters that JSON would escape.
 fn escaped(byte: u8) -> u8 {
     if byte == b'\\' { b'_' } else { byte }
 }
@@ -95,7 +95,7 @@ impl Random {
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
-    // User and system, in hundredths of a second.
+    // User and system time, in clock ticks of 10 ms.
     [11, 12].iter().map(|field| fields[*field].parse::<f64>().unwrap() / 100.0).sum()
 }
 
@@ -118,13 +118,13 @@ impl Writer {
             let mut edit = Edit::parse(&text, &Options::default()).unwrap();
             if plan.conflicts {
                 edit.id = format!("doc{}", random.next() % 2);
-                let known = database.view().find(&edit.id).await.unwrap();
+                let known = database.snapshot().find(&edit.id).await.unwrap();
                 edit.revision = known.map(|summary| summary.revision);
             } else {
                 edit.id = format!("{:016x}", random.next());
             }
             if plan.way == Way::Ahead {
-                database.write_ahead(std::slice::from_mut(&mut edit), false).await.unwrap();
+                database.write_large_bodies(std::slice::from_mut(&mut edit), false).await.unwrap();
             }
             match database.update(edit, Stage::Persisted).await {
                 Ok(_) => made += 1,
@@ -137,14 +137,14 @@ impl Writer {
     }
 }
 
-async fn run(plan: Plan, texts: &Arc<Texts>) -> Figures {
-    let folder = tempfile::tempdir().unwrap();
+async fn run(plan: Plan, texts: &Arc<Texts>) -> Measurement {
+    let directory = tempfile::tempdir().unwrap();
     let env = Env::current(ThreadOptions::default());
-    let databases = Databases::open(env.clone(), folder.path()).await.unwrap();
+    let databases = Databases::open(env.clone(), directory.path()).await.unwrap();
     let database = databases.create("db").await.unwrap();
     database.update(Edit::empty("first"), Stage::Persisted).await.unwrap();
     let (begun, cpu) = (env.clock.now(), cpu_seconds());
-    let left = Arc::new(AtomicU64::new(0));
+    let finished = Arc::new(AtomicU64::new(0));
     let mut writers = Vec::new();
     for number in 0..plan.writer_count as u64 + u64::from(plan.small_beside) {
         let is_small = plan.small_beside && number == 0;
@@ -155,40 +155,40 @@ async fn run(plan: Plan, texts: &Arc<Texts>) -> Figures {
         let writer =
             Writer { env: env.clone(), database: database.clone(), texts: texts.clone(), plan: own, number };
         let (sender, done) = tokio::sync::oneshot::channel();
-        let left = left.clone();
+        let finished = finished.clone();
         env.spawn("writer", async move {
             let _ = sender.send(writer.run(begun + plan.duration).await);
-            left.fetch_add(1, Ordering::Relaxed);
+            finished.fetch_add(1, Ordering::Relaxed);
         });
         writers.push((is_small, done));
     }
-    let mut figures = Figures::default();
+    let mut measurement = Measurement::default();
     for (is_small, done) in writers {
         let (made, refused, latencies) = done.await.unwrap();
         if !is_small {
-            figures.made += made;
-            figures.refused += refused;
+            measurement.made += made;
+            measurement.refused += refused;
         }
         if is_small == plan.small_beside {
-            figures.latencies.extend(latencies);
+            measurement.latencies.extend(latencies);
         }
     }
-    figures.latencies.sort_unstable();
-    figures.seconds = (env.clock.now() - begun).as_secs_f64();
-    figures.cpu_seconds = cpu_seconds() - cpu;
-    figures.written_bytes = database.log_stats().written_bytes;
+    measurement.latencies.sort_unstable();
+    measurement.seconds = (env.clock.now() - begun).as_secs_f64();
+    measurement.cpu_seconds = cpu_seconds() - cpu;
+    measurement.written_bytes = database.log_stats().written_bytes;
     databases.close().await.unwrap();
-    figures
+    measurement
 }
 
-/// The run in the middle, by rate.
-fn median(mut runs: Vec<Figures>) -> Figures {
+/// The median run, by rate.
+fn median(mut runs: Vec<Measurement>) -> Measurement {
     runs.sort_by(|a, b| (a.made as f64 / a.seconds).total_cmp(&(b.made as f64 / b.seconds)));
     runs.swap_remove(runs.len() / 2)
 }
 
-fn print(plan: Plan, figures: &Figures) {
-    let made = figures.made as f64;
+fn print(plan: Plan, measurement: &Measurement) {
+    let made = measurement.made as f64;
     println!(
         "| {} | {} | {}{} | {:?} | {:.0} | {:.0} | {:.2} | {:.2} | {:.2} | {:.2} | {} |",
         plan.body_bytes / KIB,
@@ -196,17 +196,17 @@ fn print(plan: Plan, figures: &Figures) {
         if plan.conflicts { "conflicts" } else { "new" },
         if plan.small_beside { ", 1 KiB beside" } else { "" },
         plan.way,
-        made / figures.seconds,
-        made * plan.body_bytes as f64 / 1e6 / figures.seconds,
-        figures.cpu_seconds * 1e3 / (made + figures.refused as f64).max(1.0),
-        figures.percentile(50),
-        figures.percentile(99),
-        figures.written_bytes as f64 / (made * plan.body_bytes as f64).max(1.0),
-        figures.refused,
+        made / measurement.seconds,
+        made * plan.body_bytes as f64 / 1e6 / measurement.seconds,
+        measurement.cpu_seconds * 1e3 / (made + measurement.refused as f64).max(1.0),
+        measurement.percentile(50),
+        measurement.percentile(99),
+        measurement.written_bytes as f64 / (made * plan.body_bytes as f64).max(1.0),
+        measurement.refused,
     );
 }
 
-async fn measure(plans: &[Plan], round_count: usize, texts: &Arc<Texts>) -> Vec<Figures> {
+async fn measure(plans: &[Plan], round_count: usize, texts: &Arc<Texts>) -> Vec<Measurement> {
     println!(
         "| KiB | writers | | way | /s | MB/s | processor ms each | p50 ms | p99 ms | written/body | refused |"
     );
@@ -220,16 +220,16 @@ async fn measure(plans: &[Plan], round_count: usize, texts: &Arc<Texts>) -> Vec<
             }
         }
         for (way, runs) in WAYS.into_iter().zip(runs) {
-            let figures = median(runs);
-            print(Plan { way, ..*plan }, &figures);
-            all.push(figures);
+            let measurement = median(runs);
+            print(Plan { way, ..*plan }, &measurement);
+            all.push(measurement);
         }
     }
     all
 }
 
-/// What the updater spends on a body's bytes: where it hashes them, and where they come hashed. In
-/// microseconds, the median of many.
+/// The updater's time for a body's bytes: hashed by it, or hashed before. In microseconds, the median of
+/// many.
 fn hashing_us(env: &Env, texts: &Texts, body_bytes: usize) -> [f64; 2] {
     let body = bytes::Bytes::from(texts.document(body_bytes, &mut Random(3)));
     let value = Value::new(body.clone());
@@ -253,20 +253,23 @@ fn plan(body_bytes: usize, writer_count: usize, conflicts: bool, duration: Durat
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_ways_make_documents_and_refuse_conflicts() {
+async fn inline_and_out_of_line_writes_create_documents_and_refuse_conflicts() {
     let texts = Arc::new(Texts::new(256 * KIB));
     let env = Env::current(ThreadOptions::default());
     assert!(hashing_us(&env, &texts, 80 * KIB).iter().all(|time| *time > 0.0));
     let plan = plan(80 * KIB, 3, true, Duration::from_millis(200));
-    for figures in measure(&[plan], 1, &texts).await {
-        assert!(figures.made > 0 && figures.written_bytes > figures.made * 80 * 1024, "{figures:?}");
+    for measurement in measure(&[plan], 1, &texts).await {
+        assert!(
+            measurement.made > 0 && measurement.written_bytes > measurement.made * 80 * 1024,
+            "{measurement:?}"
+        );
     }
     if std::env::var_os(FIGURES).is_some() {
         print_figures(&env).await;
     }
 }
 
-/// The table of decision 18: several minutes.
+/// The table of decision 18: takes several minutes.
 async fn print_figures(env: &Env) {
     let texts = Arc::new(Texts::new(16 * KIB * KIB));
     for body_bytes in BODY_BYTES {

@@ -1,6 +1,6 @@
-//! Goal: attachments are stored once, shared between revisions, and gone with the last one that has
-//! them, also where an upload, the power or an edit broke off.
-//! Method: in the simulation; contents of all sizes around a chunk's, and what the database holds.
+//! Goal: attachments are stored once, shared between revisions, and removed with the last one that has them,
+//! even if an upload, the power or an edit was interrupted.
+//! Method: in the simulation; contents of all sizes around a chunk's, compared with the database's contents.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -13,7 +13,7 @@ use settee_doc::{
 };
 use settee_sim::{Sim, SimDisk, seeds};
 
-/// Bytes that don't repeat.
+/// Pseudo-random bytes.
 fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -40,7 +40,7 @@ async fn put(database: &Database, edit: Edit) -> Revision {
 
 async fn content(database: &Database, document: &Document, name: &str, decode: bool) -> Vec<u8> {
     let attachment = document.attachments.iter().find(|other| other.name == name).expect("it is there");
-    let mut reader = database.view().attachment(&document.id, attachment, None, decode);
+    let mut reader = database.snapshot().attachment(&document.id, attachment, None, decode);
     let mut all = Vec::new();
     while let Some(bytes) = reader.next().await.unwrap() {
         all.extend_from_slice(&bytes);
@@ -48,7 +48,7 @@ async fn content(database: &Database, document: &Document, name: &str, decode: b
     all
 }
 
-/// What the database's live records take.
+/// Bytes of the database's live records.
 fn live(database: &Database) -> u64 {
     database.info().active_bytes
 }
@@ -64,7 +64,7 @@ fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Databa
 }
 
 #[test]
-fn what_was_put_is_read_whatever_its_size_and_type() {
+fn attachments_of_any_size_and_type_are_read_unchanged() {
     with_database(1, |database| async move {
         let sizes = [0, 1, 64 << 10, (64 << 10) + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES / 2];
         for (index, size) in sizes.into_iter().enumerate() {
@@ -76,7 +76,7 @@ fn what_was_put_is_read_whatever_its_size_and_type() {
             edit.attachments.push(upload(&database, &id, "text", "text/plain; charset=utf-8", &text).await);
             edit.attachments.push(upload(&database, &id, "raw", "image/png", &raw).await);
             put(&database, edit).await;
-            let document = database.view().document(&id).await.unwrap();
+            let document = database.snapshot().document(&id).await.unwrap();
             let [first, second] = &document.attachments[..] else { panic!("{document:?}") };
             assert_eq!((first.length, second.length), (size as u64, size as u64));
             assert_eq!((first.gzip_length.is_some(), second.gzip_length), (true, None));
@@ -86,7 +86,7 @@ fn what_was_put_is_read_whatever_its_size_and_type() {
             assert_ne!(content(&database, &document, "text", false).await, text);
             for range in [0..1, 1..CHUNK_BYTES as u64, CHUNK_BYTES as u64 - 1..CHUNK_BYTES as u64 + 1] {
                 let range = range.start.min(size as u64)..range.end.min(size as u64);
-                let mut reader = database.view().attachment(&id, second, Some(range.clone()), false);
+                let mut reader = database.snapshot().attachment(&id, second, Some(range.clone()), false);
                 let mut part = Vec::new();
                 while let Some(bytes) = reader.next().await.unwrap() {
                     part.extend_from_slice(&bytes);
@@ -98,7 +98,7 @@ fn what_was_put_is_read_whatever_its_size_and_type() {
 }
 
 #[test]
-fn a_revision_shares_what_it_names_by_a_stub_and_what_no_leaf_names_goes() {
+fn stubs_share_content_and_unreferenced_content_is_removed() {
     with_database(2, |database| async move {
         let bytes = noise(3 * CHUNK_BYTES, 1);
         let empty = live(&database);
@@ -108,11 +108,11 @@ fn a_revision_shares_what_it_names_by_a_stub_and_what_no_leaf_names_goes() {
         let with_one = live(&database);
         assert!(with_one - empty > bytes.len() as u64);
         for _ in 0..20 {
-            let document = database.view().document("doc").await.unwrap();
+            let document = database.snapshot().document("doc").await.unwrap();
             put(&database, Edit::again(&document)).await;
         }
         assert!(live(&database) < with_one + 4096, "{} {with_one}", live(&database));
-        let document = database.view().document("doc").await.unwrap();
+        let document = database.snapshot().document("doc").await.unwrap();
         assert_eq!(document.attachments[0].revpos, 1);
         assert!(content(&database, &document, "file", true).await == bytes);
 
@@ -126,14 +126,14 @@ fn a_revision_shares_what_it_names_by_a_stub_and_what_no_leaf_names_goes() {
         for edit in [other, sibling] {
             database.replicate_all(vec![edit], Stage::Persisted).await.unwrap().pop().unwrap().unwrap();
         }
-        let winner = database.view().document("doc").await.unwrap();
+        let winner = database.snapshot().document("doc").await.unwrap();
         assert_eq!(winner.revision.hash, [255; 16]);
         let mut edit = Edit::again(&winner);
         edit.attachments.clear();
         put(&database, edit).await;
-        let leaves = database.view().leaves("doc").await.unwrap();
+        let leaves = database.snapshot().leaves("doc").await.unwrap();
         let loser = leaves.iter().find(|leaf| leaf.revision.hash == [3; 16]).unwrap().revision;
-        let loser = database.view().revision("doc", loser, false).await.unwrap().pop().unwrap();
+        let loser = database.snapshot().revision("doc", loser, false).await.unwrap().pop().unwrap();
         assert!(content(&database, &loser, "file", true).await == bytes);
         database.update(Edit::delete("doc", Some(loser.revision)), Stage::Persisted).await.unwrap();
         assert!(live(&database) < empty + 8192, "{} {empty}", live(&database));
@@ -141,7 +141,7 @@ fn a_revision_shares_what_it_names_by_a_stub_and_what_no_leaf_names_goes() {
 }
 
 #[test]
-fn an_edit_with_a_stub_of_nothing_is_refused_and_a_wrong_digest_too() {
+fn an_unresolved_stub_and_a_wrong_digest_are_refused() {
     with_database(3, |database| async move {
         let text = r#"{"_id":"doc","_attachments":{"a":{"stub":true}}}"#;
         let edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
@@ -157,14 +157,14 @@ fn an_edit_with_a_stub_of_nothing_is_refused_and_a_wrong_digest_too() {
 }
 
 #[test]
-fn inline_attachments_come_with_the_document_and_their_digest_is_that_of_what_is_stored() {
+fn inline_attachments_have_the_digest_of_their_stored_bytes() {
     with_database(4, |database| async move {
         let text = r#"{"_id":"doc","x":1,"_attachments":{
             "plain.bin":{"content_type":"application/octet-stream","data":"aGVsbG8="},
             "no-type":{"data":""}}}"#;
         let edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
         put(&database, edit).await;
-        let document = database.view().document("doc").await.unwrap();
+        let document = database.snapshot().document("doc").await.unwrap();
         assert_eq!(content(&database, &document, "plain.bin", true).await, b"hello");
         let mut json = Vec::new();
         document.write_json(&settee_doc::Extras::default(), &mut json);
@@ -202,7 +202,7 @@ fn words(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn compressed_attachments_have_the_digests_that_zlib_gives_them_at_level_8() {
+fn compressed_attachments_have_zlibs_digests_at_level_8() {
     // Python: zlib.compressobj(8, zlib.DEFLATED, 31, 8), which is what CouchDB calls.
     let expected = [
         (0, "md5-cCkGbCesb17xjWYNV0GXmg=="),
@@ -222,7 +222,7 @@ fn compressed_attachments_have_the_digests_that_zlib_gives_them_at_level_8() {
 }
 
 #[test]
-fn what_comes_compressed_is_checked_and_counted_and_stays_as_it_came() {
+fn compressed_uploads_are_verified_and_stored_unchanged() {
     with_database(5, |database| async move {
         let text = noise(3 * CHUNK_BYTES / 2, 5);
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -247,7 +247,7 @@ fn what_comes_compressed_is_checked_and_counted_and_stays_as_it_came() {
         let (name, content_type) = ("file".to_owned(), "text/plain".to_owned());
         edit.attachments.push(NewAttachment { name, content_type, revpos: None, content: content_of });
         put(&database, edit).await;
-        let document = database.view().document("doc").await.unwrap();
+        let document = database.snapshot().document("doc").await.unwrap();
         let attachment = &document.attachments[0];
         let lengths = (attachment.length, attachment.gzip_length);
         assert_eq!(lengths, (text.len() as u64, Some(packed.len() as u64)));
@@ -279,7 +279,7 @@ fn the_same_attachments_make_the_same_revision_and_others_another() {
 }
 
 #[test]
-fn what_was_uploaded_for_nothing_goes_also_after_a_power_loss() {
+fn unreferenced_uploads_are_removed_also_after_a_power_loss() {
     for seed in seeds(30) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -291,7 +291,7 @@ fn what_was_uploaded_for_nothing_goes_also_after_a_power_loss() {
             put(&database, Edit::empty("first")).await;
             before.set(live(&database));
             let before = before.get();
-            // One that breaks off, one whose edit is refused, and one that the power cuts off.
+            // One upload is interrupted, one has its edit refused, and one is cut off by the power loss.
             let mut broken = database.upload("doc", "image/png", false, u64::MAX);
             broken.write(&noise(2 * CHUNK_BYTES, 1)).await.unwrap();
             drop(broken);
@@ -324,7 +324,7 @@ fn what_was_uploaded_for_nothing_goes_also_after_a_power_loss() {
     }
 }
 
-/// A replicated edit as a replicator sends it; its path by the hashes' digits, newest first.
+/// A replicated edit as a replicator sends it; its path is given by the hashes' digits, newest first.
 async fn replicate(
     database: &Database,
     start: u32,
@@ -341,11 +341,11 @@ async fn replicate(
 }
 
 async fn revision(database: &Database, revision: Revision) -> Document {
-    database.view().revision("doc", revision, false).await.unwrap().pop().unwrap()
+    database.snapshot().revision("doc", revision, false).await.unwrap().pop().unwrap()
 }
 
 #[test]
-fn a_stub_stands_for_what_its_own_ancestor_had_whichever_leaf_wins() {
+fn a_stub_resolves_to_its_ancestors_attachment_whichever_leaf_wins() {
     for (own, other) in [(0xff, 0), (0, 0xff)] {
         for with_digest in [false, true] {
             with_database(6, |database| async move {
@@ -358,7 +358,7 @@ fn a_stub_stands_for_what_its_own_ancestor_had_whichever_leaf_wins() {
                 let digest = if with_digest { format!(r#","digest":"{digest}""#) } else { String::new() };
                 let stub = format!(r#"{{"x":{{"stub":true,"revpos":2{digest}}}}}"#);
                 let third = replicate(&database, 3, &[0x0c, own, 1], &stub).await.unwrap();
-                assert_eq!(database.view().leaves("doc").await.unwrap().len(), 2);
+                assert_eq!(database.snapshot().leaves("doc").await.unwrap().len(), 2);
                 for (leaf, expected) in [(third, b"AAA"), (second, b"BBB")] {
                     let document = revision(&database, leaf).await;
                     assert_eq!(content(&database, &document, "x", true).await, expected, "{own} {leaf}");
@@ -369,14 +369,14 @@ fn a_stub_stands_for_what_its_own_ancestor_had_whichever_leaf_wins() {
 }
 
 #[test]
-fn a_stub_of_an_ancestor_that_is_gone_stands_for_the_same_content_or_for_nothing() {
+fn a_stub_of_a_missing_ancestor_resolves_to_the_same_content_or_fails() {
     with_database(7, |database| async move {
         replicate(&database, 1, &[1], r#"{"y":{"data":"UlJS"}}"#).await.unwrap();
         let both = r#"{"x":{"data":"QUFB"},"y":{"stub":true,"revpos":1}}"#;
         let first = replicate(&database, 2, &[0xff, 1], both).await.unwrap();
         let first = revision(&database, first).await;
         let digest = digest_text(&first.attachments[0].digest);
-        // What it came with is an ancestor of both leaves, and so it is the same.
+        // The revision that added it is an ancestor of both leaves, so it is the same attachment.
         let old = r#"{"y":{"stub":true,"revpos":1}}"#;
         let sibling = replicate(&database, 2, &[0x22, 1], old).await.unwrap();
         let sibling = revision(&database, sibling).await;
@@ -385,7 +385,7 @@ fn a_stub_of_an_ancestor_that_is_gone_stands_for_the_same_content_or_for_nothing
         assert_eq!(replicate(&database, 2, &[0x33, 9], old).await, missing, "another root");
         let no_revpos = r#"{"y":{"stub":true}}"#;
         assert_eq!(replicate(&database, 2, &[0x33, 1], no_revpos).await, missing);
-        // Of an ancestor that never came here nothing but the digest is known.
+        // Of an ancestor that was never replicated here only the digest is known.
         let stub = |digest: &str| format!(r#"{{"x":{{"stub":true,"revpos":2,"digest":"{digest}"}}}}"#);
         let wrong = stub("md5-AAAAAAAAAAAAAAAAAAAAAA==");
         let elsewhere = stub("md5-?").replace('2', "9");
@@ -399,11 +399,11 @@ fn a_stub_of_an_ancestor_that_is_gone_stands_for_the_same_content_or_for_nothing
 }
 
 #[test]
-fn what_an_update_brings_came_with_its_revision_whatever_it_says() {
+fn new_attachments_get_the_generation_of_their_revision() {
     with_database(8, |database| async move {
         let update = async |text: String| {
             let revision = put(&database, Edit::parse(text.as_bytes(), &Options::default()).unwrap()).await;
-            let document = database.view().document("doc").await.unwrap();
+            let document = database.snapshot().document("doc").await.unwrap();
             assert_eq!(document.revision, revision);
             let mut came: Vec<(String, u32)> = document
                 .attachments
@@ -418,7 +418,7 @@ fn what_an_update_brings_came_with_its_revision_whatever_it_says() {
             update(r#"{"_id":"doc","_attachments":{"a":{"revpos":7,"data":"QUFB"}}}"#.into()).await;
         let expected: Vec<(String, u32)> = of(&[("a", 1)]);
         assert_eq!(came, expected);
-        // As a client sends back what it has read, with other content.
+        // A client sends back the document it has read, with other content.
         let attachments = r#"{"a":{"revpos":1,"data":"QkJC"},"b":{"revpos":1,"data":"QUFB"}}"#;
         let (second, came) =
             update(format!(r#"{{"_id":"doc","_rev":"{first}","_attachments":{attachments}}}"#)).await;
@@ -429,13 +429,13 @@ fn what_an_update_brings_came_with_its_revision_whatever_it_says() {
             update(format!(r#"{{"_id":"doc","_rev":"{second}","_attachments":{attachments}}}"#)).await;
         let expected: Vec<(String, u32)> = of(&[("a", 2), ("b", 3)]);
         assert_eq!(came, expected);
-        // A replica says when it came.
+        // A replica states the generation that added it.
         let fifth = replicate(&database, 5, &[0x55, 0x44], r#"{"a":{"revpos":3,"data":"QUFB"}}"#).await;
         assert_eq!(revision(&database, fifth.unwrap()).await.attachments[0].revpos, 3);
     });
 }
 
-/// What a future gives, and how often others could run before it was done.
+/// A future's output, and the number of times it yielded before.
 async fn count_polls<F: Future>(future: F) -> (F::Output, usize) {
     let mut future = pin!(future);
     let mut count = 0;
@@ -447,7 +447,7 @@ async fn count_polls<F: Future>(future: F) -> (F::Output, usize) {
 }
 
 #[test]
-fn compressing_and_unfolding_much_lets_others_run_meanwhile() {
+fn compression_and_decompression_yield_to_other_tasks() {
     with_database(9, |database| async move {
         let mut text = noise(8 << 20, 3);
         text.iter_mut().for_each(|byte| *byte = b'a' + *byte % 4);
@@ -473,8 +473,8 @@ fn compressing_and_unfolding_much_lets_others_run_meanwhile() {
         let (name, content_type) = ("file".to_owned(), "text/plain".to_owned());
         edit.attachments.push(NewAttachment { name, content_type, revpos: None, content });
         put(&database, edit).await;
-        let document = database.view().document("doc").await.unwrap();
-        let mut reader = database.view().attachment("doc", &document.attachments[0], None, true);
+        let document = database.snapshot().document("doc").await.unwrap();
+        let mut reader = database.snapshot().attachment("doc", &document.attachments[0], None, true);
         let (mut length, mut longest) = (0, 0);
         while let Some(piece) = reader.next().await.unwrap() {
             assert!(piece.iter().all(|byte| *byte == 0));

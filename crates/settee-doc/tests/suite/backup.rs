@@ -1,8 +1,8 @@
-//! Goal: a backup of all databases, made while they come, go and are written to, is a sound data folder
-//! with every database and document that was acknowledged before.
-//! Method: in the simulation, a task creates, writes and deletes databases beside several backups, with few
-//! databases open at once; each is checked, restored and compared with what was acknowledged. And: damage
-//! is told by document ids, and repaired into a new folder.
+//! Goal: an online backup of all databases is a valid data directory with every database and document that
+//! was acknowledged before it.
+//! Method: in the simulation, a task creates, writes and deletes databases during several backups, with few
+//! databases open at once; each backup is checked, restored and compared with what was acknowledged. Also:
+//! damage is reported by document ids, and repaired into a new directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,24 +27,24 @@ async fn put(database: &Database, id: &str) -> settee_doc::Result<()> {
     database.update(edit, Stage::Persisted).await.map(drop)
 }
 
-async fn problems(env: &Env, folder: &Path) -> Vec<String> {
+async fn problems(env: &Env, directory: &Path) -> Vec<String> {
     let mut problems = Vec::new();
-    let offline = OfflineDatabases::open(env, folder, options()).await.unwrap();
-    let told = |event| {
+    let offline = OfflineDatabases::open(env, directory, options()).await.unwrap();
+    let report = |event| {
         if let OfflineEvent::Problem { what, touched, .. } = event {
             problems.push(format!("{what}; touches {touched}"));
         }
     };
-    let sums = offline.check(None, told).await.unwrap();
+    let sums = offline.check(None, report).await.unwrap();
     assert_eq!(sums.problem_count as usize, problems.len());
     problems
 }
 
-/// Names, and how many documents were acknowledged in each.
+/// Names, and the number of documents acknowledged in each.
 type Known = BTreeMap<String, usize>;
 
 #[test]
-fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
+fn a_backup_has_everything_acknowledged_before() {
     let (mut linked, mut came, mut went) = (0, 0, 0);
     for seed in seeds(12) {
         let sim = Sim::new(seed);
@@ -54,18 +54,19 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                 let databases =
                     Databases::open_with(env.clone(), Path::new("/data"), options()).await.unwrap();
                 let known: Arc<Mutex<Known>> = Arc::default();
-                let (ends, gone) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeSet::new())));
+                let (ends, deleted) =
+                    (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(BTreeSet::new())));
                 let (done, is_done) = tokio::sync::oneshot::channel();
-                let (writer, told, ended, lost, clock) =
-                    (databases.clone(), known.clone(), ends.clone(), gone.clone(), env.clock.clone());
+                let (writer, acknowledged, ended, lost, clock) =
+                    (databases.clone(), known.clone(), ends.clone(), deleted.clone(), env.clock.clone());
                 env.spawn("writer", async move {
                     let mut step = seed as usize;
                     while !ended.load(Ordering::Relaxed) {
                         step += 1;
                         let name = format!("db{}", step * 7 % 11);
-                        if step.is_multiple_of(9) && told.lock().unwrap().contains_key(&name) {
-                            // Also where it is under way when the backup begins.
-                            told.lock().unwrap().remove(&name);
+                        if step.is_multiple_of(9) && acknowledged.lock().unwrap().contains_key(&name) {
+                            // Including writes in progress when the backup begins.
+                            acknowledged.lock().unwrap().remove(&name);
                             lost.lock().unwrap().insert(name.clone());
                             writer.delete(&name).await.unwrap();
                             continue;
@@ -74,12 +75,12 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                             Err(error) if error.kind() == ErrorKind::DatabaseExists => {}
                             created => {
                                 created.unwrap();
-                                told.lock().unwrap().insert(name.clone(), 0);
+                                acknowledged.lock().unwrap().insert(name.clone(), 0);
                             }
                         }
                         let database = writer.get(&name).await.unwrap();
                         put(&database, &format!("{step}")).await.unwrap();
-                        *told.lock().unwrap().get_mut(&name).unwrap() += 1;
+                        *acknowledged.lock().unwrap().get_mut(&name).unwrap() += 1;
                         clock.sleep(Duration::from_millis(5)).await;
                     }
                     done.send(()).unwrap();
@@ -88,18 +89,18 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                 for number in 1..=3 {
                     env.clock.sleep(Duration::from_millis(300)).await;
                     let before = known.lock().unwrap().clone();
-                    gone.lock().unwrap().clear();
+                    deleted.lock().unwrap().clear();
                     let made = databases.backup(Path::new("/backup"), &["server-uuid"]).await.unwrap();
-                    let gone = gone.lock().unwrap().clone();
+                    let deleted = deleted.lock().unwrap().clone();
                     counts.0 += made.files.linked_count;
                     let case = format!("seed={seed} number={number}");
-                    assert_eq!(made.folder, Path::new(&format!("/backup/{number:06}")), "{case}");
-                    assert_eq!(problems(&env, &made.folder).await, [] as [String; 0], "{case}");
+                    assert_eq!(made.directory, Path::new(&format!("/backup/{number:06}")), "{case}");
+                    assert_eq!(problems(&env, &made.directory).await, [] as [String; 0], "{case}");
                     let to = format!("/restored/{number}");
-                    restore(&env, &made.folder, Path::new(&to)).await.unwrap();
+                    restore(&env, &made.directory, Path::new(&to)).await.unwrap();
                     let restored =
                         Databases::open_with(env.clone(), Path::new(&to), options()).await.unwrap();
-                    for (name, count) in before.iter().filter(|(name, _)| !gone.contains(*name)) {
+                    for (name, count) in before.iter().filter(|(name, _)| !deleted.contains(*name)) {
                         let database =
                             restored.get(name).await.unwrap_or_else(|error| panic!("{case} {name}: {error}"));
                         assert!(database.info().doc_count >= *count as u64, "{case} {name}");
@@ -108,7 +109,7 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
                         restored.get(&name).await.unwrap_or_else(|error| panic!("{case} {name}: {error}"));
                         counts.1 += u64::from(!before.contains_key(&name));
                     }
-                    counts.2 += gone.len() as u64;
+                    counts.2 += deleted.len() as u64;
                     restored.close().await.unwrap();
                 }
                 ends.store(true, Ordering::Relaxed);
@@ -125,7 +126,7 @@ fn a_backup_has_every_database_and_document_that_was_acknowledged_before() {
 }
 
 #[test]
-fn a_damaged_document_is_named_by_its_id_and_all_others_are_salvaged() {
+fn a_damaged_document_is_reported_by_id_and_others_are_salvaged() {
     let disk = SimDisk::new(1);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -151,12 +152,12 @@ fn a_damaged_document_is_named_by_its_id_and_all_others_are_salvaged() {
         assert!(found.iter().any(is_named), "{found:?}");
         let offline = OfflineDatabases::open(&env, Path::new("/data"), options()).await.unwrap();
         let mut lost = Vec::new();
-        let told =
+        let report =
             |event| lost.extend(if let OfflineEvent::Lost { what, .. } = event { Some(what) } else { None });
-        let sums = offline.repair(Path::new("/new"), told).await.unwrap();
+        let sums = offline.repair(Path::new("/new"), report).await.unwrap();
         assert_eq!(lost, ["document \"doc-20\""]);
         drop(offline);
-        // Paths of revisions beside the documents there are none: each is the first.
+        // No path chunks exist beside the documents: each has one revision.
         assert_eq!(sums.record_count, 99, "{sums:?}");
         assert_eq!(problems(&env, Path::new("/new")).await, [] as [String; 0]);
         let new = Databases::open_with(env.clone(), Path::new("/new"), options()).await.unwrap();
@@ -168,7 +169,7 @@ fn a_damaged_document_is_named_by_its_id_and_all_others_are_salvaged() {
     .unwrap();
 }
 
-/// A document with two attachments, each of which went to the log before it.
+/// A document with two attachments, each written to the log before it.
 async fn put_with_attachments(database: &Database, id: &str) {
     let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
     edit.id = id.into();
@@ -183,7 +184,7 @@ async fn put_with_attachments(database: &Database, id: &str) {
 }
 
 #[test]
-fn a_document_whose_attachment_is_lost_is_there_without_it() {
+fn a_document_is_repaired_without_its_lost_attachment() {
     let disk = SimDisk::new(1);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -216,9 +217,9 @@ fn a_document_whose_attachment_is_lost_is_there_without_it() {
         assert!(found.iter().any(|problem| problem.contains("document \"cut\"")), "{path:?} {at} {found:?}");
         let offline = OfflineDatabases::open(&env, Path::new("/data"), options()).await.unwrap();
         let mut lost = Vec::new();
-        let told =
+        let report =
             |event| lost.extend(if let OfflineEvent::Lost { what, .. } = event { Some(what) } else { None });
-        offline.repair(Path::new("/new"), told).await.unwrap();
+        offline.repair(Path::new("/new"), report).await.unwrap();
         assert!(
             lost.iter().any(|what| what.starts_with("attachment \"second\" of document \"cut\"")),
             "{lost:?}"
@@ -228,7 +229,7 @@ fn a_document_whose_attachment_is_lost_is_there_without_it() {
         let new = Databases::open_with(env.clone(), Path::new("/new"), options()).await.unwrap();
         let database = new.get("one").await.unwrap();
         for (id, names) in [("both", &["first", "second"][..]), ("cut", &["first"])] {
-            let view = database.view();
+            let view = database.snapshot();
             let document = view.document(id).await.unwrap();
             let found: Vec<&str> = document.attachments.iter().map(|one| &one.name[..]).collect();
             assert_eq!(found, names, "{id}");

@@ -1,7 +1,7 @@
-//! Goal: a run of a backup is whole, or says that it isn't; a part of one is restored by nobody, and one
-//! damaged database keeps no other from being backed up.
-//! Method: in the simulation, power losses at operations of a backup; files of runs that are removed, cut and
-//! lengthened; databases that are damaged before; folders that are no place for a backup.
+//! Goal: a run of a backup is complete, or is reported as incomplete; an incomplete one is never restored,
+//! and one damaged database doesn't prevent the backup of others.
+//! Method: in the simulation, power losses at operations of a backup; files of runs removed, truncated and
+//! lengthened; databases damaged beforehand; directories unsuitable for a backup.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use settee_doc::{
     BackupProgress, Database, Databases, DatabasesOptions, Edit, ErrorKind, OfflineDatabases, OfflineEvent,
     Options, Stage, restore,
 };
-use settee_io::{Env, OperationKind, folder};
+use settee_io::{Env, OperationKind, directory};
 use settee_sim::{Fault, Sim, SimDisk};
 
 const BACKUP: &str = "/backup";
@@ -39,12 +39,12 @@ async fn fill(databases: &Databases, names: &[&str]) {
 async fn problems(env: &Env, place: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let offline = OfflineDatabases::open(env, Path::new(place), options()).await.unwrap();
-    let told = |event| {
+    let report = |event| {
         if let OfflineEvent::Problem { what, .. } = event {
             problems.push(what);
         }
     };
-    let sums = offline.check(None, told).await.unwrap();
+    let sums = offline.check(None, report).await.unwrap();
     assert_eq!(sums.problem_count as usize, problems.len());
     problems
 }
@@ -56,7 +56,7 @@ fn simulated<T>(disk: &SimDisk, test: impl AsyncFnOnce(Env) -> T) -> Option<T> {
 }
 
 #[test]
-fn an_interrupted_run_is_told_restored_by_nobody_and_removed_by_the_next() {
+fn an_interrupted_run_is_reported_not_restored_and_removed_by_the_next() {
     let (mut interrupted_count, mut operation_count) = (0, 0);
     let make = |disk: &SimDisk| {
         simulated(disk, async |env| {
@@ -75,7 +75,7 @@ fn an_interrupted_run_is_told_restored_by_nobody_and_removed_by_the_next() {
         operation_count += 1;
         simulated(&disk, async |env| {
             let run = format!("{BACKUP}/000001");
-            let entries = folder::list(&*env.engine, Path::new(&run)).await.unwrap();
+            let entries = directory::list(&*env.engine, Path::new(&run)).await.unwrap();
             let has = |name: &str| entries.iter().any(|entry| entry.name == name);
             if has("complete") {
                 assert_eq!(problems(&env, &run).await, [] as [String; 0], "at {at}");
@@ -91,13 +91,13 @@ fn an_interrupted_run_is_told_restored_by_nobody_and_removed_by_the_next() {
                     assert!(error.to_string().contains("may be deleted"), "at {at}: {error}");
                     assert!(Databases::open(env.clone(), Path::new(&run)).await.is_err(), "at {at}");
                 }
-                assert_eq!(folder::list(&*env.engine, Path::new("/new")).await.unwrap(), [], "at {at}");
+                assert_eq!(directory::list(&*env.engine, Path::new("/new")).await.unwrap(), [], "at {at}");
             }
             let databases = open(&env, "/data").await;
             let made = databases.backup(Path::new(BACKUP), &["server-uuid"]).await.unwrap();
             assert_eq!(made.database_count, 3);
             assert_eq!(made.removed_count, u64::from(has("unfinished")), "at {at}");
-            let made = made.folder.to_str().unwrap();
+            let made = made.directory.to_str().unwrap();
             assert_eq!(problems(&env, made).await, [] as [String; 0], "at {at}");
         })
         .unwrap();
@@ -123,7 +123,7 @@ fn a_run_whose_files_are_missing_short_or_long_is_not_restored() {
             let was = disk.read_file(file).unwrap();
             for what in ["missing", "short", "long"] {
                 match what {
-                    "missing" => folder::remove(&*env.engine, &path).await.unwrap(),
+                    "missing" => directory::remove(&*env.engine, &path).await.unwrap(),
                     "short" => disk.damage_file(file, |bytes| bytes.truncate(bytes.len() - 1)),
                     _ => disk.damage_file(file, |bytes| bytes.push(0)),
                 }
@@ -132,14 +132,14 @@ fn a_run_whose_files_are_missing_short_or_long_is_not_restored() {
                 assert!(found.iter().any(|found| found.contains(name)), "{what} {name}: {found:?}");
                 let error = restore(&env, Path::new(BACKUP), Path::new("/new")).await.unwrap_err();
                 assert!(error.to_string().contains(name), "{what}: {error}");
-                assert_eq!(folder::list(&*env.engine, Path::new("/new")).await.unwrap(), [], "{what}");
+                assert_eq!(directory::list(&*env.engine, Path::new("/new")).await.unwrap(), [], "{what}");
                 disk.write_file(file, was.clone());
             }
         }
         disk.write_file("backup/000001/databases/0000000002/0000000009.log", *b"x");
         let error = restore(&env, Path::new(BACKUP), Path::new("/new")).await.unwrap_err();
         assert!(error.to_string().contains("0000000009.log"), "{error}");
-        folder::remove(&*env.engine, Path::new("/backup/000001/databases/0000000002/0000000009.log"))
+        directory::remove(&*env.engine, Path::new("/backup/000001/databases/0000000002/0000000009.log"))
             .await
             .unwrap();
         restore(&env, Path::new(BACKUP), Path::new("/new")).await.unwrap();
@@ -152,7 +152,7 @@ fn a_run_whose_files_are_missing_short_or_long_is_not_restored() {
 }
 
 #[test]
-fn a_database_that_can_not_be_copied_keeps_no_other_from_it_and_is_named() {
+fn a_database_that_fails_to_copy_is_listed_and_others_are_copied() {
     let disk = SimDisk::new(3);
     simulated(&disk, async |env| {
         let databases = open(&env, "/data").await;
@@ -162,7 +162,7 @@ fn a_database_that_can_not_be_copied_keeps_no_other_from_it_and_is_named() {
     .unwrap();
     let damaged = "data/databases/0000000001/0000000001.log";
     let was = disk.read_file(damaged).unwrap();
-    // Its header, with frames behind it that were persisted.
+    // Its header, with persisted frames behind it.
     disk.damage_file(damaged, |bytes| bytes[20] ^= 1);
     simulated(&disk, async |env| {
         let databases = open(&env, "/data").await;
@@ -178,12 +178,12 @@ fn a_database_that_can_not_be_copied_keeps_no_other_from_it_and_is_named() {
         assert_eq!(restored.failed, made.failed);
         let new = open(&env, "/new").await;
         for name in ["good", "empty-later"] {
-            assert_eq!(new.get(name).await.unwrap().view().doc_count(), 1);
+            assert_eq!(new.get(name).await.unwrap().snapshot().doc_count(), 1);
         }
         let error = new.get("bad").await.err().unwrap();
         assert!(error.to_string().contains("/new/databases/0000000001"), "{error}");
         new.close().await.unwrap();
-        // Its files are put back: the next run has it, and its folder fits the other restored data.
+        // Its files are put back: the next run has it, and its directory fits the other restored data.
         drop(databases);
         disk.write_file(damaged, was);
         let databases = open(&env, "/data").await;
@@ -192,16 +192,16 @@ fn a_database_that_can_not_be_copied_keeps_no_other_from_it_and_is_named() {
         restore(&env, Path::new(BACKUP), Path::new("/newer")).await.unwrap();
         drop(new);
         let log = disk.read_file("newer/databases/0000000001/0000000001.log").unwrap();
-        folder::create(&*env.engine, Path::new("/new/databases/0000000001")).await.unwrap();
+        directory::create(&*env.engine, Path::new("/new/databases/0000000001")).await.unwrap();
         disk.write_file("new/databases/0000000001/0000000001.log", log);
         let new = open(&env, "/new").await;
-        assert_eq!(new.get("bad").await.unwrap().view().doc_count(), 1);
+        assert_eq!(new.get("bad").await.unwrap().snapshot().doc_count(), 1);
     })
     .unwrap();
 }
 
 #[test]
-fn a_full_disk_ends_a_backup_and_fails_no_database() {
+fn a_full_disk_ends_a_backup_without_damage() {
     let disk = SimDisk::new(4);
     simulated(&disk, async |env| {
         let databases = open(&env, "/data").await;
@@ -229,7 +229,7 @@ fn a_full_disk_ends_a_backup_and_fails_no_database() {
 }
 
 #[test]
-fn a_backup_goes_neither_into_data_nor_over_what_is_no_backup() {
+fn a_backup_is_refused_inside_data_and_over_other_files() {
     let disk = SimDisk::new(5);
     simulated(&disk, async |env| {
         let databases = open(&env, "/data").await;
@@ -269,7 +269,7 @@ fn a_backup_goes_neither_into_data_nor_over_what_is_no_backup() {
             let error = offline.repair(Path::new(place), |_| ()).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BadRequest, "{place}: {error}");
         }
-        // A check leaves nothing in a run.
+        // A check leaves no file in a run.
         let before = disk.paths();
         assert_eq!(problems(&env, "/backup/000001").await, [] as [String; 0]);
         assert_eq!(disk.paths(), before);
@@ -278,7 +278,7 @@ fn a_backup_goes_neither_into_data_nor_over_what_is_no_backup() {
 }
 
 #[test]
-fn repair_tells_the_problems_that_check_tells() {
+fn repair_reports_the_problems_that_check_reports() {
     for (what, problem_count) in [("catalogue", 1), ("none", 0), ("folder", 1)] {
         let disk = SimDisk::new(6);
         simulated(&disk, async |env| {
@@ -292,23 +292,23 @@ fn repair_tells_the_problems_that_check_tells() {
                     disk.damage_file("data/catalogue/0000000001.log", |bytes| bytes[4096 + 70] ^= 1);
                 }
                 "folder" => {
-                    let folder = place.join("databases/0000000001");
-                    folder::remove_with_files(&*env.engine, &folder).await.unwrap();
+                    let directory = place.join("databases/0000000001");
+                    directory::remove_with_files(&*env.engine, &directory).await.unwrap();
                 }
                 _ => {}
             }
             let found = problems(&env, "/data").await;
             assert!(found.len() >= problem_count && found.is_empty() == (what == "none"), "{what} {found:?}");
             let offline = OfflineDatabases::open(&env, place, options()).await.unwrap();
-            let mut told = Vec::new();
+            let mut report = Vec::new();
             let tell = |event| {
                 if let OfflineEvent::Problem { what, .. } = event {
-                    told.push(what);
+                    report.push(what);
                 }
             };
             let sums = offline.repair(Path::new("/new"), tell).await.unwrap();
             assert_eq!(sums.problem_count as usize, found.len(), "{what}");
-            assert_eq!(told, found, "{what}");
+            assert_eq!(report, found, "{what}");
         })
         .unwrap();
     }

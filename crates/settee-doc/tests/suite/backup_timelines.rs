@@ -1,8 +1,8 @@
-//! Goal: a run of a backup holds what its databases held, whatever else was backed up to the same place; a
-//! restored copy is another server's, to whom followers of the original begin anew.
-//! Method: in the simulation, a run is restored and changed otherwise than the original, so that files of
-//! both have the same names and sizes; both are backed up to the same place, and each run is restored and
-//! compared. Bits of a run's files are flipped. Positions of before are read by a restored copy.
+//! Goal: a run of a backup holds its databases' data, whatever else was backed up to the same directory; a
+//! restored copy is another server, where clients that followed the original start again.
+//! Method: in the simulation, a run is restored and changed differently from the original, so that files of
+//! both have the same names and sizes; both are backed up to the same directory, and each run is restored and
+//! compared. Bits of a run's files are flipped. A restored copy parses earlier positions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use settee_doc::{
     Databases, DatabasesOptions, Edit, OfflineDatabases, OfflineEvent, Options, Range, Revision, Seq, Stage,
     restore,
 };
-use settee_io::{Env, folder};
+use settee_io::{Env, directory};
 use settee_sim::{Sim, SimDisk};
 
 const BACKUP: &str = "/backup";
@@ -27,7 +27,7 @@ async fn open(env: &Env, place: &str) -> Arc<Databases> {
 type Contents = BTreeMap<String, (Revision, Vec<u8>)>;
 
 async fn contents(databases: &Databases) -> Contents {
-    let view = databases.get(NAME).await.unwrap().view();
+    let view = databases.get(NAME).await.unwrap().snapshot();
     let mut rows = view.all_docs(&Range::default()).await.unwrap();
     let mut ids = Vec::new();
     while let Some(row) = rows.next().await.unwrap() {
@@ -41,12 +41,12 @@ async fn contents(databases: &Databases) -> Contents {
     contents
 }
 
-/// Writes documents over those that there are.
+/// Overwrites documents.
 async fn write(databases: &Databases, docs: impl Iterator<Item = (String, String)>) {
     let database = databases.get(NAME).await.unwrap();
     for (id, text) in docs {
         let mut edit = Edit::parse(text.as_bytes(), &Options::default()).unwrap();
-        edit.revision = database.view().find(&id).await.unwrap().map(|summary| summary.revision);
+        edit.revision = database.snapshot().find(&id).await.unwrap().map(|summary| summary.revision);
         edit.id = id;
         database.update(edit, Stage::Persisted).await.unwrap();
     }
@@ -60,18 +60,18 @@ async fn problems(env: &Env, place: &str, database: Option<&str>) -> Vec<String>
     let mut problems = Vec::new();
     let options = DatabasesOptions::default();
     let offline = OfflineDatabases::open(env, Path::new(place), options).await.unwrap();
-    let told = |event| {
+    let report = |event| {
         if let OfflineEvent::Problem { what, .. } = event {
             problems.push(what);
         }
     };
-    let sums = offline.check(database, told).await.unwrap();
+    let sums = offline.check(database, report).await.unwrap();
     assert_eq!(sums.problem_count as usize, problems.len());
     problems
 }
 
 /// Backs up twice with edits between, restores the first run, makes other edits there and backs that up to
-/// the same place. `edit` makes edits of the same sizes for each number.
+/// the same directory. `edit` makes edits of the same sizes for each number.
 fn two_timelines(edit: impl AsyncFn(&Databases, usize)) {
     let sim = Sim::new(1);
     let env = sim.env();
@@ -129,7 +129,7 @@ fn a_run_has_its_own_index_beside_a_run_with_one_of_the_same_size_and_end() {
 }
 
 #[test]
-fn a_run_of_which_a_bit_was_flipped_is_told_by_check_and_not_restored() {
+fn a_run_with_a_flipped_bit_is_reported_and_not_restored() {
     let disk = SimDisk::new(2);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -162,7 +162,7 @@ fn a_run_of_which_a_bit_was_flipped_is_told_by_check_and_not_restored() {
                     is_named(&error) && error.contains("nothing was restored"),
                     "{name} at {at}: {error}"
                 );
-                assert_eq!(folder::list(&*env.engine, Path::new("/new")).await.unwrap(), []);
+                assert_eq!(directory::list(&*env.engine, Path::new("/new")).await.unwrap(), []);
                 let found = problems(&env, "/backup/000001", Some("other")).await;
                 assert_eq!(found, [] as [String; 0], "another database's file, {name} at {at}");
                 disk.damage_file(file, |bytes| bytes[at] ^= 1);
@@ -180,7 +180,7 @@ fn a_restored_database_is_another_incarnation_and_a_position_past_its_end_means_
     let env = sim.env();
     sim.run(async {
         let original = open(&env, "/data").await;
-        // More than one commit renews.
+        // More than one commit renews the incarnations.
         for number in 0..1_100 {
             original.create_closed(&format!("db{number}")).await.unwrap();
         }
@@ -193,15 +193,15 @@ fn a_restored_database_is_another_incarnation_and_a_position_past_its_end_means_
         assert_eq!(copy.names(), original.names());
         write(&copy, (5..20).map(|id| (format!("doc-{id}"), "{}".to_owned()))).await;
         let (before, after) = (original.get(NAME).await.unwrap(), copy.get(NAME).await.unwrap());
-        let position = before.seq_text(before.view().update_seq());
-        assert_eq!(before.parse_since(&position).unwrap(), before.view().update_seq());
+        let position = before.seq_text(before.snapshot().update_seq());
+        assert_eq!(before.parse_since(&position).unwrap(), before.snapshot().update_seq());
         assert_eq!(after.parse_since(&position).unwrap(), Seq(0), "{position}");
         assert_ne!(before.created_us(), after.created_us());
         for name in ["db0", "db999", "db1099"] {
             let text = original.get(name).await.unwrap().seq_text(Seq(0));
             assert_ne!(copy.get(name).await.unwrap().seq_text(Seq(0)), text, "{name}");
         }
-        let end = after.view().update_seq();
+        let end = after.snapshot().update_seq();
         assert_eq!(after.parse_since(&after.seq_text(end)).unwrap(), end);
         let past = after.seq_text(Seq(end.0 + 100));
         assert_eq!(after.parse_since(&past).unwrap(), Seq(0), "{past}");
@@ -209,7 +209,7 @@ fn a_restored_database_is_another_incarnation_and_a_position_past_its_end_means_
     .unwrap();
 }
 
-/// What a run's list would be without checksums.
+/// A run's list without checksums.
 fn without_checksums(list: &[u8]) -> String {
     let text = std::str::from_utf8(list).unwrap().replace("settee backup 3", "settee backup 2");
     let mut old = String::new();
@@ -236,12 +236,13 @@ fn a_run_without_checksums_is_restored_by_lengths_and_the_next_shares_nothing_wi
         databases.backup(Path::new(BACKUP), &["server-uuid"]).await.unwrap();
         let list = without_checksums(&disk.read_file("backup/000001/complete").unwrap());
         disk.write_file("backup/000001/complete", list.clone().into_bytes());
-        let mut notes = Vec::new();
+        let mut remarks = Vec::new();
         let place = Path::new("/backup/000001");
         let offline = OfflineDatabases::open(&env, place, DatabasesOptions::default()).await.unwrap();
-        let told = |event| notes.extend(if let OfflineEvent::Note(text) = event { Some(text) } else { None });
-        assert_eq!(offline.check(None, told).await.unwrap().problem_count, 0);
-        assert!(notes.len() == 1 && notes[0].contains("no checksums"), "{notes:?}");
+        let report =
+            |event| remarks.extend(if let OfflineEvent::Note(text) = event { Some(text) } else { None });
+        assert_eq!(offline.check(None, report).await.unwrap().problem_count, 0);
+        assert!(remarks.len() == 1 && remarks[0].contains("no checksums"), "{remarks:?}");
         let restored = restore(&env, Path::new(BACKUP), Path::new("/copy")).await.unwrap();
         assert!(restored.note.unwrap().contains("no checksums"));
         assert_eq!(disk.read_file("copy/server-uuid"), None);

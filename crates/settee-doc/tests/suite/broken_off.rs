@@ -1,7 +1,7 @@
-//! Goal: what a request leaves half done when its client goes, the disk is full or the power is cut is
-//! told of, and is taken up by whoever comes next; and a document is removed however much it holds.
-//! Method: in the simulation. Futures that are dropped after some polls, a disk of limited capacity,
-//! documents whose removal doesn't fit a batch, and power cuts at every sync.
+//! Goal: a request interrupted by its client, a full disk or a power loss is detected and completed or
+//! cleaned up by the next one; and a document is removed whatever its size.
+//! Method: in the simulation. Futures dropped after some polls, a disk of limited capacity, documents whose
+//! removal doesn't fit a batch, and power losses at every sync.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -16,17 +16,17 @@ use settee_doc::{
 use settee_io::yield_now;
 use settee_sim::{Sim, SimDisk, seeds};
 
-/// The longest id: some two thousand keys that hold it fill a batch.
+/// The longest id: some two thousand keys with it fill a batch.
 const ID_BYTES: usize = 8000;
 
-/// Of what is gone no more than this may be left.
+/// Largest number of bytes that removed data may leave behind.
 const SMALL_BYTES: u64 = 64 << 10;
 
 fn long_id() -> String {
     "x".repeat(ID_BYTES)
 }
 
-/// `None` where the power went.
+/// `None` if the power was cut.
 fn run<T, F: Future<Output = T>>(disk: &SimDisk, test: impl FnOnce(Arc<Databases>) -> F) -> Option<T> {
     let sim = Sim::with_disk(disk);
     let env = sim.env();
@@ -48,7 +48,7 @@ async fn attach(db: &Database, edit: &mut Edit, numbers: std::ops::Range<usize>)
     }
 }
 
-/// A document with so many attachments, made by updates that each fit a batch.
+/// A document with this many attachments, made by updates that each fit a batch.
 async fn filled(db: &Database, id: &str, count: usize) -> Revision {
     let mut edit = Edit::empty(id);
     let mut start = 0;
@@ -59,14 +59,14 @@ async fn filled(db: &Database, id: &str, count: usize) -> Revision {
         if end == count {
             return revision;
         }
-        edit = Edit::again(&db.view().document(id).await.unwrap());
+        edit = Edit::again(&db.snapshot().document(id).await.unwrap());
         start = end;
     }
 }
 
-async fn is_whole(db: &Database, document: &Document) -> bool {
+async fn is_complete(db: &Database, document: &Document) -> bool {
     for attachment in &document.attachments {
-        let mut reader = db.view().attachment(&document.id, attachment, None, true);
+        let mut reader = db.snapshot().attachment(&document.id, attachment, None, true);
         let read = reader.next().await.unwrap().unwrap();
         if read != format!("content {}", attachment.name) {
             return false;
@@ -75,7 +75,7 @@ async fn is_whole(db: &Database, document: &Document) -> bool {
     true
 }
 
-/// Polls a future so many times at most; then it is dropped.
+/// Polls a future at most this many times, then drops it.
 async fn begin<F: Future>(future: F, polls: u64) -> Option<F::Output> {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -88,7 +88,7 @@ async fn begin<F: Future>(future: F, polls: u64) -> Option<F::Output> {
 }
 
 #[test]
-fn a_document_goes_however_many_attachments_it_has() {
+fn a_document_with_many_attachments_is_removed() {
     for is_purged in [false, true] {
         run(&SimDisk::new(1), async |databases| {
             let db = databases.create("db").await.unwrap();
@@ -97,28 +97,28 @@ fn a_document_goes_however_many_attachments_it_has() {
             let last = filled(&db, &long_id(), 2700).await;
             let full = db.info().active_bytes;
             assert!(full - before > 20_000_000, "{full}");
-            let document = db.view().document(&long_id()).await.unwrap();
-            assert!(is_whole(&db, &document).await);
+            let document = db.snapshot().document(&long_id()).await.unwrap();
+            assert!(is_complete(&db, &document).await);
             if is_purged {
-                let gone = db.purge(&[(long_id(), vec![last])]).await.unwrap();
-                assert_eq!(gone, [vec![last]]);
+                let purged = db.purge(&[(long_id(), vec![last])]).await.unwrap();
+                assert_eq!(purged, [vec![last]]);
             } else {
                 put(&db, Edit::delete(&long_id(), Some(last))).await;
             }
-            assert_eq!(db.view().document(&long_id()).await.unwrap_err().kind(), ErrorKind::NotFound);
-            let left = db.info().active_bytes;
-            // What is left is left to the next one.
+            assert_eq!(db.snapshot().document(&long_id()).await.unwrap_err().kind(), ErrorKind::NotFound);
+            let remaining = db.info().active_bytes;
+            // The next update removes the rest.
             put(&db, Edit::empty("next")).await;
             let after = db.info().active_bytes;
-            println!("{full} bytes live before, {left} at once, {after} with the next update");
-            assert!(left < full / 4, "{left}");
+            println!("{full} bytes live before, {remaining} at once, {after} with the next update");
+            assert!(remaining < full / 4, "{remaining}");
             assert!(after < before + SMALL_BYTES, "{after} {before}");
         })
         .unwrap();
     }
 }
 
-/// Few enough that a power loss can be tried at each sync; their removal takes two batches.
+/// Few enough to test a power loss at each sync; their removal takes two batches.
 const FEW_COUNT: usize = 150;
 
 async fn fill_and_delete(databases: Arc<Databases>) {
@@ -128,16 +128,16 @@ async fn fill_and_delete(databases: Arc<Databases>) {
     put(&db, Edit::empty("other")).await;
 }
 
-/// Whether the document is there; then it is whole, and else nothing is left of it.
+/// Whether the document exists; then it is complete, otherwise nothing of it is left.
 async fn is_there(databases: Arc<Databases>, case: String) -> bool {
     let Ok(db) = databases.get("db").await else { return false };
     put(&db, Edit::empty("next")).await;
-    let document = db.view().document(&long_id()).await;
+    let document = db.snapshot().document(&long_id()).await;
     let live = db.info().active_bytes;
     match document {
         Ok(document) => {
             assert_eq!(document.attachments.len(), FEW_COUNT, "{case}");
-            assert!(is_whole(&db, &document).await, "{case}");
+            assert!(is_complete(&db, &document).await, "{case}");
             true
         }
         Err(error) => {
@@ -149,7 +149,7 @@ async fn is_there(databases: Arc<Databases>, case: String) -> bool {
 }
 
 #[test]
-fn what_an_update_let_go_of_goes_after_a_power_loss_too() {
+fn unreferenced_attachments_are_removed_after_a_power_loss() {
     let mut counts = [0, 0];
     for seed in seeds(8) {
         let disk = SimDisk::new(seed);
@@ -167,7 +167,7 @@ fn what_an_update_let_go_of_goes_after_a_power_loss_too() {
 }
 
 #[test]
-fn an_edit_that_no_batch_holds_is_refused_alone() {
+fn an_edit_larger_than_a_batch_is_refused_alone() {
     run(&SimDisk::new(3), async |databases| {
         let db = databases.create("db").await.unwrap();
         let mut large = Edit::empty(&long_id());
@@ -177,13 +177,13 @@ fn an_edit_that_no_batch_holds_is_refused_alone() {
         let kinds: Vec<_> =
             outcomes.into_iter().map(|outcome| outcome.err().map(|error| error.kind())).collect();
         assert_eq!(kinds, [None, Some(ErrorKind::TooLarge), None]);
-        assert_eq!(db.view().doc_count(), 2);
+        assert_eq!(db.snapshot().doc_count(), 2);
     })
     .unwrap();
 }
 
 #[test]
-fn what_was_uploaded_for_nothing_goes_though_the_disk_was_full_then() {
+fn unreferenced_uploads_are_removed_after_a_full_disk() {
     let disk = SimDisk::new(4);
     run(&disk, async |databases| {
         let db = databases.create("db").await.unwrap();
@@ -204,7 +204,7 @@ fn what_was_uploaded_for_nothing_goes_though_the_disk_was_full_then() {
         while let Ok(revision) = db.update(filler(number), Stage::Persisted).await {
             assert_eq!(revision.generation, 1);
             number += 1;
-            assert!(number < 1000, "the disk has room without end");
+            assert!(number < 1000, "the disk never becomes full");
         }
         let full = db.info().active_bytes;
         drop(broken);
@@ -220,7 +220,7 @@ fn what_was_uploaded_for_nothing_goes_though_the_disk_was_full_then() {
 }
 
 #[test]
-fn what_was_stored_is_told_though_its_writer_has_left() {
+fn a_stored_change_is_notified_although_its_writer_has_left() {
     let mut left_count = 0;
     for polls in 1..12 {
         run(&SimDisk::new(polls), async |databases| {
@@ -230,7 +230,7 @@ fn what_was_stored_is_told_though_its_writer_has_left() {
             let edits = vec![Edit::empty("doc"), Edit::empty("first"), Edit::empty("doc")];
             left_count += usize::from(begin(db.update_all(edits, Stage::Persisted), polls).await.is_none());
             db.barrier().await.unwrap();
-            let is_stored = db.view().find("doc").await.unwrap().is_some();
+            let is_stored = db.snapshot().find("doc").await.unwrap().is_some();
             let is_told = !databases.events_after(since, 10).unwrap().is_empty();
             assert_eq!(is_told, is_stored, "after {polls} polls");
         })
@@ -240,7 +240,7 @@ fn what_was_stored_is_told_though_its_writer_has_left() {
 }
 
 #[test]
-fn an_update_that_changed_nothing_is_no_news() {
+fn an_update_without_changes_is_not_notified() {
     run(&SimDisk::new(5), async |databases| {
         let db = databases.create("db").await.unwrap();
         put(&db, Edit::empty("doc")).await;
@@ -255,7 +255,7 @@ fn an_update_that_changed_nothing_is_no_news() {
 }
 
 #[test]
-fn numbers_are_those_that_are_stored_though_whoever_set_them_has_left() {
+fn settings_take_effect_although_their_writer_has_left() {
     let mut left_count = 0;
     for polls in 1..12 {
         let disk = SimDisk::new(polls);
@@ -269,7 +269,7 @@ fn numbers_are_those_that_are_stored_though_whoever_set_them_has_left() {
             left_count += usize::from(begin(db.set_revs_limit(40), polls).await.is_none());
             db.barrier().await.unwrap();
             let mut last = 0;
-            let mut purges = db.view().purges(0);
+            let mut purges = db.snapshot().purges(0);
             while let Some(purge) = purges.next().await.unwrap() {
                 last = purge.number;
             }
@@ -279,7 +279,7 @@ fn numbers_are_those_that_are_stored_though_whoever_set_them_has_left() {
             databases.close().await.unwrap();
             found
         });
-        // What is stored is what another opening finds.
+        // Another opening finds the stored values.
         let again = run(&disk, async |databases| {
             let db = databases.get("db").await.unwrap();
             (db.info().purge_seq, db.revs_limit())

@@ -1,11 +1,11 @@
-//! Goal: documents behave as CouchDB's do, revision trees and changes included.
-//! Method: in the simulation; single cases, and random edits against a model of the tree.
+//! Goal: documents behave as in CouchDB, including revision trees and changes.
+//! Method: in the simulation; single cases, and random edits compared with a model of the tree.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use settee_doc::{Database, Databases, Edit, ErrorKind, Options, Range, Revision, Seq, Stage, View};
+use settee_doc::{Database, Databases, Edit, ErrorKind, Options, Range, Revision, Seq, Snapshot, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 
 fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
@@ -35,7 +35,7 @@ fn with_database<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Arc<Databa
     .unwrap();
 }
 
-async fn text_of(view: &View, id: &str) -> String {
+async fn text_of(view: &Snapshot, id: &str) -> String {
     String::from_utf8(view.document(id).await.unwrap().body.to_vec()).unwrap()
 }
 
@@ -43,7 +43,7 @@ fn kind<T: std::fmt::Debug>(result: settee_doc::Result<T>) -> ErrorKind {
     result.unwrap_err().kind()
 }
 
-async fn ids(view: &View, range: &Range) -> Vec<String> {
+async fn ids(view: &Snapshot, range: &Range) -> Vec<String> {
     let mut rows = view.all_docs(range).await.unwrap();
     let mut ids = Vec::new();
     while let Some(row) = rows.next().await.unwrap() {
@@ -52,7 +52,7 @@ async fn ids(view: &View, range: &Range) -> Vec<String> {
     ids
 }
 
-async fn changes(view: &View, since: Seq) -> Vec<(Seq, String, bool)> {
+async fn changes(view: &Snapshot, since: Seq) -> Vec<(Seq, String, bool)> {
     let mut rows = view.changes(since, false);
     let mut changes = Vec::new();
     while let Some(row) = rows.next().await.unwrap() {
@@ -70,10 +70,10 @@ fn an_edit_must_name_the_leaf_that_it_replaces() {
         let second = put(&db, "a", Some(first), r#"{"n":2}"#).await.unwrap();
         assert_eq!(kind(put(&db, "a", Some(first), r#"{"n":2}"#).await), ErrorKind::Conflict);
         assert_eq!(kind(put(&db, "b", Some(first), "{}").await), ErrorKind::Conflict);
-        assert_eq!(text_of(&db.view(), "a").await, r#""n":2"#);
+        assert_eq!(text_of(&db.snapshot(), "a").await, r#""n":2"#);
         // A revision that isn't a leaf has no body any more.
-        assert_eq!(kind(db.view().revision("a", first, false).await), ErrorKind::NotFound);
-        let latest = db.view().revision("a", first, true).await.unwrap();
+        assert_eq!(kind(db.snapshot().revision("a", first, false).await), ErrorKind::NotFound);
+        let latest = db.snapshot().revision("a", first, true).await.unwrap();
         assert_eq!(latest[0].revision, second);
         assert_eq!(kind(put(&db, "_x", None, "{}").await), ErrorKind::IllegalDocId);
         assert_eq!(kind(put(&db, "", None, "{}").await), ErrorKind::IllegalDocId);
@@ -81,11 +81,11 @@ fn an_edit_must_name_the_leaf_that_it_replaces() {
 }
 
 #[test]
-fn a_deleted_document_shows_in_changes_and_can_come_back() {
+fn a_deleted_document_is_in_the_changes_and_can_be_recreated() {
     with_database(2, async |db| {
         let first = put(&db, "a", None, "{}").await.unwrap();
         let deleted = db.update(Edit::delete("a", Some(first)), Stage::Persisted).await.unwrap();
-        let view = db.view();
+        let view = db.snapshot();
         assert_eq!(view.document("a").await.unwrap_err().to_string(), "deleted");
         assert_eq!(view.document("b").await.unwrap_err().to_string(), "missing");
         assert_eq!((view.doc_count(), view.doc_del_count()), (0, 1));
@@ -94,9 +94,9 @@ fn a_deleted_document_shows_in_changes_and_can_come_back() {
         assert_eq!(kind(db.update(Edit::delete("a", None), Stage::Persisted).await), ErrorKind::Conflict);
         let back = put(&db, "a", None, r#"{"back":true}"#).await.unwrap();
         assert_eq!(back.generation, 3);
-        let history = db.view().history("a", back).await.unwrap();
+        let history = db.snapshot().history("a", back).await.unwrap();
         assert_eq!(history, [back.hash, deleted.hash, first.hash]);
-        assert_eq!(changes(&db.view(), view.update_seq()).await.len(), 1);
+        assert_eq!(changes(&db.snapshot(), view.update_seq()).await.len(), 1);
     });
 }
 
@@ -115,7 +115,7 @@ fn conflicts_are_kept_and_the_winner_is_couchdbs() {
         let edits = vec![replica(&high, "high"), replica(&low, "low"), replica(&high, "high")];
         let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
         assert!(outcomes.iter().all(Result::is_ok));
-        let view = db.view();
+        let view = db.snapshot();
         assert_eq!(text_of(&view, "a").await, r#""high":1"#);
         let leaves: Vec<_> =
             view.leaves("a").await.unwrap().iter().map(|leaf| leaf.revision.to_string()).collect();
@@ -126,13 +126,13 @@ fn conflicts_are_kept_and_the_winner_is_couchdbs() {
         // Deleting the winner lets the other win; its body moves with it.
         let deleted =
             db.update(Edit::delete("a", Some(high.parse().unwrap())), Stage::Persisted).await.unwrap();
-        let view = db.view();
+        let view = db.snapshot();
         assert_eq!(text_of(&view, "a").await, r#""low":1"#);
         assert_eq!(view.leaves("a").await.unwrap().len(), 2);
         assert!(view.leaves("a").await.unwrap()[1].deleted);
         assert_eq!(view.revision("a", deleted, false).await.unwrap()[0].body, "");
         assert_eq!((view.doc_count(), view.doc_del_count()), (1, 0));
-        // And both edges are known to a replicator.
+        // Both revisions are known to a replicator.
         let asked = [low.parse().unwrap(), high.parse().unwrap(), format!("4-{root}").parse().unwrap()];
         let (missing, ancestors) = view.missing("a", &asked, 0).await.unwrap();
         assert_eq!(missing, asked[2..]);
@@ -147,23 +147,23 @@ fn one_request_sees_its_own_edits() {
         let outcomes = db.update_all(edits, Stage::Persisted).await.unwrap();
         assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
         assert_eq!(outcomes[1].as_ref().unwrap_err().kind(), ErrorKind::Conflict);
-        assert_eq!(ids(&db.view(), &Range::default()).await, ["a", "b"]);
+        assert_eq!(ids(&db.snapshot(), &Range::default()).await, ["a", "b"]);
     });
 }
 
 #[test]
-fn local_documents_are_apart_and_never_conflict() {
+fn local_documents_are_separate_and_never_conflict() {
     with_database(5, async |db| {
-        let before = db.view().update_seq();
+        let before = db.snapshot().update_seq();
         let put = async |text: &str| db.put_local(edit("_local/x", None, text), Stage::Persisted).await;
         assert_eq!(put(r#"{"n":1}"#).await.unwrap(), "0-1");
         assert_eq!(put(r#"{"n":2,"_rev":"0-1"}"#).await.unwrap(), "0-2");
-        let (revision, body) = db.view().local("x").await.unwrap();
+        let (revision, body) = db.snapshot().local("x").await.unwrap();
         assert_eq!((revision.as_str(), &body[..]), ("0-2", &br#""n":2"#[..]));
-        assert_eq!(db.view().update_seq(), before);
-        assert_eq!(db.view().doc_count(), 0);
+        assert_eq!(db.snapshot().update_seq(), before);
+        assert_eq!(db.snapshot().doc_count(), 0);
         assert_eq!(db.put_local(Edit::delete("_local/x", None), Stage::Persisted).await.unwrap(), "0-0");
-        assert_eq!(kind(db.view().local("x").await), ErrorKind::NotFound);
+        assert_eq!(kind(db.snapshot().local("x").await), ErrorKind::NotFound);
         assert_eq!(
             kind(db.put_local(Edit::delete("_local/x", None), Stage::Persisted).await),
             ErrorKind::NotFound
@@ -173,14 +173,14 @@ fn local_documents_are_apart_and_never_conflict() {
 }
 
 #[test]
-fn ranges_go_both_ways_in_the_order_of_bytes() {
+fn ranges_are_scanned_both_ways_in_byte_order() {
     with_database(6, async |db| {
         for id in ["b", "a", "é", "A", "_design/x", "c"] {
             put(&db, id, None, "{}").await.unwrap();
         }
         let gone = put(&db, "bb", None, "{}").await.unwrap();
         db.update(Edit::delete("bb", Some(gone)), Stage::Persisted).await.unwrap();
-        let view = db.view();
+        let view = db.snapshot();
         let range = |start: Option<&str>, end: Option<&str>| Range {
             start: start.map(Into::into),
             end: end.map(Into::into),
@@ -205,29 +205,29 @@ fn ranges_go_both_ways_in_the_order_of_bytes() {
 }
 
 #[test]
-fn a_view_stays_as_it_was_and_followers_are_woken_by_the_commit() {
+fn a_snapshot_is_immutable_and_a_commit_wakes_subscribers() {
     let sim = Sim::new(7);
     let env = sim.env();
     sim.run(async {
         let databases = Databases::open(env.clone(), Path::new("/data")).await.unwrap();
         let db = databases.create("db").await.unwrap();
         put(&db, "a", None, "{}").await.unwrap();
-        let view = db.view();
+        let view = db.snapshot();
         let follower = db.clone();
         let since = view.update_seq();
         let (done, woken) = tokio::sync::oneshot::channel();
         env.spawn("follower", async move {
             follower.changed_after(since).await.unwrap();
-            done.send(changes(&follower.view(), since).await).unwrap();
+            done.send(changes(&follower.snapshot(), since).await).unwrap();
         });
-        // A local document is no change.
+        // A local document is not in the changes.
         db.put_local(edit("_local/x", None, "{}"), Stage::Persisted).await.unwrap();
         db.update(edit("b", None, "{}"), Stage::Accepted).await.unwrap();
         assert_eq!(woken.await.unwrap()[0].1, "b");
         assert_eq!(ids(&view, &Range::default()).await, ["a"]);
 
         let follower = db.clone();
-        let since = db.view().update_seq();
+        let since = db.snapshot().update_seq();
         let (done, woken) = tokio::sync::oneshot::channel();
         env.spawn("follower", async move { done.send(follower.changed_after(since).await).unwrap() });
         databases.delete("db").await.unwrap();
@@ -238,7 +238,7 @@ fn a_view_stays_as_it_was_and_followers_are_woken_by_the_commit() {
 }
 
 #[test]
-fn databases_come_and_go_and_a_second_opener_is_refused() {
+fn databases_are_created_and_deleted_and_a_second_opener_is_refused() {
     let sim = Sim::new(8);
     let env = sim.env();
     sim.run(async {
@@ -261,9 +261,9 @@ fn databases_come_and_go_and_a_second_opener_is_refused() {
         assert_eq!(kind(databases.get("db").await.map(drop)), ErrorKind::NotFound);
         assert_eq!(kind(databases.delete("db").await), ErrorKind::NotFound);
         let second = databases.create("db").await.unwrap();
-        assert_eq!(second.view().doc_count(), 0);
+        assert_eq!(second.snapshot().doc_count(), 0);
         assert_ne!(second.created_us(), first.created_us());
-        // A position in the first is no position in the second.
+        // A position of the first isn't valid in the second.
         let old = first.seq_text(Seq(5));
         assert_eq!(second.parse_since(&old).unwrap(), Seq(0));
         databases.close().await.unwrap();
@@ -297,7 +297,7 @@ impl Model {
 }
 
 #[test]
-fn random_edits_make_the_tree_that_the_model_makes() {
+fn random_edits_make_the_models_tree() {
     for seed in seeds(30) {
         with_database(seed, async |db| {
             let mut state = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -318,7 +318,7 @@ fn random_edits_make_the_tree_that_the_model_makes() {
                     let parent = leaves[random(leaves.len())];
                     (put(&db, "doc", Some(parent), &text).await.unwrap(), Some(parent))
                 } else {
-                    // A replicated edit, of any revision so far or of none.
+                    // A replicated edit of any earlier revision, or of none.
                     let parent =
                         if all.is_empty() || random(20) == 0 { None } else { Some(all[random(all.len())]) };
                     let generation = parent.map_or(0, |parent| parent.generation) + 1;
@@ -334,7 +334,7 @@ fn random_edits_make_the_tree_that_the_model_makes() {
                     (revision, parent)
                 };
                 model.revisions.insert(revision, (parent, deleted));
-                let view = db.view();
+                let view = db.snapshot();
                 let found: Vec<_> =
                     view.leaves("doc").await.unwrap().iter().map(|leaf| leaf.revision).collect();
                 assert_eq!(found, model.leaves(), "seed={seed} step={step}");
@@ -366,14 +366,14 @@ fn a_replica_that_knows_more_of_the_path_lengthens_it() {
         let hash = |generation: u32| [generation as u8; 16];
         db.replicate_all(vec![replica("a", 20, 15, hash, "{}")], Stage::Persisted).await.unwrap();
         db.replicate_all(vec![replica("a", 21, 1, hash, "{}")], Stage::Persisted).await.unwrap();
-        let view = db.view();
+        let view = db.snapshot();
         let leaf = view.leaves("a").await.unwrap()[0].revision;
         assert_eq!(view.history("a", leaf).await.unwrap().len(), 21);
         let old = Revision { generation: 10, hash: hash(10) };
         assert_eq!(view.missing("a", &[old], 0).await.unwrap().0, []);
-        // So an ancestor that comes late is no conflict.
+        // So an ancestor that arrives late is no conflict.
         db.replicate_all(vec![replica("a", 10, 10, hash, "{}")], Stage::Persisted).await.unwrap();
-        assert_eq!(db.view().leaves("a").await.unwrap().len(), 1);
+        assert_eq!(db.snapshot().leaves("a").await.unwrap().len(), 1);
     });
 }
 
@@ -391,26 +391,26 @@ fn large_documents_that_conflict_fit_a_batch() {
         edits.push(replica("a", 1, 1, |_| [2; 16], &text(large)));
         let outcomes = db.replicate_all(edits, Stage::Persisted).await.unwrap();
         assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-        assert_eq!(db.view().leaves("a").await.unwrap().len(), 2);
+        assert_eq!(db.snapshot().leaves("a").await.unwrap().len(), 2);
     });
 }
 
 #[test]
-fn positions_and_skips_at_the_end_of_their_range_are_no_trouble() {
+fn positions_and_skips_at_the_end_of_their_range_work() {
     with_database(11, async |db| {
         put(&db, "a", None, "{}").await.unwrap();
         let last = db.seq_text(Seq(0)).replacen('0', &u64::MAX.to_string(), 1);
         assert_eq!(db.parse_since(&last).unwrap(), Seq(0), "past the end is the start");
         let since = Seq(u64::MAX);
-        assert_eq!(db.view().pending(since).await.unwrap(), 0);
-        assert_eq!(changes(&db.view(), since).await, []);
+        assert_eq!(db.snapshot().pending(since).await.unwrap(), 0);
+        assert_eq!(changes(&db.snapshot(), since).await, []);
         let range = Range { start: Some("b".into()), skip: u64::MAX, ..Range::default() };
-        assert_eq!(db.view().offset(&range).await.unwrap(), 1);
-        assert_eq!(ids(&db.view(), &range).await, [""; 0]);
+        assert_eq!(db.snapshot().offset(&range).await.unwrap(), 1);
+        assert_eq!(ids(&db.snapshot(), &range).await, [""; 0]);
     });
 }
 
-/// A world with one database of a few documents, closed.
+/// A simulated disk with one closed database of a few documents.
 fn closed_database(seed: u64) -> SimDisk {
     let disk = SimDisk::new(seed);
     let sim = Sim::with_disk(&disk);
@@ -428,7 +428,7 @@ fn closed_database(seed: u64) -> SimDisk {
 }
 
 #[test]
-fn a_damaged_catalogue_costs_no_database_its_files() {
+fn a_damaged_catalogue_removes_no_files() {
     for at in [20, 560] {
         let disk = closed_database(1);
         disk.damage_file("/data/catalogue/0000000001.log", |bytes| bytes[at] ^= 1);
@@ -437,7 +437,7 @@ fn a_damaged_catalogue_costs_no_database_its_files() {
         let env = sim.env();
         sim.run(async {
             if let Ok(databases) = Databases::open(env, Path::new("/data")).await {
-                // And a new one gets a folder of its own.
+                // A new database gets a directory of its own.
                 let db = databases.create("other").await.unwrap();
                 put(&db, "a", None, "{}").await.unwrap();
             }
@@ -448,12 +448,12 @@ fn a_damaged_catalogue_costs_no_database_its_files() {
 }
 
 #[test]
-fn a_catalogue_that_was_emptied_is_no_new_one() {
+fn an_emptied_catalogue_is_not_a_new_one() {
     for length in [0, 100, 512] {
         let disk = closed_database(4);
         disk.damage_file("/data/catalogue/0000000001.log", |bytes| bytes.truncate(length));
         let before = disk.read_file("/data/databases/0000000001/0000000001.log").unwrap();
-        // The second time, what was left of the catalogue is already set aside.
+        // The second time, the remains of the catalogue are already set aside.
         for _ in 0..2 {
             let sim = Sim::with_disk(&disk);
             let opened = sim.run(Databases::open(sim.env(), Path::new("/data"))).unwrap();
@@ -481,7 +481,7 @@ fn a_full_disk_lets_databases_be_deleted_after_a_restart_too() {
 }
 
 #[test]
-fn a_database_gets_open_though_its_callers_leave_early() {
+fn a_database_opens_although_its_callers_leave_early() {
     let disk = closed_database(3).delays_us(10_000..=10_000);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -495,7 +495,7 @@ fn a_database_gets_open_though_its_callers_leave_early() {
                 std::task::Poll::Pending => leave.as_mut().poll(context).map(|()| None),
             });
             if let Some(db) = opened.await {
-                assert_eq!(db.view().doc_count(), 9);
+                assert_eq!(db.snapshot().doc_count(), 9);
                 return;
             }
         }

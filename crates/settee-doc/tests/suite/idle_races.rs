@@ -1,10 +1,10 @@
-//! Goal: whatever is opened, created, deleted and closed for being idle at the same time, a
-//! database holds what was acknowledged, nobody who has one sees it closed, and nobody gets an
-//! error for having come while it was being closed.
-//! Method: each database has an owner that creates, writes, reads, leaves and deletes it, and
-//! knows exactly what it holds; others look at any of them meanwhile, hold them or views of them
-//! past the idle time, and read. Two may be open at once, and a second is the idle time. Some runs
-//! lose power; all are opened again, and compared with the model of names and contents.
+//! Goal: while databases are concurrently opened, created, deleted and closed as idle, a database holds its
+//! acknowledged data, no user sees its database closed, and no request fails because it came during a
+//! closing.
+//! Method: each database has an owner that creates, writes, reads, releases and deletes it, and knows its
+//! exact contents; visitors look at any database meanwhile, hold it or a snapshot past the idle time, and
+//! read. Two may be open at once, and the idle time is one second. Some runs lose power; all are reopened,
+//! and compared with the model of names and contents.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use settee_doc::{
-    Database, Databases, DatabasesOptions, Edit, ErrorKind, LogOptions, Options, Range, Stage, View,
+    Database, Databases, DatabasesOptions, Edit, ErrorKind, LogOptions, Options, Range, Snapshot, Stage,
 };
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
@@ -26,18 +26,18 @@ const OPEN_MAX: usize = 2;
 /// A database's documents, and their numbers; `None` where it doesn't exist.
 type Content = Option<BTreeMap<String, usize>>;
 
-/// What one database was asked to be, in order.
+/// The requested states of one database, in order.
 struct History {
     states: Vec<Content>,
     acknowledged: usize,
-    /// Deletions begun and ended: odd while one is under way.
+    /// Deletions begun and ended: odd while one is in progress.
     deletions: usize,
 }
 
 type Shared = Arc<Mutex<History>>;
 
 fn options() -> DatabasesOptions {
-    // Nothing but a close persists what nobody waits for.
+    // Only a close persists data that no task waits for.
     let log =
         LogOptions { accepted_age_ms_max: 3_600_000, written_age_ms_max: 3_600_000, ..LogOptions::DEFAULT };
     DatabasesOptions { log, open_databases_max: OPEN_MAX, database_idle_s: 1, ..DatabasesOptions::default() }
@@ -64,13 +64,13 @@ struct World {
     histories: Vec<Shared>,
     /// Tasks that ask for a database, or have one.
     in_progress: AtomicUsize,
-    /// The most of them that there have been.
+    /// The largest number of such tasks.
     most_in_progress: AtomicUsize,
     most_open: AtomicUsize,
 }
 
 impl World {
-    /// Counts a task as one that uses databases, and looks whether too many are open.
+    /// Counts a task that uses databases, and checks that not too many are open.
     fn begin(&self) -> InProgress<'_> {
         let count = self.in_progress.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_in_progress.fetch_max(count, Ordering::Relaxed);
@@ -103,7 +103,7 @@ fn name_of(owner: usize) -> String {
     format!("db{owner}")
 }
 
-async fn content_of(view: &View) -> settee_doc::Result<BTreeMap<String, usize>> {
+async fn content_of(view: &Snapshot) -> settee_doc::Result<BTreeMap<String, usize>> {
     let mut rows = view.all_docs(&Range::default()).await?;
     let mut ids = Vec::new();
     while let Some(row) = rows.next().await? {
@@ -126,7 +126,7 @@ async fn write(database: &Database, id: &str, number: usize, stage: Stage) -> se
     database.update(edit, stage).await.map(drop)
 }
 
-/// The one who changes a database.
+/// The owner of a database.
 async fn own(world: Arc<World>, owner: usize, seed: u64) {
     let (mut random, name) = (Random::new(seed * 100 + owner as u64), name_of(owner));
     let history = world.histories[owner].clone();
@@ -168,7 +168,7 @@ async fn own(world: Arc<World>, owner: usize, seed: u64) {
             }
             kind => {
                 let database = world.databases.get(&name).await.unwrap();
-                let persisted = content_of(&database.view()).await.unwrap();
+                let persisted = content_of(&database.snapshot()).await.unwrap();
                 let known = {
                     let history = history.lock().unwrap();
                     history.states[history.acknowledged..].contains(&Some(persisted))
@@ -182,7 +182,7 @@ async fn own(world: Arc<World>, owner: usize, seed: u64) {
                 write(&database, &id, step, stage).await.unwrap();
                 if stage == Stage::Persisted {
                     acknowledge();
-                    assert_eq!(Some(content_of(&database.view()).await.unwrap()), last_state(&history));
+                    assert_eq!(Some(content_of(&database.snapshot()).await.unwrap()), last_state(&history));
                 }
             }
         }
@@ -193,7 +193,7 @@ fn last_state(history: &Shared) -> Content {
     history.lock().unwrap().states.last().unwrap().clone()
 }
 
-/// One who looks at databases of others, and takes the time.
+/// A visitor of other tasks' databases, which takes its time.
 async fn visit(world: Arc<World>, guest: usize, seed: u64) {
     let mut random = Random::new(seed * 100 + 50 + guest as u64);
     for _ in 0..STEP_COUNT {
@@ -210,8 +210,8 @@ async fn visit(world: Arc<World>, guest: usize, seed: u64) {
                 continue;
             }
         };
-        let view = database.view();
-        // With the database or with its view alone.
+        let view = database.snapshot();
+        // With the database, or only with its snapshot.
         let database = (random.below(2) == 0).then_some(database);
         world.pause(&mut random).await;
         let read = content_of(&view).await;
@@ -226,7 +226,7 @@ async fn visit(world: Arc<World>, guest: usize, seed: u64) {
     }
 }
 
-/// Whether the run came to its end.
+/// Whether the run was completed.
 fn run(disk: &SimDisk, seed: u64) -> (Vec<Shared>, Option<usize>) {
     let history = || History { states: vec![None], acknowledged: 0, deletions: 0 };
     let histories: Vec<Shared> = (0..OWNER_COUNT).map(|_| Arc::new(Mutex::new(history()))).collect();
@@ -258,7 +258,7 @@ fn run(disk: &SimDisk, seed: u64) -> (Vec<Shared>, Option<usize>) {
         for end in ends {
             end.await.unwrap();
         }
-        // Left alone they are closed, with all that was accepted, and nothing else is done to them.
+        // Idle databases are closed, with everything accepted, and not changed otherwise.
         env.clock.sleep(Duration::from_secs(10)).await;
         assert_eq!(databases.stats().open_count, 0, "what is idle is closed");
         for history in &histories {
@@ -279,7 +279,7 @@ fn check(disk: &SimDisk, histories: &[Shared], case: &str) {
         for (owner, history) in histories.iter().enumerate() {
             let name = name_of(owner);
             let found = match databases.get(&name).await {
-                Ok(database) => Some(content_of(&database.view()).await.unwrap()),
+                Ok(database) => Some(content_of(&database.snapshot()).await.unwrap()),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::NotFound, "{case}");
                     None
@@ -295,12 +295,12 @@ fn check(disk: &SimDisk, histories: &[Shared], case: &str) {
 }
 
 #[test]
-fn databases_closed_when_idle_lose_nothing_and_trouble_nobody() {
+fn databases_closed_when_idle_lose_nothing_and_fail_no_request() {
     let (mut run_count, mut crash_count, mut most_open) = (0, 0, 0);
     for seed in seeds(60) {
         let disk = || match seed % 3 {
             0 => SimDisk::new(seed),
-            // Closing takes its time.
+            // Closing takes some time.
             1 => SimDisk::new(seed).delays_us(20_000..=400_000),
             _ => SimDisk::new(seed).stalls(0.02).stalls_us(50_000..=2_000_000),
         };

@@ -1,6 +1,5 @@
-//! The documents' tests, in one program: each module's head gives its goal and its method.
+//! The documents' tests, in one program: each module's head states its goal and its method.
 
-mod ahead;
 mod ahead_cost;
 mod attachments;
 mod backup;
@@ -9,9 +8,10 @@ mod backup_timelines;
 mod broken_off;
 mod descriptors;
 mod documents;
-mod followers;
 mod idle_races;
 mod many;
+mod out_of_line;
 mod power_loss;
 mod purge;
 mod revs_limit;
+mod subscribers;

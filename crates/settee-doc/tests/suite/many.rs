@@ -1,7 +1,6 @@
-//! Goal: a server holds many more databases than are open: what they cost on disk, in syncs and in
-//! descriptors, which are closed first, and what is never closed.
-//! Method: single cases in the simulation, by its counts of operations; sizes on the real file
-//! system.
+//! Goal: a server holds many more databases than are open: their cost on disk, in syncs and in descriptors;
+//! the order of closing; and databases that are never closed.
+//! Method: single cases in the simulation, by its counts of operations; sizes on the real file system.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -42,7 +41,7 @@ fn with_databases<F: Future<Output = ()>>(
 }
 
 /// As [`with_databases`], for a test that cuts the power.
-fn until_the_power_goes<F: Future<Output = ()>>(
+fn until_the_power_loss<F: Future<Output = ()>>(
     disk: &SimDisk,
     options: DatabasesOptions,
     test: impl FnOnce(Env, Arc<Databases>) -> F,
@@ -59,7 +58,7 @@ async fn seconds(env: &Env, count: u64) {
     env.clock.sleep(Duration::from_secs(count)).await;
 }
 
-/// Whether a database is open: then to ask for it opens no file.
+/// Whether a database is open: a request for it then opens no file.
 async fn is_open(disk: &SimDisk, databases: &Databases, name: &str) -> bool {
     let before = disk.operation_count();
     databases.get(name).await.unwrap();
@@ -68,7 +67,7 @@ async fn is_open(disk: &SimDisk, databases: &Databases, name: &str) -> bool {
 
 #[test]
 fn creating_a_database_takes_a_sync_and_no_file() {
-    // A write that is cut short is repeated, and counts again.
+    // A short write is repeated, and counted again.
     let disk = SimDisk::new(1).short_writes(0.0);
     with_databases(&disk, options(10, 1), async |_, databases| {
         databases.create_closed("first").await.unwrap();
@@ -81,9 +80,10 @@ fn creating_a_database_takes_a_sync_and_no_file() {
         let (most, all) = (*counts.iter().max().unwrap(), disk.sync_count() - at_first);
         let at_segments = counts.iter().filter(|count| **count > 1).count();
         println!("500 creations: {all} syncs; {at_segments} took more than one, {most} at most");
-        // Where the catalogue begins a segment, its folder is synced too; the one before is sealed
-        // in the background meanwhile.
-        let files_in = |folder: &str| disk.paths().iter().filter(|path| path.starts_with(folder)).count();
+        // When the catalogue begins a segment, its directory is synced too; the previous one is sealed in the
+        // background.
+        let files_in =
+            |directory: &str| disk.paths().iter().filter(|path| path.starts_with(directory)).count();
         let segment_count = files_in("data/catalogue");
         assert!(most <= 3 && all <= 500 + 3 * segment_count as u64, "{all} syncs, {segment_count} segments");
         databases.get("db7").await.unwrap();
@@ -95,7 +95,7 @@ fn creating_a_database_takes_a_sync_and_no_file() {
 }
 
 #[test]
-fn creations_and_deletions_that_come_together_share_syncs() {
+fn concurrent_creations_and_deletions_share_syncs() {
     let disk = SimDisk::new(2);
     with_databases(&disk, options(10, 1), async |env, databases| {
         let at_once = async |delete: bool| {
@@ -128,7 +128,7 @@ fn creations_and_deletions_that_come_together_share_syncs() {
 }
 
 #[test]
-fn a_creation_and_a_deletion_of_one_name_at_once_leave_what_came_last() {
+fn concurrent_creation_and_deletion_of_a_name_leave_the_last_outcome() {
     for seed in 0..200 {
         let disk = SimDisk::new(seed);
         with_databases(&disk, options(1, 1), async |env, databases| {
@@ -157,7 +157,7 @@ fn a_creation_and_a_deletion_of_one_name_at_once_leave_what_came_last() {
                     _ => {}
                 }
             }
-            // Each deletion that did something had a creation before it.
+            // Each successful deletion had a creation before it.
             assert!((0..=1).contains(&balance), "seed={seed}: {balance}");
             assert_eq!(databases.names().len(), balance as usize, "seed={seed}");
             assert_eq!(databases.get("db").await.is_ok(), balance == 1, "seed={seed}");
@@ -187,30 +187,30 @@ fn the_least_recently_used_is_closed_first() {
 }
 
 #[test]
-fn what_is_in_use_stays_open_beyond_the_limit_and_goes_when_it_is_left() {
+fn databases_in_use_stay_open_beyond_the_limit_until_released() {
     let disk = SimDisk::new(5);
     with_databases(&disk, options(2, 60), async |env, databases| {
-        let mut held = Vec::new();
+        let mut in_use = Vec::new();
         for number in 0..400 {
             let database = databases.create(&format!("db{number}")).await.unwrap();
             put(&database, "x").await.unwrap();
-            held.push(database);
+            in_use.push(database);
         }
         assert_eq!(databases.stats().open_count, 400);
         seconds(&env, 200).await;
-        for database in &held {
+        for database in &in_use {
             put(database, "y").await.unwrap();
         }
         assert_eq!(databases.stats().open_count, 400);
-        // A view is a user like any other, also without its database.
-        let view = held.pop().unwrap().view();
+        // A snapshot keeps a database in use, even without the database.
+        let view = in_use.pop().unwrap().snapshot();
         let batch_count = databases.stats().log.batch_count;
-        drop(held);
+        drop(in_use);
         seconds(&env, 10).await;
         assert_eq!(databases.stats().open_count, 2, "one for the view, and one that was used lately");
         seconds(&env, 200).await;
         assert_eq!(databases.stats().open_count, 1);
-        // The catalogue noted that each holds something when it was first written.
+        // The catalogue recorded that each has data when it was first written.
         assert_eq!(databases.stats().log.batch_count, batch_count, "what was done stays counted");
         assert_eq!(view.document("y").await.unwrap().id, "y");
         drop(view);
@@ -218,12 +218,12 @@ fn what_is_in_use_stays_open_beyond_the_limit_and_goes_when_it_is_left() {
         let stats = databases.stats();
         assert_eq!((stats.open_count, stats.stopped_count, stats.database_count), (0, 0, 400));
         databases.health().unwrap();
-        assert_eq!(databases.get("db7").await.unwrap().view().doc_count(), 2);
+        assert_eq!(databases.get("db7").await.unwrap().snapshot().doc_count(), 2);
     });
 }
 
 #[test]
-fn one_that_has_stopped_is_not_closed_so_that_it_shows_and_can_be_read() {
+fn a_stopped_database_stays_open_and_readable() {
     let disk = SimDisk::new(6);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -234,7 +234,7 @@ fn one_that_has_stopped_is_not_closed_so_that_it_shows_and_can_be_read() {
         put(&database, "a").await.unwrap();
         let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
         edit.id = "b".into();
-        // Its sync comes with the close, and fails.
+        // Its sync happens in the close, and fails.
         database.update(edit, Stage::Accepted).await.unwrap();
         drop(database);
         let next = disk.count_of(OperationKind::Sync);
@@ -245,14 +245,14 @@ fn one_that_has_stopped_is_not_closed_so_that_it_shows_and_can_be_read() {
         seconds(&env, 30).await;
         assert_eq!(databases.stats().stopped_count, 1);
         let database = databases.get("db").await.unwrap();
-        assert_eq!(database.view().document("a").await.unwrap().id, "a");
+        assert_eq!(database.snapshot().document("a").await.unwrap().id, "a");
         assert_eq!(put(&database, "c").await.unwrap_err().kind(), ErrorKind::Stopped);
     })
     .unwrap();
 }
 
 #[test]
-fn one_that_was_closed_and_finds_its_files_gone_is_no_new_one() {
+fn a_closed_database_with_missing_files_is_not_a_new_one() {
     let disk = SimDisk::new(8);
     with_databases(&disk, options(10, 1), async |env, databases| {
         databases.create("empty").await.unwrap();
@@ -265,7 +265,7 @@ fn one_that_was_closed_and_finds_its_files_gone_is_no_new_one() {
         disk.damage_file(format!("/data/databases/{number:010}/0000000001.log"), Vec::clear);
     }
     with_databases(&disk, options(10, 1), async |env, databases| {
-        assert_eq!(databases.get("empty").await.unwrap().view().doc_count(), 0);
+        assert_eq!(databases.get("empty").await.unwrap().snapshot().doc_count(), 0);
         for (name, number) in [("idle", 2), ("open", 3)] {
             for _ in 0..2 {
                 let error = databases.get(name).await.err().unwrap();
@@ -281,15 +281,15 @@ fn one_that_was_closed_and_finds_its_files_gone_is_no_new_one() {
     });
 }
 
-/// Where the power goes and not even a server is left to close them.
+/// With a power loss before any closing.
 #[test]
-fn one_whose_files_go_after_its_first_write_is_no_new_one() {
-    let mut marked_at_once = 0;
+fn a_written_database_with_missing_files_is_not_a_new_one() {
+    let mut recorded_at_once = 0;
     for seed in 0..40 {
-        // Nothing is closed for being idle.
+        // Nothing is closed as idle.
         let options = options(10, 3600);
         let disk = SimDisk::new(seed);
-        until_the_power_goes(&disk, options, async |env, databases| {
+        until_the_power_loss(&disk, options, async |env, databases| {
             for name in ["empty", "persisted", "accepted", "local"] {
                 databases.create(name).await.unwrap();
             }
@@ -302,19 +302,19 @@ fn one_whose_files_go_after_its_first_write_is_no_new_one() {
             databases.get("local").await.unwrap().put_local(edit, Stage::Persisted).await.unwrap();
             put(&databases.get("persisted").await.unwrap(), "a").await.unwrap();
             let before = disk.sync_count();
-            // Within the age at which what is written is synced, and that at which it is written.
+            // Before the age at which written data is synced, and at which it is written.
             env.clock.sleep(Duration::from_millis(if seed % 2 == 0 { 1500 } else { seed })).await;
-            marked_at_once += disk.sync_count() - before;
+            recorded_at_once += disk.sync_count() - before;
             disk.cut_power();
             env.clock.sleep(Duration::from_secs(1)).await;
         });
         let disk = disk.after_power_loss();
-        // Where the mark got lost with the power, opening makes it again.
+        // If the record was lost with the power, opening writes it again.
         if seed % 2 == 1 {
-            until_the_power_goes(&disk, options, async |env, databases| {
+            until_the_power_loss(&disk, options, async |env, databases| {
                 for name in ["empty", "persisted", "accepted", "local"] {
                     let database = databases.get(name).await.unwrap();
-                    assert!(name != "persisted" || database.view().doc_count() == 1, "seed={seed}");
+                    assert!(name != "persisted" || database.snapshot().doc_count() == 1, "seed={seed}");
                     if name == "accepted" {
                         put(&database, "b").await.unwrap();
                     }
@@ -328,21 +328,24 @@ fn one_whose_files_go_after_its_first_write_is_no_new_one() {
         let env = sim.env();
         sim.run(async {
             for number in 2..=4 {
-                let folder = format!("/data/databases/{number:010}");
-                settee_io::folder::remove_with_files(&*env.engine, Path::new(&folder)).await.unwrap();
+                let directory = format!("/data/databases/{number:010}");
+                settee_io::directory::remove_with_files(&*env.engine, Path::new(&directory)).await.unwrap();
             }
             let offline = OfflineDatabases::open(&env, Path::new("/data"), options).await.unwrap();
-            let mut gone = Vec::new();
-            let told = |event| {
+            let mut problems = Vec::new();
+            let report = |event| {
                 if let OfflineEvent::Problem { what, .. } = event {
-                    gone.push(what)
+                    problems.push(what)
                 }
             };
-            offline.check(None, told).await.unwrap();
-            assert!(gone.len() == 3 && gone.iter().all(|what| what.contains("are gone")), "{seed} {gone:?}");
+            offline.check(None, report).await.unwrap();
+            assert!(
+                problems.len() == 3 && problems.iter().all(|what| what.contains("are gone")),
+                "{seed} {problems:?}"
+            );
             drop(offline);
             let databases = Databases::open_with(env.clone(), Path::new("/data"), options).await.unwrap();
-            assert_eq!(databases.get("empty").await.unwrap().view().doc_count(), 0);
+            assert_eq!(databases.get("empty").await.unwrap().snapshot().doc_count(), 0);
             for name in ["persisted", "accepted", "local"] {
                 let error = databases.get(name).await.err().unwrap();
                 assert!(error.to_string().contains("are gone"), "seed={seed} {name}: {error}");
@@ -350,11 +353,11 @@ fn one_whose_files_go_after_its_first_write_is_no_new_one() {
         })
         .unwrap();
     }
-    println!("syncs in which 3 marks were persisted, of 40 runs: {marked_at_once}");
+    println!("syncs in which 3 records were persisted, of 40 runs: {recorded_at_once}");
 }
 
 #[test]
-fn what_was_accepted_is_persisted_by_the_closing() {
+fn closing_persists_accepted_data() {
     let disk = SimDisk::new(7);
     let mut options = options(10, 1);
     (options.log.accepted_age_ms_max, options.log.written_age_ms_max) = (3_600_000, 3_600_000);
@@ -363,17 +366,17 @@ fn what_was_accepted_is_persisted_by_the_closing() {
         let mut edit = Edit::parse(b"{}", &Options::default()).unwrap();
         edit.id = "a".into();
         database.update(edit, Stage::Accepted).await.unwrap();
-        assert_eq!(database.view().doc_count(), 0);
+        assert_eq!(database.snapshot().doc_count(), 0);
         drop(database);
         seconds(&env, 5).await;
     });
     with_databases(&disk.after_power_loss(), options, async |_, databases| {
-        assert_eq!(databases.get("db").await.unwrap().view().doc_count(), 1);
+        assert_eq!(databases.get("db").await.unwrap().snapshot().doc_count(), 1);
     });
 }
 
 #[test]
-fn closing_all_ends_what_is_being_opened_and_nothing_is_opened_after() {
+fn closing_all_ends_openings_and_prevents_later_ones() {
     for seed in 0..50 {
         let disk = SimDisk::new(seed);
         with_databases(&disk, options(2, 1), async |env, databases| {
@@ -397,18 +400,18 @@ fn closing_all_ends_what_is_being_opened_and_nothing_is_opened_after() {
                 assert!(matches!(end.await.unwrap(), Ok(()) | Err(ErrorKind::Stopped)));
             }
             assert_eq!(databases.get("db0").await.err().unwrap().kind(), ErrorKind::Stopped);
-            // Every file was let go of: another server may have them.
+            // Every file was closed: another server may use them.
             drop(databases);
             let databases = Databases::open(env, Path::new("/data")).await.unwrap();
             for number in 0..6 {
-                assert_eq!(databases.get(&format!("db{number}")).await.unwrap().view().doc_count(), 1);
+                assert_eq!(databases.get(&format!("db{number}")).await.unwrap().snapshot().doc_count(), 1);
             }
         });
     }
 }
 
 #[test]
-fn names_come_in_any_range_as_a_sorted_set_gives_them() {
+fn names_of_any_range_equal_those_of_a_sorted_set() {
     let disk = SimDisk::new(9);
     with_databases(&disk, options(1, 1), async |_, databases| {
         let model: BTreeSet<String> = (0..700).map(|number| format!("db{}", number * 3)).collect();
@@ -458,13 +461,13 @@ fn names_come_in_any_range_as_a_sorted_set_gives_them() {
     });
 }
 
-/// Bytes that a folder and its files take on the disk.
+/// Bytes that a directory and its files take on the disk.
 #[expect(clippy::disallowed_methods, reason = "what the file system says of it")]
-fn allocated_bytes(folder: &Path) -> u64 {
+fn allocated_bytes(directory: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let of = |path: &Path| std::fs::metadata(path).unwrap().blocks() * 512;
-    let files = std::fs::read_dir(folder).unwrap();
-    of(folder) + files.map(|entry| of(&entry.unwrap().path())).sum::<u64>()
+    let files = std::fs::read_dir(directory).unwrap();
+    of(directory) + files.map(|entry| of(&entry.unwrap().path())).sum::<u64>()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -475,8 +478,8 @@ async fn ten_small_documents_take_at_most_128_kib_open_and_closed() {
     for name in ["one-by-one", "at-once"] {
         databases.create_closed(name).await.unwrap();
     }
-    let folders = settee_io::folder::list(&*env.engine, &root.path().join("databases")).await.unwrap();
-    assert!(folders.is_empty(), "an empty database has no folder");
+    let directories = settee_io::directory::list(&*env.engine, &root.path().join("databases")).await.unwrap();
+    assert!(directories.is_empty(), "an empty database has no directory");
     let database = databases.get("one-by-one").await.unwrap();
     for number in 0..10 {
         put(&database, &format!("document-{number}")).await.unwrap();

@@ -1,12 +1,11 @@
-//! Goal: whatever was acknowledged survives any power loss: documents, deletions, local
-//! documents, databases created and deleted; and what is found is a state that there was.
-//! Method: two tasks, each on a database of its own, go through seeded operations and note
-//! every state that they ask for and the last that was acknowledged. The power is cut at every
-//! sync; each unsynced sector is kept, dropped or garbled. After it the state found must be the
-//! last acknowledged one or one asked for later.
+//! Goal: every acknowledged change survives any power loss: documents, deletions, local documents, databases
+//! created and deleted; and the recovered state is one that existed.
+//! Method: two tasks, each with its own database, perform seeded operations and record every state that they
+//! request and the last that was acknowledged. The power is cut at every sync; each unsynced sector is kept,
+//! dropped or garbled. The recovered state must be the last acknowledged one or one requested later.
 //!
-//! `SETTEE_CRASHES` is the least number of power losses, `SETTEE_SEED_FIRST` the first seed;
-//! `SETTEE_SEED` runs one seed alone.
+//! `SETTEE_CRASHES` is the smallest number of power losses, `SETTEE_SEED_FIRST` the first seed; `SETTEE_SEED`
+//! runs one seed only.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,20 +15,20 @@ use settee_doc::{Database, Databases, Edit, Options, Revision, Seq, Stage};
 use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
 
-/// Power losses that are tried unless `SETTEE_CRASHES` gives another number.
+/// Default number of power losses, without `SETTEE_CRASHES`.
 const CRASH_COUNT: u64 = 1_500;
 
 const TASK_COUNT: usize = 2;
 const STEP_COUNT: usize = 14;
 
-/// What a database holds: documents by id, and local documents, with revisions and bodies.
+/// A database's contents: documents by id, and local documents, with revisions and bodies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Content {
     documents: BTreeMap<String, (Revision, bool, String)>,
     locals: BTreeMap<String, (String, String)>,
 }
 
-/// The states of one database that were asked for, in order; `None` where it doesn't exist.
+/// The requested states of one database, in order; `None` where it doesn't exist.
 struct History {
     states: Vec<Option<Content>>,
     acknowledged: usize,
@@ -73,7 +72,7 @@ fn edit(id: &str, revision: Option<Revision>, member: usize, size: usize) -> Edi
     edit
 }
 
-/// One task: operations on the database `name`, each asked for and then acknowledged.
+/// One task: operations on the database `name`, each requested and then acknowledged.
 async fn work(databases: Arc<Databases>, name: String, seed: u64, history: Shared) {
     let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut database = None;
@@ -129,7 +128,7 @@ async fn update(db: &Database, step: usize, random: &mut Random, history: &Share
         };
         edits.push(edit);
     }
-    // The revisions are deterministic, but not for a test to compute: a replica tells them.
+    // The revisions are deterministic; a replica computes them for the test.
     let stage = [Stage::Persisted, Stage::Persisted, Stage::Written, Stage::Accepted][random.below(4)];
     for edit in edits {
         let (id, deleted) = (edit.id.clone(), edit.deleted);
@@ -143,7 +142,7 @@ async fn update(db: &Database, step: usize, random: &mut Random, history: &Share
     }
 }
 
-/// The revision that an edit will make: the same edit in a world of its own makes the same.
+/// The revision that an edit will create, determined by the same edit on another disk.
 async fn revision_of(edit: &Edit) -> Revision {
     let sim = Sim::new(0);
     let env = sim.env();
@@ -165,7 +164,7 @@ async fn read(databases: &Databases, name: &str) -> Option<Content> {
         return None;
     }
     let db = databases.get(name).await.unwrap();
-    let view = db.view();
+    let view = db.snapshot();
     let mut content = Content::default();
     let mut rows = view.changes(Seq(0), false);
     let mut ids = Vec::new();
@@ -211,7 +210,7 @@ fn run(disk: &SimDisk, seed: u64) -> Vec<Shared> {
     histories
 }
 
-/// Opens what the power loss left, twice, and compares.
+/// Opens the disk after the power loss, twice, and compares.
 fn check(disk: &SimDisk, histories: &[Shared], case: &str) {
     let disks = [disk.after_power_loss(), disk.after_power_loss().crash_at_sync(1)];
     for disk in disks {
@@ -267,12 +266,14 @@ fn what_is_acknowledged_survives_power_loss() {
     println!("crash points tried: {crash_count}, lost 0");
 }
 
-/// The test above must be able to fail: without syncs, of files or of folders, it does.
+/// The test above must be able to fail: it does without syncs of files or of directories.
 #[test]
-fn a_missing_sync_is_caught() {
+fn a_missing_sync_is_detected() {
     type Fault = fn(SimDisk) -> SimDisk;
-    let faults: [(&str, Fault); 2] =
-        [("files", |disk| disk.ignore_syncs(true)), ("folders", |disk| disk.ignore_folder_syncs(true))];
+    let faults: [(&str, Fault); 2] = [
+        ("files", |disk| disk.ignore_syncs(true)),
+        ("directories", |disk| disk.ignore_directory_syncs(true)),
+    ];
     for (name, fault) in faults {
         let caught = seeds(20).find_map(|seed| {
             let disk = fault(SimDisk::new(seed));

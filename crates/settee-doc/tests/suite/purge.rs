@@ -1,7 +1,7 @@
-//! Goal: what is purged is gone as if it had never been, whatever comes between; what isn't stays
-//! whole; a purge is all there or not at all after any power loss.
-//! Method: in the simulation; single cases, the bytes that live compared with those of a database
-//! that never held what was purged, and power cuts at every sync of seeded runs.
+//! Goal: purged data leaves no trace, whatever happens in between; other data stays complete; a purge
+//! survives any power loss completely or not at all.
+//! Method: in the simulation; single cases, live bytes compared with those of a database that never held the
+//! purged data, and power losses at every sync of seeded runs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn edit(id: &str, revision: Option<Revision>, text: &str) -> Edit {
     edit
 }
 
-/// A replicated edit: a revision named by its digit, and the path behind it.
+/// A replicated edit: a revision and its path, named by digits.
 fn replica(id: &str, generation: u32, path: &[u8]) -> Edit {
     let mut edit = edit(id, None, &format!(r#"{{"path":"{path:?}"}}"#));
     edit.history = path.iter().map(|digit| [*digit; 16]).collect();
@@ -49,11 +49,11 @@ async fn attach(db: &Database, id: &str, mut edit: Edit, name: &str, size: usize
 }
 
 async fn leaves(db: &Database, id: &str) -> Vec<Revision> {
-    db.view().leaves(id).await.unwrap().into_iter().map(|leaf| leaf.revision).collect()
+    db.snapshot().leaves(id).await.unwrap().into_iter().map(|leaf| leaf.revision).collect()
 }
 
 async fn changed_ids(db: &Database, since: Seq) -> Vec<String> {
-    let mut rows = db.view().changes(since, false);
+    let mut rows = db.snapshot().changes(since, false);
     let mut ids = Vec::new();
     while let Some(row) = rows.next().await.unwrap() {
         ids.push(row.id.to_owned());
@@ -61,17 +61,17 @@ async fn changed_ids(db: &Database, since: Seq) -> Vec<String> {
     ids
 }
 
-async fn notes(db: &Database) -> Vec<(u64, String)> {
-    let mut purges = db.view().purges(0);
-    let mut notes = Vec::new();
+async fn purge_infos(db: &Database) -> Vec<(u64, String)> {
+    let mut purges = db.snapshot().purges(0);
+    let mut purge_infos = Vec::new();
     while let Some(purge) = purges.next().await.unwrap() {
-        notes.push((purge.number, String::from_utf8(purge.text.to_vec()).unwrap()));
+        purge_infos.push((purge.number, String::from_utf8(purge.text.to_vec()).unwrap()));
     }
-    notes
+    purge_infos
 }
 
-/// Documents of every kind: a long history, conflicts, attachments small and of several chunks, a
-/// deleted one.
+/// Documents of every kind: a long history, conflicts, attachments small and of several chunks, a deleted
+/// one.
 async fn fill(db: &Database) {
     let mut last = None;
     for round in 0..70 {
@@ -81,22 +81,22 @@ async fn fill(db: &Database) {
     }
     let first = attach(db, "files", edit("files", None, "{}"), "big", 2_500_000).await;
     let first = db.update(attach(db, "files", first, "small", 100).await, Stage::Persisted).await.unwrap();
-    let kept = db.view().document("files").await.unwrap();
+    let kept = db.snapshot().document("files").await.unwrap();
     assert_eq!(kept.revision, first);
     db.update(Edit::again(&kept), Stage::Persisted).await.unwrap();
-    // A branch with attachments of its own, and one that shares 40 ancestors with the winner.
+    // A branch with its own attachments, and one that shares 40 ancestors with the winner.
     let branch = attach(db, "files", replica("files", 1, &[0xEE]), "other", 1_200_000).await;
     replicate(db, branch).await;
     let shared: Vec<u8> = (100..140).rev().collect();
     for digit in [1, 2] {
         replicate(db, replica("forked", 41, &[&[digit], &shared[..]].concat())).await;
     }
-    let gone = db.update(edit("deleted", None, "{\"a\":1}"), Stage::Persisted).await.unwrap();
-    db.update(Edit::delete("deleted", Some(gone)), Stage::Persisted).await.unwrap();
+    let purged = db.update(edit("deleted", None, "{\"a\":1}"), Stage::Persisted).await.unwrap();
+    db.update(Edit::delete("deleted", Some(purged)), Stage::Persisted).await.unwrap();
 }
 
 #[test]
-fn what_is_purged_leaves_nothing_behind() {
+fn purged_data_leaves_nothing_behind() {
     with_databases(1, async |databases| {
         let db = databases.create("db").await.unwrap();
         let never = databases.create("never").await.unwrap();
@@ -106,8 +106,10 @@ fn what_is_purged_leaves_nothing_behind() {
         for id in ["long", "files", "forked", "deleted"] {
             requests.push((id.to_owned(), leaves(&db, id).await));
         }
-        let gone = db.purge(&requests).await.unwrap();
-        assert!(gone.iter().zip(&requests).all(|(gone, (_, asked))| gone == asked && !gone.is_empty()));
+        let purged = db.purge(&requests).await.unwrap();
+        assert!(
+            purged.iter().zip(&requests).all(|(purged, (_, asked))| purged == asked && !purged.is_empty())
+        );
         let none = never.purge(&requests).await.unwrap();
         assert!(none.iter().all(Vec::is_empty));
 
@@ -116,21 +118,21 @@ fn what_is_purged_leaves_nothing_behind() {
         assert_eq!(found.active_bytes, expected.active_bytes);
         assert_eq!((found.doc_count, found.doc_del_count, found.purge_seq), (0, 0, 4));
         assert!(changed_ids(&db, Seq(0)).await.is_empty());
-        assert!(db.view().find("long").await.unwrap().is_none());
-        assert_eq!(notes(&db).await, notes(&never).await);
+        assert!(db.snapshot().find("long").await.unwrap().is_none());
+        assert_eq!(purge_infos(&db).await, purge_infos(&never).await);
 
-        // Replicated anew it is there as if for the first time.
+        // Replicated again, it exists as if for the first time.
         let shared: Vec<u8> = (100..140).rev().collect();
         replicate(&db, replica("forked", 41, &[&[1], &shared[..]].concat())).await;
         assert_eq!(leaves(&db, "forked").await, [rev(41, 1)]);
-        assert_eq!(db.view().history("forked", rev(41, 1)).await.unwrap().len(), 41);
+        assert_eq!(db.snapshot().history("forked", rev(41, 1)).await.unwrap().len(), 41);
         let new = edit("long", None, "{}");
         assert_eq!(db.update(new, Stage::Persisted).await.unwrap().generation, 1);
     });
 }
 
 #[test]
-fn a_purged_winner_leaves_the_next_leaf_whole() {
+fn a_purged_winner_leaves_the_next_leaf_complete() {
     with_databases(2, async |databases| {
         let db = databases.create("db").await.unwrap();
         let shared: Vec<u8> = (100..140).rev().collect();
@@ -139,63 +141,64 @@ fn a_purged_winner_leaves_the_next_leaf_whole() {
             replicate(&db, attach(&db, "a", new, "file", 1_100_000 + usize::from(digit)).await).await;
         }
         replicate(&db, replica("b", 1, &[9])).await;
-        let before = db.view().update_seq();
-        let gone = db.purge(&[("a".into(), vec![rev(41, 3), rev(40, 139)])]).await.unwrap();
-        assert_eq!(gone, [vec![rev(41, 3)]], "an inner revision is no leaf");
+        let before = db.snapshot().update_seq();
+        let purged = db.purge(&[("a".into(), vec![rev(41, 3), rev(40, 139)])]).await.unwrap();
+        assert_eq!(purged, [vec![rev(41, 3)]], "an inner revision is no leaf");
         assert_eq!(leaves(&db, "a").await, [rev(41, 2), rev(41, 1)]);
         assert_eq!(changed_ids(&db, before).await, ["a"], "its new winner is a change");
         for digit in [2, 1] {
-            let document = db.view().revision("a", rev(41, digit), false).await.unwrap().pop().unwrap();
-            assert_eq!(db.view().history("a", rev(41, digit)).await.unwrap().len(), 41);
-            let mut reader = db.view().attachment("a", &document.attachments[0], None, true);
+            let document = db.snapshot().revision("a", rev(41, digit), false).await.unwrap().pop().unwrap();
+            assert_eq!(db.snapshot().history("a", rev(41, digit)).await.unwrap().len(), 41);
+            let mut reader = db.snapshot().attachment("a", &document.attachments[0], None, true);
             let mut length = 0;
             while let Some(bytes) = reader.next().await.unwrap() {
                 length += bytes.len();
             }
             assert_eq!(length, 1_100_000 + usize::from(digit));
         }
-        // A loser goes, and the winner has no conflicts any more.
+        // A loser is removed, and the winner has no conflicts any more.
         db.purge(&[("a".into(), vec![rev(41, 1)])]).await.unwrap();
-        assert!(!db.view().find("a").await.unwrap().unwrap().has_conflicts);
+        assert!(!db.snapshot().find("a").await.unwrap().unwrap().has_conflicts);
         assert_eq!((db.info().doc_count, db.info().purge_seq), (2, 2));
     });
 }
 
 #[test]
-fn a_purge_of_what_is_no_leaf_changes_nothing_and_is_noted() {
+fn a_purge_of_a_missing_leaf_changes_nothing_and_is_recorded() {
     with_databases(3, async |databases| {
         let db = databases.create("db").await.unwrap();
         let first = db.update(edit("a", None, "{}"), Stage::Persisted).await.unwrap();
         let second = db.update(edit("a", Some(first), "{}"), Stage::Persisted).await.unwrap();
-        let before = db.view().update_seq();
-        let gone = db.purge(&[("a".into(), vec![first]), ("none".into(), vec![first])]).await.unwrap();
-        assert_eq!(gone, [vec![], vec![]]);
-        assert_eq!((leaves(&db, "a").await, db.view().update_seq()), (vec![second], before));
+        let before = db.snapshot().update_seq();
+        let purged = db.purge(&[("a".into(), vec![first]), ("none".into(), vec![first])]).await.unwrap();
+        assert_eq!(purged, [vec![], vec![]]);
+        assert_eq!((leaves(&db, "a").await, db.snapshot().update_seq()), (vec![second], before));
         let expected = |number, id: &str| (number, format!("{{\"id\":\"{id}\",\"revs\":[\"{first}\"]}}"));
-        assert_eq!(notes(&db).await, [expected(1, "a"), expected(2, "none")]);
+        assert_eq!(purge_infos(&db).await, [expected(1, "a"), expected(2, "none")]);
         assert!(db.purge(&[(String::new(), vec![first])]).await.is_err());
     });
 }
 
 #[test]
-fn no_more_notes_of_purges_are_kept_than_the_limit_says() {
+fn purge_infos_are_limited() {
     with_databases(4, async |databases| {
         let db = databases.create("db").await.unwrap();
         let ask = |id: &str| (id.to_owned(), vec![rev(1, 1)]);
         db.purge(&["a", "b", "c", "d", "e"].map(ask)).await.unwrap();
-        assert_eq!((notes(&db).await.len(), db.purged_infos_limit()), (5, 1000));
+        assert_eq!((purge_infos(&db).await.len(), db.purged_infos_limit()), (5, 1000));
         db.set_purged_infos_limit(2).await.unwrap();
-        let numbers = |notes: Vec<(u64, String)>| notes.into_iter().map(|note| note.0).collect::<Vec<_>>();
-        assert_eq!(numbers(notes(&db).await), [4, 5]);
+        let numbers =
+            |purge_infos: Vec<(u64, String)>| purge_infos.into_iter().map(|info| info.0).collect::<Vec<_>>();
+        assert_eq!(numbers(purge_infos(&db).await), [4, 5]);
         db.purge(&["f", "g", "h"].map(ask)).await.unwrap();
-        assert_eq!((numbers(notes(&db).await), db.info().purge_seq), (vec![7, 8], 8));
+        assert_eq!((numbers(purge_infos(&db).await), db.info().purge_seq), (vec![7, 8], 8));
         assert!(db.set_purged_infos_limit(0).await.is_err());
         drop(db);
         databases.close().await.unwrap();
     });
 }
 
-/// The leaves of each document, how often it was purged, and the notes of that.
+/// The leaves of each document, the number of purges, and the purge infos.
 type State = (BTreeMap<String, Vec<Revision>>, u64, usize);
 
 #[derive(Default)]
@@ -209,16 +212,16 @@ async fn state(db: &Database) -> State {
     for id in changed_ids(db, Seq(0)).await {
         let leaves = leaves(db, &id).await;
         for leaf in &leaves {
-            db.view().revision(&id, *leaf, false).await.unwrap();
+            db.snapshot().revision(&id, *leaf, false).await.unwrap();
         }
         documents.insert(id, leaves);
     }
     let info = db.info();
     assert_eq!(info.doc_count + info.doc_del_count, documents.len() as u64);
-    (documents, info.purge_seq, notes(db).await.len())
+    (documents, info.purge_seq, purge_infos(db).await.len())
 }
 
-/// Writes and purges, each of one document, noted before it is asked for.
+/// Writes and purges, each of one document, recorded before it is requested.
 async fn work(databases: Arc<Databases>, seed: u64, history: Arc<Mutex<History>>) {
     let mut random = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut below = |count: u64| {
@@ -258,7 +261,7 @@ async fn work(databases: Arc<Databases>, seed: u64, history: Arc<Mutex<History>>
 }
 
 #[test]
-fn a_purge_survives_power_loss_whole_or_not_at_all() {
+fn a_purge_is_atomic_under_power_loss() {
     let run = |disk: &SimDisk, seed: u64| {
         let history = Arc::new(Mutex::new(History::default()));
         let sim = Sim::with_disk(disk);
@@ -290,7 +293,7 @@ fn a_purge_survives_power_loss_whole_or_not_at_all() {
             });
             let history = history.lock().unwrap();
             match found.expect("no second power loss was planned") {
-                None => assert!(history.states.is_empty(), "{case}: the database is gone"),
+                None => assert!(history.states.is_empty(), "{case}: the database is purged"),
                 Some(found) => {
                     let may_be = history.states.get(history.acknowledged..).unwrap_or_default();
                     let is_new = history.states.is_empty() && found == State::default();

@@ -1,7 +1,7 @@
-//! Goal: of each leaf's path as many revisions are kept and shown as the limit says, whatever becomes
-//! of other leaves; storage and the cost of an update don't grow with the history.
-//! Method: random trees against a model that keeps every path whole, and long runs of updates whose
-//! bytes are counted.
+//! Goal: each leaf's path keeps and shows as many revisions as the limit allows, whatever happens to other
+//! leaves; storage and the cost of an update don't grow with the history.
+//! Method: random trees compared with a model that keeps every path completely, and long runs of updates
+//! whose bytes are counted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,19 +34,19 @@ async fn update(db: &Database, count: u32, mut last: Option<Revision>) -> Revisi
 }
 
 #[test]
-fn a_path_is_as_long_as_the_limit_and_storage_keeps_to_it() {
+fn paths_and_storage_stay_within_the_limit() {
     for limit in [1, 2, 15, 16, 17, 40, 1000] {
         with_database(limit, async |db| {
             db.set_revs_limit(limit).await.unwrap();
             assert_eq!(db.revs_limit(), limit);
             let settled = 2 * limit as u32 + 64;
             let last = update(&db, settled, None).await;
-            let history = db.view().history("a", last).await.unwrap();
+            let history = db.snapshot().history("a", last).await.unwrap();
             assert_eq!(history.len() as u64, limit);
             let before = db.info().active_bytes;
-            // A multiple of the generations in a chunk: the same is left over.
+            // A multiple of a chunk's generations: the same number is left over.
             let last = update(&db, 320, Some(last)).await;
-            assert_eq!(db.view().history("a", last).await.unwrap().len() as u64, limit);
+            assert_eq!(db.snapshot().history("a", last).await.unwrap().len() as u64, limit);
             let after = db.info().active_bytes;
             println!("limit {limit}: {before} bytes live after {settled} updates, {after} after 320 more");
             assert_eq!(after, before);
@@ -55,18 +55,18 @@ fn a_path_is_as_long_as_the_limit_and_storage_keeps_to_it() {
 }
 
 #[test]
-fn a_lower_limit_shows_at_once_and_storage_follows() {
+fn a_lower_limit_applies_at_once_and_storage_follows() {
     with_database(1, async |db| {
         let last = update(&db, 500, None).await;
-        assert_eq!(db.view().history("a", last).await.unwrap().len(), 500);
+        assert_eq!(db.snapshot().history("a", last).await.unwrap().len(), 500);
         let before = db.info().active_bytes;
         db.set_revs_limit(3).await.unwrap();
-        assert_eq!(db.view().history("a", last).await.unwrap().len(), 3);
+        assert_eq!(db.snapshot().history("a", last).await.unwrap().len(), 3);
         let last = update(&db, 16, Some(last)).await;
         let after = db.info().active_bytes;
         println!("{before} bytes live before, {after} after 16 updates under the lower limit");
         assert!(after + 6_000 < before, "the chunks stayed");
-        assert_eq!(db.view().history("a", last).await.unwrap().len(), 3);
+        assert_eq!(db.snapshot().history("a", last).await.unwrap().len(), 3);
         assert!(db.set_revs_limit(0).await.is_err());
     });
 }
@@ -103,7 +103,7 @@ impl Random {
     }
 }
 
-/// The whole paths of the leaves, newest first; a path is as long as its leaf's generation.
+/// The complete paths of the leaves, newest first; a path is as long as its leaf's generation.
 type Model = Vec<Vec<Hash>>;
 
 fn leaf(path: &[Hash]) -> Revision {
@@ -113,7 +113,7 @@ fn leaf(path: &[Hash]) -> Revision {
 async fn step(db: &Database, model: &mut Model, random: &mut Random) {
     let chosen = random.below(model.len());
     match random.below(12) {
-        // A branch from some way back, as a replica that knows the whole path brings it.
+        // A branch from an earlier revision, sent by a replica that knows the complete path.
         0 | 1 => {
             let back = random.below(model[chosen].len().min(60));
             let mut path = model[chosen][back..].to_vec();
@@ -127,8 +127,11 @@ async fn step(db: &Database, model: &mut Model, random: &mut Random) {
             model.push(path);
         }
         2 if model.len() > 1 => {
-            let gone = model.swap_remove(chosen);
-            assert_eq!(db.purge(&[("a".into(), vec![leaf(&gone)])]).await.unwrap(), [vec![leaf(&gone)]]);
+            let removed = model.swap_remove(chosen);
+            assert_eq!(
+                db.purge(&[("a".into(), vec![leaf(&removed)])]).await.unwrap(),
+                [vec![leaf(&removed)]]
+            );
         }
         _ => {
             for _ in 0..1 + random.below(12) {
@@ -141,7 +144,7 @@ async fn step(db: &Database, model: &mut Model, random: &mut Random) {
 }
 
 #[test]
-fn every_leaf_keeps_the_revisions_that_it_may_show() {
+fn every_leaf_keeps_the_revisions_it_may_show() {
     let mut compared = 0;
     for seed in seeds(60) {
         let limit = [1, 5, 16, 17, 33, 100][seed as usize % 6];
@@ -153,7 +156,7 @@ fn every_leaf_keeps_the_revisions_that_it_may_show() {
             for _ in 0..60 {
                 step(&db, &mut model, &mut random).await;
                 db.barrier().await.unwrap();
-                let view = db.view();
+                let view = db.snapshot();
                 assert_eq!(view.leaves("a").await.unwrap().len(), model.len(), "seed={seed}");
                 for path in &model {
                     let shown = view.history("a", leaf(path)).await.unwrap();

@@ -1,54 +1,55 @@
-//! A feed under way: a loop of two steps. It sends what changed after its place, from a snapshot;
-//! then it waits for the database to tell of a later change. Nothing is polled; timers only break
-//! silences.
+//! Runs a changes feed: it sends the changes after its position from a snapshot, then waits until the
+//! database notifies it of a later change. Nothing is polled; timers only send heartbeats and end idle feeds.
 //!
-//! Where bodies are needed they are read many at a time, in windows that grow from one row on. Where
-//! the ids of a filter are fewer than the changes they are looked up, and the rest isn't scanned.
+//! Bodies are read in batches (windows) that grow from one row on. If a filter has far fewer ids than there
+//! are changes, the ids are looked up instead of scanning the changes.
 //!
 //! Invariants:
-//! 1. A feed that waits holds no snapshot, no window and no buffer: what sending needs is allocated
-//!    when it sends, and given back.
-//! 2. `since` is where the feed is: all changes up to it were sent, or didn't pass the filter.
-//! 3. A window is at most [`WINDOW_ROWS_MAX`] rows, and as many as make [`WINDOW_BYTES_MAX`] bytes.
+//! 1. A waiting feed holds no snapshot, window or buffer. They are allocated for sending and freed
+//!    afterwards.
+//! 2. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
+//! 3. A window has at most [`WINDOW_ROWS_MAX`] rows and ends with the row that reaches [`WINDOW_BYTES_MAX`]
+//!    bytes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::StatusCode;
-use settee_doc::{BodyRef, Database, Document, Extras, Revision, Row, Seq, Summary, View};
+use settee_doc::{BodyRef, Database, Document, Extras, Revision, Row, Seq, Snapshot, Summary};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::filter::{Filter, Selected};
 use super::{Args, Kind};
-use crate::body::Share;
+use crate::body::MemoryPermit;
 use crate::database::quoted_seq;
-use crate::document::{Shape, write_document};
-use crate::error::Failure;
+use crate::document::{DocumentOptions, write_document};
+use crate::error::ApiError;
 use crate::json;
+use crate::response_writer::ResponseWriter;
 use crate::server::stopped;
-use crate::stream::Out;
 
-/// Most rows of a window.
+/// Maximum rows of a window.
 const WINDOW_ROWS_MAX: usize = 256;
 
-/// A window ends with the row whose record makes it at least so many bytes.
+/// A window ends with the row that brings its records to this many bytes.
 const WINDOW_BYTES_MAX: u64 = 2 << 20;
 
-/// Most ids that are looked up rather than scanned for.
+/// Maximum ids that are looked up instead of scanned for.
 const LOOKED_UP_MAX: usize = 1_000;
 
-/// A lookup costs about as much as so many rows of a scan.
+/// The estimated cost of a lookup, in rows of a scan.
 const ROWS_PER_LOOKUP: u64 = 4;
 
-/// Bytes of a document that is matched in the feed's own task; a larger one gets a thread that may block.
+/// Largest document in bytes that is matched in the feed's own task. A larger one is matched on a blocking
+/// thread.
 const MATCHED_INLINE_BYTES: usize = 64 << 10;
 
-/// Rows that don't pass between two looks at the clock.
+/// Number of rows skipped between two checks of the heartbeat.
 const ROWS_PER_BEAT: u32 = 256;
 
-/// A feed under way.
+/// A running feed.
 pub(super) struct Feed {
     database: Arc<Database>,
     filter: Filter,
@@ -56,20 +57,20 @@ pub(super) struct Feed {
     kind: Kind,
     descending: bool,
     all_leaves: bool,
-    /// How documents are shown; None: they aren't.
-    shape: Option<Shape>,
+    /// The options for rows' documents; None if documents aren't included.
+    document_options: Option<DocumentOptions>,
     heartbeat: Option<Duration>,
     timeout: Duration,
     seq_interval: u64,
-    /// What has been looked at: changes up to here were sent, or didn't pass the filter.
+    /// Changes up to here were sent or didn't pass the filter.
     since: Seq,
-    /// Changes that came after `since` when it was set.
+    /// Number of changes after `since` when it was set.
     pending: u64,
     /// Rows that may still be sent.
-    left: u64,
+    rows_left: u64,
     sent_any_row: bool,
     sent_anything: bool,
-    /// When the client was sent something the last time, so far as that was looked at.
+    /// When something was last sent, as far as `beat` observed it.
     beat: Instant,
 }
 
@@ -79,7 +80,7 @@ enum Woken {
     Over,
 }
 
-/// A row that passed by its id, its body still to be read.
+/// A row that passed the filter by its id and whose body wasn't read yet.
 type Candidate = (String, Summary, BodyRef);
 
 impl Feed {
@@ -97,37 +98,41 @@ impl Feed {
             kind: args.kind,
             descending: args.descending,
             all_leaves: args.all_leaves,
-            shape: args.shape(),
+            document_options: args.document_options(),
             heartbeat: args.heartbeat,
             timeout: args.timeout,
             seq_interval: args.seq_interval,
             since,
             pending: 0,
-            left: args.limit,
+            rows_left: args.limit,
             sent_any_row: false,
             sent_anything: false,
             beat: Instant::now(),
         }
     }
 
-    /// Runs it to its end. `share` is held meanwhile.
-    pub(super) async fn run(mut self, mut out: Out, share: Option<Share>) -> Result<Out, Failure> {
-        let _share = share;
+    /// Runs the feed to its end. Holds `permit` meanwhile.
+    pub(super) async fn run(
+        mut self,
+        mut out: ResponseWriter,
+        permit: Option<MemoryPermit>,
+    ) -> Result<ResponseWriter, ApiError> {
+        let _permit = permit;
         if matches!(self.kind, Kind::Normal | Kind::Longpoll) {
             out.buffer.extend_from_slice(b"{\"results\":[\n");
         }
         loop {
-            // In a box, so that a feed that waits doesn't hold the room for all this needs.
+            // Boxed, so that a waiting feed doesn't keep the memory of this future.
             out = Box::pin(self.send(out)).await?;
             let is_done = match self.kind {
                 Kind::Normal => true,
-                Kind::Longpoll => self.sent_any_row || self.left == 0,
-                Kind::Continuous | Kind::EventSource => self.left == 0,
+                Kind::Longpoll => self.sent_any_row || self.rows_left == 0,
+                Kind::Continuous | Kind::EventSource => self.rows_left == 0,
             };
             if is_done {
                 break;
             }
-            // The client learns that it is heard before the first change.
+            // A first newline tells the client that the feed has begun.
             if !self.sent_anything && !self.sent_any_row {
                 out.buffer.push(b'\n');
             }
@@ -143,75 +148,79 @@ impl Feed {
         Ok(out)
     }
 
-    /// Sends what changed after `since`, or everything backwards, up to the limit.
-    async fn send(&mut self, mut out: Out) -> Result<Out, Failure> {
-        let view = self.database.view();
+    /// Sends the changes after `since`, or all changes in descending order, up to the limit.
+    async fn send(&mut self, mut out: ResponseWriter) -> Result<ResponseWriter, ApiError> {
+        let snapshot = self.database.snapshot();
         if self.descending && !self.sent_any_row {
-            // Backwards the feed starts from the end, whatever `since` says.
-            self.since = view.update_seq();
+            // A descending feed starts from the end, regardless of `since`.
+            self.since = snapshot.update_seq();
         }
-        if self.left > 0 {
-            match self.listed(&view).await? {
-                Some(rows) => self.send_listed(&view, rows, &mut out).await?,
-                None => self.send_scanned(&view, &mut out).await?,
+        if self.rows_left > 0 {
+            match self.looked_up(&snapshot).await? {
+                Some(rows) => self.send_looked_up(&snapshot, rows, &mut out).await?,
+                None => self.send_scanned(&snapshot, &mut out).await?,
             }
         }
-        self.settle(&view).await?;
+        self.update_position(&snapshot).await?;
         Ok(out)
     }
 
-    /// Where the feed is after it has sent what there was.
-    async fn settle(&mut self, view: &View) -> Result<(), Failure> {
+    /// Sets `since` and `pending` after the available changes were sent.
+    async fn update_position(&mut self, snapshot: &Snapshot) -> Result<(), ApiError> {
         if !self.descending {
-            if self.left > 0 {
-                self.since = view.update_seq();
+            if self.rows_left > 0 {
+                self.since = snapshot.update_seq();
                 self.pending = 0;
             } else {
-                self.pending = view.pending(self.since).await?;
+                self.pending = snapshot.pending(self.since).await?;
             }
             return Ok(());
         }
-        self.pending = match self.left {
+        self.pending = match self.rows_left {
             0 if self.sent_any_row => {
                 let before = Seq(self.since.0.saturating_sub(1));
-                view.pending(Seq(0)).await?.saturating_sub(view.pending(before).await?)
+                snapshot.pending(Seq(0)).await?.saturating_sub(snapshot.pending(before).await?)
             }
-            0 => view.pending(Seq(0)).await?,
+            0 => snapshot.pending(Seq(0)).await?,
             _ => 0,
         };
-        // What comes later comes forwards.
-        if self.kind != Kind::Normal && self.left > 0 {
+        // Later changes follow in ascending order.
+        if self.kind != Kind::Normal && self.rows_left > 0 {
             self.descending = false;
-            self.since = view.update_seq();
+            self.since = snapshot.update_seq();
         }
         Ok(())
     }
 
-    /// Where the scan begins.
+    /// The position after which a scan begins.
     fn after(&self) -> Seq {
         if self.descending { Seq(0) } else { self.since }
     }
 
-    /// The rows of the ids that are asked for, where those are so few that looking them up is
-    /// cheaper than a scan.
-    async fn listed(&self, view: &View) -> Result<Option<Vec<Candidate>>, Failure> {
+    /// Looks up the rows of the filter's ids, if that is cheaper than a scan.
+    async fn looked_up(&self, snapshot: &Snapshot) -> Result<Option<Vec<Candidate>>, ApiError> {
         let Filter::DocIds(ids) = &self.filter else { return Ok(None) };
         if ids.len() > LOOKED_UP_MAX {
             return Ok(None);
         }
-        let pending = view.pending(self.after()).await?;
+        let pending = snapshot.pending(self.after()).await?;
         if ids.len() as u64 * ROWS_PER_LOOKUP > pending {
             return Ok(None);
         }
-        look_up(view, ids, self.after(), self.descending).await.map(Some)
+        look_up(snapshot, ids, self.after(), self.descending).await.map(Some)
     }
 
-    async fn send_listed(&mut self, view: &View, rows: Vec<Candidate>, out: &mut Out) -> Result<(), Failure> {
+    async fn send_looked_up(
+        &mut self,
+        snapshot: &Snapshot,
+        rows: Vec<Candidate>,
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
         let mut rows = rows.into_iter();
-        if self.shape.is_some() {
+        if self.document_options.is_some() {
             let mut window_rows = 1;
-            while self.left > 0 {
-                let mut window = Window::new(window_rows, self.left);
+            while self.rows_left > 0 {
+                let mut window = Window::new(window_rows, self.rows_left);
                 while window.has_room()
                     && let Some(row) = rows.next()
                 {
@@ -220,105 +229,109 @@ impl Feed {
                 if window.rows.is_empty() {
                     break;
                 }
-                self.send_window(view, window, out).await?;
+                self.send_window(snapshot, window, out).await?;
                 window_rows = (window_rows * 2).min(WINDOW_ROWS_MAX);
             }
             return Ok(());
         }
         for (id, summary, _) in rows {
-            if self.left == 0 {
+            if self.rows_left == 0 {
                 break;
             }
-            self.send_plain(view, &id, summary, out).await?;
+            self.send_plain(snapshot, &id, summary, out).await?;
         }
         Ok(())
     }
 
-    async fn send_scanned(&mut self, view: &View, out: &mut Out) -> Result<(), Failure> {
-        if self.shape.is_some() || self.filter.selected().is_some() {
-            return self.send_windows(view, out).await;
+    async fn send_scanned(&mut self, snapshot: &Snapshot, out: &mut ResponseWriter) -> Result<(), ApiError> {
+        if self.document_options.is_some() || self.filter.selected().is_some() {
+            return self.send_windows(snapshot, out).await;
         }
-        let mut rows = view.changes(self.after(), self.descending);
+        let mut rows = snapshot.changes(self.after(), self.descending);
         let mut id = String::new();
-        let mut passed_over = 0;
-        while self.left > 0
+        let mut skipped = 0;
+        while self.rows_left > 0
             && let Some(Row { id: row_id, summary, .. }) = rows.next().await?
         {
             if self.filter.passes(row_id) {
                 id.clear();
                 id.push_str(row_id);
-                self.send_plain(view, &id, summary, out).await?;
+                self.send_plain(snapshot, &id, summary, out).await?;
             } else {
-                self.pass_over(&mut passed_over, out).await?;
+                self.skip_row(&mut skipped, out).await?;
             }
         }
         Ok(())
     }
 
     /// As [`Feed::send_scanned`], with bodies.
-    async fn send_windows(&mut self, view: &View, out: &mut Out) -> Result<(), Failure> {
-        let mut scan = view.changes(self.after(), self.descending);
-        let (mut window_rows, mut passed_over) = (1, 0);
+    async fn send_windows(&mut self, snapshot: &Snapshot, out: &mut ResponseWriter) -> Result<(), ApiError> {
+        let mut scan = snapshot.changes(self.after(), self.descending);
+        let (mut window_rows, mut skipped) = (1, 0);
         let mut is_at_end = false;
-        while self.left > 0 && !is_at_end {
-            // Of what matches a selector nobody knows how much there is.
-            let left = if self.filter.selected().is_some() { u64::MAX } else { self.left };
-            let mut window = Window::new(window_rows, left);
+        while self.rows_left > 0 && !is_at_end {
+            // The number of rows that match a selector isn't known in advance.
+            let rows_left = if self.filter.selected().is_some() { u64::MAX } else { self.rows_left };
+            let mut window = Window::new(window_rows, rows_left);
             while window.has_room() {
                 match scan.next().await? {
                     Some(Row { id, summary, body }) if self.filter.passes(id) => {
                         window.push((id.to_owned(), summary, body));
                     }
-                    Some(_) => self.pass_over(&mut passed_over, out).await?,
+                    Some(_) => self.skip_row(&mut skipped, out).await?,
                     None => {
                         is_at_end = true;
                         break;
                     }
                 }
             }
-            self.send_window(view, window, out).await?;
+            self.send_window(snapshot, window, out).await?;
             self.beat(out).await?;
             window_rows = (window_rows * 2).min(WINDOW_ROWS_MAX);
         }
         Ok(())
     }
 
-    /// After a row that didn't pass. Many may not in a row: others get their turn, and the client a
-    /// sign of life.
-    async fn pass_over(&mut self, count: &mut u32, out: &mut Out) -> Result<(), Failure> {
+    /// Counts a row that didn't pass. Yields to other tasks, and sends a heartbeat if one is due.
+    async fn skip_row(&mut self, count: &mut u32, out: &mut ResponseWriter) -> Result<(), ApiError> {
         tokio::task::consume_budget().await;
         *count += 1;
         if count.is_multiple_of(ROWS_PER_BEAT) { self.beat(out).await } else { Ok(()) }
     }
 
     /// Reads a window's bodies and sends the rows that pass.
-    async fn send_window(&mut self, view: &View, window: Window, out: &mut Out) -> Result<(), Failure> {
+    async fn send_window(
+        &mut self,
+        snapshot: &Snapshot,
+        window: Window,
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
         let summaries: Vec<Summary> = window.rows.iter().map(|(_, summary, _)| *summary).collect();
-        let needs_bodies = self.shape.is_some()
+        let needs_bodies = self.document_options.is_some()
             || self.filter.selected().is_some_and(|selected| selected.selector.needs_body());
         let documents = match needs_bodies {
-            true => view.read_many(window.rows).await,
+            true => snapshot.read_many(window.rows).await,
             false => window.rows.into_iter().map(|(id, summary, _)| Ok(bare(id, summary))).collect(),
         };
         for (summary, document) in summaries.into_iter().zip(documents) {
-            if self.left == 0 {
+            if self.rows_left == 0 {
                 break;
             }
             let document = document?;
             let revisions = match self.filter.selected() {
-                Some(selected) => self.matching(view, selected, summary, &document).await?,
-                None => self.revisions(view, &document.id, summary).await?,
+                Some(selected) => self.matching(snapshot, selected, summary, &document).await?,
+                None => self.revisions(snapshot, &document.id, summary).await?,
             };
             if revisions.is_empty() {
                 tokio::task::consume_budget().await;
                 continue;
             }
             self.begin_row(&document.id, summary, &revisions, &mut out.buffer);
-            if let Some(shape) = &self.shape {
+            if let Some(document_options) = &self.document_options {
                 out.buffer.extend_from_slice(b",\"doc\":");
-                let extras = shape.extras(view, &document).await?;
+                let extras = document_options.extras(snapshot, &document).await?;
                 match self.filter.selected().and_then(|selected| selected.fields.as_ref()) {
-                    None => write_document(view, &document, shape, &extras, out).await?,
+                    None => write_document(snapshot, &document, document_options, &extras, out).await?,
                     Some(fields) => {
                         let mut text = Vec::new();
                         document.write_json(&extras, &mut text);
@@ -334,13 +347,13 @@ impl Feed {
     /// Sends a row without its document.
     async fn send_plain(
         &mut self,
-        view: &View,
+        snapshot: &Snapshot,
         id: &str,
         summary: Summary,
-        out: &mut Out,
-    ) -> Result<(), Failure> {
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
         if self.all_leaves && summary.has_conflicts {
-            let revisions = self.revisions(view, id, summary).await?;
+            let revisions = self.revisions(snapshot, id, summary).await?;
             self.begin_row(id, summary, &revisions, &mut out.buffer);
         } else {
             self.begin_row(id, summary, &[summary.revision], &mut out.buffer);
@@ -348,31 +361,36 @@ impl Feed {
         self.end_row(summary.seq, out).await
     }
 
-    /// The revisions that a row shows: its winner, and then the others of its leaves.
-    async fn revisions(&self, view: &View, id: &str, summary: Summary) -> Result<Vec<Revision>, Failure> {
+    /// The revisions of a row: the winner, then the other leaves.
+    async fn revisions(
+        &self,
+        snapshot: &Snapshot,
+        id: &str,
+        summary: Summary,
+    ) -> Result<Vec<Revision>, ApiError> {
         let mut revisions = vec![summary.revision];
         if self.all_leaves && summary.has_conflicts {
-            let leaves = view.leaves(id).await?.into_iter().map(|leaf| leaf.revision);
+            let leaves = snapshot.leaves(id).await?.into_iter().map(|leaf| leaf.revision);
             revisions.extend(leaves.filter(|revision| *revision != summary.revision));
         }
         Ok(revisions)
     }
 
-    /// Of the revisions that a row would show those that match.
+    /// The revisions of a row that match the selector.
     async fn matching(
         &self,
-        view: &View,
+        snapshot: &Snapshot,
         selected: &Arc<Selected>,
         summary: Summary,
         winner: &Document,
-    ) -> Result<Vec<Revision>, Failure> {
+    ) -> Result<Vec<Revision>, ApiError> {
         let selector = &selected.selector;
         let shows_all = self.all_leaves && summary.has_conflicts;
         if !(shows_all || selector.needs_conflicts() && summary.has_conflicts) {
             let matches = matches(selected, winner, Extras::default()).await?;
             return Ok(if matches { vec![summary.revision] } else { Vec::new() });
         }
-        let leaves = view.open_leaves(&winner.id).await?;
+        let leaves = snapshot.open_leaves(&winner.id).await?;
         let mut revisions = Vec::new();
         for (index, leaf) in leaves.iter().enumerate() {
             tokio::task::consume_budget().await;
@@ -396,7 +414,7 @@ impl Feed {
         Ok(revisions)
     }
 
-    /// Appends a row, its closing brace left to come.
+    /// Appends a row without its closing brace.
     fn begin_row(&self, id: &str, summary: Summary, revisions: &[Revision], out: &mut Vec<u8>) {
         match self.kind {
             Kind::Normal | Kind::Longpoll if self.sent_any_row => out.extend_from_slice(b",\r\n"),
@@ -420,15 +438,15 @@ impl Feed {
         }
     }
 
-    /// A row's place in the changes, where it is one of those that have theirs.
+    /// Appends the row's `seq`, or `null` if `seq_interval` leaves it out.
     fn write_seq(&self, seq: Seq, out: &mut Vec<u8>) {
-        match self.left.is_multiple_of(self.seq_interval) {
+        match self.rows_left.is_multiple_of(self.seq_interval) {
             true => quoted_seq(&self.database, seq, out),
             false => out.extend_from_slice(b"null"),
         }
     }
 
-    async fn end_row(&mut self, seq: Seq, out: &mut Out) -> Result<(), Failure> {
+    async fn end_row(&mut self, seq: Seq, out: &mut ResponseWriter) -> Result<(), ApiError> {
         out.buffer.push(b'}');
         match self.kind {
             Kind::Normal | Kind::Longpoll => {}
@@ -440,17 +458,18 @@ impl Feed {
             }
         }
         self.since = seq;
-        self.left -= 1;
+        self.rows_left -= 1;
         self.sent_any_row = true;
         out.flush_full().await
     }
 
-    /// Waits for a change. Sends heartbeats meanwhile, or gives up when the silence is too long;
-    /// ends when the database or the server goes.
-    async fn wait(&mut self, out: &mut Out) -> Result<Woken, Failure> {
+    /// Waits for a change and sends heartbeats meanwhile. Without a heartbeat it ends at the timeout; it also
+    /// ends when the database is deleted or the server shuts down.
+    async fn wait(&mut self, out: &mut ResponseWriter) -> Result<Woken, ApiError> {
         let silence = self.heartbeat.unwrap_or(self.timeout);
         loop {
-            // Anew each time: while a heartbeat waits for a slow client nobody else waits for us.
+            // Registered again each time, because no registration is held while a heartbeat waits for a slow
+            // client.
             let mut changed = Box::pin(self.database.changed_after(self.since));
             tokio::select! {
                 biased;
@@ -458,7 +477,7 @@ impl Feed {
                     return Ok(if changed.is_ok() { Woken::Changed } else { Woken::Over });
                 }
                 () = stopped(&mut self.stopping) => return Ok(Woken::Over),
-                () = out.closed() => return Err(Failure::gone()),
+                () = out.closed() => return Err(ApiError::gone()),
                 () = tokio::time::sleep(silence) => {}
             }
             drop(changed);
@@ -471,8 +490,9 @@ impl Feed {
         }
     }
 
-    /// Sends a heartbeat, or the rows that wait, where a scan has been silent for that long.
-    async fn beat(&mut self, out: &mut Out) -> Result<(), Failure> {
+    /// Sends the buffered rows, or a heartbeat if there are none, if a scan has sent nothing for the
+    /// heartbeat interval.
+    async fn beat(&mut self, out: &mut ResponseWriter) -> Result<(), ApiError> {
         let Some(heartbeat) = self.heartbeat else { return Ok(()) };
         if self.beat.elapsed() < heartbeat {
             return Ok(());
@@ -505,37 +525,37 @@ fn write_beat(kind: Kind, out: &mut Vec<u8>) {
     }
 }
 
-/// Whether a document matches. A large one is matched where it holds up no other task.
-async fn matches(selected: &Arc<Selected>, document: &Document, extras: Extras) -> Result<bool, Failure> {
+/// Whether a document matches. A large one is matched on a blocking thread.
+async fn matches(selected: &Arc<Selected>, document: &Document, extras: Extras) -> Result<bool, ApiError> {
     if document.body.len() <= MATCHED_INLINE_BYTES {
         return Ok(selected.selector.matches(document, &extras));
     }
     let (selected, document) = (selected.clone(), document.clone());
     let matching = tokio::task::spawn_blocking(move || selected.selector.matches(&document, &extras));
     let failed = |error: tokio::task::JoinError| {
-        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error.to_string())
     };
     matching.await.map_err(failed)
 }
 
-/// What the index alone has of a document.
+/// A document without body, from the index alone.
 fn bare(id: String, summary: Summary) -> Document {
     let Summary { revision, deleted, .. } = summary;
     Document { id, revision, deleted, body: bytes::Bytes::new(), attachments: Vec::new() }
 }
 
-/// The rows of documents that changed after `since`, in the order of their changes.
+/// The rows of those documents that changed after `since`, in the order of the changes.
 async fn look_up(
-    view: &View,
+    snapshot: &Snapshot,
     ids: &HashSet<String>,
     since: Seq,
     descending: bool,
-) -> Result<Vec<Candidate>, Failure> {
+) -> Result<Vec<Candidate>, ApiError> {
     let mut rows = Vec::new();
     for id in ids {
-        // The index may have all of them in memory: others get their turn.
+        // Lookups in memory never yield, so this task must.
         tokio::task::consume_budget().await;
-        if let Some((summary, body)) = view.find_row(id).await?
+        if let Some((summary, body)) = snapshot.find_row(id).await?
             && summary.seq > since
         {
             rows.push((id.clone(), summary, body));
@@ -556,8 +576,8 @@ struct Window {
 }
 
 impl Window {
-    fn new(rows_max: usize, left: u64) -> Window {
-        let rows_max = rows_max.min(usize::try_from(left).unwrap_or(usize::MAX));
+    fn new(rows_max: usize, rows_left: u64) -> Window {
+        let rows_max = rows_max.min(usize::try_from(rows_left).unwrap_or(usize::MAX));
         Window { rows: Vec::with_capacity(rows_max), bytes: 0, rows_max }
     }
 

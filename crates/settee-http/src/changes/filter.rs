@@ -1,16 +1,16 @@
-//! Which changes are sent: all, those of some documents, those whose documents match.
+//! Selects the changes to send: all, those of listed documents, or those whose documents match.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use settee_doc::{Fields, Selector, SelectorError};
 
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::json;
 use crate::query;
-use crate::server::Call;
+use crate::server::RequestContext;
 
-/// Which changes are sent.
+/// Selects the changes to send.
 pub(super) enum Filter {
     All,
     DocIds(HashSet<String>),
@@ -21,75 +21,75 @@ pub(super) enum Filter {
 /// The documents that match a selector.
 pub(super) struct Selected {
     pub(super) selector: Selector,
-    /// What is shown of them; None: all.
+    /// The fields to show; None for all.
     pub(super) fields: Option<Fields>,
 }
 
-/// What a filter is read from beside a body.
-pub(super) struct Asked {
+/// The parameters of a filter that are not in a body.
+pub(super) struct FilterParams {
     name: Option<String>,
     is_get: bool,
-    /// From the query.
+    /// The `doc_ids` of the query.
     doc_ids: Option<String>,
     view: String,
     doc_ids_max: usize,
 }
 
-impl Asked {
-    pub(super) fn of(call: &Call<'_>, name: Option<String>) -> Asked {
-        let get = |name| call.query().get(name).map(|value| value.into_owned());
-        Asked {
+impl FilterParams {
+    pub(super) fn of(context: &RequestContext<'_>, name: Option<String>) -> FilterParams {
+        let get = |name| context.query().get(name).map(|value| value.into_owned());
+        FilterParams {
             name,
-            is_get: call.is_get(),
+            is_get: context.is_get(),
             doc_ids: get("doc_ids"),
             view: get("view").unwrap_or_default(),
-            doc_ids_max: call.server.limits.max_feed_doc_ids,
+            doc_ids_max: context.server.limits.max_feed_doc_ids,
         }
     }
 }
 
-/// What a body says of a filter, as JSON text.
+/// The members of the body that belong to a filter, as JSON text.
 #[derive(Default)]
-pub(super) struct Sent<'a> {
+pub(super) struct FilterBody<'a> {
     doc_ids: Option<&'a str>,
     selector: Option<&'a str>,
     fields: Option<&'a str>,
 }
 
-impl Sent<'_> {
-    pub(super) fn parse(text: &[u8]) -> Result<Sent<'_>, Failure> {
+impl FilterBody<'_> {
+    pub(super) fn parse(text: &[u8]) -> Result<FilterBody<'_>, ApiError> {
         let [doc_ids, selector, fields] = json::pick(text, ["doc_ids", "selector", "fields"])?;
-        Ok(Sent { doc_ids, selector, fields })
+        Ok(FilterBody { doc_ids, selector, fields })
     }
 }
 
 impl Filter {
-    /// The filter that is asked for; what it needs is in the body of a POST, or in the query.
-    pub(super) fn parse(asked: &Asked, body: Option<Sent<'_>>) -> Result<Filter, Failure> {
-        match asked.name.as_deref() {
+    /// The requested filter. Its parameters are in the body of a POST, or in the query.
+    pub(super) fn parse(params: &FilterParams, body: Option<FilterBody<'_>>) -> Result<Filter, ApiError> {
+        match params.name.as_deref() {
             None => Ok(Filter::All),
             Some("_design") => Ok(Filter::Design),
             Some("_doc_ids") => {
                 let raw = match body {
                     Some(sent) => sent.doc_ids,
-                    None => asked.doc_ids.as_deref().map(query::json_value).transpose()?,
+                    None => params.doc_ids.as_deref().map(query::json_value).transpose()?,
                 };
-                parse_doc_ids(raw.unwrap_or("null"), asked.doc_ids_max).map(Filter::DocIds)
+                parse_doc_ids(raw.unwrap_or("null"), params.doc_ids_max).map(Filter::DocIds)
             }
-            Some("_selector") if asked.is_get => {
-                Err(Failure::bad_request("Selector must be specified in POST payload"))
+            Some("_selector") if params.is_get => {
+                Err(ApiError::bad_request("Selector must be specified in POST payload"))
             }
             Some("_selector") => {
                 let sent = body.unwrap_or_default();
                 parse_selected(sent.selector, sent.fields)
             }
-            Some("_view") => Err(view_filter(&asked.view)),
-            Some(name) if name.starts_with('_') => Err(Failure::bad_request("unknown builtin filter name")),
+            Some("_view") => Err(view_filter(&params.view)),
+            Some(name) if name.starts_with('_') => Err(ApiError::bad_request("unknown builtin filter name")),
             Some(name) => function_filter(name),
         }
     }
 
-    /// Whether a document's id lets it pass.
+    /// Whether a change passes by the document's id.
     pub(super) fn passes(&self, id: &str) -> bool {
         match self {
             Filter::All | Filter::Selector(_) => true,
@@ -106,41 +106,41 @@ impl Filter {
     }
 }
 
-fn parse_doc_ids(raw: &str, most: usize) -> Result<HashSet<String>, Failure> {
-    let no_list = || Failure::bad_request("`doc_ids` filter parameter is not a list of doc ids.");
-    let too_many = || Failure::bad_request(format!("`doc_ids` has more than {most} ids."));
+fn parse_doc_ids(raw: &str, most: usize) -> Result<HashSet<String>, ApiError> {
+    let no_list = || ApiError::bad_request("`doc_ids` filter parameter is not a list of doc ids.");
+    let too_many = || ApiError::bad_request(format!("`doc_ids` has more than {most} ids."));
     json::strings(raw, most, no_list, too_many)
 }
 
-fn parse_selected(selector: Option<&str>, fields: Option<&str>) -> Result<Filter, Failure> {
+fn parse_selected(selector: Option<&str>, fields: Option<&str>) -> Result<Filter, ApiError> {
     let Some(selector) = selector.filter(|text| text.starts_with('{')) else {
-        return Err(Failure::bad_request("Selector error: expected a JSON object"));
+        return Err(ApiError::bad_request("Selector error: expected a JSON object"));
     };
-    // Here CouchDB gives a selector's errors their reasons, but not their names.
-    let refused = |error: SelectorError| Failure::bad_request(error.reason);
+    // CouchDB returns a selector error's reason here, but not its name.
+    let refused = |error: SelectorError| ApiError::bad_request(error.reason);
     let selector = Selector::parse(selector).map_err(refused)?;
     let fields = fields.map(|fields| Fields::parse(fields).map_err(refused)).transpose()?.flatten();
     Ok(Filter::Selector(Arc::new(Selected { selector, fields })))
 }
 
-/// Names that slashes part, as CouchDB takes them: empty ones don't count.
+/// Number of names separated by slashes. As in CouchDB, empty ones don't count.
 fn parts_of(name: &str) -> usize {
     name.split('/').filter(|part| !part.is_empty()).count()
 }
 
-fn view_filter(view: &str) -> Failure {
+fn view_filter(view: &str) -> ApiError {
     match (view, parts_of(view)) {
-        ("", _) => Failure::bad_request("`view` filter parameter is not provided."),
-        (_, 2) => Failure::not_implemented("The filter _view is not implemented yet."),
-        _ => Failure::bad_request("`view` must be of the form `designname/viewname`"),
+        ("", _) => ApiError::bad_request("`view` filter parameter is not provided."),
+        (_, 2) => ApiError::not_implemented("The filter _view is not implemented yet."),
+        _ => ApiError::bad_request("`view` must be of the form `designname/viewname`"),
     }
 }
 
-fn function_filter(name: &str) -> Result<Filter, Failure> {
+fn function_filter(name: &str) -> Result<Filter, ApiError> {
     match parts_of(name) {
         0 => Ok(Filter::All),
-        2 => Err(Failure::not_implemented(format!("The filter {name} is not implemented yet."))),
-        _ => Err(Failure::bad_request("`filter` must be of the form `designname/filtername`")),
+        2 => Err(ApiError::not_implemented(format!("The filter {name} is not implemented yet."))),
+        _ => Err(ApiError::bad_request("`filter` must be of the form `designname/filtername`")),
     }
 }
 

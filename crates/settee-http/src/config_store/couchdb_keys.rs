@@ -1,7 +1,7 @@
-//! Which keys are CouchDB's, and which of them act here too. One that CouchDB acts on and this server
-//! doesn't is refused when it is set: it would be kept and change nothing.
+//! CouchDB's configuration keys, and which of them have an effect here. Setting a key that has an effect in
+//! CouchDB but not here is refused, because it would be stored and change nothing.
 
-/// CouchDB's keys that act here.
+/// CouchDB's keys that have an effect here.
 const ACTING: &[(&str, &str)] = &[
     ("chttpd", "WWW-Authenticate"),
     ("chttpd", "changes_timeout"),
@@ -34,8 +34,8 @@ const ACTING: &[(&str, &str)] = &[
     ("uuids", "utc_id_suffix"),
 ];
 
-/// Sections that CouchDB 3.5 reads, and families of them: `smoosh` stands for `smoosh.ratio_dbs` too,
-/// `cors` for `cors:HOST`.
+/// Sections that CouchDB 3.5 reads, and families of them: `smoosh` includes `smoosh.ratio_dbs`, `cors`
+/// includes `cors:HOST`.
 const SECTIONS: &[&str] = &[
     "attachments",
     "chttpd",
@@ -86,7 +86,8 @@ const SECTIONS: &[&str] = &[
     "x_frame_options",
 ];
 
-/// A section's name now, where CouchDB reads an older one too: the newer goes before it, key by key.
+/// The current name of a section that CouchDB also reads under an older name. Key by key, the current name
+/// takes precedence.
 pub(super) fn current_name(section: &str) -> &str {
     match section {
         "httpd" => "chttpd",
@@ -104,8 +105,8 @@ pub(super) fn older_name(section: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether CouchDB acts on a key and this server doesn't.
-pub(super) fn is_pretence(section: &str, key: &str) -> bool {
+/// Whether a key has an effect in CouchDB but not here.
+pub(super) fn has_no_effect(section: &str, key: &str) -> bool {
     let family = section.split(['.', ':']).next().unwrap_or(section);
     SECTIONS.contains(&family) && !ACTING.contains(&(section, key))
 }

@@ -1,4 +1,4 @@
-//! A request's body: parts, compressed content, JSON.
+//! Fuzz targets for request bodies: multipart, compressed content, JSON.
 
 use std::io::Write as _;
 
@@ -6,10 +6,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use settee_sim::fuzz::{INPUT_BYTES_MAX, Target, check_json};
 
-use crate::body::Charge;
+use crate::body::BodyBudget;
 use crate::bulk::{Bulk, parse_bulk};
-use crate::encoding::{PART_BYTES, Unfolding};
-use crate::error::Failure;
+use crate::encoding::{GzipDecoder, PART_BYTES};
+use crate::error::ApiError;
 use crate::json;
 use crate::multipart::{Event, Splitter};
 
@@ -45,13 +45,13 @@ pub(super) const MULTIPART: Target = Target {
     },
 };
 
-/// A body's parts: each head, as it is shown, and what it holds.
+/// The parts of a body: each head in its debug form, and the content.
 type Found = Vec<(String, Vec<u8>)>;
 
-/// What more than a frame a splitter may hold: a part's head, a delimiter, what lies around it.
-const HELD_BYTES_MAX: usize = 40 << 10;
+/// Bytes that a splitter may hold besides a frame: a part's head, a delimiter, and text around it.
+const BUFFERED_BYTES_MAX: usize = 40 << 10;
 
-/// Takes frames apart; None where they are refused or end early.
+/// Splits frames into parts; None if they are refused or end early.
 fn split<'a>(frames: impl Iterator<Item = &'a [u8]>) -> Option<Found> {
     let mut splitter = Splitter::new(BOUNDARY);
     let mut found = Found::new();
@@ -81,18 +81,18 @@ fn split<'a>(frames: impl Iterator<Item = &'a [u8]>) -> Option<Found> {
                 }
             }
         }
-        // What came before the first part is dropped as it comes; behind it nothing waits for long.
-        assert!(found.is_empty() || came - gone <= frame.len() + HELD_BYTES_MAX, "more is held");
+        // Bytes before the first part are dropped on arrival; after it few bytes are held.
+        assert!(found.is_empty() || came - gone <= frame.len() + BUFFERED_BYTES_MAX, "more is held");
     }
     None
 }
 
-/// A body's parts don't depend on its frames; written again they are the same.
+/// The parts of a body don't depend on its frames, and parsing them again after writing gives the same.
 fn multipart(input: &[u8]) -> bool {
     let (sizes, body) = input.split_at(input.len().min(2));
     let whole = split(std::iter::once(body));
     let size = sizes.first().map_or(1, |size| usize::from(*size).max(1));
-    // Frame by frame, then in two at any place.
+    // In frames, then split in two at any position.
     let at = sizes.get(1).map_or(0, |at| usize::from(*at) * body.len() / 255);
     let first = split(body.chunks(size));
     let (front, back) = body.split_at(at.min(body.len()));
@@ -102,13 +102,13 @@ fn multipart(input: &[u8]) -> bool {
     }
     let Some(found) = whole else { return false };
     let mut again = Vec::new();
-    for (index, (_, held)) in found.iter().enumerate() {
+    for (index, (_, content)) in found.iter().enumerate() {
         again.extend_from_slice(if index == 0 { b"--bnd\r\n\r\n" } else { b"\r\n--bnd\r\n\r\n" });
-        again.extend_from_slice(held);
+        again.extend_from_slice(content);
     }
     again.extend_from_slice(if found.is_empty() { b"--bnd--" } else { b"\r\n--bnd--" });
     let read = split(std::iter::once(&again[..])).expect("what was written");
-    assert!(read.iter().map(|(_, held)| held).eq(found.iter().map(|(_, held)| held)));
+    assert!(read.iter().map(|(_, content)| content).eq(found.iter().map(|(_, content)| content)));
     true
 }
 
@@ -129,36 +129,36 @@ pub(super) const GZIP: Target = Target {
     },
 };
 
-/// No compressed byte unfolds to more (RFC 1951: a code of one bit gives 258 bytes).
-const UNFOLDED_PER_BYTE_MAX: usize = 1_032 * 2;
+/// Upper bound of decompressed bytes per compressed byte (RFC 1951: a code of one bit gives 258 bytes).
+const DECOMPRESSED_PER_BYTE_MAX: usize = 1_032 * 2;
 
 fn zipped(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(1));
-    encoder.write_all(bytes).expect("a vector takes it");
-    encoder.finish().expect("a vector takes it")
+    encoder.write_all(bytes).expect("writing to a Vec succeeds");
+    encoder.finish().expect("writing to a Vec succeeds")
 }
 
-fn unfold(parts: &[u8], size: usize) -> Option<Vec<u8>> {
-    let mut unfolding = Unfolding::new();
-    let mut unfolded = Vec::new();
+fn decompress(parts: &[u8], size: usize) -> Option<Vec<u8>> {
+    let mut decoder = GzipDecoder::new();
+    let mut decompressed = Vec::new();
     for part in parts.chunks(size) {
-        let more = unfolding.push(part).ok()?;
-        assert!(more.len() <= PART_BYTES * UNFOLDED_PER_BYTE_MAX + (64 << 10), "too much at once");
-        unfolded.extend_from_slice(&more);
+        let more = decoder.push(part).ok()?;
+        assert!(more.len() <= PART_BYTES * DECOMPRESSED_PER_BYTE_MAX + (64 << 10), "too much at once");
+        decompressed.extend_from_slice(&more);
     }
-    unfolded.extend_from_slice(&unfolding.finish().ok()?);
-    Some(unfolded)
+    decompressed.extend_from_slice(&decoder.finish().ok()?);
+    Some(decompressed)
 }
 
-/// What comes compressed unfolds to the same however it comes, in bounded steps; and what was compressed
-/// to what it was.
+/// Gzip decompresses to the same result for any split, in bounded steps, and compressed content to its
+/// original.
 fn gzip(input: &[u8]) -> bool {
     let own = zipped(input);
-    assert_eq!(unfold(&own, PART_BYTES).as_deref(), Some(input));
+    assert_eq!(decompress(&own, PART_BYTES).as_deref(), Some(input));
     let size = 1 + input.len() % 97;
-    let unfolded = unfold(input, PART_BYTES);
-    assert_eq!(unfold(input, size), unfolded, "parts of {size}");
-    unfolded.is_some_and(|unfolded| unfolded.len() < INPUT_BYTES_MAX * UNFOLDED_PER_BYTE_MAX)
+    let decompressed = decompress(input, PART_BYTES);
+    assert_eq!(decompress(input, size), decompressed, "parts of {size}");
+    decompressed.is_some_and(|decompressed| decompressed.len() < INPUT_BYTES_MAX * DECOMPRESSED_PER_BYTE_MAX)
 }
 
 pub(super) const BODY: Target = Target {
@@ -186,7 +186,7 @@ pub(super) const BODY: Target = Target {
 /// Nesting from which on the strict parser refuses a text.
 const STRICT_DEPTH_MAX: usize = 127;
 
-/// A body's members are what another parser finds, in their order; lists are lists, strings are strings.
+/// A body's members are those that another parser finds, in order; likewise lists and strings.
 fn body(input: &[u8]) -> bool {
     let facts = check_json(input);
     let mut members = Vec::new();
@@ -226,20 +226,22 @@ fn body(input: &[u8]) -> bool {
     true
 }
 
-/// An array's elements.
+/// The elements of an array.
 fn elements(raw: &str) -> Option<Vec<&str>> {
     let mut found = Vec::new();
-    let read = json::each_element(raw, Failure::bad_json, |element| {
+    let read = json::each_element(raw, ApiError::bad_json, |element| {
         found.push(element);
         Ok(())
     });
     read.ok().map(|()| found)
 }
 
-/// The bodies of requests: what is taken is what is there.
+/// Request bodies: the parsed members are those present.
 fn requests(input: &[u8]) {
     let options = settee_doc::Options::default();
-    let Ok(Bulk { edits, new_edits, .. }) = parse_bulk(input, &options, &mut Charge::free()) else { return };
+    let Ok(Bulk { edits, new_edits, .. }) = parse_bulk(input, &options, &mut BodyBudget::unlimited()) else {
+        return;
+    };
     let [docs, said] = json::pick(input, ["docs", "new_edits"]).expect("it was read");
     assert_eq!(new_edits, said.is_none_or(|value| value != "false"));
     let docs = docs.and_then(elements).expect("it was read");

@@ -1,4 +1,4 @@
-//! A request's head: paths, query strings, headers.
+//! Fuzz targets for request heads: paths, query strings, headers.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use settee_sim::fuzz::{Target, check_json};
@@ -61,7 +61,7 @@ pub(super) const URI: Target = Target {
     },
 };
 
-/// `%XX` and `+` decoded byte by byte.
+/// Decodes `%XX` and `+` byte by byte.
 fn plainly_decoded(text: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((first, behind)) = rest.split_first() {
@@ -83,7 +83,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// A path's segments and a query's pairs are what they decode to, and encoded again they are the same.
+/// Path segments and query pairs decode correctly, and survive encoding and decoding again.
 fn uri(input: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(input) else { return false };
     if check_encoding(text).is_err() {
@@ -144,7 +144,7 @@ fn pairs(query: &str) {
     assert!(read.eq(pairs.into_iter()));
 }
 
-/// An option's value is a number, a boolean or JSON by what these are.
+/// A query option parses as a number, a boolean or JSON exactly if it is one.
 fn option(value: &str) {
     assert_eq!(
         boolean(value).ok(),
@@ -154,7 +154,7 @@ fn option(value: &str) {
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     match positive(value) {
         Ok(number) => {
-            // Nothing that is counted reaches the largest one; `-0` is a number too.
+            // Numbers saturate at the largest one; `-0` is a number, too.
             assert!(is_number || value.trim_start_matches(['-', '0']).is_empty(), "{value}");
             assert!(number == u64::MAX || digits.parse() == Ok(number) || number == 0, "{value}");
         }
@@ -212,7 +212,7 @@ pub(super) const HEADER: Target = Target {
     },
 };
 
-/// A header's parameters, written again, are read as they were; a boundary has a length that is bounded.
+/// Header parameters survive writing and parsing again; the length of a boundary is bounded.
 fn header(input: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(input) else { return false };
     let (value, found) = parameters(text);
@@ -226,7 +226,7 @@ fn header(input: &[u8]) -> bool {
         assert_eq!(parameters(&again), (value.clone(), found.clone()));
     }
     assert_eq!(check_type(Some(text), "multipart/mixed").is_ok(), value == "multipart/mixed");
-    // Who refuses a type never gets it; who takes it without conditions does.
+    // A refused type is never accepted; a type listed without conditions always is.
     for kind in ["multipart/mixed", "application/json"] {
         let taken = accepts(Some(text), kind);
         assert!(!accepts(Some(&format!("{text},{kind};q=0")), kind));
@@ -264,7 +264,7 @@ pub(super) const RANGES: Target = Target {
     },
 };
 
-/// Each range lies within what there is; written again in full they are the same.
+/// Each range lies within the content, and ranges survive writing and parsing again.
 fn ranges(input: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(input) else { return false };
     let Some((length, text)) = text.split_once(' ') else { return false };

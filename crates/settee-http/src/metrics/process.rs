@@ -1,4 +1,4 @@
-//! What the system says of this process, under the names that Prometheus' clients use.
+//! Process metrics under the names that Prometheus clients use.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{counter, gauge};
 
-/// Asks the system when somebody scrapes. What it doesn't tell is left out.
+/// Collects the process's figures at each scrape. Figures that the system doesn't provide are left out.
 #[derive(Debug)]
 pub(super) struct ProcessMetrics;
 
@@ -21,17 +21,17 @@ impl Collector for ProcessMetrics {
             let seconds = usage.cpu_ticks as f64 / clock_ticks_per_second() as f64;
             counter(out, "process_cpu_seconds", "Processor time, of user and system, in seconds", seconds)?;
             let resident_bytes = usage.resident_pages * page_size() as u64;
-            gauge(out, "process_resident_memory_bytes", "Bytes of memory that are resident", resident_bytes)?;
-            gauge(out, "process_virtual_memory_bytes", "Bytes of address space", usage.virtual_bytes)?;
+            gauge(out, "process_resident_memory_bytes", "Resident memory in bytes", resident_bytes)?;
+            gauge(out, "process_virtual_memory_bytes", "Virtual memory in bytes", usage.virtual_bytes)?;
             gauge(out, "process_threads", "Threads", usage.thread_count)?;
         }
         if let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") {
-            // One of them is the directory's.
+            // One of them is that of the directory.
             let count = descriptors.count().saturating_sub(1);
-            gauge(out, "process_open_fds", "Descriptors that are open", count as u64)?;
+            gauge(out, "process_open_fds", "Open file descriptors", count as u64)?;
         }
         let descriptors_max = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        gauge(out, "process_max_fds", "Descriptors that may be open", descriptors_max)
+        gauge(out, "process_max_fds", "Maximum number of open file descriptors", descriptors_max)
     }
 }
 
@@ -45,9 +45,9 @@ struct Usage {
 }
 
 impl Usage {
-    /// Reads the fields behind the program's name, which may hold anything.
+    /// Parses the fields after the program's name, which may contain any characters.
     ///
-    /// Source: proc_pid_stat(5). The first field behind the name is number 3.
+    /// Source: proc_pid_stat(5). The first field after the name is number 3.
     fn parse(stat: &str) -> Option<Usage> {
         let (_, fields) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = fields.split_whitespace().collect();

@@ -1,6 +1,6 @@
-//! Goal: a body's parts are found whatever they hold and however its frames are cut; whatever else comes
-//! is refused, and nothing is held without limit.
-//! Method: bodies written here, cut at random and at every byte; random bytes, and bodies spoiled.
+//! Goal: the parts of a body are found for any content and any split into frames; malformed bodies are
+//! refused, and memory use is bounded.
+//! Method: generated bodies, split at random and at every byte; random bytes, and corrupted bodies.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,10 +9,10 @@ use super::*;
 
 const BOUNDARY: &str = "bOunD-ary";
 
-/// What a body was found to hold: each part's content type and content.
+/// The parts found in a body: each one's content type and content.
 type Found = Vec<(Option<String>, Vec<u8>)>;
 
-/// Takes frames apart to the end. Fails also where more is held than may be.
+/// Splits frames into parts. Also fails if the splitter holds too many bytes.
 fn split(frames: &[&[u8]]) -> Result<Found, String> {
     let mut splitter = Splitter::new(BOUNDARY);
     let mut found: Found = Vec::new();
@@ -60,7 +60,7 @@ fn body(parts: &Found) -> Vec<u8> {
     body
 }
 
-/// Cuts bytes into frames of those sizes, again and again.
+/// Splits bytes into frames of these sizes, cyclically.
 fn cut<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
     let mut frames = Vec::new();
     for size in sizes.iter().cycle() {
@@ -74,7 +74,7 @@ fn cut<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
     frames
 }
 
-/// Content that is full of what looks like a delimiter.
+/// Content with many sequences that resemble a delimiter.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         vec(any::<u8>(), 0..20),
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn what_stands_before_and_behind_the_parts_does_not_count(
+    fn bytes_before_and_after_the_parts_are_ignored(
         parts in parts(), before in "[a-z \r\n]{0,50}", behind in vec(any::<u8>(), 0..50), size in 1..40_usize,
     ) {
         let body = [before.as_bytes(), b"\r\n", &body(&parts), &behind].concat();
@@ -165,7 +165,7 @@ fn a_body_is_split_at_every_byte() {
 }
 
 #[test]
-fn what_is_malformed_or_endless_is_refused() {
+fn malformed_or_unbounded_bodies_are_refused() {
     let long = "x".repeat(HEAD_BYTES_MAX + 100);
     let cases = [
         ("--bOunD-ary\r\nno colon\r\n\r\n\r\n--bOunD-ary--".to_owned(), "bad part header"),
@@ -215,7 +215,7 @@ fn a_boundary_is_read_with_and_without_quotes() {
 }
 
 #[test]
-fn who_accepts_everything_accepts_parts() {
+fn accepting_everything_accepts_multipart() {
     for accept in
         [None, Some("*/*"), Some("application/json, */*;q=0.1"), Some("multipart/*"), Some("multipart/mixed")]
     {

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::client::{Client, Server, ids};
 
-/// `a` to `e`, but `c` is deleted.
+/// Creates `a` to `e`; `c` is deleted.
 fn five(client: &mut Client) -> String {
     client.create("db");
     for id in ["a", "b", "c", "d", "e"] {
@@ -160,7 +160,7 @@ fn a_posted_body_holds_the_same_options() {
     let reply = client.post("/db/_all_docs", &body.to_string()).expect_status(200);
     assert_eq!(ids(&reply, "rows"), ["b", "d"]);
     assert_eq!(reply.json()["rows"][1]["doc"]["is"], "d");
-    // The query goes before the body.
+    // The query overrides the body.
     assert_eq!(ids(&client.post("/db/_all_docs?limit=1", &body.to_string()), "rows"), ["b"]);
     assert_eq!(ids(&client.post("/db/_all_docs", "{}"), "rows").len(), 4);
 }
@@ -226,7 +226,7 @@ fn an_answer_of_many_chunks_arrives_whole() {
     let rows = reply.json()["rows"].as_array().unwrap().clone();
     assert_eq!(rows.len(), 500);
     assert!(rows.iter().enumerate().all(|(n, row)| row["doc"]["_id"] == format!("{n:04}")));
-    // The connection goes on.
+    // The connection is still usable.
     assert_eq!(client.head("/db/_all_docs").status, 200);
     client.get("/db/0001").expect_status(200);
 }
@@ -236,7 +236,7 @@ fn quotes_in_a_query_may_stand_as_people_type_them() {
     let server = Server::start();
     let mut client = server.connect();
     five(&mut client);
-    // Of a connection's requests those are meant that follow one without a body.
+    // The quotes belong to a request that follows one without a body.
     let mut client = server.connect();
     for _ in 0..2 {
         let reply = client.get("/db/_all_docs?startkey=\"b\"&endkey=\"d\"");

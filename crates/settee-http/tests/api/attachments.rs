@@ -1,4 +1,4 @@
-//! Attachments, and all that carries them: bodies of several parts both ways, compressed bodies, forms.
+//! Attachments in all forms: multipart requests and responses, compressed bodies, forms.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use crate::client::{Client, Reply, Server};
 const RELATED: [(&str, &str); 1] = [("Content-Type", "multipart/related;boundary=\"abc123\"")];
 const JSON: [(&str, &str); 1] = [("Accept", "application/json")];
 
-/// A body whose first part is JSON.
+/// A multipart body whose first part is JSON.
 fn related(document: &Value, parts: &[&[u8]]) -> Vec<u8> {
     let mut body = format!("--abc123\r\ncontent-type: application/json\r\n\r\n{document}").into_bytes();
     for part in parts {
@@ -28,7 +28,7 @@ fn follows(kind: &str, length: usize) -> Value {
     json!({"follows": true, "content_type": kind, "length": length})
 }
 
-/// A part of an answer: its head and what it holds.
+/// A part of a response: its head and its content.
 #[derive(Debug)]
 struct Part {
     head: String,
@@ -44,19 +44,19 @@ impl Part {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The parts inside.
+    /// The nested parts.
     fn parts(&self) -> Vec<Part> {
         parts(self.header("Content-Type").unwrap(), &self.body)
     }
 }
 
-/// Takes an answer apart, without the server's own code.
+/// Splits a response into parts, without the server's own code.
 fn parts(kind: &str, body: &[u8]) -> Vec<Part> {
     let boundary = kind.split_once("boundary=").unwrap_or_else(|| panic!("{kind}")).1.trim_matches('"');
     let body = [b"\r\n".as_slice(), body].concat();
     let delimiter = format!("\r\n--{boundary}");
     let mut rest = body.strip_prefix(delimiter.as_bytes()).expect("the boundary comes first");
-    // Of an answer whose first line end is there already.
+    // The first line end is part of the delimiter already.
     let mut found = Vec::new();
     while !rest.starts_with(b"--") {
         rest = rest.strip_prefix(b"\r\n").expect("a line's end behind the boundary");
@@ -71,7 +71,7 @@ fn parts(kind: &str, body: &[u8]) -> Vec<Part> {
 
 fn parts_of(reply: &Reply) -> Vec<Part> {
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
-    // What begins with the line's end of its first delimiter begins with that delimiter all the same.
+    // The line end of the first delimiter is optional.
     let body = reply.body.strip_prefix(b"\r\n").unwrap_or(&reply.body);
     parts(reply.header("content-type").unwrap(), body)
 }
@@ -93,7 +93,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A revision list for a query.
+/// A list of revisions for a query.
 fn list(revisions: &[&str]) -> String {
     json!(revisions).to_string().replace('"', "%22")
 }
@@ -154,14 +154,14 @@ fn a_document_comes_and_goes_with_its_attachments_behind_it() {
     let head = client.send("HEAD", "/db/m?attachments=true", &accept, b"");
     assert_eq!((head.status, head.header("content-length")), (200, reply.header("content-length")));
 
-    // Only what came after a revision; one that isn't known doesn't count.
+    // Only attachments newer than a revision; an unknown revision doesn't count.
     for since in [list(&[&first]), list(&[&format!("1-{}", "0".repeat(32)), &first])] {
         let found = parts_of(&client.send("GET", &format!("/db/m?atts_since={since}"), &accept, b""));
         assert_eq!((found.len(), &found[1].body[..]), (2, b"this is 18 chars l".as_slice()));
         let inside = found[0].json()["_attachments"].clone();
         assert_eq!((&inside["foo.txt"]["stub"], &inside["bar.txt"]["follows"]), (&json!(true), &json!(true)));
     }
-    // Where none is wanted it is JSON.
+    // If no attachment is sent, the response is JSON.
     let newest = client.get("/db/m").rev_of_document();
     let path = format!("/db/m?atts_since={}", list(&[&newest]));
     let reply = client.send("GET", &path, &accept, b"").expect_status(200);
@@ -252,14 +252,14 @@ fn what_does_not_fit_its_document_is_refused_and_leaves_nothing() {
         "bad_request",
         "Missing request body",
     );
-    // What follows doesn't without parts.
+    // Attachments can't follow without multipart.
     assert_eq!(client.put("/db/a", &one(3).to_string()).status, 400);
     assert_eq!(doc_count(&mut client), 0);
     client.send("PUT", "/db/a", &RELATED, &related(&digest, &[b"hello"])).expect_status(201);
 }
 
 #[test]
-fn a_conflict_is_told_before_attachments_are_read_and_too_large_ones_are_413() {
+fn a_conflict_is_reported_before_attachments_are_read_and_too_large_ones_are_413() {
     let server = Server::with_limits(|limits| limits.max_attachment_size = 1000);
     let mut client = server.connect();
     client.create("db");
@@ -298,7 +298,7 @@ fn a_replica_keeps_revisions_and_compressed_attachments_as_they_were() {
             client.send("PUT", "/db/a?new_edits=false", &RELATED, &related(&document(text.len()), &[bad]));
         reply.expect_error(400, "bad_request", "the attachment isn't gzip, as it says");
     }
-    // CouchDB doesn't know how long it is when it came compressed: it names what is stored.
+    // Like CouchDB, the server reports the stored length of an attachment that came compressed.
     for (id, length) in [("a", text.len()), ("b", packed.len())] {
         let body = related(&document(length), &[&packed]);
         let saved =
@@ -357,7 +357,7 @@ fn who_takes_json_gets_attachments_inline_as_what_they_are() {
     for query in ["attachments=true", "attachments=true&att_encoding_info=true"] {
         let found = client.send("GET", &format!("/db/a?{query}"), &JSON, b"").json();
         assert_eq!(found["_attachments"]["t"]["data"], BASE64.encode("text"), "{query}");
-        // And so it can be written again.
+        // The inline form can be written again.
         let path = format!("/db/{}?new_edits=false", query.len());
         client.put(&path, &found.to_string()).expect_status(201);
         assert_eq!(client.get(&format!("/db/{}/t", query.len())).text(), "text", "{query}");
@@ -370,7 +370,7 @@ fn who_takes_json_gets_attachments_inline_as_what_they_are() {
     assert_eq!(client.send("GET", &path, &JSON, b"").json()["_revisions"]["start"], 1);
 }
 
-/// A document with two leaves, each with an attachment of its own beside one from their root.
+/// A document with two leaves, each with an attachment of its own and one from their root.
 fn conflicted(client: &mut Client) -> (String, [String; 2]) {
     let root =
         client.put("/db/c", &json!({"_attachments": {"old": {"data": BASE64.encode("old")}}}).to_string());
@@ -409,7 +409,7 @@ fn open_revs_carry_attachments_in_parts_within_parts() {
         let new = format!("new {}", &leaf[2..3]);
         assert!(contents.contains(&new.as_bytes()) && contents.contains(&b"old".as_slice()), "{inside:?}");
     }
-    // Of what the replica has the names are enough.
+    // Attachments that the replica has are sent as stubs.
     let path = format!("/db/c?open_revs={}&atts_since={}", list(&[&leaves[0]]), list(&[&root]));
     let found = parts_of(&client.send("GET", &path, &mixed, b""));
     let inside = found[0].parts();
@@ -505,7 +505,7 @@ fn a_document_of_many_leaves_gives_each_of_them_once() {
     };
     assert_eq!(numbers(&all), (0..LEAVES as u64).collect::<Vec<_>>());
     assert!(all.as_array().unwrap().iter().all(|item| item["ok"]["_revisions"]["ids"][2] == json!(hash(1))));
-    // The root stands for all, what lies between for its own; each is given once.
+    // The root matches all leaves, an inner revision its own; each leaf is sent once.
     let asked = |revisions: &[String], latest: bool| {
         let revisions: Vec<&str> = revisions.iter().map(String::as_str).collect();
         format!("/db/a?latest={latest}&open_revs={}", list(&revisions))
@@ -545,7 +545,7 @@ fn json_comes_compressed_anywhere() {
         let reply = client.send("PUT", "/db/d", &[encoding], &body);
         reply.expect_error(400, "bad_request", "Request body is not properly gzipped.");
     }
-    // A little that unfolds to a lot.
+    // Few bytes that decompress to many.
     let bomb = gzip(&vec![b' '; 50_000_000]);
     assert!(bomb.len() < 100_000);
     let reply = client.send("PUT", "/db/d", &[encoding], &bomb);
@@ -764,7 +764,7 @@ fn a_revision_that_was_accepted_just_now_can_be_edited() {
             client.send("COPY", &format!("/db/source?{accepted}"), &copied, b"").expect_status(202).rev();
         client.delete(&format!("{path}?rev={rev}&{accepted}")).expect_status(202);
         client.put(&format!("{path}/att?{accepted}"), "text").expect_status(202);
-        // What isn't there is a conflict even so.
+        // A revision that doesn't exist is a conflict as well.
         let other = "1-00000000000000000000000000000000";
         client.put(&format!("{path}/att?rev={other}"), "text").expect_status(409);
     }

@@ -1,9 +1,8 @@
-//! Bad input: the status and words that CouchDB gives, the connection usable afterwards, and
-//! nothing stored.
+//! Goal: invalid input gets CouchDB's status and reason, stores nothing, and leaves the connection usable.
 
 use crate::client::{Client, Server};
 
-/// The connection is in step and the database as it was.
+/// Asserts that the connection is in step and the database unchanged.
 #[track_caller]
 fn expect_untouched(client: &mut Client) {
     let info = client.get("/db").expect_status(200).json();
@@ -156,7 +155,7 @@ fn posts_must_be_declared_as_json() {
         }
     }
     expect_untouched(&mut client);
-    // A parameter is no other type, and a PUT declares nothing.
+    // A parameter doesn't change the type, and a PUT needs no declaration.
     let with_charset = [("Content-Type", "application/json; charset=utf-8")];
     client.send("POST", "/db/_bulk_docs", &with_charset, b"{\"docs\":[]}").expect_status(201);
     client.send("PUT", "/db/a", &[("Content-Type", "text/plain")], b"{}").expect_status(201);
@@ -173,7 +172,7 @@ fn bodies_of_an_unknown_encoding_are_refused() {
 }
 
 #[test]
-fn unknown_databases_are_told_of_whatever_is_asked() {
+fn requests_to_unknown_databases_are_404() {
     let server = Server::start();
     let mut client = server.connect();
     for path in ["", "/a", "/_all_docs", "/_changes", "/_find", "/_local/x", "/_design/x", "/Upper"] {

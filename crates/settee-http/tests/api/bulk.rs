@@ -1,4 +1,4 @@
-//! Many documents in a request.
+//! Requests with many documents.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn replicated_bulks_answer_with_failures_alone_and_keep_conflicts() {
     assert_eq!(reply.text(), "[]\n");
     let document = client.get("/db/a?conflicts=true").json();
     assert_eq!((&document["_rev"], &document["_conflicts"]), (&json!(rev("b")), &json!([rev("a")])));
-    // The same again changes nothing.
+    // The same request again changes nothing.
     let seq = client.get("/db").json()["update_seq"].clone();
     assert_eq!(client.post("/db/_bulk_docs", &body.to_string()).text(), "[]\n");
     assert_eq!(client.get("/db").json()["update_seq"], seq);
@@ -58,7 +58,7 @@ fn all_or_nothing_stores_nothing_and_says_so_row_by_row() {
     assert_eq!((&rows[0], &rows[1]), (&row("a", "0-"), &row("b", &rev)));
     assert_eq!(rows[2]["id"].as_str().unwrap().len(), 32);
     assert_eq!(client.get("/db").json()["doc_count"], 0);
-    // What means nothing is passed over, and so it is with replicated edits.
+    // Values other than `true` are ignored, and so is the option for replicated edits.
     let none = client.post("/db/_bulk_docs", "{\"all_or_nothing\":true,\"docs\":[]}").expect_status(201);
     assert_eq!(none.text(), "[]\n");
     let body = json!({"all_or_nothing": false, "docs": [{"_id": "a"}]});

@@ -139,7 +139,7 @@ fn filters_by_id_and_by_design_are_there_and_others_are_not_yet() {
     let no_name = client.get("/db/_changes?filter=x");
     no_name.expect_error(400, "bad_request", "`filter` must be of the form `designname/filtername`");
     assert_eq!(ids(&client.post("/db/_changes", "{}"), "results").len(), 4);
-    // A filter is one by its name alone.
+    // A filter is selected by its exact name.
     assert_eq!(ids(&client.post("/db/_changes", "{\"doc_ids\":[\"a\"]}"), "results").len(), 4);
     assert_eq!(ids(&client.post("/db/_changes", ""), "results").len(), 4);
 }
@@ -185,7 +185,7 @@ fn a_longpoll_waits_for_the_next_change() {
     let server = Server::start();
     let (mut writer, mut reader) = (server.connect(), server.connect());
     three(&mut writer);
-    // With changes to tell it does not wait.
+    // If there are changes already, it doesn't wait.
     assert_eq!(ids(&reader.get("/db/_changes?feed=longpoll"), "results").len(), 3);
     reader.write_head("GET", "/db/_changes?feed=longpoll&since=now", &[]);
     assert_eq!(reader.read_head().0, 200);
@@ -227,7 +227,7 @@ fn a_filtered_longpoll_sleeps_through_what_does_not_pass() {
 }
 
 #[test]
-fn a_continuous_feed_tells_each_change_as_it_comes() {
+fn a_continuous_feed_sends_each_change_at_once() {
     let server = Server::start();
     let (mut writer, mut reader) = (server.connect(), server.connect());
     three(&mut writer);
@@ -286,7 +286,7 @@ fn server_sent_events_carry_their_position() {
     let (data, id) = events[1].split_once("\nid: ").unwrap();
     let row: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
     assert_eq!((&row["id"], row["seq"].to_string()), (&json!("b"), id.to_owned()));
-    // A browser that connects again goes on from there.
+    // A reconnecting browser continues from there.
     let again = [("Last-Event-ID", id)];
     let reply = client.send("GET", "/db/_changes?feed=eventsource&limit=1", &again, b"");
     assert!(reply.text().contains("\"id\":\"c\""));
@@ -324,7 +324,7 @@ fn a_feed_of_many_chunks_arrives_whole() {
     assert_eq!(results.len(), 300);
 }
 
-/// Documents with a number each, and their revisions.
+/// Documents with a number each; returns their revisions.
 fn numbered(client: &mut Client, count: usize) -> Vec<String> {
     client.create("db");
     let docs: Vec<_> = (0..count).map(|n| json!({"_id": format!("d{n:03}"), "n": n})).collect();
@@ -442,7 +442,7 @@ fn ids_that_are_looked_up_give_what_a_scan_gives() {
     client.put(&format!("/db/d002?rev={}", revs[2]), "{\"n\":\"new\"}").expect_status(201);
     client.delete(&format!("/db/d250?rev={}", revs[250])).expect_status(200);
     let few = ["d250", "d100", "d002", "none"];
-    // So many ids that the feed is scanned: the others don't exist.
+    // With this many ids the feed is scanned. Most of the ids don't exist.
     let many: Vec<_> =
         few.iter().map(|id| (*id).to_owned()).chain((0..100).map(|n| format!("x{n}"))).collect();
     let since = seq(&client.get("/db/_changes?limit=50").json()["last_seq"]);
@@ -490,11 +490,11 @@ fn documents_come_with_their_attachments_when_asked_for() {
 }
 
 #[test]
-fn places_are_given_at_intervals() {
+fn seqs_are_sent_at_intervals() {
     let server = Server::start();
     let mut client = server.connect();
     three(&mut client);
-    // CouchDB counts down from 10^15, and so the second of three has its place.
+    // CouchDB counts down from 10^15, so the second of three has its `seq`.
     let json = client.get("/db/_changes?seq_interval=3").json();
     let given: Vec<_> = (0..3).map(|row| json["results"][row]["seq"].is_string()).collect();
     assert_eq!(given, [false, true, false]);
@@ -582,7 +582,7 @@ fn large_and_small_documents_come_in_order_through_windows() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("db");
-    // Windows end by their bytes in front, and by their rows behind.
+    // The first windows end by their bytes, the last ones by their rows.
     let sizes: Vec<usize> = (0..40).map(|n| if n % 7 == 0 { 700_000 } else { 10 }).chain([10; 700]).collect();
     let docs: Vec<_> = sizes
         .iter()

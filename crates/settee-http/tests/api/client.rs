@@ -1,4 +1,4 @@
-//! A server in a temporary folder, and a client that sends what it is told byte by byte.
+//! A server in a temporary directory, and a client that sends exactly the given bytes.
 
 use std::future::Future;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,10 +16,10 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Past this a test that waits for an answer has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of a response in a test.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server under test. Stops when it is dropped.
+/// A server under test. It stops when it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) databases: Arc<Databases>,
@@ -28,61 +28,61 @@ pub(crate) struct Server {
     served: Option<JoinHandle<Result<(), ServeError>>>,
     /// Whether a log is expected to have stopped when the databases are closed.
     pub(crate) logs_stopped: bool,
-    _folder: Option<TempDir>,
+    _directory: Option<TempDir>,
 }
 
 impl Server {
-    /// One without an administrator, with the default limits.
+    /// A server without an administrator, with the default limits.
     pub(crate) fn start() -> Server {
         Server::start_with(ServerOptions::default())
     }
 
-    /// One with other limits.
+    /// A server with other limits.
     pub(crate) fn with_limits(change: impl FnOnce(&mut Limits)) -> Server {
         let mut options = ServerOptions::default();
         change(&mut options.limits);
         Server::start_with(options)
     }
 
-    /// One whose administrator is `ann`, her password `secret`.
+    /// A server whose administrator is `ann` with the password `secret`.
     pub(crate) fn with_admin() -> Server {
         let admin = Some(Admin::parse("ann:secret").unwrap());
         Server::start_with(ServerOptions { admin, ..ServerOptions::default() })
     }
 
     pub(crate) fn start_with(options: ServerOptions) -> Server {
-        let folder = tempfile::tempdir().unwrap();
-        let mut server = Server::start_in(folder.path(), options);
-        server._folder = Some(folder);
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = Server::start_in(directory.path(), options);
+        server._directory = Some(directory);
         server
     }
 
-    pub(crate) fn start_in(folder: &Path, options: ServerOptions) -> Server {
-        Server::start_on(Arc::new(ThreadEngine::new(ThreadOptions::default())), folder, options)
+    pub(crate) fn start_in(directory: &Path, options: ServerOptions) -> Server {
+        Server::start_on(Arc::new(ThreadEngine::new(ThreadOptions::default())), directory, options)
     }
 
-    /// One whose files go through `engine`.
-    pub(crate) fn start_on(engine: Arc<dyn Engine>, folder: &Path, options: ServerOptions) -> Server {
-        Server::start_databases(engine, folder, options, DatabasesOptions::default())
+    /// A server whose files go through `engine`.
+    pub(crate) fn start_on(engine: Arc<dyn Engine>, directory: &Path, options: ServerOptions) -> Server {
+        Server::start_databases(engine, directory, options, DatabasesOptions::default())
     }
 
-    /// One that stores design documents whose functions would check writes.
-    pub(crate) fn start_ignoring_validation(folder: &Path) -> Server {
+    /// A server that stores design documents with functions that would validate writes.
+    pub(crate) fn start_ignoring_validation(directory: &Path) -> Server {
         let databases = DatabasesOptions { ignore_validation: true, ..DatabasesOptions::default() };
         let engine = Arc::new(ThreadEngine::new(ThreadOptions::default()));
-        Server::start_databases(engine, folder, ServerOptions::default(), databases)
+        Server::start_databases(engine, directory, ServerOptions::default(), databases)
     }
 
     fn start_databases(
         engine: Arc<dyn Engine>,
-        folder: &Path,
+        directory: &Path,
         options: ServerOptions,
         databases: DatabasesOptions,
     ) -> Server {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let env = Env::with_engine(runtime.handle().clone(), engine);
-        let databases = runtime.block_on(Databases::open_with(env, folder, databases)).unwrap();
+        let databases = runtime.block_on(Databases::open_with(env, directory, databases)).unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -90,10 +90,10 @@ impl Server {
         let served = settee_http::serve(listener, databases.clone(), options, shutdown);
         let served = Some(runtime.spawn(served));
         let stop = Some(stop);
-        Server { address, databases, runtime, stop, served, logs_stopped: false, _folder: None }
+        Server { address, databases, runtime, stop, served, logs_stopped: false, _directory: None }
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     pub(crate) fn connect(&self) -> Client {
         Client::connect(self.address)
     }
@@ -103,7 +103,7 @@ impl Server {
         self.runtime.block_on(future)
     }
 
-    /// Tells the server to stop, without waiting for it.
+    /// Tells the server to stop, without waiting for its end.
     pub(crate) fn begin_stop(&mut self) {
         self.stop.take().expect("it was not stopped yet").send(()).ok();
     }
@@ -125,13 +125,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         if self.stop.is_some() {
             self.begin_stop();
-            // A test that has failed already says enough.
+            // A test that has failed already reports enough.
             self.finish_stop().ok();
         }
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -152,13 +152,13 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The revision in a write's answer.
+    /// The revision in the response to a write.
     #[track_caller]
     pub(crate) fn rev(&self) -> String {
         self.json()["rev"].as_str().unwrap_or_else(|| panic!("no rev: {}", self.text())).to_owned()
     }
 
-    /// Status, error and reason.
+    /// Asserts status, error and reason.
     #[track_caller]
     pub(crate) fn expect_error(&self, status: u16, error: &str, reason: &str) {
         let json = self.json();
@@ -183,7 +183,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn connect(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Client { stream: BufReader::new(stream), address }
     }
@@ -214,8 +214,8 @@ impl Client {
         self.put(&format!("/{name}"), "").expect_status(201);
     }
 
-    /// Sends a request and reads its answer. A body's length is declared where there is one, or
-    /// where the method usually has one.
+    /// Sends a request and reads its response. Declares the length of a body, also of an empty one if the
+    /// method usually has a body.
     pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
         let mut all = headers.to_vec();
         let length = body.len().to_string();
@@ -227,7 +227,7 @@ impl Client {
         self.read(method)
     }
 
-    /// Sends a request's head alone. `Host` is ours unless it is given.
+    /// Sends only a request's head. `Host` is the server's unless given.
     pub(crate) fn write_head(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) {
         let mut head = format!("{method} {path} HTTP/1.1\r\n");
         if !headers.iter().any(|(name, _)| *name == "Host") {
@@ -244,12 +244,12 @@ impl Client {
         self.stream.get_mut().write_all(bytes).unwrap();
     }
 
-    /// Writes as far as the server lets us.
+    /// Writes as much as the server accepts.
     pub(crate) fn try_write(&mut self, bytes: &[u8]) -> bool {
         self.stream.get_mut().write_all(bytes).is_ok()
     }
 
-    /// Reads an answer whole.
+    /// Reads a whole response.
     pub(crate) fn read(&mut self, method: &str) -> Reply {
         let (status, headers) = self.read_head();
         let mut reply = Reply { status, headers, body: Vec::new() };
@@ -268,7 +268,7 @@ impl Client {
         reply
     }
 
-    /// Reads an answer's status and headers, whose names are in lower case.
+    /// Reads a response's status and headers, with names in lower case.
     pub(crate) fn read_head(&mut self) -> (u16, Vec<(String, String)>) {
         let first = self.read_line();
         let status = first.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {first:?}"));
@@ -290,7 +290,7 @@ impl Client {
         line.trim_end().to_owned()
     }
 
-    /// The next chunk of a chunked body; None behind the last.
+    /// The next chunk of a chunked body; None after the last.
     pub(crate) fn read_chunk(&mut self) -> Option<Vec<u8>> {
         let size = self.read_line();
         let size = usize::from_str_radix(&size, 16).unwrap_or_else(|_| panic!("no chunk size: {size:?}"));
@@ -300,7 +300,7 @@ impl Client {
         (size > 0).then_some(chunk)
     }
 
-    /// Whether a GET is answered by 200, and not by the connection's end.
+    /// Whether a GET gets a 200, and not the end of the connection.
     pub(crate) fn try_get(&mut self, path: &str) -> bool {
         let head = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address);
         let is_open =
@@ -308,7 +308,7 @@ impl Client {
         is_open && self.read("GET").status == 200
     }
 
-    /// Whether something of an answer has come.
+    /// Whether part of a response has arrived.
     pub(crate) fn has_answer(&mut self) -> bool {
         let stream = self.stream.get_mut();
         stream.set_nonblocking(true).unwrap();
@@ -317,7 +317,7 @@ impl Client {
         has
     }
 
-    /// Whether the server has closed the connection, once what it sent is read.
+    /// Whether the server has closed the connection, after all it sent was read.
     pub(crate) fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
@@ -329,13 +329,13 @@ impl Client {
     }
 }
 
-/// Parses the lines of a continuous feed that aren't empty.
+/// Parses the nonempty lines of a continuous feed.
 pub(crate) fn lines(text: &[u8]) -> Vec<Value> {
     let text = std::str::from_utf8(text).unwrap();
     text.lines().filter(|line| !line.is_empty()).map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The ids in an answer's rows or results.
+/// The ids in the rows or results of a response.
 pub(crate) fn ids(reply: &Reply, list: &str) -> Vec<String> {
     let json = reply.json();
     let rows = json[list].as_array().unwrap_or_else(|| panic!("no {list}: {json}"));

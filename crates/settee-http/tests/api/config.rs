@@ -1,4 +1,4 @@
-//! `_node/_local/_config`: what is shown, changed, kept, and what it changes.
+//! `_node/_local/_config`: showing, changing and storing values, and their effects.
 
 use settee_http::{Admin, CONFIG_FILE, ServerOptions};
 
@@ -6,12 +6,12 @@ use crate::client::{Client, Server};
 
 const CONFIG: &str = "/_node/_local/_config";
 
-fn start_in(folder: &std::path::Path) -> Server {
-    let config_file = Some(folder.join(CONFIG_FILE));
-    Server::start_in(folder, ServerOptions { config_file, ..ServerOptions::default() })
+fn start_in(directory: &std::path::Path) -> Server {
+    let config_file = Some(directory.join(CONFIG_FILE));
+    Server::start_in(directory, ServerOptions { config_file, ..ServerOptions::default() })
 }
 
-/// Sets a key, and returns its old value.
+/// Sets a key and returns its old value.
 #[track_caller]
 fn set(client: &mut Client, key: &str, value: &str) -> String {
     let reply = client.put(&format!("{CONFIG}/{key}"), &format!("\"{value}\"")).expect_status(200);
@@ -53,8 +53,8 @@ fn what_holds_without_any_change_is_shown() {
 
 #[test]
 fn changes_outlive_the_server_where_they_are_to() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = start_in(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let server = start_in(directory.path());
     let mut client = server.connect();
     set(&mut client, "my_log/level", "debug");
     set(&mut client, "couchdb/max_document_size", "1000");
@@ -64,13 +64,13 @@ fn changes_outlive_the_server_where_they_are_to() {
     client.send("DELETE", &format!("{CONFIG}/uuids/max_count"), &in_memory, b"").expect_status(200);
     assert_eq!(client.get(&format!("{CONFIG}/my_log/file")).text(), "\"here only\"\n");
     client.get(&format!("{CONFIG}/uuids/max_count")).expect_status(404);
-    // The file has the last word.
+    // Reloading restores the values of the file.
     client.post(&format!("{CONFIG}/_reload"), "").expect_status(200);
     client.get(&format!("{CONFIG}/my_log/file")).expect_status(404);
     client.get(&format!("{CONFIG}/uuids/max_count")).expect_status(200);
     drop((client, server));
 
-    let server = start_in(folder.path());
+    let server = start_in(directory.path());
     let mut client = server.connect();
     assert_eq!(client.get(&format!("{CONFIG}/my_log")).text(), "{\"level\":\"debug\"}\n");
     client.create("db");
@@ -180,7 +180,7 @@ fn what_can_not_be_configured_is_refused_and_changes_nothing() {
         "chttpd/port",
         "cluster/n",
         "vendor/name",
-        // What CouchDB acts on.
+        // Keys that have an effect in CouchDB.
         "couchdb/single_node",
         "log/level",
         "replicator/max_jobs",
@@ -205,8 +205,8 @@ fn what_can_not_be_configured_is_refused_and_changes_nothing() {
 
 #[test]
 fn passwords_are_not_shown_and_only_the_administrator_sees_the_rest() {
-    let folder = tempfile::tempdir().unwrap();
-    let config_file = Some(folder.path().join(CONFIG_FILE));
+    let directory = tempfile::tempdir().unwrap();
+    let config_file = Some(directory.path().join(CONFIG_FILE));
     let admin = Some(Admin::parse("ann:secret").unwrap());
     let server = Server::start_with(ServerOptions { admin, config_file, ..ServerOptions::default() });
     let mut client = server.connect();
@@ -217,13 +217,13 @@ fn passwords_are_not_shown_and_only_the_administrator_sees_the_rest() {
     assert_eq!(all.json()["admins"]["ann"], "****");
     let path = format!("{CONFIG}/admins/bob");
     assert_eq!(client.send("PUT", &path, &ann, b"\"pass\"").status, 501);
-    assert!(!folder.path().join(CONFIG_FILE).exists());
+    assert!(!directory.path().join(CONFIG_FILE).exists());
 }
 
 #[test]
 fn a_change_whose_client_has_gone_is_made_whole_or_not_at_all() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = start_in(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let server = start_in(directory.path());
     let mut client = server.connect();
     for n in 0..200 {
         let mut gone = server.connect();
@@ -231,12 +231,12 @@ fn a_change_whose_client_has_gone_is_made_whole_or_not_at_all() {
         gone.write_head("PUT", &format!("{CONFIG}/gone/{n}"), &length);
         gone.write(b"\"x\"");
         drop(gone);
-        // The next one follows while it is under way.
+        // The next one follows while it is in progress.
         set(&mut client, &format!("kept/{n}"), "y");
     }
     let in_force = client.get(CONFIG).json();
     assert_eq!(in_force["kept"].as_object().unwrap().len(), 200);
-    // What is in force is what the file has, once none is under way.
+    // When no change is in progress, the values in effect are those of the file.
     std::thread::sleep(std::time::Duration::from_millis(300));
     let in_force = client.get(CONFIG).json();
     client.post(&format!("{CONFIG}/_reload"), "").expect_status(200);
@@ -285,7 +285,7 @@ fn what_clients_set_up_scripts_do_works_from_start_to_end() {
 }
 
 #[test]
-fn who_must_sign_in_is_asked_to_as_is_configured() {
+fn sign_in_is_required_as_configured() {
     let server = Server::with_admin();
     let mut client = server.connect();
     let ann = [("Authorization", "Basic YW5uOnNlY3JldA==")];

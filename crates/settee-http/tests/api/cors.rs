@@ -1,5 +1,5 @@
 //! Goal: a browser lets pages of listed origins use the server, and no others.
-//! Method: requests as browsers send them, compared with what CouchDB 3.5.0 answers.
+//! Method: send requests as browsers do, and compare with the responses of CouchDB 3.5.0.
 
 use crate::client::{Client, Reply, Server};
 
@@ -26,7 +26,7 @@ fn preflight(client: &mut Client, origin: &str, method: &str, headers: &str) -> 
     client.send("OPTIONS", "/db/doc", &asked, b"")
 }
 
-/// The headers of CORS in an answer.
+/// The CORS headers of a response.
 fn of_cors(reply: &Reply) -> Vec<(&str, &str)> {
     let headers = reply.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let mut found: Vec<_> = headers.filter(|(name, _)| name.starts_with("access-control-")).collect();
@@ -116,7 +116,7 @@ fn every_key_of_the_section_acts() {
 }
 
 #[test]
-fn without_cors_no_page_is_let_in() {
+fn without_cors_no_page_gets_access() {
     let (_server, mut client) = start(&[("cors/origins", "*"), ("chttpd/enable_cors", "false")]);
     assert_eq!(preflight(&mut client, PAGE, "GET", "accept").status, 401);
     assert_eq!(of_cors(&client.send("GET", "/", &[("Origin", PAGE)], b"")), []);

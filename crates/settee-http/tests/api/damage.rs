@@ -1,7 +1,7 @@
-//! Goal: a database whose files are damaged says which and how, whoever asks for it; it is left as
-//! it is, so that what can be saved is still there, and all other databases work.
-//! Method: damage a stopped server's files in each way, start it again, ask, compare the bytes;
-//! then put the sound files back.
+//! Goal: requests to a database with damaged files report which file and how; the files stay unchanged, so
+//! that data can be rescued, and other databases work.
+//! Method: damage a stopped server's files in each way, restart it, send requests, and compare the files;
+//! then restore them.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -14,11 +14,11 @@ use crate::client::{Client, Server, ids};
 const DOC_COUNT: usize = 60;
 const VALUE_LENGTH: usize = 16 << 10;
 
-/// Documents that fill some segments.
+/// Writes documents that fill several segments.
 fn fill(client: &mut Client, name: &str) {
     client.create(name);
     for number in 0..DOC_COUNT {
-        // Nothing that repeats, so that no segment is like another.
+        // Nonrepeating content, so that no two segments are alike.
         let part =
             |part: usize| format!("{name:8}{:08x}", (number * VALUE_LENGTH + part) * 0x9e37 % 0xffff_fffb);
         let value: String = (0..VALUE_LENGTH / 16).map(part).collect();
@@ -26,28 +26,28 @@ fn fill(client: &mut Client, name: &str) {
     }
 }
 
-/// A folder with the databases `broken` and `sound`, whose folders are `1` and `2`.
+/// A directory with the databases `broken` and `sound`, in the directories `1` and `2`.
 fn filled() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start_in(folder.path(), ServerOptions::default());
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start_in(directory.path(), ServerOptions::default());
     let mut client = server.connect();
     fill(&mut client, "broken");
     fill(&mut client, "sound");
     drop(server);
-    folder
+    directory
 }
 
-fn database_folder(data: &Path, number: u32) -> PathBuf {
+fn database_directory(data: &Path, number: u32) -> PathBuf {
     data.join("databases").join(format!("{number:010}"))
 }
 
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
 
-fn restore(folder: &Path, sound: &BTreeMap<PathBuf, Vec<u8>>) {
-    for path in files(folder).keys().filter(|path| !sound.contains_key(*path)) {
+fn restore(directory: &Path, sound: &BTreeMap<PathBuf, Vec<u8>>) {
+    for path in files(directory).keys().filter(|path| !sound.contains_key(*path)) {
         std::fs::remove_file(path).unwrap();
     }
     for (path, bytes) in sound {
@@ -55,7 +55,7 @@ fn restore(folder: &Path, sound: &BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// What is done to the second segment, and what is said of it.
+/// The damage to the second segment, and the text that reports it.
 type Damage = (&'static str, fn(&Path, &Path), &'static str);
 
 fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
@@ -64,8 +64,8 @@ fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// A whole header as a version to come may write it: the magic, its format, and the checksum
-/// where it is now.
+/// A complete segment header as a future version may write it: the magic, its format, and the checksum in its
+/// current place.
 fn header_of_format_99() -> [u8; 80] {
     /// XXH3-64 of the 72 bytes before it.
     const CHECKSUM: u64 = 0xfd52_6492_92bb_6651;
@@ -78,10 +78,14 @@ fn header_of_format_99() -> [u8; 80] {
 }
 
 const DAMAGES: [Damage; 7] = [
-    ("truncated", |file, _| change(file, |bytes| bytes.truncate(bytes.len() / 2)), "shorter than it was"),
+    (
+        "truncated",
+        |file, _| change(file, |bytes| bytes.truncate(bytes.len() / 2)),
+        "shorter than it should be",
+    ),
     (
         "garbled",
-        // Its directory too, where it was sealed already: a sealed segment is replayed from that.
+        // The segment index of a sealed segment too, because replay uses it.
         |file, _| change(file, |bytes| bytes[10_000..].iter_mut().for_each(|byte| *byte ^= 0x5a)),
         "a frame is damaged",
     ),
@@ -103,13 +107,17 @@ const DAMAGES: [Damage; 7] = [
 #[test]
 fn a_damaged_database_says_what_it_is_and_stays_as_it_is_and_others_work() {
     let data = filled();
-    let folder = database_folder(data.path(), 1);
-    let sound = files(&folder);
+    let directory = database_directory(data.path(), 1);
+    let sound = files(&directory);
     let name = "0000000002.log";
-    assert!(sound.contains_key(&folder.join("0000000003.log")), "segments on both sides: {:?}", sound.keys());
+    assert!(
+        sound.contains_key(&directory.join("0000000003.log")),
+        "segments on both sides: {:?}",
+        sound.keys()
+    );
     for (what, damage, words) in DAMAGES {
-        damage(&folder.join(name), &database_folder(data.path(), 2).join(name));
-        let damaged = files(&folder);
+        damage(&directory.join(name), &database_directory(data.path(), 2).join(name));
+        let damaged = files(&directory);
         assert!(damaged != sound, "{what}");
 
         let server = Server::start_in(data.path(), ServerOptions::default());
@@ -137,23 +145,23 @@ fn a_damaged_database_says_what_it_is_and_stays_as_it_is_and_others_work() {
         assert_eq!(ids(&client.get("/sound/_all_docs").expect_status(200), "rows").len(), DOC_COUNT);
         let revision = client.post("/sound", "{\"_id\":\"new\"}").expect_status(201).rev();
         client.delete(&format!("/sound/new?rev={revision}")).expect_status(200);
-        assert!(files(&folder) == damaged, "{what}: changed a damaged database");
+        assert!(files(&directory) == damaged, "{what}: changed a damaged database");
 
-        restore(&folder, &sound);
-        // It is opened anew each time somebody asks, until that works.
+        restore(&directory, &sound);
+        // Each request tries to open it again until that succeeds.
         let rows = ids(&client.get("/broken/_all_docs").expect_status(200), "rows");
         assert_eq!(rows.len(), DOC_COUNT, "{what}");
         client.put(&format!("/broken/_local/{}", what.replace(' ', "-")), "{}").expect_status(201);
         drop(server);
-        // What that wrote is taken back: each kind of damage meets the same files.
-        restore(&folder, &sound);
+        // Undoes the changes of opening, so that each kind of damage meets the same files.
+        restore(&directory, &sound);
     }
 }
 
 #[test]
 fn a_damaged_database_can_be_deleted_and_made_anew() {
     let data = filled();
-    std::fs::remove_file(database_folder(data.path(), 1).join("0000000002.log")).unwrap();
+    std::fs::remove_file(database_directory(data.path(), 1).join("0000000002.log")).unwrap();
     let server = Server::start_in(data.path(), ServerOptions::default());
     let mut client = server.connect();
     client.get("/broken").expect_status(500);
@@ -170,7 +178,7 @@ fn a_body_that_is_garbled_in_mid_run_is_an_error_and_never_an_answer() {
     let mut client = server.connect();
     let document = client.get("/broken/d003").expect_status(200).json();
     let value = document["v"].as_str().unwrap().as_bytes();
-    let (path, at) = files(&database_folder(data.path(), 1))
+    let (path, at) = files(&database_directory(data.path(), 1))
         .into_iter()
         .find_map(|(path, bytes)| {
             Some((path, bytes.windows(value.len()).position(|window| window == value)?))

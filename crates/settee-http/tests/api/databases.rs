@@ -1,4 +1,4 @@
-//! Databases and what the server tells of itself.
+//! Databases, and the server's information on itself.
 
 use serde_json::json;
 
@@ -166,7 +166,7 @@ fn a_list_of_databases_that_is_known_is_not_sent_again() {
     assert_eq!(ids_of(&client.send("GET", "/_all_dbs", &again, b"").expect_status(200)), ["db", "other"]);
 }
 
-/// The names in an answer that is a list of them.
+/// The names in a response that is a list of names.
 fn ids_of(reply: &crate::client::Reply) -> Vec<String> {
     serde_json::from_slice(&reply.body).unwrap()
 }
@@ -197,7 +197,7 @@ fn a_commit_barrier_tells_the_start_time() {
     let reply = client.post("/db/_ensure_full_commit", "").expect_status(201);
     assert_eq!(reply.json()["ok"], true);
     assert_eq!(reply.json()["instance_start_time"], client.get("/db").json()["instance_start_time"]);
-    // What was accepted before is persisted, and so visible.
+    // Writes accepted before are persisted, and so visible.
     client.get("/db/a").expect_status(200);
 }
 

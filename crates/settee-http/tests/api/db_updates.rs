@@ -1,11 +1,11 @@
-//! `_db_updates`: what happens to databases, in each kind of feed.
+//! `_db_updates`: database events, in each kind of feed.
 
 use serde_json::Value;
 use settee_http::ServerOptions;
 
 use crate::client::{Client, Reply, Server, lines};
 
-/// Each row's event and database.
+/// The event and the database of each row.
 fn rows(list: &[Value]) -> Vec<String> {
     let text = |row: &Value, name: &str| row[name].as_str().unwrap_or_else(|| panic!("{row}")).to_owned();
     list.iter().map(|row| format!("{}:{}", text(row, "type"), text(row, "db_name"))).collect()
@@ -26,7 +26,7 @@ fn begin_feed(server: &Server, query: &str) -> Client {
     feed
 }
 
-/// Reads chunks until so many rows have come.
+/// Reads chunks until `count` rows have arrived.
 fn read_rows(feed: &mut Client, count: usize) -> Vec<Value> {
     let mut text = Vec::new();
     while lines(&text).len() < count {
@@ -36,7 +36,7 @@ fn read_rows(feed: &mut Client, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn each_event_is_told_once_in_the_order_of_its_last_time() {
+fn each_event_is_sent_once_in_the_order_of_its_latest_position() {
     let server = Server::start();
     let mut client = server.connect();
     let empty = client.get("/_db_updates").expect_status(200);
@@ -95,7 +95,7 @@ fn a_longpoll_waits_for_an_event_and_ends_with_it() {
 }
 
 #[test]
-fn a_continuous_feed_tells_of_events_as_they_come() {
+fn a_continuous_feed_sends_events_at_once() {
     let server = Server::start();
     let mut client = server.connect();
     let mut feed = begin_feed(&server, "feed=continuous&heartbeat=20");
@@ -114,7 +114,7 @@ fn a_continuous_feed_tells_of_events_as_they_come() {
 }
 
 #[test]
-fn a_busy_database_is_told_of_once_in_a_while() {
+fn events_of_a_busy_database_are_combined() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("a");
@@ -126,10 +126,10 @@ fn a_busy_database_is_told_of_once_in_a_while() {
     while let Some(chunk) = feed.read_chunk() {
         text.extend(chunk);
     }
-    let told = lines(&text);
-    let updates = told.len() - 1;
+    let events = lines(&text);
+    let updates = events.len() - 1;
     assert!((1..=100).contains(&updates), "{updates} rows for 200 writes");
-    assert!(rows(&told[..updates]).iter().all(|row| row == "updated:a"));
+    assert!(rows(&events[..updates]).iter().all(|row| row == "updated:a"));
 }
 
 #[test]
@@ -152,16 +152,16 @@ fn an_eventsource_goes_on_where_it_was() {
 }
 
 #[test]
-fn after_a_restart_a_feed_begins_with_the_databases_that_there_are() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start_in(folder.path(), ServerOptions::default());
+fn after_a_restart_a_feed_begins_with_the_existing_databases() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start_in(directory.path(), ServerOptions::default());
     let mut client = server.connect();
     for name in ["a", "b", "c"] {
         client.create(name);
     }
     let before = last_seq(&client.get("/_db_updates"));
     drop((client, server));
-    let server = Server::start_in(folder.path(), ServerOptions::default());
+    let server = Server::start_in(directory.path(), ServerOptions::default());
     let mut client = server.connect();
     client.create("d");
     client.put("/a/x", "{}").expect_status(201);
@@ -172,7 +172,7 @@ fn after_a_restart_a_feed_begins_with_the_databases_that_there_are() {
     }
     let some = client.get("/_db_updates?limit=1");
     assert_eq!(results(&some), ["created:a"]);
-    // Who breaks off within them gets them again.
+    // A client that breaks off during these rows gets them again.
     assert_eq!(results(&client.get(&format!("/_db_updates?since={}", last_seq(&some)))), all);
     let now = client.get("/_db_updates?since=now");
     assert_eq!(results(&now), [""; 0]);
@@ -180,7 +180,7 @@ fn after_a_restart_a_feed_begins_with_the_databases_that_there_are() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_options_are_refused() {
     let server = Server::start();
     let mut client = server.connect();
     for (query, reason) in [

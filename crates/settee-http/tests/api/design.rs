@@ -1,4 +1,4 @@
-//! Design documents: what is stored of them, and what their functions would have to check.
+//! Design documents: what is stored, and the effect of functions that would validate writes.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::client::{Client, Server};
 
 const CHECKED: &str = "{\"validate_doc_update\":\"function(){}\"}";
 
-/// A row of `_bulk_docs`: its id and its error.
+/// The id and the error of each row of `_bulk_docs`.
 fn outcomes(rows: &Value) -> Vec<(&str, Option<&str>)> {
     let rows = rows.as_array().unwrap_or_else(|| panic!("{rows}"));
     rows.iter().map(|row| (row["id"].as_str().unwrap(), row["error"].as_str())).collect()
@@ -42,7 +42,7 @@ fn a_design_document_whose_members_are_of_other_types_is_refused_by_itself() {
     assert_eq!(outcomes(&rows), [("_design/d", Some("invalid_design_doc"))]);
     client.get("/db/_design/d").expect_status(404);
     client.get("/db/b").expect_status(200);
-    // A conflict is told first.
+    // A conflict takes precedence.
     client.put("/db/_design/d", "{}").expect_status(201);
     client.put("/db/_design/d", "{\"views\":\"x\"}").expect_status(409);
 }
@@ -73,8 +73,8 @@ fn a_design_document_that_would_check_writes_is_not_stored_and_others_are() {
 
 #[test]
 fn where_a_stored_function_would_check_writes_documents_are_read_and_purged_and_not_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let ignoring = Server::start_ignoring_validation(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ignoring = Server::start_ignoring_validation(directory.path());
     let mut client = ignoring.connect();
     client.create("db");
     let rev = client.put("/db/a", "{\"n\":1}").expect_status(201).rev();
@@ -83,7 +83,7 @@ fn where_a_stored_function_would_check_writes_documents_are_read_and_purged_and_
     client.put("/db/b", "{}").expect_status(201);
     drop(ignoring);
 
-    let server = Server::start_in(folder.path(), Default::default());
+    let server = Server::start_in(directory.path(), Default::default());
     let mut client = server.connect();
     let refused = client.put("/db/c", "{}").expect_status(501).json();
     assert_eq!(refused["error"], "not_implemented");
@@ -107,7 +107,7 @@ fn where_a_stored_function_would_check_writes_documents_are_read_and_purged_and_
     client.post("/db/_purge", &json!({"b": [rev_of_b]}).to_string()).expect_status(201);
     client.get("/db/b").expect_status(404);
 
-    // What is left of one request counts for the rest of it.
+    // The documents that a request removes count for the rest of it.
     let rows = bulk(
         &mut client,
         json!({"docs": [
@@ -116,20 +116,20 @@ fn where_a_stored_function_would_check_writes_documents_are_read_and_purged_and_
     assert_eq!(outcomes(&rows), [("c", Some("not_implemented")), ("_design/d", None), ("e", None)]);
     client.put("/db/c", "{}").expect_status(201);
     drop(server);
-    let server = Server::start_in(folder.path(), Default::default());
+    let server = Server::start_in(directory.path(), Default::default());
     server.connect().put("/db/f", "{}").expect_status(201);
 }
 
 #[test]
 fn a_design_document_that_checks_writes_is_removed_by_a_purge_and_by_a_replica() {
-    let folder = tempfile::tempdir().unwrap();
-    let ignoring = Server::start_ignoring_validation(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let ignoring = Server::start_ignoring_validation(directory.path());
     let mut client = ignoring.connect();
     client.create("db");
     let purged = client.put("/db/_design/p", CHECKED).expect_status(201).rev();
     let gone = client.put("/db/_design/r", CHECKED).expect_status(201).rev();
     drop(ignoring);
-    let server = Server::start_in(folder.path(), Default::default());
+    let server = Server::start_in(directory.path(), Default::default());
     let mut client = server.connect();
     client.post("/db/_purge", &json!({"_design/p": [purged]}).to_string()).expect_status(201);
     client.put("/db/a", "{}").expect_status(501);

@@ -1,4 +1,4 @@
-//! One document at a time.
+//! Requests for one document.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ fn rev(digit: char, generation: u32) -> String {
     format!("{generation}-{}", digit.to_string().repeat(32))
 }
 
-/// A document with two leaves: `2-a…` lost to `2-b…`.
+/// Creates a document with two leaves: `2-a…` lost to `2-b…`.
 fn conflicted(client: &mut Client) -> (String, String, String) {
     let (root, lost, won) = (rev('1', 1), rev('a', 2), rev('b', 2));
     for (leaf, n) in [(&lost, 1), (&won, 2)] {
@@ -119,7 +119,7 @@ fn head_tells_the_revision_without_a_body() {
     let head = client.head("/db/a").expect_status(200);
     assert_eq!(head.header("etag"), Some(&*format!("\"{rev}\"")));
     assert_eq!(client.head("/db/b").status, 404);
-    // The connection is in step: what follows is the next answer.
+    // The connection is in step: the next bytes are the next response.
     client.get("/db/a").expect_status(200);
 }
 
@@ -180,7 +180,7 @@ fn conflicts_and_histories_are_shown_when_asked_for() {
     let shown = client.get("/db/c?conflicts=true&revs=true").expect_status(200);
     assert_eq!(shown.json()["_conflicts"], json!([lost]));
     assert_eq!(shown.json()["_revisions"], json!({"start": 2, "ids": [won[2..], root[2..]]}));
-    // What depends on other leaves has no tag.
+    // A response that depends on other leaves has no ETag.
     assert_eq!(shown.header("etag"), None);
     assert!(client.get("/db/c?revs=true").header("etag").is_some());
 
@@ -270,7 +270,7 @@ fn what_is_not_persisted_yet_answers_202_with_its_revision() {
         assert!(reply.rev().starts_with("1-"), "{query}");
     }
     client.put("/db/p?durability=persisted", "{}").expect_status(201);
-    // A conflict is told, not dropped.
+    // A conflict is reported, not ignored.
     client.put("/db/p?batch=ok", "{}").expect_error(409, "conflict", "Document update conflict.");
     let bad = client.put("/db/q?durability=someday", "{}");
     bad.expect_error(400, "bad_request", "`durability` must be one of accepted, written and persisted.");

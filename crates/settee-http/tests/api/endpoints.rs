@@ -1,6 +1,6 @@
-//! Goal: the list of endpoints in `docs/endpoints.md` is true.
-//! Method: read its tables, send a request for each row to a database made for it, and compare the
-//! status with the row's. What is listed as 501 must say so with a reason, and nothing else may.
+//! Goal: the list of endpoints in `docs/endpoints.md` is correct.
+//! Method: parse its tables, send a request for each row to a database created for it, and compare the status
+//! with the row's. Endpoints listed as 501 must say so with a reason, and no others may.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ const LIST: &str = include_str!("../../../../docs/endpoints.md");
 /// `ann:secret`
 const ADMIN: (&str, &str) = ("Authorization", "Basic YW5uOnNlY3JldA==");
 
-/// All names that CouchDB 3.5.0's handlers route by.
+/// All names by which CouchDB 3.5.0's handlers route.
 const NAMES: &str = "_active_tasks _all_dbs _all_docs _bulk_delete _bulk_docs _bulk_get _changes \
     _cluster_setup _compact _config _db_updates _dbs_info _design _design_docs _ensure_full_commit _explain \
     _find _index _info _list _local _local_docs _membership _missing_revs _node _nouveau _nouveau_analyze \
@@ -33,7 +33,7 @@ struct Row<'a> {
     differs: &'a str,
 }
 
-/// The rows of those tables that begin with a method.
+/// The rows of the tables that begin with a method.
 fn rows() -> Vec<Row<'static>> {
     let row = |line: &'static str| {
         let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
@@ -46,7 +46,7 @@ fn rows() -> Vec<Row<'static>> {
     LIST.lines().filter(|line| !line.starts_with("| method ")).filter_map(row).collect()
 }
 
-/// A server that the rows' requests are sent to, and how many there have been.
+/// A server that receives the rows' requests, and the number of requests so far.
 struct Probe {
     client: Client,
     host: String,
@@ -58,7 +58,7 @@ impl Probe {
         self.client.send(method, path, &[&[ADMIN], headers].concat(), body)
     }
 
-    /// A database with what the rows' paths name. Returns the revisions of its documents.
+    /// Creates a database with everything that the rows' paths name. Returns the revisions of its documents.
     fn fixture(&mut self, name: &str, is_partitioned: bool) -> (String, String) {
         const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
         let path = format!("/{name}?partitioned={is_partitioned}");
@@ -77,7 +77,7 @@ impl Probe {
         (rev(0), rev(1))
     }
 
-    /// Sends what a row asks for, and for a GET a HEAD as well.
+    /// Sends the request of a row, and for a GET also a HEAD.
     fn ask(&mut self, row: &Row<'_>) -> Reply {
         self.count += 1;
         let name = format!("db{}", self.count);
@@ -114,7 +114,7 @@ impl Probe {
     }
 }
 
-/// A row's path with its names filled in.
+/// A row's path with its placeholders filled in.
 fn path_of(template: &str, database: &str) -> String {
     let mut path = String::new();
     for part in template.split('/').skip(1) {
@@ -132,7 +132,7 @@ fn path_of(template: &str, database: &str) -> String {
     path
 }
 
-/// A body that a request needs to succeed.
+/// A body with which a request succeeds.
 fn body_of(method: &str, path: &str) -> &'static str {
     match (method, path) {
         ("GET" | "DELETE" | "COPY", _) => "",

@@ -1,6 +1,6 @@
-//! Goal: where the disk fails, nothing acknowledged is lost or shown that wasn't persisted, who
-//! writes learns why, and who reads doesn't notice.
-//! Method: a server whose engine fails as it is told.
+//! Goal: when the disk fails, no acknowledged write is lost, nothing that wasn't persisted is shown, writers
+//! get the reason, and readers aren't affected.
+//! Method: a server whose engine fails on demand.
 
 use std::io;
 use std::path::Path;
@@ -11,22 +11,22 @@ use settee_io::{Engine, Operation, Outcome, Request, ThreadEngine, ThreadOptions
 
 use crate::client::{Client, Reply, Server, ids};
 
-/// What the operating system says of a medium that fails, and of one that is full.
+/// The operating system's errors of a failing medium and of a full one.
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// What a disk does.
+/// The fault of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     /// Syncs fail.
     Syncs,
     /// Writes fail.
     Writes,
-    /// There is no room for more.
+    /// There is no space left.
     Full,
 }
 
-/// Runs operations on the system, but for those that its fault lets fail.
+/// Runs operations on the system, except those that the fault makes fail.
 struct FaultyEngine {
     system: ThreadEngine,
     fault: Mutex<Option<Fault>>,
@@ -70,11 +70,11 @@ impl Engine for FaultyEngine {
     }
 }
 
-fn start(engine: &Arc<FaultyEngine>, folder: &Path) -> Server {
-    Server::start_on(engine.clone(), folder, ServerOptions::default())
+fn start(engine: &Arc<FaultyEngine>, directory: &Path) -> Server {
+    Server::start_on(engine.clone(), directory, ServerOptions::default())
 }
 
-/// The reason of a 503 for a log that stopped.
+/// The reason of the 503 for a stopped log.
 #[track_caller]
 fn stopped_reason(reply: &Reply) -> String {
     let json = reply.json();
@@ -84,7 +84,7 @@ fn stopped_reason(reply: &Reply) -> String {
     reason.to_owned()
 }
 
-/// Every way to write to the database `db`, none of which is durable any more.
+/// All kinds of writes to the database `db`, none of which can become durable.
 fn writes(client: &mut Client, revision: &str) -> Vec<Reply> {
     let replicated =
         format!("{{\"new_edits\":false,\"docs\":[{{\"_id\":\"late\",\"_rev\":\"1-{:032x}\"}}]}}", 1);
@@ -112,9 +112,9 @@ fn a_failed_write_stops_the_writes_of_its_database_alone_and_reads_go_on() {
 }
 
 fn stops_its_database_alone(fault: Fault) {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let engine = FaultyEngine::new();
-    let mut server = start(&engine, folder.path());
+    let mut server = start(&engine, directory.path());
     let mut client = server.connect();
     for name in ["db", "other"] {
         client.create(name);
@@ -125,7 +125,7 @@ fn stops_its_database_alone(fault: Fault) {
 
     engine.set(Some(fault));
     let reason = stopped_reason(&client.put("/db/lost", "{\"n\":2}"));
-    // The disk recovers, but the log doesn't trust it.
+    // The disk recovers, but the log stays stopped.
     engine.set(None);
     for reply in writes(&mut client, &revision) {
         assert_eq!(stopped_reason(&reply), reason, "every write says what failed first");
@@ -145,11 +145,11 @@ fn stops_its_database_alone(fault: Fault) {
 
     server.logs_stopped = true;
     drop(server);
-    let again = start(&engine, folder.path());
+    let again = start(&engine, directory.path());
     let mut client = again.connect();
     client.get("/_up").expect_status(200);
     assert_eq!(client.get("/db/a").expect_status(200).json()["n"], 1);
-    // What was refused may have got to the disk or not: if it did, then whole.
+    // The refused write may have reached the disk; if so, then completely.
     let lost = client.get("/db/lost");
     assert!(lost.status == 404 || lost.json()["n"] == 2, "{}", lost.text());
     client.put("/db/late", "{}").expect_status(201);
@@ -157,9 +157,9 @@ fn stops_its_database_alone(fault: Fault) {
 
 #[test]
 fn a_failed_sync_of_the_catalogue_keeps_databases_from_being_made_and_no_more() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let engine = FaultyEngine::new();
-    let mut server = start(&engine, folder.path());
+    let mut server = start(&engine, directory.path());
     let mut client = server.connect();
     client.create("db");
     client.put("/db/a", "{}").expect_status(201);
@@ -176,7 +176,7 @@ fn a_failed_sync_of_the_catalogue_keeps_databases_from_being_made_and_no_more() 
 
     server.logs_stopped = true;
     drop(server);
-    let again = start(&engine, folder.path());
+    let again = start(&engine, directory.path());
     let mut client = again.connect();
     assert_eq!(ids(&client.get("/db/_all_docs").expect_status(200), "rows"), ["a", "b"]);
     client.create("newest");
@@ -184,20 +184,20 @@ fn a_failed_sync_of_the_catalogue_keeps_databases_from_being_made_and_no_more() 
 
 #[test]
 fn a_disk_that_fills_within_a_bulk_loses_nothing_and_takes_the_rest_when_there_is_room() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let engine = FaultyEngine::new();
-    let mut server = start(&engine, folder.path());
+    let mut server = start(&engine, directory.path());
     let mut client = server.connect();
     client.create("db");
     client.put("/db/first", "{}").expect_status(201);
-    // More than the segment that has been reserved takes: the disk is full somewhere within.
+    // More than the reserved segment holds, so the disk fills up within the request.
     let value = "v".repeat(10_000);
     let docs: Vec<String> = (100..200).map(|n| format!("{{\"_id\":\"d{n}\",\"v\":\"{value}\"}}")).collect();
     let bulk = format!("{{\"docs\":[{}]}}", docs.join(","));
     engine.set(Some(Fault::Full));
     let refused = client.post("/db/_bulk_docs", &bulk);
     refused.expect_error(507, "insufficent_storage", "No space left on the disk.");
-    // Refused, and nothing stopped.
+    // Refused, but nothing stopped.
     let up = client.get("/_up").expect_status(200).json();
     assert_eq!(up["status"], "no_space", "{up}");
     client.get("/db/first").expect_status(200);
@@ -215,17 +215,17 @@ fn a_disk_that_fills_within_a_bulk_loses_nothing_and_takes_the_rest_when_there_i
     assert_eq!(rows.iter().filter(|row| row["error"] == "conflict").count(), expected.len());
     assert_eq!(client.get("/_up").expect_status(200).json()["status"], "ok");
     drop(server);
-    server = start(&engine, folder.path());
+    server = start(&engine, directory.path());
     assert_eq!(ids(&server.connect().get("/db/_all_docs"), "rows").len(), 101);
 }
 
 #[test]
 fn a_disk_that_is_full_refuses_a_spooled_body_and_nothing_of_it_is_stored() {
     let engine = FaultyEngine::new();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut options = ServerOptions::default();
     options.limits.request_bytes_in_flight_max = 1 << 20;
-    let server = Server::start_on(engine.clone(), folder.path(), options);
+    let server = Server::start_on(engine.clone(), directory.path(), options);
     let mut client = server.connect();
     client.create("db");
     let document = format!("{{\"a\":\"{}\"}}", "x".repeat(10_000));

@@ -1,11 +1,11 @@
-//! Goal: a client that isn't authenticated takes nothing that others need, and no one request takes all.
-//! Method: hold requests half sent, then ask for something as another client.
+//! Goal: an unauthenticated client takes no resource that others need, and no single request takes all.
+//! Method: hold half-sent requests open, then send requests as another client.
 
 use settee_http::{Admin, ServerOptions};
 
 use crate::client::{Client, Server};
 
-/// Of `ann:secret`.
+/// `ann:secret`.
 const AUTHORIZATION: (&str, &str) = ("Authorization", "Basic YW5uOnNlY3JldA==");
 
 fn with_admin(change: impl FnOnce(&mut settee_http::Limits)) -> Server {
@@ -15,7 +15,7 @@ fn with_admin(change: impl FnOnce(&mut settee_http::Limits)) -> Server {
     Server::start_with(options)
 }
 
-/// Begins a login whose body never comes, and returns once it is at work.
+/// Begins a login whose body never arrives, and returns once it is in progress.
 fn begin_login(server: &Server) -> Client {
     let mut client = server.connect();
     client.write_head("POST", "/_session", &[("Content-Length", "100"), ("Expect", "100-continue")]);
@@ -61,7 +61,7 @@ fn bodies_that_fill_the_memory_are_all_stored_one_after_the_other() {
     let document = format!("{{\"a\":\"{}\"}}", "x".repeat(900_000));
     let (first, rest) = document.split_at(400_000);
     let length = document.len().to_string();
-    // Each gets half of what it needs, as far as there is memory: nobody is to wait for another in a circle.
+    // Each gets half of what it needs, as far as there is memory. None may wait in a circle.
     let mut halves: Vec<Client> = (0..8).map(|_| server.connect()).collect();
     for (n, half) in halves.iter_mut().enumerate() {
         half.write_head("PUT", &format!("/db/{n}"), &[("Content-Length", &length)]);
@@ -85,12 +85,12 @@ fn bodies_that_fill_the_memory_are_all_stored_one_after_the_other() {
 }
 
 #[test]
-fn requests_before_authentication_take_no_place_of_those_after_it() {
+fn unauthenticated_requests_do_not_count_against_the_limit() {
     let server = with_admin(|limits| limits.max_requests_in_flight = 1);
     let _logins = [begin_login(&server), begin_login(&server)];
     let mut client = server.connect();
     client.send("GET", "/_all_dbs", &[AUTHORIZATION], b"").expect_status(200);
-    // Whoever is at work, `_up` is answered.
+    // `_up` answers under any load.
     let mut busy = server.connect();
     let declared = [AUTHORIZATION, ("Content-Length", "100"), ("Expect", "100-continue")];
     busy.write_head("PUT", "/_node/_local/_config/log/level", &declared);
@@ -119,7 +119,7 @@ fn a_body_before_authentication_is_small_however_it_comes() {
     reply.expect_status(200);
 }
 
-/// Sends a byte at a time until the server answers.
+/// Sends one byte at a time until the server responds.
 fn trickle(client: &mut Client) -> u16 {
     for _ in 0..1_000 {
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -136,7 +136,7 @@ fn a_body_before_authentication_has_one_deadline_for_all_of_it() {
     let mut client = server.connect();
     client.write_head("POST", "/_session", &[("Content-Length", "10000")]);
     assert_eq!(trickle(&mut client), 408);
-    // What is refused already is read no longer either.
+    // A refused request's body isn't read any longer, either.
     let mut client = server.connect();
     client.write_head("POST", "/db", &[("Content-Length", "10000")]);
     assert_eq!(trickle(&mut client), 401);
@@ -160,20 +160,20 @@ fn a_body_that_comes_too_slowly_is_given_up_and_one_that_pauses_is_not() {
     client.read("PUT").expect_status(201);
 }
 
-/// Requests on a connection until it is closed: their number.
+/// Sends requests on a connection until it is closed; returns their number.
 fn requests_until_closed(client: &mut Client) -> usize {
     (0..3).take_while(|_| client.try_get("/_up")).count()
 }
 
 #[test]
-fn the_connection_that_is_idle_longest_makes_way_and_those_with_requests_stay() {
+fn the_longest_idle_connections_are_closed_and_active_ones_stay() {
     let server = Server::with_limits(|limits| limits.max_connections = 4);
     let mut feed = server.connect();
     feed.put("/db", "").expect_status(201);
     feed.write_head("GET", "/db/_changes?feed=continuous&heartbeat=60000", &[]);
     assert_eq!(feed.read_head().0, 200);
     assert_eq!(feed.read_chunk().unwrap(), b"\n");
-    // One with half a head, one that says nothing, one that has been answered.
+    // One with half a head, one that sent nothing, one that was answered.
     let mut half = server.connect();
     half.write(b"GET / HTTP/1.1\r\nHost: loc");
     let mut silent = server.connect();
@@ -194,7 +194,7 @@ fn the_connection_that_is_idle_longest_makes_way_and_those_with_requests_stay() 
 }
 
 #[test]
-fn an_address_has_its_share_of_the_connections_unless_it_is_trusted() {
+fn connections_are_limited_per_address_unless_it_is_trusted() {
     let limit = |options: &mut ServerOptions| options.limits.max_connections_per_address = 2;
     let mut options = ServerOptions::default();
     limit(&mut options);
@@ -213,7 +213,7 @@ fn an_address_has_its_share_of_the_connections_unless_it_is_trusted() {
     assert!(third.is_closed(), "two have a request under way");
     let [first, _second] = feeds;
     drop(first);
-    // The server learns of its end in its own time.
+    // The server notices the end of a connection with a delay.
     let mut again = server.connect();
     while !again.try_get("/_up") {
         again = server.connect();

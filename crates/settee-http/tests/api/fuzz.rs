@@ -1,7 +1,8 @@
-//! Goal: whatever a client asks for, it gets an answer that is HTTP and JSON, and never a 500; the server
-//! goes on, and what it holds for others stays as it is.
-//! Method: requests that are real, or almost, from seeds (`settee_sim::fuzz`), to a server over loopback.
-//! Lengths are declared as they are: framing is hyper's. `cargo xtask fuzz --target requests` sends more.
+//! Goal: every request gets a response that is valid HTTP and JSON, and never a 500; the server keeps
+//! working, and other clients' data is unchanged.
+//! Method: send real requests and mutations of them, generated from seeds (`settee_sim::fuzz`), to a server
+//! over loopback. Declared lengths are correct, because framing is hyper's. `cargo xtask fuzz --target
+//! requests` sends more.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -15,22 +16,22 @@ use settee_sim::fuzz::{Source, Target, check_json};
 
 use crate::client::{Client, Server};
 
-/// Requests in an ordinary test run.
+/// Number of requests in an ordinary test run.
 const COUNT: u64 = 2_000;
 
-/// Past this there should be an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a response.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An answer that has begun and goes on for so long is a feed without an end.
+/// A response that is still being sent after this time is a feed without an end.
 const FEED_TIME_MAX: Duration = Duration::from_millis(100);
 
-/// Bytes of an answer that are looked at.
+/// Bytes of a response that are checked.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// What the server's settings, its process or other folders depend on isn't asked for.
+/// Paths on which the server's settings, its process or other directories depend aren't requested.
 const LEFT_ALONE: [&str; 4] = ["_config", "backup", "_cluster_setup", "canary"];
 
-/// What others hold: it stays as it is.
+/// The data of other clients, which must not change.
 const CANARY: &str = "{\"_id\":\"bird\",\"_rev\":\"1-00ff102030405060708090a0b0c0d0e0\",\"sings\":true}\n";
 
 const REQUESTS: Target = Target {
@@ -128,7 +129,7 @@ fn fill(server: &Server) {
     refill(server.address);
 }
 
-/// What requests ask for; some of it may be there.
+/// Restores what requests refer to, as far as it is missing.
 fn refill(address: SocketAddr) {
     let mut client = Client::connect(address);
     client.put("/db", "");
@@ -140,7 +141,7 @@ fn refill(address: SocketAddr) {
     client.put("/db/_local/x", "{\"seq\":1}");
 }
 
-/// A request as it is sent: its method, and its bytes.
+/// Renders a request: its method and its bytes.
 fn rendered(input: &[u8], address: SocketAddr) -> Option<(String, Vec<u8>)> {
     let end = input.windows(4).position(|four| four == b"\r\n\r\n")?;
     let (head, body) = (std::str::from_utf8(&input[..end]).ok()?, &input[end + 4..]);
@@ -152,7 +153,7 @@ fn rendered(input: &[u8], address: SocketAddr) -> Option<(String, Vec<u8>)> {
     if !sent || method == "CONNECT" || LEFT_ALONE.iter().any(|name| decoded.contains(name)) {
         return None;
     }
-    // As most clients do: behind a request with a body they aren't taken as they are.
+    // As most clients do: after a request with a body, quotes aren't accepted.
     let target = target.replace('"', "%22");
     let mut request = format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\n").into_bytes();
     for line in lines {
@@ -169,29 +170,29 @@ fn rendered(input: &[u8], address: SocketAddr) -> Option<(String, Vec<u8>)> {
     Some((method.to_owned(), request))
 }
 
-/// Each request is answered, with JSON where it says so, and never by a 500.
+/// Each request gets a response, with valid JSON if it is declared as such, and never a 500.
 fn request(input: &[u8]) -> bool {
     let address = *ADDRESS.get().expect("the server runs");
     let Some((method, request)) = rendered(input, address) else { return false };
     let kept = CONNECTION.take();
     let was_kept = kept.is_some();
     let mut stream = kept.unwrap_or_else(|| connect(address));
-    let mut answer = exchange(&mut stream, &method, &request);
-    if was_kept && answer.is_none() {
+    let mut response = exchange(&mut stream, &method, &request);
+    if was_kept && response.is_none() {
         // The server may close a connection between two requests.
         stream = connect(address);
-        answer = exchange(&mut stream, &method, &request);
+        response = exchange(&mut stream, &method, &request);
     }
-    let answer = answer.expect("a request has an answer");
-    if answer.is_whole && !answer.closes {
+    let response = response.expect("a request has a response");
+    if response.is_whole && !response.closes {
         CONNECTION.set(Some(stream));
     }
-    check(&method, &answer);
-    let is_deletion = (200..300).contains(&answer.status) && input.windows(6).any(|six| six == b"DELETE");
+    check(&method, &response);
+    let is_deletion = (200..300).contains(&response.status) && input.windows(6).any(|six| six == b"DELETE");
     if is_deletion {
         refill(address);
     }
-    answer.status < 400
+    response.status < 400
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
@@ -200,18 +201,18 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-struct Answer {
+struct RawResponse {
     status: u16,
     head: String,
     body: Vec<u8>,
-    /// Whether its end has come.
+    /// Whether the response is complete.
     is_whole: bool,
     closes: bool,
 }
 
-/// An answer's beginning; None where the connection was closed before any.
-fn exchange(stream: &mut TcpStream, method: &str, request: &[u8]) -> Option<Answer> {
-    // What a refused request is cut off in has an answer all the same.
+/// The beginning of a response; None if the connection was closed before.
+fn exchange(stream: &mut TcpStream, method: &str, request: &[u8]) -> Option<RawResponse> {
+    // A refused request may break off while it is sent, and still gets a response.
     let _ = stream.write_all(request);
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     let (mut bytes, mut buffer, begun) = (Vec::new(), vec![0; 64 << 10], Instant::now());
@@ -224,10 +225,10 @@ fn exchange(stream: &mut TcpStream, method: &str, request: &[u8]) -> Option<Answ
         bytes.extend_from_slice(&buffer[..came.unwrap_or(0)]);
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         let Some(end) = end else {
-            assert!(begun.elapsed() < PATIENCE, "no answer");
+            assert!(begun.elapsed() < TIMEOUT, "no response");
             match came {
                 Some(0) if bytes.is_empty() => return None,
-                Some(0) => panic!("an answer was cut: {}", bytes.escape_ascii()),
+                Some(0) => panic!("a response was cut: {}", bytes.escape_ascii()),
                 _ => continue,
             }
         };
@@ -239,14 +240,14 @@ fn exchange(stream: &mut TcpStream, method: &str, request: &[u8]) -> Option<Answ
             let closes = head.contains("connection: close") || came == Some(0);
             let is_whole = body.is_ok();
             let body = body.unwrap_or_else(|begun| begun);
-            return Some(Answer { status, head, body, is_whole, closes });
+            return Some(RawResponse { status, head, body, is_whole, closes });
         }
-        assert!(came != Some(0), "an answer was cut: {head}");
-        assert!(begun.elapsed() < PATIENCE, "half an answer: {head}");
+        assert!(came != Some(0), "a response was cut: {head}");
+        assert!(begun.elapsed() < TIMEOUT, "an incomplete response: {head}");
     }
 }
 
-/// An answer's body; what there is of it where it isn't whole.
+/// A response's body; as an error the part that arrived if it isn't complete.
 fn body(head: &str, method: &str, status: u16, bytes: &[u8]) -> Result<Vec<u8>, Vec<u8>> {
     if method == "HEAD" || status == 304 || status == 204 {
         return Ok(Vec::new());
@@ -274,15 +275,15 @@ fn body(head: &str, method: &str, status: u16, bytes: &[u8]) -> Result<Vec<u8>, 
     }
 }
 
-fn check(method: &str, answer: &Answer) {
-    let Answer { status, head, body, is_whole, .. } = answer;
+fn check(method: &str, response: &RawResponse) {
+    let RawResponse { status, head, body, is_whole, .. } = response;
     assert!(head.starts_with("http/1.1 "), "{head}");
     assert!((200..500).contains(status) || *status == 501, "{head}\n{}", body.escape_ascii());
     let is_json = head.contains("content-type: application/json") && !head.contains("content-encoding");
     if !is_json || !is_whole || body.is_empty() || method == "HEAD" {
         return;
     }
-    // A feed is JSON line by line, and so is everything else.
+    // The body is one JSON text, or one per line in a feed.
     let is_good = check_json(body).is_some()
         || body
             .split(|byte| *byte == b'\n')

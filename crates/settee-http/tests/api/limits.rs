@@ -1,4 +1,4 @@
-//! Limits: what is past one is refused by name, and the answer is delivered.
+//! Limits: a request past a limit is refused with a reason, and the response is delivered.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn a_chunked_body_is_read_and_limited_like_any_other() {
 fn an_unread_body_does_not_cost_the_client_its_answer() {
     let server = Server::start();
     let mut client = server.connect();
-    // Refused before the body is looked at, which is larger than any socket's buffer.
+    // Refused before the body is read, which is larger than the socket's buffers.
     let large = "x".repeat(8_000_000);
     client.put("/none/a", &large).expect_error(404, "not_found", "Database does not exist.");
     client.get("/").expect_status(200);
@@ -96,7 +96,7 @@ fn a_client_that_is_given_leave_sends_its_body() {
 }
 
 #[test]
-fn a_client_that_pauses_within_a_body_is_told_so() {
+fn a_client_that_pauses_within_a_body_gets_a_408() {
     let server = Server::with_limits(|limits| limits.body_timeout_ms = 50);
     let mut client = server.connect();
     client.create("db");
@@ -124,7 +124,7 @@ fn a_head_past_its_limit_is_431() {
     let mut client = server.connect();
     client.write_head("GET", "/", &[("X-Large", &"x".repeat(20_000))]);
     assert_eq!(client.read_head().0, 431);
-    // To the byte, also where hyper's buffer holds more.
+    // Exact to the byte, even if hyper's buffer holds more.
     let server = Server::with_limits(|limits| limits.max_head_bytes = 1_000);
     for (bytes, status) in [(1_000, 200), (1_001, 431)] {
         let mut client = server.connect();
@@ -163,10 +163,10 @@ fn a_client_that_stops_reading_its_answer_is_cut_off() {
     for id in 0..6 {
         client.put(&format!("/db/{id}"), &document).expect_status(201);
     }
-    // More than the sockets' buffers take.
+    // More than the sockets' buffers hold.
     client.write_head("GET", "/db/_all_docs?include_docs=true", &[]);
     assert_eq!(client.read_head().0, 200);
-    // Served once the first connection is over, though its client still holds it.
+    // Served after the first connection was closed, although its client still holds it.
     server.connect().get("/db").expect_status(200);
     drop(client);
 }
@@ -180,7 +180,7 @@ fn a_client_that_pipelines_and_reads_nothing_is_cut_off() {
     let mut client = server.connect();
     client.create("db");
     client.put("/db/a", &format!("{{\"a\":\"{}\"}}", "x".repeat(200_000))).expect_status(201);
-    // More answers than the sockets' buffers take.
+    // More responses than the sockets' buffers hold.
     for _ in 0..200 {
         client.write_head("GET", "/db/a", &[]);
     }
@@ -228,7 +228,7 @@ fn a_text_of_many_small_things_is_refused_before_they_take_more_than_bodies_may(
         reply.expect_error(413, "too_large", "the request entity is too large");
     }
     assert_eq!(client.get("/db").json()["doc_count"], 0);
-    // What they took is free again, and larger things of the same length are fewer.
+    // Their memory is free again, and fewer but larger items of the same total length are accepted.
     let large = format!("{{\"a\":\"{}\"}}", "x".repeat(1_000));
     let body = format!("{{\"docs\":[{}]}}", list(&large, 300));
     client.post("/db/_bulk_docs", &body).expect_status(201);
@@ -239,7 +239,7 @@ fn a_text_of_many_small_things_is_refused_before_they_take_more_than_bodies_may(
 }
 
 #[test]
-fn an_upload_has_its_share_of_the_room_for_bodies_and_what_has_none_can_be_tried_again() {
+fn uploads_acquire_body_memory_and_refused_requests_can_be_retried() {
     let server = Server::with_limits(|limits| {
         limits.max_request_bytes = 1_500_000;
         limits.request_bytes_in_flight_max = 1_500_000;
@@ -258,7 +258,7 @@ fn an_upload_has_its_share_of_the_room_for_bodies_and_what_has_none_can_be_tried
     second.put("/db/small", "{}").expect_status(201);
     second.write_head("PUT", "/db/b", &[("Transfer-Encoding", "chunked")]);
     second.write(chunk.as_bytes());
-    // Slow, and not so slow that it is given up.
+    // Slow, but not so slow that it times out.
     for _ in 0..rest {
         if second.has_answer() {
             break;
@@ -267,7 +267,7 @@ fn an_upload_has_its_share_of_the_room_for_bodies_and_what_has_none_can_be_tried
         std::thread::sleep(Duration::from_millis(20));
     }
     let refused = second.read("PUT");
-    let reason = "The server holds as many request bodies as it may.";
+    let reason = "The memory for request bodies is exhausted.";
     refused.expect_error(503, "service unavailable", reason);
     assert_eq!(refused.header("retry-after"), Some("1"));
     first.write(&vec![b'x'; rest]);

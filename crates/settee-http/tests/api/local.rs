@@ -38,7 +38,7 @@ fn a_local_document_has_tags_by_which_it_is_not_sent_again() {
     let unchanged = client.send("GET", "/db/_local/x", &known, b"").expect_status(304);
     assert_eq!(unchanged.header("etag"), Some(tag.as_str()));
     assert_eq!(client.delete("/db/_local/x").header("etag"), Some("\"0-0\""));
-    // Its revision is the first once more, its content another.
+    // The revision is the first one again, but the content differs.
     client.put("/db/_local/x", "{\"n\":1}").expect_status(201);
     assert_eq!(client.send("GET", "/db/_local/x", &known, b"").expect_status(200).json()["n"], 1);
 }
@@ -114,7 +114,7 @@ fn a_local_document_is_written_with_the_revisions_that_were_read_of_it() {
         json!({"_id": "_local/x", "_rev": "0-7", "_revisions": {"start": 0, "ids": ["7"]}})
     );
     assert_eq!(client.put("/db/_local/x", read.text()).expect_status(201).rev(), "0-8");
-    // One that it can't have is its own row's error, and no other document's.
+    // An invalid revision fails its own row and no other.
     for new_edits in [true, false] {
         let docs = json!({"new_edits": new_edits, "docs": [
             {"_id": "_local/a", "_revisions": {"start": 0, "ids": ["3"]}},

@@ -1,6 +1,6 @@
-//! Goal: the server answers as CouchDB 3.5.0 does, on good input and bad.
-//! Method: start it in process on a free port over a temporary folder, speak HTTP to it over a
-//! socket by hand, and compare statuses, headers and bodies.
+//! Goal: the server answers like CouchDB 3.5.0, for valid and invalid input.
+//! Method: start it in process on a free port with a temporary directory, send HTTP by hand over a socket,
+//! and compare statuses, headers and bodies.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests parse as they like")]
 

@@ -1,4 +1,4 @@
-//! Methods that there aren't, and what isn't there yet.
+//! Unsupported methods, and features that aren't implemented yet.
 
 use crate::client::Server;
 
@@ -125,8 +125,11 @@ fn a_head_never_tells_a_length_that_a_get_has_not() {
     ];
     for path in paths {
         let length = client.get(path).body.len().to_string();
-        let told = client.head(path).header("content-length").map(str::to_owned);
-        assert!(told.as_ref().is_none_or(|told| *told == length), "{path}: {told:?} for {length}");
+        let declared = client.head(path).header("content-length").map(str::to_owned);
+        assert!(
+            declared.as_ref().is_none_or(|declared| *declared == length),
+            "{path}: {declared:?} for {length}"
+        );
     }
 }
 

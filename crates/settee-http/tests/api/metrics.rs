@@ -1,6 +1,6 @@
-//! Goal: `_node/_local/_prometheus` is text that a strict scraper takes in either format, and its
-//! figures move with what happens.
-//! Method: a parser that knows no mercy, and scrapes before and after what is to be counted.
+//! Goal: `_node/_local/_prometheus` is valid text in either format, and its figures change with the events
+//! they count.
+//! Method: a strict parser, and scrapes before and after the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::client::{Client, Server};
 
 const PATH: &str = "/_node/_local/_prometheus";
 
-/// What Prometheus sends.
+/// The `Accept` header of Prometheus.
 const PROMETHEUS_ACCEPTS: &str = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
     application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
 
@@ -45,7 +45,7 @@ fn is_name(name: &str) -> bool {
     name.bytes().all(legal) && name.starts_with(|first: char| !first.is_ascii_digit())
 }
 
-/// The name before a series' labels. Values of labels have nothing to escape here.
+/// The name before a series' labels. Label values here need no escapes.
 #[track_caller]
 fn family_of(series: &str) -> &str {
     let Some((name, labels)) = series.split_once('{') else {
@@ -62,8 +62,8 @@ fn family_of(series: &str) -> &str {
     name
 }
 
-/// Reads a whole scrape: families one after another, each with its help, its type and then its
-/// samples, none of them twice.
+/// Parses a whole scrape: one family after another, each with its help, its type and its samples, none of
+/// them twice.
 #[track_caller]
 fn parse(text: &str, format: Format) -> Scrape {
     let body = match format {
@@ -80,7 +80,7 @@ fn parse(text: &str, format: Format) -> Scrape {
             helped = name;
         } else if let Some(declared) = line.strip_prefix("# TYPE ") {
             (family, kind) = declared.split_once(' ').unwrap_or_else(|| panic!("{line}"));
-            assert_eq!(family, helped, "the help stands before the type: {line}");
+            assert_eq!(family, helped, "the help precedes the type: {line}");
             assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
             assert_eq!(scrape.families.insert(family.to_owned(), kind.to_owned()), None, "{line}");
         } else {
@@ -96,7 +96,7 @@ fn parse(text: &str, format: Format) -> Scrape {
             let sample = family_of(series);
             let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| sample.strip_suffix(end));
             let sample = of_histogram.filter(|_| kind == "histogram").unwrap_or(sample);
-            assert_eq!(sample, expected, "a sample stands with its family");
+            assert_eq!(sample, expected, "a sample is in its family");
             let value: f64 = value.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
             assert!(value.is_finite() && value >= 0.0, "{line}");
             assert_eq!(scrape.series.insert(series.to_owned(), value), None, "twice: {line}");
@@ -247,7 +247,7 @@ fn a_durable_write_shows_in_the_logs_figures() {
     let mut client = server.connect();
     client.create("db");
     client.put("/db/first", "{}").expect_status(201);
-    // The catalogue notes in the background that the database holds something.
+    // The catalogue records in the background that the database isn't empty.
     let settled = (0..500).map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         Scrape::of(&mut client)
@@ -266,7 +266,7 @@ fn a_durable_write_shows_in_the_logs_figures() {
     let grew = |name: &str| after.value(name) - before.value(name);
     assert_eq!(grew("settee_log_batches_total"), 2.0);
     assert!(grew("settee_log_writes_total") >= 2.0);
-    // One client: each of its writes waits for a sync of its own.
+    // With one client, each write waits for its own sync.
     assert!(grew("settee_log_syncs_total") >= 2.0);
     assert!(grew("settee_log_written_bytes_total") >= 20_000.0);
     assert!(grew("settee_log_file_bytes") >= 20_000.0);
@@ -300,7 +300,7 @@ fn counters_keep_what_a_deleted_database_did() {
     }
     assert_eq!(after.value("settee_databases"), 0.0);
     let went = before.value("settee_log_file_bytes") - after.value("settee_log_file_bytes");
-    // What is left is the catalogue's, which has grown by the deletion.
+    // The rest is the catalogue's, which has grown by the deletion.
     assert!(went > 90_000.0, "{went}");
 }
 

@@ -1,12 +1,12 @@
-//! What a server tells of itself and of its databases: `_node`, `_membership`, `_cluster_setup`,
-//! `_dbs_info`, `_active_tasks`, and what browsers ask for.
+//! The server's information on itself and its databases: `_node`, `_membership`, `_cluster_setup`,
+//! `_dbs_info`, `_active_tasks`, and requests of browsers.
 
 use serde_json::json;
 
 use crate::client::Server;
 
 #[test]
-fn there_is_one_machine_and_it_has_two_names() {
+fn there_is_one_node_with_two_names() {
     let server = Server::start();
     let mut client = server.connect();
     for node in ["_local", "nonode@nohost"] {
@@ -42,7 +42,7 @@ fn figures_are_found_by_their_path_and_move_with_what_happens() {
 }
 
 #[test]
-fn the_system_and_its_versions_are_told() {
+fn system_figures_and_versions_are_reported() {
     let server = Server::start();
     let mut client = server.connect();
     let system = client.get("/_node/_local/_system").expect_status(200).json();
@@ -86,7 +86,7 @@ fn a_lone_machine_is_set_up_by_making_couchdbs_databases() {
 }
 
 #[test]
-fn many_databases_tell_of_themselves_at_once() {
+fn dbs_info_describes_several_databases() {
     let server = Server::with_limits(|limits| limits.max_dbs_info_names = 3);
     let mut client = server.connect();
     for name in ["a", "b", "c"] {
@@ -126,7 +126,7 @@ fn active_tasks_are_the_compactions_under_way() {
     assert_eq!(client.get("/_active_tasks").expect_status(200).text(), "[]\n");
     client.put("/db/a", "{}").expect_status(201);
     client.post("/db/_compact", "").expect_status(202);
-    // It may be over already; while it isn't, it is told of.
+    // The compaction may have ended already; until then it is reported.
     loop {
         let tasks = client.get("/_active_tasks").json();
         if tasks == json!([]) {

@@ -1,4 +1,4 @@
-//! Partitioned databases, and the shards that there are.
+//! Partitioned databases, and the shards that databases report.
 
 use serde_json::{Value, json};
 use settee_http::ServerOptions;
@@ -19,9 +19,9 @@ fn create(client: &mut Client) {
 
 #[test]
 fn a_partitioned_database_says_so_and_stays_so() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for round in 0..2 {
-        let server = Server::start_in(folder.path(), Default::default());
+        let server = Server::start_in(directory.path(), Default::default());
         let mut client = server.connect();
         if round == 0 {
             client.put("/db?partitioned=true", "").expect_status(201);
@@ -172,8 +172,8 @@ fn there_is_one_shard() {
 
 #[test]
 fn the_shards_that_were_asked_for_are_reported_and_outlive_the_server() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start_in(folder.path(), ServerOptions::default());
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start_in(directory.path(), ServerOptions::default());
     let mut client = server.connect();
     client.put("/two?q=2&n=1", "").expect_status(201);
     client.put("/three?q=3&partitioned=true", "").expect_status(201);
@@ -182,7 +182,7 @@ fn the_shards_that_were_asked_for_are_reported_and_outlive_the_server() {
     client.get("/many").expect_status(404);
     drop((client, server));
 
-    let server = Server::start_in(folder.path(), ServerOptions::default());
+    let server = Server::start_in(directory.path(), ServerOptions::default());
     let mut client = server.connect();
     for (name, ranges) in [
         ("two", &["00000000-7fffffff", "80000000-ffffffff"][..]),
@@ -230,7 +230,7 @@ fn a_full_partition_takes_nothing_that_makes_it_larger() {
     client.put(KEY, "\"5000\"").expect_status(200);
     let large = json!({"text": "x".repeat(6000)}).to_string();
     let rev = client.put("/db/foo:a", "{\"n\":1}").expect_status(201).rev();
-    // The one that goes past the limit is taken.
+    // The write that exceeds the limit is accepted.
     client.put("/db/foo:b", &large).expect_status(201);
     let reason = "Partition limit exceeded due to update on 'foo:c'";
     client.put("/db/foo:c", "{\"n\":1}").expect_error(403, "partition_overflow", reason);
@@ -238,7 +238,8 @@ fn a_full_partition_takes_nothing_that_makes_it_larger() {
     let rows = client.post("/db/_bulk_docs", &docs.to_string()).expect_status(201).json();
     let errors: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["error"].as_str()).collect();
     assert_eq!(errors, [Some("partition_overflow"), None, Some("partition_overflow")]);
-    // What makes it no larger, design documents and replicas are taken, and so is all where nothing is full.
+    // Writes that don't enlarge the partition, design documents and replicas are accepted; so is every write
+    // to a partition below the limit.
     client.put(&format!("/db/foo:a?rev={rev}"), "{\"m\":2}").expect_status(201);
     client.put("/db/_design/d", "{\"language\":\"x\"}").expect_status(201);
     let replica = json!({"_rev": format!("1-{}", "a".repeat(32)), "n": 1}).to_string();

@@ -1,5 +1,5 @@
-//! HTTP itself: what every answer has, methods in disguise, compressed answers, requests that find
-//! no room, HTTP/2 and its slow clients.
+//! HTTP itself: headers of all responses, method override, compressed responses, requests refused under load,
+//! HTTP/2 and its slow clients.
 
 use std::collections::HashSet;
 use std::io::Read as _;
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::client::{Client, Server, lines};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_answer_has_an_id_of_its_own_and_says_who_and_when() {
@@ -101,7 +101,7 @@ fn a_plus_in_a_path_is_a_space_unless_it_is_configured_not_to_be() {
     client.put(KEY, "\"false\"").expect_status(200);
     assert_eq!(client.put("/db/a+b%2Bc", "{}").expect_status(201).json()["id"], "a+b+c");
     assert_eq!(client.put("/db/a+b%2Bc/x+y", "z").status, 409);
-    // A query's plus stays a space.
+    // A `+` in a query is always a space.
     let rows = client.get("/db/_all_docs?key=%22a+b%2Bc%22").json();
     assert_eq!(rows["rows"][0]["id"], "a b+c");
     let copied = client.send("COPY", "/db/a+b+c", &[("Destination", "d+e")], b"").expect_status(201);
@@ -153,10 +153,10 @@ fn a_post_may_mean_another_method_and_no_other_method_may() {
     client.send("POST", "/db/a", &meant("PUT"), b"{\"n\":1}").expect_status(201);
     assert_eq!(client.send("POST", "/db/a", &meant("GET"), b"").json()["n"], 1);
     assert_eq!(client.send("POST", "/db/a", &meant("HEAD"), b"").expect_status(200).json()["n"], 1);
-    // What isn't a POST is what it says.
+    // Only a POST can be overridden.
     assert_eq!(client.send("GET", "/db/a", &meant("DELETE"), b"").expect_status(200).json()["n"], 1);
     client.send("PUT", "/db/b", &meant("DELETE"), b"{}").expect_status(201);
-    // Methods are told apart by their letters, and the others are as if they weren't there.
+    // Method names are case-sensitive, and unknown ones are ignored.
     let reply = client.send("POST", "/_all_dbs", &meant("get"), b"");
     reply.expect_error(405, "method_not_allowed", "Only GET,HEAD allowed");
     client.send("POST", "/db", &meant("DELETE"), b"").expect_status(200);
@@ -177,7 +177,7 @@ fn a_head_with_no_host_or_two_or_with_bare_line_feeds_is_400() {
     ];
     for head in &bad {
         let mut client = server.connect();
-        // What comes behind it isn't taken for a request.
+        // The bytes after it aren't taken for a request.
         client.write(format!("{head}GET /_up HTTP/1.1\r\n{host}\r\n\r\n").as_bytes());
         let reply = client.read("GET");
         assert_eq!((reply.status, reply.json()["error"].as_str()), (400, Some("bad_request")), "{head:?}");
@@ -229,7 +229,7 @@ fn answers_are_compressed_where_the_server_and_the_client_want_it() {
     let server = Server::with_limits(|limits| limits.compress_answers = true);
     let mut client = server.connect();
     client.create("db");
-    // One that goes at once, one in pieces, and one that is streamed.
+    // One compressed at once, one in chunks, and one that is streamed.
     for (id, count) in [("small", 2_000), ("large", 500_000), ("larger", 500_000)] {
         let body = format!("{{\"a\":\"{}\"}}", "abcde".repeat(count / 5));
         client.put(&format!("/db/{id}"), &body).expect_status(201);
@@ -244,7 +244,7 @@ fn answers_are_compressed_where_the_server_and_the_client_want_it() {
         assert_eq!(unfolded(&reply.body), as_it_is.body, "{path}");
     }
     assert_eq!(client.send("GET", "/", &gzip, b"").header("content-encoding"), None, "it isn't worth it");
-    // An attachment has an encoding of its own, and is what it is otherwise.
+    // An attachment has an encoding of its own and isn't compressed.
     let text = "x".repeat(5_000);
     client.send("PUT", "/db/b/text", &[("Content-Type", "text/plain")], text.as_bytes()).expect_status(201);
     let reply = client.send("GET", "/db/b/text", &gzip, b"").expect_status(200);
@@ -263,7 +263,7 @@ fn a_compressed_feed_arrives_as_it_happens() {
     let mut came = feed.read_chunk().unwrap();
     let so_far = |came: &[u8]| {
         let mut text = Vec::new();
-        // It isn't at its end.
+        // The stream hasn't ended.
         assert!(flate2::read::GzDecoder::new(came).read_to_end(&mut text).is_err());
         text
     };
@@ -274,21 +274,21 @@ fn a_compressed_feed_arrives_as_it_happens() {
 }
 
 #[test]
-fn a_request_that_finds_no_room_can_be_tried_again() {
+fn a_request_refused_under_load_can_be_retried() {
     let server = Server::with_limits(|limits| limits.max_requests_in_flight = 1);
     let mut first = server.connect();
     first.create("db");
     first.write_head("PUT", "/db/a", &[("Content-Length", "2"), ("Expect", "100-continue")]);
-    // From here on it is at work, and waits for its body.
+    // From here on it is in progress and waits for its body.
     assert_eq!(first.read_head().0, 100);
     let mut second = server.connect();
     let refused = second.put("/db/b", &format!("{{\"a\":\"{}\"}}", "x".repeat(100_000)));
-    refused.expect_error(503, "service unavailable", "The server works at as many requests as it may.");
+    refused.expect_error(503, "service unavailable", "Too many requests are in progress.");
     assert_eq!(refused.header("retry-after"), Some("1"));
     first.write(b"{}");
     first.read("PUT").expect_status(201);
     second.get("/db/a").expect_status(200);
-    // A feed isn't at work once its answer has begun.
+    // A feed isn't in progress any more once its response has begun.
     first.write_head("GET", "/db/_changes?feed=continuous&heartbeat=60000", &[]);
     assert_eq!(first.read_head().0, 200);
     second.get("/db/a").expect_status(200);
@@ -296,7 +296,7 @@ fn a_request_that_finds_no_room_can_be_tried_again() {
     assert_eq!(second.get(path).json(), 1);
 }
 
-/// A client that speaks HTTP/2 and knows that the server does.
+/// A client that speaks HTTP/2 with prior knowledge.
 async fn connect(
     address: SocketAddr,
     change: impl FnOnce(&mut Builder<TokioExecutor>),
@@ -349,11 +349,11 @@ fn http2_answers_as_http1_does() {
         assert!(head.into_body().collect().await.unwrap().to_bytes().is_empty());
         let whole = send("GET", "/db", "").await.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(whole.len().to_string(), length);
-        // A foreign host, as a page of another site would name.
+        // A foreign host, as a page of another site would send it.
         let foreign = Request::builder().uri("http://example.org/_all_dbs").body(Full::default()).unwrap();
         assert_eq!(sender.send_request(foreign).await.unwrap().status(), 403);
     });
-    // Both at the same time.
+    // Both protocols at the same time.
     assert_eq!(server.connect().get("/db/a").json()["n"], 1);
 }
 
@@ -381,7 +381,7 @@ fn an_http2_connection_has_many_requests_under_way_and_large_ones() {
             }));
         }
         for task in tasks {
-            tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+            tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap();
         }
     });
     assert_eq!(server.connect().get("/db").json()["doc_count"], 300);
@@ -401,7 +401,7 @@ fn an_http2_client_that_takes_nothing_of_its_answer_is_cut_off() {
         let (mut sender, ended) = connect(address, small).await;
         let response = sender.send_request(request(address, "GET", "/db/a", "")).await.unwrap();
         assert_eq!(response.status(), 200);
-        tokio::time::timeout(PATIENCE, ended).await.expect("the server ends the connection").unwrap();
+        tokio::time::timeout(TIMEOUT, ended).await.expect("the server ends the connection").unwrap();
         assert!(response.into_body().collect().await.is_err(), "a part passed for the whole");
     });
 }
@@ -436,19 +436,19 @@ fn an_http2_connection_without_requests_ends_and_one_with_a_feed_does_not() {
     let address = server.address;
     server.run(async {
         let (_sender, ended) = connect(address, |_| {}).await;
-        tokio::time::timeout(PATIENCE, ended).await.expect("it does nothing").unwrap();
+        tokio::time::timeout(TIMEOUT, ended).await.expect("it does nothing").unwrap();
 
         let (mut sender, ended) = connect(address, |_| {}).await;
         let path = "/_db_updates?feed=continuous&heartbeat=20";
         let mut feed = sender.send_request(request(address, "GET", path, "")).await.unwrap().into_body();
         let begun = tokio::time::Instant::now();
         while begun.elapsed() < Duration::from_millis(600) {
-            let frame = tokio::time::timeout(PATIENCE, feed.frame()).await.unwrap();
+            let frame = tokio::time::timeout(TIMEOUT, feed.frame()).await.unwrap();
             assert_eq!(frame.unwrap().unwrap().into_data().unwrap(), "\n");
         }
         assert!(!ended.is_finished());
         drop(feed);
-        tokio::time::timeout(PATIENCE, ended).await.expect("it does nothing any more").unwrap();
+        tokio::time::timeout(TIMEOUT, ended).await.expect("it does nothing any more").unwrap();
     });
 }
 
@@ -492,16 +492,16 @@ fn a_stop_ends_http2_connections_once_they_are_answered() {
         sender.send_request(request(address, "GET", path, "")).await.unwrap()
     });
     server.begin_stop();
-    let told = server.run(async {
-        let told = tokio::time::timeout(PATIENCE, feed.into_body().collect()).await.unwrap();
-        tokio::time::timeout(PATIENCE, ended).await.unwrap().unwrap();
-        told.unwrap().to_bytes()
+    let text = server.run(async {
+        let text = tokio::time::timeout(TIMEOUT, feed.into_body().collect()).await.unwrap();
+        tokio::time::timeout(TIMEOUT, ended).await.unwrap().unwrap();
+        text.unwrap().to_bytes()
     });
-    assert!(lines(&told).last().unwrap()["last_seq"].is_string());
+    assert!(lines(&text).last().unwrap()["last_seq"].is_string());
     server.finish_stop().unwrap();
 }
 
-/// Heads that end behind the segment of the request before them, bodies of quotes, and targets with some.
+/// Heads that end in the segment after the request before them, bodies of quotes, and targets with quotes.
 #[test]
 fn quotes_are_encoded_in_targets_and_nowhere_else_however_requests_come() {
     let server = Server::start();
@@ -515,7 +515,7 @@ fn quotes_are_encoded_in_targets_and_nowhere_else_however_requests_come() {
         let put = head(&format!("PUT /db/d{n}/att?x=\"y\""), &length);
         let read = head(&format!("GET /db/d{n}/att?x=\"y\""), "If-None-Match: \"x\"\r\n");
         let whole = [get.as_str(), &put, body, &get, &read].concat();
-        // The body alone in a segment, a head cut in its middle, all at once.
+        // The body alone in a segment, a head split in its middle, everything at once.
         let cuts =
             [vec![get.len() + put.len(), get.len() + put.len() + body.len()], vec![get.len() + 8], vec![]];
         for cuts in cuts {
@@ -534,7 +534,7 @@ fn quotes_are_encoded_in_targets_and_nowhere_else_however_requests_come() {
             assert_eq!(std::str::from_utf8(&found.body).unwrap(), *body);
         }
     }
-    // A body in chunks has an end as well.
+    // A chunked body has an end, too.
     client.write(head("PUT /db/chunked", "Transfer-Encoding: chunked\r\n").as_bytes());
     client.write(b"9\r\n{\"a\":\"b\"}\r\n0\r\n\r\n");
     client.read("PUT").expect_status(201);
@@ -547,7 +547,7 @@ fn tag(client: &mut Client, n: usize) -> String {
 }
 
 #[test]
-fn what_is_told_of_a_compressed_answers_length_is_true() {
+fn the_content_length_of_a_compressed_response_is_correct() {
     let server = Server::with_limits(|limits| limits.compress_answers = true);
     let mut client = server.connect();
     client.create("db");

@@ -1,4 +1,4 @@
-//! Purging, and the limits of what is kept of histories.
+//! Purges, and the limits on purge records and revision histories.
 
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ fn a_purge_whose_client_went_away_counts() {
         gone.write_head("POST", "/db/_purge", &headers);
         gone.write(body.as_bytes());
         drop(gone);
-        // It may not have been read before its client went; what left a note is counted.
+        // The request may not have been read before the client disconnected; a recorded purge is counted.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let mut noted = 0;
         let counted = (0..500).any(|_| {
@@ -99,7 +99,7 @@ fn bad_purges_are_refused() {
 }
 
 #[test]
-fn notes_of_purges_are_listed_up_to_their_limit() {
+fn purge_records_are_listed_up_to_their_limit() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("db");

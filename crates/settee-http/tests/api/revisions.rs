@@ -1,5 +1,7 @@
-//! Revisions whose hashes are of another form than ours. CouchDB takes any; here no document has one:
-//! reading one finds nothing, editing one is a conflict, and replicating one is refused by itself.
+//! Goal: revisions whose hashes have a foreign form are handled. CouchDB accepts any form; no document here
+//! has one.
+//! Method: reading such a revision finds nothing, editing one is a conflict, and replicating one is refused
+//! for that revision alone.
 
 use serde_json::json;
 
@@ -11,7 +13,7 @@ fn rev(digit: &str, generation: u32) -> String {
     format!("{generation}-{}", digit.repeat(32))
 }
 
-/// A database with the document `a`; returns its revision.
+/// Creates a database with the document `a`; returns its revision.
 fn one(client: &mut Client) -> String {
     client.create("db");
     client.put("/db/a", "{\"n\":1}").rev()
@@ -25,7 +27,7 @@ fn a_revision_of_another_form_is_missing() {
     client.get("/db/a?rev=1-abc").expect_error(404, "not_found", "missing");
     client.get("/db/a/x?rev=1-abc").expect_error(404, "not_found", "missing");
     client.get("/db/a?rev=junk").expect_error(400, "bad_request", "Invalid rev format");
-    // Asked for what came after it the client gets all that came.
+    // `atts_since` with a foreign revision returns all attachments.
     client.get("/db/a?atts_since=%5B%221-abc%22%5D").expect_status(200);
 
     let list = json!([FOREIGN, ours]).to_string().replace('"', "%22");
@@ -45,7 +47,7 @@ fn a_revision_of_another_form_is_missing() {
 }
 
 #[test]
-fn a_replica_is_told_that_it_is_missing() {
+fn revs_diff_reports_it_as_missing() {
     let server = Server::start();
     let mut client = server.connect();
     let ours = one(&mut client);

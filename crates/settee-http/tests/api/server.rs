@@ -1,4 +1,4 @@
-//! The server as a whole: where it listens, how it stops.
+//! The server as a whole: the addresses it may listen on, and its shutdown.
 
 use std::net::TcpStream;
 
@@ -22,8 +22,8 @@ fn only_loopback_is_served_without_an_administrator() {
 
 #[test]
 fn a_stop_ends_feeds_and_idle_connections_and_loses_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start_in(folder.path(), ServerOptions::default());
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = Server::start_in(directory.path(), ServerOptions::default());
     let mut idle = server.connect();
     idle.create("db");
     let mut feed = server.connect();
@@ -43,7 +43,7 @@ fn a_stop_ends_feeds_and_idle_connections_and_loses_nothing() {
     assert!(TcpStream::connect(server.address).is_err());
     drop(server);
 
-    let again = Server::start_in(folder.path(), ServerOptions::default());
+    let again = Server::start_in(directory.path(), ServerOptions::default());
     assert_eq!(again.connect().get("/db/a").expect_status(200).json()["n"], 1);
 }
 
@@ -106,7 +106,7 @@ fn what_is_no_http_does_not_disturb_others() {
 }
 
 #[test]
-fn a_follower_that_goes_away_lets_its_database_go() {
+fn a_subscriber_that_disconnects_releases_its_database() {
     let server = Server::start();
     let mut client = server.connect();
     client.create("db");
@@ -115,7 +115,7 @@ fn a_follower_that_goes_away_lets_its_database_go() {
     assert_eq!(feed.read_head().0, 200);
     let database = server.run(server.databases.get("db")).unwrap();
     drop(feed);
-    // The feed's task holds a reference until it learns that nobody reads.
+    // The feed's task holds a reference until it notices that its client is gone.
     server.run(async {
         while std::sync::Arc::strong_count(&database) > 2 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Authentication and permissions.
 
 use serde_json::json;
 

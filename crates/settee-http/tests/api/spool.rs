@@ -1,6 +1,7 @@
-//! Goal: a `_bulk_docs` that memory doesn't hold is answered as any other, and stores nothing unless all of it
-//! is good.
-//! Method: servers whose memory for bodies is small; answers are compared with those of one that spools nothing.
+//! Goal: a `_bulk_docs` too large for memory is answered like any other, and stores nothing unless all of it
+//! is valid.
+//! Method: servers with little memory for bodies; their responses are compared with those of a server that
+//! spools nothing.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,15 +15,15 @@ use crate::client::{Client, Reply, Server};
 
 const MIB: usize = 1 << 20;
 
-/// A server that holds a body of 1 MiB in memory.
-fn spooling(folder: &Path) -> Server {
+/// A server that keeps at most a body of 1 MiB in memory.
+fn spooling(directory: &Path) -> Server {
     let mut options = ServerOptions::default();
     options.limits.request_bytes_in_flight_max = 2 * MIB as u64;
     options.limits.max_request_bytes = 1 << 30;
-    Server::start_in(folder, options)
+    Server::start_in(directory, options)
 }
 
-/// A bulk of `count` documents of about `bytes` each.
+/// A `_bulk_docs` body of `count` documents of about `bytes` each.
 fn bulk(count: usize, bytes: usize) -> String {
     let text = "x".repeat(bytes);
     let documents: Vec<String> =
@@ -41,17 +42,17 @@ fn spooled_bytes(client: &mut Client) -> String {
     line.expect("a gauge").to_owned()
 }
 
-/// Returns once something is spooled.
+/// Returns once a spool file exists.
 fn await_spool(client: &mut Client) {
     while spooled_bytes(client).ends_with(" 0") {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Nothing is spooled any more, and no file has a name.
+/// Waits until nothing is spooled and no spool file has a name.
 #[track_caller]
-fn expect_no_spool(client: &mut Client, folder: &Path) {
-    // A request that ends early is dropped a moment after its client learns of it.
+fn expect_no_spool(client: &mut Client, directory: &Path) {
+    // A request that ends early is dropped shortly after its client notices.
     for _ in 0..1_000 {
         if spooled_bytes(client).ends_with(" 0") {
             break;
@@ -59,13 +60,13 @@ fn expect_no_spool(client: &mut Client, folder: &Path) {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(spooled_bytes(client).ends_with(" 0"));
-    assert_eq!(std::fs::read_dir(folder.join("spool")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(directory.join("spool")).unwrap().count(), 0);
 }
 
 #[test]
 fn a_bulk_that_memory_does_not_hold_is_stored_and_leaves_no_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = spooling(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let server = spooling(directory.path());
     let mut client = server.connect();
     client.create("db");
     let body = bulk(6_000, 1_000);
@@ -75,8 +76,8 @@ fn a_bulk_that_memory_does_not_hold_is_stored_and_leaves_no_file() {
     let ids = rows.as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned());
     assert!(ids.eq((0..6_000).map(|n| format!("{n:06}"))), "the rows are in order");
     assert_eq!(client.get("/db").json()["doc_count"], 6_000);
-    expect_no_spool(&mut client, folder.path());
-    // In chunks and compressed; each document is a conflict now.
+    expect_no_spool(&mut client, directory.path());
+    // Chunked and compressed; each document is now a conflict.
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
     gzip.write_all(body.as_bytes()).unwrap();
     let reply = post(&mut client, &[("Content-Encoding", "gzip")], &gzip.finish().unwrap());
@@ -96,8 +97,8 @@ fn a_bulk_that_memory_does_not_hold_is_stored_and_leaves_no_file() {
 
 #[test]
 fn a_body_whose_last_byte_is_wrong_or_missing_stores_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = spooling(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let server = spooling(directory.path());
     let mut client = server.connect();
     client.create("db");
     let body = bulk(3_000, 1_000);
@@ -108,10 +109,10 @@ fn a_body_whose_last_byte_is_wrong_or_missing_stores_nothing() {
     post(&mut client, &[], format!("{body}x").as_bytes()).expect_error(400, "bad_request", refused);
     let other = body.replace("]}", ",{\"_id\":\"\"}]}");
     assert_eq!(post(&mut client, &[], other.as_bytes()).json()["error"], "illegal_docid");
-    // What follows the documents decides how they are checked.
+    // A member after the documents decides how they are checked.
     let replicated = body.replace("]}", "],\"new_edits\":false}");
     assert_eq!(post(&mut client, &[], replicated.as_bytes()).json()["error"], "bad_request");
-    // A client that goes away.
+    // A client that disconnects.
     let mut gone = server.connect();
     let length = body.len().to_string();
     gone.write_head(
@@ -122,15 +123,15 @@ fn a_body_whose_last_byte_is_wrong_or_missing_stores_nothing() {
     gone.write(cut.as_bytes());
     await_spool(&mut client);
     drop(gone);
-    expect_no_spool(&mut client, folder.path());
+    expect_no_spool(&mut client, directory.path());
     assert_eq!(client.get("/db").json()["doc_count"], 0);
     assert_eq!(client.get("/db").json()["update_seq"].as_str().unwrap().split('-').next(), Some("0"));
 }
 
 #[test]
 fn an_id_that_a_partitioned_database_does_not_take_refuses_all_of_a_spooled_bulk() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = spooling(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let server = spooling(directory.path());
     let mut client = server.connect();
     client.put("/db?partitioned=true", "").expect_status(201);
     let good = bulk(3_000, 1_000).replace("\"_id\":\"", "\"_id\":\"partition:");
@@ -157,7 +158,7 @@ fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
     let large = bulk(5_000, 1_000);
     let reason = "the request entity is too large: at most 4194304 bytes are spooled";
     post(&mut client, &[], large.as_bytes()).expect_error(413, "too_large", reason);
-    // One that holds it all while its client is slow.
+    // A slow client that takes up all spool space.
     let mut slow = server.connect();
     let body = bulk(3_000, 1_000);
     let length = body.len().to_string();
@@ -171,7 +172,7 @@ fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
     while !spooled_bytes(&mut client).ends_with(" 4194304") {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let reason = "Other spooled requests take the space that spool_bytes_max allows.";
+    let reason = "Other spooled requests use up spool_bytes_max.";
     post(&mut client, &[], body.as_bytes()).expect_error(503, "service unavailable", reason);
     slow.write(&body.as_bytes()[part..]);
     slow.read("POST").expect_status(201);
@@ -181,19 +182,19 @@ fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
 }
 
 #[test]
-fn nobody_spools_before_authentication() {
-    let folder = tempfile::tempdir().unwrap();
+fn unauthenticated_bodies_are_not_spooled() {
+    let directory = tempfile::tempdir().unwrap();
     let admin = Some(settee_http::Admin::parse("ann:secret").unwrap());
     let mut options = ServerOptions { admin, ..ServerOptions::default() };
     options.limits.request_bytes_in_flight_max = 2 * MIB as u64;
-    let server = Server::start_in(folder.path(), options);
+    let server = Server::start_in(directory.path(), options);
     server.run(server.databases.create("db")).unwrap();
     let reply = post(&mut server.connect(), &[], bulk(3_000, 1_000).as_bytes());
     assert_eq!(reply.json()["error"], "unauthorized");
-    assert!(!folder.path().join("spool").exists());
+    assert!(!directory.path().join("spool").exists());
 }
 
-/// A generator of numbers below `limit`, by a seed.
+/// A seeded generator of numbers below a limit.
 struct Numbers(u64);
 
 impl Numbers {
@@ -207,7 +208,7 @@ impl Numbers {
 
 #[test]
 fn spooled_bulks_are_answered_as_those_in_memory() {
-    /// More than is held in memory.
+    /// More than fits in memory.
     const PADDING: usize = 21_000;
     // Groups of a few documents, and windows of 2,560 bytes.
     let spooling = Server::with_limits(|limits| limits.request_bytes_in_flight_max = 40 << 10);

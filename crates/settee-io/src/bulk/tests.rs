@@ -1,7 +1,7 @@
-//! Goal: values read together are what single reads give, each by itself, whatever the engine
-//! does; and no more is under way than is allowed.
-//! Method: an engine on memory that reads short, fails ranges, and holds requests until the test
-//! lets one go; results are compared with those of a plain loop over the same values.
+//! Goal: reading values together gives each the result of a single read, whatever the engine does, and holds
+//! no more device reads than allowed.
+//! Method: an engine in memory that reads short, fails ranges, and holds requests until the test releases
+//! one. Results are compared with those of a plain loop over the same values.
 
 use std::io;
 use std::path::Path;
@@ -18,19 +18,19 @@ use crate::{Alignment, Merge, OpenMode, ThreadEngine, ThreadOptions, plan};
 #[derive(Default)]
 struct MemoryEngine {
     content: Vec<u8>,
-    /// Reads of any byte here fail.
+    /// Reads of any byte in this range fail.
     bad: Range<u64>,
     reads_short: bool,
     holds: bool,
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
 }
 
 #[derive(Default)]
-struct State {
+struct EngineState {
     held: Vec<Request>,
     /// Offset and length of each read that was submitted.
     reads: Vec<(u64, usize)>,
-    /// The most reads, and bytes of reads, that were held at once.
+    /// Largest number of reads, and of their bytes, held at once.
     held_count_most: usize,
     held_size_most: usize,
 }
@@ -59,8 +59,8 @@ impl MemoryEngine {
         }
     }
 
-    /// Ends one of the requests held, and says whether there was one.
-    fn let_one_go(&self, choice: usize) -> bool {
+    /// Completes one of the held requests; returns whether there was one.
+    fn release_one(&self, choice: usize) -> bool {
         let mut state = self.state.lock().unwrap();
         if state.held.is_empty() {
             return false;
@@ -105,27 +105,27 @@ impl Engine for MemoryEngine {
     }
 }
 
-/// Runs the future to its end; where it waits, one of the requests held is let go.
-fn drive<T>(engine: &MemoryEngine, future: impl Future<Output = T>) -> T {
+/// Runs the future to completion; whenever it waits, releases one of the held requests.
+fn run_releasing<T>(engine: &MemoryEngine, future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let mut idle_count = 0;
-    for turn in 0.. {
+    for round in 0.. {
         if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return value;
         }
-        // It may have let other tasks go first; but not for ever.
-        idle_count = if engine.let_one_go(turn * 7) { 0 } else { idle_count + 1 };
-        assert!(idle_count < 100, "it waits for nothing");
+        // It may have yielded to other tasks, but not forever.
+        idle_count = if engine.release_one(round * 7) { 0 } else { idle_count + 1 };
+        assert!(idle_count < 100, "it waits although no request is held");
     }
-    unreachable!("turns don't end")
+    unreachable!("the loop doesn't end")
 }
 
 fn open(engine: &Arc<MemoryEngine>) -> File {
     let shared: Arc<dyn Engine> = engine.clone();
-    drive(engine, File::open(&shared, Path::new("file"), OpenMode::Read)).unwrap()
+    run_releasing(engine, File::open(&shared, Path::new("file"), OpenMode::Read)).unwrap()
 }
 
-/// No two neighbouring bytes are alike, and no two chunks.
+/// Bytes of which no two neighbours are equal, and no two chunks.
 fn content(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at * 7 + at / 256 * 13) as u8).collect()
 }
@@ -153,12 +153,12 @@ fn policy() -> impl Strategy<Value = ReadPolicy> {
     (merge, 0..1_500usize).prop_map(|(merge, read_size_max)| ReadPolicy { merge, read_size_max })
 }
 
-/// What tells two results apart.
-fn told(result: Result<Bytes>) -> std::result::Result<Bytes, String> {
+/// A result in a form that can be compared.
+fn comparable(result: Result<Bytes>) -> std::result::Result<Bytes, String> {
     result.map_err(|error| error.to_string())
 }
 
-/// What the value is by the content alone.
+/// The result that follows from the content alone.
 fn expected(content: &[u8], value: &ReadAt) -> std::result::Result<Bytes, String> {
     let ReadAt { offset, length, .. } = *value;
     let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(length));
@@ -166,7 +166,8 @@ fn expected(content: &[u8], value: &ReadAt) -> std::result::Result<Bytes, String
         _ if length == 0 => Ok(Bytes::new()),
         Some(bytes) => Ok(Bytes::copy_from_slice(bytes)),
         None => {
-            Err(told(Err(Error::PastEnd { path: Path::new("file").into(), offset, length })).unwrap_err())
+            Err(comparable(Err(Error::PastEnd { path: Path::new("file").into(), offset, length }))
+                .unwrap_err())
         }
     }
 }
@@ -181,9 +182,9 @@ fn sorted(values: &[ReadAt]) -> Vec<ReadAt<usize>> {
     sorted
 }
 
-/// The most device reads of the plan, and bytes of them, that overlap one value.
+/// The largest number of device reads of the plan, and of their bytes, that overlap one value.
 fn most_for_one(values: &[ReadAt], policy: ReadPolicy) -> (usize, usize) {
-    // The others are refused before they are planned.
+    // Other values are refused before they are planned.
     let values: Vec<_> = values.iter().copied().filter(|value| value.length <= UNCHECKED_SIZE_MAX).collect();
     let device_reads = plan(&values, policy);
     let mut most = (0, 0);
@@ -200,7 +201,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn many_values_read_together_are_as_single_reads_give_them(
+    fn values_read_together_equal_single_reads(
         size in 0..5_500usize,
         values in values(),
         policy in policy(),
@@ -211,21 +212,21 @@ proptest! {
         let engine =
             Arc::new(MemoryEngine { content: content.clone(), reads_short, holds, ..MemoryEngine::default() });
         let file = open(&engine);
-        let found = drive(&engine, file.read_many(&values, policy));
+        let found = run_releasing(&engine, file.read_many(&values, policy));
         prop_assert_eq!(found.len(), values.len());
         for (value, found) in values.iter().zip(found) {
-            let found = told(found);
+            let found = comparable(found);
             prop_assert_eq!(&found, &expected(&content, value), "{:?}", value);
-            // A single read takes a buffer of the length asked for, however large.
+            // A single read allocates a buffer of the requested length, however large.
             if value.length < 10_000 && value.range().is_some() {
-                let single = drive(&engine, file.read_exact_at(value.offset, value.length));
-                prop_assert_eq!(found, told(single));
+                let single = run_releasing(&engine, file.read_exact_at(value.offset, value.length));
+                prop_assert_eq!(found, comparable(single));
             }
         }
     }
 
     #[test]
-    fn a_stream_gives_all_values_in_order_and_keeps_its_limits(
+    fn a_stream_returns_all_values_in_order_within_its_limits(
         size in 0..5_500usize,
         values in values(),
         policy in policy(),
@@ -249,16 +250,16 @@ proptest! {
         let mut tags = Vec::new();
         loop {
             if drops {
-                // Polled once and dropped: what it was about to give comes with the next call.
+                // Polled once and dropped: the next call returns the same value.
                 let given = pin!(stream.next()).poll(&mut Context::from_waker(Waker::noop()));
-                engine.let_one_go(tags.len());
+                engine.release_one(tags.len());
                 if let Poll::Ready(Some((tag, found))) = given {
-                    prop_assert_eq!(told(found), expected(&content, &values[tag]));
+                    prop_assert_eq!(comparable(found), expected(&content, &values[tag]));
                     tags.push(tag);
                 }
             }
-            let Some((tag, found)) = drive(&engine, stream.next()) else { break };
-            prop_assert_eq!(told(found), expected(&content, &values[tag]), "{:?}", values[tag]);
+            let Some((tag, found)) = run_releasing(&engine, stream.next()) else { break };
+            prop_assert_eq!(comparable(found), expected(&content, &values[tag]), "{:?}", values[tag]);
             tags.push(tag);
         }
         prop_assert_eq!(tags, sorted.iter().map(|value| value.tag).collect::<Vec<_>>());
@@ -271,7 +272,7 @@ proptest! {
         }
         if !reads_short && let Merge::Chunked(_) = policy.merge {
             let mut reads = state.reads.clone();
-            // What goes on where the file ends learns only that.
+            // A later read at the end of the file only finds the end.
             reads.retain(|(offset, _)| *offset < size as u64);
             reads.sort_unstable();
             let apart = reads.windows(2).all(|pair| pair[0].0 + pair[0].1 as u64 <= pair[1].0);
@@ -280,12 +281,12 @@ proptest! {
     }
 
     #[test]
-    fn device_reads_are_the_plan_s_and_are_all_submitted_before_one_is_waited_for(
+    fn the_planned_device_reads_are_all_submitted_before_one_is_awaited(
         values in prop::collection::vec((0..5_000u64, 0..500usize), 0..50),
         policy in policy(),
     ) {
         let values: Vec<_> = values.into_iter().map(|(offset, length)| ReadAt::new(offset, length)).collect();
-        // The file ends in the last chunk's middle where there are chunks.
+        // The file ends in the middle of the last chunk, if there are chunks.
         let end = values.iter().filter_map(ReadAt::range).map(|range| range.end).max().unwrap_or(0);
         let engine =
             Arc::new(MemoryEngine { content: content(end as usize), holds: true, ..MemoryEngine::default() });
@@ -297,7 +298,7 @@ proptest! {
         prop_assert_eq!(first.is_ready(), planned.is_empty());
         prop_assert_eq!(engine.reads(), &planned[..]);
         if first.is_pending() {
-            drive(&engine, reading);
+            run_releasing(&engine, reading);
             prop_assert_eq!(engine.reads(), planned, "the end of the file costs no read of its own");
         }
     }
@@ -316,10 +317,10 @@ proptest! {
         let file = open(&engine);
         let fails = |read: &&DeviceRead| read.offset < bad.end && bad.start < read.end();
         let device_reads = plan(&values, policy);
-        for (value, found) in values.iter().zip(drive(&engine, file.read_many(&values, policy))) {
+        for (value, found) in values.iter().zip(run_releasing(&engine, file.read_many(&values, policy))) {
             let range = value.range().unwrap();
             let (holding, failing) = match policy.merge {
-                // Any that holds the value will do; there is mostly one.
+                // Any device read that holds the value will do; mostly there is one.
                 Merge::AdjacentOnly => {
                     let holds = |read: &&DeviceRead| read.offset <= range.start && range.end <= read.end();
                     let holding = device_reads.iter().filter(holds);
@@ -345,7 +346,7 @@ proptest! {
 }
 
 #[test]
-fn values_that_no_file_has_cost_neither_memory_nor_their_neighbours() {
+fn values_beyond_any_file_cost_no_memory_and_leave_their_neighbours_alone() {
     let engine = Arc::new(MemoryEngine { content: content(1_000), ..MemoryEngine::default() });
     let file = open(&engine);
     let values = [
@@ -359,7 +360,7 @@ fn values_that_no_file_has_cost_neither_memory_nor_their_neighbours() {
         ReadAt::new(999, 1),
     ];
     for policy in [ReadPolicy::ADJACENT_ONLY, ReadPolicy::chunked(Alignment::new(512).unwrap())] {
-        let found = drive(&engine, file.read_many(&values, policy));
+        let found = run_releasing(&engine, file.read_many(&values, policy));
         let past_end: Vec<_> =
             found.iter().map(|value| matches!(value, Err(Error::PastEnd { .. }))).collect();
         assert_eq!(past_end, [false, true, true, true, true, true, false, false]);
@@ -374,7 +375,7 @@ fn values_of_one_device_read_are_slices_of_its_buffer_and_only_split_ones_are_co
     let policy = ReadPolicy { read_size_max: 1_024, ..ReadPolicy::chunked(Alignment::new(512).unwrap()) };
     let values = [ReadAt::new(0, 1_000), ReadAt::new(10, 20), ReadAt::new(1_000, 100), ReadAt::new(1_100, 9)];
     let found: Vec<_> =
-        drive(&engine, file.read_many(&values, policy)).into_iter().map(Result::unwrap).collect();
+        run_releasing(&engine, file.read_many(&values, policy)).into_iter().map(Result::unwrap).collect();
     assert_eq!(engine.reads(), [(0, 1_024), (1_024, 512)]);
     assert_eq!(found[1].as_ptr(), found[0][10..].as_ptr(), "one buffer, two slices");
     assert_ne!(found[2].as_ptr(), found[0].as_ptr().wrapping_add(1_000), "a joined value is its own");
@@ -382,7 +383,7 @@ fn values_of_one_device_read_are_slices_of_its_buffer_and_only_split_ones_are_co
 }
 
 #[test]
-fn a_stream_keeps_as_much_under_way_as_it_may() {
+fn a_stream_reads_ahead_as_far_as_its_limits_allow() {
     let by_count = ReadAhead { count_max: 4, ..ReadAhead::default() };
     let by_size = ReadAhead { size_max: 4 * 100, ..ReadAhead::default() };
     for ahead in [by_count, by_size] {
@@ -392,7 +393,7 @@ fn a_stream_keeps_as_much_under_way_as_it_may() {
         let values = (0..50).map(|index| ReadAt::new(index * 200, 100));
         let mut stream = file.read_stream(values, ReadPolicy::ADJACENT_ONLY, ahead);
         for index in 0..50 {
-            let next = drive(&engine, stream.next());
+            let next = run_releasing(&engine, stream.next());
             assert!(next.is_some_and(|(_, value)| value.is_ok()));
             assert_eq!(engine.reads().len(), (index + 4).min(50), "{ahead:?}");
         }
@@ -407,7 +408,7 @@ fn a_full_list_of_values_leaves_device_reads_large() {
     let values = (0..1_000).map(|index| ReadAt::new(index * 10, 10));
     let mut stream = ReadStream::new(&file, values, policy, ReadAhead::default(), 150);
     let mut count = 0;
-    while let Some(((), value)) = drive(&engine, stream.next()) {
+    while let Some(((), value)) = run_releasing(&engine, stream.next()) {
         assert_eq!(value.unwrap(), content(10_000)[count * 10..][..10]);
         count += 1;
     }
@@ -422,13 +423,15 @@ fn a_closed_handle_refuses_every_value_and_a_stream_s_later_ones() {
     let values = [0, 2_000, 4_000].map(|offset| ReadAt::new(offset, 10));
     let ahead = ReadAhead { count_max: 1, ..ReadAhead::default() };
     let mut stream = file.read_stream(values, ReadPolicy::ADJACENT_ONLY, ahead);
-    assert!(drive(&engine, stream.next()).unwrap().1.is_ok());
+    assert!(run_releasing(&engine, stream.next()).unwrap().1.is_ok());
     file.close();
-    while let Some(((), value)) = drive(&engine, stream.next()) {
+    while let Some(((), value)) = run_releasing(&engine, stream.next()) {
         assert!(matches!(value, Err(Error::Closed { .. })), "{value:?}");
     }
-    let found =
-        drive(&engine, file.read_many(&[ReadAt::new(0, 0), ReadAt::new(0, 10)], ReadPolicy::ADJACENT_ONLY));
+    let found = run_releasing(
+        &engine,
+        file.read_many(&[ReadAt::new(0, 0), ReadAt::new(0, 10)], ReadPolicy::ADJACENT_ONLY),
+    );
     assert!(found.iter().all(|value| matches!(value, Err(Error::Closed { .. }))), "{found:?}");
     assert_eq!(engine.reads().len(), 1);
 }
@@ -440,14 +443,14 @@ fn a_stream_that_goes_backwards_is_refused() {
     let file = open(&engine);
     let values = [ReadAt::new(50, 0), ReadAt::new(0, 10)];
     let mut stream = file.read_stream(values, ReadPolicy::ADJACENT_ONLY, ReadAhead::default());
-    drive(&engine, stream.next());
+    run_releasing(&engine, stream.next());
 }
 
 #[tokio::test]
-async fn values_of_a_system_s_file_are_read_and_the_future_can_move_between_threads() {
-    let folder = tempfile::tempdir().unwrap();
+async fn values_of_a_system_file_are_read_by_a_future_that_moves_between_threads() {
+    let directory = tempfile::tempdir().unwrap();
     let engine: Arc<dyn Engine> = Arc::new(ThreadEngine::new(ThreadOptions::default()));
-    let file = File::open(&engine, &folder.path().join("file"), OpenMode::CreateNew).await.unwrap();
+    let file = File::open(&engine, &directory.path().join("file"), OpenMode::CreateNew).await.unwrap();
     let content = content(3 << 20);
     file.write_at(0, content.clone().into()).await.unwrap();
     for policy in [ReadPolicy::ADJACENT_ONLY, ReadPolicy::chunked(Alignment::new(4_096).unwrap())] {

@@ -1,12 +1,12 @@
-//! Goal: a plan reads what is wanted and no more, within the maximum, by the fewest device reads.
-//! Method: random values against a map of the bytes they want; and the least count found by
-//! trying every way to serve the values, which knows nothing of the sweep.
+//! Goal: a plan reads the values' bytes and no others, within the maximum, with the fewest device reads.
+//! Method: random values against a map of their bytes; the least number of device reads from trying every way
+//! to cover the values, independently of the sweep.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Behind the last byte that the values here want, rounded out by the largest alignment.
+/// Offset after the last byte of the values, rounded out by the largest alignment.
 const END: usize = 4_096 + 64;
 
 fn values(count_max: usize) -> impl Strategy<Value = Vec<ReadAt>> {
@@ -33,7 +33,7 @@ fn policy() -> impl Strategy<Value = ReadPolicy> {
     (merge, size_max).prop_map(|(merge, read_size_max)| ReadPolicy { merge, read_size_max })
 }
 
-/// The alignment, 1 where there is none, and the maximum in effect.
+/// The alignment (1 if there is none) and the maximum in effect.
 fn limits(policy: ReadPolicy) -> (usize, usize) {
     match policy.merge {
         Merge::AdjacentOnly => (1, policy.read_size_max),
@@ -49,7 +49,7 @@ fn rounded(value: &ReadAt, alignment: usize) -> Range<usize> {
     start / alignment * alignment..(start + value.length).div_ceil(alignment) * alignment
 }
 
-/// Which bytes the values want, rounded out.
+/// For each byte, whether it belongs to a value, rounded out.
 fn wanted(values: &[ReadAt], alignment: usize) -> Vec<bool> {
     let mut wanted = vec![false; END];
     for value in values.iter().filter(|value| value.length > 0) {
@@ -58,8 +58,8 @@ fn wanted(values: &[ReadAt], alignment: usize) -> Vec<bool> {
     wanted
 }
 
-/// Whether one device read may be `range`: nothing unwanted, and within the maximum or an
-/// oversize value.
+/// Whether `range` is a permitted device read: only wanted bytes, and within the maximum or an oversize
+/// value.
 fn may_be_read(range: Range<usize>, values: &[ReadAt], wanted: &[bool], policy: ReadPolicy) -> bool {
     let (alignment, size_max) = limits(policy);
     wanted[range.clone()].iter().all(|wanted| *wanted)
@@ -96,7 +96,7 @@ fn least_whole(values: &[ReadAt], policy: ReadPolicy) -> usize {
     least[least.len() - 1]
 }
 
-/// The fewest ranges that have each wanted chunk once, those of oversize values apart.
+/// The fewest ranges that cover each wanted chunk once, with those of oversize values separate.
 fn least_chunked(values: &[ReadAt], policy: ReadPolicy) -> usize {
     let (alignment, size_max) = limits(policy);
     let wanted = wanted(values, alignment);
@@ -108,7 +108,7 @@ fn least_chunked(values: &[ReadAt], policy: ReadPolicy) -> usize {
                 false => range.len() <= size_max,
             }
     };
-    // The fewest for what lies before each chunk.
+    // The fewest ranges for the chunks before each chunk.
     let mut least = vec![0];
     for end in 1..=END / alignment {
         let count = if wanted[(end - 1) * alignment] {
@@ -155,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_plan_reads_all_that_is_wanted_and_nothing_beyond_the_chunks(
+    fn a_plan_reads_every_value_and_nothing_beyond_its_chunks(
         values in values(40),
         policy in policy(),
     ) {
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn chunked_reads_each_chunk_once_and_leaves_the_oversize_whole(
+    fn chunked_reads_each_chunk_once_and_oversize_values_whole(
         values in values(40),
         shift in 0..7u32,
         read_size_max in 0..700usize,
@@ -220,7 +220,7 @@ proptest! {
         prop_assert!(count_of.iter().all(|count| *count <= 1), "a chunk is read again");
         let oversize = oversize(&values, policy);
         for span in oversize.iter().filter(|_| !overlaps_oversize(&values, policy)) {
-            // But for one whose first chunk the one before has.
+            // Except one whose first chunk its predecessor has.
             if oversize.iter().any(|other| other.start < span.start && span.start < other.end) {
                 continue;
             }
@@ -230,12 +230,12 @@ proptest! {
     }
 
     #[test]
-    fn there_are_as_few_device_reads_as_there_can_be(values in values(8), policy in policy()) {
+    fn a_plan_has_the_fewest_possible_device_reads(values in values(8), policy in policy()) {
         check_least(&values, policy)?;
     }
 
     #[test]
-    fn many_chunked_values_too_need_the_least(
+    fn many_chunked_values_have_the_fewest_device_reads(
         values in values(40),
         shift in 4..7u32,
         read_size_max in 0..1_500usize,
@@ -264,7 +264,7 @@ fn planned(values: &[(u64, usize)], policy: ReadPolicy) -> Vec<(u64, usize)> {
 }
 
 #[test]
-fn plans_are_as_drawn_by_hand() {
+fn plans_match_examples() {
     let adjacent = ReadPolicy { merge: Merge::AdjacentOnly, read_size_max: 100 };
     assert_eq!(planned(&[(50, 10), (0, 10), (10, 20)], adjacent), [(0, 30), (50, 10)]);
     assert_eq!(planned(&[(0, 60), (60, 60), (120, 40)], adjacent), [(0, 60), (60, 100)]);
@@ -280,7 +280,7 @@ fn plans_are_as_drawn_by_hand() {
 }
 
 #[test]
-fn values_at_the_end_of_what_files_can_have_are_planned_and_those_beyond_are_not() {
+fn values_up_to_the_largest_offset_are_planned_and_those_beyond_are_not() {
     let policy = ReadPolicy::chunked(Alignment::new(ALIGNMENT_MAX).unwrap());
     let last = planned(&[(OFFSET_MAX - 1, 1)], policy);
     assert_eq!(last, [(OFFSET_MAX - ALIGNMENT_MAX as u64, ALIGNMENT_MAX)]);

@@ -1,7 +1,7 @@
-//! Goal: the limit holds, the queue is served in its order, and nobody who can be served waits,
-//! whoever gives up.
-//! Method: random steps on a pool and on a model of its queue, each future polled only when it
-//! was woken; single cases; threads that take and give back while one watches the sums.
+//! Goal: the limit holds, the queue is served in FIFO order, and no request waits that can be granted, even
+//! when others are cancelled.
+//! Method: random steps on a pool and on a model of its queue, each future polled only after it was woken;
+//! single cases; threads that take and return memory while one checks the totals.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -22,19 +22,19 @@ fn pool() -> Arc<BufferPool> {
     BufferPool::new(PoolOptions { bytes_max: BYTES_MAX })
 }
 
-fn sums(pool: &BufferPool) -> (usize, usize, usize) {
+fn totals(pool: &BufferPool) -> (usize, usize, usize) {
     let stats = pool.stats();
     assert!(stats.leased_bytes + stats.kept_bytes <= stats.bytes_max, "{stats:?}");
     (stats.leased_bytes, stats.kept_bytes, stats.waiting_count)
 }
 
-/// The address of the memory that `buffer` has.
+/// The address of the buffer's memory.
 fn address(buffer: &TailBuffer) -> usize {
     buffer.reader().slice(0..0).map(|slice| slice.as_ptr().addr()).unwrap_or_default()
 }
 
-/// Remembers that it was woken, looks at the pool then and when it is dropped, which must not
-/// be under the pool's mutex. For one thread.
+/// A waker that records its call. When called and when dropped it checks that the pool's mutex is free. For
+/// one thread.
 struct Flag {
     woken: AtomicBool,
     pool: Weak<BufferPool>,
@@ -45,7 +45,7 @@ impl Flag {
         Arc::new(Flag { woken: AtomicBool::new(false), pool: Arc::downgrade(pool) })
     }
 
-    fn look(&self) {
+    fn check_mutex(&self) {
         if let Some(pool) = self.pool.upgrade() {
             assert!(pool.state.try_lock().is_ok(), "a waker runs under the mutex");
         }
@@ -54,18 +54,18 @@ impl Flag {
 
 impl Wake for Flag {
     fn wake(self: Arc<Self>) {
-        self.look();
+        self.check_mutex();
         self.woken.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Flag {
     fn drop(&mut self) {
-        self.look();
+        self.check_mutex();
     }
 }
 
-/// What a future of the pool gives.
+/// The result of a future of the pool.
 enum Lease {
     Buffer(TailBuffer),
     Reservation(Reservation),
@@ -80,10 +80,10 @@ impl Lease {
     }
 }
 
-async fn lease(pool: Arc<BufferPool>, need: Need) -> Lease {
-    match need {
-        Need::Buffer(bytes) => Lease::Buffer(pool.take(bytes).await),
-        Need::Reservation(bytes) => Lease::Reservation(pool.reserve(bytes).await),
+async fn lease(pool: Arc<BufferPool>, request: LeaseRequest) -> Lease {
+    match request {
+        LeaseRequest::Buffer(bytes) => Lease::Buffer(pool.take(bytes).await),
+        LeaseRequest::Reservation(bytes) => Lease::Reservation(pool.reserve(bytes).await),
     }
 }
 
@@ -94,8 +94,8 @@ struct Waiter {
 }
 
 impl Waiter {
-    fn new(pool: &Arc<BufferPool>, need: Need) -> Waiter {
-        Waiter { future: Box::pin(lease(pool.clone(), need)), flag: Flag::new(pool) }
+    fn new(pool: &Arc<BufferPool>, request: LeaseRequest) -> Waiter {
+        Waiter { future: Box::pin(lease(pool.clone(), request)), flag: Flag::new(pool) }
     }
 
     fn poll(&mut self) -> Poll<Lease> {
@@ -106,19 +106,20 @@ impl Waiter {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A new future, polled once: a buffer, or a reservation.
+    /// A new future, polled once.
     Take(usize),
     Reserve(usize),
-    /// Without waiting.
+    /// An attempt without waiting.
     TryTake(usize),
     TryReserve(usize),
-    /// Comes for what it was woken for.
+    /// Polls a future that was woken.
     Collect,
-    /// A poll without a reason, with another waker.
+    /// Polls a future that was not woken, with another waker.
     Poll(prop::sample::Index),
-    /// A future is dropped, served or not.
-    GiveUp(prop::sample::Index),
-    GiveBack(prop::sample::Index),
+    /// Drops a future, granted or not.
+    Cancel(prop::sample::Index),
+    /// Drops a lease.
+    Return(prop::sample::Index),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -130,99 +131,99 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..2 * BYTES_MAX).prop_map(Step::TryReserve),
         3 => Just(Step::Collect),
         1 => index().prop_map(Step::Poll),
-        2 => index().prop_map(Step::GiveUp),
-        5 => index().prop_map(Step::GiveBack),
+        2 => index().prop_map(Step::Cancel),
+        5 => index().prop_map(Step::Return),
     ]
 }
 
-/// The pool as it should be: the queue in its order, and who was served of it.
+/// The expected state of the pool: the queue in FIFO order, and the granted requests.
 struct Model {
     pool: Arc<BufferPool>,
     waiting: VecDeque<(usize, Waiter)>,
-    served: VecDeque<(usize, Waiter)>,
+    granted: VecDeque<(usize, Waiter)>,
     leases: Vec<Lease>,
 }
 
 impl Model {
     fn free_bytes(&self) -> usize {
-        let served: usize = self.served.iter().map(|(bytes, _)| bytes).sum();
-        BYTES_MAX - served - self.leases.iter().map(Lease::bytes).sum::<usize>()
+        let granted: usize = self.granted.iter().map(|(bytes, _)| bytes).sum();
+        BYTES_MAX - granted - self.leases.iter().map(Lease::bytes).sum::<usize>()
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
+    fn grants_now(&self, bytes: usize) -> bool {
         self.waiting.is_empty() && bytes <= self.free_bytes()
     }
 
-    fn begin(&mut self, need: Need) {
-        let (mut waiter, bytes) = (Waiter::new(&self.pool, need), need.bytes());
+    fn begin(&mut self, request: LeaseRequest) {
+        let (mut waiter, bytes) = (Waiter::new(&self.pool, request), request.bytes());
         match waiter.poll() {
             Poll::Ready(lease) => {
-                assert!(self.has_room(bytes), "served out of turn");
+                assert!(self.grants_now(bytes), "granted out of order");
                 assert_eq!(lease.bytes(), bytes);
                 self.leases.push(lease);
             }
             Poll::Pending => {
-                assert!(!self.has_room(bytes), "waits without a reason");
+                assert!(!self.grants_now(bytes), "waits without need");
                 self.waiting.push_back((bytes, waiter));
             }
         }
     }
 
     fn run(&mut self, step: Step) {
-        let queued = self.served.len() + self.waiting.len();
+        let queued = self.granted.len() + self.waiting.len();
         match step {
-            Step::Take(bytes) => self.begin(Need::Buffer(BufferPool::buffer_size(bytes).unwrap())),
-            Step::Reserve(bytes) => self.begin(Need::Reservation(bytes)),
+            Step::Take(bytes) => self.begin(LeaseRequest::Buffer(BufferPool::buffer_size(bytes).unwrap())),
+            Step::Reserve(bytes) => self.begin(LeaseRequest::Reservation(bytes)),
             Step::TryTake(bytes) => {
                 let found = self.pool.try_take(bytes);
                 let size = bytes.max(BUFFER_SIZE_MIN).next_power_of_two();
-                assert_eq!(found.as_ref().map(TailBuffer::capacity), self.has_room(size).then_some(size));
+                assert_eq!(found.as_ref().map(TailBuffer::capacity), self.grants_now(size).then_some(size));
                 self.leases.extend(found.map(Lease::Buffer));
             }
             Step::TryReserve(bytes) => {
                 let found = self.pool.try_reserve(bytes);
-                assert_eq!(found.as_ref().map(Reservation::bytes), self.has_room(bytes).then_some(bytes));
+                assert_eq!(found.as_ref().map(Reservation::bytes), self.grants_now(bytes).then_some(bytes));
                 self.leases.extend(found.map(Lease::Reservation));
             }
             Step::Collect => {
-                let Some((bytes, mut waiter)) = self.served.pop_front() else { return };
-                let Poll::Ready(lease) = waiter.poll() else { panic!("woken in vain") };
+                let Some((bytes, mut waiter)) = self.granted.pop_front() else { return };
+                let Poll::Ready(lease) = waiter.poll() else { panic!("woken but not granted") };
                 assert_eq!(lease.bytes(), bytes);
                 self.leases.push(lease);
             }
             Step::Poll(index) if !self.waiting.is_empty() => {
                 let waiter = &mut index.get_mut(self.waiting.make_contiguous()).1;
                 waiter.flag = Flag::new(&self.pool);
-                assert!(waiter.poll().is_pending(), "served without being woken");
+                assert!(waiter.poll().is_pending(), "granted without being woken");
             }
-            Step::GiveUp(index) if queued > 0 => {
+            Step::Cancel(index) if queued > 0 => {
                 let index = index.index(queued);
-                let left = match index.checked_sub(self.served.len()) {
-                    None => self.served.remove(index),
+                let removed = match index.checked_sub(self.granted.len()) {
+                    None => self.granted.remove(index),
                     Some(index) => self.waiting.remove(index),
                 };
-                drop(left);
+                drop(removed);
             }
-            Step::GiveBack(index) if !self.leases.is_empty() => {
+            Step::Return(index) if !self.leases.is_empty() => {
                 let index = index.index(self.leases.len());
                 drop(self.leases.swap_remove(index));
             }
-            Step::Poll(_) | Step::GiveUp(_) | Step::GiveBack(_) => {}
+            Step::Poll(_) | Step::Cancel(_) | Step::Return(_) => {}
         }
     }
 
-    /// Whoever is first and fits was woken by now, and nobody else.
+    /// Checks that every first request that fits was woken, and no other.
     fn check(&mut self) {
         while let Some((bytes, _)) = self.waiting.front() {
             if *bytes > self.free_bytes() {
                 break;
             }
-            self.served.extend(self.waiting.pop_front());
+            self.granted.extend(self.waiting.pop_front());
         }
         let woken = |(_, waiter): &(usize, Waiter)| waiter.flag.woken.load(Ordering::Relaxed);
-        assert!(self.served.iter().all(woken), "a wake-up was lost");
-        assert!(!self.waiting.iter().any(woken), "woken out of turn");
-        let (leased_bytes, _, waiting_count) = sums(&self.pool);
+        assert!(self.granted.iter().all(woken), "a wake-up was lost");
+        assert!(!self.waiting.iter().any(woken), "woken out of order");
+        let (leased_bytes, _, waiting_count) = totals(&self.pool);
         assert_eq!((leased_bytes, waiting_count), (BYTES_MAX - self.free_bytes(), self.waiting.len()));
     }
 }
@@ -234,14 +235,14 @@ proptest! {
     fn the_queue_is_served_in_its_order_within_the_limit(steps in prop::collection::vec(step(), 0..60)) {
         let pool = pool();
         let mut model =
-            Model { pool: pool.clone(), waiting: VecDeque::new(), served: VecDeque::new(), leases: Vec::new() };
+            Model { pool: pool.clone(), waiting: VecDeque::new(), granted: VecDeque::new(), leases: Vec::new() };
         for step in steps {
             model.run(step);
             model.check();
         }
         drop(model);
-        prop_assert_eq!(sums(&pool).0, 0, "a lease was lost");
-        prop_assert_eq!(sums(&pool).2, 0, "someone waits who is gone");
+        prop_assert_eq!(totals(&pool).0, 0, "a lease was lost");
+        prop_assert_eq!(totals(&pool).2, 0, "a cancelled request waits");
         prop_assert!(pool.lock().granted.is_empty());
     }
 }
@@ -252,7 +253,7 @@ fn a_buffer_has_the_next_power_of_two() {
     for (capacity, count) in sizes {
         let pool = pool();
         assert_eq!(pool.try_take(capacity).unwrap().capacity(), count * BUFFER_SIZE_MIN);
-        assert_eq!(sums(&pool), (0, count * BUFFER_SIZE_MIN, 0));
+        assert_eq!(totals(&pool), (0, count * BUFFER_SIZE_MIN, 0));
     }
     assert_eq!(BufferPool::buffer_size(BUFFER_SIZE_MAX), Some(BUFFER_SIZE_MAX));
     assert_eq!(BufferPool::buffer_size(BUFFER_SIZE_MAX + 1), None);
@@ -260,88 +261,92 @@ fn a_buffer_has_the_next_power_of_two() {
 }
 
 #[test]
-fn memory_is_used_again_and_goes_when_another_size_needs_the_room() {
+fn memory_is_reused_and_freed_when_another_size_needs_its_bytes() {
     let pool = pool();
     let buffers = [(); 3].map(|()| pool.try_take(1).unwrap());
     let used = buffers.each_ref().map(address);
-    assert_eq!(sums(&pool), (3 * BUFFER_SIZE_MIN, 0, 0));
+    assert_eq!(totals(&pool), (3 * BUFFER_SIZE_MIN, 0, 0));
     drop(buffers);
-    assert_eq!(sums(&pool), (0, 3 * BUFFER_SIZE_MIN, 0));
+    assert_eq!(totals(&pool), (0, 3 * BUFFER_SIZE_MIN, 0));
 
     let again = pool.try_take(1).unwrap();
-    assert_eq!(address(&again), used[2], "the one that came back last is the warmest");
+    assert_eq!(address(&again), used[2], "the memory returned last is reused first");
     let large = pool.try_take(2 * BUFFER_SIZE_MIN).unwrap();
-    assert_eq!(sums(&pool), (3 * BUFFER_SIZE_MIN, BUFFER_SIZE_MIN, 0), "one is evicted, not both");
+    assert_eq!(totals(&pool), (3 * BUFFER_SIZE_MIN, BUFFER_SIZE_MIN, 0), "one is evicted, not both");
     let reserved = pool.try_reserve(1).unwrap();
-    assert_eq!(sums(&pool), (3 * BUFFER_SIZE_MIN + 1, 0, 0), "a reservation evicts, too");
+    assert_eq!(totals(&pool), (3 * BUFFER_SIZE_MIN + 1, 0, 0), "a reservation evicts too");
     assert!(pool.try_take(1).is_none());
     drop((again, large, reserved));
-    assert_eq!(sums(&pool), (0, 3 * BUFFER_SIZE_MIN, 0));
+    assert_eq!(totals(&pool), (0, 3 * BUFFER_SIZE_MIN, 0));
 }
 
 #[test]
-fn who_waits_gets_the_memory_that_came_back() {
+fn a_waiting_request_gets_the_returned_memory() {
     let pool = BufferPool::new(PoolOptions { bytes_max: BUFFER_SIZE_MIN });
     let buffer = pool.try_take(1).unwrap();
     let used = address(&buffer);
-    let mut waiter = Waiter::new(&pool, Need::Buffer(BUFFER_SIZE_MIN));
+    let mut waiter = Waiter::new(&pool, LeaseRequest::Buffer(BUFFER_SIZE_MIN));
     assert!(waiter.poll().is_pending());
     drop(buffer);
-    assert_eq!(sums(&pool), (BUFFER_SIZE_MIN, 0, 0), "served before it came for it");
+    assert_eq!(totals(&pool), (BUFFER_SIZE_MIN, 0, 0), "granted before it is polled");
     assert!(pool.try_reserve(1).is_none());
-    let Poll::Ready(Lease::Buffer(buffer)) = waiter.poll() else { panic!("not served") };
+    let Poll::Ready(Lease::Buffer(buffer)) = waiter.poll() else { panic!("not granted") };
     assert_eq!(address(&buffer), used);
 }
 
 #[test]
-fn a_small_need_does_not_overtake_a_large_one() {
+fn a_small_request_does_not_overtake_a_large_one() {
     let pool = pool();
-    let held = [(); 2].map(|()| pool.try_take(2 * BUFFER_SIZE_MIN).unwrap());
-    let [first, second] = held;
-    let mut large = Waiter::new(&pool, Need::Buffer(BYTES_MAX));
-    let mut small = Waiter::new(&pool, Need::Reservation(1));
+    let leased = [(); 2].map(|()| pool.try_take(2 * BUFFER_SIZE_MIN).unwrap());
+    let [first, second] = leased;
+    let mut large = Waiter::new(&pool, LeaseRequest::Buffer(BYTES_MAX));
+    let mut small = Waiter::new(&pool, LeaseRequest::Reservation(1));
     assert!(large.poll().is_pending() && small.poll().is_pending());
     drop(first);
     assert!(small.poll().is_pending(), "overtaken");
     assert!(pool.try_reserve(1).is_none(), "overtaken");
     drop(second);
-    let Poll::Ready(buffer) = large.poll() else { panic!("not served") };
+    let Poll::Ready(buffer) = large.poll() else { panic!("not granted") };
     assert!(small.poll().is_pending());
     drop(buffer);
     assert!(small.poll().is_ready());
 }
 
 #[test]
-fn who_gives_up_lets_those_behind_move_up() {
+fn a_cancelled_request_lets_those_behind_it_move_up() {
     let pool = pool();
-    let held = pool.try_take(2 * BUFFER_SIZE_MIN).unwrap();
+    let leased = pool.try_take(2 * BUFFER_SIZE_MIN).unwrap();
     let mut waiters =
-        [BYTES_MAX, BUFFER_SIZE_MIN, BYTES_MAX].map(|bytes| Waiter::new(&pool, Need::Buffer(bytes)));
+        [BYTES_MAX, BUFFER_SIZE_MIN, BYTES_MAX].map(|bytes| Waiter::new(&pool, LeaseRequest::Buffer(bytes)));
     assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_pending()));
     let [first, mut second, mut third] = waiters;
     drop(first);
     assert!(second.flag.woken.load(Ordering::Relaxed));
     assert!(second.poll().is_ready());
-    drop(held);
+    drop(leased);
     assert!(third.flag.woken.load(Ordering::Relaxed));
     drop(third);
-    assert_eq!(sums(&pool).0, 0, "served, but never came for it");
-    third = Waiter::new(&pool, Need::Reservation(BYTES_MAX));
+    assert_eq!(totals(&pool).0, 0, "granted, but dropped before it was polled");
+    third = Waiter::new(&pool, LeaseRequest::Reservation(BYTES_MAX));
     assert!(third.poll().is_ready());
 }
 
 #[test]
-fn more_than_the_whole_pool_is_refused_at_once() {
+fn a_request_beyond_the_limit_is_refused_at_once() {
     let pool = pool();
-    for need in [Need::Buffer(BYTES_MAX + 1), Need::Buffer(usize::MAX), Need::Reservation(BYTES_MAX + 1)] {
-        let mut waiter = Waiter::new(&pool, need);
+    for request in [
+        LeaseRequest::Buffer(BYTES_MAX + 1),
+        LeaseRequest::Buffer(usize::MAX),
+        LeaseRequest::Reservation(BYTES_MAX + 1),
+    ] {
+        let mut waiter = Waiter::new(&pool, request);
         let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waiter.poll().is_pending()));
         assert!(polled.is_err());
-        assert_eq!(sums(&pool), (0, 0, 0));
+        assert_eq!(totals(&pool), (0, 0, 0));
     }
     assert!(pool.try_take(BYTES_MAX + 1).is_none());
     assert!(pool.try_reserve(BYTES_MAX + 1).is_none());
-    assert!(pool.try_take(BYTES_MAX).is_some(), "and the pool works on");
+    assert!(pool.try_take(BYTES_MAX).is_some(), "the pool still works");
 }
 
 /// Runs a future on this thread.
@@ -363,33 +368,33 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn threads_that_take_and_give_up_never_exceed_the_limit_and_all_get_through() {
+fn threads_that_take_and_cancel_stay_within_the_limit_and_all_finish() {
     const ROUND_COUNT: u64 = 300;
-    let (pool, given, stopped) = (pool(), AtomicUsize::new(0), AtomicBool::new(false));
+    let (pool, granted_count, stopped) = (pool(), AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             while !stopped.load(Ordering::Relaxed) {
-                sums(&pool);
+                totals(&pool);
                 std::thread::yield_now();
             }
         });
         let takers: Vec<_> = (0..6u64)
             .map(|seed| {
-                let (pool, given) = (&pool, &given);
+                let (pool, granted_count) = (&pool, &granted_count);
                 scope.spawn(move || {
                     let mut random = StdRng::seed_from_u64(seed);
                     for _ in 0..ROUND_COUNT {
-                        let need = match random.random_range(0..3) {
-                            0 => Need::Reservation(random.random_range(0..=BYTES_MAX)),
-                            _ => Need::Buffer(BUFFER_SIZE_MIN << random.random_range(0..3u32)),
+                        let request = match random.random_range(0..3) {
+                            0 => LeaseRequest::Reservation(random.random_range(0..=BYTES_MAX)),
+                            _ => LeaseRequest::Buffer(BUFFER_SIZE_MIN << random.random_range(0..3u32)),
                         };
-                        let mut future = pin!(lease(pool.clone(), need));
+                        let mut future = pin!(lease(pool.clone(), request));
                         if random.random_range(0..3) == 0 {
                             drop(future.as_mut().poll(&mut Context::from_waker(Waker::noop())));
                         } else {
                             let lease = block_on(future);
-                            assert_eq!(lease.bytes(), need.bytes());
-                            given.fetch_add(1, Ordering::Relaxed);
+                            assert_eq!(lease.bytes(), request.bytes());
+                            granted_count.fetch_add(1, Ordering::Relaxed);
                             std::thread::yield_now();
                         }
                     }
@@ -400,6 +405,6 @@ fn threads_that_take_and_give_up_never_exceed_the_limit_and_all_get_through() {
         stopped.store(true, Ordering::Relaxed);
         watcher.join().unwrap();
     });
-    assert_eq!((sums(&pool).0, sums(&pool).2), (0, 0));
-    assert!(given.load(Ordering::Relaxed) > 1_000, "{given:?}");
+    assert_eq!((totals(&pool).0, totals(&pool).2), (0, 0));
+    assert!(granted_count.load(Ordering::Relaxed) > 1_000, "{granted_count:?}");
 }

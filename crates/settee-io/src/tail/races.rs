@@ -1,19 +1,19 @@
-//! Goal: whatever the interleaving, readers see whole what is published, memory is written
-//! again only after its last reader, and whoever waits for memory is woken.
-//! Method: loom tries every interleaving, and every value a load may see under the memory
-//! model; each access to a buffer's bytes goes through one of its cells (`sync::Shadow`).
+//! Goal: under every interleaving readers see all published bytes, memory is rewritten only after its last
+//! reader is gone, and a task that waits for memory is woken.
+//! Method: loom tries every interleaving, and every value that a load may see under the memory model. Each
+//! access to a buffer's bytes also accesses a loom cell (`sync::Shadow`).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p settee-io --release --lib races`
 //!
-//! It bites: with `Relaxed` in `publish`, in `Shared::read` or in `published` a test here fails;
-//! and so where a byte is written too early or published too early, where memory goes back with
-//! the buffer rather than with its last reader, and where `serve` wakes nobody.
+//! A test here fails with `Relaxed` in `publish`, in `TailShared::read` or in `published`; if a byte is
+//! written or published too early; if memory returns to the pool with the buffer rather than with its last
+//! reader; and if `serve` wakes no task.
 //!
-//! ThreadSanitizer sees the same, on threads: `RUSTFLAGS="-Zsanitizer=thread
-//! -Cunsafe-allow-abi-mismatch=sanitizer" cargo +nightly test --target x86_64-unknown-linux-gnu
-//! -p settee-io --lib readers_on_other -- --test-threads=1`. Without a standard library built
-//! for it, it takes std's mutexes and channels for races: what counts is that it names no frame
-//! of this module, which it does with one `Relaxed`.
+//! ThreadSanitizer checks the same on threads: `RUSTFLAGS="-Zsanitizer=thread
+//! -Cunsafe-allow-abi-mismatch=sanitizer" cargo +nightly test --target x86_64-unknown-linux-gnu -p settee-io
+//! --lib readers_on_other -- --test-threads=1`. Without a standard library built for it, it reports std's
+//! mutexes and channels as races; the test passes if no report names a frame of this module. With one
+//! `Relaxed` a report does.
 
 use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ use super::sync::SHADOW_COUNT;
 use super::*;
 use crate::{BUFFER_SIZE_MIN, BufferPool, PoolOptions};
 
-/// The bytes that every writer here appends.
+/// The bytes that every writer appends.
 const CONTENT: [u8; SHADOW_COUNT] = *b"tail";
 
 fn pool_of_one() -> std::sync::Arc<BufferPool> {
@@ -32,11 +32,11 @@ fn pool_of_one() -> std::sync::Arc<BufferPool> {
 }
 
 fn buffer() -> TailBuffer {
-    pool_of_one().try_take(1).expect("an empty pool has room")
+    pool_of_one().try_take(1).expect("an empty pool grants a buffer")
 }
 
 #[test]
-fn a_reader_sees_whole_what_is_published_and_nothing_else() {
+fn a_reader_sees_all_published_bytes_and_no_others() {
     loom::model(|| {
         let mut buffer = buffer();
         let reader = buffer.reader();
@@ -59,7 +59,7 @@ fn a_reader_sees_whole_what_is_published_and_nothing_else() {
 }
 
 #[test]
-fn readers_need_no_look_at_the_count_first() {
+fn readers_need_not_load_the_count_first() {
     loom::model(|| {
         let mut buffer = buffer();
         let readers = [2, 1].map(|length| {
@@ -80,7 +80,7 @@ fn readers_need_no_look_at_the_count_first() {
 }
 
 #[test]
-fn a_slice_stays_as_it_was_while_more_is_appended() {
+fn a_slice_is_unchanged_while_more_is_appended() {
     loom::model(|| {
         let mut buffer = buffer();
         buffer.extend(&CONTENT[..1]);
@@ -100,17 +100,17 @@ fn a_slice_stays_as_it_was_while_more_is_appended() {
 }
 
 #[test]
-fn what_was_done_before_publishing_has_happened_for_who_sees_the_count() {
+fn writes_before_publishing_happen_before_a_load_of_the_count() {
     loom::model(|| {
         let mut buffer = buffer();
         let reader = buffer.reader();
-        let told = Arc::new(AtomicUsize::new(0));
-        let seen = told.clone();
+        let written = Arc::new(AtomicUsize::new(0));
+        let seen = written.clone();
         let reading = thread::spawn(move || {
             let published = reader.published();
             assert!(seen.load(Ordering::Relaxed) >= published);
         });
-        told.store(1, Ordering::Relaxed);
+        written.store(1, Ordering::Relaxed);
         buffer.extend(&CONTENT[..1]);
         buffer.publish();
         reading.join().unwrap();
@@ -118,10 +118,10 @@ fn what_was_done_before_publishing_has_happened_for_who_sees_the_count() {
 }
 
 #[test]
-fn memory_is_written_again_only_after_its_last_reader() {
+fn memory_is_rewritten_only_after_its_last_reader() {
     loom::model(|| {
         let pool = pool_of_one();
-        let mut buffer = pool.try_take(1).expect("an empty pool has room");
+        let mut buffer = pool.try_take(1).expect("an empty pool grants a buffer");
         buffer.extend(&CONTENT[..2]);
         buffer.publish();
         let readers = [buffer.reader(), buffer.reader()];
@@ -143,10 +143,10 @@ fn memory_is_written_again_only_after_its_last_reader() {
 }
 
 #[test]
-fn who_waits_for_memory_is_woken() {
+fn a_task_that_waits_for_memory_is_woken() {
     loom::model(|| {
         let pool = pool_of_one();
-        let buffer = pool.try_take(1).expect("an empty pool has room");
+        let buffer = pool.try_take(1).expect("an empty pool grants a buffer");
         let takers = [pool.clone(), pool].map(|pool| {
             thread::spawn(move || {
                 let mut buffer = block_on(pool.take(1));
@@ -162,11 +162,11 @@ fn who_waits_for_memory_is_woken() {
 }
 
 #[test]
-fn who_gives_up_swallows_no_wake_up() {
+fn a_cancelled_request_swallows_no_wake_up() {
     loom::model(|| {
         let pool = pool_of_one();
-        let buffer = pool.try_take(1).expect("an empty pool has room");
-        let impatient = thread::spawn({
+        let buffer = pool.try_take(1).expect("an empty pool grants a buffer");
+        let cancelling = thread::spawn({
             let pool = pool.clone();
             move || {
                 // Polled once: it waits, or has a buffer. Dropped either way.
@@ -175,9 +175,9 @@ fn who_gives_up_swallows_no_wake_up() {
                 let _ = take.as_mut().poll(&mut context);
             }
         });
-        let patient = thread::spawn(move || block_on(pool.take(1)).capacity());
+        let waiting = thread::spawn(move || block_on(pool.take(1)).capacity());
         drop(buffer);
-        impatient.join().unwrap();
-        assert_eq!(patient.join().unwrap(), BUFFER_SIZE_MIN);
+        cancelling.join().unwrap();
+        assert_eq!(waiting.join().unwrap(), BUFFER_SIZE_MIN);
     });
 }

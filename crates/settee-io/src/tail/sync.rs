@@ -1,7 +1,7 @@
-//! What the tail and the pool synchronise with: the standard library's, or loom's in a loom test.
+//! The synchronisation primitives of the tail and the pool: the standard library's, or loom's in a loom test.
 //!
-//! Loom doesn't see plain memory. So each access to a buffer also touches a [`Shadow`]: one of
-//! loom's cells for each of the buffer's first bytes, and nothing at all elsewhere.
+//! Loom doesn't track plain memory. So each access to a buffer also accesses a [`Shadow`], which in a loom
+//! test has one loom cell for each of the buffer's first bytes and is otherwise empty.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic::AtomicUsize};
@@ -9,7 +9,7 @@ pub(crate) use std::sync::{Arc, Mutex, MutexGuard, atomic::AtomicUsize};
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, atomic::AtomicUsize};
 
-/// Nothing: loom is not looking.
+/// Empty: not a loom test.
 #[cfg(not(all(test, loom)))]
 pub(crate) struct Shadow;
 
@@ -26,11 +26,11 @@ impl Shadow {
     pub(crate) fn write(&self, _range: std::ops::Range<usize>) {}
 }
 
-/// How many bytes of a buffer loom watches; its tests touch no others.
+/// Number of bytes of a buffer that loom tracks; its tests touch no others.
 #[cfg(all(test, loom))]
 pub(crate) const SHADOW_COUNT: usize = 4;
 
-/// Where loom sees the reads and writes of a buffer's first bytes.
+/// The loom cells for a buffer's first bytes.
 #[cfg(all(test, loom))]
 pub(crate) struct Shadow([loom::cell::UnsafeCell<()>; SHADOW_COUNT]);
 
@@ -40,12 +40,12 @@ impl Shadow {
         Shadow(std::array::from_fn(|_| loom::cell::UnsafeCell::new(())))
     }
 
-    /// Fails the model where a write of one of these bytes did not happen before.
+    /// Fails the loom test if a write of one of these bytes did not happen before.
     pub(crate) fn read(&self, range: std::ops::Range<usize>) {
         self.0[range].iter().for_each(|cell| cell.with(|_| ()));
     }
 
-    /// Fails the model where any access to one of these bytes did not happen before.
+    /// Fails the loom test if an access to one of these bytes did not happen before.
     pub(crate) fn write(&self, range: std::ops::Range<usize>) {
         self.0[range].iter().for_each(|cell| cell.with_mut(|_| ()));
     }

@@ -1,6 +1,6 @@
-//! Goal: readers get exactly what was published, however it was appended, and nothing more.
-//! Method: random steps on a buffer and on a vector, in memory that was used before; one thread
-//! that appends while others read; the interleavings themselves are loom's (`races.rs`).
+//! Goal: readers get exactly the published bytes, whichever way they were appended.
+//! Method: random steps on a buffer and on a vector, in memory that was used before; one thread that appends
+//! while others read. Loom tests the interleavings (`races.rs`).
 
 use std::sync::atomic::{AtomicUsize as Count, Ordering};
 use std::thread;
@@ -52,18 +52,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn readers_get_exactly_what_was_published(steps in prop::collection::vec(step(), 0..40)) {
+    fn readers_get_exactly_the_published_bytes(steps in prop::collection::vec(step(), 0..40)) {
         let mut buffer = used_buffer();
         let reader = buffer.reader();
         let (mut model, mut published) = (Vec::new(), 0);
         for step in steps {
-            let room = buffer.capacity() - model.len();
+            let free = buffer.capacity() - model.len();
             match step {
-                Step::Extend(bytes) if bytes.len() <= room => {
+                Step::Extend(bytes) if bytes.len() <= free => {
                     buffer.extend(&bytes);
                     model.extend_from_slice(&bytes);
                 }
-                Step::Pad(count) if count <= room => {
+                Step::Pad(count) if count <= free => {
                     buffer.pad(count);
                     model.resize(model.len() + count, 0);
                 }
@@ -92,7 +92,7 @@ proptest! {
 }
 
 #[test]
-fn no_range_reaches_past_what_is_published() {
+fn a_range_beyond_the_published_bytes_is_refused() {
     let mut buffer = used_buffer();
     buffer.extend(b"published");
     buffer.publish();
@@ -109,14 +109,14 @@ fn no_range_reaches_past_what_is_published() {
 }
 
 #[test]
-fn what_has_no_room_is_refused_whole() {
+fn an_append_beyond_the_capacity_appends_nothing() {
     for by in [1, usize::MAX - 10] {
         let mut buffer = used_buffer();
         buffer.extend(b"what fits");
-        let room = buffer.capacity() - buffer.len();
-        let pad = std::panic::AssertUnwindSafe(|| buffer.pad(room.saturating_add(by)));
+        let free = buffer.capacity() - buffer.len();
+        let pad = std::panic::AssertUnwindSafe(|| buffer.pad(free.saturating_add(by)));
         assert!(std::panic::catch_unwind(pad).is_err());
-        let bytes = vec![7; room + 1];
+        let bytes = vec![7; free + 1];
         let extend = std::panic::AssertUnwindSafe(|| {
             buffer.extend(&bytes);
         });
@@ -130,7 +130,7 @@ fn what_has_no_room_is_refused_whole() {
 }
 
 #[test]
-fn a_slice_is_the_memory_itself_and_holds_its_room() {
+fn a_slice_is_not_a_copy_and_keeps_the_memory_leased() {
     let pool = BufferPool::new(PoolOptions { bytes_max: BUFFER_SIZE_MIN });
     let mut buffer = pool.try_take(1).unwrap();
     buffer.extend(&[1; 9_000]);
@@ -153,12 +153,12 @@ fn a_slice_is_the_memory_itself_and_holds_its_room() {
     assert_eq!((pool.stats().leased_bytes, pool.stats().kept_bytes), (0, BUFFER_SIZE_MIN));
 }
 
-/// The byte that everyone expects at `index`.
+/// The expected byte at `index`.
 fn byte_at(index: usize) -> u8 {
     (index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[1]
 }
 
-/// Reads until all of `capacity` is published, and gives back slices taken on the way.
+/// Reads until all of `capacity` is published, and returns slices taken meanwhile.
 fn read_along(reader: &TailReader, capacity: usize, seed: u64) -> Vec<(usize, Bytes)> {
     let mut random = StdRng::seed_from_u64(seed);
     let (mut seen, mut slices) = (0, Vec::new());
@@ -180,13 +180,13 @@ fn read_along(reader: &TailReader, capacity: usize, seed: u64) -> Vec<(usize, By
         if published == capacity {
             return slices;
         }
-        // Two cores or one: the one who appends gets its turn.
+        // Lets the writer run, also on a single core.
         thread::yield_now();
     }
 }
 
 #[test]
-fn readers_on_other_threads_see_only_what_is_published_and_exactly_that() {
+fn readers_on_other_threads_see_exactly_the_published_bytes() {
     const READER_COUNT: u64 = 3;
     let reads = Count::new(0);
     for seed in 0..20 {
@@ -218,5 +218,5 @@ fn readers_on_other_threads_see_only_what_is_published_and_exactly_that() {
             assert!(bytes.iter().zip(start..).all(|(byte, at)| *byte == byte_at(at)), "seed={seed}");
         }
     }
-    assert!(reads.load(Ordering::Relaxed) > 0, "nobody read");
+    assert!(reads.load(Ordering::Relaxed) > 0, "no slice was read");
 }

@@ -1,7 +1,7 @@
-//! Goal: direct mode changes how bytes get to the medium and back, and nothing else, whenever
-//! it changes, and whatever the file system says of it.
-//! Method: an engine that records, refuses or holds what it is asked for; many tasks whose
-//! regions share pages, while the mode changes under them.
+//! Goal: direct mode changes only how bytes get to and from the medium, whenever the mode changes and
+//! whatever the file system answers.
+//! Method: an engine that records, refuses or holds its requests; many tasks whose regions share pages, while
+//! the mode changes.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,28 +11,28 @@ use super::*;
 use crate::engine::OperationKind;
 use crate::{EngineKind, plan};
 
-/// What a test engine does with a request.
+/// How a test engine treats a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behaviour {
     Works,
-    /// Direct descriptors can't be had.
+    /// Refuses to open direct descriptors.
     RefusesToOpen,
-    /// Direct descriptors can be had, and every request on them fails.
+    /// Opens direct descriptors, and fails every request on them.
     RefusesRequests,
-    /// Writes wait in `held`.
+    /// Keeps writes in `held`.
     HoldsWrites,
 }
 
 struct Recorder {
     engine: Arc<dyn Engine>,
     behaviour: Behaviour,
-    /// Kind, direct or not, offset and length of what was submitted or run.
-    seen: Mutex<Vec<(OperationKind, bool, u64, usize)>>,
+    /// Kind, whether direct, offset and length of each request submitted or run.
+    requests: Mutex<Vec<(OperationKind, bool, u64, usize)>>,
     held: Mutex<Vec<Request>>,
-    /// Which writes were with their sync.
+    /// For each write, whether it had a sync.
     syncs: Mutex<Vec<bool>>,
-    /// Lets go what comes from now on.
-    lets_go: AtomicBool,
+    /// No longer holds requests.
+    passes_all: AtomicBool,
 }
 
 impl Recorder {
@@ -42,14 +42,14 @@ impl Recorder {
         Arc::new(Recorder {
             engine,
             behaviour,
-            seen: Mutex::default(),
+            requests: Mutex::default(),
             held: Mutex::default(),
             syncs: Mutex::default(),
-            lets_go: AtomicBool::default(),
+            passes_all: AtomicBool::default(),
         })
     }
 
-    /// Records the operation; an error where it is refused.
+    /// Records the operation; fails if it is refused.
     fn record(&self, operation: &Operation) -> io::Result<()> {
         let kind = operation.kind();
         let (file, offset, length) = match operation {
@@ -64,7 +64,7 @@ impl Recorder {
             _ => return Ok(()),
         };
         let direct = matches!(**file, Descriptor::Direct { .. });
-        self.seen.lock().unwrap().push((kind, direct, offset, length));
+        self.requests.lock().unwrap().push((kind, direct, offset, length));
         match direct && self.behaviour == Behaviour::RefusesRequests {
             true => Err(io::ErrorKind::InvalidInput.into()),
             false => Ok(()),
@@ -74,15 +74,15 @@ impl Recorder {
     fn holds(&self, operation: &Operation) -> bool {
         self.behaviour == Behaviour::HoldsWrites
             && operation.kind() == OperationKind::Write
-            && !self.lets_go.load(Ordering::Relaxed)
+            && !self.passes_all.load(Ordering::Relaxed)
     }
 
-    fn take_seen(&self) -> Vec<(OperationKind, bool, u64, usize)> {
-        std::mem::take(&mut self.seen.lock().unwrap())
+    fn take_requests(&self) -> Vec<(OperationKind, bool, u64, usize)> {
+        std::mem::take(&mut self.requests.lock().unwrap())
     }
 
-    /// Whether those held are direct, each; then lets them go.
-    fn let_go(&self) -> Vec<bool> {
+    /// Returns for each held write whether it is direct, and runs it.
+    fn release(&self) -> Vec<bool> {
         let held = std::mem::take(&mut *self.held.lock().unwrap());
         let direct = |request: &Request| match &request.operation {
             Operation::Write { file, .. } => matches!(**file, Descriptor::Direct { .. }),
@@ -117,15 +117,15 @@ impl Engine for Recorder {
     }
 }
 
-/// A file of `length` bytes, in direct mode; `None` where there is no direct I/O here.
+/// A file of `length` bytes in direct mode; `None` if direct I/O is not available here.
 async fn direct_file(recorder: &Arc<Recorder>, length: usize) -> Option<(tempfile::TempDir, File, usize)> {
     let engine: Arc<dyn Engine> = recorder.clone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
     fs::write(&path, content(length)).unwrap();
     let file = File::open(&engine, &path, OpenMode::Write).await.unwrap();
     match file.set_direct(true).await.unwrap() {
-        DirectMode::Direct(alignment) => Some((folder, file, alignment.bytes())),
+        DirectMode::Direct(alignment) => Some((directory, file, alignment.bytes())),
         other => {
             eprintln!("not tested here: {other:?}");
             None
@@ -138,59 +138,59 @@ fn content(length: usize) -> Vec<u8> {
 }
 
 fn aligned(byte: u8, length: usize) -> Bytes {
-    Memory::Aligned(byte, length).into()
+    WriteBuffer::Aligned(byte, length).into()
 }
 
 #[tokio::test]
-async fn what_is_aligned_goes_past_the_page_cache_and_the_rest_through_it() {
+async fn aligned_requests_bypass_the_page_cache_and_others_use_it() {
     use OperationKind::{Read, Write};
     let recorder = Recorder::new(Behaviour::Works);
-    let Some((_folder, file, unit)) = direct_file(&recorder, 10_000).await else { return };
+    let Some((_directory, file, unit)) = direct_file(&recorder, 10_000).await else { return };
     let at = unit as u64;
 
-    // Reads are rounded out, whatever is asked for; the first request that meets the end ends them.
+    // Reads are rounded out. The first request that finds the end of the file ends the read.
     assert_eq!(file.read_at(3, 5).await.unwrap(), content(10)[3..8]);
-    assert_eq!(recorder.take_seen(), [(Read, true, 0, unit)]);
+    assert_eq!(recorder.take_requests(), [(Read, true, 0, unit)]);
     assert_eq!(file.read_at(at - 1, unit + 2).await.unwrap(), content(10_000)[unit - 1..2 * unit + 1]);
-    assert_eq!(recorder.take_seen(), [(Read, true, 0, 3 * unit)]);
+    assert_eq!(recorder.take_requests(), [(Read, true, 0, 3 * unit)]);
     let last = 9_999 / at * at;
     assert_eq!(file.read_at(9_990, 100).await.unwrap(), content(10_000)[9_990..]);
-    assert_eq!(recorder.take_seen(), [(Read, true, last, unit)]);
+    assert_eq!(recorder.take_requests(), [(Read, true, last, unit)]);
     assert!(matches!(file.read_exact_at(20_000, 1).await, Err(Error::PastEnd { .. })));
-    recorder.take_seen();
+    recorder.take_requests();
 
     file.write_at(at, aligned(1, unit)).await.unwrap();
-    assert_eq!(recorder.take_seen(), [(Write, true, at, unit)]);
-    // Memory that isn't aligned is copied.
+    assert_eq!(recorder.take_requests(), [(Write, true, at, unit)]);
+    // Unaligned memory is copied.
     file.write_at(at, aligned(1, 2 * unit).slice(1..=unit)).await.unwrap();
-    assert_eq!(recorder.take_seen(), [(Write, true, at, unit)]);
+    assert_eq!(recorder.take_requests(), [(Write, true, at, unit)]);
     for (offset, length) in [(at + 1, unit), (at, unit - 1)] {
         file.write_at(offset, aligned(1, length)).await.unwrap();
-        assert_eq!(recorder.take_seen(), [(Write, false, offset, length)]);
+        assert_eq!(recorder.take_requests(), [(Write, false, offset, length)]);
     }
 
     assert_eq!(file.set_direct(false).await.unwrap(), DirectMode::Buffered);
     file.write_at(at, aligned(1, unit)).await.unwrap();
     file.read_at(0, unit).await.unwrap();
-    assert_eq!(recorder.take_seen(), [(Write, false, at, unit), (Read, false, 0, unit)]);
+    assert_eq!(recorder.take_requests(), [(Write, false, at, unit), (Read, false, 0, unit)]);
 }
 
 #[tokio::test]
-async fn a_write_that_is_copied_in_parts_is_synced_with_its_last_one() {
+async fn a_write_copied_in_parts_is_synced_with_its_last_part() {
     const SIZE: usize = (2 << 20) + 4096;
     let recorder = Recorder::new(Behaviour::Works);
-    let Some((_folder, file, _)) = direct_file(&recorder, 0).await else { return };
+    let Some((_directory, file, _)) = direct_file(&recorder, 0).await else { return };
     let bytes = aligned(1, SIZE + 1).slice(1..);
     file.write_and_sync_at(0, bytes.clone()).await.unwrap();
     assert_eq!(*recorder.syncs.lock().unwrap(), [false, false, true]);
-    assert!(recorder.take_seen().iter().all(|(_, direct, ..)| *direct));
+    assert!(recorder.take_requests().iter().all(|(_, direct, ..)| *direct));
     assert!(file.read_at(0, SIZE).await.unwrap() == bytes);
 }
 
 #[tokio::test]
-async fn values_read_together_in_direct_mode_read_each_chunk_once() {
+async fn a_bulk_read_in_direct_mode_reads_each_chunk_once() {
     let recorder = Recorder::new(Behaviour::Works);
-    let Some((_folder, file, unit)) = direct_file(&recorder, 200_000).await else { return };
+    let Some((_directory, file, unit)) = direct_file(&recorder, 200_000).await else { return };
     let reads: Vec<_> = (0..90u64).map(|at| ReadAt::new(at * 1_700 % 150_000, 900)).collect();
     let values = file.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
     for (value, read) in values.iter().zip(&reads) {
@@ -201,16 +201,16 @@ async fn values_read_together_in_direct_mode_read_each_chunk_once() {
     let expected = plan(&reads, ReadPolicy { merge, ..ReadPolicy::ADJACENT_ONLY });
     let expected: Vec<_> =
         expected.iter().map(|read| (OperationKind::Read, true, read.offset, read.length)).collect();
-    assert_eq!(recorder.take_seen(), expected);
+    assert_eq!(recorder.take_requests(), expected);
 }
 
 #[tokio::test]
-async fn where_direct_mode_is_refused_the_handle_says_why_and_goes_on_buffered() {
+async fn a_refusal_of_direct_mode_is_reported_and_the_handle_stays_buffered() {
     let recorder = Recorder::new(Behaviour::RefusesToOpen);
     assert!(direct_file(&recorder, 10).await.is_none());
 
     let recorder = Recorder::new(Behaviour::RefusesRequests);
-    let Some((_folder, file, unit)) = direct_file(&recorder, 10_000).await else { return };
+    let Some((_directory, file, unit)) = direct_file(&recorder, 10_000).await else { return };
     assert_eq!(file.read_at(5, 7_000).await.unwrap(), content(10_000)[5..7_005]);
     assert_eq!(file.direct(), None, "it would be refused each time");
     file.set_direct(true).await.unwrap();
@@ -226,11 +226,11 @@ async fn where_direct_mode_is_refused_the_handle_says_why_and_goes_on_buffered()
 }
 
 #[tokio::test]
-async fn a_write_ends_once_though_its_handle_is_closed_and_gone() {
+async fn a_write_ends_once_even_if_its_handle_is_closed_and_dropped() {
     let recorder = Recorder::new(Behaviour::HoldsWrites);
     let engine: Arc<dyn Engine> = Arc::new(Short(recorder.clone()));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
     let file = File::open(&engine, &path, OpenMode::CreateNew).await.unwrap();
     let (sender, ended) = mpsc::channel();
     for offset in [0, 50_000] {
@@ -245,18 +245,18 @@ async fn a_write_ends_once_though_its_handle_is_closed_and_gone() {
     drop(file);
     drop(sender);
     let mut turns = 0;
-    while !recorder.let_go().is_empty() {
+    while !recorder.release().is_empty() {
         turns += 1;
     }
-    assert!(turns > 2, "nothing came up short");
+    assert!(turns > 2, "no write came up short");
     assert_eq!(ended.iter().collect::<Vec<_>>(), [true, true]);
     assert!(fs::read(&path).unwrap() == [content(50_000), content(50_000)].concat());
 }
 
 #[tokio::test]
-async fn direct_and_buffered_writes_are_never_in_flight_together_and_none_is_overtaken() {
+async fn direct_and_buffered_writes_are_never_in_flight_together_nor_overtaken() {
     let recorder = Recorder::new(Behaviour::HoldsWrites);
-    let Some((_folder, file, unit)) = direct_file(&recorder, 0).await else { return };
+    let Some((_directory, file, unit)) = direct_file(&recorder, 0).await else { return };
     let ended = Arc::new(AtomicUsize::new(0));
     let begin = |at: usize, length: usize| {
         let ended = ended.clone();
@@ -270,7 +270,7 @@ async fn direct_and_buffered_writes_are_never_in_flight_together_and_none_is_ove
     }
     let mut groups = Vec::new();
     loop {
-        let group = recorder.let_go();
+        let group = recorder.release();
         if group.is_empty() {
             break;
         }
@@ -282,10 +282,10 @@ async fn direct_and_buffered_writes_are_never_in_flight_together_and_none_is_ove
 }
 
 #[test]
-fn a_blocking_write_waits_for_those_it_can_not_be_beside() {
+fn a_blocking_write_waits_for_writes_of_the_other_kind() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let recorder = Recorder::new(Behaviour::HoldsWrites);
-    let Some((_folder, file, unit)) = runtime.block_on(direct_file(&recorder, 0)) else { return };
+    let Some((_directory, file, unit)) = runtime.block_on(direct_file(&recorder, 0)) else { return };
     file.begin_write(0, aligned(1, unit), false, |result| result.unwrap());
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -296,7 +296,7 @@ fn a_blocking_write_waits_for_those_it_can_not_be_beside() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!ended.load(Ordering::Acquire), "beside a direct write");
         while !ended.load(Ordering::Acquire) {
-            recorder.let_go();
+            recorder.release();
             std::thread::yield_now();
         }
     });
@@ -304,7 +304,7 @@ fn a_blocking_write_waits_for_those_it_can_not_be_beside() {
 }
 
 #[tokio::test]
-async fn thousands_of_writes_that_wait_for_each_other_leave_the_stack_flat() {
+async fn thousands_of_waiting_writes_use_bounded_stack() {
     let threads = ThreadOptions {
         thread_count: 1,
         write_thread_count: 1,
@@ -317,12 +317,12 @@ async fn thousands_of_writes_that_wait_for_each_other_leave_the_stack_flat() {
     let recorder = Arc::new(Recorder {
         engine: Arc::new(Short(options.start().unwrap())),
         behaviour: Behaviour::HoldsWrites,
-        seen: Mutex::default(),
+        requests: Mutex::default(),
         held: Mutex::default(),
         syncs: Mutex::default(),
-        lets_go: AtomicBool::default(),
+        passes_all: AtomicBool::default(),
     });
-    let Some((_folder, file, unit)) = direct_file(&recorder, 0).await else { return };
+    let Some((_directory, file, unit)) = direct_file(&recorder, 0).await else { return };
     let ended = Arc::new(AtomicUsize::new(0));
     const COUNT: usize = 5_000;
     for at in 0..COUNT {
@@ -333,17 +333,17 @@ async fn thousands_of_writes_that_wait_for_each_other_leave_the_stack_flat() {
             ended.fetch_add(1, Ordering::Relaxed);
         });
     }
-    // All wait for the first, and are let in by its end.
-    recorder.lets_go.store(true, Ordering::Relaxed);
-    assert_eq!(recorder.let_go(), [true]);
+    // All wait for the first, whose end admits them.
+    recorder.passes_all.store(true, Ordering::Relaxed);
+    assert_eq!(recorder.release(), [true]);
     assert_eq!(ended.load(Ordering::Relaxed), COUNT, "a write was forgotten");
 }
 
 #[test]
 fn a_direct_descriptor_keeps_the_lock_and_outlives_its_files_name() {
     for (name, engine) in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         fs::write(&path, content(8_192)).unwrap();
         let open = || match engine.run(Operation::Open { path: path.clone(), mode: OpenMode::Write }) {
             Ok(Outcome::Opened(descriptor)) => Arc::new(descriptor),
@@ -351,8 +351,8 @@ fn a_direct_descriptor_keeps_the_lock_and_outlives_its_files_name() {
         };
         let (first, second) = (open(), open());
         engine.run(Operation::Lock { file: first.clone() }).unwrap();
-        // Whatever has the name by now, it is the file that was opened.
-        fs::rename(&path, folder.path().join("other")).unwrap();
+        // It is the file that was opened, whichever file now has its name.
+        fs::rename(&path, directory.path().join("other")).unwrap();
         fs::write(&path, b"another file").unwrap();
         let (direct, alignment) = match engine.run(Operation::OpenDirect { file: first }) {
             Ok(Outcome::OpenedDirect { descriptor, alignment }) => (Arc::new(descriptor), alignment),
@@ -372,12 +372,12 @@ fn a_direct_descriptor_keeps_the_lock_and_outlives_its_files_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn tasks_that_share_pages_each_read_what_they_wrote_while_the_mode_changes() {
+async fn tasks_that_share_pages_read_their_own_writes_while_the_mode_changes() {
     const SIZE: usize = 6_100;
     const TURNS: usize = 8;
     for (name, engine) in engines_twice() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = File::open(&engine, &folder.path().join("a"), OpenMode::CreateNew).await.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = File::open(&engine, &directory.path().join("a"), OpenMode::CreateNew).await.unwrap();
         let file = Arc::new(file);
         let turns = Arc::new(AtomicUsize::new(0));
         let changes = {
@@ -390,7 +390,7 @@ async fn tasks_that_share_pages_each_read_what_they_wrote_while_the_mode_changes
                 }
             })
         };
-        // However fast the tasks are, the mode changes under them.
+        // Repeats until the mode has changed often enough, however fast the tasks are.
         while turns.load(Ordering::Relaxed) < TURNS {
             let keep = |region| keep_a_region(file.clone(), region, region * SIZE as u64, SIZE, 512);
             let tasks: Vec<_> = (0..12).map(|region| tokio::spawn(keep(region))).collect();

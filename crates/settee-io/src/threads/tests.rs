@@ -1,6 +1,6 @@
-//! Goal: who reads waits for no thread that writes or syncs, however many of those are held.
-//! Method: a completion that doesn't return holds its thread, as a write does that the file
-//! system throttles; and each operation tells in which thread it ended.
+//! Goal: a read waits for no thread that writes or syncs, however many of those are held.
+//! Method: a completion that doesn't return holds its thread, as a write throttled by the file system does.
+//! Each operation reports the thread in which it ended.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,8 +14,8 @@ use crate::engine::Completion;
 use crate::tests::is_refusal;
 use crate::{EngineKind, EngineOptions, UringOptions};
 
-/// After so long nothing comes any more. It is waited for only where a test fails.
-const NEVER: Duration = Duration::from_secs(20);
+/// Time after which no result is expected any more. Only a failing test waits this long.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const SMALL: ThreadOptions = ThreadOptions {
     thread_count: 1,
@@ -25,7 +25,7 @@ const SMALL: ThreadOptions = ThreadOptions {
     files_max: usize::MAX,
 };
 
-/// The threads alone, and those beside a ring, where there is one.
+/// The thread engine, and the threads beside a ring if the kernel has io_uring.
 fn engines() -> Vec<Arc<dyn Engine>> {
     let start = |kind| EngineOptions { kind, threads: SMALL, uring: UringOptions::default() }.start();
     let mut engines = vec![start(EngineKind::Threads).unwrap()];
@@ -36,7 +36,7 @@ fn engines() -> Vec<Arc<dyn Engine>> {
     engines
 }
 
-/// How an operation ended, and the name of the thread in which it did.
+/// The result of an operation, and the name of the thread in which it ended.
 type Ended = (io::Result<Outcome>, Option<String>);
 
 fn submit(engine: &dyn Engine, operation: Operation) -> Receiver<Ended> {
@@ -48,8 +48,8 @@ fn submit(engine: &dyn Engine, operation: Operation) -> Receiver<Ended> {
     end
 }
 
-/// Submits an operation whose thread is held until what this gives is dropped. Returns once it
-/// is held, or, where the operation is to stay in the queue, at once.
+/// Submits an operation whose completion holds its thread until the returned sender is dropped. Returns once
+/// the thread is held, or at once if the operation is to stay in the queue.
 fn hold(engine: &dyn Engine, operation: Operation, is_queued: bool) -> Sender<()> {
     let (release, released) = mpsc::channel();
     let (holds, held) = mpsc::channel();
@@ -59,30 +59,30 @@ fn hold(engine: &dyn Engine, operation: Operation, is_queued: bool) -> Sender<()
     });
     engine.submit(Request { operation, completion });
     if !is_queued {
-        held.recv_timeout(NEVER).expect("a thread is free").expect("the operation succeeds");
+        held.recv_timeout(TIMEOUT).expect("a thread is free").expect("the operation succeeds");
     }
     release
 }
 
-/// A file of 64 KiB that the page cache has let go, and its folder.
+/// A file of 64 KiB that is not in the page cache, and its directory.
 struct Subject {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     file: Arc<Descriptor>,
 }
 
 impl Subject {
     fn new() -> Subject {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
         fs::write(&path, vec![7; 64 << 10]).unwrap();
         let file = open(&path, OpenMode::Write).unwrap();
         file.sync_all().unwrap();
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        Subject { folder, file: Arc::new(Descriptor::System(file)) }
+        Subject { directory, file: Arc::new(Descriptor::System(file)) }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn open(&self, name: &str, mode: OpenMode) -> Operation {
@@ -102,7 +102,7 @@ impl Subject {
         Operation::Sync { file: self.file.clone() }
     }
 
-    /// All that changes nothing, but for direct I/O, which not every file system has.
+    /// All operations that change nothing, except direct I/O, which not every file system has.
     fn reading(&self) -> Vec<Operation> {
         vec![
             self.read(),
@@ -110,11 +110,11 @@ impl Subject {
             Operation::LinkCount { file: self.file.clone() },
             Operation::Identity { file: self.file.clone() },
             self.open("file", OpenMode::Read),
-            Operation::List { path: self.folder.path().into() },
+            Operation::List { path: self.directory.path().into() },
         ]
     }
 
-    /// All that may wait for writes, in an order in which each succeeds.
+    /// All operations that may wait for writes, in an order in which each succeeds.
     fn writing(&self) -> Vec<Operation> {
         let file = || self.file.clone();
         vec![
@@ -129,21 +129,21 @@ impl Subject {
             Operation::Link { from: self.path("created"), to: self.path("linked") },
             Operation::Remove { path: self.path("linked") },
             Operation::Remove { path: self.path("created") },
-            Operation::CreateFolder { path: self.path("folder") },
-            Operation::RemoveFolder { path: self.path("folder") },
+            Operation::CreateDirectory { path: self.path("folder") },
+            Operation::RemoveDirectory { path: self.path("folder") },
         ]
     }
 
     fn syncing(&self) -> Vec<Operation> {
-        vec![self.sync(), self.write(true), Operation::SyncFolder { path: self.folder.path().into() }]
+        vec![self.sync(), self.write(true), Operation::SyncDirectory { path: self.directory.path().into() }]
     }
 }
 
-/// Every operation that only reads ends, by a thread of its own, while others are held.
+/// Checks that every operation that only reads ends, in a read thread, while others are held.
 fn assert_all_read(engine: &dyn Engine, subject: &Subject, beside: &str) {
     for operation in subject.reading() {
         let name = format!("{}: a {} beside {beside}", engine.name(), operation.kind());
-        let end = submit(engine, operation).recv_timeout(NEVER);
+        let end = submit(engine, operation).recv_timeout(TIMEOUT);
         let (result, thread) = end.unwrap_or_else(|_| panic!("{name} waits"));
         assert_eq!(thread.as_deref(), Some("settee-read"), "{name}");
         match result.unwrap_or_else(|error| panic!("{name}: {error}")) {
@@ -173,7 +173,7 @@ fn a_cold_read_waits_for_no_thread_that_writes_or_syncs() {
         }
         assert_all_read(engine, &subject, "full queues");
 
-        // What finds its queue full runs here, and no more than here.
+        // An operation whose queue is full runs in this thread.
         for operation in [subject.write(false), subject.sync()] {
             let (result, thread) = submit(engine, operation).try_recv().expect("it has run");
             assert_eq!(thread.as_deref(), thread::current().name(), "{result:?}");
@@ -183,11 +183,11 @@ fn a_cold_read_waits_for_no_thread_that_writes_or_syncs() {
 }
 
 #[test]
-fn a_write_waits_for_no_thread_that_reads_or_syncs_and_a_sync_for_none_that_reads_or_writes() {
+fn writes_and_syncs_wait_for_no_thread_of_another_kind() {
     for engine in engines() {
         let (engine, subject) = (&*engine, Subject::new());
         let ends =
-            |operation| submit(engine, operation).recv_timeout(NEVER).expect("it has a thread").0.unwrap();
+            |operation| submit(engine, operation).recv_timeout(TIMEOUT).expect("it has a thread").0.unwrap();
         let reads: Vec<_> = (0..SMALL.thread_count).map(|_| hold(engine, subject.read(), false)).collect();
         ends(subject.write(false));
         ends(subject.sync());
@@ -214,24 +214,24 @@ fn each_operation_runs_in_a_thread_of_its_kind() {
         for (expected, operations) in kinds {
             for operation in operations {
                 let name = format!("{}: {}", engine.name(), operation.kind());
-                let (result, thread) = submit(&*engine, operation).recv_timeout(NEVER).expect("it ends");
+                let (result, thread) = submit(&*engine, operation).recv_timeout(TIMEOUT).expect("it ends");
                 assert!(result.is_ok(), "{name}: {result:?}");
                 assert_eq!(thread.as_deref(), Some(expected), "{name}");
             }
         }
-        // It may be refused, but not by a thread that writes.
+        // It may be refused, but not in a write thread.
         let open = Operation::OpenDirect { file: subject.file.clone() };
-        let (_, thread) = submit(&*engine, open).recv_timeout(NEVER).expect("it ends");
+        let (_, thread) = submit(&*engine, open).recv_timeout(TIMEOUT).expect("it ends");
         assert_eq!(thread.as_deref(), Some("settee-read"));
     }
 }
 
 #[tokio::test]
-async fn a_read_leaves_the_access_time_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
+async fn a_read_does_not_update_the_access_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
     std::fs::write(&path, vec![7; 8_192]).unwrap();
-    // Older than the last write: reads would change it.
+    // Older than the last write, so a read would update it.
     let before = std::time::UNIX_EPOCH + Duration::from_secs(1);
     std::fs::File::options()
         .write(true)

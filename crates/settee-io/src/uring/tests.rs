@@ -1,6 +1,6 @@
-//! Goal: the ring's own promises: results the kernel seldom gives, full queues, an orderly end.
-//! Method: completions made up and handed to `settle`; rings of two entries; engines dropped
-//! with everything in flight.
+//! Goal: the ring's own guarantees: results that the kernel seldom returns, full queues, an orderly end.
+//! Method: made-up completions passed to `finish`; rings of two entries; engines dropped with everything in
+//! flight.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use crate::tests::is_refusal;
 
 type Done = oneshot::Receiver<io::Result<Outcome>>;
 
-/// An engine that does all it can in its ring, or none where the kernel refuses.
+/// An engine that uses its ring for all operations that a ring can run; `None` if the kernel refuses.
 fn engine(entry_count: u32, queue_count_max: usize) -> Option<UringEngine> {
     let threads = Arc::new(ThreadEngine::new(ThreadOptions::default()));
     let options = UringOptions { entry_count, queue_count_max, ring_use: RingUse::All };
@@ -38,7 +38,7 @@ fn submit(engine: &UringEngine, operation: Operation) -> Done {
 }
 
 #[test]
-fn the_end_of_the_engine_waits_for_all_that_was_submitted() {
+fn dropping_the_engine_waits_for_all_submitted_requests() {
     for (entry_count, queue_count_max) in [(2, 0), (2, 1), (4, 1_000), (512, 1_000)] {
         let Some(engine) = engine(entry_count, queue_count_max) else { return };
         let (file, std) = temporary();
@@ -52,7 +52,7 @@ fn the_end_of_the_engine_waits_for_all_that_was_submitted() {
         for mut done in dones {
             assert!(matches!(done.try_recv(), Ok(Ok(Outcome::Count(100)))), "{entry_count} entries");
         }
-        assert_eq!(Arc::strong_count(&file), 1, "a flight has kept its descriptor");
+        assert_eq!(Arc::strong_count(&file), 1, "a finished request keeps its descriptor");
         let mut found = vec![0; 50_000];
         std.read_exact_at(&mut found, 0).unwrap();
         let expected: Vec<u8> = (0..500u64).flat_map(|at| [at as u8; 100]).collect();
@@ -61,7 +61,7 @@ fn the_end_of_the_engine_waits_for_all_that_was_submitted() {
 }
 
 #[test]
-fn a_ring_of_a_size_the_kernel_would_not_take_is_refused() {
+fn a_ring_of_an_invalid_size_is_refused() {
     for entry_count in [0, 1, 3, 2 * ENTRY_COUNT_MAX] {
         let threads = Arc::new(ThreadEngine::new(ThreadOptions::default()));
         let options = UringOptions { entry_count, ..UringOptions::default() };
@@ -81,12 +81,12 @@ fn ring() -> Option<Ring> {
     Some(Ring::new(2, Arc::new(inbox), engine.threads.clone()).unwrap())
 }
 
-/// The operation in flight, as far as the ring knows; the kernel was never told.
+/// Marks the operation as in flight in the ring, without submitting it to the kernel.
 fn pretend(ring: &mut Ring, operation: Operation) -> (usize, Done) {
     let (completion, done) = Completion::new();
-    let place = ring.free.pop().unwrap();
-    ring.flights[place] = Some(Flight { operation, completion, written: false });
-    (place, done)
+    let slot = ring.free_slots.pop().unwrap();
+    ring.in_flight[slot] = Some(InFlight { operation, completion, written: false });
+    (slot, done)
 }
 
 fn write(file: &Arc<Descriptor>, sync: bool) -> Operation {
@@ -94,12 +94,12 @@ fn write(file: &Arc<Descriptor>, sync: bool) -> Operation {
 }
 
 #[test]
-fn a_request_that_the_kernel_gave_up_is_done_by_a_thread() {
+fn a_request_that_the_kernel_gave_up_runs_in_a_thread() {
     for errno in [Errno::INTR, Errno::AGAIN, Errno::CANCELED] {
         let Some(mut ring) = ring() else { return };
         let (file, std) = temporary();
-        let (place, done) = pretend(&mut ring, write(&file, true));
-        ring.settle(place, -errno.raw_os_error());
+        let (slot, done) = pretend(&mut ring, write(&file, true));
+        ring.finish(slot, -errno.raw_os_error());
         assert!(matches!(done.blocking_recv(), Ok(Ok(Outcome::Count(6)))), "{errno}");
         let mut found = [0; 6];
         std.read_exact_at(&mut found, 0).unwrap();
@@ -109,24 +109,24 @@ fn a_request_that_the_kernel_gave_up_is_done_by_a_thread() {
 }
 
 #[test]
-fn a_whole_write_is_synced_before_it_is_told_and_a_short_or_failed_one_is_not() {
+fn a_whole_write_is_synced_before_it_completes_and_a_short_or_failed_one_is_not_synced() {
     let Some(mut ring) = ring() else { return };
     let (file, _) = temporary();
 
-    let (place, mut done) = pretend(&mut ring, write(&file, true));
-    ring.settle(place, 5);
+    let (slot, mut done) = pretend(&mut ring, write(&file, true));
+    ring.finish(slot, 5);
     assert!(matches!(done.try_recv(), Ok(Ok(Outcome::Count(5)))));
     assert!(ring.is_idle());
 
-    let (place, mut done) = pretend(&mut ring, write(&file, true));
-    ring.settle(place, -Errno::NOSPC.raw_os_error());
-    let told = done.try_recv().unwrap().unwrap_err();
-    assert_eq!(told.kind(), io::ErrorKind::StorageFull, "{told}");
+    let (slot, mut done) = pretend(&mut ring, write(&file, true));
+    ring.finish(slot, -Errno::NOSPC.raw_os_error());
+    let error = done.try_recv().unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
     assert!(ring.is_idle());
 
-    let (place, mut done) = pretend(&mut ring, write(&file, true));
-    ring.settle(place, 6);
-    assert!(matches!(done.try_recv(), Err(TryRecvError::Empty)), "told before its sync");
+    let (slot, mut done) = pretend(&mut ring, write(&file, true));
+    ring.finish(slot, 6);
+    assert!(matches!(done.try_recv(), Err(TryRecvError::Empty)), "completed before its sync");
     ring.ring.submit_and_wait(1).unwrap();
     ring.reap();
     assert!(matches!(done.try_recv(), Ok(Ok(Outcome::Count(6)))));
@@ -134,20 +134,20 @@ fn a_whole_write_is_synced_before_it_is_told_and_a_short_or_failed_one_is_not() 
 }
 
 #[test]
-fn a_failed_sync_is_told_and_not_tried_again() {
+fn a_failed_sync_is_reported_and_not_repeated() {
     let Some(mut ring) = ring() else { return };
     let (file, _) = temporary();
-    let (place, mut done) = pretend(&mut ring, write(&file, true));
-    ring.flights[place].as_mut().unwrap().written = true;
-    ring.settle(place, -Errno::IO.raw_os_error());
-    let told = done.try_recv().unwrap().unwrap_err();
-    let source = told.get_ref().and_then(|inner| inner.downcast_ref::<SyncFailed>());
-    assert_eq!(source.and_then(|failed| failed.0.raw_os_error()), Some(Errno::IO.raw_os_error()), "{told}");
+    let (slot, mut done) = pretend(&mut ring, write(&file, true));
+    ring.in_flight[slot].as_mut().unwrap().written = true;
+    ring.finish(slot, -Errno::IO.raw_os_error());
+    let error = done.try_recv().unwrap().unwrap_err();
+    let source = error.get_ref().and_then(|inner| inner.downcast_ref::<SyncFailed>());
+    assert_eq!(source.and_then(|failed| failed.0.raw_os_error()), Some(Errno::IO.raw_os_error()), "{error}");
     assert!(ring.is_idle());
 }
 
 #[test]
-fn a_ring_that_fails_tells_who_waits_and_keeps_what_the_kernel_may_use() {
+fn a_failed_ring_fails_its_requests_and_keeps_the_memory_that_the_kernel_may_use() {
     let Some(mut ring) = ring() else { return };
     let (file, _) = temporary();
     let (_, mut in_flight) = pretend(&mut ring, write(&file, false));
@@ -158,8 +158,8 @@ fn a_ring_that_fails_tells_who_waits_and_keeps_what_the_kernel_may_use() {
     drop(ring);
     assert!(in_flight.try_recv().unwrap().is_err());
     assert!(matches!(waiting.blocking_recv(), Ok(Ok(Outcome::Count(0)))));
-    assert_eq!(Arc::strong_count(&file), 2, "the flight's descriptor was let go");
+    assert_eq!(Arc::strong_count(&file), 2, "the descriptor of a request in flight was released");
     let (completion, _done) = Completion::new();
     let later = Request { operation: Operation::Length { file }, completion };
-    assert!(inbox.push(later).is_err(), "taken by a ring that is gone");
+    assert!(inbox.push(later).is_err(), "accepted by a ring that has ended");
 }

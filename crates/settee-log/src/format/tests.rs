@@ -1,4 +1,4 @@
-//! Goal: the bytes are those of `docs/format.md`, and no damaged bytes pass.
+//! Goal: the bytes are those of `docs/format.md`, and no damaged bytes are accepted.
 //! Method: golden bytes; every single-bit flip of a frame; proptest for round trips.
 
 use proptest::prelude::*;
@@ -27,12 +27,12 @@ fn header() -> FrameHeader {
 
 fn batch() -> Batch {
     let mut batch = Batch::new();
-    batch.push(Flags::LISTED, b"key", b"meta", b"value");
+    batch.push(Flags::IN_SEQ_INDEX, b"key", b"meta", b"value");
     batch.push(Flags::TOMBSTONE, b"gone", b"", b"");
     batch
 }
 
-/// The batch's frame behind `bytes`.
+/// Appends the batch's frame to `bytes`.
 fn write(batch: &Batch, header: FrameHeader, bytes: &mut Vec<u8>) -> u64 {
     batch.write_frame(header, &mut Sink(bytes))
 }
@@ -71,7 +71,7 @@ fn a_frame_has_its_golden_bytes() {
 
 #[test]
 fn a_frame_of_many_records_has_its_golden_checksum() {
-    // What is hashed is longer than 240 bytes: there the seed makes another secret.
+    // The hashed bytes are more than 240: then the seed changes the hash's secret.
     let mut batch = Batch::new();
     (0..30).for_each(|_| batch.push(Flags::none(), b"", b"", b""));
     assert_eq!(
@@ -109,7 +109,7 @@ fn a_segment_header_has_its_golden_bytes() {
 }
 
 #[test]
-fn a_header_that_no_log_writes_is_told_from_damage() {
+fn a_header_that_no_log_writes_is_distinguished_from_damage() {
     let first = SegmentHeader { segment: 1, previous_end: 0, ..segment_header() };
     assert!(SegmentHeader::decode(&first.encode().0).is_ok());
     let impossible = [
@@ -138,7 +138,7 @@ fn a_header_that_no_log_writes_is_told_from_damage() {
 }
 
 #[test]
-fn another_format_is_told_from_damage() {
+fn another_format_is_distinguished_from_damage() {
     let (mut bytes, _) = segment_header().encode();
     bytes[8..12].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
     assert_eq!(SegmentHeader::decode(&bytes), Err(HeaderError::Invalid));
@@ -152,11 +152,11 @@ fn another_format_is_told_from_damage() {
 }
 
 #[test]
-fn a_frame_of_another_log_or_without_records_is_none() {
+fn a_frame_of_another_log_or_without_records_is_not_accepted() {
     let mut bytes = Vec::new();
     write(&batch(), header(), &mut bytes);
     assert!(Frame::decode(&bytes, seed()).is_some());
-    // With the same magic: the checksum alone tells.
+    // With the same magic, only the checksum distinguishes it.
     let other = FrameSeed(seed().0 ^ 1 << 40);
     assert_eq!(other.magic(), seed().magic());
     assert!(FrameHeader::decode(&bytes, other).is_some() && Frame::decode(&bytes, other).is_none());
@@ -192,20 +192,20 @@ fn an_extent_has_no_seq_and_is_found_by_the_record_that_refers_to_it() {
     let (offset, record) = frame.records().next().unwrap();
     assert_eq!((record.seq, record.value), (Seq(0), &value[..]));
     assert_eq!((frame.header.next_seq(), offset), (7, FRAME_HEADER_SIZE));
-    // The same bytes as a batch are no frame: an extent never counts as a commit.
+    // The same bytes with the kind of a batch are not a frame: an extent never counts as a commit.
     bytes[2] = FrameKind::Batch as u8;
     assert!(Frame::decode(&bytes, seed()).is_none());
 
     let places =
         [Location { segment: 1, offset: 512, length: 5_028 }, Location { segment: 2, offset: 8, length: 9 }];
     let mut batch = Batch::new();
-    batch.push_extents(Flags::LISTED, b"key", b"", &places);
+    batch.push_extents(Flags::IN_SEQ_INDEX, b"key", b"", &places);
     let mut bytes = Vec::new();
     write(&batch, self::header(), &mut bytes);
     let range = batch.ranges().next().unwrap();
     let record = Record::decode(Bytes::from(bytes).slice(range.start as usize..range.end as usize)).unwrap();
     assert_eq!(record.extents().unwrap(), places);
-    assert!(record.flags().has(Flags::LISTED));
+    assert!(record.flags().has(Flags::IN_SEQ_INDEX));
 }
 
 proptest! {
@@ -221,7 +221,7 @@ proptest! {
     ) {
         let mut batch = Batch::new();
         for (listed, key, meta, value) in &records {
-            let flags = if *listed { Flags::LISTED } else { Flags::none() };
+            let flags = if *listed { Flags::IN_SEQ_INDEX } else { Flags::none() };
             match key.len() % 2 {
                 0 => batch.push(flags, key, meta, value),
                 _ => batch.push_bytes(flags, key, meta, value.clone().into()),
@@ -244,13 +244,13 @@ proptest! {
             prop_assert_eq!(record.value(), value.clone());
         }
         for ((flags, key, meta), (listed, expected_key, expected_meta, _)) in batch.records().zip(&records) {
-            prop_assert_eq!(flags.has(Flags::LISTED), *listed);
+            prop_assert_eq!(flags.has(Flags::IN_SEQ_INDEX), *listed);
             prop_assert_eq!((key, meta), (&expected_key[..], &expected_meta[..]));
         }
     }
 
     #[test]
-    fn junk_is_no_frame_and_no_panic(junk in prop::collection::vec(any::<u8>(), 0..200), magic in any::<bool>()) {
+    fn junk_is_not_accepted_as_a_frame_and_causes_no_panic(junk in prop::collection::vec(any::<u8>(), 0..200), magic in any::<bool>()) {
         let mut junk = junk;
         if magic && junk.len() > 4 {
             junk[..2].copy_from_slice(&seed().magic());
@@ -270,7 +270,7 @@ fn records_that_lie_back_to_back_are_found_one_after_another() {
     let places: Vec<Range<u32>> = batch.ranges().collect();
     let end = places[2].end as usize;
     let all = Bytes::from(frame).slice(places[0].start as usize..end);
-    // As they were copied one by one to another file.
+    // As they are copied one by one to another file.
     let mut copied = Vec::new();
     let mut rest = all.clone();
     let mut keys = Vec::new();
@@ -285,7 +285,7 @@ fn records_that_lie_back_to_back_are_found_one_after_another() {
     assert!(rest.is_empty());
     assert_eq!(copied, all);
     assert_eq!(keys, [&b"key"[..], b"gone", b"another"]);
-    // One that is cut short, or damaged anywhere, is none.
+    // A truncated or damaged record is not accepted.
     for end in 0..keys[0].len() + 28 {
         assert!(Record::decode_first(&all.slice(..end)).is_none());
     }

@@ -1,5 +1,5 @@
-//! Goal: direct mode changes nothing that a user of the log sees, also when it changes in mid-run.
-//! Method: batches of odd sizes at every stage while the mode is switched; all is read by position,
+//! Goal: direct mode makes no visible difference to users of the log, also when it is switched during a run.
+//! Method: batches of odd sizes at every stage while the mode is switched; everything is read by position,
 //! and found again after a power loss.
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 use settee_log::{Batch, Flags, Log, LogOptions, Seq, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 
 fn value(seed: u64, number: usize) -> Vec<u8> {
     vec![number as u8; (seed as usize * 7_919 + number * 1_031) % 40_000]
@@ -28,7 +28,7 @@ fn the_mode_can_change_at_any_time() {
             ..LogOptions::default()
         };
         sim.run(async {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+            let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
             let mut places = Vec::new();
             for number in 0..60 {
                 if (number + seed as usize).is_multiple_of(7) {
@@ -54,7 +54,7 @@ fn the_mode_can_change_at_any_time() {
         let mut found = Vec::new();
         sim.run(async {
             let replay = |_, record: settee_log::RecordRef<'_>| found.push(record.value.to_vec());
-            Log::open(&env, Path::new(FOLDER), options, replay).await.unwrap();
+            Log::open(&env, Path::new(DIRECTORY), options, replay).await.unwrap();
         })
         .unwrap();
         assert_eq!(found, (0..60).map(|number| value(seed, number)).collect::<Vec<_>>(), "seed={seed}");

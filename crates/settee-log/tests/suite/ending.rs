@@ -1,5 +1,5 @@
-//! A log that ends, stops or waits holds nothing that others need, and leaves nothing behind. Each
-//! file says how it looks at one way in which it might.
+//! Goal: a log that ends, stops or waits holds no resource that others need, and leaves nothing behind. Each
+//! file checks one way in which it might.
 
 mod blocking;
 mod closing;

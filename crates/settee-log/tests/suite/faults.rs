@@ -1,4 +1,4 @@
-//! Goal: the log keeps its word under failing and full disks, and reads never wait.
+//! Goal: the log keeps its guarantees on failing and full disks, and reads never wait.
 //! Method: the simulated disk fails, stalls or is full at a chosen operation.
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use settee_io::OperationKind;
 use settee_log::{AppendError, Batch, Flags, Log, LogOptions, OpenError, Stage};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 
 fn batch(value: &[u8]) -> Batch {
     let mut batch = Batch::new();
@@ -18,7 +18,7 @@ fn batch(value: &[u8]) -> Batch {
 
 async fn open(env: &settee_io::Env) -> Result<(Log, Vec<Vec<u8>>), OpenError> {
     let mut found = Vec::new();
-    let (log, _) = Log::open(env, Path::new(FOLDER), LogOptions::default(), |_, record| {
+    let (log, _) = Log::open(env, Path::new(DIRECTORY), LogOptions::default(), |_, record| {
         found.push(record.value.to_vec())
     })
     .await?;
@@ -31,7 +31,7 @@ async fn put(log: &Log, value: &[u8]) -> Result<(), AppendError> {
 }
 
 #[test]
-fn what_is_accepted_is_read_from_memory_and_later_from_the_file() {
+fn accepted_records_are_read_from_memory_and_later_from_the_file() {
     for seed in seeds(50) {
         let sim = Sim::new(seed);
         let env = sim.env();
@@ -65,7 +65,7 @@ fn reads_do_not_wait_for_writes_or_syncs() {
         let (log, _) = open(&env).await.unwrap();
         let first = log.append(&batch(b"first"), Stage::Persisted).await.unwrap();
         log.flush().await.unwrap();
-        // From here every write and sync takes at least ten seconds; reads don't.
+        // From here on every write and sync takes at least ten seconds; reads don't.
         let _slow = disk.clone().delays_us(10_000_000..=10_000_000);
         let second = log.append(&batch(b"second"), Stage::Persisted).await.unwrap();
         env.clock.sleep(Duration::from_millis(1)).await;
@@ -83,7 +83,7 @@ fn reads_do_not_wait_for_writes_or_syncs() {
 }
 
 #[test]
-fn writers_at_the_same_time_share_syncs_and_a_lone_one_waits_for_one() {
+fn concurrent_writers_share_syncs_and_a_single_one_waits_for_one() {
     let disk = SimDisk::new(7).delays_us(1_000..=1_000).short_writes(0.0);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -94,8 +94,8 @@ fn writers_at_the_same_time_share_syncs_and_a_lone_one_waits_for_one() {
         put(&log, b"alone").await.unwrap();
         let alone = log.stats();
         assert_eq!((alone.sync_count - before.sync_count, alone.write_count - before.write_count), (1, 1));
-        // All have appended before the first sync is over (there is room for them): it takes the
-        // first, a second the rest.
+        // All append before the first sync completes (disk space is available): it covers the first batch, a
+        // second sync the rest.
         let mut last = None;
         for _ in 0..50 {
             last = Some(log.append(&batch(&[1; 200]), Stage::Persisted).await.unwrap().last_seq);
@@ -108,7 +108,7 @@ fn writers_at_the_same_time_share_syncs_and_a_lone_one_waits_for_one() {
 }
 
 #[test]
-fn what_is_only_written_is_synced_before_it_is_old() {
+fn written_bytes_are_synced_within_their_age_limit() {
     let disk = SimDisk::new(3);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -122,14 +122,14 @@ fn what_is_only_written_is_synced_before_it_is_old() {
 }
 
 #[test]
-fn a_failed_write_or_sync_stops_the_log_and_reads_go_on() {
+fn a_failed_write_or_sync_stops_the_log_and_reads_continue() {
     let options =
         LogOptions { batch_bytes_max: 16 << 10, segment_bytes_max: 40 << 10, ..LogOptions::default() };
     let faults = [
         (OperationKind::Write, 2),
         (OperationKind::Write, 5),
         (OperationKind::Sync, 0),
-        (OperationKind::SyncFolder, 3),
+        (OperationKind::SyncDirectory, 3),
         (OperationKind::Allocate, 1),
     ];
     for (kind, nth) in faults {
@@ -138,18 +138,18 @@ fn a_failed_write_or_sync_stops_the_log_and_reads_go_on() {
         let env = sim.env();
         let acknowledged = sim
             .run(async {
-                let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+                let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
                 let first = log.append(&batch(b"first"), Stage::Persisted).await.unwrap();
                 log.flush().await.unwrap();
                 let mut acknowledged = 1;
                 let stopped = loop {
-                    // Now and then a write by itself, and the sync that comes later.
-                    let apart = log.append(&batch(b"apart"), Stage::Written).await;
-                    let apart = match apart {
+                    // Sometimes a separate write, and a later sync.
+                    let separate = log.append(&batch(b"apart"), Stage::Written).await;
+                    let separate = match separate {
                         Ok(appended) => log.wait(appended.last_seq, Stage::Written).await.err(),
                         Err(error) => panic!("{kind} {nth}: {error}"),
                     };
-                    if apart.is_none()
+                    if separate.is_none()
                         && acknowledged % 4 == 0
                         && let Err(stopped) = log.flush().await
                     {
@@ -175,7 +175,7 @@ fn a_failed_write_or_sync_stops_the_log_and_reads_go_on() {
 }
 
 #[test]
-fn a_full_disk_refuses_and_appends_go_on_when_there_is_room() {
+fn a_full_disk_refuses_appends_until_there_is_space() {
     for seed in seeds(50) {
         let disk = SimDisk::new(seed).capacity(Some(300_000));
         let sim = Sim::with_disk(&disk);
@@ -222,7 +222,7 @@ fn batches_fill_segments_and_all_are_found_again() {
     let options =
         LogOptions { segment_bytes_min: 33 << 20, segment_bytes_max: 33 << 20, ..LogOptions::default() };
     sim.run(async {
-        let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+        let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
         for index in 0..12_u8 {
             log.append(&batch(&vec![index; 7_000_000]), Stage::Written).await.unwrap();
         }
@@ -233,14 +233,14 @@ fn batches_fill_segments_and_all_are_found_again() {
     .unwrap();
     let segments =
         disk.paths().iter().filter(|path| path.extension().is_some_and(|end| end == "log")).count();
-    // The next one may have been made already.
+    // The next one may have been preallocated.
     assert!((3..=4).contains(&segments), "{segments}");
     let (_, found) = sim.run(async { open(&env).await.unwrap() }).unwrap();
     assert_eq!(found.iter().map(|value| value[0]).collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
 }
 
 #[test]
-fn an_append_never_goes_into_a_segment_that_is_being_left() {
+fn no_append_enters_a_segment_that_is_being_closed() {
     let options =
         LogOptions { batch_bytes_max: 16 << 10, segment_bytes_max: 40 << 10, ..LogOptions::default() };
     for seed in seeds(100) {
@@ -249,17 +249,17 @@ fn an_append_never_goes_into_a_segment_that_is_being_left() {
         let env = sim.env();
         let acknowledged = sim
             .run(async {
-                let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+                let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
                 let mut acknowledged = 0;
                 for index in 0..12 {
                     if index % 3 == 2 {
-                        // Too much for what is left of the segment; given up while the next begins.
+                        // Too large for the rest of the segment; cancelled while the next one begins.
                         let large = batch(&[2; 15 << 10]);
                         let append = std::pin::pin!(log.append(&large, Stage::Persisted));
                         let leave = env.clock.sleep(Duration::from_micros(seed * 37));
                         futures_util::future::select(append, leave).await;
                     }
-                    // Small enough for the old segment, had it not been left.
+                    // Small enough for the old segment, if it were still open.
                     put(&log, b"small").await.unwrap();
                     put(&log, &[1; 9_000]).await.unwrap();
                     acknowledged += 2;
@@ -271,7 +271,7 @@ fn an_append_never_goes_into_a_segment_that_is_being_left() {
         let env = sim.env();
         let mut found = 0;
         let opened = sim.run(async {
-            Log::open(&env, Path::new(FOLDER), options, |_, record| {
+            Log::open(&env, Path::new(DIRECTORY), options, |_, record| {
                 found += usize::from(record.value[0] != 2)
             })
             .await
@@ -282,7 +282,7 @@ fn an_append_never_goes_into_a_segment_that_is_being_left() {
 }
 
 #[test]
-fn what_is_only_written_is_synced_before_it_is_old_under_load_too() {
+fn written_bytes_are_synced_within_their_age_limit_also_under_load() {
     let disk = SimDisk::new(1).delays_us(2_000..=2_000);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -305,10 +305,10 @@ fn what_is_only_written_is_synced_before_it_is_old_under_load_too() {
 }
 
 #[test]
-fn a_failed_sync_of_a_folder_is_no_full_disk() {
-    // The first two are of the folders above; the third is of the segment's name.
+fn a_failed_directory_sync_is_not_treated_as_a_full_disk() {
+    // The first two are of the parent directories; the third is of the segment's name.
     for nth in 0..3 {
-        let disk = SimDisk::new(1).fail(OperationKind::SyncFolder, nth, Fault::NoSpace);
+        let disk = SimDisk::new(1).fail(OperationKind::SyncDirectory, nth, Fault::NoSpace);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
@@ -321,15 +321,15 @@ fn a_failed_sync_of_a_folder_is_no_full_disk() {
 }
 
 #[test]
-fn a_failed_sync_of_zeros_is_no_full_disk() {
+fn a_failed_sync_of_zeros_is_not_treated_as_a_full_disk() {
     for nth in 0..3 {
-        // The commits' own syncs go with their writes; what is left are those of room made ahead.
+        // The commits' own syncs are part of their writes; the remaining ones are those of reserved space.
         let disk = SimDisk::new(1).fail(OperationKind::Sync, nth, Fault::NoSpace);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         let options = LogOptions { segment_bytes_min: 64 << 20, ..LogOptions::default() };
         sim.run(async {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+            let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
             let mut count = 0;
             while disk.count_of(OperationKind::Sync) <= nth && put(&log, &[1; 2_000]).await.is_ok() {
                 count += 1;
@@ -343,7 +343,7 @@ fn a_failed_sync_of_zeros_is_no_full_disk() {
 }
 
 #[test]
-fn folders_of_a_process_that_was_killed_are_made_durable_by_the_next() {
+fn directories_of_a_process_that_was_killed_are_made_durable_by_the_next() {
     for (seed, killed_at) in
         seeds(40).flat_map(|seed| (0..8_000).step_by(250).map(move |killed_at| (seed, killed_at)))
     {

@@ -1,8 +1,8 @@
-//! Whatever bytes lie in a log's folder, opening gives what was written or a typed error; on an
-//! error nothing is changed. And no client makes bytes that matter. Each file says how it looks at
-//! one way in which it might be otherwise.
+//! Goal: for any bytes in a log's directory, opening returns what was written or a typed error, and changes
+//! nothing on an error; and no client data affects recovery. Each file checks one way in which this might
+//! fail.
 
-mod folders;
+mod directories;
 mod forged;
 mod headers;
 mod long;
@@ -15,7 +15,7 @@ use settee_log::{Log, LogOptions, OpenError, Recovery};
 use settee_sim::{Sim, SimDisk};
 use twox_hash::XxHash3_64;
 
-const FOLDER: &str = "/log";
+const DIRECTORY: &str = "/log";
 
 /// Segments that three batches fill.
 const OPTIONS: LogOptions = LogOptions {
@@ -26,10 +26,10 @@ const OPTIONS: LogOptions = LogOptions {
 };
 
 fn segment_path(segment: u32) -> PathBuf {
-    Path::new(FOLDER).join(format!("{segment:010}.log"))
+    Path::new(DIRECTORY).join(format!("{segment:010}.log"))
 }
 
-/// A record as it was found: its `Seq` and value.
+/// A recovered record: its `Seq` and value.
 type Found = (u64, Vec<u8>);
 
 fn open(disk: &SimDisk) -> Result<(Vec<Found>, Recovery), OpenError> {
@@ -38,20 +38,20 @@ fn open(disk: &SimDisk) -> Result<(Vec<Found>, Recovery), OpenError> {
     sim.run(async {
         let mut found = Vec::new();
         let replay = |_, record: settee_log::RecordRef<'_>| found.push((record.seq.0, record.value.to_vec()));
-        let (log, recovery) = Log::open(&env, Path::new(FOLDER), OPTIONS, replay).await?;
+        let (log, recovery) = Log::open(&env, Path::new(DIRECTORY), OPTIONS, replay).await?;
         log.close().await.expect("nothing was appended");
         Ok((found, recovery))
     })
     .unwrap()
 }
 
-/// All files, as they are.
+/// The content of all files.
 fn files(disk: &SimDisk) -> BTreeMap<PathBuf, Vec<u8>> {
     let paths = disk.paths().into_iter().map(|path| Path::new("/").join(path));
     paths.map(|path| (path.clone(), disk.read_file(&path).expect("it is listed"))).collect()
 }
 
-/// Writes the checksum that goes with the segment's header.
+/// Recomputes the checksum of the segment's header.
 fn seal_header(bytes: &mut [u8]) {
     let checksum = XxHash3_64::oneshot(&bytes[..72]);
     bytes[72..80].copy_from_slice(&checksum.to_le_bytes());

@@ -1,18 +1,18 @@
-//! The log's tests, in one program: each module's head gives its goal and its method.
+//! The log's tests, in one program: the head of each module states its goal and method.
 
 mod common;
 mod direct;
 mod ending;
+mod failpoints;
 mod faults;
-mod handing_over;
 mod hostile;
 mod options;
 mod panics;
-mod planted;
 mod power_loss;
 mod recovery;
 mod refusals;
-mod room;
+mod reservation;
 mod start;
 mod streams;
+mod transfer;
 mod waiting;

@@ -1,5 +1,5 @@
-//! Goal: limits that can't hold together are told by name, in words, before anything is opened.
-//! Method: change one of the defaults at a time past what it may be, and to where it just may.
+//! Goal: contradictory options are reported by name, in words, before anything is opened.
+//! Method: set one default at a time just beyond its limit, and exactly to it.
 
 use settee_log::{BATCH_SIZE_MAX, LogOptions, SEGMENT_BYTES_LIMIT};
 
@@ -19,12 +19,12 @@ fn refused(options: LogOptions, buffer_pool_bytes_max: usize) -> String {
 }
 
 #[test]
-fn the_defaults_hold_together() {
+fn the_defaults_are_consistent() {
     assert_eq!(refused(DEFAULT, POOL_BYTES_MAX), "");
 }
 
 #[test]
-fn each_limit_is_refused_past_its_bound_and_taken_at_it() {
+fn each_limit_is_refused_beyond_its_bound_and_accepted_at_it() {
     let cases: [(&str, LogOptions, LogOptions); 6] = [
         (
             "batch_bytes_max",

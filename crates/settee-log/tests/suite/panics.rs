@@ -1,8 +1,8 @@
-//! Goal: a task that panics keeps nobody waiting: whoever writes, waits or closes gets an answer, and
-//! nothing that was acknowledged is lost.
-//! Method: in the simulation, each task of a log panics at each of its calls into its environment, one
-//! after another. A writer goes on until it is refused, another writer tries, and the log is closed; the
-//! simulation fails where nothing goes on. Then the power goes, and the log is opened again.
+//! Goal: after a panic of a task, every caller that writes, waits or closes gets an answer, and no
+//! acknowledged record is lost.
+//! Method: in the simulation, each task of a log panics at each of its calls into its environment, one after
+//! another. A writer continues until it is refused, another writer tries, and the log is closed; the
+//! simulation fails if no task makes progress. Then the power fails, and the log is opened again.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -13,9 +13,9 @@ use settee_log::{Batch, Flags, Log, LogOptions, Seq, Stage};
 use settee_sim::{Panics, Sim, SimDisk};
 use tokio::sync::oneshot;
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 
-/// Segments of a few batches each, several of them to be sealed, forgotten and used again.
+/// Segments of a few batches each, several of which are sealed, truncated and recycled.
 const OPTIONS: LogOptions = LogOptions {
     batch_bytes_max: 16 << 10,
     segment_bytes_min: 40 << 10,
@@ -24,23 +24,23 @@ const OPTIONS: LogOptions = LogOptions {
     ..LogOptions::DEFAULT
 };
 
-/// The one that finds no room at first: its writer waits for it to be persisted.
+/// The value whose write fails for lack of disk space at first; its writer waits until it is persisted.
 const FULL_AT: u8 = 31;
 
-/// Enough for a segment to be made ahead.
+/// Enough for a segment to be preallocated.
 const VALUE_COUNT: u8 = 140;
 
-/// So many of them are forgotten.
-const FORGOTTEN_COUNT: u8 = 110;
+/// Number of records that are truncated.
+const TRUNCATED_COUNT: u8 = 110;
 
 async fn open(env: &Env) -> (Log, Vec<Vec<u8>>) {
     let mut found = Vec::new();
     let opened =
-        Log::open(env, Path::new(FOLDER), OPTIONS, |_, record| found.push(record.value.to_vec())).await;
+        Log::open(env, Path::new(DIRECTORY), OPTIONS, |_, record| found.push(record.value.to_vec())).await;
     (opened.unwrap().0, found)
 }
 
-/// A run's log, and what of it was acknowledged.
+/// A run's log, and its acknowledged records.
 #[derive(Default)]
 struct Run {
     log: Mutex<Option<Arc<Log>>>,
@@ -52,12 +52,12 @@ impl Run {
         self.log.lock().unwrap().clone()
     }
 
-    /// Opens the log and writes to it, until it stops.
+    /// Opens the log and writes to it until it stops.
     async fn write(&self, env: &Env, disk: &SimDisk) {
         let log = Arc::new(open(env).await.0);
         *self.log.lock().unwrap() = Some(log.clone());
         for index in 0..VALUE_COUNT {
-            // A while without room for what was accepted.
+            // A period without disk space for accepted batches.
             let _full = disk.clone().refuses_writes(index == FULL_AT);
             let stage = if index % 5 == 0 { Stage::Accepted } else { Stage::Persisted };
             let mut batch = Batch::new();
@@ -75,17 +75,17 @@ impl Run {
                 self.acknowledged.lock().unwrap().push(value);
             }
             if index % 30 == 29 {
-                // Those before may be sealed now.
+                // The previous segments may be sealed now.
                 env.clock.sleep(Duration::from_secs(1)).await;
             }
-            if index == FORGOTTEN_COUNT + 10 {
-                log.forget_before(Seq(FORGOTTEN_COUNT.into()));
+            if index == TRUNCATED_COUNT + 10 {
+                log.truncate_before(Seq(TRUNCATED_COUNT.into()));
             }
         }
     }
 }
 
-/// Has two writers one after the other, and closes the log; whether that went well.
+/// Runs two writers one after the other, and closes the log; returns whether that succeeded.
 async fn write_twice_and_close(env: Env, disk: SimDisk, run: Arc<Run>) -> bool {
     for name in ["first writer", "second writer"] {
         let (done, ended) = oneshot::channel::<()>();
@@ -112,7 +112,7 @@ async fn write_twice_and_close(env: Env, disk: SimDisk, run: Arc<Run>) -> bool {
     }
 }
 
-/// Whether the task made the call at which it was to panic.
+/// Returns whether the task made the call at which it was to panic.
 fn panics_at(task: &'static str, call: u64) -> bool {
     let case = format!("{task:?} at its call {call}");
     let disk = SimDisk::new(call);
@@ -132,49 +132,49 @@ fn panics_at(task: &'static str, call: u64) -> bool {
     let env = sim.env();
     let found = sim.run(async { open(&env).await.1 }).unwrap();
     let found: std::collections::BTreeSet<_> = found.into_iter().collect();
-    for value in run.acknowledged.lock().unwrap().iter().filter(|value| value[0] >= FORGOTTEN_COUNT) {
+    for value in run.acknowledged.lock().unwrap().iter().filter(|value| value[0] >= TRUNCATED_COUNT) {
         assert!(found.contains(value), "{case}: {} is lost", value[0]);
     }
     panics.has_fired()
 }
 
-/// Has a task panic at one of so many of its calls, from the first on; at how many it did.
+/// Makes a task panic at every `step`-th of its calls, from `first` on; returns how often it did.
 fn some_calls_of(task: &'static str, first: u64, step: usize) -> usize {
     (first..).step_by(step).take_while(|call| panics_at(task, *call)).count()
 }
 
 #[test]
-fn a_task_that_makes_room_and_panics_keeps_nobody_waiting() {
-    assert!(some_calls_of("log room", 0, 7) > 30);
+fn a_panic_in_a_reservation_task_leaves_no_caller_waiting() {
+    assert!(some_calls_of("log reservation", 0, 7) > 30);
 }
 
 #[test]
-fn a_chore_that_panics_keeps_nobody_waiting() {
-    assert!(some_calls_of("log chore", 0, 5) > 20);
+fn a_panic_in_a_background_job_leaves_no_caller_waiting() {
+    assert!(some_calls_of("log background job", 0, 5) > 20);
 }
 
 #[test]
-fn sealing_that_panics_keeps_nobody_waiting() {
+fn a_panic_in_sealing_leaves_no_caller_waiting() {
     assert!(some_calls_of("log seal", 0, 29) > 20);
 }
 
 #[test]
-fn a_timer_that_panics_keeps_nobody_waiting() {
+fn a_panic_in_the_timer_leaves_no_caller_waiting() {
     assert!(some_calls_of("log timer", 0, 3) > 5);
 }
 
 #[test]
-fn a_write_that_is_done_again_and_panics_keeps_nobody_waiting() {
-    assert!(some_calls_of("log write again", 0, 1) > 5);
+fn a_panic_in_a_write_retry_leaves_no_caller_waiting() {
+    assert!(some_calls_of("log write retry", 0, 1) > 5);
 }
 
 #[test]
-fn a_writer_that_panics_keeps_no_other_waiting() {
+fn a_panic_in_a_writer_leaves_no_other_waiting() {
     assert!(some_calls_of("first writer", 0, 23) > 20);
 }
 
 #[test]
-fn a_completion_that_panics_keeps_nobody_waiting() {
+fn a_panic_in_a_completion_leaves_no_caller_waiting() {
     // The first call starts the driver.
     assert!(some_calls_of(Panics::OUTSIDE, 1, 7) > 30);
 }

@@ -1,12 +1,12 @@
-//! Goal: an acknowledged batch survives any power loss, and others survive whole or not at all;
-//! a failing disk changes nothing about it.
-//! Method: the power goes at every operation of a seeded run (every sync, write and rename among
-//! them), and after every sync; the process is killed; an operation fails. Then again, during
-//! recovery or soon after. Each sector that wasn't synced is kept, dropped or garbled. Each seed
-//! has one of the configurations of a matrix: see `common/trial.rs`.
+//! Goal: an acknowledged batch survives any power loss, and others survive whole or not at all; also on a
+//! failing disk.
+//! Method: the power fails at every operation of a seeded run (every sync, write and rename among them), and
+//! after every sync; the process is killed; an operation fails. Then again, during recovery or soon after.
+//! Each unsynced sector is kept, dropped or garbled. Each seed has one of the configurations of a matrix: see
+//! `common/trial.rs`.
 //!
-//! `SETTEE_CRASHES` is how many power losses are tried at least, `SETTEE_SEED_FIRST` the first
-//! seed. `SETTEE_SEED` tries that one alone, and `SETTEE_EVENT` only this of it.
+//! `SETTEE_CRASHES` is the minimal number of power losses, `SETTEE_SEED_FIRST` the first seed. `SETTEE_SEED`
+//! tries only that seed, and `SETTEE_EVENT` only that event of it.
 
 use crate::common::trial;
 
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use settee_sim::seeds;
 use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
 
-/// How many power losses are tried, unless told otherwise.
+/// Number of power losses to try, unless configured otherwise.
 const CRASH_COUNT: u64 = 40_000;
 
-/// After how many power losses a line tells of it.
+/// Number of power losses between progress reports.
 const REPORT_COUNT: u64 = 50_000;
 
 fn variable(name: &str) -> Option<u64> {
@@ -100,15 +100,15 @@ fn acknowledged_batches_survive_power_loss_kills_and_errors() {
     println!("crash points tried: {}, lost 0 (seeds {seeds:?}; {tally:?})", tally.power_losses);
     assert!(tally.power_losses >= wanted);
     if wanted >= CRASH_COUNT {
-        // What is to be tried was tried.
+        // All configurations were covered.
         assert!(seeds.end - seeds.start >= CONFIG_COUNT, "{seeds:?}");
-        let Tally { during_recovery, kills, errors, torn_tails, recycled, directories, .. } = tally;
+        let Tally { during_recovery, kills, errors, torn_tails, recycled, segment_indexes, .. } = tally;
         for (what, count) in
             [("recovery", during_recovery), ("kill", kills), ("error", errors), ("torn tail", torn_tails)]
         {
             assert!(count > wanted / 200, "{what}: {count}");
         }
-        assert!(recycled > 0 && directories > 0);
+        assert!(recycled > 0 && segment_indexes > 0);
     }
 }
 
@@ -124,6 +124,6 @@ fn the_same_seed_and_event_give_the_same_run() {
         traces.insert(first.trace);
         assert_eq!(event.to_string().parse(), Ok(event));
     }
-    // Others give others.
+    // Other seeds give other traces.
     assert!(traces.len() as u64 > CONFIG_COUNT * 9 / 10 || traces.len() == 1, "{}", traces.len());
 }

@@ -1,6 +1,6 @@
-//! Goal: what recovery does in each case of `docs/recovery.md`.
-//! Method: a log is written and closed, its files are changed as the case says, and it is
-//! opened again. A test's name begins with the case's label.
+//! Goal: recovery handles each case of `docs/recovery.md` as described there.
+//! Method: a log is written and closed, its files are changed as the case says, and it is opened again. A
+//! test's name begins with the case's label.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use settee_io::OperationKind;
 use settee_log::{Batch, Flags, Log, LogOptions, OpenError, Recovery, Seq, Stage};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 const FIRST: &str = "/data/log/0000000001.log";
 const SECOND: &str = "/data/log/0000000002.log";
 const THIRD: &str = "/data/log/0000000003.log";
 
-/// Where the first batch of a segment lies, and, since each batch here was synced, the second.
+/// Offset of a segment's first batch, and, since each batch here was synced, the second.
 const FRAME_1: usize = 512;
 const FRAME_2: usize = 4096;
 const FRAME_3: usize = 8192;
@@ -30,8 +30,7 @@ async fn append(log: &Log, value: u8) {
     log.flush().await.unwrap();
 }
 
-/// A disk with a log of `count` segments, each with three batches of one record, every one
-/// synced.
+/// A disk with a log of `count` segments, each with three batches of one record, all of them synced.
 fn written(count: u8) -> SimDisk {
     written_with_seed(count, 1)
 }
@@ -41,7 +40,7 @@ fn written_with_seed(count: u8, seed: u64) -> SimDisk {
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+        let (log, _) = Log::open(&env, Path::new(DIRECTORY), options(), |_, _| {}).await.unwrap();
         for value in 0..count * 3 {
             append(&log, value).await;
         }
@@ -57,7 +56,7 @@ fn open(disk: &SimDisk) -> Result<(Vec<u8>, Recovery), OpenError> {
     sim.run(async {
         let mut found = Vec::new();
         let opened =
-            Log::open(&env, Path::new(FOLDER), options(), |_, record| found.push(record.value[0])).await;
+            Log::open(&env, Path::new(DIRECTORY), options(), |_, record| found.push(record.value[0])).await;
         opened.map(|(_, recovery)| (found, recovery))
     })
     .unwrap()
@@ -77,19 +76,19 @@ fn flip(disk: &SimDisk, file: &str, at: usize) {
 }
 
 #[test]
-fn r1_a_folder_without_segments_is_an_empty_log() {
+fn r1_a_directory_without_segments_is_an_empty_log() {
     assert_eq!(open(&SimDisk::new(1)).unwrap(), (vec![], Recovery::default()));
 }
 
 #[test]
-fn r2_a_clean_end_gives_all_and_cuts_nothing() {
+fn r2_a_clean_end_replays_all_and_cuts_nothing() {
     let (found, recovery) = open(&written(3)).unwrap();
     assert_eq!(found, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!((recovery.segment_count, recovery.record_count, recovery.cut_bytes), (3, 9, 0));
 }
 
 #[test]
-fn r3_a_torn_tail_is_cut_and_its_size_told() {
+fn r3_a_torn_tail_is_cut_and_its_size_reported() {
     let disk = written(2);
     disk.damage_file(SECOND, |bytes| bytes[FRAME_3 + 90..].fill(0));
     let (found, recovery) = open(&disk).unwrap();
@@ -115,7 +114,7 @@ fn r6_a_missing_segment_is_named() {
     let disk = written(3);
     let sim = Sim::with_disk(&disk);
     let engine = sim.env().engine;
-    sim.run(settee_io::folder::remove(&*engine, Path::new(SECOND))).unwrap().unwrap();
+    sim.run(settee_io::directory::remove(&*engine, Path::new(SECOND))).unwrap().unwrap();
     assert!(matches!(open(&disk), Err(OpenError::Missing { path }) if path == Path::new(SECOND)));
 }
 
@@ -133,8 +132,8 @@ fn r7_a_last_segment_without_a_header_is_removed() {
 }
 
 #[test]
-fn r7_so_is_one_that_was_left_before_it_was_persisted_with_those_behind_it() {
-    // The one that was left, the one begun behind it, and the one made ahead of that.
+fn r7_closed_segments_that_were_not_persisted_are_removed_too() {
+    // The previous segment, the current one, and the preallocated one.
     for (remains, lengths) in [(0, [0, 0]), (700, [0, 0]), (700, [4096, 0]), (700, [4096, 4096])] {
         let disk = written(2);
         disk.write_file(THIRD, vec![0xAB; remains]);
@@ -151,7 +150,7 @@ fn r7_so_is_one_that_was_left_before_it_was_persisted_with_those_behind_it() {
 #[test]
 fn r8_a_damaged_header_before_persisted_frames_is_refused() {
     for (file, segment_count) in [(FIRST, 1), (FIRST, 2), (SECOND, 2)] {
-        // The log's id itself is in bytes 24 to 39.
+        // Bytes 24 to 39 contain the log's id.
         for byte in [20, 30] {
             let disk = written(segment_count);
             flip(&disk, file, byte);
@@ -177,7 +176,7 @@ fn r9_a_segment_of_another_place_or_log_is_refused() {
 }
 
 #[test]
-fn r10_a_segment_that_is_shorter_than_it_was_is_refused() {
+fn r10_a_segment_that_became_shorter_is_refused() {
     let disk = written(2);
     disk.damage_file(FIRST, |bytes| bytes.truncate(FRAME_3 + 10));
     open_damaged(&disk, FIRST, FRAME_3 as u64 + 10);
@@ -192,10 +191,10 @@ fn r11_damage_in_the_last_synced_group_passes_for_a_torn_tail() {
 }
 
 #[test]
-fn r12_an_error_of_the_system_is_no_end_of_file() {
+fn r12_an_io_error_is_not_treated_as_the_end_of_a_file() {
     let mut refused = 0;
     for nth in 0..8 {
-        // A read that failed may be tried again another way; but it never ends the log early.
+        // A failed read may be retried another way, but never ends the log early.
         match open(&written(2).fail(OperationKind::Read, nth, Fault::Io)) {
             Err(OpenError::Io(_)) => refused += 1,
             Ok((found, recovery)) => assert_eq!((found.len(), recovery.cut_bytes), (6, 0), "read {nth}"),
@@ -206,7 +205,7 @@ fn r12_an_error_of_the_system_is_no_end_of_file() {
 }
 
 #[test]
-fn r13_the_log_goes_on_behind_a_cut_in_a_new_segment() {
+fn r13_after_a_cut_the_log_continues_in_a_new_segment() {
     let disk = written(1);
     disk.damage_file(FIRST, |bytes| bytes[FRAME_3 + 90..].fill(0));
     let before = disk.read_file(FIRST).unwrap();
@@ -218,14 +217,14 @@ fn r13_the_log_goes_on_behind_a_cut_in_a_new_segment() {
 }
 
 #[test]
-fn r14_without_a_cut_the_log_goes_on_in_its_last_segment() {
+fn r14_without_a_cut_the_log_continues_in_its_last_segment() {
     let disk = SimDisk::new(1);
     for value in 0..3 {
         append_once_more(&disk, value);
     }
     assert_eq!(disk.read_file(SECOND), None);
     assert_eq!(open(&disk).unwrap().0, [0, 1, 2]);
-    // What was persisted before the log was opened again is known to be.
+    // Everything persisted before the log was reopened is known to be persisted.
     flip(&disk, FIRST, FRAME_1 + 60);
     open_damaged(&disk, FIRST, FRAME_1 as u64);
 }
@@ -235,29 +234,29 @@ fn append_once_more(disk: &SimDisk, value: u8) {
     let sim = Sim::with_disk(disk);
     let env = sim.env();
     sim.run(async {
-        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+        let (log, _) = Log::open(&env, Path::new(DIRECTORY), options(), |_, _| {}).await.unwrap();
         append(&log, value).await;
         log.close().await.unwrap();
     })
     .unwrap();
 }
 
-/// Segments of one size, four of them at most kept.
+/// Segments of one size, at most four of which are kept.
 async fn fill(env: &settee_io::Env, options: LogOptions, first: u64, count: u64, window: u64) -> Log {
-    let (log, _) = Log::open(env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+    let (log, _) = Log::open(env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
     for number in first..first + count {
         let mut batch = Batch::new();
-        batch.push(Flags::LISTED, &number.to_be_bytes(), b"meta", &[number as u8; 100]);
+        batch.push(Flags::IN_SEQ_INDEX, &number.to_be_bytes(), b"meta", &[number as u8; 100]);
         let seq = log.append(&batch, Stage::Persisted).await.unwrap().last_seq;
         assert_eq!(seq, Seq(number), "a Seq of the log's own");
         log.wait(seq, Stage::Persisted).await.unwrap();
-        log.forget_before(Seq(number.saturating_sub(window)));
+        log.truncate_before(Seq(number.saturating_sub(window)));
     }
     log
 }
 
 #[test]
-fn r15_what_is_forgotten_goes_and_the_rest_is_found() {
+fn r15_truncated_segments_are_removed_and_the_rest_is_found() {
     for (seed, spare_percent_max) in seeds(20).zip([0, 100].into_iter().cycle()) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -272,7 +271,7 @@ fn r15_what_is_forgotten_goes_and_the_rest_is_found() {
         .unwrap();
         let mut found = Vec::new();
         sim.run(async {
-            let opened = Log::open(&env, Path::new(FOLDER), options, |_, record| found.push(record.seq.0));
+            let opened = Log::open(&env, Path::new(DIRECTORY), options, |_, record| found.push(record.seq.0));
             let (_, recovery) = opened.await.unwrap();
             assert_eq!(recovery.cut_bytes, 0, "seed={seed}: {recovery:?}");
         })
@@ -284,7 +283,7 @@ fn r15_what_is_forgotten_goes_and_the_rest_is_found() {
 
 #[test]
 fn r16_a_header_that_no_log_writes_is_refused() {
-    // Epoch, first `Seq` and the end of the segment before, as large as may be.
+    // Epoch, first `Seq` and end of the previous segment, as large as possible.
     for field in [16..20, 40..48, 48..56] {
         let disk = written(2);
         disk.damage_file(SECOND, |bytes| {
@@ -299,7 +298,7 @@ fn r16_a_header_that_no_log_writes_is_refused() {
 }
 
 #[test]
-fn what_is_needed_survives_power_loss_while_the_rest_is_forgotten() {
+fn needed_records_survive_power_loss_while_others_are_truncated() {
     let mut reused = 0;
     for seed in seeds(20) {
         let options = LogOptions { spare_percent_max: 100, ..options() };
@@ -313,14 +312,14 @@ fn what_is_needed_survives_power_loss_while_the_rest_is_forgotten() {
             let env = sim.env();
             let acknowledged = std::sync::atomic::AtomicU64::new(0);
             sim.run(async {
-                let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+                let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
                 for number in 1..=25_u64 {
                     let mut batch = Batch::new();
                     batch.push(Flags::none(), b"key", b"", &[number as u8; 100]);
                     log.append(&batch, Stage::Persisted).await.unwrap();
                     log.flush().await.unwrap();
                     acknowledged.store(number, std::sync::atomic::Ordering::Relaxed);
-                    log.forget_before(Seq(number.saturating_sub(4)));
+                    log.truncate_before(Seq(number.saturating_sub(4)));
                 }
             });
             let acknowledged = acknowledged.into_inner();
@@ -331,10 +330,13 @@ fn what_is_needed_survives_power_loss_while_the_rest_is_forgotten() {
             sim.run(async {
                 let case = format!("seed={seed} crash_at={crash_at}");
                 let replay = |_, record: settee_log::RecordRef<'_>| found.push(record.seq.0);
-                let opened = Log::open(&env, Path::new(FOLDER), options, replay).await;
+                let opened = Log::open(&env, Path::new(DIRECTORY), options, replay).await;
                 opened.unwrap_or_else(|error| panic!("{case}: {error}"));
                 let first = found.first().copied().unwrap_or(1);
-                assert!(first <= acknowledged.saturating_sub(4).max(1), "{case}: forgot {first} too early");
+                assert!(
+                    first <= acknowledged.saturating_sub(4).max(1),
+                    "{case}: truncated before {first} too early"
+                );
                 let last = found.last().copied().unwrap_or(0);
                 assert!(last >= acknowledged, "{case}: lost {last} to {acknowledged}");
                 assert_eq!(found, (first..=last).collect::<Vec<_>>(), "{case}");
@@ -342,11 +344,11 @@ fn what_is_needed_survives_power_loss_while_the_rest_is_forgotten() {
             .unwrap();
         }
     }
-    assert!(reused > 20, "files were used again {reused} times");
+    assert!(reused > 20, "files were recycled {reused} times");
 }
 
 #[test]
-fn segments_that_were_left_are_sealed_with_their_directories() {
+fn closed_segments_are_sealed_with_a_segment_index() {
     for seed in seeds(20) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -357,23 +359,24 @@ fn segments_that_were_left_are_sealed_with_their_directories() {
             let segments = log.segments();
             let mut seen = 0;
             for number in &segments[..segments.len() - 2] {
-                let directory = log.directory(*number).await.unwrap();
-                let mut scan = directory.scan_seq(Seq(0));
+                let segment_index = log.segment_index(*number).await.unwrap();
+                let mut scan = segment_index.scan_seq(Seq(0));
                 while let Some((entry, _)) = scan.next().await.unwrap() {
                     seen += 1;
                     assert_eq!(entry.seq, Seq(seen), "seed={seed}");
                     let record = log.read(entry.location).await.unwrap();
                     assert_eq!((record.key(), record.meta()), (&seen.to_be_bytes()[..], &b"meta"[..]));
                     assert_eq!(entry.key, record.key());
-                    let entry = directory.get(&seen.to_be_bytes()).await.unwrap().expect("its key is there");
+                    let entry =
+                        segment_index.get(&seen.to_be_bytes()).await.unwrap().expect("its key is there");
                     assert_eq!(entry.seq, Seq(seen), "seed={seed}");
                 }
             }
-            assert!(seen >= 12, "seed={seed}: {seen} in directories of {segments:?}");
+            assert!(seen >= 12, "seed={seed}: {seen} in segment indexes of {segments:?}");
             log.close().await.unwrap();
         })
         .unwrap();
-        // Opening doesn't mind the footers, and a second opening finds the same.
+        // Opening ignores the footers, and a second opening finds the same.
         assert_eq!(open(&disk).unwrap().0.len(), 20);
     }
 }

@@ -1,6 +1,6 @@
-//! Goal: a log that finds no file descriptor, or no room for a write that it accepted, stops for neither:
-//! what it can't take it refuses, what it accepted it writes once it can, and it goes on by itself.
-//! Method: the simulated disk refuses for a time; then the power goes, and the log is opened again.
+//! Goal: a log that lacks a file descriptor, or disk space for a write that it accepted, doesn't stop: it
+//! refuses new batches, writes accepted ones once it can, and then continues by itself.
+//! Method: the simulated disk refuses for a time; then the power fails, and the log is opened again.
 
 use std::path::Path;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use settee_io::{BufferPool, Env, OperationKind, PoolOptions};
 use settee_log::{AppendError, Batch, Flags, Log, LogOptions, Stage};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 
 /// Segments of a few batches each.
 const OPTIONS: LogOptions = LogOptions {
@@ -26,7 +26,7 @@ const OPTIONS: LogOptions = LogOptions {
 async fn open(env: &Env) -> (Log, Vec<Vec<u8>>) {
     let mut found = Vec::new();
     let opened =
-        Log::open(env, Path::new(FOLDER), OPTIONS, |_, record| found.push(record.value.to_vec())).await;
+        Log::open(env, Path::new(DIRECTORY), OPTIONS, |_, record| found.push(record.value.to_vec())).await;
     (opened.unwrap().0, found)
 }
 
@@ -41,7 +41,7 @@ async fn put(log: &Log, value: &[u8]) -> Result<(), AppendError> {
     Ok(log.wait(appended.last_seq, Stage::Persisted).await?)
 }
 
-/// What a log holds after the power went.
+/// What a log contains after a power loss.
 fn after_power_loss(disk: &SimDisk) -> Vec<Vec<u8>> {
     let sim = Sim::with_disk(&disk.after_power_loss());
     let env = sim.env();
@@ -93,7 +93,7 @@ fn a_log_without_a_descriptor_refuses_until_there_is_one() {
 
 #[test]
 fn no_single_operation_without_a_descriptor_stops_a_log() {
-    for kind in [OperationKind::Open, OperationKind::SyncFolder] {
+    for kind in [OperationKind::Open, OperationKind::SyncDirectory] {
         for nth in 0..40 {
             let case = format!("{kind} {nth}");
             let disk = SimDisk::new(nth);
@@ -110,8 +110,8 @@ fn no_single_operation_without_a_descriptor_stops_a_log() {
                             Err(AppendError::NoDescriptor { .. }) => refused_count += 1,
                             Err(error) => panic!("{case}: {error}"),
                         }
-                        // What is before it may go, and be used again.
-                        log.forget_before(settee_log::Seq(u64::from(index / 20) * 10));
+                        // Earlier segments may be truncated and recycled.
+                        log.truncate_before(settee_log::Seq(u64::from(index / 20) * 10));
                     }
                     assert!(refused_count <= 1, "{case}: {refused_count}");
                     log.close().await.unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -120,14 +120,14 @@ fn no_single_operation_without_a_descriptor_stops_a_log() {
                 .unwrap();
             let found = after_power_loss(&disk);
             assert!(acknowledged.ends_with(&found), "{case}");
-            // Ten records at most were given up.
+            // Ten records at most were truncated.
             assert!(found.len() + 10 >= acknowledged.len(), "{case}: {} found", found.len());
         }
     }
 }
 
 #[test]
-fn a_write_that_finds_no_room_is_done_again_and_nothing_is_acknowledged_before() {
+fn a_write_without_disk_space_is_retried_and_not_acknowledged_before() {
     for seed in seeds(100) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -176,7 +176,7 @@ fn a_write_that_finds_no_room_is_done_again_and_nothing_is_acknowledged_before()
 }
 
 #[test]
-fn a_write_without_room_stops_a_log_where_another_write_waits_for_its_sync() {
+fn a_write_without_disk_space_stops_a_log_with_unsynced_writes() {
     for seed in seeds(50) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -190,7 +190,7 @@ fn a_write_without_room_stops_a_log_where_another_write_waits_for_its_sync() {
             let refused = log.append(&batch(&[2; 1_000]), Stage::Written).await.unwrap();
             let waited = log.wait(refused.last_seq, Stage::Written).await;
             assert!(waited.is_err() && log.health().is_err(), "seed={seed}");
-            // The error may have been that of the write before, which nobody is told is persisted.
+            // The error may be that of the previous write, which was not acknowledged as persisted.
             assert!(log.persisted() < written.last_seq, "seed={seed}");
         })
         .unwrap();
@@ -198,7 +198,7 @@ fn a_write_without_room_stops_a_log_where_another_write_waits_for_its_sync() {
 }
 
 #[test]
-fn a_segment_is_not_left_while_its_writes_find_no_room_and_who_waits_for_the_next_is_refused() {
+fn no_segment_follows_one_whose_writes_lack_disk_space() {
     for seed in seeds(50) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -208,8 +208,8 @@ fn a_segment_is_not_left_while_its_writes_find_no_room_and_who_waits_for_the_nex
             put(&log, &[1; 15_000]).await.unwrap();
             put(&log, &[2; 10_000]).await.unwrap();
             let _full = disk.clone().refuses_writes(true);
-            // Both fill segments, so that the second waits for the first to be persisted, or finds
-            // that it can't be.
+            // Both fill segments, so that the second waits for the first to be persisted, or finds that this
+            // isn't possible.
             let results = [
                 log.append(&batch(&[3; 15_000]), Stage::Persisted).await,
                 log.append(&batch(&[4; 15_000]), Stage::Persisted).await,
@@ -232,7 +232,7 @@ fn a_segment_is_not_left_while_its_writes_find_no_room_and_who_waits_for_the_nex
 }
 
 #[test]
-fn a_log_is_refused_buffers_that_another_holds_for_want_of_room() {
+fn appends_fail_when_another_log_without_disk_space_holds_all_buffers() {
     const POOL_BYTES: usize = 128 << 10;
     let options = LogOptions {
         segment_bytes_min: 1 << 20,
@@ -245,7 +245,7 @@ fn a_log_is_refused_buffers_that_another_holds_for_want_of_room() {
         let sim = Sim::with_disk(&disk);
         let env = Env { buffers: BufferPool::new(PoolOptions { bytes_max: POOL_BYTES }), ..sim.env() };
         sim.run(async {
-            let open = |folder: &'static str| Log::open(&env, Path::new(folder), options, |_, _| {});
+            let open = |directory: &'static str| Log::open(&env, Path::new(directory), options, |_, _| {});
             let (full, other) = (open("/data/full").await.unwrap().0, open("/data/other").await.unwrap().0);
             put(&full, b"first").await.unwrap();
             put(&other, b"first").await.unwrap();
@@ -254,7 +254,7 @@ fn a_log_is_refused_buffers_that_another_holds_for_want_of_room() {
                 full.append(&batch(&[index; 15_000]), Stage::Accepted).await.unwrap();
             }
             assert_eq!(env.buffers.stats().leased_bytes, POOL_BYTES, "seed={seed}");
-            // Waits when the write finds no room; comes later.
+            // The first is already waiting when the write fails; the second is appended later.
             for case in ["waits", "comes"] {
                 let more = batch(b"more");
                 let refused = pin!(other.append(&more, Stage::Accepted));
@@ -276,7 +276,7 @@ fn a_log_is_refused_buffers_that_another_holds_for_want_of_room() {
 }
 
 #[test]
-fn closing_a_log_whose_writes_find_no_room_ends_with_an_error() {
+fn closing_a_log_whose_writes_lack_disk_space_ends_with_an_error() {
     for seed in seeds(100) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -296,7 +296,7 @@ fn closing_a_log_whose_writes_find_no_room_ends_with_an_error() {
                 let closed = log.close().await;
                 assert!(closed.is_err(), "seed={seed}");
                 let _room = disk.clone().refuses_writes(false);
-                // The folder is free.
+                // The directory is not locked.
                 let (again, found) = open(&env).await;
                 assert!(!found.is_empty() && submitted.starts_with(&found), "seed={seed}");
                 again.close().await.unwrap();
@@ -309,7 +309,7 @@ fn closing_a_log_whose_writes_find_no_room_ends_with_an_error() {
 }
 
 #[test]
-fn only_the_write_is_done_again_and_never_a_sync_that_failed() {
+fn only_writes_are_retried_and_never_a_failed_sync() {
     let (mut stopped_count, mut done_count) = (0, 0);
     for seed in seeds(300) {
         let disk = SimDisk::new(seed);
@@ -330,7 +330,7 @@ fn only_the_write_is_done_again_and_never_a_sync_that_failed() {
                             stopped_count += 1;
                             break;
                         }
-                        // The chores' writes are theirs alone.
+                        // A background job's failed writes affect no append.
                         Err(error) => panic!("seed={seed}: {error}"),
                     }
                 }

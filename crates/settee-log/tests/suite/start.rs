@@ -1,8 +1,8 @@
-//! Goal: a log that is opened after a checkpoint tells the rest of what it holds, and nothing else,
-//! however that is stored; and it says where something is missing.
-//! Method: seeded logs of many small segments, sealed and not, of several lives, some with a torn
-//! tail. What `open` tells of them is the model: `open_after` is compared with it for every record
-//! and every segment to start from. Then the cases of `docs/recovery.md` from R17 on, by their labels.
+//! Goal: a log opened after a checkpoint replays exactly the later records, however they are stored, and
+//! reports missing ones.
+//! Method: seeded logs of many small segments, sealed and not, of several lives, some with a torn tail. The
+//! records that `open` replays are the model: `open_after` is compared with it for every record and every
+//! segment to start from. Then the cases of `docs/recovery.md` from R17 on, by their labels.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use settee_io::OperationKind;
 use settee_log::{
-    Batch, DirectoryBuilder, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, Seq,
+    Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, SegmentIndexBuilder, Seq,
     Stage, Start, footer_start,
 };
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 const FIRST: &str = "/data/log/0000000001.log";
 const SECOND: &str = "/data/log/0000000002.log";
 
-/// Where the first frame of a segment begins.
+/// Offset of a segment's first frame.
 const FRAME_1: usize = 512;
 
 fn options() -> LogOptions {
@@ -28,10 +28,10 @@ fn options() -> LogOptions {
 }
 
 fn path(segment: u32) -> PathBuf {
-    Path::new(FOLDER).join(format!("{segment:010}.log"))
+    Path::new(DIRECTORY).join(format!("{segment:010}.log"))
 }
 
-/// Numbers that a seed decides.
+/// Pseudo-random numbers from a seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -66,7 +66,7 @@ async fn append(log: &Log, numbers: &mut Numbers) -> Seq {
     let mut batch = Batch::new();
     for _ in 0..=numbers.below(3) {
         let key = numbers.below(20).to_be_bytes();
-        let flags = if numbers.below(4) == 0 { Flags::TOMBSTONE } else { Flags::LISTED };
+        let flags = if numbers.below(4) == 0 { Flags::TOMBSTONE } else { Flags::IN_SEQ_INDEX };
         let size = numbers.below(900) as usize;
         batch.push(flags, &key, &key[4..], &vec![numbers.below(256) as u8; size]);
     }
@@ -75,7 +75,7 @@ async fn append(log: &Log, numbers: &mut Numbers) -> Seq {
     seq
 }
 
-/// A log of several lives. Its segments are sealed where a life had a pause.
+/// A log of several lives. Segments are sealed if their life had a pause.
 fn written(seed: u64) -> Image {
     let disk = SimDisk::new(seed);
     let mut numbers = Numbers(seed);
@@ -83,7 +83,7 @@ fn written(seed: u64) -> Image {
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+            let (log, _) = Log::open(&env, Path::new(DIRECTORY), options(), |_, _| {}).await.unwrap();
             for _ in 0..5 + numbers.below(15) {
                 append(&log, &mut numbers).await;
                 if numbers.below(20) == 0 {
@@ -99,7 +99,7 @@ fn written(seed: u64) -> Image {
     let mut image = image(&disk);
     let last = image.last_entry().unwrap();
     if seed.is_multiple_of(3) {
-        // The last frame, which was written last, is torn.
+        // The frame written last is torn.
         let bytes = last.into_mut();
         let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
         bytes[end - 8] ^= 1;
@@ -107,22 +107,22 @@ fn written(seed: u64) -> Image {
     image
 }
 
-/// What opening tells.
-type Told = (Vec<Entry>, Recovery);
+/// The result of opening.
+type Replayed = (Vec<Entry>, Recovery);
 
 fn entry_of(location: Location, record: settee_log::RecordRef<'_>) -> Entry {
     let settee_log::RecordRef { seq, flags, key, meta, .. } = record;
     Entry { seq, flags, key: key.to_vec(), meta: meta.to_vec(), location }
 }
 
-fn open(disk: &SimDisk) -> Result<Told, OpenError> {
+fn open(disk: &SimDisk) -> Result<Replayed, OpenError> {
     let sim = Sim::with_disk(disk);
     let env = sim.env();
     sim.run(async {
-        let mut told = Vec::new();
-        let replay = |location, record: settee_log::RecordRef<'_>| told.push(entry_of(location, record));
-        let opened = Log::open(&env, Path::new(FOLDER), options(), replay).await;
-        opened.map(|(_, recovery)| (told, recovery))
+        let mut replayed = Vec::new();
+        let replay = |location, record: settee_log::RecordRef<'_>| replayed.push(entry_of(location, record));
+        let opened = Log::open(&env, Path::new(DIRECTORY), options(), replay).await;
+        opened.map(|(_, recovery)| (replayed, recovery))
     })
     .unwrap()
 }
@@ -131,17 +131,17 @@ fn start(first_segment: u32, after: u64) -> Start {
     Start { first_segment, after: Seq(after) }
 }
 
-async fn opened_after(env: &settee_io::Env, start: Start) -> Result<(Log, Told), OpenError> {
-    let mut told = Vec::new();
-    let replay = |entry: EntryRef<'_>| told.push(entry.to_entry());
-    let opened = Log::open_after(env, Path::new(FOLDER), options(), start, replay).await;
-    opened.map(|(log, recovery)| (log, (told, recovery)))
+async fn opened_after(env: &settee_io::Env, start: Start) -> Result<(Log, Replayed), OpenError> {
+    let mut replayed = Vec::new();
+    let replay = |entry: EntryRef<'_>| replayed.push(entry.to_entry());
+    let opened = Log::open_after(env, Path::new(DIRECTORY), options(), start, replay).await;
+    opened.map(|(log, recovery)| (log, (replayed, recovery)))
 }
 
-fn open_after(disk: &SimDisk, start: Start) -> Result<Told, OpenError> {
+fn open_after(disk: &SimDisk, start: Start) -> Result<Replayed, OpenError> {
     let sim = Sim::with_disk(disk);
     let env = sim.env();
-    sim.run(async { opened_after(&env, start).await.map(|(_, told)| told) }).unwrap()
+    sim.run(async { opened_after(&env, start).await.map(|(_, replayed)| replayed) }).unwrap()
 }
 
 fn numbers_of(entries: &[Entry]) -> Vec<u64> {
@@ -149,8 +149,8 @@ fn numbers_of(entries: &[Entry]) -> Vec<u64> {
 }
 
 #[test]
-fn opening_after_any_record_and_from_any_segment_tells_the_rest() {
-    let (mut by_directory, mut by_frames, mut skipped, mut torn) = (0, 0, 0, 0);
+fn opening_after_any_record_and_from_any_segment_replays_the_rest() {
+    let (mut by_segment_index, mut by_frames, mut skipped, mut torn) = (0, 0, 0, 0);
     for seed in seeds(12) {
         let image = written(seed);
         let (all, whole) = open(&disk_of(&image, seed)).unwrap();
@@ -158,7 +158,7 @@ fn opening_after_any_record_and_from_any_segment_tells_the_rest() {
         let (last_seq, last_segment) = (all.last().unwrap().seq.0, all.last().unwrap().location.segment);
         assert!(last_segment > 3, "seed={seed}: {last_segment} segments");
         for first_segment in 0..=last_segment {
-            // What isn't the log's may be anything, or not there.
+            // Segments that aren't the log's may contain anything, or be missing.
             let mut image = image.clone();
             for segment in 1..first_segment {
                 match segment % 2 {
@@ -169,19 +169,20 @@ fn opening_after_any_record_and_from_any_segment_tells_the_rest() {
             for after in 0..=last_seq {
                 let case = format!("seed={seed} first_segment={first_segment} after={after}");
                 let disk = disk_of(&image, seed);
-                let told = open_after(&disk, start(first_segment, after));
-                let (told, recovery) = told.unwrap_or_else(|error| panic!("{case}: {error}"));
+                let replayed = open_after(&disk, start(first_segment, after));
+                let (replayed, recovery) = replayed.unwrap_or_else(|error| panic!("{case}: {error}"));
                 let rest =
                     all.iter().filter(|entry| entry.seq.0 > after && entry.location.segment >= first_segment);
-                assert!(told.iter().eq(rest), "{case}: {:?}", numbers_of(&told));
-                assert_eq!(recovery.record_count, told.len() as u64, "{case}");
+                assert!(replayed.iter().eq(rest), "{case}: {:?}", numbers_of(&replayed));
+                assert_eq!(recovery.record_count, replayed.len() as u64, "{case}");
                 assert_eq!(recovery.cut_bytes, whole.cut_bytes, "{case}");
                 for segment in 1..first_segment {
                     assert_eq!(disk.read_file(path(segment)).as_ref(), image.get(&path(segment)), "{case}");
                 }
-                by_directory += recovery.directory_count;
+                by_segment_index += recovery.segment_index_count;
                 skipped += recovery.skipped_count;
-                by_frames += recovery.segment_count - recovery.directory_count - recovery.skipped_count - 1;
+                by_frames +=
+                    recovery.segment_count - recovery.segment_index_count - recovery.skipped_count - 1;
             }
             let behind = open_after(&disk_of(&image, seed), start(first_segment, last_seq + 1));
             assert!(
@@ -191,12 +192,14 @@ fn opening_after_any_record_and_from_any_segment_tells_the_rest() {
             );
         }
     }
-    println!("{by_directory} from directories, {by_frames} from frames, {skipped} skipped, {torn} torn");
-    assert!(by_directory > 1_000 && by_frames > 1_000 && skipped > 1_000 && torn > 0);
+    println!(
+        "{by_segment_index} from segment indexes, {by_frames} from frames, {skipped} skipped, {torn} torn"
+    );
+    assert!(by_segment_index > 1_000 && by_frames > 1_000 && skipped > 1_000 && torn > 0);
 }
 
 #[test]
-fn a_log_that_was_opened_after_a_checkpoint_goes_on() {
+fn a_log_opened_after_a_checkpoint_continues() {
     for seed in seeds(30) {
         let image = written(seed);
         let (all, _) = open(&disk_of(&image, seed)).unwrap();
@@ -210,10 +213,10 @@ fn a_log_that_was_opened_after_a_checkpoint_goes_on() {
             let sim = Sim::with_disk(&disk);
             let env = sim.env();
             sim.run(async {
-                let (log, (told, _)) = opened_after(&env, start).await.unwrap();
+                let (log, (replayed, _)) = opened_after(&env, start).await.unwrap();
                 let expected: Vec<u64> = (start.after.0 + 1..=appended).collect();
-                assert_eq!(numbers_of(&told), expected, "seed={seed} life={life}");
-                for entry in &told {
+                assert_eq!(numbers_of(&replayed), expected, "seed={seed} life={life}");
+                for entry in &replayed {
                     let record = log.read(entry.location).await.unwrap();
                     assert_eq!((record.seq(), record.key()), (entry.seq, &*entry.key), "seed={seed}");
                 }
@@ -224,21 +227,22 @@ fn a_log_that_was_opened_after_a_checkpoint_goes_on() {
             })
             .unwrap();
         }
-        // Who asks for all that is its own gets that, from the first record on.
-        let (told, _) = open_after(&disk, self::start(start.first_segment, 0)).unwrap();
+        // Without records elsewhere, all records of the log's own segments are replayed.
+        let (replayed, _) = open_after(&disk, self::start(start.first_segment, 0)).unwrap();
         let first = all.iter().find(|entry| entry.location.segment == start.first_segment).unwrap().seq.0;
-        assert_eq!(numbers_of(&told), (first..=appended).collect::<Vec<_>>(), "seed={seed}");
+        assert_eq!(numbers_of(&replayed), (first..=appended).collect::<Vec<_>>(), "seed={seed}");
     }
 }
 
-/// A log of segments that are sealed but for the last two, what it holds, and which these are.
+/// A log whose segments are sealed except the last two, its records, and the number of the last sealed
+/// segment.
 fn sealed() -> (Image, Vec<Entry>, u32) {
     let disk = SimDisk::new(1);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     let mut numbers = Numbers(1);
     let sealed_below = sim.run(async {
-        let (log, _) = Log::open(&env, Path::new(FOLDER), options(), |_, _| {}).await.unwrap();
+        let (log, _) = Log::open(&env, Path::new(DIRECTORY), options(), |_, _| {}).await.unwrap();
         while log.segments().len() < 6 {
             append(&log, &mut numbers).await;
         }
@@ -257,21 +261,21 @@ fn last_of(entries: &[Entry], segment: u32) -> u64 {
 }
 
 #[test]
-fn r17_of_a_segment_without_wanted_records_only_the_header_is_read() {
+fn r17_only_the_header_is_read_of_a_segment_without_needed_records() {
     let (image, all, _) = sealed();
     let disk = disk_of(&image, 1);
     disk.damage_file(FIRST, |bytes| bytes[FRAME_1..].fill(0xAB));
     let after = last_of(&all, 1);
-    let (told, recovery) = open_after(&disk, start(0, after)).unwrap();
-    assert_eq!(told, all[after as usize..]);
-    assert_eq!((recovery.segment_count, recovery.directory_count, recovery.skipped_count), (6, 4, 1));
-    // One record that is wanted makes the difference.
+    let (replayed, recovery) = open_after(&disk, start(0, after)).unwrap();
+    assert_eq!(replayed, all[after as usize..]);
+    assert_eq!((recovery.segment_count, recovery.segment_index_count, recovery.skipped_count), (6, 4, 1));
+    // A single needed record makes the difference.
     let opened = open_after(&disk, start(0, after - 1));
     assert!(
         matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(FIRST)),
         "{opened:?}"
     );
-    // What the headers say is looked at all the same.
+    // The headers are checked nevertheless.
     let disk = disk_of(&image, 1);
     disk.damage_file(FIRST, |bytes| bytes.truncate(FRAME_1 + 100));
     let opened = open_after(&disk, start(0, after));
@@ -286,28 +290,28 @@ fn r17_of_a_segment_without_wanted_records_only_the_header_is_read() {
 }
 
 #[test]
-fn r18_of_a_sealed_segment_the_directory_is_read_and_else_the_frames() {
+fn r18_a_sealed_segments_index_is_read_or_else_its_frames() {
     let (image, all, _) = sealed();
     let whole = image[Path::new(SECOND)].clone();
     let end = Vec::from_iter(all.iter().filter(|entry| entry.location.segment == 2));
     let end = end.last().map(|entry| entry.location.offset + entry.location.length).unwrap() as usize;
     let footer = footer_start(end as u64) as usize;
-    // Frames that nobody reads may be damaged.
+    // Damage in frames that aren't read is not noticed.
     let disk = disk_of(&image, 1);
     disk.damage_file(SECOND, |bytes| bytes[FRAME_1..end].fill(0xAB));
-    let (told, recovery) = open_after(&disk, start(0, 0)).unwrap();
-    assert_eq!((told, recovery.directory_count), (all.clone(), 5));
-    // A directory that is damaged anywhere is no harm.
+    let (replayed, recovery) = open_after(&disk, start(0, 0)).unwrap();
+    assert_eq!((replayed, recovery.segment_index_count), (all.clone(), 5));
+    // A segment index may be damaged anywhere.
     let mut by_frames = 0;
     for at in (footer..whole.len()).step_by(37).chain(whole.len() - 152..whole.len()) {
         let disk = disk_of(&image, 1);
         disk.damage_file(SECOND, |bytes| bytes[at] ^= 0x10);
-        let (told, recovery) = open_after(&disk, start(0, 3)).unwrap();
-        assert!(told == all[3..], "byte {at}: {:?}", numbers_of(&told));
-        by_frames += 5 - recovery.directory_count;
+        let (replayed, recovery) = open_after(&disk, start(0, 3)).unwrap();
+        assert!(replayed == all[3..], "byte {at}: {:?}", numbers_of(&replayed));
+        by_frames += 5 - recovery.segment_index_count;
     }
     assert!(by_frames > 150, "{by_frames}");
-    // Both are more than it can bear.
+    // Damage in both the index and the frames is an error.
     let disk = disk_of(&image, 1);
     disk.damage_file(SECOND, |bytes| {
         (bytes[end - 9], bytes[footer + 20]) = (!bytes[end - 9], !bytes[footer + 20])
@@ -319,10 +323,10 @@ fn r18_of_a_sealed_segment_the_directory_is_read_and_else_the_frames() {
     );
 }
 
-/// A sound directory of the segment, which is not the one that it had.
+/// A valid segment index of the segment, different from its own.
 fn other_footer(entries: &[Entry], frames_end: u64, frames_checksum: u64) -> Vec<u8> {
     let sim = Sim::new(1);
-    let mut builder = DirectoryBuilder::new(2, 1);
+    let mut builder = SegmentIndexBuilder::new(2, 1);
     for Entry { seq, flags, key, meta, location } in entries {
         let (seq, flags, location) = (*seq, *flags, *location);
         builder.push(EntryRef { seq, flags, key, meta, location }, 0);
@@ -331,10 +335,10 @@ fn other_footer(entries: &[Entry], frames_end: u64, frames_checksum: u64) -> Vec
 }
 
 #[test]
-fn r18_a_directory_that_is_not_what_the_headers_say_is_not_believed() {
+fn r18_a_segment_index_that_disagrees_with_the_headers_is_not_used() {
     let (image, all, _) = sealed();
     let own = Vec::from_iter(all.iter().filter(|entry| entry.location.segment == 2).cloned());
-    // The next segment's header says where the frames end, and with which checksum.
+    // The next segment's header contains the end of the frames and their checksum.
     let header = &image[&path(3)];
     let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
     let (end, checksum) = (number(48), number(56));
@@ -344,17 +348,17 @@ fn r18_a_directory_that_is_not_what_the_headers_say_is_not_believed() {
             bytes.truncate(footer_start(end) as usize);
             bytes.extend(other_footer(entries, end, checksum));
         });
-        let (told, recovery) = open_after(&disk, start(0, 0)).unwrap();
-        (told, recovery.directory_count)
+        let (replayed, recovery) = open_after(&disk, start(0, 0)).unwrap();
+        (replayed, recovery.segment_index_count)
     };
-    // The same directory, made here, is believed: and so would be another key.
+    // The same segment index, built here, is accepted; and so would be one with another key.
     assert_eq!(lie(&own, end, checksum), (all.clone(), 5));
     let mut renamed = own.clone();
     renamed[1].key = b"another".to_vec();
-    let (told, directories) = lie(&renamed, end, checksum);
-    assert_eq!((told == all, told.len(), directories), (false, all.len(), 5));
-    // Another end, another checksum, a record less at either end or between, one more, another Seq, a
-    // place behind the end.
+    let (replayed, segment_indexes) = lie(&renamed, end, checksum);
+    assert_eq!((replayed == all, replayed.len(), segment_indexes), (false, all.len(), 5));
+    // Another end, another checksum, a record less at either end or in the middle, one more, another Seq, a
+    // location beyond the end.
     let mut gap = own.clone();
     gap.remove(1);
     let mut more = own.clone();
@@ -377,22 +381,22 @@ fn r18_a_directory_that_is_not_what_the_headers_say_is_not_believed() {
         ("behind", &behind, end, checksum),
         ("none", &[], end, checksum),
     ] {
-        let (told, directories) = lie(entries, end, checksum);
-        assert!(told == all, "{what}: {:?}", numbers_of(&told));
-        assert_eq!(directories, 4, "{what}");
+        let (replayed, segment_indexes) = lie(entries, end, checksum);
+        assert!(replayed == all, "{what}: {:?}", numbers_of(&replayed));
+        assert_eq!(segment_indexes, 4, "{what}");
     }
 }
 
 #[test]
-fn r18_an_error_of_the_system_is_no_damage_of_a_directory() {
+fn r18_an_io_error_is_not_treated_as_damage_of_a_segment_index() {
     let (image, all, _) = sealed();
     let mut refused = 0;
     for nth in 0..60 {
         let disk = disk_of(&image, 1).fail(OperationKind::Read, nth, Fault::Io);
         match open_after(&disk, start(0, 0)) {
             Err(OpenError::Io(_)) => refused += 1,
-            Ok((told, recovery)) => {
-                assert_eq!((told.len(), recovery.directory_count), (all.len(), 5), "{nth}")
+            Ok((replayed, recovery)) => {
+                assert_eq!((replayed.len(), recovery.segment_index_count), (all.len(), 5), "{nth}")
             }
             Err(other) => panic!("read {nth}: {other}"),
         }
@@ -401,22 +405,22 @@ fn r18_an_error_of_the_system_is_no_damage_of_a_directory() {
 }
 
 #[test]
-fn r19_a_log_that_ends_before_what_was_seen_of_it_is_refused_and_left_as_it_is() {
+fn r19_a_log_that_ends_before_the_checkpoint_is_refused_and_unchanged() {
     let (mut image, all, _) = sealed();
     let last = all.last().unwrap();
-    // The last synced group is damaged: without the checkpoint that passes for a torn tail.
+    // The last synced group is damaged: without the checkpoint it is treated as a torn tail.
     let bytes = image.get_mut(&path(last.location.segment)).unwrap();
     bytes[last.location.offset as usize + 30] ^= 1;
     let disk = disk_of(&image, 1);
     let opened = open_after(&disk, start(0, last.seq.0));
     assert!(matches!(opened, Err(OpenError::Behind { found, expected }) if found < expected), "{opened:?}");
     assert_eq!(self::image(&disk), image);
-    let (told, _) = open_after(&disk, start(0, 1)).unwrap();
-    assert!(!told.is_empty() && told.len() < all.len());
+    let (replayed, _) = open_after(&disk, start(0, 1)).unwrap();
+    assert!(!replayed.is_empty() && replayed.len() < all.len());
 }
 
 #[test]
-fn r20_the_segment_to_start_from_must_be_there() {
+fn r20_the_segment_to_start_from_must_exist() {
     let (image, all, _) = sealed();
     for (first_segment, removed) in [(3, vec![3]), (3, vec![4]), (7, vec![]), (2, vec![1, 2, 3, 4, 5, 6])] {
         let mut image = image.clone();
@@ -426,14 +430,14 @@ fn r20_the_segment_to_start_from_must_be_there() {
         let missing = path(missing.unwrap_or(first_segment));
         assert!(matches!(&opened, Err(OpenError::Missing { path }) if *path == missing), "{opened:?}");
     }
-    // None at all is an empty log only where nothing was seen of it.
+    // A missing log is an empty one only if no record of it has been seen.
     let empty = Image::new();
     assert!(matches!(open_after(&disk_of(&empty, 1), start(0, 1)), Err(OpenError::Missing { .. })));
     for first_segment in [0, 1] {
         let opened = open_after(&disk_of(&empty, 1), start(first_segment, 0)).unwrap();
         assert_eq!(opened, (vec![], Recovery::default()));
     }
-    // The only one left has no header: it was there before, so no crash has done that.
+    // The only remaining segment has no header: it existed before, so a crash can't be the cause.
     let last = all.last().unwrap().location.segment;
     let mut image = image;
     image.get_mut(&path(last)).unwrap().fill(0);

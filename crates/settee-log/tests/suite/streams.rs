@@ -1,5 +1,5 @@
-//! Goal: a stream that nobody waits for pays for no more than its own bytes, and hardly waits.
-//! Method: the simulated disk counts operations, its clock tells who waited.
+//! Goal: a stream without waiters writes only its own bytes, and hardly waits.
+//! Method: the simulated disk counts operations, its clock measures waits.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use settee_io::{Env, OperationKind};
 use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 
 async fn open(env: &Env) -> Log {
     open_with(env, LogOptions::default()).await
 }
 
 async fn open_with(env: &Env, options: LogOptions) -> Log {
-    Log::open(env, Path::new(FOLDER), options, |_, _| {}).await.unwrap().0
+    Log::open(env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap().0
 }
 
 async fn append(log: &Log, bytes: usize, stage: Stage) {
@@ -25,7 +25,7 @@ async fn append(log: &Log, bytes: usize, stage: Stage) {
     log.wait(appended.last_seq, stage).await.unwrap();
 }
 
-/// Appends values of 8 KiB, `mib` of them in all, and lets the disk have them.
+/// Appends `mib` MiB in values of 8 KiB, and lets the disk write them.
 async fn stream(log: &Log, mib: usize) {
     for _ in 0..mib * 128 {
         append(log, 8 << 10, Stage::Accepted).await;
@@ -34,12 +34,12 @@ async fn stream(log: &Log, mib: usize) {
 }
 
 #[test]
-fn a_stream_is_not_written_twice_for_the_sake_of_small_commits_before_it() {
+fn small_commits_before_a_stream_cause_no_zero_fill_of_it() {
     for seed in seeds(10) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
-        // One segment takes all: no directory is written meanwhile.
+        // One segment takes all: no segment index is written meanwhile.
         let options = LogOptions { segment_bytes_min: 64 << 20, ..LogOptions::default() };
         sim.run(async {
             let log = open_with(&env, options).await;
@@ -50,7 +50,7 @@ fn a_stream_is_not_written_twice_for_the_sake_of_small_commits_before_it() {
             let before = zeros();
             stream(&log, 16).await;
             let after = zeros();
-            // What was under way when it began; zeros for all of it would be 64 writes.
+            // Includes operations in flight when it began; zeros for all of it would be 64 writes.
             assert!(after <= before + 8, "seed={seed}: {before} writes of zeros before, {after} after");
             for _ in 0..4_000 {
                 append(&log, 100, Stage::Persisted).await;
@@ -71,9 +71,10 @@ fn a_stream_into_a_new_log_waits_for_few_syncs_between_segments() {
             let log = open(&env).await;
             stream(&log, 64).await;
             let segments = log.segments().len();
-            // A sixteenth of the log each would be some 80.
+            // With a sixteenth of the log each, there would be some 80.
             assert!(segments <= 40, "seed={seed}: {segments} segments");
-            // Where each commit is waited for, a sixteenth it is, behind what the stream began.
+            // If every commit is waited for, a segment is a sixteenth of the log, after those that the stream
+            // began.
             while log.segments().len() == segments {
                 append(&log, 64 << 10, Stage::Persisted).await;
             }
@@ -99,13 +100,13 @@ fn segments_are_sealed_in_a_pause_or_when_many_wait() {
             let log = open(&env).await;
             stream(&log, 8).await;
             let segments = log.segments();
-            let left = segments.len() - 1;
+            let closed = segments.len() - 1;
             let sealed = sealed_count(&log, &segments).await;
-            assert!(sealed < left, "seed={seed}: nothing was left for a pause, {sealed} of {left}");
+            assert!(sealed < closed, "seed={seed}: nothing waited for a pause, {sealed} of {closed}");
             env.clock.sleep(Duration::from_secs(10)).await;
             append(&log, 1, Stage::Persisted).await;
             env.clock.sleep(Duration::from_secs(10)).await;
-            assert_eq!(sealed_count(&log, &segments).await, left, "seed={seed}");
+            assert_eq!(sealed_count(&log, &segments).await, closed, "seed={seed}");
             log.close().await.unwrap();
         })
         .unwrap();
@@ -115,7 +116,7 @@ fn segments_are_sealed_in_a_pause_or_when_many_wait() {
 async fn sealed_count(log: &Log, segments: &[u32]) -> usize {
     let mut count = 0;
     for number in segments {
-        count += usize::from(log.directory(*number).await.is_ok());
+        count += usize::from(log.segment_index(*number).await.is_ok());
     }
     count
 }

@@ -1,7 +1,8 @@
-//! Goal: nobody waits for what he doesn't need. Readers wait for no write, no sync and no buffer;
-//! a lone writer for nobody else; nobody for longer than the limits say; and a thousand logs that
-//! share a pool stay within it, and all go on.
-//! Method: the simulated disk takes a known time, or stalls; the simulated clock tells who waited.
+//! Goal: no task waits longer than necessary. Readers wait for no write, sync or buffer; a single writer for
+//! no other; no task longer than the limits say; and a thousand logs that share a pool stay within it, and
+//! all make progress.
+//! Method: each operation of the simulated disk takes a known time, or stalls; the simulated clock measures
+//! waits.
 
 use crate::common::readers;
 
@@ -17,10 +18,10 @@ use settee_io::{BufferPool, Env, OperationKind, PoolOptions};
 use settee_log::{Batch, Flags, Log, LogOptions, LogStats, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 
-/// What an operation of the disk takes, where that matters.
+/// Duration of a disk operation, in tests that need a fixed one.
 const OPERATION: Duration = Duration::from_millis(1);
 
-/// What the tasks' own steps take at most, in simulated time, between two operations.
+/// Longest simulated time that the tasks' own steps take between two operations.
 const STEPS: Duration = Duration::from_micros(100);
 
 fn batch(value: &[u8]) -> Batch {
@@ -29,14 +30,14 @@ fn batch(value: &[u8]) -> Batch {
     batch
 }
 
-async fn open(env: &Env, folder: impl Into<PathBuf>, options: LogOptions) -> (Log, Vec<Vec<u8>>) {
+async fn open(env: &Env, directory: impl Into<PathBuf>, options: LogOptions) -> (Log, Vec<Vec<u8>>) {
     let mut found = Vec::new();
     let replay = |_, record: settee_log::RecordRef<'_>| found.push(record.value.to_vec());
-    let (log, _) = Log::open(env, &folder.into(), options, replay).await.unwrap();
+    let (log, _) = Log::open(env, &directory.into(), options, replay).await.unwrap();
     (log, found)
 }
 
-/// Appends and waits; what that took.
+/// Appends and waits; returns the duration.
 async fn put(log: &Log, env: &Env) -> Duration {
     let start = env.clock.now();
     let appended = log.append(&batch(b"value"), Stage::Persisted).await.unwrap();
@@ -69,7 +70,7 @@ fn a_thousand_logs_share_a_pool_while_the_disk_stalls_and_all_recover() {
         buffer_bytes_max: 64 << 10,
         ..LogOptions::default()
     };
-    let folder = |log: usize| PathBuf::from(format!("/data/{log}"));
+    let directory = |log: usize| PathBuf::from(format!("/data/{log}"));
     let value =
         |log: usize, number: usize| vec![(log + number) as u8; 100 + (log * 31 + number * 7_919) % 3_000];
     let disk = SimDisk::new(1);
@@ -80,7 +81,7 @@ fn a_thousand_logs_share_a_pool_while_the_disk_stalls_and_all_recover() {
     sim.run(async {
         let mut logs = Vec::new();
         for log in 0..LOG_COUNT {
-            let (opened, _) = open(&env, folder(log), options).await;
+            let (opened, _) = open(&env, directory(log), options).await;
             put(&opened, &env).await;
             logs.push(opened);
         }
@@ -112,7 +113,7 @@ fn a_thousand_logs_share_a_pool_while_the_disk_stalls_and_all_recover() {
         logs
     })
     .unwrap();
-    // The pool was the limit, and many waited for it.
+    // The pool was the limit, and many tasks waited for it.
     let (leased, waiting) = most.get();
     assert!(leased > POOL_BYTES * 9 / 10 && waiting > LOG_COUNT / 2, "{leased} leased, {waiting} waiting");
     println!("{LOG_COUNT} logs: at most {leased} of {POOL_BYTES} bytes in use, {waiting} waiting");
@@ -121,7 +122,7 @@ fn a_thousand_logs_share_a_pool_while_the_disk_stalls_and_all_recover() {
     let env = sim.env();
     sim.run(async {
         for log in 0..LOG_COUNT {
-            let (_, found) = open(&env, folder(log), options).await;
+            let (_, found) = open(&env, directory(log), options).await;
             let expected: Vec<_> = (0..5).map(|number| value(log, number)).collect();
             assert_eq!(found[1..], expected, "log {log}");
         }
@@ -129,19 +130,19 @@ fn a_thousand_logs_share_a_pool_while_the_disk_stalls_and_all_recover() {
     .unwrap();
 }
 
-/// A segment for all, so that nobody waits for the next one.
+/// One segment for all batches, so that no append waits for the next one.
 fn one_segment() -> LogOptions {
     LogOptions { segment_bytes_min: 64 << 20, ..LogOptions::default() }
 }
 
-/// A disk whose every operation takes as long.
+/// A disk whose operations all take the same time.
 fn even_disk() -> SimDisk {
     let us = OPERATION.as_micros() as u64;
     SimDisk::new(1).delays_us(us..=us).short_writes(0.0)
 }
 
 #[test]
-fn a_lone_writer_is_never_delayed() {
+fn a_single_writer_is_never_delayed() {
     for group_delay_us_max in [0, 500, 100_000] {
         let sim = Sim::with_disk(&even_disk());
         let env = sim.env();
@@ -169,7 +170,7 @@ fn a_group_waits_for_half_a_sync_at_most_and_never_past_its_limit() {
             put(&log, &env).await;
             let delay = Duration::from_micros(delay_us);
             for others in [1, 2, 7] {
-                // They commit together; one begins last, and goes on alone when they have gone.
+                // They commit together; one starts last, and continues alone when the others have finished.
                 let times = join_all((0..=others).map(|writer| {
                     let count = if writer == others { 25 } else { 20 };
                     let (log, env) = (&log, &env);
@@ -182,17 +183,17 @@ fn a_group_waits_for_half_a_sync_at_most_and_never_past_its_limit() {
                     }
                 }))
                 .await;
-                // Who comes while a group is synced waits for that as well.
+                // A batch appended while a group is synced waits for that sync as well.
                 let longest = times.iter().flatten().max().unwrap();
                 assert!(*longest < 2 * OPERATION + delay + 2 * STEPS, "{longest:?} with {delay_us}");
                 let last = &times[others];
                 if delay_us > 0 {
-                    // It waits once for those who have gone, as long as may be, counted from the last
-                    // sync's end, a few steps before it came,
+                    // It waits once for the committers that have finished, for the maximal delay, counted
+                    // from the end of the last sync, which is a few steps before its append.
                     let (taken, full) = (last[19], OPERATION + delay);
                     assert!(taken + STEPS > full && taken < full + STEPS, "{taken:?} with {delay_us}");
                 }
-                // and never again.
+                // After that it never waits for them again.
                 let alone = last[21..].iter().max().unwrap();
                 assert!(*alone < OPERATION + STEPS, "{alone:?} with {delay_us}");
             }
@@ -202,7 +203,7 @@ fn a_group_waits_for_half_a_sync_at_most_and_never_past_its_limit() {
 }
 
 #[test]
-fn committers_at_the_same_time_wait_for_each_other_and_share_syncs() {
+fn concurrent_committers_wait_for_each_other_and_share_syncs() {
     let sim = Sim::with_disk(&even_disk());
     let env = sim.env();
     sim.run(async {
@@ -224,12 +225,12 @@ fn committers_at_the_same_time_wait_for_each_other_and_share_syncs() {
 }
 
 #[test]
-fn what_is_accepted_is_written_before_it_is_old_also_under_load() {
+fn accepted_bytes_are_written_within_their_age_limit_also_under_load() {
     for accepted_age_ms_max in [5, 50] {
         let sim = Sim::with_disk(&even_disk());
         let env = sim.env();
         let options = LogOptions { accepted_age_ms_max, written_age_ms_max: 3_600_000, ..one_segment() };
-        // A write under way may have to end first; then comes its own.
+        // A write in flight may have to complete before its own.
         let most = Duration::from_millis(accepted_age_ms_max) + 3 * OPERATION;
         sim.run(async {
             let (log, _) = open(&env, "/log", options).await;
@@ -242,7 +243,7 @@ fn what_is_accepted_is_written_before_it_is_old_also_under_load() {
                 env.clock.sleep(most).await;
                 assert!(written() > before && log.stats().memory_bytes == 0, "{:?}", log.stats());
             }
-            // One more each millisecond. No sync comes between, so what is written has no gaps.
+            // One more each millisecond. There is no sync in between, so the written bytes have no gaps.
             let before = written();
             let mut ends = VecDeque::new();
             let mut start = None;

@@ -1,11 +1,11 @@
-//! JSON for fuzzing: a generator whose texts are mostly valid, and a judge of its own.
+//! JSON for fuzzing: a generator of mostly valid texts, and an independent validator.
 
 use super::Source;
 
-/// Values nest so deep in what is made from the grammar.
+/// Largest nesting depth of generated values.
 const DEPTH_MAX: usize = 5;
 
-/// Numbers at the edges of what somebody may hold them in, and texts that are almost numbers.
+/// Numbers near the limits of common types, and texts that are almost numbers.
 const NUMBERS: [&str; 26] = [
     "0",
     "-0",
@@ -35,7 +35,7 @@ const NUMBERS: [&str; 26] = [
     ".5",
 ];
 
-/// What strings are made of besides words, as it stands in the text.
+/// Pieces of strings besides words, as they appear in the text.
 const PIECES: [&str; 24] = [
     "a",
     "b",
@@ -109,15 +109,15 @@ pub(super) fn write_object(source: &mut Source<'_>, depth: usize, out: &mut Stri
     out.push('}');
 }
 
-/// Often a word as it is: words that hold quotes make the text wrong.
+/// Writes a string, often an unescaped word: words with quotes make the text invalid.
 fn write_string(source: &mut Source<'_>, out: &mut String) {
     out.push('"');
     match source.below(3) {
         0 => {
             for _ in 0..source.below(6) {
-                // The pieces that make a string wrong are the rarest.
-                let known = if source.below(8) == 0 { PIECES.len() } else { 20 };
-                out.push_str(PIECES[source.below(known)]);
+                // The pieces that make a string invalid are the rarest.
+                let piece_count = if source.below(8) == 0 { PIECES.len() } else { 20 };
+                out.push_str(PIECES[source.below(piece_count)]);
             }
         }
         _ => out.push_str(source.word()),
@@ -125,12 +125,12 @@ fn write_string(source: &mut Source<'_>, out: &mut String) {
     out.push('"');
 }
 
-/// What a JSON text is like.
+/// Properties of a valid JSON text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JsonFacts {
-    /// The value's first byte: what kind it is.
+    /// First byte of the value, which determines its type.
     pub first: u8,
-    /// How deep arrays and objects nest.
+    /// Nesting depth of arrays and objects.
     pub depth: usize,
     /// Whether a string has half a surrogate pair.
     pub has_half_pairs: bool,
@@ -140,53 +140,53 @@ pub struct JsonFacts {
     pub has_infinite: bool,
 }
 
-/// Judges a text by RFC 8259; None for what is no JSON in UTF-8. Shares nothing with any parser that is
-/// tested by it.
+/// Validates a text by RFC 8259. Returns `None` if it isn't JSON in UTF-8. Shares no code with the parsers
+/// that are tested against it.
 pub fn check_json(text: &[u8]) -> Option<JsonFacts> {
     std::str::from_utf8(text).ok()?;
     let mut facts =
         JsonFacts { first: 0, depth: 0, has_half_pairs: false, has_space: false, has_infinite: false };
-    let mut judge = Judge { text, at: 0, facts: &mut facts };
+    let mut validator = Validator { text, at: 0, facts: &mut facts };
     let mut open: Vec<u8> = Vec::new();
-    judge.skip_space();
-    judge.facts.first = judge.peek()?;
+    validator.skip_space();
+    validator.facts.first = validator.peek()?;
     loop {
         // A value begins here.
-        match judge.peek()? {
+        match validator.peek()? {
             b'{' => {
-                judge.begin(b'{', &mut open);
-                if judge.peek()? != b'}' {
-                    judge.name()?;
+                validator.begin(b'{', &mut open);
+                if validator.peek()? != b'}' {
+                    validator.name()?;
                     continue;
                 }
             }
             b'[' => {
-                judge.begin(b'[', &mut open);
-                if judge.peek()? != b']' {
+                validator.begin(b'[', &mut open);
+                if validator.peek()? != b']' {
                     continue;
                 }
             }
-            b'"' => judge.string()?,
-            b't' => judge.literal(b"true")?,
-            b'f' => judge.literal(b"false")?,
-            b'n' => judge.literal(b"null")?,
-            _ => judge.number()?,
+            b'"' => validator.string()?,
+            b't' => validator.literal(b"true")?,
+            b'f' => validator.literal(b"false")?,
+            b'n' => validator.literal(b"null")?,
+            _ => validator.number()?,
         }
-        // A value, or nothing in a pair of brackets, ended here.
+        // A value, or an empty pair of brackets, ended here.
         loop {
-            judge.skip_space();
-            match (open.last(), judge.peek()) {
+            validator.skip_space();
+            match (open.last(), validator.peek()) {
                 (None, None) => return Some(facts),
                 (Some(b'{'), Some(b'}')) | (Some(b'['), Some(b']')) => {
-                    judge.at += 1;
+                    validator.at += 1;
                     open.pop();
                 }
                 (Some(bracket), Some(b',')) => {
                     let is_object = *bracket == b'{';
-                    judge.at += 1;
-                    judge.skip_space();
+                    validator.at += 1;
+                    validator.skip_space();
                     if is_object {
-                        judge.name()?;
+                        validator.name()?;
                     }
                     break;
                 }
@@ -196,13 +196,13 @@ pub fn check_json(text: &[u8]) -> Option<JsonFacts> {
     }
 }
 
-struct Judge<'a> {
+struct Validator<'a> {
     text: &'a [u8],
     at: usize,
     facts: &'a mut JsonFacts,
 }
 
-impl Judge<'_> {
+impl Validator<'_> {
     fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
@@ -241,7 +241,7 @@ impl Judge<'_> {
 
     fn string(&mut self) -> Option<()> {
         (self.next()? == b'"').then_some(())?;
-        // Whether a first half of a pair stands right before.
+        // Whether the first half of a surrogate pair precedes.
         let mut is_half = false;
         loop {
             let unit = match self.next()? {
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_judge_knows_json_from_what_is_none() {
+    fn the_validator_accepts_json_and_nothing_else() {
         for good in [
             "{}",
             " [ ] ",
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_judge_sees_depth_halves_of_pairs_and_white_space() {
+    fn the_validator_reports_depth_half_pairs_and_white_space() {
         let facts = |text: &str| check_json(text.as_bytes()).unwrap();
         assert_eq!((facts("[[1],[]]").depth, facts("1").depth), (2, 0));
         for half in ["\"\\ud800\"", "\"\\ud800x\\udc00\"", "\"\\udc00\\ud800\"", "\"\\ud800\\ud800\\udc00\""]

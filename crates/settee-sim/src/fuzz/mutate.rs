@@ -1,17 +1,17 @@
-//! Changes to an input: some are blind, some know what inputs are made of.
+//! Mutations of an input: some are blind, some use knowledge of the input's syntax.
 
 use super::{INPUT_BYTES_MAX, Source, Target};
 
-/// Changes of one input, at most.
-const CHANGES_MAX: usize = 6;
+/// Most mutations of one input.
+const MUTATION_COUNT_MAX: usize = 6;
 
-/// Times that a piece is repeated, at most.
-const REPEATS_MAX: usize = 2_000;
+/// Most repetitions of a piece.
+const REPEAT_COUNT_MAX: usize = 2_000;
 
-/// Bytes that mean something somewhere.
+/// Bytes with a meaning in some syntax.
 const BYTES: &[u8] = b"\0\t\n\r \"#%&'()*+,-./0:;<=>?@[\\]^_`{|}~\x7f\x80\xc3\xed\xff";
 
-/// Numbers at the edges.
+/// Numbers near the limits of common types.
 const NUMBERS: [&str; 12] = [
     "0",
     "-1",
@@ -27,17 +27,17 @@ const NUMBERS: [&str; 12] = [
     "-0",
 ];
 
-/// Changes an input in some places.
-pub(super) fn change(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
-    // A few changes leave most of it right.
-    let count = 1 + source.below(CHANGES_MAX).min(source.below(CHANGES_MAX));
+/// Mutates an input in some places.
+pub(super) fn mutate(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
+    // Few mutations, so that most of the input stays valid.
+    let count = 1 + source.below(MUTATION_COUNT_MAX).min(source.below(MUTATION_COUNT_MAX));
     for _ in 0..count {
-        change_once(input, target, source);
+        mutate_once(input, target, source);
         input.truncate(INPUT_BYTES_MAX);
     }
 }
 
-fn change_once(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
+fn mutate_once(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
     if input.is_empty() {
         input.extend_from_slice(source.word().as_bytes());
         return;
@@ -63,13 +63,13 @@ fn change_once(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
         }
         8 => {
             let piece = input[at..end_of_piece(input, at, source).min(at + 8)].to_vec();
-            let room = (INPUT_BYTES_MAX - input.len().min(INPUT_BYTES_MAX)) / piece.len().max(1);
-            let times = source.below(REPEATS_MAX).min(source.below(REPEATS_MAX)).min(room);
+            let repeat_max = (INPUT_BYTES_MAX - input.len().min(INPUT_BYTES_MAX)) / piece.len().max(1);
+            let times = source.below(REPEAT_COUNT_MAX).min(source.below(REPEAT_COUNT_MAX)).min(repeat_max);
             insert(input, at, &piece.repeat(times));
         }
         9 => input.truncate(at),
         10 | 11 => {
-            // The front of one, the end of another.
+            // Joins the front of this input and the end of another.
             let other = source.pick(target.corpus);
             input.truncate(at);
             input.extend_from_slice(&other[source.below(other.len() + 1)..]);
@@ -92,11 +92,11 @@ fn insert(input: &mut Vec<u8>, at: usize, bytes: &[u8]) {
 }
 
 fn end_of_piece(input: &[u8], at: usize, source: &mut Source<'_>) -> usize {
-    let most = if source.coin() { 8 } else { 200 };
-    (at + 1 + source.below(most)).min(input.len())
+    let length_max = if source.coin() { 8 } else { 200 };
+    (at + 1 + source.below(length_max)).min(input.len())
 }
 
-/// Puts a number in the place of the first one from `at` on.
+/// Replaces the first number at or after `at`.
 fn number(input: &mut Vec<u8>, at: usize, number: &str) {
     let Some(start) = input[at..].iter().position(u8::is_ascii_digit).map(|found| at + found) else {
         return insert(input, at, number.as_bytes());

@@ -1,5 +1,5 @@
-//! Goal: direct mode is strict about alignment, and promises no more than buffered mode does.
-//! Method: requests that are off by one; the same program in both modes under the same seeds.
+//! Goal: direct mode refuses unaligned requests, and guarantees no more than buffered mode does.
+//! Method: requests that are unaligned by one byte; the same program in both modes under the same seeds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn unit() -> Alignment {
     Alignment::new(SECTOR).unwrap()
 }
 
-/// The file past the page cache, created where it isn't there.
+/// Opens the file for direct I/O, and creates it if it doesn't exist.
 fn open_direct(engine: &dyn Engine) -> Arc<Descriptor> {
     let open = Operation::Open { path: PATH.into(), mode: OpenMode::Create };
     let Ok(Outcome::Opened(file)) = engine.run(open) else { panic!("no file") };
@@ -32,13 +32,13 @@ fn aligned(byte: u8, count: usize) -> Bytes {
     buffer.into()
 }
 
-/// Whether the simulation refuses the request, as a mistake of the program's.
+/// Whether the simulation panics because of the request.
 fn is_refused(engine: &dyn Engine, operation: Operation) -> bool {
     catch_unwind(AssertUnwindSafe(|| engine.run(operation).unwrap())).is_err()
 }
 
 #[test]
-fn a_direct_request_off_in_offset_length_or_memory_is_refused() {
+fn a_direct_request_with_unaligned_offset_length_or_memory_is_refused() {
     let disk = SimDisk::new(1).short_reads(0.0).short_writes(0.0);
     run(&disk, |env| async move {
         let engine = &*env.engine;
@@ -65,7 +65,7 @@ fn a_direct_request_off_in_offset_length_or_memory_is_refused() {
 }
 
 #[test]
-fn a_short_direct_read_is_of_whole_sectors_but_at_the_end() {
+fn a_short_direct_read_is_of_whole_sectors_except_at_the_end() {
     let mut short_count = 0;
     for seed in seeds(50) {
         run(&SimDisk::new(seed).short_reads(1.0), |env| async move {
@@ -85,7 +85,7 @@ fn a_short_direct_read_is_of_whole_sectors_but_at_the_end() {
 }
 
 #[test]
-fn a_short_direct_write_is_of_whole_sectors_and_its_rest_stays_direct() {
+fn a_short_direct_write_is_of_whole_sectors_and_its_rest_is_direct_too() {
     let mut short_count = 0;
     for seed in seeds(50) {
         let disk = SimDisk::new(seed).short_writes(1.0);
@@ -107,7 +107,7 @@ fn a_short_direct_write_is_of_whole_sectors_and_its_rest_stays_direct() {
 }
 
 #[test]
-fn an_unsynced_direct_write_is_torn_at_sectors_and_nowhere_else() {
+fn an_unsynced_direct_write_is_torn_only_between_sectors() {
     let (mut torn_count, mut old_count, mut new_count, mut garbled_count) = (0, 0, 0, 0);
     for seed in seeds(200) {
         let disk = SimDisk::new(seed);
@@ -117,7 +117,7 @@ fn an_unsynced_direct_write_is_torn_at_sectors_and_nowhere_else() {
             file.write_at(0, aligned(2, 8)).await.unwrap();
         });
         let found = disk.after_power_loss().read_file(PATH).unwrap();
-        assert_eq!(found.len(), 8 * SECTOR, "seed={seed}: it was that long, durably");
+        assert_eq!(found.len(), 8 * SECTOR, "seed={seed}: the length was durable");
         let is = |byte: u8| found.chunks(SECTOR).filter(|sector| sector.iter().all(|b| *b == byte)).count();
         let (old, new) = (is(1), is(2));
         let within = |sector: &&[u8]| {
@@ -133,13 +133,13 @@ fn an_unsynced_direct_write_is_torn_at_sectors_and_nowhere_else() {
     assert!(counts.iter().all(|count| *count > 0), "torn, old, new, garbled: {counts:?}");
 }
 
-/// What is on the disk after a power loss behind a few writes, of which none, or the first two,
-/// were synced.
+/// Returns the file's contents after a power loss that follows a few writes. With `synced` the first two were
+/// synced, else none.
 fn survivors(seed: u64, direct: bool, synced: bool) -> Vec<u8> {
     let disk = SimDisk::new(seed).short_reads(0.0).short_writes(0.0);
     run(&disk, |env| async move {
         let file = create_durable(&env, PATH, vec![1; 6 * SECTOR]).await;
-        // The same requests in both modes, so that the seed decides the same.
+        // The same requests in both modes, so that the seed makes the same choices.
         file.set_direct(true).await.unwrap();
         file.set_direct(direct).await.unwrap();
         file.write_at(0, aligned(2, 4)).await.unwrap();
@@ -154,14 +154,14 @@ fn survivors(seed: u64, direct: bool, synced: bool) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_power_loss_leaves_of_direct_writes_is_what_it_leaves_of_buffered_ones() {
+fn a_power_loss_treats_direct_writes_as_buffered_ones() {
     let mut lost_count = 0;
     for seed in seeds(200) {
         for synced in [false, true] {
             let (direct, buffered) = (survivors(seed, true, synced), survivors(seed, false, synced));
             assert!(direct == buffered, "seed={seed} synced={synced}");
             if synced {
-                // The sectors that nothing wrote to after the sync.
+                // The sectors that were not written after the sync.
                 assert!(direct[..SECTOR] == sectors(1, 2), "seed={seed}: a synced write was lost");
                 assert!(direct[3 * SECTOR..4 * SECTOR] == sectors(1, 2), "seed={seed}");
                 assert!(direct[8 * SECTOR..10 * SECTOR] == sectors(2, 3), "seed={seed}");
@@ -170,5 +170,5 @@ fn what_a_power_loss_leaves_of_direct_writes_is_what_it_leaves_of_buffered_ones(
             }
         }
     }
-    assert!(lost_count > 0, "past the page cache is not on the medium: only a sync says so");
+    assert!(lost_count > 0, "direct writes were durable without a sync");
 }

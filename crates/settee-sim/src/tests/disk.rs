@@ -1,4 +1,5 @@
-//! What survives a power loss, and what doesn't.
+//! Goal: a power loss preserves synced changes, and loses or garbles unsynced ones in every permitted way.
+//! Method: small programs; the set of remaining contents over many seeds.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -10,7 +11,7 @@ use settee_io::{Completion, Descriptor, Engine, Operation, Outcome, Request};
 use super::*;
 use crate::seeds;
 
-/// What a power loss left of `PATH`, under each of the seeds, after the program ran to its end.
+/// Returns the contents of `PATH` after a power loss at the end of the program, for each of the seeds.
 fn remains<F: Future>(program: impl Fn(Env) -> F) -> BTreeSet<Option<Vec<u8>>> {
     remains_on(|disk| disk, program)
 }
@@ -28,13 +29,13 @@ fn remains_on<F: Future>(
 }
 
 #[test]
-fn what_was_synced_survives() {
+fn synced_bytes_survive() {
     let remains = remains(|env| async move { drop(create_durable(&env, PATH, vec![7; 5000]).await) });
     assert_eq!(remains, BTreeSet::from([Some(vec![7; 5000])]));
 }
 
 #[test]
-fn a_sector_that_was_not_synced_is_kept_dropped_or_garbled() {
+fn an_unsynced_sector_is_kept_dropped_or_garbled() {
     let remains = remains(|env| async move {
         let file = create_durable(&env, PATH, vec![1; SECTOR]).await;
         file.write_at(0, sectors(1, 2)).await.unwrap();
@@ -46,7 +47,7 @@ fn a_sector_that_was_not_synced_is_kept_dropped_or_garbled() {
 }
 
 #[test]
-fn sectors_of_one_write_are_kept_and_dropped_by_themselves() {
+fn sectors_of_one_write_are_kept_and_dropped_independently() {
     let remains = remains(|env| async move {
         let file = create_durable(&env, PATH, vec![1; 2 * SECTOR]).await;
         file.write_at(0, sectors(2, 2)).await.unwrap();
@@ -58,7 +59,7 @@ fn sectors_of_one_write_are_kept_and_dropped_by_themselves() {
 }
 
 #[test]
-fn a_sector_may_hold_any_of_its_versions_whatever_its_neighbour_holds() {
+fn a_sector_may_hold_any_of_its_versions_independently_of_its_neighbour() {
     let remains = remains(|env| async move {
         let file = create_durable(&env, PATH, vec![1; 2 * SECTOR]).await;
         file.write_at(0, sectors(2, 2)).await.unwrap();
@@ -96,7 +97,7 @@ fn lengths_are_kept_or_dropped() {
 }
 
 #[test]
-fn a_synced_cut_shows_nothing_of_what_was_cut_off() {
+fn a_synced_truncation_leaves_none_of_the_truncated_bytes() {
     let remains = remains(|env| async move {
         let file = create_durable(&env, PATH, vec![1; 3 * SECTOR]).await;
         file.set_length(100).await.unwrap();
@@ -127,7 +128,7 @@ fn a_sync_covers_only_writes_complete_before_it_was_submitted() {
 }
 
 #[test]
-fn a_folder_sync_covers_only_changes_complete_before_it_was_submitted() {
+fn a_directory_sync_covers_only_changes_complete_before_it_was_submitted() {
     let mut found = BTreeSet::new();
     for seed in seeds(200) {
         let disk = SimDisk::new(seed);
@@ -135,7 +136,7 @@ fn a_folder_sync_covers_only_changes_complete_before_it_was_submitted() {
             create_durable(&env, PATH, vec![1]).await;
             let (engine, path) = (&*env.engine, Path::new(PATH));
             let (remove, sync) =
-                (pin!(folder::remove(engine, path)), pin!(folder::sync(engine, Path::new("/"))));
+                (pin!(directory::remove(engine, path)), pin!(directory::sync(engine, Path::new("/"))));
             match select(remove, sync).await {
                 Either::Left((remove, sync)) => remove.and(sync.await).map(|()| true).unwrap(),
                 Either::Right((sync, remove)) => sync.and(remove.await).map(|()| false).unwrap(),
@@ -149,7 +150,7 @@ fn a_folder_sync_covers_only_changes_complete_before_it_was_submitted() {
 }
 
 #[test]
-fn direct_mode_reads_and_keeps_what_buffered_mode_does() {
+fn direct_mode_reads_and_writes_the_same_bytes_as_buffered_mode() {
     for seed in seeds(100) {
         let disk = SimDisk::new(seed).short_reads(0.5).short_writes(0.5);
         run(&disk, |env| async move {
@@ -176,7 +177,7 @@ fn direct_mode_reads_and_keeps_what_buffered_mode_does() {
 }
 
 #[test]
-fn what_overlapping_writes_leave_survives_a_later_sync() {
+fn the_result_of_overlapping_writes_survives_a_later_sync() {
     for seed in seeds(100) {
         let disk = SimDisk::new(seed);
         let seen = run(&disk, |env| async move {
@@ -216,13 +217,13 @@ fn a_sync_covers_the_writes_of_its_own_file_only() {
 }
 
 #[test]
-fn a_name_survives_for_sure_only_once_its_folder_was_synced() {
+fn a_name_is_durable_only_once_its_directory_was_synced() {
     let created = |with_sync: bool| {
         remains(move |env| async move {
             let file = create(&env, PATH).await;
             file.write_and_sync_at(0, sectors(1, 1)).await.unwrap();
             if with_sync {
-                sync_folder(&env, "/").await;
+                sync_directory(&env, "/").await;
             }
         })
     };
@@ -231,13 +232,13 @@ fn a_name_survives_for_sure_only_once_its_folder_was_synced() {
 }
 
 #[test]
-fn a_removed_name_may_come_back_until_its_folder_was_synced() {
+fn a_removed_name_may_come_back_until_its_directory_was_synced() {
     let removed = |with_sync: bool| {
         remains(move |env| async move {
             create_durable(&env, PATH, vec![1]).await;
-            folder::remove(&*env.engine, Path::new(PATH)).await.unwrap();
+            directory::remove(&*env.engine, Path::new(PATH)).await.unwrap();
             if with_sync {
-                sync_folder(&env, "/").await;
+                sync_directory(&env, "/").await;
             }
         })
     };
@@ -246,18 +247,18 @@ fn a_removed_name_may_come_back_until_its_folder_was_synced() {
 }
 
 #[test]
-fn a_rename_happens_whole_or_not_at_all() {
-    for (to, folders_synced) in [("/new", 0), ("/new", 1), ("/folder/new", 1), ("/folder/new", 2)] {
+fn a_rename_is_atomic() {
+    for (to, directories_synced) in [("/new", 0), ("/new", 1), ("/directory/new", 1), ("/directory/new", 2)] {
         let mut found = BTreeSet::new();
         for seed in seeds(100) {
             let disk = SimDisk::new(seed);
             run(&disk, |env| async move {
-                folder::create(&*env.engine, Path::new("/folder")).await.unwrap();
+                directory::create(&*env.engine, Path::new("/directory")).await.unwrap();
                 create_durable(&env, to, vec![2]).await;
                 create_durable(&env, "/old", vec![1]).await;
-                folder::rename(&*env.engine, Path::new("/old"), Path::new(to)).await.unwrap();
-                for folder in ["/", "/folder"].into_iter().take(folders_synced) {
-                    sync_folder(&env, folder).await;
+                directory::rename(&*env.engine, Path::new("/old"), Path::new(to)).await.unwrap();
+                for directory in ["/", "/directory"].into_iter().take(directories_synced) {
+                    sync_directory(&env, directory).await;
                 }
             });
             let after = disk.after_power_loss();
@@ -265,9 +266,9 @@ fn a_rename_happens_whole_or_not_at_all() {
         }
         let renamed = (None, Some(vec![1]));
         let not_renamed = (Some(vec![1]), Some(vec![2]));
-        let is_durable = folders_synced == if to == "/new" { 1 } else { 2 };
+        let is_durable = directories_synced == if to == "/new" { 1 } else { 2 };
         let expected = if is_durable { vec![renamed] } else { vec![renamed, not_renamed] };
-        assert_eq!(found, BTreeSet::from_iter(expected), "{to}, {folders_synced} folders synced");
+        assert_eq!(found, BTreeSet::from_iter(expected), "{to}, {directories_synced} directories synced");
     }
 }
 
@@ -277,7 +278,7 @@ fn a_renamed_file_is_not_lost_to_a_new_one_of_its_old_name() {
         let disk = SimDisk::new(seed);
         run(&disk, |env| async move {
             create_durable(&env, "/old", vec![1]).await;
-            folder::rename(&*env.engine, Path::new("/old"), Path::new("/new")).await.unwrap();
+            directory::rename(&*env.engine, Path::new("/old"), Path::new("/new")).await.unwrap();
             create(&env, "/old").await;
         });
         let after = disk.after_power_loss();
@@ -287,15 +288,15 @@ fn a_renamed_file_is_not_lost_to_a_new_one_of_its_old_name() {
 }
 
 #[test]
-fn folders_moved_into_each_other_are_not_lost() {
+fn directories_moved_into_each_other_are_not_lost() {
     for seed in seeds(100) {
         let disk = SimDisk::new(seed);
         run(&disk, |env| async move {
-            folder::create(&*env.engine, Path::new("/a/b")).await.unwrap();
+            directory::create(&*env.engine, Path::new("/a/b")).await.unwrap();
             create_durable(&env, "/a/one", vec![1]).await;
             create_durable(&env, "/a/b/two", vec![2]).await;
-            folder::rename(&*env.engine, Path::new("/a/b"), Path::new("/b")).await.unwrap();
-            folder::rename(&*env.engine, Path::new("/a"), Path::new("/b/a")).await.unwrap();
+            directory::rename(&*env.engine, Path::new("/a/b"), Path::new("/b")).await.unwrap();
+            directory::rename(&*env.engine, Path::new("/a"), Path::new("/b/a")).await.unwrap();
         });
         let after = disk.after_power_loss();
         let mut found: Vec<_> = after.paths().iter().map(|path| after.read_file(path).unwrap()).collect();
@@ -305,22 +306,22 @@ fn folders_moved_into_each_other_are_not_lost() {
 }
 
 #[test]
-fn what_is_in_a_folder_goes_with_a_folder_whose_name_was_not_synced() {
+fn a_directory_whose_name_was_not_synced_is_lost_with_its_contents() {
     let mut found = BTreeSet::new();
     for seed in seeds(100) {
         let disk = SimDisk::new(seed);
         run(&disk, |env| async move {
-            let create = Operation::CreateFolder { path: "/folder".into() };
+            let create = Operation::CreateDirectory { path: "/directory".into() };
             env.engine.run(create).unwrap();
-            create_durable(&env, "/folder/file", vec![1]).await;
+            create_durable(&env, "/directory/file", vec![1]).await;
         });
-        found.insert(disk.after_power_loss().read_file("/folder/file"));
+        found.insert(disk.after_power_loss().read_file("/directory/file"));
     }
     assert_eq!(found, BTreeSet::from([None, Some(vec![1])]));
 }
 
 #[test]
-fn operations_in_flight_may_have_happened_when_the_power_goes() {
+fn operations_in_flight_may_take_effect_when_the_power_is_cut() {
     let mut found = BTreeSet::new();
     for seed in seeds(200) {
         let disk = SimDisk::new(seed);
@@ -338,7 +339,7 @@ fn operations_in_flight_may_have_happened_when_the_power_goes() {
 }
 
 #[test]
-fn a_killed_program_keeps_what_completed() {
+fn completed_writes_survive_a_killed_program() {
     for seed in seeds(50) {
         let disk = SimDisk::new(seed);
         run(&disk, |env| async move { create(&env, PATH).await.write_at(0, sectors(9, 1)).await.unwrap() });
@@ -349,7 +350,7 @@ fn a_killed_program_keeps_what_completed() {
 }
 
 #[test]
-fn the_same_run_leaves_the_same() {
+fn the_same_run_leaves_the_same_contents() {
     for seed in seeds(20) {
         let leave = || {
             let disk = SimDisk::new(seed).crash_at_operation(12);
@@ -369,7 +370,7 @@ fn the_same_run_leaves_the_same() {
 }
 
 #[test]
-fn a_lock_is_exclusive_until_its_descriptor_goes() {
+fn a_lock_is_exclusive_until_its_descriptor_is_closed() {
     let disk = SimDisk::new(1);
     let held = run(&disk, |env| async move {
         let (first, second) = (create(&env, PATH).await, open(&env, PATH).await.unwrap());
@@ -378,16 +379,16 @@ fn a_lock_is_exclusive_until_its_descriptor_goes() {
         assert_eq!(second.lock().await.unwrap_err().io_kind(), Some(ErrorKind::WouldBlock));
         drop(first);
         second.lock().await.unwrap();
-        sync_folder(&env, "/").await;
+        sync_directory(&env, "/").await;
         second
     });
     let again = disk.after_power_loss();
-    assert!(held.is_some(), "the old world's descriptor is still there");
+    assert!(held.is_some(), "the descriptor of the killed program still exists");
     run(&again, |env| async move { open(&env, PATH).await.unwrap().lock().await.unwrap() }).unwrap();
 }
 
 #[test]
-fn a_descriptor_from_before_a_power_loss_is_dead() {
+fn a_descriptor_from_before_a_power_loss_is_invalid() {
     let disk = SimDisk::new(1);
     let descriptor = run(&disk, |env| async move {
         let open = Operation::Open { path: PATH.into(), mode: OpenMode::CreateNew };
@@ -409,7 +410,7 @@ fn nothing_happens_on_a_disk_without_power() {
     let disk = SimDisk::new(1);
     let env = Sim::with_disk(&disk).env();
     disk.cut_power();
-    assert!(env.engine.run(Operation::CreateFolder { path: "/folder".into() }).is_err());
+    assert!(env.engine.run(Operation::CreateDirectory { path: "/directory".into() }).is_err());
     let (completion, mut done) = Completion::new();
     env.engine.submit(Request { operation: Operation::List { path: "/".into() }, completion });
     assert!(done.try_recv().is_err());
@@ -417,13 +418,13 @@ fn nothing_happens_on_a_disk_without_power() {
 }
 
 #[test]
-fn names_give_the_errors_of_a_real_file_system() {
+fn operations_on_names_return_the_errors_of_a_real_file_system() {
     run(&SimDisk::new(1), |env| async move {
         let engine: &dyn Engine = &*env.engine;
         let failure = |operation: Operation| engine.run(operation).unwrap_err().kind();
-        let remove_folder = |path: &str| Operation::RemoveFolder { path: path.into() };
+        let remove_directory = |path: &str| Operation::RemoveDirectory { path: path.into() };
         let rename = |from: &str, to: &str| Operation::Rename { from: from.into(), to: to.into() };
-        folder::create(engine, Path::new("/a/b")).await.unwrap();
+        directory::create(engine, Path::new("/a/b")).await.unwrap();
         create(&env, "/a/file").await;
         let open_new = Operation::Open { path: "/a/file".into(), mode: OpenMode::CreateNew };
         assert_eq!(failure(open_new), ErrorKind::AlreadyExists);
@@ -432,11 +433,11 @@ fn names_give_the_errors_of_a_real_file_system() {
             failure(Operation::Open { path: "/x/y".into(), mode: OpenMode::Create }),
             ErrorKind::NotFound
         );
-        assert_eq!(failure(Operation::CreateFolder { path: "/".into() }), ErrorKind::AlreadyExists);
+        assert_eq!(failure(Operation::CreateDirectory { path: "/".into() }), ErrorKind::AlreadyExists);
         assert_eq!(failure(Operation::List { path: "/a/file".into() }), ErrorKind::NotADirectory);
         assert_eq!(failure(Operation::Remove { path: "/a/b".into() }), ErrorKind::IsADirectory);
         assert_eq!(failure(Operation::Remove { path: "/a/../a".into() }), ErrorKind::InvalidInput);
-        assert_eq!(failure(remove_folder("/a")), ErrorKind::DirectoryNotEmpty);
+        assert_eq!(failure(remove_directory("/a")), ErrorKind::DirectoryNotEmpty);
         assert_eq!(failure(rename("/a", "/a/b/c")), ErrorKind::InvalidInput);
         assert_eq!(failure(rename("/a/b", "/a/file")), ErrorKind::NotADirectory);
         assert_eq!(failure(rename("/a/file", "/a/b")), ErrorKind::IsADirectory);
@@ -445,8 +446,8 @@ fn names_give_the_errors_of_a_real_file_system() {
             reader.write_at(0, "x".into()).await.unwrap_err().io_kind(),
             Some(ErrorKind::PermissionDenied)
         );
-        folder::remove_with_files(engine, Path::new("/a/b")).await.unwrap();
-        assert_eq!(folder::list(engine, Path::new("a")).await.unwrap().len(), 1);
+        directory::remove_with_files(engine, Path::new("/a/b")).await.unwrap();
+        assert_eq!(directory::list(engine, Path::new("a")).await.unwrap().len(), 1);
     })
     .unwrap();
 }
@@ -455,7 +456,7 @@ fn names_give_the_errors_of_a_real_file_system() {
 fn an_open_file_outlives_its_name() {
     run(&SimDisk::new(1), |env| async move {
         let file = create_durable(&env, PATH, vec![1; 100]).await;
-        folder::remove(&*env.engine, Path::new(PATH)).await.unwrap();
+        directory::remove(&*env.engine, Path::new(PATH)).await.unwrap();
         assert!(open(&env, PATH).await.unwrap_err().is_not_found());
         assert_eq!(file.read_exact_at(0, 100).await.unwrap(), vec![1; 100]);
     })

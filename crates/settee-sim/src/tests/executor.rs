@@ -1,4 +1,6 @@
-//! Tasks, time, determinism, and the ways in which a run ends.
+//! Goal: the seed determines a run; time, tasks and timers behave as documented; a run that can't end fails
+//! with its seed.
+//! Method: small programs, compared between runs and seeds.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +24,7 @@ async fn yield_now() {
     .await;
 }
 
-/// Several tasks that write, sync, sleep, draw and wake each other.
+/// Runs several tasks that write, sync, sleep, draw random numbers and wake each other.
 async fn busy_program(env: Env) {
     let notify = Arc::new(Notify::new());
     let file = Arc::new(create(&env, PATH).await);
@@ -50,7 +52,7 @@ async fn busy_program(env: Env) {
 }
 
 #[test]
-fn one_seed_gives_one_run_and_others_give_others() {
+fn a_seed_determines_the_run_and_different_seeds_differ() {
     let trace = |seed| {
         let disk = SimDisk::new(seed);
         run(&disk, busy_program).unwrap();
@@ -62,7 +64,7 @@ fn one_seed_gives_one_run_and_others_give_others() {
 }
 
 #[test]
-fn a_run_is_cut_at_the_planned_sync_or_operation_and_is_the_same_until_then() {
+fn the_power_is_cut_at_the_planned_sync_or_operation_and_the_run_is_the_same_until_then() {
     for seed in seeds(3) {
         let whole = SimDisk::new(seed);
         assert!(run(&whole, busy_program).is_some());
@@ -104,7 +106,7 @@ fn nothing_runs_after_the_power_is_lost() {
 }
 
 #[test]
-fn tasks_run_in_orders_that_the_seed_gives_and_none_starves() {
+fn the_seed_determines_the_order_of_tasks_and_none_starves() {
     let mut orders = BTreeSet::new();
     for seed in seeds(50) {
         let sim = Sim::new(seed);
@@ -130,7 +132,7 @@ fn tasks_run_in_orders_that_the_seed_gives_and_none_starves() {
 }
 
 #[test]
-fn time_jumps_to_the_next_timer_and_timers_go_off_in_order() {
+fn time_jumps_to_the_next_timer_and_timers_expire_in_order() {
     let sim = Sim::new(1);
     let env = sim.env();
     let order = Mutex::new(Vec::new());
@@ -149,7 +151,7 @@ fn time_jumps_to_the_next_timer_and_timers_go_off_in_order() {
 }
 
 #[test]
-fn a_dropped_timer_holds_nobody_up() {
+fn a_dropped_timer_delays_no_task() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
@@ -182,7 +184,7 @@ fn a_task_outlives_the_run_in_which_it_was_spawned() {
 }
 
 #[test]
-fn the_end_of_a_world_drops_its_tasks() {
+fn dropping_a_simulation_drops_its_tasks() {
     let sim = Sim::new(1);
     let env = sim.env();
     let (sender, mut end) = oneshot::channel::<()>();
@@ -202,7 +204,7 @@ fn panic_message(run: impl FnOnce()) -> String {
 }
 
 #[test]
-fn a_deadlock_is_told_with_the_seed_and_the_tasks() {
+fn a_deadlock_is_reported_with_the_seed_and_the_tasks() {
     let sim = Sim::new(42);
     sim.env().spawn("waiter", pending());
     let message = panic_message(|| assert_eq!(sim.run(pending::<()>()), None));
@@ -210,7 +212,7 @@ fn a_deadlock_is_told_with_the_seed_and_the_tasks() {
 }
 
 #[test]
-fn a_run_without_end_is_told_with_the_seed() {
+fn a_run_without_end_is_reported_with_the_seed() {
     let sim = Sim::new(42).step_count_max(1000);
     let spin = async {
         loop {

@@ -1,4 +1,5 @@
-//! Planned failures, short results, limits, and planted faults.
+//! Goal: planned failures, short results, limits and failpoints have the documented effects.
+//! Method: small programs with one fault each; effects that the seed decides are collected over many seeds.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -53,7 +54,7 @@ fn a_short_read_makes_progress() {
 }
 
 #[test]
-fn the_page_cache_holds_some_and_not_others() {
+fn the_page_cache_holds_bytes_under_some_seeds_only() {
     let mut seen = BTreeSet::new();
     for seed in seeds(20) {
         run(&SimDisk::new(seed).short_reads(0.0), |env| async move {
@@ -69,7 +70,7 @@ fn the_page_cache_holds_some_and_not_others() {
 }
 
 #[test]
-fn the_planned_operation_fails_and_no_other() {
+fn only_the_planned_operation_fails() {
     let disk = SimDisk::new(1).fail(OperationKind::Write, 1, Fault::NoSpace).fail_operation(0, Fault::Io);
     let disk = disk.short_writes(0.0);
     run(&disk, |env| async move {
@@ -121,15 +122,15 @@ fn after_a_failed_sync_a_later_one_proves_nothing() {
 }
 
 #[test]
-fn after_a_failed_folder_sync_a_later_one_proves_nothing_of_what_it_should_have_covered() {
+fn after_a_failed_directory_sync_a_later_one_proves_nothing() {
     let mut found = BTreeSet::new();
     for seed in seeds(100) {
-        let disk = SimDisk::new(seed).fail(OperationKind::SyncFolder, 1, Fault::Io);
+        let disk = SimDisk::new(seed).fail(OperationKind::SyncDirectory, 1, Fault::Io);
         run(&disk, |env| async move {
             create_durable(&env, PATH, vec![1]).await;
-            folder::rename(&*env.engine, Path::new(PATH), Path::new("/second")).await.unwrap();
-            folder::sync(&*env.engine, Path::new("/")).await.unwrap_err();
-            sync_folder(&env, "/").await;
+            directory::rename(&*env.engine, Path::new(PATH), Path::new("/second")).await.unwrap();
+            directory::sync(&*env.engine, Path::new("/")).await.unwrap_err();
+            sync_directory(&env, "/").await;
         })
         .unwrap();
         found.insert(disk.after_power_loss().paths());
@@ -138,16 +139,16 @@ fn after_a_failed_folder_sync_a_later_one_proves_nothing_of_what_it_should_have_
 }
 
 #[test]
-fn a_file_has_one_name_after_a_failed_folder_sync_too() {
+fn a_file_has_one_name_after_a_failed_directory_sync_too() {
     for seed in seeds(50) {
-        let disk = SimDisk::new(seed).fail(OperationKind::SyncFolder, 1, Fault::Io);
+        let disk = SimDisk::new(seed).fail(OperationKind::SyncDirectory, 1, Fault::Io);
         run(&disk, |env| async move {
             create_durable(&env, PATH, vec![1]).await;
             let engine = &*env.engine;
-            folder::rename(engine, Path::new(PATH), Path::new("/second")).await.unwrap();
-            folder::sync(engine, Path::new("/")).await.unwrap_err();
-            folder::rename(engine, Path::new("/second"), Path::new("/third")).await.unwrap();
-            sync_folder(&env, "/").await;
+            directory::rename(engine, Path::new(PATH), Path::new("/second")).await.unwrap();
+            directory::sync(engine, Path::new("/")).await.unwrap_err();
+            directory::rename(engine, Path::new("/second"), Path::new("/third")).await.unwrap();
+            sync_directory(&env, "/").await;
         })
         .unwrap();
         assert_eq!(disk.after_power_loss().paths(), [Path::new("third")], "seed={seed}");
@@ -155,22 +156,22 @@ fn a_file_has_one_name_after_a_failed_folder_sync_too() {
 }
 
 #[test]
-fn a_full_disk_refuses_growth_until_there_is_room() {
+fn a_full_disk_refuses_growth_until_bytes_are_freed() {
     let disk = SimDisk::new(1).capacity(Some(1000)).short_writes(0.0);
     run(&disk, |env| async move {
         let file = create(&env, PATH).await;
-        let no_room = |result: settee_io::Result<()>| assert!(result.unwrap_err().is_no_space());
-        no_room(file.allocate(0, 1001).await);
-        no_room(file.set_length(1001).await);
+        let is_refused = |result: settee_io::Result<()>| assert!(result.unwrap_err().is_no_space());
+        is_refused(file.allocate(0, 1001).await);
+        is_refused(file.set_length(1001).await);
         file.write_at(0, vec![1; 600].into()).await.unwrap();
         let other = create(&env, "/other").await;
-        no_room(other.write_at(0, vec![2; 600].into()).await);
-        assert_eq!(other.length().await.unwrap(), 400, "what fits is written");
+        is_refused(other.write_at(0, vec![2; 600].into()).await);
+        assert_eq!(other.length().await.unwrap(), 400, "the part that fits is written");
         file.write_at(0, vec![3; 600].into()).await.unwrap();
         file.set_length(300).await.unwrap();
         other.write_at(400, vec![2; 300].into()).await.unwrap();
-        no_room(other.write_at(700, vec![2; 1].into()).await);
-        folder::remove(&*env.engine, Path::new(PATH)).await.unwrap();
+        is_refused(other.write_at(700, vec![2; 1].into()).await);
+        directory::remove(&*env.engine, Path::new(PATH)).await.unwrap();
         other.write_at(700, vec![2; 300].into()).await.unwrap();
     })
     .unwrap();
@@ -200,11 +201,11 @@ fn ignored_syncs_succeed_and_lose_data() {
     };
     assert_eq!(lost(|disk| disk), 0);
     assert!(lost(|disk| disk.ignore_syncs(true)) > 10);
-    assert!(lost(|disk| disk.ignore_folder_syncs(true)) > 10);
+    assert!(lost(|disk| disk.ignore_directory_syncs(true)) > 10);
 }
 
 #[test]
-fn stalls_take_their_time_and_only_where_they_are_meant() {
+fn stalls_delay_only_the_chosen_operations() {
     let took = |plan: fn(SimDisk) -> SimDisk, seed: u64| {
         run(&plan(SimDisk::new(seed)), |env| async move {
             let start = env.clock.now();

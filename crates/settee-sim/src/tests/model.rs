@@ -1,6 +1,7 @@
-//! Goal: no power loss touches what was synced and left alone since, and what is left is legal.
-//! Method: random programs, cut at every sync, after every sync and at every operation, and
-//! compared with a plain model of what is promised.
+//! Goal: no power loss affects changes that were synced and not modified since, and all other remains are
+//! permitted.
+//! Method: random programs with a power loss at every sync, after every sync and at every operation, compared
+//! with a simple model of the guarantees.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -9,7 +10,7 @@ use super::*;
 use crate::random::Generator;
 use crate::seeds;
 
-/// Every crash of a run that has these many syncs and operations.
+/// Returns a disk for every power loss of a run with the syncs and operations of `whole`.
 fn crashes(whole: &SimDisk) -> Vec<(String, SimDisk)> {
     let seed = whole.seed();
     let mut crashes = vec![(format!("seed={seed} at the end"), SimDisk::new(seed))];
@@ -23,9 +24,9 @@ fn crashes(whole: &SimDisk) -> Vec<(String, SimDisk)> {
     crashes
 }
 
-/// What is promised of one file: its bytes as of the last sync, and where they are at risk.
+/// The guarantee for one file: its bytes at the last sync, and the sectors at risk since.
 #[derive(Default)]
-struct Promise {
+struct FileGuarantee {
     exists: bool,
     current: Vec<u8>,
     synced: Vec<u8>,
@@ -33,7 +34,7 @@ struct Promise {
     length_at_risk: bool,
 }
 
-impl Promise {
+impl FileGuarantee {
     fn touch(&mut self, range: std::ops::Range<usize>, length: usize) {
         self.sectors_at_risk.extend(range.start / SECTOR..range.end.div_ceil(SECTOR));
         self.length_at_risk |= length != self.current.len();
@@ -59,28 +60,28 @@ impl Promise {
     }
 }
 
-/// Writes, cuts and syncs one file at random; the promise is kept up to date in `promise`.
-async fn write_at_random(env: Env, seed: u64, promise: &Mutex<Promise>) {
+/// Writes, truncates and syncs one file at random, and keeps `guarantee` up to date.
+async fn write_at_random(env: Env, seed: u64, guarantee: &Mutex<FileGuarantee>) {
     let file = create(&env, PATH).await;
-    sync_folder(&env, "/").await;
-    promise.lock().unwrap().exists = true;
+    sync_directory(&env, "/").await;
+    guarantee.lock().unwrap().exists = true;
     let mut random = Generator::new(seed, 0);
     for _ in 0..25 {
         let offset = random.index(4000);
         let length = 1 + random.index(1500);
         let bytes = vec![random.index(256) as u8; length];
         let kind = random.index(6);
-        let mut wanted = promise.lock().unwrap().current.clone();
+        let mut wanted = guarantee.lock().unwrap().current.clone();
         match kind {
             0..=2 => {
                 wanted.resize(wanted.len().max(offset + length), 0);
                 wanted[offset..offset + length].copy_from_slice(&bytes);
-                promise.lock().unwrap().touch(offset..offset + length, wanted.len());
+                guarantee.lock().unwrap().touch(offset..offset + length, wanted.len());
             }
             3 => {
-                let cut_off = offset..wanted.len().max(offset);
+                let truncated = offset..wanted.len().max(offset);
                 wanted.resize(offset, 0);
-                promise.lock().unwrap().touch(cut_off, offset);
+                guarantee.lock().unwrap().touch(truncated, offset);
             }
             _ => {}
         }
@@ -90,10 +91,10 @@ async fn write_at_random(env: Env, seed: u64, promise: &Mutex<Promise>) {
             3 => file.set_length(offset as u64).await.unwrap(),
             _ => file.sync().await.unwrap(),
         }
-        let mut promise = promise.lock().unwrap();
-        promise.current = wanted;
+        let mut guarantee = guarantee.lock().unwrap();
+        guarantee.current = wanted;
         if kind == 2 || kind > 3 {
-            promise.synced();
+            guarantee.synced();
         }
     }
 }
@@ -104,36 +105,36 @@ fn synced_sectors_survive_every_power_loss() {
         let whole = SimDisk::new(seed);
         run(&whole, |env| async { write_at_random(env, seed, &Mutex::default()).await }).unwrap();
         for (case, disk) in crashes(&whole) {
-            let promise = Mutex::default();
-            run(&disk, |env| write_at_random(env, seed, &promise));
-            let promise = promise.into_inner().unwrap();
-            promise.check(disk.after_power_loss().read_file(PATH), &case);
+            let guarantee = Mutex::default();
+            run(&disk, |env| write_at_random(env, seed, &guarantee));
+            let guarantee = guarantee.into_inner().unwrap();
+            guarantee.check(disk.after_power_loss().read_file(PATH), &case);
         }
     }
 }
 
-/// What is promised of names: each with what it stands for once its folder was synced, unless a
-/// later change is on its way.
+/// The guarantees for names: the file number of each name whose directory was synced, unless a later change
+/// to it is pending.
 #[derive(Default)]
-struct PromisedNames {
+struct NameGuarantees {
     current: BTreeMap<String, u64>,
     synced: BTreeMap<String, u64>,
     at_risk: BTreeSet<String>,
 }
 
-/// Creates, removes and renames files in two folders at random; each holds a number of its own.
-async fn rename_at_random(env: Env, seed: u64, promise: &Mutex<PromisedNames>) {
+/// Creates, removes and renames files in two directories at random. Each file holds its own number.
+async fn rename_at_random(env: Env, seed: u64, guarantee: &Mutex<NameGuarantees>) {
     let engine = &*env.engine;
-    for folder in ["/0", "/1"] {
-        folder::create(engine, Path::new(folder)).await.unwrap();
+    for directory in ["/0", "/1"] {
+        directory::create(engine, Path::new(directory)).await.unwrap();
     }
     let mut random = Generator::new(seed, 0);
     let mut name = || format!("/{}/{}", random.index(2), random.index(4));
     for number in 1..=30u64 {
         let (from, to) = (name(), name());
-        let mut current = promise.lock().unwrap().current.clone();
+        let mut current = guarantee.lock().unwrap().current.clone();
         let is_there = current.contains_key(&from);
-        promise.lock().unwrap().at_risk.extend([from.clone(), to.clone()]);
+        guarantee.lock().unwrap().at_risk.extend([from.clone(), to.clone()]);
         match (is_there, number % 3) {
             (false, _) => {
                 let file = create(&env, &from).await;
@@ -141,22 +142,22 @@ async fn rename_at_random(env: Env, seed: u64, promise: &Mutex<PromisedNames>) {
                 current.insert(from, number);
             }
             (true, 0) => {
-                folder::remove(engine, Path::new(&from)).await.unwrap();
+                directory::remove(engine, Path::new(&from)).await.unwrap();
                 current.remove(&from);
             }
             (true, _) => {
-                folder::rename(engine, Path::new(&from), Path::new(&to)).await.unwrap();
+                directory::rename(engine, Path::new(&from), Path::new(&to)).await.unwrap();
                 let number = current.remove(&from).unwrap();
                 current.insert(to, number);
             }
         }
-        promise.lock().unwrap().current = current;
+        guarantee.lock().unwrap().current = current;
         if number % 4 == 0 {
-            sync_folder(&env, "/0").await;
-            sync_folder(&env, "/1").await;
-            let mut promise = promise.lock().unwrap();
-            promise.synced = promise.current.clone();
-            promise.at_risk.clear();
+            sync_directory(&env, "/0").await;
+            sync_directory(&env, "/1").await;
+            let mut guarantee = guarantee.lock().unwrap();
+            guarantee.synced = guarantee.current.clone();
+            guarantee.at_risk.clear();
         }
     }
 }
@@ -167,9 +168,9 @@ fn synced_names_survive_every_power_loss_and_no_file_has_two() {
         let whole = SimDisk::new(seed);
         run(&whole, |env| async { rename_at_random(env, seed, &Mutex::default()).await }).unwrap();
         for (case, disk) in crashes(&whole) {
-            let promise = Mutex::default();
-            run(&disk, |env| rename_at_random(env, seed, &promise));
-            let promise: PromisedNames = promise.into_inner().unwrap();
+            let guarantee = Mutex::default();
+            run(&disk, |env| rename_at_random(env, seed, &guarantee));
+            let guarantee: NameGuarantees = guarantee.into_inner().unwrap();
             let after = disk.after_power_loss();
             let mut numbers = BTreeSet::new();
             for path in after.paths() {
@@ -178,10 +179,12 @@ fn synced_names_survive_every_power_loss_and_no_file_has_two() {
                     assert!(numbers.insert(bytes), "{} has two names: {case}", path.display());
                 }
                 let path = format!("/{}", path.display());
-                let is_promised = promise.synced.contains_key(&path) || promise.at_risk.contains(&path);
-                assert!(is_promised, "{path} came from nowhere: {case}");
+                let is_allowed = guarantee.synced.contains_key(&path) || guarantee.at_risk.contains(&path);
+                assert!(is_allowed, "{path} was never created: {case}");
             }
-            for (path, number) in promise.synced.iter().filter(|(path, _)| !promise.at_risk.contains(*path)) {
+            for (path, number) in
+                guarantee.synced.iter().filter(|(path, _)| !guarantee.at_risk.contains(*path))
+            {
                 assert_eq!(after.read_file(path), Some(number.to_le_bytes().to_vec()), "{path}: {case}");
             }
         }

@@ -1,4 +1,4 @@
-//! The tree against the segments: every entry and every record.
+//! Compares the tree with the segments: every entry and every record.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -6,37 +6,39 @@ use std::ops::RangeInclusive;
 use settee_log::Flags;
 use settee_tree::TreeError;
 
-use super::sources::Row;
+use super::sources::RecordRow;
 use super::{CheckEvent, Problem, Survey, Touched, key_hash, meta_hash};
+use crate::checkpoint_state::Live;
 use crate::entry::{EntryView, Location, Pointer};
 use crate::error::StoreError;
 use crate::manifest::tree_name;
 use crate::segments::Segments;
-use crate::state::{BY_KEY, BY_SEQ, Live, SEQ_SIZE, decode};
+use crate::tree_index::{BY_KEY, BY_SEQ, SEQ_SIZE, decode};
 
-/// Records whose keys the index doesn't have, nor anything newer of them so far: by the key's hash.
+/// Records, by the hash of their keys, of which the index has neither them nor a newer record, so far.
 #[derive(Default)]
 pub(super) struct Suspects {
     by_key: HashMap<u64, Location>,
 }
 
-/// What the tree's entries say together.
+/// Totals over the tree's entries.
 #[derive(Default)]
-struct Totals {
+struct IndexTotals {
     live: BTreeMap<u32, Live>,
-    /// Of the listed ones: how many, and a sum of their hashes, which has no order.
-    listed: (u64, u64),
+    /// Number of entries by key that are also in the seq index, and the sum of their hashes, which does not
+    /// depend on their order.
+    in_seq_index: (u64, u64),
     by_seq: (u64, u64),
-    last_listed: u64,
+    last_in_seq_index: u64,
     entry_count: u64,
 }
 
-impl Totals {
+impl IndexTotals {
     fn take(&mut self, key: &[u8], entry: &EntryView<'_>) {
         self.entry_count += 1;
         let hash = |seq: u64, key: &[u8]| {
-            let listed = [&seq.to_be_bytes()[..], key, &[0], entry.meta].concat();
-            key_hash(&listed)
+            let bytes = [&seq.to_be_bytes()[..], key, &[0], entry.meta].concat();
+            key_hash(&bytes)
         };
         match key.split_first() {
             Some((&BY_KEY, key)) => {
@@ -45,9 +47,9 @@ impl Totals {
                     live.bytes += u64::from(location.length);
                     live.count += 1;
                 }
-                if entry.is_listed() {
-                    self.listed.0 += 1;
-                    self.listed.1 = self.listed.1.wrapping_add(hash(entry.location.seq, key));
+                if entry.is_in_seq_index() {
+                    self.in_seq_index.0 += 1;
+                    self.in_seq_index.1 = self.in_seq_index.1.wrapping_add(hash(entry.location.seq, key));
                 }
             }
             Some((&BY_SEQ, key)) if key.len() >= SEQ_SIZE => {
@@ -55,7 +57,7 @@ impl Totals {
                 let seq = u64::from_be_bytes(seq.try_into().expect("8 bytes"));
                 self.by_seq.0 += 1;
                 self.by_seq.1 = self.by_seq.1.wrapping_add(hash(seq, key));
-                self.last_listed = self.last_listed.max(seq);
+                self.last_in_seq_index = self.last_in_seq_index.max(seq);
             }
             _ => {}
         }
@@ -64,17 +66,17 @@ impl Totals {
 
 /// One pass over the tree with some rows.
 struct Pass<'a> {
-    rows: &'a mut [Row],
-    /// The rows' places by their keys' hashes, and of one by `Seq`.
+    rows: &'a mut [RecordRow],
+    /// Indexes of the rows, ordered by key hash and `Seq`.
     order: Vec<u32>,
     numbers: RangeInclusive<u32>,
     segments: &'a Segments,
     log_segments: Vec<u32>,
-    totals: Option<Totals>,
+    totals: Option<IndexTotals>,
     problems: Vec<(Option<Location>, String, Touched)>,
     lost: Vec<(u64, Vec<u8>)>,
     covered: Vec<bool>,
-    /// Nothing was found to be wrong so far: no row is missing.
+    /// No problem was found so far: no row is missing.
     is_sound: bool,
 }
 
@@ -84,7 +86,7 @@ impl Pass<'_> {
             Ok(entry) => entry,
             Err(_) => {
                 let touched = Touched::Key(key.get(1..).unwrap_or_default().to_vec());
-                self.problems.push((None, "an entry of the index makes no sense".to_owned(), touched));
+                self.problems.push((None, "an entry of the index is invalid".to_owned(), touched));
                 return;
             }
         };
@@ -105,7 +107,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The index has this of the key: rows up to there needn't be in it.
+    /// Notes that the index has a record of the key: rows up to its `Seq` need not be in the index.
     fn cover(&mut self, key: &[u8], seq: u64) {
         let hash = key_hash(key);
         let end = self.order.partition_point(|at| self.rows[*at as usize].key_hash <= hash);
@@ -118,7 +120,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether a pointer leads to its record.
+    /// Checks that a pointer leads to its record.
     fn follow(
         &mut self,
         key: &[u8],
@@ -132,35 +134,35 @@ impl Pass<'_> {
             return Err(if is_there {
                 "which isn't in its segment, or can't be read"
             } else {
-                "whose segment is gone"
+                "whose segment is missing"
             });
         };
         self.rows[at].is_referenced = true;
         let row = self.rows[at];
         let is_here = row.offset == u32::MAX || (row.segment, row.offset) == (segment, offset);
         let require = |holds: bool, what| if holds { Ok(()) } else { Err(what) };
-        require(row.key_hash == key_hash(key), "which is that of another key")?;
-        require(is_here && row.length == length, "and not to where it lies")?;
+        require(row.key_hash == key_hash(key), "which is a record of another key")?;
+        require(is_here && row.length == length, "but to another location than the record's")?;
         require(!row.is_damaged, "whose record can't be read")?;
-        // A delta needs no older ones where it was merged onto a deletion.
-        let needs_older = row.flags.has(Flags::DELTA) && !(pointer.init && self.is_first_of_value(&row));
-        require(pointer.init != needs_older, "and has it wrong whether it needs older ones")?;
+        // An operand merged onto a tombstone needs no older record.
+        let needs_older = row.flags.has(Flags::OPERAND) && !(pointer.is_base && self.is_first_of_value(&row));
+        require(pointer.is_base != needs_older, "and is wrong about its being a merge operand")?;
         if is_newest {
             require(
-                entry.is_listed() == row.flags.has(Flags::LISTED),
-                "and has it wrong whether it is listed",
+                entry.is_in_seq_index() == row.flags.has(Flags::IN_SEQ_INDEX),
+                "and is wrong about its being in the seq index",
             )?;
             require(!row.flags.has(Flags::TOMBSTONE), "which is a deletion")?;
-            require(row.meta_hash == meta_hash(entry.meta), "and has another meta than it")?;
+            require(row.meta_hash == meta_hash(entry.meta), "and has another meta than the record")?;
         }
         Ok(())
     }
 
-    /// Whether what came before a record may have been a deletion, as far as the rows tell. One that isn't
-    /// there any more took with it all that it hid.
-    fn is_first_of_value(&self, row: &Row) -> bool {
-        let place = |row: &Row| (row.key_hash, row.seq);
-        let next = self.order.partition_point(|at| place(&self.rows[*at as usize]) < place(row));
+    /// Whether the record before this one of its key may have been a tombstone, as far as the rows tell. A
+    /// tombstone is dropped only when all that it hid has been dropped too.
+    fn is_first_of_value(&self, row: &RecordRow) -> bool {
+        let order_of = |row: &RecordRow| (row.key_hash, row.seq);
+        let next = self.order.partition_point(|at| order_of(&self.rows[*at as usize]) < order_of(row));
         let before = next.checked_sub(1).map(|before| &self.rows[self.order[before] as usize]);
         let before = before.filter(|before| before.key_hash == row.key_hash);
         !self.is_sound || before.is_none_or(|before| before.flags.has(Flags::TOMBSTONE))
@@ -171,7 +173,7 @@ impl Survey<'_> {
     /// Compares the tree with the rows of the segments with these numbers.
     pub(super) async fn check_index(
         &mut self,
-        rows: &mut [Row],
+        rows: &mut [RecordRow],
         numbers: RangeInclusive<u32>,
         is_first: bool,
         suspects: &mut Suspects,
@@ -179,7 +181,7 @@ impl Survey<'_> {
         let Some(tree) = self.tree.take() else { return Ok(()) };
         rows.sort_by_key(|row| row.seq);
         let root = tree.root();
-        let path = self.place.folder.join(tree_name(self.tree_number));
+        let path = self.context.directory.join(tree_name(self.tree_number));
         let checkpoint = root.seq();
         let known = rows.partition_point(|row| row.seq <= checkpoint);
         let mut order: Vec<u32> = (0..known as u32).collect();
@@ -191,19 +193,19 @@ impl Survey<'_> {
             numbers,
             segments: &self.segments,
             log_segments: self.log_segments.clone(),
-            totals: is_first.then(Totals::default),
+            totals: is_first.then(IndexTotals::default),
             problems: Vec::new(),
             lost: Vec::new(),
             covered,
             is_sound: self.summary.problem_count == 0,
         };
-        let (mut done, all, told) = (self.done_bytes, self.all_bytes, &mut self.told);
+        let (mut done, all, on_event) = (self.done_bytes, self.all_bytes, &mut self.on_event);
         let damage = root
             .check(
                 |key, value| pass.entry(key, value),
                 |bytes| {
                     done += bytes;
-                    told(CheckEvent::Progress(done, all.max(done)));
+                    on_event(CheckEvent::Progress(done, all.max(done)));
                 },
             )
             .await;
@@ -213,13 +215,13 @@ impl Survey<'_> {
             self.done_bytes = done;
             for problem in &damage {
                 let strip = |key: &[u8]| key.get(1..).unwrap_or_default().to_vec();
-                let is_listing = problem.start.first() == Some(&BY_SEQ);
+                let is_seq_index = problem.start.first() == Some(&BY_SEQ);
                 let end = problem.end.as_ref().filter(|end| end.first() == Some(&BY_KEY));
-                let touched = match is_listing {
+                let touched = match is_seq_index {
                     true => Touched::Unknown,
                     false => Touched::IndexOf(strip(&problem.start), end.map(|end| strip(end))),
                 };
-                let of = if is_listing { " (of the feed of changes)" } else { "" };
+                let of = if is_seq_index { " (of the feed of changes)" } else { "" };
                 self.report(
                     &path,
                     problem.offset,
@@ -229,7 +231,7 @@ impl Survey<'_> {
             }
         }
         for (location, what, touched) in problems {
-            let (path, offset) = location.map_or((path.clone(), 0), |location| self.place_of(location));
+            let (path, offset) = location.map_or((path.clone(), 0), |location| self.file_of(location));
             self.report(&path, offset, what, touched);
         }
         self.lost.extend(lost);
@@ -241,17 +243,17 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// The file that has a record, and where in it; of a rewritten one, where the record was first.
-    fn place_of(&self, location: Location) -> (std::path::PathBuf, u64) {
+    /// The file that has a record, and its offset there; in a rewritten segment, the record's first offset.
+    fn file_of(&self, location: Location) -> (std::path::PathBuf, u64) {
         let path = match self.segments.get(location.segment) {
             Some(segment) => segment.path().to_path_buf(),
-            None => self.place.folder.join(format!("{:010}.log", location.segment)),
+            None => self.context.directory.join(format!("{:010}.log", location.segment)),
         };
         (path, location.offset.into())
     }
 
-    /// Of each key the newest row must be in the index, or a deletion, or there is a newer one of it.
-    fn find_suspects(&self, rows: &[Row], order: &[u32], covered: &[bool], suspects: &mut Suspects) {
+    /// The newest row of each key must be in the index or a tombstone, unless there is a newer record.
+    fn find_suspects(&self, rows: &[RecordRow], order: &[u32], covered: &[bool], suspects: &mut Suspects) {
         for (index, at) in order.iter().enumerate() {
             let row = &rows[*at as usize];
             let next = order.get(index + 1).map(|at| &rows[*at as usize]);
@@ -261,13 +263,13 @@ impl Survey<'_> {
             suspects.by_key.remove(&row.key_hash);
             let is_well = row.is_referenced || covered[*at as usize] || row.flags.has(Flags::TOMBSTONE);
             if !is_well {
-                let Row { seq, segment, offset, length, .. } = *row;
+                let RecordRow { seq, segment, offset, length, .. } = *row;
                 suspects.by_key.insert(row.key_hash, Location { seq, segment, offset, length });
             }
         }
     }
 
-    /// Looks up what no newer record explained.
+    /// Looks up the suspects that no newer record explained.
     pub(super) async fn check_suspects(&mut self, suspects: Suspects) -> Result<(), StoreError> {
         let Some(tree) = self.tree.take() else { return Ok(()) };
         let mut all: Vec<Location> = suspects.by_key.into_values().collect();
@@ -280,11 +282,11 @@ impl Survey<'_> {
                     value.as_deref().and_then(|value| decode(value).ok().map(|entry| entry.location.seq))
                 }
                 Err(TreeError::Io(error)) => return Err(error.into()),
-                // The node's own problem says so.
+                // Reported as the node's own problem.
                 Err(_) => continue,
             };
             if known.is_none_or(|seq| seq < location.seq) {
-                let path = self.place.folder.join(tree_name(self.tree_number));
+                let path = self.context.directory.join(tree_name(self.tree_number));
                 let what = format!("update {}, the newest of its key, is not in the index", location.seq);
                 self.report(&path, 0, what, Touched::Key(record.key().to_vec()));
             }
@@ -297,22 +299,22 @@ impl Survey<'_> {
         if let Some(segment) = self.segments.get(location.segment) {
             return segment.read(location).await.ok();
         }
-        let path = self.place.folder.join(format!("{:010}.log", location.segment));
+        let path = self.context.directory.join(format!("{:010}.log", location.segment));
         let file =
-            settee_io::File::open(&self.place.env.engine, &path, settee_io::OpenMode::Read).await.ok()?;
+            settee_io::File::open(&self.context.env.engine, &path, settee_io::OpenMode::Read).await.ok()?;
         settee_log::read_record(&file, location.offset.into(), location.length).await.ok()
     }
 
-    /// What the root and its attachment say of all entries.
+    /// Compares the root's totals and attachment with all entries.
     async fn compare_totals(
         &mut self,
         path: &std::path::Path,
-        tree: &settee_tree::Tree<crate::state::IndexSums>,
-        totals: Totals,
+        tree: &settee_tree::Tree<crate::tree_index::IndexAggregates>,
+        totals: IndexTotals,
     ) -> Result<(), StoreError> {
         self.summary.entry_count = totals.entry_count;
-        if totals.listed != totals.by_seq {
-            self.name_unlisted(path, tree).await?;
+        if totals.in_seq_index != totals.by_seq {
+            self.report_index_mismatches(path, tree).await?;
         }
         let Some(facts) = self.facts.take() else { return Ok(()) };
         let numbers = facts.live.keys().chain(totals.live.keys()).copied();
@@ -321,32 +323,32 @@ impl Survey<'_> {
             let found = totals.live.get(&number).copied().unwrap_or_default();
             if said != found {
                 let what = format!(
-                    "of segment {number} {} records with {} bytes live, and the root says {} with {}",
+                    "segment {number} has {} live records of {} bytes, and the root says {} of {}",
                     found.count, found.bytes, said.count, said.bytes
                 );
                 self.report(path, 0, what, Touched::Nothing);
             }
         }
-        if facts.last_listed < totals.last_listed {
-            let what = "the root says of the last listed update that it is before the last one";
+        if facts.last_in_seq_index < totals.last_in_seq_index {
+            let what = "the root's last update in the seq index is before the last one found";
             self.report(path, 0, what, Touched::Nothing);
         }
         self.facts = Some(facts);
         Ok(())
     }
 
-    /// Says which keys the two orders of the index don't both have.
-    async fn name_unlisted(
+    /// Reports the keys that are not in both the index by key and the seq index.
+    async fn report_index_mismatches(
         &mut self,
         path: &std::path::Path,
-        tree: &settee_tree::Tree<crate::state::IndexSums>,
+        tree: &settee_tree::Tree<crate::tree_index::IndexAggregates>,
     ) -> Result<(), StoreError> {
         let root = tree.root();
         let mut scan = root.scan((std::ops::Bound::Unbounded, std::ops::Bound::Unbounded), false);
         while let Some((key, value)) = scan.next().await? {
             let Ok(entry) = decode(value) else { continue };
             let (other, own) = match key.split_first() {
-                Some((&BY_KEY, own)) if entry.is_listed() => {
+                Some((&BY_KEY, own)) if entry.is_in_seq_index() => {
                     ([&[BY_SEQ], &entry.location.seq.to_be_bytes()[..], own].concat(), own)
                 }
                 Some((&BY_SEQ, rest)) if rest.len() >= SEQ_SIZE => {
@@ -357,13 +359,13 @@ impl Survey<'_> {
             };
             let found = root.get(&other).await?;
             let agrees = found.as_deref().and_then(|value| decode(value).ok()).is_some_and(|found| {
-                (found.location, found.meta) == (entry.location, entry.meta) && found.is_listed()
+                (found.location, found.meta) == (entry.location, entry.meta) && found.is_in_seq_index()
             });
             if !agrees {
                 let (touched, seq) = (Touched::Key(own.to_vec()), entry.location.seq);
-                let what = format!("update {seq} is not in both orders of the index, by key and by update");
+                let what = format!("update {seq} is not both in the index by key and in the one by update");
                 let path = path.to_path_buf();
-                self.tell(Problem { path, offset: 0, what, touched, is_doubtful: false });
+                self.report_problem(Problem { path, offset: 0, what, touched, is_doubtful: false });
             }
         }
         Ok(())

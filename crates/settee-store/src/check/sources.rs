@@ -1,4 +1,4 @@
-//! One segment after another: its frames, or its records and pieces, and its directory.
+//! Reads segments one after another: frames, or records and the sparse block index, and the segment index.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,38 +6,38 @@ use std::sync::Arc;
 use bytes::Bytes;
 use settee_io::{File, OpenMode, ReadAt, ReadPolicy};
 use settee_log::{
-    Damage, Directory, DirectoryError, Entry, EntryRef, Flags, Location, Record, RecordRef, Seq,
+    Damage, Entry, EntryRef, Flags, Location, Record, RecordRef, SegmentIndex, SegmentIndexError, Seq,
     check_segment, footer_start,
 };
 
-use super::{Problem, Source, Survey, Touched, key_hash, meta_hash};
+use super::{Problem, SegmentSource, Survey, Touched, key_hash, meta_hash};
 use crate::error::{ReadError, StoreError};
-use crate::segments::{Pieces, Segment, address};
+use crate::segments::{Segment, SparseBlockIndex, address};
 
-/// How much of a rewritten segment is read at once, in bytes.
+/// Number of bytes of a rewritten segment read at once.
 const READ_BYTES: u64 = 1 << 20;
 
-/// A record, as the index is to have it.
+/// What the index must say of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct RecordRow {
     pub seq: u64,
     pub key_hash: u64,
-    /// That which stands in the record.
+    /// The checksum in the record.
     pub checksum: u64,
     pub segment: u32,
     pub offset: u32,
     pub length: u32,
     pub meta_hash: u32,
     pub flags: Flags,
-    /// Its bytes are not what was written.
+    /// Whether the record's bytes are damaged.
     pub is_damaged: bool,
-    /// The index points to it.
+    /// Whether the index points to it.
     pub is_referenced: bool,
 }
 
-impl Row {
-    fn of(location: Location, record: &RecordRef<'_>) -> Row {
-        Row {
+impl RecordRow {
+    fn of(location: Location, record: &RecordRef<'_>) -> RecordRow {
+        RecordRow {
             seq: record.seq.0,
             key_hash: key_hash(record.key),
             checksum: record.checksum(),
@@ -51,8 +51,8 @@ impl Row {
         }
     }
 
-    fn of_entry(entry: &EntryRef<'_>, checksum: u64) -> Row {
-        Row {
+    fn of_entry(entry: &EntryRef<'_>, checksum: u64) -> RecordRow {
+        RecordRow {
             seq: entry.seq.0,
             key_hash: key_hash(entry.key),
             checksum,
@@ -67,12 +67,12 @@ impl Row {
     }
 }
 
-/// A record that was read from a store which may be damaged.
+/// A record read from a store that may be damaged.
 #[derive(Debug, Clone)]
 pub struct Salvaged {
     /// The update number that it had.
     pub seq: u64,
-    /// What it is.
+    /// Its flags.
     pub flags: Flags,
     /// The key.
     pub key: Vec<u8>,
@@ -94,21 +94,21 @@ impl Salvaged {
     }
 }
 
-/// A record that can't be read: where, why, its key and its `Seq`.
-type Lost = (u64, String, Vec<u8>, u64);
+/// Offset, problem, key and `Seq` of an unreadable record.
+type LostRecord = (u64, String, Vec<u8>, u64);
 
-/// Where the records of a segment go.
-type Out<'a> = Option<&'a mut Vec<Salvaged>>;
+/// Receives a segment's records, if they are to be salvaged.
+type SalvageOut<'a> = Option<&'a mut Vec<Salvaged>>;
 
 impl Survey<'_> {
-    /// Checks a segment, and appends its rows, in the order of their `Seq`s.
+    /// Checks a segment, and appends its rows in the order of `Seq`.
     pub(super) async fn take_source(
         &mut self,
-        source: &Source,
-        rows: &mut Vec<Row>,
-        out: Out<'_>,
+        source: &SegmentSource,
+        rows: &mut Vec<RecordRow>,
+        out: SalvageOut<'_>,
     ) -> Result<(), StoreError> {
-        let file = Arc::new(File::open(&self.place.env.engine, &source.path, OpenMode::Read).await?);
+        let file = Arc::new(File::open(&self.context.env.engine, &source.path, OpenMode::Read).await?);
         let length = file.length().await?;
         let first = rows.len();
         let is_checking = out.is_none();
@@ -127,13 +127,13 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// A segment as the log wrote it.
+    /// Reads a segment as the log wrote it.
     async fn take_frames(
         &mut self,
-        source: &Source,
+        source: &SegmentSource,
         file: &Arc<File>,
-        rows: &mut Vec<Row>,
-        mut out: Out<'_>,
+        rows: &mut Vec<RecordRow>,
+        mut out: SalvageOut<'_>,
     ) -> Result<(), StoreError> {
         let number = source.name.first;
         let first = rows.len();
@@ -142,18 +142,19 @@ impl Survey<'_> {
         let visit = |location: Location, record: RecordRef<'_>, is_sound: bool| match is_sound {
             _ if record.is_extent() => {}
             true => {
-                rows.push(Row::of(location, &record));
+                rows.push(RecordRow::of(location, &record));
                 out.iter_mut().for_each(|out| out.push(Salvaged::of(&record)));
             }
             false => doubted.push((location.offset.into(), record.key.to_vec(), record.seq.0)),
         };
         let checked = check_segment(file, number, source.end, self.log_id, known, visit).await?;
-        let directory = self.open_directory(source, file, out.is_none(), checked.frames_end).await?;
+        let segment_index = self.open_segment_index(source, file, out.is_none(), checked.frames_end).await?;
         let mut missed = Missed::new(&checked.damage);
-        if let Some(directory) = &directory {
-            self.compare_directory(source, directory, &mut rows[first..], &mut missed, out.is_none()).await?;
+        if let Some(segment_index) = &segment_index {
+            self.compare_segment_index(source, segment_index, &mut rows[first..], &mut missed, out.is_none())
+                .await?;
         }
-        // What the directory still knows of what frames don't tell any more.
+        // The records that the segment index has and the frames no longer do.
         let found = missed.read(file, rows, out.as_deref_mut()).await?;
         if out.is_some() {
             return Ok(());
@@ -161,7 +162,7 @@ impl Survey<'_> {
         for damage in &checked.damage {
             let Damage { offset, what, is_doubtful, .. } = *damage;
             let what = what.to_owned();
-            self.tell(Problem {
+            self.report_problem(Problem {
                 path: source.path.clone(),
                 offset,
                 what,
@@ -170,11 +171,11 @@ impl Survey<'_> {
             });
         }
         for (offset, key, seq) in doubted {
-            // Without a directory that tells, it is believed what stands there.
+            // Without a segment index to compare with, the record's own key and update are reported.
             if !found.iter().any(|(known, ..)| *known == offset) {
                 let touched = self.touched_by(seq, key);
                 let what =
-                    "a record's checksum doesn't match; its key and update are told as they stand there";
+                    "a record's checksum doesn't match; its key and update are reported as found in it";
                 self.report(&source.path, offset, what, touched);
             }
         }
@@ -182,13 +183,13 @@ impl Survey<'_> {
             let touched = self.touched_by(seq, key);
             self.report(&source.path, offset, what, touched);
         }
-        self.check_chain(source, &checked);
+        self.check_succession(source, &checked);
         self.summary.last_seq = self.summary.last_seq.max(checked.last_seq.0);
         Ok(())
     }
 
-    /// What the damage of a record touches: the index may point to it, or it comes after the checkpoint.
-    /// Without an index nobody can tell whether it was its key's last.
+    /// The keys touched by a damaged record: the index may point to it, or it comes after the checkpoint.
+    /// Without an index it is uncertain whether it was its key's last.
     fn touched_by(&mut self, seq: u64, key: Vec<u8>) -> Touched {
         if seq <= self.checkpoint_seq() {
             return Touched::OldVersion(key);
@@ -197,8 +198,8 @@ impl Survey<'_> {
         Touched::Key(key)
     }
 
-    /// Whether a segment follows the one before it.
-    fn check_chain(&mut self, source: &Source, checked: &settee_log::SegmentCheck) {
+    /// Checks that a segment follows the one before it.
+    fn check_succession(&mut self, source: &SegmentSource, checked: &settee_log::SegmentCheck) {
         let number = source.name.first;
         let before = self.log_end.take().filter(|(before, ..)| before + 1 == number);
         if let Some(head) = checked.head {
@@ -219,33 +220,33 @@ impl Survey<'_> {
         self.log_end = checked.frames_checksum.map(|checksum| (number, checked.frames_end, checksum));
     }
 
-    /// A segment's directory, where it has one; what is wrong with it is told.
-    async fn open_directory(
+    /// Opens a segment's index, if it has one, and reports its problems.
+    async fn open_segment_index(
         &mut self,
-        source: &Source,
+        source: &SegmentSource,
         file: &Arc<File>,
-        tells: bool,
+        is_reporting: bool,
         frames_end: u64,
-    ) -> Result<Option<Directory>, StoreError> {
+    ) -> Result<Option<SegmentIndex>, StoreError> {
         let (first, last) = (source.name.first, source.name.last);
-        let error = match Directory::open_covering(file.clone(), first, last, source.name.epoch).await {
-            Ok(directory) => return Ok(Some(directory)),
-            Err(DirectoryError::Io(error)) => return Err(error.into()),
+        let error = match SegmentIndex::open_covering(file.clone(), first, last, source.name.epoch).await {
+            Ok(segment_index) => return Ok(Some(segment_index)),
+            Err(SegmentIndexError::Io(error)) => return Err(error.into()),
             Err(error) => error,
         };
-        if !tells {
+        if !is_reporting {
             return Ok(None);
         }
         match error {
-            DirectoryError::Absent { .. } if !source.is_handed_over => {
-                // Not sealed yet: then nothing was written there.
+            SegmentIndexError::Absent { .. } if !source.is_transferred => {
+                // Not sealed yet: nothing may be written there.
                 let length = file.length().await?;
                 let start = footer_start(frames_end);
                 if source.end.is_some() && start < length && !self.is_reused(file).await? {
                     let bytes = file.read_exact_at(start, (length - start) as usize).await?;
                     if bytes.iter().any(|byte| *byte != 0) {
-                        let what = "behind its frames stands no whole directory: sealing was cut short, or it is damaged";
-                        self.tell(Problem {
+                        let what = "no whole segment index follows its frames: a crash interrupted sealing, or it is damaged";
+                        self.report_problem(Problem {
                             path: source.path.clone(),
                             offset: start,
                             what: what.to_owned(),
@@ -255,13 +256,13 @@ impl Survey<'_> {
                     }
                 }
             }
-            DirectoryError::Absent { .. } => {
+            SegmentIndexError::Absent { .. } => {
                 let offset = file.length().await?.saturating_sub(settee_log::TRAILER_SIZE as u64);
-                let what = "it doesn't end with a directory";
+                let what = "it doesn't end with a segment index";
                 self.report(&source.path, offset, what, Touched::Nothing);
             }
-            DirectoryError::Damaged { offset, what, .. } => {
-                self.report(&source.path, offset, format!("its directory: {what}"), Touched::Nothing);
+            SegmentIndexError::Damaged { offset, what, .. } => {
+                self.report(&source.path, offset, format!("its segment index: {what}"), Touched::Nothing);
             }
             error => self.report(&source.path, 0, error.to_string(), Touched::Nothing),
         }
@@ -273,48 +274,48 @@ impl Survey<'_> {
         Ok(head.first().is_none_or(|flags| flags & 1 != 0))
     }
 
-    /// Compares a directory, both orders of it, with the rows of its segment.
-    async fn compare_directory(
+    /// Compares both orders of a segment index with the rows of its segment.
+    async fn compare_segment_index(
         &mut self,
-        source: &Source,
-        directory: &Directory,
-        rows: &mut [Row],
+        source: &SegmentSource,
+        segment_index: &SegmentIndex,
+        rows: &mut [RecordRow],
         missed: &mut Missed,
-        tells: bool,
+        is_reporting: bool,
     ) -> Result<(), StoreError> {
         let mut problems: Vec<(u64, String, Touched)> = Vec::new();
-        let mut scan = directory.scan_seq(Seq(0));
+        let mut scan = segment_index.scan_seq(Seq(0));
         let mut count = 0;
         loop {
             let (entry, checksum) = match scan.next().await {
                 Ok(Some(found)) => found,
                 Ok(None) => break,
                 Err(error) => {
-                    problems.push(directory_problem(error)?);
-                    count = directory.trailer().record_count;
+                    problems.push(segment_index_problem(error)?);
+                    count = segment_index.trailer().record_count;
                     break;
                 }
             };
             count += 1;
             match rows.binary_search_by_key(&entry.seq.0, |row| row.seq) {
-                Ok(at) if rows[at] == Row::of_entry(&entry, checksum) => {}
+                Ok(at) if rows[at] == RecordRow::of_entry(&entry, checksum) => {}
                 _ if missed.take(&entry, checksum) => {}
                 _ => problems.push((
                     entry.location.offset.into(),
-                    format!("its directory says of update {} what its record doesn't", entry.seq.0),
+                    format!("its segment index differs from the record of update {}", entry.seq.0),
                     Touched::OldVersion(entry.key.to_vec()),
                 )),
             }
         }
-        let said = directory.trailer().record_count;
+        let said = segment_index.trailer().record_count;
         let found = rows.len() as u64 + missed.entries.len() as u64;
         if count != said || (found != said && missed.is_empty()) {
             let what =
-                format!("its directory has {count} entries and says {said}; there are {found} records");
-            problems.push((directory.trailer().frames_end, what, Touched::Nothing));
+                format!("its segment index has {count} entries and says {said}; there are {found} records");
+            problems.push((segment_index.trailer().frames_end, what, Touched::Nothing));
         }
-        if tells {
-            compare_keys(directory, rows, missed, &mut problems).await?;
+        if is_reporting {
+            compare_keys(segment_index, rows, missed, &mut problems).await?;
             for (offset, what, touched) in problems {
                 self.report(&source.path, offset, what, touched);
             }
@@ -322,42 +323,43 @@ impl Survey<'_> {
         Ok(())
     }
 
-    /// A segment that was rewritten.
+    /// Reads a rewritten segment.
     async fn take_rewritten_records(
         &mut self,
-        source: &Source,
+        source: &SegmentSource,
         file: &Arc<File>,
-        rows: &mut Vec<Row>,
-        mut out: Out<'_>,
+        rows: &mut Vec<RecordRow>,
+        mut out: SalvageOut<'_>,
     ) -> Result<(), StoreError> {
-        let tells = out.is_none();
+        let is_reporting = out.is_none();
         let first = rows.len();
-        let Some(directory) = self.open_directory(source, file, tells, 0).await? else {
-            return self.take_without_directory(source, file, rows, out).await;
+        let Some(segment_index) = self.open_segment_index(source, file, is_reporting, 0).await? else {
+            return self.take_without_segment_index(source, file, rows, out).await;
         };
-        let mut pieces = Pieces::default();
-        let mut scan = directory.scan_seq(Seq(0));
+        let mut block_index = SparseBlockIndex::default();
+        let mut scan = segment_index.scan_seq(Seq(0));
         let mut batch: Vec<(Entry, u64, u64)> = Vec::new();
-        let (mut place, mut bytes) = (0, 0);
+        let (mut file_offset, mut bytes) = (0, 0);
         loop {
             let next = match scan.next().await {
                 Ok(next) => next,
                 Err(error) => {
-                    let (offset, what, touched) = directory_problem(error)?;
-                    if tells {
+                    let (offset, what, touched) = segment_index_problem(error)?;
+                    if is_reporting {
                         self.report(&source.path, offset, what, touched);
                     }
                     rows.truncate(first);
-                    return self.take_without_directory(source, file, rows, out).await;
+                    return self.take_without_segment_index(source, file, rows, out).await;
                 }
             };
             let is_end = next.is_none();
             if let Some((entry, checksum)) = next {
                 let length = u64::from(entry.location.length);
-                pieces.push(address(entry.location.segment, entry.location.offset), entry.location.length);
-                rows.push(Row::of_entry(&entry, checksum));
-                batch.push((entry.to_entry(), checksum, place));
-                place += length;
+                block_index
+                    .push(address(entry.location.segment, entry.location.offset), entry.location.length);
+                rows.push(RecordRow::of_entry(&entry, checksum));
+                batch.push((entry.to_entry(), checksum, file_offset));
+                file_offset += length;
                 bytes += length;
             }
             if is_end || bytes >= READ_BYTES {
@@ -368,37 +370,38 @@ impl Survey<'_> {
                 break;
             }
         }
-        if tells {
+        if is_reporting {
             let mut problems = Vec::new();
-            compare_keys(&directory, &rows[first..], &Missed::default(), &mut problems).await?;
+            compare_keys(&segment_index, &rows[first..], &Missed::default(), &mut problems).await?;
             for (offset, what, touched) in problems {
                 self.report(&source.path, offset, what, touched);
             }
-            self.check_pieces(source, file, &pieces, place, &directory).await?;
+            self.check_block_index(source, file, &block_index, file_offset, &segment_index).await?;
         }
         Ok(())
     }
 
     async fn read_batch(
         &mut self,
-        source: &Source,
+        source: &SegmentSource,
         file: &File,
         batch: &mut Vec<(Entry, u64, u64)>,
-        rows: &mut [Row],
-        mut out: Out<'_>,
+        rows: &mut [RecordRow],
+        mut out: SalvageOut<'_>,
     ) -> Result<(), StoreError> {
         let reads: Vec<_> = batch
             .iter()
-            .map(|(entry, _, place)| ReadAt::new(*place, entry.location.length as usize))
+            .map(|(entry, _, file_offset)| ReadAt::new(*file_offset, entry.location.length as usize))
             .collect();
         let values = file.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
         let start = rows.len() - batch.len();
-        for (index, (value, (entry, checksum, place))) in values.into_iter().zip(batch.drain(..)).enumerate()
+        for (index, (value, (entry, checksum, file_offset))) in
+            values.into_iter().zip(batch.drain(..)).enumerate()
         {
             let what = match value {
                 Ok(bytes) => match RecordRef::decode(&bytes) {
                     Ok(record) if (record.seq, record.checksum()) != (entry.seq, checksum) => {
-                        "another record stands there than its directory says"
+                        "it holds another record there than its segment index says"
                     }
                     Ok(record) => {
                         out.iter_mut().for_each(|out| out.push(Salvaged::of(&record)));
@@ -413,38 +416,39 @@ impl Survey<'_> {
             if out.is_none() {
                 let what = format!("a record: {what}");
                 let touched = self.touched_by(entry.seq.0, entry.key);
-                self.report(&source.path, place, what, touched);
+                self.report(&source.path, file_offset, what, touched);
             }
         }
         Ok(())
     }
 
-    /// The index of pieces, and what stands between it and the directory.
-    async fn check_pieces(
+    /// Checks the sparse block index, and the bytes between it and the segment index.
+    async fn check_block_index(
         &mut self,
-        source: &Source,
+        source: &SegmentSource,
         file: &Arc<File>,
-        expected: &Pieces,
+        expected: &SparseBlockIndex,
         records_end: u64,
-        directory: &Directory,
+        segment_index: &SegmentIndex,
     ) -> Result<(), StoreError> {
-        let segment = Segment::new(&self.place.env, &self.place.folder, source.name, false);
-        match segment.pieces().await {
-            Ok(pieces) if pieces == expected => {}
+        let segment = Segment::new(&self.context.env, &self.context.directory, source.name, false);
+        match segment.block_index().await {
+            Ok(block_index) if block_index == expected => {}
             Ok(_) => {
-                let what = "its pieces are not those of its records: records can't be found";
+                let what = "its block index doesn't match its records: records can't be found";
                 self.report(&source.path, records_end, what, Touched::Unknown);
             }
             Err(ReadError::Io(error)) => return Err(error.into()),
             Err(error) => {
-                let what = format!("its pieces can't be read, nor any record by them ({error})");
+                let what = format!("its block index can't be read, so no record can be found ({error})");
                 self.report(&source.path, records_end, what, Touched::Unknown);
             }
         }
-        let (end, start) = (directory.trailer().frames_end, footer_start(directory.trailer().frames_end));
+        let (end, start) =
+            (segment_index.trailer().frames_end, footer_start(segment_index.trailer().frames_end));
         if end != source.name.bytes {
             let what = format!(
-                "its records and pieces take {end} bytes, and the manifest says {}",
+                "its records and block index have {end} bytes, and the manifest says {}",
                 source.name.bytes
             );
             self.report(&source.path, end, what, Touched::Nothing);
@@ -454,20 +458,20 @@ impl Survey<'_> {
             self.report(
                 &source.path,
                 end,
-                "something stands between its pieces and its directory",
+                "there are bytes between its block index and its segment index",
                 Touched::Nothing,
             );
         }
         Ok(())
     }
 
-    /// The records of a rewritten segment whose directory is lost, as they lie one behind another.
-    async fn take_without_directory(
+    /// Reads the records of a rewritten segment whose segment index is lost, one after another.
+    async fn take_without_segment_index(
         &mut self,
-        source: &Source,
+        source: &SegmentSource,
         file: &File,
-        rows: &mut Vec<Row>,
-        mut out: Out<'_>,
+        rows: &mut Vec<RecordRow>,
+        mut out: SalvageOut<'_>,
     ) -> Result<(), StoreError> {
         let length = file.length().await?;
         let bytes = file.read_exact_at(0, length as usize).await?;
@@ -478,10 +482,10 @@ impl Survey<'_> {
             }
             match RecordRef::decode(&bytes[at..at + size]) {
                 Ok(record) => {
-                    // Where it lay first only the directory said.
+                    // Only the segment index had its first location.
                     let location =
                         Location { segment: source.name.first, offset: u32::MAX, length: size as u32 };
-                    rows.push(Row::of(location, &record));
+                    rows.push(RecordRow::of(location, &record));
                     out.iter_mut().for_each(|out| out.push(Salvaged::of(&record)));
                     last = seq.0;
                 }
@@ -496,14 +500,14 @@ impl Survey<'_> {
     }
 }
 
-/// Compares a directory's order by key with the rows: as many entries, and each that of a row.
+/// Compares a segment index's order by key with the rows: it must have as many entries, each that of a row.
 async fn compare_keys(
-    directory: &Directory,
-    rows: &[Row],
+    segment_index: &SegmentIndex,
+    rows: &[RecordRow],
     missed: &Missed,
     problems: &mut Vec<(u64, String, Touched)>,
 ) -> Result<(), StoreError> {
-    let mut scan = directory.scan_keys(..);
+    let mut scan = segment_index.scan_keys(..);
     let mut count = 0;
     let mut last: Option<(Vec<u8>, u64)> = None;
     loop {
@@ -511,43 +515,45 @@ async fn compare_keys(
             Ok(Some(entry)) => entry,
             Ok(None) => break,
             Err(error) => {
-                problems.push(directory_problem(error)?);
+                problems.push(segment_index_problem(error)?);
                 return Ok(());
             }
         };
         count += 1;
         let row = rows.binary_search_by_key(&entry.seq.0, |row| row.seq).ok().map(|at| &rows[at]);
         let is_known = match row {
-            Some(row) => Row { is_damaged: row.is_damaged, ..Row::of_entry(&entry, row.checksum) } == *row,
+            Some(row) => {
+                RecordRow { is_damaged: row.is_damaged, ..RecordRow::of_entry(&entry, row.checksum) } == *row
+            }
             None => missed.entries.contains_key(&entry.seq.0),
         };
         let ascends = last.as_ref().is_none_or(|(key, seq)| (&key[..], entry.seq.0) < (entry.key, *seq));
         let ascends = ascends || last.as_ref().is_some_and(|(key, _)| key[..] < *entry.key);
-        if !is_known || !ascends || !directory.may_contain(entry.key) {
-            let what = format!("its directory's order by key has update {} wrong", entry.seq.0);
+        if !is_known || !ascends || !segment_index.may_contain(entry.key) {
+            let what = format!("its segment index by key is wrong about update {}", entry.seq.0);
             problems.push((entry.location.offset.into(), what, Touched::OldVersion(entry.key.to_vec())));
         }
         last = Some((entry.key.to_vec(), entry.seq.0));
     }
-    let said = directory.trailer().record_count;
+    let said = segment_index.trailer().record_count;
     if count != said {
-        let what = format!("its directory's order by key has {count} entries, and not {said}");
-        problems.push((directory.trailer().frames_end, what, Touched::Nothing));
+        let what = format!("its segment index by key has {count} entries instead of {said}");
+        problems.push((segment_index.trailer().frames_end, what, Touched::Nothing));
     }
     Ok(())
 }
 
-fn directory_problem(error: DirectoryError) -> Result<(u64, String, Touched), StoreError> {
+fn segment_index_problem(error: SegmentIndexError) -> Result<(u64, String, Touched), StoreError> {
     match error {
-        DirectoryError::Io(error) => Err(error.into()),
-        DirectoryError::Damaged { offset, what, .. } => {
-            Ok((offset, format!("its directory: {what}"), Touched::Nothing))
+        SegmentIndexError::Io(error) => Err(error.into()),
+        SegmentIndexError::Damaged { offset, what, .. } => {
+            Ok((offset, format!("its segment index: {what}"), Touched::Nothing))
         }
         error => Ok((0, error.to_string(), Touched::Nothing)),
     }
 }
 
-/// Entries of a directory whose records the frames don't tell.
+/// Entries of a segment index whose records are not in readable frames.
 #[derive(Default)]
 struct Missed {
     ranges: Vec<(u64, u64)>,
@@ -563,7 +569,7 @@ impl Missed {
         self.ranges.is_empty()
     }
 
-    /// Takes an entry whose record lies in what is damaged.
+    /// Adds an entry whose record is in a damaged part.
     fn take(&mut self, entry: &EntryRef<'_>, checksum: u64) -> bool {
         let at = u64::from(entry.location.offset);
         let is_in = self.ranges.iter().any(|(start, end)| (*start..*end).contains(&at));
@@ -573,13 +579,18 @@ impl Missed {
         is_in
     }
 
-    /// Reads what was missed, each where it lies; what can't be read is told.
-    async fn read(self, file: &File, rows: &mut Vec<Row>, mut out: Out<'_>) -> Result<Vec<Lost>, StoreError> {
+    /// Reads these records at their locations, and returns those that can't be read.
+    async fn read(
+        self,
+        file: &File,
+        rows: &mut Vec<RecordRow>,
+        mut out: SalvageOut<'_>,
+    ) -> Result<Vec<LostRecord>, StoreError> {
         let mut damaged = Vec::new();
         for (entry, checksum) in self.entries.into_values() {
             let Entry { seq, flags, key, meta, location } = &entry;
             let entry_ref = EntryRef { seq: *seq, flags: *flags, key, meta, location: *location };
-            let mut row = Row::of_entry(&entry_ref, checksum);
+            let mut row = RecordRow::of_entry(&entry_ref, checksum);
             let offset = u64::from(location.offset);
             match settee_log::read_record(file, offset, location.length).await {
                 Ok(record) => {

@@ -1,6 +1,5 @@
-//! Goal: a cache of chunks gives what was put there or nothing, for the file it was put for, and
-//! keeps its bound.
-//! Method: seeded inserts, reads and removals of files beside what the files hold.
+//! Goal: the chunk cache returns what was inserted for a file or nothing, and keeps its limit.
+//! Method: run seeded inserts, reads and removals, and compare with the files' contents.
 
 use super::*;
 
@@ -57,7 +56,7 @@ fn a_cache_gives_what_was_put_there_or_nothing_and_keeps_its_bound() {
                 }
             }
             if random.below(500) == 0 {
-                // Another file comes in this one's place.
+                // Another file replaces this one.
                 files[index] = (generation, FileChunks::new(&cache, length));
                 generation += 1;
                 let whole = 0..length.min(CACHED_BYTES_MAX);
@@ -67,7 +66,7 @@ fn a_cache_gives_what_was_put_there_or_nothing_and_keeps_its_bound() {
             assert!(stats.bytes <= stats.bytes_max && stats.bytes_max <= bytes_max as u64, "{stats:?}");
         }
         let stats = cache.stats();
-        // The last chunks of some files are so short that they fit the second one.
+        // The last chunks of some files are so short that they fit the second cache.
         assert_eq!(hit_count > 1_000, bytes_max > 0, "{hit_count} hits, {stats:?}");
         let evicts = [3_000, 100_000].contains(&bytes_max);
         assert_eq!(stats.evicted_count > 0, evicts, "{stats:?}");
@@ -86,7 +85,7 @@ fn what_is_too_large_or_past_the_end_goes_past_the_cache() {
     assert_eq!(file.around(&(4_095..4_097)), Some(0..8_192));
     assert_eq!(file.around(&(49_000..49_001)), Some(45_056..49_152));
     assert_eq!(file.around(&(49_999..50_000)), Some(49_152..50_000));
-    // A part of a chunk is none.
+    // A part of a chunk is not inserted.
     file.insert(0, &[1; 5_000], 0);
     assert_eq!(file.copy(&(0..10)), Some(vec![1; 10]));
     assert_eq!(file.copy(&(4_090..4_100)), None);

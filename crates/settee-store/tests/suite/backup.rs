@@ -1,8 +1,8 @@
-//! Goal: a backup made while others write is a whole store that holds all that was acknowledged before;
-//! nothing that is done to the store later harms it; and what an earlier one has isn't copied again.
-//! Method: in the simulation, seeded commits with small limits in a task of its own, beside backups; then
-//! compaction; then a check of each backup, and its contents. The power is cut while backups are made; all
-//! that is being copied is replaced, or the store closed.
+//! Goal: a backup made under writes is a whole store with everything acknowledged before; nothing done to the
+//! store later affects it; and files of an earlier backup are not copied again.
+//! Method: in the simulation, run seeded commits with small limits in one task and backups in another, then
+//! compact. Check each backup and compare its contents. Cut the power during backups, replace everything that
+//! is being copied, or close the store.
 
 use crate::common::model;
 
@@ -31,17 +31,17 @@ fn options(seed: u64) -> StoreOptions {
     }
 }
 
-/// A backup beside an earlier one, of which `files` has the files; then it has the new one's.
+/// Makes a backup with an earlier one, whose files are in `files`, and replaces those with the new one's.
 async fn back_up(store: &Store, to: &str, earlier: &str, files: &mut BackupFiles) -> Backup {
-    let earlier = EarlierBackup { folder: Path::new(earlier), files };
+    let earlier = EarlierBackup { directory: Path::new(earlier), files };
     let (done, made) = store.backup(Path::new(to), Some(earlier)).await.unwrap();
     *files = made;
     done
 }
 
 async fn copy_store(env: &Env, from: &str, to: &str) {
-    settee_io::folder::create(&*env.engine, Path::new(to)).await.unwrap();
-    for entry in settee_io::folder::list(&*env.engine, Path::new(from)).await.unwrap() {
+    settee_io::directory::create(&*env.engine, Path::new(to)).await.unwrap();
+    for entry in settee_io::directory::list(&*env.engine, Path::new(from)).await.unwrap() {
         let (from, to) = (Path::new(from).join(&entry.name), Path::new(to).join(&entry.name));
         copy_file(env, &from, &to).await.unwrap();
     }
@@ -67,14 +67,14 @@ fn of_model(model: &Model) -> Contents {
     model.entries.iter().map(row).collect()
 }
 
-async fn problems(env: &Env, folder: &Path, seed: u64) -> Vec<String> {
+async fn problems(env: &Env, directory: &Path, seed: u64) -> Vec<String> {
     let mut problems = Vec::new();
-    let told = |event| {
+    let on_event = |event| {
         if let CheckEvent::Problem(problem) = event {
             problems.push(problem.to_string());
         }
     };
-    settee_store::check(env, folder, &options(seed), told).await.unwrap();
+    settee_store::check(env, directory, &options(seed), on_event).await.unwrap();
     problems
 }
 
@@ -111,15 +111,15 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
             for number in 1..=4 {
                 env.clock.sleep(Duration::from_millis(400)).await;
                 let before = history.lock().unwrap().last().unwrap().0;
-                let folder = format!("/backup/{number}");
+                let directory = format!("/backup/{number}");
                 let previous = format!("/backup/{}", number - 1);
-                let made = back_up(&store, &folder, &previous, &mut files).await;
+                let made = back_up(&store, &directory, &previous, &mut files).await;
                 linked.set(linked.get() + made.linked_count);
                 for (name, file) in &files {
-                    let checksum = checksum_file(&env, &Path::new(&folder).join(name)).await.unwrap();
-                    assert_eq!(file.checksum, Some(checksum), "seed={seed} {folder}/{name}");
+                    let checksum = checksum_file(&env, &Path::new(&directory).join(name)).await.unwrap();
+                    assert_eq!(file.checksum, Some(checksum), "seed={seed} {directory}/{name}");
                 }
-                found.push((folder, before));
+                found.push((directory, before));
                 if number == 2 {
                     store.compact().await.unwrap();
                 }
@@ -127,7 +127,7 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
             ends.store(true, Ordering::Relaxed);
             writer_done.await.unwrap();
             store.compact().await.unwrap();
-            // Nothing has come in between: nothing but the log's last segments may be copied again.
+            // Nothing was committed since: only the log's last segments may be copied again.
             let same = back_up(&store, "/backup/5", "/backup/4", &mut files).await;
             let again = back_up(&store, "/backup/6", "/backup/5", &mut files).await;
             assert_eq!(again.copied_bytes, 0, "seed={seed}: {again:?} after {same:?}");
@@ -138,11 +138,11 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                 [] as [String; 0],
                 "seed={seed}"
             );
-            for (folder, before) in found {
-                let case = format!("seed={seed} {folder}");
-                assert_eq!(problems(&env, Path::new(&folder), seed).await, [] as [String; 0], "{case}");
-                let restored = format!("{folder}-restored");
-                copy_store(&env, &folder, &restored).await;
+            for (directory, before) in found {
+                let case = format!("seed={seed} {directory}");
+                assert_eq!(problems(&env, Path::new(&directory), seed).await, [] as [String; 0], "{case}");
+                let restored = format!("{directory}-restored");
+                copy_store(&env, &directory, &restored).await;
                 let (store, recovery) = Store::open(&env, Path::new(&restored), options(seed)).await.unwrap();
                 assert_eq!(recovery.cut_bytes, 0, "{case}");
                 let seq = store.snapshot().seq().0;
@@ -154,12 +154,12 @@ fn a_backup_under_writes_is_whole_and_stays_so() {
                 let (mut model, mut random) = (Model::default(), Random::new(seed));
                 let mut batch = Batch::new();
                 batch.put(b"more", b"", bytes::Bytes::from(random.bytes(9)), false);
-                model.last_listed = 0;
+                model.last_in_seq_index = 0;
                 store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
                 store.compact().await.unwrap();
                 store.close().await.unwrap();
                 assert_eq!(problems(&env, Path::new(&restored), seed).await, [] as [String; 0], "{case}");
-                assert_eq!(problems(&env, Path::new(&folder), seed).await, [] as [String; 0], "{case}");
+                assert_eq!(problems(&env, Path::new(&directory), seed).await, [] as [String; 0], "{case}");
             }
         })
         .unwrap();
@@ -215,15 +215,16 @@ fn a_power_loss_during_a_backup_harms_neither_the_store_nor_an_earlier_backup() 
             let env = sim.env();
             sim.run(async {
                 let case = format!("seed={seed} at={at}");
-                let folders = if first_made { &["/data/store", "/backup/1"][..] } else { &["/data/store"] };
-                for folder in folders {
-                    let (store, _) = Store::open(&env, Path::new(folder), options(seed)).await.unwrap();
-                    assert_eq!(contents(&store.snapshot()).await, of_model(&model), "{case} {folder}");
+                let directories =
+                    if first_made { &["/data/store", "/backup/1"][..] } else { &["/data/store"] };
+                for directory in directories {
+                    let (store, _) = Store::open(&env, Path::new(directory), options(seed)).await.unwrap();
+                    assert_eq!(contents(&store.snapshot()).await, of_model(&model), "{case} {directory}");
                     store.close().await.unwrap();
                     assert_eq!(
-                        problems(&env, Path::new(folder), seed).await,
+                        problems(&env, Path::new(directory), seed).await,
                         [] as [String; 0],
-                        "{case} {folder}"
+                        "{case} {directory}"
                     );
                 }
             })
@@ -234,7 +235,7 @@ fn a_power_loss_during_a_backup_harms_neither_the_store_nor_an_earlier_backup() 
     assert!(cut_count > 100);
 }
 
-/// A backup takes 16 seconds to copy what this store has.
+/// A store whose backup takes 16 seconds to copy.
 async fn slow_to_copy(env: &Env, random: &mut Random) -> Arc<Store> {
     let options =
         StoreOptions { compaction_bytes_per_second: 100 << 10, checkpoint_entries_min: 1 << 20, ..OPTIONS };
@@ -306,12 +307,12 @@ fn a_store_that_is_closed_ends_its_backup_which_is_no_whole_one() {
         store.close().await.unwrap();
         let took = env.clock.now() - begun;
         assert!(took < Duration::from_secs(1), "closing waited for the backup: {took:?}");
-        // Nothing of the backup is in the way of who opens the store again, or removes it.
+        // The backup does not keep the store from being opened again or removed.
         let again = Store::open(&env, Path::new("/data/store"), options(0)).await.unwrap().0;
         assert_eq!(contents(&again.snapshot()).await.len(), 200);
         again.close().await.unwrap();
         for path in disk.paths().into_iter().filter(|path| path.starts_with("/data/store")) {
-            settee_io::folder::remove(&*env.engine, &path).await.unwrap();
+            settee_io::directory::remove(&*env.engine, &path).await.unwrap();
         }
         let error = backup.await.unwrap().unwrap_err();
         assert_eq!(error.to_string(), "/data/store is closed");

@@ -1,8 +1,8 @@
-//! Goal: a check passes whatever a store may be like that nothing happened to, and finds every bit
-//! that was changed of what something reads, in every kind of file.
-//! Method: in the simulation, seeded commits with small limits, checkpoints and compactions; then a
-//! check, or one bit flipped in one file and a check, for each file and many places. Power losses
-//! leave nothing that is told as damage.
+//! Goal: a check passes for every undamaged store, and finds every changed bit that a reader depends on, in
+//! every kind of file.
+//! Method: in the simulation, run seeded commits with small limits, checkpoints and compactions. Then check,
+//! or flip one bit in one file and check, for each file and many offsets. A power loss leaves nothing that is
+//! reported as damage.
 
 use crate::common::model;
 
@@ -16,7 +16,7 @@ use settee_store::{
     CheckEvent, CheckSummary, LogOptions, Loss, Problem, Stage, Store, StoreOptions, Touched, repair,
 };
 
-const FOLDER: &str = "/data/store";
+const DIRECTORY: &str = "/data/store";
 
 fn options(seed: u64) -> StoreOptions {
     StoreOptions {
@@ -28,7 +28,7 @@ fn options(seed: u64) -> StoreOptions {
     }
 }
 
-/// Commits, checkpoints and compactions; the store is closed well, or the power is cut.
+/// Runs commits, checkpoints and compactions, then closes the store or cuts the power.
 fn make(disk: &SimDisk, seed: u64, steps: usize, cut: bool) -> Model {
     let sim = Sim::with_disk(disk);
     let env = sim.env();
@@ -42,7 +42,7 @@ fn make(disk: &SimDisk, seed: u64, steps: usize, cut: bool) -> Model {
             match random.below(20) {
                 0 => drop(store.checkpoint().await.unwrap()),
                 1 => {
-                    // Segments are sealed in a pause.
+                    // The log seals segments in a pause.
                     env.clock.sleep(std::time::Duration::from_millis(1000)).await;
                     store.compact().await.unwrap();
                 }
@@ -70,7 +70,7 @@ fn check(disk: &SimDisk, seed: u64) -> (CheckSummary, Vec<Problem>) {
     let mut last = (0, 0);
     let summary = sim
         .run(async {
-            settee_store::check(&env, Path::new(FOLDER), &options(seed), |event| match event {
+            settee_store::check(&env, Path::new(DIRECTORY), &options(seed), |event| match event {
                 CheckEvent::Problem(problem) => problems.push(problem),
                 CheckEvent::Progress(done, all) => {
                     assert!(last.0 <= done && done <= all, "seed={seed}");
@@ -87,7 +87,7 @@ fn check(disk: &SimDisk, seed: u64) -> (CheckSummary, Vec<Problem>) {
 }
 
 #[test]
-fn a_store_that_nothing_happened_to_is_sound() {
+fn an_undamaged_store_passes_the_check() {
     let (mut rewritten, mut with_tree) = (0, 0);
     for seed in seeds(60) {
         let disk = SimDisk::new(seed);
@@ -102,7 +102,7 @@ fn a_store_that_nothing_happened_to_is_sound() {
 }
 
 #[test]
-fn a_power_loss_leaves_nothing_that_is_told_as_damage() {
+fn a_power_loss_leaves_nothing_that_is_reported_as_damage() {
     let mut doubtful = 0;
     for seed in seeds(60) {
         let disk = SimDisk::new(seed);
@@ -111,7 +111,7 @@ fn a_power_loss_leaves_nothing_that_is_told_as_damage() {
         let (_, problems) = check(&disk, seed);
         assert!(problems.iter().all(|problem| problem.is_doubtful), "seed={seed}: {problems:?}");
         doubtful += problems.len();
-        // Opening puts it right, once the log has gone on.
+        // Opening repairs it once the log has gone on.
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
@@ -125,7 +125,7 @@ fn a_power_loss_leaves_nothing_that_is_told_as_damage() {
     assert!(doubtful > 0);
 }
 
-/// What is told nowhere must matter to nobody: the store opens and holds all that it held.
+/// Damage that is not reported must be harmless: the store opens and has everything it had.
 fn is_harmless(disk: &SimDisk, seed: u64, model: &Model) {
     let copy = SimDisk::new(seed);
     disk.paths().into_iter().for_each(|path| copy.write_file(&path, disk.read_file(&path).unwrap()));
@@ -158,7 +158,7 @@ fn every_flipped_bit_that_anything_reads_is_found_and_its_file_named() {
                 if problems.iter().any(|problem| problem.path == own) {
                     *found.entry(kind.clone()).or_default() += 1;
                 } else {
-                    // Room up to the next block, or nodes that no root has any more.
+                    // Padding up to the next block, or nodes that no root refers to.
                     let rest = &bytes[at..at.next_multiple_of(4096).min(bytes.len())];
                     let case = format!("seed={seed} {} at {at}: {problems:?}", path.display());
                     assert!(kind == "tree" || rest.iter().all(|byte| *byte == 0), "{case}");
@@ -194,7 +194,7 @@ fn repair_keeps_all_that_can_be_read_and_names_what_is_lost() {
         let mut lost = BTreeMap::new();
         let kept = sim
             .run(async {
-                let (from, to) = (Path::new(FOLDER), Path::new("/data/new"));
+                let (from, to) = (Path::new(DIRECTORY), Path::new("/data/new"));
                 let mut none = |_: CheckEvent| {};
                 let mut is_lost = |loss: Loss| {
                     lost.insert(loss.key, loss.has_older);
@@ -208,7 +208,7 @@ fn repair_keeps_all_that_can_be_read_and_names_what_is_lost() {
                     let value = snapshot.read(entry.location).await.unwrap().value();
                     kept.insert(
                         entry.key.to_vec(),
-                        (entry.meta.to_vec(), value.to_vec(), entry.to_entry().listed),
+                        (entry.meta.to_vec(), value.to_vec(), entry.to_entry().in_seq_index),
                     );
                 }
                 store.close().await.unwrap();
@@ -216,18 +216,20 @@ fn repair_keeps_all_that_can_be_read_and_names_what_is_lost() {
             })
             .unwrap();
         let case = format!("seed={seed} {problems:?}");
-        // A tail that was torn, or looks so, says of itself that what stood there is unknown.
+        // A torn tail, or what looks like one, is reported with unknown contents.
         let is_torn =
             problems.iter().any(|problem| problem.is_doubtful || problem.touched == Touched::Unknown);
-        for (key, (_, meta, value, listed)) in &model.entries {
+        for (key, (_, meta, value, in_seq_index)) in &model.entries {
             match (lost.get(key), kept.get(key)) {
-                (Some(true), Some(found)) if found == &(meta.clone(), value.clone(), *listed) => {
-                    // Where the log's end can't be read, nobody knows what stood there.
-                    assert!(is_torn, "{case}: {key:?} is told as lost, and isn't");
+                (Some(true), Some(found)) if found == &(meta.clone(), value.clone(), *in_seq_index) => {
+                    // If the log's end can't be read, its contents are unknown.
+                    assert!(is_torn, "{case}: {key:?} is reported as lost, and isn't");
                 }
                 (Some(true), Some(_)) => older_count += 1,
                 (Some(false), None) => lost_count += 1,
-                (None, Some(found)) if found == &(meta.clone(), value.clone(), *listed) => kept_count += 1,
+                (None, Some(found)) if found == &(meta.clone(), value.clone(), *in_seq_index) => {
+                    kept_count += 1
+                }
                 (_, found) => assert!(is_torn, "{case}: {key:?} {found:?}"),
             }
         }
@@ -242,7 +244,7 @@ fn repair_keeps_all_that_can_be_read_and_names_what_is_lost() {
 }
 
 #[test]
-fn a_last_segment_that_lost_its_header_is_no_segment_made_ahead() {
+fn a_last_segment_that_lost_its_header_is_not_taken_for_a_preallocated_one() {
     let disk = SimDisk::new(1);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -270,7 +272,7 @@ fn a_last_segment_that_lost_its_header_is_no_segment_made_ahead() {
     let env = sim.env();
     let kept = sim
         .run(async {
-            let (from, to) = (Path::new(FOLDER), Path::new("/data/new"));
+            let (from, to) = (Path::new(DIRECTORY), Path::new("/data/new"));
             let summary = repair(&env, from, to, &options(0), &mut |_| {}, &mut |_| {}).await.unwrap();
             summary.record_count
         })
@@ -279,18 +281,18 @@ fn a_last_segment_that_lost_its_header_is_no_segment_made_ahead() {
 }
 
 #[test]
-fn a_missing_manifest_is_told_wherever_there_was_one() {
+fn a_missing_manifest_is_reported_if_there_was_one() {
     let mut count = 0;
     for seed in seeds(30) {
         let disk = SimDisk::new(seed);
         make(&disk, seed, 120, false);
-        let manifest = Path::new(FOLDER).join("manifest");
+        let manifest = Path::new(DIRECTORY).join("manifest");
         if !disk.paths().iter().any(|path| path.extension().is_some_and(|end| end == "seg")) {
             continue;
         }
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
-        sim.run(async { settee_io::folder::remove(&*env.engine, &manifest).await.unwrap() }).unwrap();
+        sim.run(async { settee_io::directory::remove(&*env.engine, &manifest).await.unwrap() }).unwrap();
         let (_, problems) = check(&disk, seed);
         assert!(problems.iter().any(|problem| problem.path == manifest), "seed={seed}: {problems:?}");
         count += 1;

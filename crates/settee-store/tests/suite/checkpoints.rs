@@ -1,15 +1,15 @@
-//! Goal: checkpoints, compaction and reopening change nothing of what a store holds, nor of what
-//! its older snapshots show; what is dead gives its space back.
-//! Method: in the simulation, seeded commits with small limits against a `BTreeMap`; checkpoints
-//! and compactions by themselves and on demand; snapshots kept over them; reopened now and then,
-//! sometimes without its tree.
+//! Goal: checkpoints, compaction and reopening change neither the contents of a store nor what older
+//! snapshots show; dead records' space is freed.
+//! Method: in the simulation, run seeded commits with small limits against a `BTreeMap`, with checkpoints and
+//! compactions in the background and on demand, and snapshots kept over them. Reopen at times, sometimes
+//! without the tree.
 
 use crate::common::model;
 
 use std::path::Path;
 
 use model::{Model, OPTIONS, Random, check, check_range, commit, open};
-use settee_io::folder;
+use settee_io::directory;
 use settee_sim::{Sim, seeds};
 use settee_store::{Batch, LogOptions, Snapshot, Stage, Store, StoreError, StoreOptions};
 
@@ -83,12 +83,12 @@ fn checkpoints_and_compaction_change_nothing_that_is_stored() {
     assert!(checkpoints > 100 && compacted > 100 && rebuilt > 20, "{checkpoints} {compacted} {rebuilt}");
 }
 
-/// Whether there was one.
+/// Removes the tree; false if there was none.
 async fn remove_tree(env: &settee_io::Env) -> bool {
     let root = Path::new("/data/store");
-    for entry in folder::list(&*env.engine, root).await.unwrap() {
+    for entry in directory::list(&*env.engine, root).await.unwrap() {
         if entry.name.ends_with(".tree") {
-            folder::remove(&*env.engine, &root.join(&entry.name)).await.unwrap();
+            directory::remove(&*env.engine, &root.join(&entry.name)).await.unwrap();
             return true;
         }
     }
@@ -116,9 +116,9 @@ fn a_store_whose_manifest_was_lost_is_refused_or_whole() {
                 store.close().await.unwrap();
                 drop(store);
                 let root = Path::new("/data/store");
-                let names = folder::list(&*env.engine, root).await.unwrap();
+                let names = directory::list(&*env.engine, root).await.unwrap();
                 if names.iter().any(|entry| entry.name == "manifest") {
-                    folder::remove(&*env.engine, &root.join("manifest")).await.unwrap();
+                    directory::remove(&*env.engine, &root.join("manifest")).await.unwrap();
                 }
                 match Store::open(&env, root, options).await {
                     Ok((store, _)) => {
@@ -128,7 +128,7 @@ fn a_store_whose_manifest_was_lost_is_refused_or_whole() {
                     Err(error) => {
                         assert!(matches!(error, StoreError::Missing { .. }), "seed={seed}: {error}");
                         let is_there = |name: &str| names.iter().any(|entry| entry.name == name);
-                        let left = folder::list(&*env.engine, root).await.unwrap();
+                        let left = directory::list(&*env.engine, root).await.unwrap();
                         assert_eq!(left.len() + 1, names.len(), "seed={seed}: nothing was removed");
                         is_there("manifest")
                     }
@@ -172,12 +172,12 @@ fn a_segment_that_cannot_be_read_keeps_no_other_from_being_compacted() {
             store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
             store.checkpoint().await.unwrap();
             env.clock.sleep(std::time::Duration::from_secs(2)).await;
-            let names = folder::list(&*env.engine, root).await.unwrap();
+            let names = directory::list(&*env.engine, root).await.unwrap();
             let mut segments: Vec<_> = names.iter().filter(|entry| entry.name.ends_with(".log")).collect();
             segments.sort_by(|a, b| a.name.cmp(&b.name));
             // The others hold tombstones, or are the log's.
             let victim = &segments[random.below(segments.len() / 2)].name;
-            // All of its records are damaged, and its directory isn't.
+            // Damages all of its records, but not its segment index.
             sim.disk().damage_file(root.join(victim), |bytes| {
                 let end = 50 << 10;
                 bytes[4096..end].iter_mut().for_each(|byte| *byte ^= 1);
@@ -189,7 +189,7 @@ fn a_segment_that_cannot_be_read_keeps_no_other_from_being_compacted() {
                     "seed={seed}: {error} names not {victim}"
                 );
             }
-            let left = folder::list(&*env.engine, root).await.unwrap();
+            let left = directory::list(&*env.engine, root).await.unwrap();
             let originals: Vec<_> = left.iter().filter(|entry| entry.name.ends_with(".log")).collect();
             assert!(originals.iter().any(|entry| entry.name == *victim), "seed={seed}: it was removed");
             assert!(originals.len() < segments.len() / 2, "seed={seed}: {originals:?}");

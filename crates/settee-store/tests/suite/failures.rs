@@ -1,8 +1,8 @@
-//! Goal: what fails, is dropped half-way or is found damaged costs no more than it must: no acknowledged
-//! write goes, nothing wrong is read, and the store goes on as soon as it can.
-//! Method: in the simulation, one failure at a time: a bit of each block of the tree, a disk without
-//! room, futures that are dropped after each of their steps, a writer that never ends. What is there
-//! afterwards is compared with a `BTreeMap`.
+//! Goal: failures, dropped futures and damage do no more harm than they must: no acknowledged write is lost,
+//! nothing wrong is read, and the store goes on as soon as it can.
+//! Method: in the simulation, cause one failure at a time: a flipped bit in each block of the tree, a full
+//! disk, futures dropped after each of their polls, a writer that never ends. Compare the contents afterwards
+//! with a `BTreeMap`.
 
 use crate::common::model;
 
@@ -14,26 +14,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use model::{Model, OPTIONS, Random, check, open};
-use settee_io::folder::{self, DirectorySyncs};
+use settee_io::directory::{self, DirectorySyncs};
 use settee_io::{Env, OperationKind};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_store::{
     Batch, ChunkCache, CommitError, LogOptions, ReadError, Seq, Stage, Store, StoreError, StoreOptions,
 };
 
-/// No checkpoint but those that are asked for.
+/// Makes checkpoints only on demand.
 const QUIET: StoreOptions = StoreOptions { checkpoint_entries_min: 1 << 20, ..OPTIONS };
 
 const BLOCK: usize = 4 << 10;
 
-/// Where a tree's nodes begin.
+/// Offset of a tree's first node.
 const NODES_START: usize = 3 * BLOCK;
 
 fn files(disk: &SimDisk, kind: &str) -> Vec<PathBuf> {
     disk.paths().into_iter().filter(|path| path.extension().is_some_and(|own| own == kind)).collect()
 }
 
-/// Commits one value to both.
+/// Commits one value to the store and the model.
 async fn put(
     store: &Store,
     model: &mut Model,
@@ -42,17 +42,17 @@ async fn put(
     random: &mut Random,
 ) -> Result<Seq, CommitError> {
     let key = key.to_be_bytes();
-    let (meta, value, listed) = (random.bytes(40), random.bytes(size), random.below(2) == 0);
+    let (meta, value, in_seq_index) = (random.bytes(40), random.bytes(size), random.below(2) == 0);
     let mut batch = Batch::new();
-    batch.put(&key, &meta, value.clone().into(), listed);
+    batch.put(&key, &meta, value.clone().into(), in_seq_index);
     let seq = store.writer().await.commit(&batch, Stage::Persisted).await?;
-    model.last_listed = if listed { seq.0 } else { model.last_listed };
-    model.entries.insert(key.to_vec(), (seq.0, meta, value, listed));
+    model.last_in_seq_index = if in_seq_index { seq.0 } else { model.last_in_seq_index };
+    model.entries.insert(key.to_vec(), (seq.0, meta, value, in_seq_index));
     Ok(seq)
 }
 
-/// A store whose tree has many leaves, and, where something is to be replayed, newer records of some
-/// keys under each of them.
+/// A store whose tree has many leaves and, if something is to be replayed, newer records of some keys under
+/// each of them.
 fn with_tree(seed: u64, replays: bool) -> (SimDisk, Model) {
     let disk = SimDisk::new(seed);
     let sim = Sim::with_disk(&disk);
@@ -76,7 +76,7 @@ fn with_tree(seed: u64, replays: bool) -> (SimDisk, Model) {
     (disk.after_power_loss(), model)
 }
 
-/// Writes to some key under each leaf, as soon as that is taken. Returns how often it wasn't.
+/// Writes to a key under each leaf, retrying until accepted. Returns how often a write was refused.
 async fn touch_all(env: &Env, store: &Store, model: &mut Model, random: &mut Random, case: &str) -> u32 {
     let mut refused = 0;
     for key in (3..400).step_by(7) {
@@ -101,7 +101,7 @@ async fn delete_some(store: &Store, model: &mut Model) {
     store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
 }
 
-/// Compares what a store holds without its sums.
+/// Compares a store's contents, without its aggregates.
 async fn compare_values(store: &Store, model: &Model, case: &str) {
     let snapshot = store.snapshot();
     let mut scan = snapshot.scan(Bound::Unbounded, Bound::Unbounded, false);
@@ -112,12 +112,12 @@ async fn compare_values(store: &Store, model: &Model, case: &str) {
         assert_eq!(record.value()[..], value[..], "{case}");
     }
     assert!(scan.next().await.unwrap().is_none(), "{case}");
-    let (told, found) = store.live_tables().await.unwrap();
-    assert_eq!(told, found, "{case}");
+    let (recorded, found) = store.live_tables().await.unwrap();
+    assert_eq!(recorded, found, "{case}");
 }
 
 #[test]
-fn a_damaged_tree_is_built_anew_whoever_meets_the_damage() {
+fn a_damaged_tree_is_rebuilt_wherever_the_damage_is_met() {
     let (mut at_open, mut at_commit, mut at_checkpoint) = (0, 0, 0);
     for (replays, measured) in [(false, true), (true, true), (true, false)] {
         let (built, model) = with_tree(7, replays);
@@ -131,7 +131,7 @@ fn a_damaged_tree_is_built_anew_whoever_meets_the_damage() {
             disk.damage_file(&path, |bytes| {
                 bytes[(at + random.below(BLOCK)).min(size - 1)] ^= 1 << random.below(8)
             });
-            let options = StoreOptions { measure: QUIET.measure.filter(|_| measured), ..QUIET };
+            let options = StoreOptions { aggregate: QUIET.aggregate.filter(|_| measured), ..QUIET };
             let sim = Sim::with_disk(&disk);
             let env = sim.env();
             sim.run(async {
@@ -160,12 +160,12 @@ fn a_damaged_tree_is_built_anew_whoever_meets_the_damage() {
             .unwrap();
         }
     }
-    println!("built anew: {at_open} at open, {at_commit} after a commit, {at_checkpoint} at a checkpoint");
+    println!("rebuilt: {at_open} at open, {at_commit} after a commit, {at_checkpoint} at a checkpoint");
     assert!(at_open > 5 && at_commit > 2 && at_checkpoint > 5);
 }
 
-/// A store with so much in memory that the tree needs more room than there is.
-async fn with_little_room(disk: &SimDisk, env: &Env, options: &StoreOptions) -> (Store, Model) {
+/// A store with memtables so large that the tree needs more space than is free.
+async fn with_little_space(disk: &SimDisk, env: &Env, options: &StoreOptions) -> (Store, Model) {
     let (mut random, mut model) = (Random::new(7), Model::default());
     let store = open(env, options).await;
     for first in (0..6000_u32).step_by(50) {
@@ -188,16 +188,16 @@ async fn with_little_room(disk: &SimDisk, env: &Env, options: &StoreOptions) -> 
 }
 
 #[test]
-fn failed_checkpoints_neither_fill_memory_with_layers_nor_keep_room() {
+fn failed_checkpoints_neither_add_memtables_nor_keep_disk_space() {
     let disk = SimDisk::new(7);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     sim.run(async {
         let log = LogOptions { segment_bytes_min: 8 << 20, segment_bytes_max: 8 << 20, ..OPTIONS.log };
         let options = StoreOptions { log, ..QUIET };
-        let (store, mut model) = with_little_room(&disk, &env, &options).await;
+        let (store, mut model) = with_little_space(&disk, &env, &options).await;
         for key in 0..20_u32 {
-            let failed = store.checkpoint().await.expect_err("the disk has no room for a tree");
+            let failed = store.checkpoint().await.expect_err("the disk is too full for a tree");
             assert!(failed.is_no_space(), "{failed}");
             assert!(files(&disk, "tree").is_empty(), "a tree that nothing names");
             let mut batch = Batch::new();
@@ -209,18 +209,18 @@ fn failed_checkpoints_neither_fill_memory_with_layers_nor_keep_room() {
             model.entries.remove(&key.to_be_bytes()[..]);
         }
         let _ = disk.clone().capacity(None);
-        // What was frozen at the first attempt, and all that came since.
+        // The immutable memtables of the first attempt, and everything since.
         assert_eq!(store.checkpoint().await.unwrap().unwrap().seq, 6020);
         assert_eq!(store.checkpoint().await.unwrap(), None);
         assert_eq!(store.store_stats().memory_bytes, 0);
         store.flush().await.unwrap();
-        check(&store.snapshot(), &model, "with room").await;
+        check(&store.snapshot(), &model, "with space").await;
     })
     .unwrap();
 }
 
 #[test]
-fn no_read_that_fails_in_a_checkpoint_parts_the_files_from_the_states() {
+fn no_failed_read_in_a_checkpoint_leaves_files_and_versions_inconsistent() {
     let mut failed = 0;
     for nth in 0..30 {
         let (disk, mut model) = with_tree(nth, true);
@@ -228,7 +228,7 @@ fn no_read_that_fails_in_a_checkpoint_parts_the_files_from_the_states() {
         let env = sim.env();
         sim.run(async {
             let mut random = Random::new(nth);
-            // Nothing of the tree stays in memory.
+            // No node of the tree stays in memory.
             let options = StoreOptions { cache: Some(settee_store::NodeCache::new(0).into()), ..QUIET };
             let store = open(&env, &options).await;
             put(&store, &mut model, 5, 100, &mut random).await.unwrap();
@@ -245,7 +245,7 @@ fn no_read_that_fails_in_a_checkpoint_parts_the_files_from_the_states() {
     assert!(failed > 5, "{failed}");
 }
 
-/// The files that the manifest on the disk names and that aren't there.
+/// Files that the manifest on the disk names and that are missing.
 fn missing_files(disk: &SimDisk) -> Vec<String> {
     let Some(text) = disk.read_file("/data/store/manifest") else { return Vec::new() };
     let paths: Vec<String> = disk.paths().iter().map(|path| path.display().to_string()).collect();
@@ -268,7 +268,7 @@ fn missing_files(disk: &SimDisk) -> Vec<String> {
     missing
 }
 
-/// Polls a future so many times at most; whether it has ended.
+/// Polls a future at most `count` times; returns whether it has ended.
 async fn poll_some<T>(future: impl Future<Output = T>, count: usize) -> bool {
     let mut future = pin!(future);
     let mut left = count;
@@ -299,7 +299,7 @@ fn a_dropped_checkpoint_or_compaction_goes_on_and_harms_nothing() {
             }
             let before = store.store_stats();
             dropped += usize::from(!poll_some(store.compact(), polls as usize).await);
-            // What nobody waits for ends.
+            // Work whose future was dropped ends.
             env.clock.sleep(Duration::from_secs(5)).await;
             let after = store.store_stats();
             assert_eq!((before.checkpoint_count, after.checkpoint_count), (0, 1), "polls={polls}");
@@ -346,7 +346,7 @@ fn one_writer_keeps_within_memory_and_the_next_goes_on() {
         }
         assert!(writers > 5, "{writers}");
         store.flush().await.unwrap();
-        assert_eq!(store.snapshot().sums_of_all()[0], 20_000);
+        assert_eq!(store.snapshot().total_aggregates()[0], 20_000);
     })
     .unwrap();
 }
@@ -369,7 +369,7 @@ fn a_store_with_hardly_any_memory_goes_on() {
 }
 
 #[test]
-fn limits_that_make_no_sense_are_refused_at_open() {
+fn invalid_limits_are_refused_at_open() {
     let sim = Sim::new(7);
     let env = sim.env();
     sim.run(async {
@@ -390,7 +390,7 @@ fn limits_that_make_no_sense_are_refused_at_open() {
 }
 
 #[test]
-fn whoever_waits_for_a_change_learns_that_the_store_was_closed() {
+fn a_wait_for_a_change_ends_when_the_store_is_closed() {
     let sim = Sim::new(7);
     let env = sim.env();
     sim.run(async {
@@ -410,8 +410,8 @@ fn whoever_waits_for_a_change_learns_that_the_store_was_closed() {
     .unwrap();
 }
 
-/// The segments that the manifest names as the log wrote them, and the first that is the log's.
-fn handed_over(disk: &SimDisk) -> (usize, u32) {
+/// Number of segments that the manifest names as the log wrote them, and the log's first segment.
+fn transferred(disk: &SimDisk) -> (usize, u32) {
     let text = String::from_utf8(disk.read_file("/data/store/manifest").unwrap()).unwrap();
     let count = text.lines().filter(|line| line.starts_with("segment ")).count();
     let first = text.lines().find_map(|line| line.strip_prefix("first-log-segment ")).unwrap();
@@ -419,7 +419,7 @@ fn handed_over(disk: &SimDisk) -> (usize, u32) {
 }
 
 #[test]
-fn an_idle_store_takes_over_what_is_sealed_after_its_checkpoint() {
+fn an_idle_store_transfers_segments_sealed_after_its_checkpoint() {
     for seed in seeds(10) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
@@ -438,7 +438,7 @@ fn an_idle_store_takes_over_what_is_sealed_after_its_checkpoint() {
                 .iter()
                 .filter_map(|path| path.file_stem()?.to_str()?.parse::<u32>().ok())
                 .max();
-            let (count, first) = handed_over(&disk);
+            let (count, first) = transferred(&disk);
             assert!(count > 3 && last.unwrap() <= first + 1, "seed={seed}: {count} {first} of {last:?}");
             assert_eq!(store.store_stats().checkpoint_count, 1, "seed={seed}");
             for _ in 0..2 {
@@ -447,17 +447,17 @@ fn an_idle_store_takes_over_what_is_sealed_after_its_checkpoint() {
             let stats = store.chunk_stats().unwrap();
             assert!(stats.hit_count > 0, "seed={seed}: {stats:?}");
 
-            // What a store finds left when it is opened it takes over too.
+            // Segments left over when the store is opened are transferred too.
             for key in 0..60 {
                 put(&store, &mut model, key, 3000, &mut random).await.unwrap();
             }
             store.checkpoint().await.unwrap().unwrap();
             store.close().await.unwrap();
             drop(store);
-            let before = handed_over(&disk);
+            let before = transferred(&disk);
             let store = open(&env, &options).await;
             env.clock.sleep(Duration::from_secs(5)).await;
-            assert!(handed_over(&disk).1 > before.1, "seed={seed}: {before:?}");
+            assert!(transferred(&disk).1 > before.1, "seed={seed}: {before:?}");
             assert_eq!(store.store_stats().checkpoint_count, 0, "seed={seed}");
             check(&store.snapshot(), &model, &format!("seed={seed} opened again")).await;
         })
@@ -466,7 +466,7 @@ fn an_idle_store_takes_over_what_is_sealed_after_its_checkpoint() {
 }
 
 #[test]
-fn a_store_that_waits_for_sealing_is_closed_and_let_go_of_at_once() {
+fn a_store_that_waits_for_sealing_is_closed_and_dropped_at_once() {
     for dropped in [false, true] {
         let disk = SimDisk::new(7);
         let sim = Sim::with_disk(&disk);
@@ -478,7 +478,7 @@ fn a_store_that_waits_for_sealing_is_closed_and_let_go_of_at_once() {
                 put(&store, &mut model, key, 3000, &mut random).await.unwrap();
             }
             store.checkpoint().await.unwrap().unwrap();
-            let before = handed_over(&disk);
+            let before = transferred(&disk);
             let begun = env.clock.now();
             if !dropped {
                 store.close().await.unwrap();
@@ -493,7 +493,7 @@ fn a_store_that_waits_for_sealing_is_closed_and_let_go_of_at_once() {
             // Sooner than the log would begin to seal.
             let took = env.clock.now() - begun;
             assert!(took < Duration::from_millis(190), "dropped={dropped}: {took:?}");
-            assert_eq!(handed_over(&disk), before, "dropped={dropped}");
+            assert_eq!(transferred(&disk), before, "dropped={dropped}");
             check(&store.snapshot(), &model, "opened again").await;
         })
         .unwrap();
@@ -535,20 +535,20 @@ fn a_checkpoint_waits_for_a_descriptor_to_sync_its_manifest_by() {
 #[test]
 fn no_sync_of_a_directory_succeeds_after_or_beside_one_that_failed() {
     for seed in seeds(20) {
-        let disk = SimDisk::new(seed).fail(OperationKind::SyncFolder, 2, Fault::Io);
+        let disk = SimDisk::new(seed).fail(OperationKind::SyncDirectory, 2, Fault::Io);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
         sim.run(async {
             let directory = Path::new("/data");
-            folder::create(&*env.engine, directory).await.unwrap();
+            directory::create(&*env.engine, directory).await.unwrap();
             let syncs = DirectorySyncs::new(directory);
             let all = (0..4).map(|_| syncs.sync(&*env.engine));
             let synced = futures_util::future::join_all(all).await;
             let count = synced.iter().filter(|synced| synced.is_ok()).count() as u64;
-            // The first was the directory's parent's.
+            // The first was of the directory's parent.
             assert_eq!(count, 1, "seed={seed}: {synced:?}");
             assert!(syncs.sync(&*env.engine).await.is_err(), "seed={seed}");
-            assert_eq!(disk.count_of(OperationKind::SyncFolder), 3, "seed={seed}: others weren't tried");
+            assert_eq!(disk.count_of(OperationKind::SyncDirectory), 3, "seed={seed}: others weren't tried");
         })
         .unwrap();
     }

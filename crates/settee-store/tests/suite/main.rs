@@ -1,18 +1,18 @@
-//! The store's tests, in one program: each module's head gives its goal and its method.
+//! The store's tests, in one program. Each module's header states its goal and its method.
 
 mod backup;
 mod check;
 mod checkpoints;
 mod common;
+mod failpoints;
 mod failures;
-mod handing_over;
 mod merges;
 mod model;
 mod opening;
 mod panics;
-mod planted;
 mod power_loss;
 mod repair;
 mod scans;
 mod space;
+mod transfer;
 mod values;

@@ -1,8 +1,8 @@
-//! Goal: a value that is built from deltas is what was put and all that was added since, whatever layers
-//! and files its records lie in; a read reads these records and no other.
-//! Method: in the simulation, seeded deltas, values and deletions on a few keys against a model of
-//! versions, with snapshots kept over checkpoints, compaction and reopening, chains up to the limit and
-//! past it, with and without a function that folds them; and the disk's reads counted.
+//! Goal: a value made of merge operands is the last base value with everything merged since, whichever
+//! memtables and files hold its records; a read reads these records and no others.
+//! Method: in the simulation, run seeded operands, values and deletions on a few keys against a model of
+//! versions, with snapshots kept over checkpoints, compaction and reopening. Operand chains reach the limit
+//! and exceed it, with and without a merge operator. Count the disk's reads.
 
 use crate::common::trial;
 use crate::common::versions;
@@ -15,10 +15,10 @@ use bytes::Bytes;
 use settee_io::{Env, OperationKind};
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{
-    Batch, CHAIN_COUNT_MAX, CommitError, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions,
+    Batch, CommitError, LogOptions, OPERAND_COUNT_MAX, Seq, Snapshot, Stage, Store, StoreOptions,
 };
 use trial::{Random, key};
-use versions::{Change, Model, Version, check, fold, measure};
+use versions::{Change, Model, Version, aggregate, check, merge_operator};
 
 const OPTIONS: StoreOptions = StoreOptions {
     log: LogOptions {
@@ -27,7 +27,7 @@ const OPTIONS: StoreOptions = StoreOptions {
         segment_bytes_max: 34 << 10,
         ..LogOptions::DEFAULT
     },
-    measure: Some(measure),
+    aggregate: Some(aggregate),
     ..StoreOptions::DEFAULT
 };
 
@@ -35,13 +35,13 @@ async fn open(env: &Env, options: &StoreOptions) -> Store {
     Store::open(env, Path::new("/data/store"), options.clone()).await.unwrap().0
 }
 
-/// Commits records to both.
+/// Commits records to the store and the model.
 async fn commit(store: &Store, model: &mut Model, changes: Vec<(Vec<u8>, Change)>) -> Seq {
     let mut batch = Batch::new();
     for (key, change) in &changes {
         match change {
-            Change::Put { meta, value, listed } => batch.put(key, meta, value.clone(), *listed),
-            Change::Merge { meta, delta } => batch.merge(key, meta, delta.clone()),
+            Change::Put { meta, value, in_seq_index } => batch.put(key, meta, value.clone(), *in_seq_index),
+            Change::Merge { meta, operand } => batch.merge(key, meta, operand.clone()),
             Change::Delete => batch.delete(key),
         }
     }
@@ -51,24 +51,24 @@ async fn commit(store: &Store, model: &mut Model, changes: Vec<(Vec<u8>, Change)
     seq
 }
 
-fn change(random: &mut Random, version: &Version, folds: bool) -> (Vec<u8>, Change) {
+fn change(random: &mut Random, version: &Version, has_merge_operator: bool) -> (Vec<u8>, Change) {
     let number = random.below(4);
     let key = key(number);
-    let (size, listed) = (random.below(1_200), random.one_in(2));
-    // One of them is changed by deltas, mostly.
+    let (size, in_seq_index) = (random.below(1_200), random.one_in(2));
+    // One key is changed mostly by operands.
     let change = match if number == 0 && !random.one_in(5) { 11 } else { random.below(12) } {
         0 => Change::Delete,
-        1 | 2 => Change::Put { meta: b"put".to_vec(), value: random.slice(size), listed },
-        // Others are over the limit.
-        _ if folds || !version.is_chain_full(&key) => {
-            Change::Merge { meta: b"merge".to_vec(), delta: random.slice(size / 4) }
+        1 | 2 => Change::Put { meta: b"put".to_vec(), value: random.slice(size), in_seq_index },
+        // Other changes exceed the limit.
+        _ if has_merge_operator || !version.has_most_operands(&key) => {
+            Change::Merge { meta: b"merge".to_vec(), operand: random.slice(size / 4) }
         }
         _ => Change::Delete,
     };
     (key, change)
 }
 
-/// At each `Seq` that the index remembers, a key's records are those that it had then.
+/// At each `Seq` that the index still covers, a key's records are those that it had then.
 fn check_versions(
     entry: &settee_store::Entry,
     key: &[u8],
@@ -88,15 +88,15 @@ fn check_versions(
 }
 
 #[test]
-fn values_from_deltas_are_what_was_put_and_added() {
+fn values_from_operands_are_what_was_put_and_merged() {
     let mut known = 0;
     let mut longest = 0;
     for seed in seeds(60) {
         let sim = Sim::new(seed);
         let env = sim.env();
-        let folds = seed.is_multiple_of(2);
+        let has_merge_operator = seed.is_multiple_of(2);
         let options = StoreOptions {
-            fold: folds.then_some(fold),
+            merge_operator: has_merge_operator.then_some(merge_operator),
             versions_max: [0, 5][(seed / 2 % 2) as usize],
             checkpoint_entries_min: [6, 1 << 20][(seed / 4 % 2) as usize],
             checkpoint_entries_max: [6, 1 << 20][(seed / 4 % 2) as usize],
@@ -110,7 +110,7 @@ fn values_from_deltas_are_what_was_put_and_added() {
             for step in 0..150 {
                 let case = format!("seed={seed} step={step}");
                 let (_, version) = model.newest();
-                let changes = vec![change(&mut random, &version, folds)];
+                let changes = vec![change(&mut random, &version, has_merge_operator)];
                 commit(&store, &mut model, changes).await;
                 let (newest, version) = model.newest();
                 versions.push((newest, version.clone()));
@@ -142,8 +142,8 @@ fn values_from_deltas_are_what_was_put_and_added() {
                         store = open(&env, &options).await;
                         let same = check(&store.snapshot(), &version, true).await;
                         same.unwrap_or_else(|problem| panic!("{case}, opened again: {problem}"));
-                        let (told, found) = store.live_tables().await.unwrap();
-                        assert_eq!(told, found, "{case}");
+                        let (recorded, found) = store.live_tables().await.unwrap();
+                        assert_eq!(recorded, found, "{case}");
                     }
                     _ => {}
                 }
@@ -151,17 +151,23 @@ fn values_from_deltas_are_what_was_put_and_added() {
         })
         .unwrap();
     }
-    assert!(known > 10_000 && longest == CHAIN_COUNT_MAX, "{known} {longest}");
+    assert!(known > 10_000 && longest == OPERAND_COUNT_MAX, "{known} {longest}");
 }
 
-/// A put and deltas on one key, with another key's records in between; `between` is done after each.
-async fn chain(store: &Store, model: &mut Model, count: usize, between: &mut impl AsyncFnMut(&Store, usize)) {
-    let other = Change::Put { meta: Vec::new(), value: Bytes::from(vec![1; 3_000]), listed: false };
+/// Puts a value and merges operands into one key, with another key's records in between; calls `between`
+/// after each.
+async fn build_operand_chain(
+    store: &Store,
+    model: &mut Model,
+    count: usize,
+    between: &mut impl AsyncFnMut(&Store, usize),
+) {
+    let other = Change::Put { meta: Vec::new(), value: Bytes::from(vec![1; 3_000]), in_seq_index: false };
     for index in 0..count {
         let value = Bytes::from(format!("<{index}>"));
         let change = match index {
-            0 => Change::Put { meta: Vec::new(), value, listed: true },
-            _ => Change::Merge { meta: vec![index as u8], delta: value },
+            0 => Change::Put { meta: Vec::new(), value, in_seq_index: true },
+            _ => Change::Merge { meta: vec![index as u8], operand: value },
         };
         commit(store, model, vec![(b"key".to_vec(), change), (b"other".to_vec(), other.clone())]).await;
         between(store, index).await;
@@ -169,14 +175,15 @@ async fn chain(store: &Store, model: &mut Model, count: usize, between: &mut imp
 }
 
 #[test]
-fn one_delta_past_the_limit_is_refused_or_folded() {
-    for folds in [false, true] {
+fn one_operand_past_the_limit_is_refused_or_merged() {
+    for has_merge_operator in [false, true] {
         let sim = Sim::new(1);
         let env = sim.env();
         sim.run(async {
-            let options = StoreOptions { fold: folds.then_some(fold), ..OPTIONS };
+            let options =
+                StoreOptions { merge_operator: has_merge_operator.then_some(merge_operator), ..OPTIONS };
             let (store, mut model) = (open(&env, &options).await, Model::default());
-            chain(&store, &mut model, CHAIN_COUNT_MAX, &mut async |store: &Store, index| {
+            build_operand_chain(&store, &mut model, OPERAND_COUNT_MAX, &mut async |store: &Store, index| {
                 if index % 10 == 9 {
                     store.checkpoint().await.unwrap();
                 }
@@ -188,17 +195,17 @@ fn one_delta_past_the_limit_is_refused_or_folded() {
             batch.put(b"before", b"", Bytes::new(), false);
             batch.merge(b"key", b"last", Bytes::from_static(b"<last>"));
             let committed = store.writer().await.commit(&batch, Stage::Persisted).await;
-            if folds {
+            if has_merge_operator {
                 store.wait(committed.unwrap(), Stage::Persisted).await.unwrap();
                 let snapshot = store.snapshot();
                 let entry = snapshot.get(b"key").await.unwrap().unwrap();
                 assert_eq!((entry.pointers().count(), &entry.meta[..]), (1, &b"last"[..]));
                 let value = snapshot.read(entry.location).await.unwrap().value();
                 let older: Vec<u8> =
-                    (0..CHAIN_COUNT_MAX).rev().flat_map(|n| format!("<{n}>").into_bytes()).collect();
+                    (0..OPERAND_COUNT_MAX).rev().flat_map(|n| format!("<{n}>").into_bytes()).collect();
                 assert_eq!(value, [&b"<last>"[..], &older].concat());
             } else {
-                assert!(matches!(committed, Err(CommitError::ChainTooLong)), "{committed:?}");
+                assert!(matches!(committed, Err(CommitError::TooManyOperands)), "{committed:?}");
                 // Nothing of it was accepted.
                 assert_eq!(store.writer().await.last_seq().0, seq);
                 check(&store.snapshot(), &version, true).await.unwrap();
@@ -208,8 +215,8 @@ fn one_delta_past_the_limit_is_refused_or_folded() {
     }
 }
 
-/// What a checkpoint took to the tree goes on below what comes after, and below what a checkpoint that
-/// failed has left behind.
+/// An operand chain that a checkpoint merged into the tree continues under newer records, and under those
+/// that a failed checkpoint left.
 #[test]
 fn a_read_takes_as_many_reads_as_the_value_has_records() {
     let disk = SimDisk::new(3).short_reads(0.0);
@@ -218,8 +225,8 @@ fn a_read_takes_as_many_reads_as_the_value_has_records() {
     sim.run(async {
         let (store, mut model) = (open(&env, &OPTIONS).await, Model::default());
         for round in 0..4_usize {
-            // Each round begins with a value: what was before isn't needed, and isn't read.
-            chain(&store, &mut model, 5 + round, &mut async |store: &Store, index| {
+            // Each round begins with a base value: older records aren't needed, and aren't read.
+            build_operand_chain(&store, &mut model, 5 + round, &mut async |store: &Store, index| {
                 if index == 3 {
                     store.checkpoint().await.unwrap();
                 }
@@ -234,7 +241,7 @@ fn a_read_takes_as_many_reads_as_the_value_has_records() {
             let entry = snapshot.get(b"key").await.unwrap().unwrap();
             let pointers: Vec<_> = entry.pointers().collect();
             assert_eq!(pointers.len(), 5 + round);
-            // The first opens what isn't open yet.
+            // The first read opens the files.
             snapshot.read_parts(pointers.clone()).await.unwrap();
             let before = disk.count_of(OperationKind::Read);
             let records = snapshot.read_parts(pointers.clone()).await.unwrap();
@@ -252,15 +259,16 @@ fn a_read_takes_as_many_reads_as_the_value_has_records() {
 }
 
 #[test]
-fn a_delta_on_what_was_removed_stands_alone() {
+fn an_operand_on_a_removed_key_needs_no_older_record() {
     for checkpoint_at in 0..6 {
         let sim = Sim::new(checkpoint_at);
         let env = sim.env();
         sim.run(async {
             let options = StoreOptions { versions_max: 5, ..OPTIONS };
             let (mut store, mut model) = (open(&env, &options).await, Model::default());
-            let put = |text: &'static str| Change::Put { meta: Vec::new(), value: text.into(), listed: true };
-            let merge = |text: &'static str| Change::Merge { meta: Vec::new(), delta: text.into() };
+            let put =
+                |text: &'static str| Change::Put { meta: Vec::new(), value: text.into(), in_seq_index: true };
+            let merge = |text: &'static str| Change::Merge { meta: Vec::new(), operand: text.into() };
             let changes = [put("a"), merge("b"), Change::Delete, merge("c"), merge("d")];
             for (index, change) in (0..).zip(changes) {
                 if index == checkpoint_at {
@@ -275,7 +283,7 @@ fn a_delta_on_what_was_removed_stands_alone() {
             }
             let (_, version) = model.newest();
             let entry = store.snapshot().get(b"key").await.unwrap().unwrap();
-            // Before it there was nothing.
+            // The key had no value before.
             assert_eq!(entry.pointers_at(Seq(2)), None);
             for _ in 0..2 {
                 store.checkpoint().await.unwrap();

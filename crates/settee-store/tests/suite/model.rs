@@ -1,7 +1,6 @@
-//! Goal: a store is an ordered map of versions; its snapshots never change, and show what is
-//! persisted alone.
-//! Method: in the simulation, seeded commits and deletions against a `BTreeMap`, with snapshots
-//! kept over later writes, reopened now and then; and the power cut while batches are accepted.
+//! Goal: a store is an ordered map of versions; its snapshots never change, and show only persisted records.
+//! Method: in the simulation, run seeded commits and deletions against a `BTreeMap`, with snapshots kept over
+//! later writes. Reopen at times, and cut the power while batches are accepted.
 
 #![expect(clippy::disallowed_methods, reason = "two tests are about real threads")]
 
@@ -83,16 +82,16 @@ fn no_snapshot_ever_shows_what_a_power_loss_undoes() {
     assert!(shown_count > 0);
 }
 
-/// On real threads, since the simulation runs one task at a time: a small commit and a large one
-/// share groups, and each must find what it waited for.
+/// On real threads, since the simulation runs one task at a time: a small commit and a large one share
+/// groups, and each must find what it waited for.
 #[test]
-fn who_has_waited_finds_the_commit_in_the_next_snapshot() {
-    let folder = tempfile::tempdir().unwrap();
+fn after_a_wait_the_next_snapshot_shows_the_commit() {
+    let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
     runtime.block_on(async {
         let options = StoreOptions { log: LogOptions::default(), ..OPTIONS };
-        let store = Arc::new(Store::open(&env, &folder.path().join("store"), options).await.unwrap().0);
+        let store = Arc::new(Store::open(&env, &directory.path().join("store"), options).await.unwrap().0);
         let mut tasks = Vec::new();
         for (task, size) in [1_u32, 1_000].into_iter().enumerate() {
             let store = store.clone();
@@ -119,16 +118,16 @@ fn who_has_waited_finds_the_commit_in_the_next_snapshot() {
     });
 }
 
-/// On real threads: followers that come about when a sync completes are woken all the same.
+/// On real threads: subscribers that begin when a sync completes are woken too.
 #[test]
-fn a_follower_is_woken_whenever_it_comes() {
-    let folder = tempfile::tempdir().unwrap();
+fn a_subscriber_is_woken_whenever_it_begins() {
+    let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
     runtime.block_on(async {
         let log = LogOptions { written_age_ms_max: 0, ..LogOptions::default() };
         let options = StoreOptions { log, ..OPTIONS };
-        let store = Arc::new(Store::open(&env, &folder.path().join("store"), options).await.unwrap().0);
+        let store = Arc::new(Store::open(&env, &directory.path().join("store"), options).await.unwrap().0);
         for _ in 0..500 {
             let mut batch = Batch::new();
             batch.put(b"key", b"", Bytes::new(), true);

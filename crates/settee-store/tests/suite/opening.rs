@@ -1,8 +1,8 @@
-//! Goal: whoever opens a store does no harm to one that is in use, nor to what a crash left; a tree that
-//! is gone is built anew at whatever moment the power goes meanwhile.
-//! Method: in the simulation, openings beside a store that works; a store that is dropped in the midst of
-//! its checkpoint and opened again at once; the power cut at each operation of an opening that builds the
-//! tree. Each time all there is is compared with a model of versions.
+//! Goal: opening a store harms neither a store in use nor what a crash left; a missing tree is rebuilt
+//! whenever the power is cut meanwhile.
+//! Method: in the simulation, open a store that is in use; drop a store during its checkpoint and open it
+//! again at once; cut the power at each operation of an open that rebuilds the tree. Compare everything with
+//! a model of versions each time.
 
 use crate::common::trial;
 use crate::common::versions;
@@ -11,13 +11,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::{Env, OperationKind, folder};
+use settee_io::{Env, OperationKind, directory};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_store::{Batch, LogOptions, OpenError, Stage, Store, StoreError, StoreOptions};
 use trial::{Random, key};
-use versions::{Change, Model, check, measure};
+use versions::{Change, Model, aggregate, check};
 
-const FOLDER: &str = "/data/store";
+const DIRECTORY: &str = "/data/store";
 
 const OPTIONS: StoreOptions = StoreOptions {
     log: LogOptions {
@@ -26,17 +26,17 @@ const OPTIONS: StoreOptions = StoreOptions {
         segment_bytes_max: 34 << 10,
         ..LogOptions::DEFAULT
     },
-    measure: Some(measure),
+    aggregate: Some(aggregate),
     checkpoint_entries_min: 20,
     checkpoint_entries_max: 20,
     ..StoreOptions::DEFAULT
 };
 
 async fn open(env: &Env, options: &StoreOptions) -> Result<Store, StoreError> {
-    Store::open(env, Path::new(FOLDER), options.clone()).await.map(|(store, _)| store)
+    Store::open(env, Path::new(DIRECTORY), options.clone()).await.map(|(store, _)| store)
 }
 
-/// Opens it as soon as what was before has let go of it.
+/// Opens the store as soon as its previous user has released it.
 async fn open_at_last(env: &Env, options: &StoreOptions) -> Store {
     for _ in 0..10_000 {
         match open(env, options).await {
@@ -47,7 +47,7 @@ async fn open_at_last(env: &Env, options: &StoreOptions) -> Store {
     panic!("it stays in use");
 }
 
-/// Commits a batch of records to both.
+/// Commits a batch of records to the store and the model.
 async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: Stage) {
     let mut batch = Batch::new();
     let mut changes = Vec::new();
@@ -56,12 +56,16 @@ async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: St
         let change = match random.one_in(4) {
             true => Change::Delete,
             false => {
-                let (size, listed) = (random.below(3_000), random.one_in(2));
-                Change::Put { meta: random.slice(size / 10).to_vec(), value: random.slice(size), listed }
+                let (size, in_seq_index) = (random.below(3_000), random.one_in(2));
+                Change::Put {
+                    meta: random.slice(size / 10).to_vec(),
+                    value: random.slice(size),
+                    in_seq_index,
+                }
             }
         };
         match &change {
-            Change::Put { meta, value, listed } => batch.put(&key, meta, value.clone(), *listed),
+            Change::Put { meta, value, in_seq_index } => batch.put(&key, meta, value.clone(), *in_seq_index),
             _ => batch.delete(&key),
         }
         changes.push((key, change));
@@ -71,7 +75,7 @@ async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: St
     store.wait(seq, stage).await.unwrap();
 }
 
-/// Compares all there is with the model's newest version.
+/// Compares everything with the model's newest version.
 async fn compare(store: &Store, model: &Model, case: &str) {
     let (newest, version) = model.newest();
     let snapshot = store.snapshot();
@@ -79,19 +83,19 @@ async fn compare(store: &Store, model: &Model, case: &str) {
     if let Err(problem) = check(&snapshot, &version, true).await {
         panic!("{case}: {problem}");
     }
-    let (told, found) = store.live_tables().await.unwrap();
-    assert_eq!(told, found, "{case}");
+    let (recorded, found) = store.live_tables().await.unwrap();
+    assert_eq!(recorded, found, "{case}");
 }
 
 async fn remove_trees(env: &Env) -> usize {
     let mut count = 0;
-    for entry in folder::list(&*env.engine, Path::new(FOLDER)).await.unwrap() {
+    for entry in directory::list(&*env.engine, Path::new(DIRECTORY)).await.unwrap() {
         if entry.name.ends_with(".tree") {
-            folder::remove(&*env.engine, &Path::new(FOLDER).join(&entry.name)).await.unwrap();
+            directory::remove(&*env.engine, &Path::new(DIRECTORY).join(&entry.name)).await.unwrap();
             count += 1;
         }
     }
-    folder::sync(&*env.engine, Path::new(FOLDER)).await.unwrap();
+    directory::sync(&*env.engine, Path::new(DIRECTORY)).await.unwrap();
     count
 }
 
@@ -166,7 +170,7 @@ fn a_store_that_was_dropped_while_it_worked_is_opened_again_at_once() {
     }
 }
 
-/// A store whose tree is its first, on several leaves, and has gone.
+/// A store whose first tree, of several leaves, was removed.
 fn without_tree(seed: u64, options: &StoreOptions) -> (SimDisk, Model) {
     let disk = SimDisk::new(seed);
     let sim = Sim::with_disk(&disk);
@@ -189,14 +193,14 @@ fn without_tree(seed: u64, options: &StoreOptions) -> (SimDisk, Model) {
     })
     .unwrap();
     model.see_persisted(model.newest().0);
-    // What was removed is gone for good.
+    // The removal is durable.
     (disk.after_power_loss(), model)
 }
 
 #[test]
-fn the_power_goes_while_a_tree_is_built_anew() {
+fn the_power_is_cut_while_a_tree_is_rebuilt() {
     let options = StoreOptions {
-        // By nobody else.
+        // No background checkpoints.
         checkpoint_entries_min: 1 << 20,
         checkpoint_entries_max: 1 << 20,
         checkpoint_bytes_max: 1 << 30,
@@ -242,29 +246,33 @@ fn no_update_number_is_forgotten_with_the_tree() {
             let store = open(&env, &OPTIONS).await.unwrap();
             for round in 0..30_u8 {
                 let mut batch = Batch::new();
-                // The last listed one is in no segment that is left.
+                // The last record of the seq index is in no remaining segment.
                 batch.put(b"key", b"", Bytes::from(vec![round; 3_000]), round < 15);
                 store.writer().await.commit(&batch, Stage::Accepted).await.unwrap();
             }
             let mut batch = Batch::new();
             batch.delete(b"key");
             let last = store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
-            let listed = store.writer().await.latest().last_listed();
+            let last_indexed = store.writer().await.latest().last_in_seq_index();
             store.close().await.unwrap();
             drop(store);
             let store = open_at_last(&env, &OPTIONS).await;
-            // Once another segment is begun the others are the store's.
+            // Once another segment is begun, the others are the store's.
             env.clock.sleep(Duration::from_secs(5)).await;
             store.compact().await.unwrap();
             assert_eq!(store.snapshot().seq(), last, "seed={seed}");
             store.close().await.unwrap();
             drop(store);
             remove_trees(&env).await;
-            // The second opening finds a manifest that may name no tree: there was nothing to put in one.
+            // The second open finds a manifest that may name no tree, since there was nothing to put in one.
             for opening in 1..=2 {
                 let store = open_at_last(&env, &OPTIONS).await;
                 assert_eq!(store.snapshot().seq(), last, "seed={seed} opening={opening}");
-                assert_eq!(store.snapshot().last_listed(), listed, "seed={seed} opening={opening}");
+                assert_eq!(
+                    store.snapshot().last_in_seq_index(),
+                    last_indexed,
+                    "seed={seed} opening={opening}"
+                );
             }
             let store = open_at_last(&env, &OPTIONS).await;
             let mut batch = Batch::new();
@@ -276,7 +284,7 @@ fn no_update_number_is_forgotten_with_the_tree() {
     }
 }
 
-/// A tree of many leaves, few of which the next checkpoint touches.
+/// Makes a tree of many leaves, few of which the next checkpoint touches.
 async fn many_leaves(store: &Store, model: &mut Model, random: &mut Random) {
     for first in (0..300).step_by(20) {
         let mut batch = Batch::new();
@@ -284,7 +292,7 @@ async fn many_leaves(store: &Store, model: &mut Model, random: &mut Random) {
         for number in first..first + 20 {
             let (key, meta, value) = (key(1_000 + number), random.slice(400).to_vec(), random.slice(100));
             batch.put(&key, &meta, value.clone(), false);
-            changes.push((key, Change::Put { meta, value, listed: false }));
+            changes.push((key, Change::Put { meta, value, in_seq_index: false }));
         }
         let seq = store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
         model.accept(seq.0, &changes).unwrap();
@@ -293,7 +301,7 @@ async fn many_leaves(store: &Store, model: &mut Model, random: &mut Random) {
 }
 
 #[test]
-fn a_checkpoint_that_found_the_disk_full_succeeds_once_there_is_room() {
+fn a_checkpoint_that_found_the_disk_full_succeeds_once_space_is_free() {
     let options = StoreOptions {
         checkpoint_entries_min: 1 << 20,
         checkpoint_entries_max: 1 << 20,
@@ -311,12 +319,15 @@ fn a_checkpoint_that_found_the_disk_full_succeeds_once_there_is_room() {
                 let store = open(&env, &options).await.unwrap();
                 many_leaves(&store, &mut model, &mut random).await;
                 assert!(store.checkpoint().await.unwrap().unwrap().is_whole);
-                // Segments that are sealed by now are handed over: the manifest changes too.
+                // Segments that are sealed by now are transferred: the manifest changes too.
                 env.clock.sleep(Duration::from_secs(5)).await;
                 let mut batch = Batch::new();
                 batch.put(&key(1_007), b"", Bytes::from_static(b"touched"), false);
-                let change =
-                    Change::Put { meta: Vec::new(), value: Bytes::from_static(b"touched"), listed: false };
+                let change = Change::Put {
+                    meta: Vec::new(),
+                    value: Bytes::from_static(b"touched"),
+                    in_seq_index: false,
+                };
                 let seq = store.writer().await.commit(&batch, Stage::Persisted).await.unwrap();
                 model.accept(seq.0, &[(key(1_007), change)]).unwrap();
                 store.flush().await.unwrap();

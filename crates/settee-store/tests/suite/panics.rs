@@ -1,9 +1,8 @@
-//! Goal: a task that panics keeps nobody waiting: whoever writes, waits, follows or closes gets an answer,
-//! and nothing that was acknowledged is lost.
-//! Method: in the simulation, each task of a store panics at some of its calls into its environment, one
-//! after another. A writer goes on until it is refused, another writer and a checkpoint are tried, and
-//! the store is closed; the simulation fails where nothing goes on. Then the power goes, and the store
-//! is opened again.
+//! Goal: a task that panics leaves no other task waiting: every write, wait, subscription and close returns,
+//! and nothing acknowledged is lost.
+//! Method: in the simulation, make each task of a store panic at some of its calls into its environment, one
+//! after another. Write until a commit is refused, try another writer and a checkpoint, and close the store;
+//! the simulation fails if nothing can make progress. Then cut the power, and open the store again.
 
 use crate::common::model;
 
@@ -18,7 +17,7 @@ use settee_sim::{Panics, Sim, SimDisk};
 use settee_store::{Batch, Seq, Stage, Store, StoreError, StoreOptions};
 use tokio::sync::oneshot;
 
-/// Many checkpoints, and memory that they have to empty.
+/// Makes many checkpoints, and has little memory.
 const BUSY: StoreOptions = StoreOptions {
     memory_bytes_max: 32 << 10,
     checkpoint_entries_min: 40,
@@ -34,12 +33,12 @@ async fn open(env: &Env) -> Store {
     Store::open(env, Path::new("/data/store"), BUSY).await.unwrap().0
 }
 
-/// A run's store, what of it was acknowledged, and what it told of its checkpoints.
+/// A run's store, what was acknowledged, and the checkpoint errors it reported.
 #[derive(Default)]
 struct Run {
     store: Mutex<Option<Arc<Store>>>,
     acknowledged: Mutex<BTreeMap<u32, u32>>,
-    told: Mutex<Vec<StoreError>>,
+    reported: Mutex<Vec<StoreError>>,
 }
 
 impl Run {
@@ -47,7 +46,7 @@ impl Run {
         self.store.lock().unwrap().clone()
     }
 
-    /// Opens the store and writes to it, until it refuses.
+    /// Opens the store and writes to it until it refuses.
     async fn write(&self, env: &Env) {
         let store = Arc::new(open(env).await);
         *self.store.lock().unwrap() = Some(store.clone());
@@ -57,7 +56,7 @@ impl Run {
                     return;
                 }
             }
-            // Segments are sealed, taken over and compacted meanwhile.
+            // Segments are sealed, transferred and compacted meanwhile.
             env.clock.sleep(Duration::from_secs(2)).await;
         }
     }
@@ -66,13 +65,13 @@ impl Run {
         let mut batch = Batch::new();
         batch.put(&key.to_be_bytes(), b"meta", vec![round as u8; 2_000].into(), false);
         let committed = store.writer().await.commit(&batch, Stage::Persisted).await;
-        self.told.lock().unwrap().extend(store.checkpoint_error());
+        self.reported.lock().unwrap().extend(store.checkpoint_error());
         store.wait(committed.ok()?, Stage::Persisted).await.ok()?;
         self.acknowledged.lock().unwrap().insert(key, round);
         Some(())
     }
 
-    /// What is done with a store after whatever happened to it.
+    /// Uses the store after the panic.
     async fn go_on(&self, env: &Env) {
         let Some(store) = self.store() else { return };
         let follower = store.clone();
@@ -90,7 +89,7 @@ impl Run {
     }
 }
 
-/// Has a writer, another one, and closes the store; whether that went well.
+/// Runs two writers, one after the other, and closes the store; returns whether all succeeded.
 async fn write_and_close(env: Env, run: Arc<Run>) -> bool {
     for is_first in [true, false] {
         let (done, ended) = oneshot::channel::<()>();
@@ -111,8 +110,8 @@ async fn write_and_close(env: Env, run: Arc<Run>) -> bool {
     }
 }
 
-/// Runs with a task that panics at one of its calls. Whether it made that call; and what was told of
-/// checkpoints.
+/// Runs with a task that panics at one of its calls. Returns whether it made that call, and the checkpoint
+/// errors.
 fn panics_at(task: &'static str, call: u64) -> (bool, Vec<StoreError>) {
     let case = format!("{task:?} at its call {call}");
     let disk = SimDisk::new(call);
@@ -144,27 +143,27 @@ fn panics_at(task: &'static str, call: u64) -> (bool, Vec<StoreError>) {
         store.close().await.unwrap();
     })
     .unwrap();
-    let told = std::mem::take(&mut *run.told.lock().unwrap());
-    (panics.has_fired(), told)
+    let reported = std::mem::take(&mut *run.reported.lock().unwrap());
+    (panics.has_fired(), reported)
 }
 
-/// Has a task panic at one of so many of its calls, from the first on; at how many it did.
+/// Makes a task panic at one in `step` of its calls, from `first` on; returns how often it panicked.
 fn some_calls_of(task: &'static str, first: u64, step: usize) -> usize {
     (first..).step_by(step).take_while(|call| panics_at(task, *call).0).count()
 }
 
 #[test]
-fn a_checkpoint_that_panics_keeps_nobody_waiting_and_is_told_of() {
-    let mut told_count = 0;
+fn a_checkpoint_that_panics_keeps_nobody_waiting_and_is_reported() {
+    let mut reported_count = 0;
     let calls = (0..).step_by(7).map(|call| panics_at("store checkpoint", call));
     let count = calls
         .take_while(|(has_fired, _)| *has_fired)
-        .inspect(|(_, told)| {
+        .inspect(|(_, reported)| {
             let is_of_panic = |error: &StoreError| matches!(error, StoreError::Panicked { .. });
-            told_count += usize::from(told.iter().any(is_of_panic));
+            reported_count += usize::from(reported.iter().any(is_of_panic));
         })
         .count();
-    assert!(count > 20 && told_count > count / 2, "{told_count} of {count}");
+    assert!(count > 20 && reported_count > count / 2, "{reported_count} of {count}");
 }
 
 #[test]
@@ -173,7 +172,7 @@ fn compaction_that_panics_keeps_nobody_waiting() {
 }
 
 #[test]
-fn taking_segments_over_and_panicking_keeps_nobody_waiting() {
+fn a_transfer_that_panics_keeps_nobody_waiting() {
     assert!(some_calls_of("store segments", 0, 5) > 5);
 }
 

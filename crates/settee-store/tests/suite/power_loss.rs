@@ -1,13 +1,13 @@
-//! Goal: whatever a store acknowledged or showed survives any power loss, and what is left is a
-//! prefix of its batches, each whole; checkpoints, compaction, a lost tree and a failing disk change
-//! nothing about it. A tree that a manifest names is whole: nothing but its removal has it built anew.
-//! Method: the power goes at every operation of a seeded run (every sync, write, rename and removal
-//! among them), and after every sync; the process is killed; an operation fails. Then again, during
-//! recovery or soon after. Each sector that wasn't synced is kept, dropped or garbled. Each seed
-//! has one of the configurations of a matrix: see `common/trial.rs`.
+//! Goal: what a store acknowledged or showed survives any power loss, and the rest is a prefix of its
+//! batches, each whole. Checkpoints, compaction, a lost tree and a failing disk don't change that. A tree
+//! that a manifest names is whole: it is rebuilt only if it was removed.
+//! Method: cut the power at every operation of a seeded run (every sync, write, rename and removal among
+//! them), and after every sync; kill the process; make an operation fail. Then do so again during recovery or
+//! soon after. Each unsynced sector is kept, dropped or garbled. Each seed has one of the configurations of a
+//! matrix: see `common/trial.rs`.
 //!
-//! `SETTEE_CRASHES` is how many power losses are tried at least, `SETTEE_SEED_FIRST` the first
-//! seed. `SETTEE_SEED` tries that one alone, and `SETTEE_EVENT` only this of it.
+//! `SETTEE_CRASHES` is the least number of power losses to try, `SETTEE_SEED_FIRST` the first seed.
+//! `SETTEE_SEED` tries only that seed, and `SETTEE_EVENT` only this event of it.
 
 use crate::common::trial;
 
@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use settee_sim::seeds;
 use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
 
-/// How many power losses are tried, unless told otherwise.
+/// Default number of power losses.
 const CRASH_COUNT: u64 = 30_000;
 
-/// After how many power losses a line tells of it.
+/// Number of power losses between two lines of progress.
 const REPORT_COUNT: u64 = 50_000;
 
 fn variable(name: &str) -> Option<u64> {
@@ -28,7 +28,7 @@ fn variable(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value:?}")))
 }
 
-/// All trials of a seed, or the one that `SETTEE_EVENT` names.
+/// Runs all trials of a seed, or the one that `SETTEE_EVENT` names.
 fn run_seed(seed: u64) -> Result<Tally, String> {
     let setup = Setup::new(seed);
     let events = match std::env::var("SETTEE_EVENT") {
@@ -50,7 +50,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// Tries one seed after another until there are enough, or one fails.
+    /// Tries seeds until there are enough power losses, or one fails.
     fn work(&self) {
         loop {
             let is_over =
@@ -101,7 +101,7 @@ fn what_was_shown_survives_power_loss_kills_and_errors() {
     println!("crash points tried: {}, lost 0 (seeds {seeds:?}; {tally:?})", tally.power_losses);
     assert!(tally.power_losses >= wanted);
     if wanted >= CRASH_COUNT {
-        // What is to be tried was tried.
+        // Every configuration was tried.
         assert!(seeds.end - seeds.start >= CONFIG_COUNT, "{seeds:?}");
         let Tally { during_recovery, kills, errors, touched, whole, rewritten, rebuilt, .. } = tally;
         let all = [
@@ -119,17 +119,17 @@ fn what_was_shown_survives_power_loss_kills_and_errors() {
     }
 }
 
-/// A seed far behind those that are tried each time: a compaction that had waited for another, which
-/// could not tell whether its manifest was there, wrote over the file named in it.
+/// A seed far beyond those tried each time: a compaction that had waited for another, and could not tell
+/// whether its manifest had been replaced, overwrote a file that the manifest named.
 #[test]
-fn a_file_that_a_manifest_may_name_is_not_made_anew() {
+fn a_file_that_a_manifest_may_name_is_not_overwritten() {
     run_seed(5_000_321).unwrap_or_else(|problem| panic!("{problem}"));
 }
 
-/// The log's sync of the directory failed while a compaction's was under way, which succeeded: the manifest's
-/// rename was lost with the files that the one before it named.
+/// The log's sync of the directory failed while a compaction's succeeded: the manifest's rename was lost,
+/// with the files that the previous manifest named.
 #[test]
-fn a_sync_of_the_directory_that_succeeds_beside_one_that_failed_counts_for_nothing() {
+fn a_sync_of_the_directory_that_succeeds_beside_a_failed_one_counts_for_nothing() {
     let problem = |problem| panic!("{problem}");
     run_trial(&Setup::new(505), Event::IoErrorAt(210)).unwrap_or_else(problem);
 }
@@ -146,6 +146,6 @@ fn the_same_seed_and_event_give_the_same_run() {
         traces.insert(first.trace);
         assert_eq!(event.to_string().parse(), Ok(event));
     }
-    // Others give others.
+    // Other events give other traces.
     assert!(traces.len() as u64 > CONFIG_COUNT * 9 / 10 || traces.len() == 1, "{}", traces.len());
 }

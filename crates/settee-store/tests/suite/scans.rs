@@ -1,6 +1,6 @@
-//! Goal: a scan that came to its end stays there, whatever is asked of it then.
-//! Method: in the simulation, rows in memory, in the tree and in both, scanned both ways, with a part
-//! of the range passed over before and behind the end.
+//! Goal: a scan that has reached its end stays there, whatever is called next.
+//! Method: in the simulation, scan rows in memory, in the tree and in both, in both directions, and skip
+//! parts of the range before and after the end.
 
 use crate::common::model;
 
@@ -41,7 +41,7 @@ fn a_scan_that_has_ended_stays_at_its_end() {
             {
                 for scans in [
                     [snapshot.scan(start, end, descending), snapshot.scan(start, end, descending)],
-                    [snapshot.scan_listed(Seq(1), descending), snapshot.scan_listed(Seq(1), descending)],
+                    [snapshot.scan_by_seq(Seq(1), descending), snapshot.scan_by_seq(Seq(1), descending)],
                 ] {
                     let case = format!("{in_tree:?} {in_memory:?} {descending} {start:?} {end:?}");
                     let [mut read, mut passed] = scans;

@@ -1,9 +1,8 @@
-//! Goal: space comes back. Tombstones go once nothing needs them, cost nothing before, and what they hide
-//! doesn't come back; what compaction writes is as large as a segment may be; and one that is slow keeps
-//! nobody else from working in the background.
-//! Method: in the simulation, stores with small segments that are filled and emptied, their files'
-//! sizes and what was copied; now and then without their trees, which are then built anew from the
-//! segments.
+//! Goal: space is freed. Tombstones are dropped once nothing needs them, cause no copying before, and what
+//! they hide doesn't reappear; compaction's output respects the segment size; and a slow compaction blocks no
+//! other background work.
+//! Method: in the simulation, fill and empty stores with small segments, and compare file sizes and bytes
+//! copied; at times remove the trees, which are then rebuilt from the segments.
 
 use crate::common::model;
 
@@ -16,13 +15,13 @@ use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{Batch, Stage, Store, StoreOptions};
 
-const FOLDER: &str = "/data/store";
+const DIRECTORY: &str = "/data/store";
 
-/// No checkpoint is made, and nothing compacted, but what is asked for.
+/// Makes checkpoints and compactions only on demand.
 const BY_HAND: StoreOptions =
     StoreOptions { checkpoint_entries_min: 1 << 20, garbage_percent_max: 100, ..OPTIONS };
 
-/// Puts large values under these keys, each by a commit.
+/// Puts large values under these keys, each in its own commit.
 async fn put_large(store: &Store, random: &mut Random, keys: std::ops::Range<u32>) {
     for key in keys {
         let mut batch = Batch::new();
@@ -49,18 +48,18 @@ async fn pass_through(store: &Store, random: &mut Random, keys: std::ops::Range<
     }
 }
 
-/// The sizes of all segments that the manifest names as rewritten, records and pieces.
+/// Sizes of all rewritten segments that the manifest names: records and block index.
 fn rewritten_bytes(disk: &SimDisk) -> Vec<u64> {
-    let text = String::from_utf8(disk.read_file(format!("{FOLDER}/manifest")).unwrap()).unwrap();
+    let text = String::from_utf8(disk.read_file(format!("{DIRECTORY}/manifest")).unwrap()).unwrap();
     let lines = text.lines().filter_map(|line| line.strip_prefix("segment "));
     let numbers = lines.map(|line| line.split(' ').map(|word| word.parse().unwrap()).collect::<Vec<u64>>());
     numbers.filter(|numbers| numbers[2] > 0).map(|numbers| numbers[4]).collect()
 }
 
 async fn remove_tree(env: &Env) {
-    for entry in settee_io::folder::list(&*env.engine, Path::new(FOLDER)).await.unwrap() {
+    for entry in settee_io::directory::list(&*env.engine, Path::new(DIRECTORY)).await.unwrap() {
         if entry.name.ends_with(".tree") {
-            settee_io::folder::remove(&*env.engine, &Path::new(FOLDER).join(entry.name)).await.unwrap();
+            settee_io::directory::remove(&*env.engine, &Path::new(DIRECTORY).join(entry.name)).await.unwrap();
         }
     }
 }
@@ -93,7 +92,7 @@ fn tombstones_behind_live_data_go_at_last() {
     assert!(copied.iter().all(|copied| *copied < live), "tombstones are copied: {copied:?}");
 }
 
-/// The oldest segments have a little garbage, too little to be rewritten for it.
+/// The oldest segments have too little garbage to be rewritten for it.
 #[test]
 fn tombstones_behind_little_garbage_go_once_they_take_their_share() {
     let sim = Sim::new(7);
@@ -117,7 +116,7 @@ fn tombstones_behind_little_garbage_go_once_they_take_their_share() {
     assert!(sizes.iter().all(|size| *size < live * 2), "tombstones pile up: {sizes:?}");
 }
 
-/// Fills segments in each of which a little is dead: so they hold back the tombstones behind them.
+/// Fills segments with a little garbage in each, so that they block the tombstones after them.
 async fn put_holders(store: &Store, random: &mut Random, count: u32) {
     for _ in 0..2 {
         for key in 0..count {
@@ -176,11 +175,11 @@ fn segments_of_tombstones_join_up_to_the_size_of_a_segment() {
         .unwrap();
     let most = u64::from(OPTIONS.log.segment_bytes_max);
     assert!(sizes.iter().sum::<u64>() > most, "they would be too much for one: {sizes:?}");
-    // The index of the pieces comes on top.
+    // The block index comes on top.
     assert!(sizes.iter().all(|size| *size <= most + most / 64), "{sizes:?}, {most} at most");
 }
 
-/// Whatever tombstones were left out, a tree that is built anew from the segments shows nothing that was
+/// Whichever tombstones were dropped, a tree that is rebuilt from the segments shows nothing that was
 /// removed.
 #[test]
 fn what_was_removed_does_not_come_back_without_the_tree() {

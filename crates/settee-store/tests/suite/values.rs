@@ -1,8 +1,8 @@
-//! Goal: values read in bulk and along a scan are those that single reads give, each with a result of
-//! its own, by few reads of the device; and no cache of chunks ever gives what another file holds.
-//! Method: in the simulation, seeded commits against a `BTreeMap`, with checkpoints and compactions,
-//! buffered and direct, with caches of all sizes that several stores share, on snapshots that are
-//! kept over rewriting; damaged records and failing reads; and counts of the disk's reads.
+//! Goal: values read in bulk and along a scan equal those of single reads, each with a result of its own,
+//! with few reads of the device; and the chunk cache never returns another file's bytes.
+//! Method: in the simulation, run seeded commits against a `BTreeMap`, with checkpoints and compactions,
+//! buffered and direct, with chunk caches of all sizes shared by several stores, on snapshots kept over
+//! rewriting. Damage records, make reads fail, and count the disk's reads.
 
 use crate::common::model;
 
@@ -17,28 +17,28 @@ use model::{OPTIONS, Random};
 use settee_io::{Env, OperationKind};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_store::{
-    AHEAD_ROWS_MAX, Batch, ChunkCache, Entry, Location, LogOptions, Seq, Snapshot, Stage, Store,
+    Batch, ChunkCache, Entry, Location, LogOptions, READ_AHEAD_ROWS_MAX, Seq, Snapshot, Stage, Store,
     StoreOptions, ValueScan,
 };
 
 /// An offset past the end of any segment.
 const NOWHERE: u32 = 1 << 30;
 
-/// Key to what its value is made from, newest first.
+/// Each key's records, newest first.
 type Model = BTreeMap<Vec<u8>, Vec<Vec<u8>>>;
 
 async fn open(env: &Env, name: &str, options: &StoreOptions) -> Store {
     Store::open(env, &Path::new("/data").join(name), options.clone()).await.unwrap().0
 }
 
-/// Commits one random batch to both.
+/// Commits one random batch to the store and the model.
 async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: Stage) -> Seq {
     let mut batch = Batch::new();
     let mut size = 0;
     for _ in 0..1 + random.below(8) {
         let key = format!("{:02}", random.below(60)).into_bytes();
         let meta = vec![b'm'; random.below(8)];
-        // Some are larger than what a cache takes.
+        // Some are larger than what the cache accepts.
         let length = [40, 700, 5_000, 20_000][random.below(40).min(3) / (1 + random.below(3))];
         let value = random.bytes(length);
         size += value.len();
@@ -124,7 +124,7 @@ async fn check(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &s
         locations.extend(pointers);
     }
     assert_eq!(&found, model, "{case}");
-    // In any order, some twice, and some none of a record.
+    // In any order, some twice, and some that are no record's.
     for _ in 0..3 {
         let count = random.below(2 * locations.len().max(1)) + 1;
         let mut wanted: Vec<Location> =
@@ -144,7 +144,7 @@ async fn check(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &s
         for (location, record) in wanted.iter().zip(together) {
             match (record, snapshot.read(*location).await) {
                 (Ok(record), Ok(alone)) => assert_eq!(record.bytes(), alone.bytes(), "{case}"),
-                // What is said of a place where nothing is may change while the log goes on.
+                // The error of a location without a record may change while the log goes on.
                 (Err(_), Err(_)) if location.offset == NOWHERE => {}
                 (Err(error), Err(alone)) => assert_eq!(error.to_string(), alone.to_string(), "{case}"),
                 (record, alone) => panic!("{case} {location:?}: {record:?}, alone {alone:?}"),
@@ -162,8 +162,8 @@ async fn check(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &s
         let alone = rows_one_by_one(snapshot, snapshot.scan(start, end, descending)).await;
         assert_eq!(rows_of(snapshot.scan_values(start, end, descending)).await, alone, "{case}");
         let after = Seq(snapshot.seq().0 / 2 * u64::from(descending));
-        let alone = rows_one_by_one(snapshot, snapshot.scan_listed(after, descending)).await;
-        assert_eq!(rows_of(snapshot.scan_listed_values(after, descending)).await, alone, "{case}");
+        let alone = rows_one_by_one(snapshot, snapshot.scan_by_seq(after, descending)).await;
+        assert_eq!(rows_of(snapshot.scan_values_by_seq(after, descending)).await, alone, "{case}");
     }
 }
 
@@ -176,7 +176,7 @@ fn bulk_reads_and_scans_give_what_single_reads_do() {
         let stats = sim
             .run(async {
                 let mut random = Random::new(seed);
-                // Shared by two stores with the same keys, and small enough to forget.
+                // Shared by two stores with the same keys, and small enough to evict.
                 let size = [0, 30 << 10, 8 << 20][random.below(3)];
                 let cache = Arc::new(ChunkCache::new(size));
                 let mut options = || {
@@ -197,7 +197,7 @@ fn bulk_reads_and_scans_give_what_single_reads_do() {
                     let (store, model) = (&mut stores[which], &mut models[which]);
                     let seq = commit(store, model, &mut random, Stage::Accepted).await;
                     if random.below(4) == 0 {
-                        // What is accepted may be in memory alone.
+                        // Accepted records may be only in memory.
                         let latest = store.writer().await.latest();
                         check(&latest, model, &mut random, &case).await;
                     }
@@ -236,8 +236,8 @@ fn bulk_reads_and_scans_give_what_single_reads_do() {
     assert!(compacted > 100 && hits > 1_000 && evicted > 100, "{compacted} {hits} {evicted}");
 }
 
-/// Commits `count` records of `size` bytes under keys in another order than that of the log, and
-/// checkpoints them, so that all but the last few lie in segments that were handed over.
+/// Commits `count` records of `size` bytes under keys in another order than the log's, and makes a
+/// checkpoint, so that all but the last few are in transferred segments.
 async fn fill(env: &Env, store: &Store, count: u32, size: usize) {
     let mut random = Random::new(count.into());
     for first in (0..count).step_by(10) {
@@ -277,7 +277,7 @@ async fn locations_of(snapshot: &Snapshot) -> Vec<Location> {
     locations
 }
 
-/// No short reads, and no checkpoints or compactions but those that are asked for.
+/// No short reads, and checkpoints and compactions only on demand.
 fn counted(direct: bool, chunks: Option<Arc<ChunkCache>>) -> StoreOptions {
     StoreOptions {
         log: LogOptions { direct, segment_bytes_min: 100 << 10, segment_bytes_max: 512 << 10, ..OPTIONS.log },
@@ -290,8 +290,8 @@ fn counted(direct: bool, chunks: Option<Arc<ChunkCache>>) -> StoreOptions {
     }
 }
 
-/// The records that lie in files that never change any more: single reads of these may be cached.
-fn settled(locations: &[Location]) -> Vec<Location> {
+/// The records in files that never change any more: single reads of these may be cached.
+fn in_immutable_files(locations: &[Location]) -> Vec<Location> {
     let last = locations.iter().map(|location| location.segment).max().unwrap();
     locations.iter().copied().filter(|location| location.segment < last).collect()
 }
@@ -323,12 +323,12 @@ fn damaged_records_and_failing_reads_each_fail_alone() {
                 drop(snapshot);
                 store.close().await.unwrap();
                 drop(store);
-                // Damage in the tail is what recovery looks at.
-                let settled = settled(&locations);
+                // Recovery handles damage in the tail.
+                let in_immutable_files = in_immutable_files(&locations);
                 let mut damaged = Vec::new();
                 for _ in 0..8 {
                     let index = random.below(locations.len());
-                    if settled.contains(&locations[index]) && !damaged.contains(&index) {
+                    if in_immutable_files.contains(&locations[index]) && !damaged.contains(&index) {
                         damage(&disk, &expected[index]);
                         damaged.push(index);
                     }
@@ -357,16 +357,17 @@ fn damaged_records_and_failing_reads_each_fail_alone() {
                     index += 1;
                 }
                 assert_eq!(index, locations.len(), "{case}");
-                // A read that fails harms those that needed it, and only this once; none of those that
-                // were read with what lies around them, for the cache, and then are read alone.
+                // A read that fails affects only the records that needed it, and only this once. It does not
+                // affect those that were read with the bytes around them for the cache, and are then read
+                // alone.
                 drop((scan, snapshot));
                 store.close().await.unwrap();
                 drop(store);
                 let store = open(&env, "store", &StoreOptions { chunks: cache(), ..options }).await;
                 let snapshot = store.snapshot();
                 assert_eq!(locations_of(&snapshot).await, locations);
-                for pair in settled.chunks(40) {
-                    // The pieces' indexes are in memory from here on.
+                for pair in in_immutable_files.chunks(40) {
+                    // The block indexes are in memory from here on.
                     let _ = snapshot.read(pair[0]).await;
                 }
                 let at = disk.count_of(OperationKind::Read) + random.below(3) as u64;
@@ -377,12 +378,15 @@ fn damaged_records_and_failing_reads_each_fail_alone() {
                         Ok(record) => assert_eq!(record.bytes(), &expected[index], "{case}"),
                         Err(_) if damaged.contains(&index) => {}
                         Err(error) => {
-                            assert!(!cached || !settled.contains(&locations[index]), "{case}: {error}");
+                            assert!(
+                                !cached || !in_immutable_files.contains(&locations[index]),
+                                "{case}: {error}"
+                            );
                             failed += 1;
                         }
                     }
                 }
-                // It may have hit none, where most were in memory: then it hits one of these.
+                // It may have hit no read, if most records were in memory: then it hits one of these.
                 for _ in 0..3 {
                     snapshot.read_many(&locations).await;
                 }
@@ -397,7 +401,7 @@ fn damaged_records_and_failing_reads_each_fail_alone() {
     assert!(damaged_count > 50 && failed_count > 50, "{damaged_count} {failed_count}");
 }
 
-/// Flips a bit of a record's value, wherever its file is.
+/// Flips a bit of a record's value, in whichever file it is.
 fn damage(disk: &SimDisk, record: &[u8]) {
     let mut done = 0;
     for path in disk.paths() {
@@ -419,7 +423,7 @@ fn a_record_costs_one_read_and_many_together_fewer() {
         let reads = || disk.count_of(OperationKind::Read);
         let case = format!("direct={direct} rewritten={rewritten}");
         sim.run(async {
-            // One that keeps nothing: so each read is the disk's, in direct mode too.
+            // A cache that keeps nothing: each read is the disk's, in direct mode too.
             let none = Some(Arc::new(ChunkCache::new(0)));
             let store = open(&env, "store", &counted(direct, none)).await;
             fill(&env, &store, 6_000, 200).await;
@@ -429,7 +433,7 @@ fn a_record_costs_one_read_and_many_together_fewer() {
             let snapshot = store.snapshot();
             // The index is in its cache from here on.
             let all = locations_of(&snapshot).await;
-            let locations = settled(&all);
+            let locations = in_immutable_files(&all);
             assert!(locations.len() > 2_000, "{case}: {}", locations.len());
             let segments = locations.iter().map(|location| location.segment).collect::<Vec<_>>();
             let segments =
@@ -441,7 +445,7 @@ fn a_record_costs_one_read_and_many_together_fewer() {
             for location in &locations {
                 snapshot.read(*location).await.unwrap();
             }
-            // Of a buffered file the page cache has a part.
+            // The page cache has a part of a buffered file.
             let alone = reads() - before;
             assert!(alone == count || !direct && alone < count, "{case}: {alone} for {count}");
 
@@ -450,18 +454,18 @@ fn a_record_costs_one_read_and_many_together_fewer() {
             let together = reads() - before;
             let most = bytes / (64 << 10) + 2 * segments;
             println!("{case}: {count} records of {bytes} bytes in {segments} segments: {together} reads");
-            // Frames' headers lie between batches as they were written; what was rewritten has none.
+            // Frame headers lie between batches in the log's segments; rewritten segments have none.
             let most = if direct || rewritten { most } else { count / 5 };
             assert!(together <= most, "{case}: {together} reads, at most {most} expected");
 
-            let mut listed = snapshot.scan_listed(Seq(0), false);
-            while listed.next().await.unwrap().is_some() {}
+            let mut scan = snapshot.scan_by_seq(Seq(0), false);
+            while scan.next().await.unwrap().is_some() {}
             let before = reads();
-            let rows = rows_of(snapshot.scan_listed_values(Seq(0), false)).await;
+            let rows = rows_of(snapshot.scan_values_by_seq(Seq(0), false)).await;
             let scanned = reads() - before;
             assert_eq!(rows.len(), all.len(), "{case}");
             // The windows grow from one row.
-            let windows = AHEAD_ROWS_MAX.ilog2() as u64 + (all.len() / AHEAD_ROWS_MAX) as u64 + 2;
+            let windows = READ_AHEAD_ROWS_MAX.ilog2() as u64 + (all.len() / READ_AHEAD_ROWS_MAX) as u64 + 2;
             let most = 2 * windows + most + if direct || rewritten { 0 } else { count / 5 };
             println!("{case}: a scan in the order of the log {scanned} reads");
             assert!(scanned <= most, "{case}: {scanned} reads, at most {most} expected");
@@ -486,7 +490,7 @@ fn what_the_cache_has_costs_no_read() {
                 rewrite(&env, &store, 3_000).await;
             }
             let snapshot = store.snapshot();
-            let locations = settled(&locations_of(&snapshot).await);
+            let locations = in_immutable_files(&locations_of(&snapshot).await);
             let (half, other) = locations.split_at(locations.len() / 2);
             let before = reads();
             for location in half {
@@ -504,11 +508,11 @@ fn what_the_cache_has_costs_no_read() {
             let stats = store.chunk_stats().unwrap();
             assert!(stats.hit_count - hits >= 2 * locations.len() as u64, "{case} {stats:?}");
             assert!(stats.bytes > 0 && stats.bytes <= stats.bytes_max, "{case} {stats:?}");
-            // A scan that goes through all takes nothing of the cache's room.
+            // A scan of everything evicts nothing from the cache.
             let count = stats.chunk_count;
             rows_of(snapshot.scan_values(Bound::Unbounded, Bound::Unbounded, true)).await;
             assert_eq!(cache.stats().chunk_count, count, "{case}");
-            // The chunks go with the files.
+            // The chunks are dropped with the files.
             drop(snapshot);
             store.close().await.unwrap();
             drop(store);

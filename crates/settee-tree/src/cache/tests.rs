@@ -1,4 +1,4 @@
-//! The bound, and who goes.
+//! The limit, and the order of eviction.
 
 use super::*;
 use crate::run::Run;
@@ -12,14 +12,14 @@ fn node(level: u8, size: usize) -> Arc<Node> {
 }
 
 #[test]
-fn the_bound_holds_and_the_used_stay_longer() {
+fn the_limit_holds_and_nodes_in_use_stay_longer() {
     let cache = Arc::new(NodeCache::new(40 << 10));
     let tree = TreeNodes::new(&cache);
     let kept = node(0, 1000);
     tree.insert(8, &kept);
     for offset in 2..2000 {
         tree.insert(offset * 8, &node(0, 100 + offset as usize % 900));
-        // Used between any two, it stays.
+        // Used before every insertion, it stays.
         assert!(tree.get(8).is_some(), "{offset}");
         let stats = cache.stats();
         assert!(stats.bytes <= stats.bytes_max && stats.bytes_max == 40 << 10, "{stats:?}");
@@ -30,7 +30,7 @@ fn the_bound_holds_and_the_used_stay_longer() {
 }
 
 #[test]
-fn inner_nodes_go_only_when_no_leaf_is_left() {
+fn inner_nodes_are_evicted_only_without_leaves() {
     let cache = Arc::new(NodeCache::new(20 << 10));
     let tree = TreeNodes::new(&cache);
     for offset in 0..10 {
@@ -48,7 +48,7 @@ fn inner_nodes_go_only_when_no_leaf_is_left() {
 }
 
 #[test]
-fn trees_are_kept_apart_and_forgotten_by_themselves() {
+fn trees_are_separate_and_removed_on_drop() {
     let cache = Arc::new(NodeCache::new(64 << 20));
     let [first, second, third] = [(); 3].map(|()| TreeNodes::new(&cache));
     for (size, tree) in [&first, &second, &third].into_iter().enumerate() {
@@ -58,17 +58,17 @@ fn trees_are_kept_apart_and_forgotten_by_themselves() {
     }
     first.remove(0);
     assert!(first.get(0).is_none() && second.get(0).is_some());
-    let place = second.place(8);
+    let key = second.key(8);
     drop(second);
     assert_eq!(cache.stats().node_count, 999);
-    assert!(cache.shard(place).get(place).is_none());
+    assert!(cache.shard(key).get(key).is_none());
     assert!((1..500).all(|offset| first.get(offset * 8).is_some() && third.get(offset * 8).is_some()));
     drop((first, third));
     assert_eq!((cache.stats().bytes, cache.stats().node_count), (0, 0));
 }
 
 #[test]
-fn a_cache_of_nothing_keeps_nothing() {
+fn a_cache_of_zero_bytes_caches_nothing() {
     let cache = Arc::new(NodeCache::new(0));
     let tree = TreeNodes::new(&cache);
     tree.insert(8, &node(0, 1));

@@ -1,4 +1,4 @@
-//! Golden bytes of the head, and what decoding refuses.
+//! Golden bytes of the head, and the bytes that decoding refuses.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn a_root_has_these_bytes() {
 }
 
 #[test]
-fn any_flipped_bit_of_a_head_block_is_noticed() {
+fn any_flipped_bit_of_a_head_block_is_detected() {
     let blocks = [(encode_header(&INCARNATION), 0), (record().encode(&INCARNATION, SLOTS[0]), SLOTS[0])];
     for (block, offset) in blocks {
         for bit in 0..block.len() * 8 {
@@ -54,7 +54,7 @@ fn any_flipped_bit_of_a_head_block_is_noticed() {
 }
 
 #[test]
-fn a_later_version_is_named() {
+fn a_later_version_is_reported() {
     let mut block = encode_header(&INCARNATION);
     block[32] = 9;
     seal(&mut block, 0);

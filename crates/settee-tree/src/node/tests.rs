@@ -1,4 +1,4 @@
-//! Golden bytes of nodes, searching, and what decoding refuses.
+//! Golden bytes of nodes, searching, and the bytes that decoding refuses.
 
 use super::*;
 use crate::reduction::Count;
@@ -65,7 +65,7 @@ fn an_inner_node_has_these_bytes() {
     }
 }
 
-/// Keys that share first bytes, are prefixes of each other, end in zeros.
+/// Keys that share first bytes, are prefixes of each other, or end in zeros.
 fn keys() -> Vec<Vec<u8>> {
     let mut keys = vec![vec![], vec![0], vec![0, 0], vec![0, 0, 0, 0], vec![0, 0, 0, 0, 0], vec![255; 9]];
     for number in 0..200_u32 {
@@ -104,7 +104,7 @@ fn a_search_finds_each_key_and_where_others_would_be() {
 }
 
 #[test]
-fn a_node_of_another_place_level_or_tree_is_refused() {
+fn a_node_of_another_offset_level_or_tree_is_refused() {
     let bytes = node_of(0, &[(b"a", b"1"), (b"b", b"2")]);
     let pointer = Pointer { offset: PLACE, length: bytes.len() as u16 };
     assert!(Node::decode(&bytes, pointer, 0, seed()).is_ok());
@@ -115,9 +115,9 @@ fn a_node_of_another_place_level_or_tree_is_refused() {
     assert!(Node::decode(&[], Pointer { length: 0, ..pointer }, 0, seed()).is_err());
 }
 
-/// As one who can compute checksums would write it: an error or some node, and no panic.
+/// As if written by an adversary who can compute checksums: an error or some node, and no panic.
 #[test]
-fn bytes_with_a_right_checksum_that_make_no_sense_are_refused_without_a_panic() {
+fn malformed_bytes_with_a_valid_checksum_are_refused_without_a_panic() {
     let keys = keys();
     let items: Vec<_> =
         keys.iter().map(|key| (&key[..], &b"some payload, long enough"[..])).take(40).collect();

@@ -1,6 +1,6 @@
-//! Goal: damage is found and named; it gives an error, never wrong data, never a panic.
-//! Method: every bit of a small file is flipped in turn, and what opening, checking and reading
-//! say is compared with what the tree holds. Then larger wounds, and files that are no trees.
+//! Goal: damage is detected and located; it causes an error, never wrong data and never a panic.
+//! Method: flip every bit of a small file in turn, open, check and read it, and compare the results with the
+//! tree's entries. Then overwrite larger ranges, and open files that are not trees.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use common::{FILE, Model, Polynomial, Random, Shape, create, entries, open, opti
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_tree::{HEAD_SIZE, Tree, TreeError};
 
-/// A tree of two commits: its file, and what the two roots hold.
+/// A tree of two commits: its file, and the entries of the two roots.
 fn small_tree(seed: u64) -> (Vec<u8>, [Model; 2]) {
     let sim = Sim::new(seed);
     let env = sim.env();
@@ -31,10 +31,10 @@ fn small_tree(seed: u64) -> (Vec<u8>, [Model; 2]) {
     (sim.disk().read_file(FILE).unwrap(), models)
 }
 
-/// What came of opening, checking and reading.
+/// The outcome of opening, checking and reading.
 enum Found {
     Refused,
-    /// The content, if it could be read, and how many problems the check told.
+    /// The entries, if they could be read, and the number of problems that the check reported.
     Read {
         seq: u64,
         is_torn: bool,
@@ -60,7 +60,7 @@ fn look(file: Vec<u8>, case: &str) -> Found {
             assert!(problem.offset >= HEAD_SIZE || !problem.what.is_empty(), "{case}: {problem}");
         }
         let content = entries(&root).await.ok().map(|entries| entries.into_iter().collect());
-        // No way to read one gives what isn't there.
+        // A lookup agrees with the scan.
         if let Some(content) = &content {
             let content: &Model = content;
             for (key, value) in content.iter().take(3) {
@@ -73,7 +73,7 @@ fn look(file: Vec<u8>, case: &str) -> Found {
 }
 
 #[test]
-fn every_flipped_bit_is_found_or_touches_nothing() {
+fn every_flipped_bit_is_detected_or_has_no_effect() {
     let (file, models) = small_tree(1);
     let Found::Read { seq: 2, problem_count: 0, is_torn: false, content } = look(file.clone(), "whole")
     else {
@@ -82,7 +82,7 @@ fn every_flipped_bit_is_found_or_touches_nothing() {
     assert_eq!(content.as_ref(), Some(&models[1]));
     let (mut refused, mut problems, mut fell_back, mut untouched) = (0, 0, 0, 0);
     for bit in 0..file.len() * 8 {
-        // Much is zeros, of which one bit in a few will do.
+        // Much of the file is zeros, where one bit in a few suffices.
         let byte = bit / 8;
         let is_zeros =
             file[byte.saturating_sub(16)..(byte + 16).min(file.len())].iter().all(|byte| *byte == 0);
@@ -104,18 +104,20 @@ fn every_flipped_bit_is_found_or_touches_nothing() {
                 if let Some(content) = &content {
                     assert!(content == &models[seq as usize - 1], "{case}: wrong data");
                 }
-                // What reading finds the check finds.
+                // The check finds every problem that reading finds.
                 assert!(content.is_some() || problem_count > 0, "{case}");
                 if problem_count > 0 { problems += 1 } else { untouched += 1 }
             }
         }
     }
-    println!("refused {refused}, told by the check {problems}, fell back {fell_back}, untouched {untouched}");
+    println!(
+        "refused {refused}, calls by the check {problems}, fell back {fell_back}, untouched {untouched}"
+    );
     assert!(refused > 0 && problems > 1000 && fell_back > 0);
 }
 
 #[test]
-fn a_damaged_node_is_told_with_the_keys_it_touches_and_the_rest_is_read() {
+fn a_damaged_node_is_reported_with_its_keys_and_the_rest_is_read() {
     for seed in seeds(20) {
         let sim = Sim::new(seed);
         let env = sim.env();
@@ -137,10 +139,10 @@ fn a_damaged_node_is_told_with_the_keys_it_touches_and_the_rest_is_read() {
                     key >= &problem.start[..] && problem.end.as_ref().is_none_or(|end| key < &end[..])
                 })
             };
-            // Everything that isn't touched was told, and nothing else.
+            // Every untouched entry was reported, and nothing else.
             for (key, value) in &model {
-                let is_told = found.get(key) == Some(value);
-                assert!(is_told || touched(key), "seed={seed}: {key:?} is lost in silence");
+                let is_reported = found.get(key) == Some(value);
+                assert!(is_reported || touched(key), "seed={seed}: {key:?} is lost without a report");
             }
             assert!(found.iter().all(|(key, value)| model.get(key) == Some(value)), "seed={seed}");
             assert!(problems.len() <= 1, "seed={seed}: {problems:?}");
@@ -159,7 +161,7 @@ fn a_damaged_node_is_told_with_the_keys_it_touches_and_the_rest_is_read() {
 }
 
 #[test]
-fn what_is_no_tree_is_refused() {
+fn files_that_are_not_trees_are_refused() {
     let (file, _) = small_tree(2);
     let opened = |file: Vec<u8>| {
         let sim = Sim::new(1);
@@ -171,16 +173,16 @@ fn what_is_no_tree_is_refused() {
     assert!(matches!(opened(Vec::new()), Err(TreeError::NoRoot { .. })));
     assert!(matches!(opened(vec![0; 4096]), Err(TreeError::NoRoot { .. })));
     assert!(matches!(opened(b"some other file".to_vec()), Err(TreeError::NoRoot { .. })));
-    // Without its roots it is one that was never committed.
+    // A file without root slots was never committed.
     let cut = opened(file[..4096].to_vec());
     assert!(matches!(cut, Err(TreeError::NoRoot { .. })), "{cut:?}");
-    // A root whose nodes are gone isn't torn: they were synced before it was written.
+    // A root whose nodes are missing isn't torn: they were synced before it was written.
     let cut = opened(file[..HEAD_SIZE as usize].to_vec());
     assert!(matches!(cut, Err(TreeError::Damaged { .. })), "{cut:?}");
     let mut headless = file.clone();
     headless[..4096].fill(0);
     assert!(matches!(opened(headless), Err(TreeError::Damaged { offset: 0, .. })));
-    // A later version says so, if it keeps magic and checksum.
+    // The incarnation is checked on opening.
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
@@ -196,9 +198,9 @@ fn what_is_no_tree_is_refused() {
     .unwrap();
 }
 
-/// Blocks of two trees put together, and nodes in each other's places.
+/// Copies blocks between two trees, and nodes to other offsets.
 #[test]
-fn bytes_of_another_place_or_file_never_pass() {
+fn bytes_of_another_offset_or_file_never_pass() {
     for seed in seeds(10) {
         let (file, models) = small_tree(seed);
         let (other, _) = small_tree(seed + 100);

@@ -1,4 +1,4 @@
-//! The tree's tests, in one program: each module's head gives its goal and its method.
+//! The tree's tests, in one program: each module's head states its goal and its method.
 
 mod common;
 mod damage;

@@ -1,7 +1,7 @@
 //! Goal: a tree is an ordered map; its roots never change; all ways to read one agree.
-//! Method: seeded updates in the simulation against a `BTreeMap`, with small nodes, so that the
-//! trees are high, and caches from none to large; roots kept over later updates; reopened now
-//! and then. Where two batches of an update meet, by an update that takes several.
+//! Method: compare seeded updates in the simulation with a `BTreeMap`. Nodes are small, so that the trees are
+//! high; cache sizes range from none to large. Keep roots over later updates, and reopen now and then.
+//! Updates that take several batches cover the boundaries between batches.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ fn random_bound(shape: Shape, random: &mut Random) -> Bound<Vec<u8>> {
     }
 }
 
-/// What of the model lies in the range.
+/// The model's entries in the range.
 fn part<'a>(model: &'a Model, range: Range<'_>) -> Vec<(&'a Vec<u8>, &'a Vec<u8>)> {
     let is_in = |key: &[u8]| {
         let after = match range.0 {
@@ -40,7 +40,7 @@ fn part<'a>(model: &'a Model, range: Range<'_>) -> Vec<(&'a Vec<u8>, &'a Vec<u8>
     model.iter().filter(|(key, _)| is_in(key)).collect()
 }
 
-/// Ranges in every way, and lookups, alone and together.
+/// Reads ranges in every way, and keys one by one and together.
 async fn read(root: &Root<Polynomial>, model: &Model, shape: Shape, random: &mut Random, case: &str) {
     for _ in 0..4 {
         let bounds = (random_bound(shape, random), random_bound(shape, random));
@@ -50,7 +50,7 @@ async fn read(root: &Root<Polynomial>, model: &Model, shape: Shape, random: &mut
             let mut scan = root.scan(range, descending);
             let mut found = Vec::new();
             loop {
-                // Both ways to go on, mixed.
+                // Both ways to continue, mixed.
                 let next = match scan.next_in_memory().map(|(key, value)| (key.to_vec(), value.to_vec())) {
                     Some(entry) => Some(entry),
                     None => scan.next().await.unwrap().map(|(key, value)| (key.to_vec(), value.to_vec())),
@@ -83,7 +83,7 @@ async fn read(root: &Root<Polynomial>, model: &Model, shape: Shape, random: &mut
     }
 }
 
-/// Finds the entry with so many before it, and the one at so much of a summary.
+/// Seeks by count, and by key.
 async fn seek(
     root: &Root<Polynomial>,
     range: Range<'_>,
@@ -111,7 +111,7 @@ async fn seek(
 }
 
 #[test]
-fn a_tree_is_an_ordered_map_and_its_roots_stay() {
+fn a_tree_is_an_ordered_map_and_its_roots_are_immutable() {
     let mut height_max = 0;
     for seed in seeds(40) {
         let sim = Sim::new(seed);
@@ -128,7 +128,7 @@ fn a_tree_is_an_ordered_map_and_its_roots_stay() {
             let mut seq = 0;
             for step in 0..30 {
                 let case = format!("seed={seed} step={step} shape={shape:?}");
-                // Times of growing, and of shrinking down to nothing.
+                // Phases of growth, and of shrinking to an empty tree.
                 let put_share = if step % 10 < 6 { 70 } else { 10 };
                 let count = [3, 40, 400][random.below(3)];
                 let changes = shape.changes(&mut random, count, put_share);
@@ -167,7 +167,7 @@ fn a_tree_is_an_ordered_map_and_its_roots_stay() {
 }
 
 #[test]
-fn a_bulk_load_gives_what_updates_give() {
+fn a_bulk_load_equals_updates() {
     for seed in seeds(40) {
         let sim = Sim::new(seed);
         let env = sim.env();
@@ -230,7 +230,7 @@ fn an_update_of_many_batches_is_one_update() {
             let sparse = update(&tree, &full, &mut model, half, "removals").await.unwrap();
             compare(&sparse, &model, "sparse").await;
             compare(&full, &full_model, "full, later").await;
-            // What was removed leaves no sparse nodes behind.
+            // Removals leave no sparse nodes behind.
             let bytes: usize = model.iter().map(|(key, value)| key.len() + value.len() + 4).sum();
             assert!(sparse.live_bytes() < 3 * bytes as u64 + 2048, "{} for {bytes}", sparse.live_bytes());
             let all = model.clone().into_keys().map(|key| (key, Change::Remove)).collect();
@@ -242,7 +242,7 @@ fn an_update_of_many_batches_is_one_update() {
 }
 
 #[test]
-fn what_comes_in_ascending_order_leaves_full_nodes() {
+fn entries_in_ascending_order_leave_full_nodes() {
     let sim = Sim::new(1).step_count_max(1 << 40);
     let env = sim.env();
     sim.run(async {
@@ -270,7 +270,7 @@ fn what_comes_in_ascending_order_leaves_full_nodes() {
 }
 
 #[test]
-fn what_makes_no_difference_is_not_written() {
+fn changes_without_effect_are_not_written() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
@@ -298,7 +298,7 @@ fn what_makes_no_difference_is_not_written() {
 }
 
 #[test]
-fn what_is_out_of_order_or_too_large_is_refused_and_changes_nothing() {
+fn changes_out_of_order_or_too_large_are_refused_without_effect() {
     let sim = Sim::new(1);
     let env = sim.env();
     sim.run(async {
@@ -364,7 +364,7 @@ fn a_lookup_reads_a_node_a_level_and_one_where_inner_nodes_are_cached() {
     let sim = Sim::new(1).step_count_max(1 << 40);
     let env = sim.env();
     sim.run(async {
-        // Room for the inner nodes and a few leaves.
+        // Enough space for the inner nodes and a few leaves.
         for (cache_bytes, reads_max) in [(0, 99), (200 << 10, 1)] {
             let path = format!("/tree-{cache_bytes}");
             let options = options(512, cache_bytes);
@@ -394,7 +394,7 @@ fn a_lookup_reads_a_node_a_level_and_one_where_inner_nodes_are_cached() {
             assert_eq!(found_count, 400);
             assert!(tree.node_read_count() - before < 40);
             drop((tree, root));
-            assert_eq!(options.cache.stats().bytes, 0, "a tree that is gone leaves nothing");
+            assert_eq!(options.cache.stats().bytes, 0, "a dropped tree leaves nothing");
         }
     })
     .unwrap();

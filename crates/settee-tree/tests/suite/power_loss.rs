@@ -1,11 +1,10 @@
-//! Goal: a committed root survives any power loss, and one being committed survives whole or not
-//! at all; a failing disk changes nothing about it.
-//! Method: seeded updates and commits, one after another. The power goes at every operation of the
-//! run, at every sync and after every sync; and every operation fails once, in several ways. Each
-//! sector that wasn't synced is kept, dropped or garbled. Or the process is killed at any moment, and
-//! the power goes once the tree was opened again. The tree is then opened, must hold
-//! exactly what the last acknowledged root held, or the one being committed, and is updated,
-//! committed and opened once more, to show that nothing of the past gets in its way.
+//! Goal: a committed root survives any power loss, and one being committed survives whole or not at all; a
+//! failing disk changes nothing about that.
+//! Method: seeded updates and commits, one after another. Cut the power at every operation of the run, at
+//! every sync and after every sync; make every operation fail once, in several ways. Each unsynced sector is
+//! kept, dropped or garbled. Or kill the process at any moment, and cut the power once the tree was opened
+//! again. Then open the tree: it must hold exactly the entries of the last acknowledged root, or of the one
+//! being committed. Update, commit and open it once more, to show that no leftovers interfere.
 
 use crate::common;
 
@@ -19,10 +18,10 @@ use settee_io::Env;
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_tree::{Tree, TreeError, TreeOptions};
 
-/// Processes are killed so far apart.
+/// Time between the moments at which a process is killed.
 const KILL_STEP: Duration = Duration::from_millis(2);
 
-/// What a run got to: the root acknowledged last, and the one that may have been committed since.
+/// Progress of a run: the last acknowledged root, and the one that may have been committed since.
 #[derive(Debug, Clone, Default)]
 struct Progress {
     acknowledged: Option<(u64, Model)>,
@@ -66,7 +65,7 @@ async fn run(env: &Env, seed: u64, progress: &Mutex<Progress>, case: &str) -> Re
     work(&tree, &mut Random::new(seed), Model::new(), progress, case).await
 }
 
-/// Opens what is left, and compares; which root it was.
+/// Opens the file after a crash and compares the entries; returns the root's `seq`.
 async fn recover(env: &Env, seed: u64, progress: &Progress, case: &str) -> u64 {
     let options = tree_options(seed);
     let tree = match open(env, &options).await {
@@ -88,7 +87,7 @@ async fn recover(env: &Env, seed: u64, progress: &Progress, case: &str) -> u64 {
     });
     compare(&tree.root(), model, case).await;
     tree.root().attachment().await.unwrap();
-    // It goes on from there.
+    // The tree continues to work.
     let again = Mutex::new(Progress::default());
     work(&tree, &mut Random::new(seed + 1), model.clone(), &again, case).await.unwrap();
     let again = again.into_inner().unwrap().acknowledged.unwrap();
@@ -99,7 +98,7 @@ async fn recover(env: &Env, seed: u64, progress: &Progress, case: &str) -> u64 {
     seq
 }
 
-/// One run on a disk on which the power goes; which root is found.
+/// One run on a disk that loses power; returns the `seq` of the recovered root.
 fn lose_power(disk: SimDisk, seed: u64, case: &str) -> u64 {
     let progress = Mutex::new(Progress::default());
     let sim = Sim::with_disk(&disk);
@@ -114,7 +113,7 @@ fn lose_power(disk: SimDisk, seed: u64, case: &str) -> u64 {
 }
 
 #[test]
-fn a_committed_root_survives_any_power_loss_and_others_whole_or_not_at_all() {
+fn commits_are_durable_and_atomic_under_power_loss() {
     let (mut loss_count, mut roots) = (0, std::collections::BTreeSet::new());
     for seed in seeds(24) {
         let whole = SimDisk::new(seed);
@@ -137,13 +136,13 @@ fn a_committed_root_survives_any_power_loss_and_others_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_root_that_was_found_after_a_kill_survives_a_power_loss() {
+fn a_root_recovered_after_a_kill_survives_a_power_loss() {
     let (mut tried, mut found_count) = (0, 0);
     for seed in seeds(6) {
         for at in 0.. {
             let case = format!("seed={seed} kill={at}");
             let (disk, progress) = (SimDisk::new(seed), Mutex::new(Progress::default()));
-            // Its syncs are still under way.
+            // Its syncs are still in flight.
             let sim = Sim::with_disk(&disk.clone().ignore_syncs(true));
             let env = sim.env();
             let work = async {
@@ -167,8 +166,9 @@ fn a_root_that_was_found_after_a_kill_survives_a_power_loss() {
             drop((sim, env));
             let sim = Sim::with_disk(&disk.after_power_loss());
             let env = sim.env();
-            let left = sim.run(async { recover(&env, seed, &progress.into_inner().unwrap(), &case).await });
-            assert!(left.unwrap() >= found, "{case}: {found} was found, and is lost");
+            let recovered =
+                sim.run(async { recover(&env, seed, &progress.into_inner().unwrap(), &case).await });
+            assert!(recovered.unwrap() >= found, "{case}: {found} was found, and is lost");
             if is_over {
                 break;
             }
@@ -178,9 +178,9 @@ fn a_root_that_was_found_after_a_kill_survives_a_power_loss() {
     assert!(found_count > 50, "{found_count} of {tried}");
 }
 
-/// The test itself: a disk that doesn't sync loses roots, and that shows.
+/// Verifies the test itself: on a disk that ignores syncs it finds lost roots.
 #[test]
-fn a_disk_that_ignores_syncs_is_found_out() {
+fn a_disk_that_ignores_syncs_is_detected() {
     let found = std::panic::catch_unwind(|| {
         for seed in 0..50 {
             let whole = SimDisk::new(seed);
@@ -218,14 +218,14 @@ fn a_failing_operation_stops_the_writer_and_loses_nothing_committed() {
     assert!(failed_count > 100 && stopped_count > 50);
 }
 
-/// Works until something fails; whether the writer stopped by it.
+/// Works until something fails; returns whether that stopped the writer.
 async fn fail(env: &Env, seed: u64, progress: &Mutex<Progress>, case: &str) -> Option<bool> {
     let options = tree_options(seed);
     let Ok(tree) = create(env, &options).await else { return Some(false) };
     let mut random = Random::new(seed);
     let error = work(&tree, &mut random, Model::new(), progress, case).await.err()?;
     let expected = progress.lock().unwrap().acknowledged.clone();
-    // Reads go on, of what was committed and of what was not.
+    // Committed and uncommitted roots can still be read.
     if let Some((seq, model)) = expected {
         assert_eq!(tree.committed().seq(), seq, "{case}");
         compare(&tree.committed(), &model, case).await;
@@ -233,7 +233,7 @@ async fn fail(env: &Env, seed: u64, progress: &Mutex<Progress>, case: &str) -> O
     entries(&tree.root()).await.unwrap();
     let stopped = matches!(error, TreeError::Stopped { .. });
     if !stopped {
-        // What failed left a gap behind what was committed, which may be committed again.
+        // The failed write left a gap behind the committed root, which may be committed again.
         let last = progress.lock().unwrap().acknowledged.clone();
         let (seq, model) = last.map_or((1, Model::new()), |(seq, model)| (seq + 1, model));
         tree.commit(&tree.committed(), seq, b"").await.unwrap();

@@ -1,7 +1,6 @@
-//! Goal: readers and the writer are in each other's way on real threads and files no more than in
-//! the simulation.
-//! Method: tasks read their roots in every way while updates and commits go on, buffered and
-//! direct, with a cache that is too small. What each root gives is known from its commit.
+//! Goal: readers and the writer don't disturb each other on real threads and files either.
+//! Method: tasks read their roots in every way while updates and commits continue, buffered and direct, with
+//! a cache that is too small. Each root's entries are known from its commit.
 
 #![expect(clippy::disallowed_methods, reason = "this is about real threads")]
 
@@ -47,11 +46,11 @@ async fn read(root: Root<Polynomial>) -> Result<(), TreeError> {
 
 #[test]
 fn roots_are_read_while_others_are_written() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap();
     let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
     for direct in [false, true] {
-        let path = folder.path().join(format!("tree-{direct}"));
+        let path = directory.path().join(format!("tree-{direct}"));
         let options =
             TreeOptions { direct, node_bytes: 1024, ..TreeOptions::new(Arc::new(NodeCache::new(20 << 10))) };
         let env = env.clone();

@@ -79,13 +79,13 @@ enum ReadsPart {
 }
 
 impl FilesArgs {
-    fn folder(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         self.data_dir.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     fn heading(&self, title: &str) {
-        if space::is_in_memory(&self.folder()) {
-            complain!("{} lies in memory, where nothing is cold: see --data-dir", self.folder().display());
+        if space::is_in_memory(&self.directory()) {
+            complain!("{} lies in memory, where nothing is cold: see --data-dir", self.directory().display());
         }
         if !self.json {
             say!("{title}\n{}", io::row::heading());
@@ -102,7 +102,7 @@ impl FilesArgs {
 }
 
 pub(crate) async fn run_io(args: IoArgs) -> CommandResult {
-    let mut config = io::Config::new(args.files.folder());
+    let mut config = io::Config::new(args.files.directory());
     if args.files.small {
         config = config.small();
     }
@@ -128,7 +128,7 @@ pub(crate) async fn run_io(args: IoArgs) -> CommandResult {
 }
 
 pub(crate) async fn run_reads(args: ReadsArgs) -> CommandResult {
-    let mut config = reads::Config::new(args.files.folder());
+    let mut config = reads::Config::new(args.files.directory());
     if args.files.small {
         config = config.small();
     }

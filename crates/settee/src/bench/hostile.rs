@@ -6,7 +6,7 @@ use std::time::Duration;
 use settee_bench::hostile::{self, Attack, UP_MS_MAX, WRITE_MS_MAX};
 use settee_bench::http::Server;
 use settee_bench::process::ServerProcess;
-use settee_bench::space::{self, Folder};
+use settee_bench::space::{self, Directory};
 
 use super::scale;
 use crate::CommandResult;
@@ -48,9 +48,9 @@ fn attack_name(text: &str) -> Result<String, String> {
 
 /// Fails past the limits, once all attacks are over.
 pub(super) async fn run(args: Args) -> CommandResult {
-    let folder = Folder::new(args.data_dir.as_deref())?;
-    space::check(folder.path(), DISK_BYTES)?;
-    let (program, data) = (std::env::current_exe()?, folder.path().join("server"));
+    let directory = Directory::new(args.data_dir.as_deref())?;
+    space::check(directory.path(), DISK_BYTES)?;
+    let (program, data) = (std::env::current_exe()?, directory.path().join("server"));
     let process = ServerProcess::settee(&program, &data, Some(ADMIN), &[]).await?;
     let admin: Server = format!("http://{ADMIN}@{}", process.server().address()).parse()?;
     let config = hostile::Config {

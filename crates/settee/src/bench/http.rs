@@ -66,7 +66,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
     let config = api::Config {
         target: host.server.clone().expect("given or started"),
         floor: Some(Target { server: floor.server().clone(), pid: Some(floor.pid()) }),
-        folder: host.folder().map(Path::to_owned),
+        directory: host.directory().map(Path::to_owned),
         scale: args.scale,
         row_time,
         durability: args.common.durability.into(),

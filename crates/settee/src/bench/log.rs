@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use settee_bench::log::{self, Config, Part};
-use settee_bench::space::{self, Folder};
+use settee_bench::space::{self, Directory};
 use settee_io::EngineKind;
 
 use crate::CommandResult;
@@ -63,7 +63,7 @@ impl From<LogPart> for Part {
 #[derive(clap::Args)]
 pub(super) struct HoldUpArgs {
     /// Where the files are made
-    folder: PathBuf,
+    directory: PathBuf,
 
     /// Bytes that each writer streams
     bytes: usize,
@@ -71,15 +71,15 @@ pub(super) struct HoldUpArgs {
     /// What does the log's I/O
     engine: EngineKind,
 
-    /// Folder of the control group to join
+    /// Directory of the control group to join
     group: Option<PathBuf>,
 }
 
 pub(super) async fn run(args: Args) -> CommandResult {
-    // The folder is ours, so that it goes also where the measurement is interrupted.
-    let folder = Folder::new(args.data_dir.as_deref())?;
+    // The directory is ours, so that it goes also where the measurement is interrupted.
+    let directory = Directory::new(args.data_dir.as_deref())?;
     let config = Config {
-        folder: folder.path().to_owned(),
+        directory: directory.path().to_owned(),
         peers: args.peers,
         program: std::env::current_exe()?,
         engine: args.io_engine,
@@ -89,8 +89,11 @@ pub(super) async fn run(args: Args) -> CommandResult {
             false => args.parts.into_iter().map(Part::from).collect(),
         },
     };
-    if space::is_in_memory(&config.folder) {
-        complain!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
+    if space::is_in_memory(&config.directory) {
+        complain!(
+            "{} lies in memory, where a sync costs nothing: see --data-dir",
+            config.directory.display()
+        );
     }
     if !args.json {
         say!("{}\n{}", config.title()?, log::heading());
@@ -109,5 +112,5 @@ pub(super) async fn run(args: Args) -> CommandResult {
 
 pub(super) fn run_hold_up(args: &HoldUpArgs) -> CommandResult {
     let each = |phase| say!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
-    Ok(log::hold_up(&args.folder, args.bytes, args.engine, args.group.as_deref(), each)?)
+    Ok(log::hold_up(&args.directory, args.bytes, args.engine, args.group.as_deref(), each)?)
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use settee_bench::soak;
-use settee_bench::space::{self, Folder};
+use settee_bench::space::{self, Directory};
 
 use crate::CommandResult;
 use crate::output::say;
@@ -38,11 +38,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args) -> CommandResult {
-    let folder = Folder::new(args.data_dir.as_deref())?;
-    space::check(folder.path(), DISK_BYTES)?;
+    let directory = Directory::new(args.data_dir.as_deref())?;
+    space::check(directory.path(), DISK_BYTES)?;
     let config = soak::Config {
         program: std::env::current_exe()?,
-        folder: folder.path().to_owned(),
+        directory: directory.path().to_owned(),
         duration: Duration::from_secs(args.seconds.unwrap_or(args.minutes * 60)),
         kills: args.kills,
         seed: args.seed,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use settee_bench::io;
-use settee_bench::space::{self, Folder};
+use settee_bench::space::{self, Directory};
 use settee_bench::store::{self, Config, PEERS, Part};
 use settee_io::EngineKind;
 
@@ -96,7 +96,7 @@ pub(super) struct RunArgs {
     who: String,
 
     /// Where the files are, or are made
-    folder: PathBuf,
+    directory: PathBuf,
 
     /// What is done, in JSON
     spec: String,
@@ -106,9 +106,9 @@ pub(super) struct RunArgs {
 }
 
 pub(super) async fn run(args: Args) -> CommandResult {
-    // The folder is ours, so that it goes also where the measurement is interrupted.
-    let folder = Folder::new(args.data_dir.as_deref())?;
-    let mut config = Config::new(folder.path(), std::env::current_exe()?);
+    // The directory is ours, so that it goes also where the measurement is interrupted.
+    let directory = Directory::new(args.data_dir.as_deref())?;
+    let mut config = Config::new(directory.path(), std::env::current_exe()?);
     if args.small {
         config = config.small();
     }
@@ -124,8 +124,11 @@ pub(super) async fn run(args: Args) -> CommandResult {
     if !args.parts.is_empty() {
         config.parts = args.parts.into_iter().map(Part::from).collect();
     }
-    if space::is_in_memory(&config.folder) {
-        complain!("{} lies in memory, where a sync costs nothing: see --data-dir", config.folder.display());
+    if space::is_in_memory(&config.directory) {
+        complain!(
+            "{} lies in memory, where a sync costs nothing: see --data-dir",
+            config.directory.display()
+        );
     }
     if !args.json {
         say!("{}\n{}", config.title(), io::row::heading());
@@ -150,5 +153,5 @@ pub(super) async fn run(args: Args) -> CommandResult {
 }
 
 pub(super) fn run_here(args: &RunArgs) -> CommandResult {
-    Ok(store::run_here(&args.who, &args.folder, &args.spec, args.engine)?)
+    Ok(store::run_here(&args.who, &args.directory, &args.spec, args.engine)?)
 }

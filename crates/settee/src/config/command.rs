@@ -49,7 +49,7 @@ enum Command {
 
 #[derive(clap::Args)]
 struct ImportArgs {
-    /// CouchDB's files; of a folder all *.ini, by their names
+    /// CouchDB's files; of a directory all *.ini, by their names
     #[arg(required = true, value_name = "INI")]
     files: Vec<PathBuf>,
 
@@ -105,7 +105,7 @@ fn import_ini(args: &ImportArgs) -> CommandResult {
     }
 }
 
-/// The files that are meant, a folder's in the order in which CouchDB reads them.
+/// The files that are meant, a directory's in the order in which CouchDB reads them.
 fn ini_files(given: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for path in given {

@@ -23,7 +23,7 @@ pub(super) const COUNT_MAX: u64 = 1 << 40;
 #[derive(clap::Args, Deserialize, Default, Clone)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settings {
-    /// Folder that holds the databases [default: ./settee-data]
+    /// Directory that holds the databases [default: ./settee-data]
     #[arg(long, env = "SETTEE_DATA_DIR", value_name = "DIR")]
     pub(super) data_dir: Option<PathBuf>,
 
@@ -36,7 +36,7 @@ pub(crate) struct Settings {
     pub(super) admin: Option<String>,
 
     /// File that holds NAME:PASSWORD. Where no administrator is given, one is made at the first
-    /// start and kept in the data folder
+    /// start and kept in the data directory
     #[arg(long, env = "SETTEE_ADMIN_FILE", value_name = "FILE", conflicts_with = "admin")]
     pub(super) admin_file: Option<PathBuf>,
 
@@ -327,7 +327,7 @@ limit_settings! {
     max_request_bytes: u64, 1, "SETTEE_MAX_REQUEST_BYTES";
     /// Bytes of all requests' bodies that are held in memory at once; at least max-document-size
     request_bytes_in_flight_max: u64, 1, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
-    /// Bytes of the data folder's disk that bodies of _bulk_docs may take which are too large for memory; 0 for none
+    /// Bytes of the data directory's disk that bodies of _bulk_docs may take which are too large for memory; 0 for none
     spool_bytes_max: u64, 0, "SETTEE_SPOOL_BYTES_MAX";
     /// Bytes of all answers that are held until their clients take them
     answer_bytes_in_flight_max: u64, 1, "SETTEE_ANSWER_BYTES_IN_FLIGHT_MAX";

@@ -1,6 +1,6 @@
 //! What holds, and where it comes from: as a file of settings with the origins in comments, or as JSON.
 //!
-//! What was set over HTTP, in the data folder, goes before all else, as in the server. What of it
+//! What was set over HTTP, in the data directory, goes before all else, as in the server. What of it
 //! a file of settings can't hold beside the others is told in a comment, and the line says what
 //! holds without it.
 //!
@@ -33,7 +33,7 @@ pub(super) enum Origin {
     File(PathBuf),
     Variable(String),
     Flag(String),
-    /// The file of the data folder, and the section and key there.
+    /// The file of the data directory, and the section and key there.
     Http(PathBuf, String),
 }
 
@@ -130,7 +130,7 @@ impl Shown {
 
     /// What a server would log as left out, in words.
     pub(super) fn left_out(&self) -> Vec<String> {
-        let left_out = self.configured.left_out.iter();
+        let left_out = self.configured.invalid.iter();
         left_out
             .map(|(what, reason)| format!("{what}: what was configured over HTTP is left out: {reason}"))
             .collect()

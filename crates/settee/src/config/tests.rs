@@ -18,8 +18,8 @@ fn flags(flags: &[&str]) -> Settings {
 }
 
 fn resolve(given: Settings, file: &str) -> Result<Config, String> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("settee.toml");
     secret::write_private(&path, file);
     Config::resolve(given, Some(&path))
 }
@@ -81,8 +81,8 @@ fn an_error_in_the_file_does_not_show_the_password() {
 
 #[test]
 fn the_administrator_may_come_from_a_file_of_its_own() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("admin");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("admin");
     secret::write_private(&path, "ann:secret\n");
     let given = flags(&["--admin-file", path.to_str().unwrap()]);
     let config = resolve(given, "admin = \"bob:x\"").unwrap();

@@ -1,10 +1,10 @@
-//! Dumping a data folder's database: everything is of one snapshot.
+//! Dumping a data directory's database: everything is of one snapshot.
 
 use std::io::Write;
 
 use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderWriter;
-use settee_doc::{Attachment, Document, Extras, Range, Seq, View, digest_text, write_json_string};
+use settee_doc::{Attachment, Document, Extras, Range, Seq, Snapshot, digest_text, write_json_string};
 
 use super::{Content, LeftOut, Sink};
 use crate::load::LINE_BYTES_MAX;
@@ -16,7 +16,7 @@ pub(super) async fn write_winners<W: Write>(
     content: Content,
     sink: &mut Sink<W>,
 ) -> Result<LeftOut, Error> {
-    let view = local.database.view();
+    let view = local.database.snapshot();
     let mut left_out = LeftOut::default();
     let mut rows = view.all_docs(&Range::default()).await?;
     while let Some(row) = rows.next().await? {
@@ -48,7 +48,7 @@ pub(super) async fn write_all<W: Write>(
     content: Content,
     sink: &mut Sink<W>,
 ) -> Result<LeftOut, Error> {
-    let view = local.database.view();
+    let view = local.database.snapshot();
     let mut left_out = LeftOut { local_count: Some(0), ..LeftOut::default() };
     let mut rows = view.changes(Seq(0), false);
     while let Some(row) = rows.next().await? {
@@ -70,7 +70,7 @@ pub(super) async fn write_all<W: Write>(
 
 /// Writes a document. Returns how many attachments it has whose content was left out.
 async fn write<W: Write>(
-    view: &View,
+    view: &Snapshot,
     document: &Document,
     extras: &Extras,
     content: Content,
@@ -98,7 +98,7 @@ async fn write<W: Write>(
 
 /// Appends a document with its attachments' content.
 async fn write_inline(
-    view: &View,
+    view: &Snapshot,
     document: &Document,
     extras: &Extras,
     out: &mut Vec<u8>,

@@ -67,26 +67,26 @@ fn fewer_documents_than_announced_are_an_error() {
 
 #[test]
 fn a_dump_that_fails_leaves_no_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("out.jsonl");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("out.jsonl");
     let temporary = Temporary::new(&path).unwrap();
     fs::write(&temporary.path, "half").unwrap();
     drop(temporary);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     let temporary = Temporary::new(&path).unwrap();
     fs::write(&temporary.path, "whole").unwrap();
     temporary.rename(&path).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "whole");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn devices_and_folders_are_never_replaced() {
-    let folder = tempfile::tempdir().unwrap();
+fn devices_and_directories_are_never_replaced() {
+    let directory = tempfile::tempdir().unwrap();
     assert!(is_special(Path::new("/dev/null")));
-    assert!(is_special(folder.path()));
-    assert!(!is_special(&folder.path().join("new")));
-    let file = folder.path().join("old");
+    assert!(is_special(directory.path()));
+    assert!(!is_special(&directory.path().join("new")));
+    let file = directory.path().join("old");
     fs::write(&file, "x").unwrap();
     assert!(!is_special(&file));
 }

@@ -1,4 +1,4 @@
-//! The database that documents are loaded into or dumped from: at a URL, or in a data folder.
+//! The database that documents are loaded into or dumped from: at a URL, or in a data directory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ use crate::members;
 use crate::place;
 use crate::secret::UserArgs;
 
-/// The data folder where none is named.
-const DATA_FOLDER_DEFAULT: &str = "./settee-data";
+/// The data directory where none is named.
+const DATA_DIRECTORY_DEFAULT: &str = "./settee-data";
 
-/// Names the data folder, as for the server. Not clap's `env`, which would clash with `--url`.
-const DATA_FOLDER_VARIABLE: &str = "SETTEE_DATA_DIR";
+/// Names the data directory, as for the server. Not clap's `env`, which would clash with `--url`.
+const DATA_DIRECTORY_VARIABLE: &str = "SETTEE_DATA_DIR";
 
 /// Where the database is.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) db: String,
 
-    /// Data folder, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
+    /// Data directory, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     data_dir: Option<PathBuf>,
 
@@ -102,7 +102,7 @@ pub(crate) struct Remote {
 }
 
 impl Target {
-    /// Opens the database. `ignore_validation` is that setting of a data folder; a server has its own.
+    /// Opens the database. `ignore_validation` is that setting of a data directory; a server has its own.
     pub(crate) async fn open(
         args: &TargetArgs,
         options: Options,
@@ -118,9 +118,11 @@ impl Target {
                 let named = args
                     .data_dir
                     .clone()
-                    .or_else(|| std::env::var_os(DATA_FOLDER_VARIABLE).map(PathBuf::from));
-                let folder = named.unwrap_or_else(|| PathBuf::from(DATA_FOLDER_DEFAULT));
-                Ok(Target::Local(Local::open(&folder, &args.db, options, missing, ignore_validation).await?))
+                    .or_else(|| std::env::var_os(DATA_DIRECTORY_VARIABLE).map(PathBuf::from));
+                let directory = named.unwrap_or_else(|| PathBuf::from(DATA_DIRECTORY_DEFAULT));
+                Ok(Target::Local(
+                    Local::open(&directory, &args.db, options, missing, ignore_validation).await?,
+                ))
             }
         }
     }
@@ -192,21 +194,21 @@ fn no_database(name: &str, missing: Missing) -> Error {
 
 impl Local {
     async fn open(
-        folder: &Path,
+        directory: &Path,
         name: &str,
         options: Options,
         missing: Missing,
         ignore_validation: bool,
     ) -> Result<Local, Error> {
         let while_served = "use --url with its address";
-        if missing != Missing::Create && !place::has_databases(folder) {
-            let error = match folder.is_dir() {
-                true => format!("there are no databases in {}", folder.display()),
-                false => place::no_folder(folder),
+        if missing != Missing::Create && !place::has_databases(directory) {
+            let error = match directory.is_dir() {
+                true => format!("there are no databases in {}", directory.display()),
+                false => place::no_directory(directory),
             };
             return Err(format!("{error}{}", missing.hint()).into());
         }
-        let databases = place::make(folder, while_served, ignore_validation).await?;
+        let databases = place::make(directory, while_served, ignore_validation).await?;
         let database = match databases.get(name).await {
             Err(error) if error.kind() == ErrorKind::NotFound && missing == Missing::Create => {
                 databases.create(name).await?
@@ -218,7 +220,7 @@ impl Local {
     }
 
     async fn existing(&self, ids: &[&str], with_documents: bool) -> Result<Vec<Option<Existing>>, Error> {
-        let view = self.database.view();
+        let view = self.database.snapshot();
         let mut existing = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(summary) = view.find(id).await? else {
@@ -239,7 +241,7 @@ impl Local {
     }
 
     async fn missing(&self, items: &[&Item]) -> Result<Vec<bool>, Error> {
-        let view = self.database.view();
+        let view = self.database.snapshot();
         let mut is_missing = Vec::with_capacity(items.len());
         for item in items {
             let revision = item.revision.as_deref().unwrap_or_default();
@@ -254,7 +256,7 @@ impl Local {
 
     async fn local_document(&self, id: &str) -> Result<Option<Vec<u8>>, Error> {
         let name = id.strip_prefix("_local/").unwrap_or(id);
-        match self.database.view().local(name).await {
+        match self.database.snapshot().local(name).await {
             Ok((revision, body)) => Ok(Some(local_text(id, &revision, &body))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),

@@ -1,6 +1,6 @@
 //! Goal: loading counts what it stored, what was there and what was refused, adds nothing twice
 //! and overwrites nothing; dumping and loading again gives the same documents.
-//! Method: whole runs on a data folder.
+//! Method: whole runs on a data directory.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ struct Cli {
     args: Args,
 }
 
-/// Loads `text` into the database `cities` of the folder, and returns the counts.
-fn load_text(folder: &Path, text: &str, options: &[&str]) -> Counts {
-    let data = folder.join("data");
+/// Loads `text` into the database `cities` of the directory, and returns the counts.
+fn load_text(directory: &Path, text: &str, options: &[&str]) -> Counts {
+    let data = directory.join("data");
     let fixed = ["load", "-", "--db", "cities", "--create", "--data-dir", data.to_str().unwrap()];
     let args = Cli::parse_from(fixed.iter().chain(options)).args;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -34,7 +34,7 @@ fn load_text(folder: &Path, text: &str, options: &[&str]) -> Counts {
             errors: loader.errors,
             stopped: loader.stopped.clone(),
         };
-        // A local target's folder is free again once it is closed.
+        // A local target's directory is free again once it is closed.
         loader.target.close().await.unwrap();
         assert!(failed.is_none(), "{failed:?}");
         counts
@@ -54,8 +54,8 @@ fn counts(loaded: u64, there: u64, errors: u64) -> Counts {
 }
 
 /// The database's documents as lines.
-fn dumped(folder: &Path, options: &[&str]) -> Vec<String> {
-    let (data, out) = (folder.join("data"), folder.join("out.jsonl"));
+fn dumped(directory: &Path, options: &[&str]) -> Vec<String> {
+    let (data, out) = (directory.join("data"), directory.join("out.jsonl"));
     let written = out.clone();
     let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
     let fixed = ["dump", "--db", "cities", "--data-dir", data, "--force", "--out", out];
@@ -70,48 +70,48 @@ fn dumped(folder: &Path, options: &[&str]) -> Vec<String> {
 
 #[test]
 fn loading_again_adds_nothing_and_equal_documents_stay_apart() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"a\":1}\n{\"a\":2}\n{\"_id\":\"x\",\"b\":1}\n";
-    assert_eq!(load_text(folder.path(), text, &[]), counts(4, 0, 0));
-    assert_eq!(load_text(folder.path(), text, &[]), counts(0, 4, 0));
-    assert_eq!(load_text(folder.path(), "[{\"a\" : 1}, {\"a\":2}, {\"a\":3}]", &[]), counts(1, 2, 0));
-    assert_eq!(dumped(folder.path(), &[]).len(), 5);
+    assert_eq!(load_text(directory.path(), text, &[]), counts(4, 0, 0));
+    assert_eq!(load_text(directory.path(), text, &[]), counts(0, 4, 0));
+    assert_eq!(load_text(directory.path(), "[{\"a\" : 1}, {\"a\":2}, {\"a\":3}]", &[]), counts(1, 2, 0));
+    assert_eq!(dumped(directory.path(), &[]).len(), 5);
 }
 
 #[test]
 fn a_load_that_was_cut_off_goes_on() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let lines: Vec<String> = (0..100).map(|number| format!("{{\"n\":{number}}}\n")).collect();
-    assert_eq!(load_text(folder.path(), &lines[..37].concat(), &["--batch", "10"]), counts(37, 0, 0));
-    assert_eq!(load_text(folder.path(), &lines.concat(), &["--batch", "10"]), counts(63, 37, 0));
-    assert_eq!(dumped(folder.path(), &[]).len(), 100);
+    assert_eq!(load_text(directory.path(), &lines[..37].concat(), &["--batch", "10"]), counts(37, 0, 0));
+    assert_eq!(load_text(directory.path(), &lines.concat(), &["--batch", "10"]), counts(63, 37, 0));
+    assert_eq!(dumped(directory.path(), &[]).len(), 100);
 }
 
 #[test]
 fn other_content_under_the_same_id_is_an_error_and_overwrites_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let text = "{\"k\":\"x\",\"v\":1}\n{\"k\":\"x\",\"v\":2}\n{\"k\":\"x\",\"v\":1}\n";
-    assert_eq!(load_text(folder.path(), text, &["--id", "k"]), counts(1, 1, 1));
-    assert_eq!(load_text(folder.path(), text, &["--id", "k"]), counts(0, 2, 1));
-    assert_eq!(dumped(folder.path(), &["--no-rev"]), ["{\"_id\":\"x\",\"k\":\"x\",\"v\":1}"]);
+    assert_eq!(load_text(directory.path(), text, &["--id", "k"]), counts(1, 1, 1));
+    assert_eq!(load_text(directory.path(), text, &["--id", "k"]), counts(0, 2, 1));
+    assert_eq!(dumped(directory.path(), &["--no-rev"]), ["{\"_id\":\"x\",\"k\":\"x\",\"v\":1}"]);
 }
 
 #[test]
 fn a_bad_line_stops_behind_what_was_stored_or_is_passed_over() {
     let text = "{\"a\":1}\n{\"a\":2}\n{\"a\":\n{\"a\":3}\n";
-    let folder = tempfile::tempdir().unwrap();
-    let stopped = load_text(folder.path(), text, &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let stopped = load_text(directory.path(), text, &[]);
     assert_eq!((stopped.loaded, stopped.errors), (2, 1));
     assert!(stopped.stopped.as_ref().unwrap().starts_with("line 3: "), "{stopped:?}");
-    assert_eq!(load_text(folder.path(), text, &["--skip-errors"]), counts(1, 2, 1));
+    assert_eq!(load_text(directory.path(), text, &["--skip-errors"]), counts(1, 2, 1));
 }
 
 #[test]
 fn what_the_database_refuses_is_named_by_its_line() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"_id\":\"_x\"}\n{\"_nope\":1}\n{\"a\":3}\n";
-    assert_eq!(load_text(folder.path(), text, &["--skip-errors"]), counts(2, 0, 2));
-    let stopped = load_text(folder.path(), text, &[]);
+    assert_eq!(load_text(directory.path(), text, &["--skip-errors"]), counts(2, 0, 2));
+    let stopped = load_text(directory.path(), text, &[]);
     assert!(stopped.stopped.as_ref().unwrap().starts_with("line 2: "), "{stopped:?}");
 }
 
@@ -132,17 +132,17 @@ fn a_dump_loads_into_the_same_documents_and_revisions() {
 
 #[test]
 fn a_document_over_the_limit_is_an_error_with_its_line() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"a\":\"xxxxxxxxxxxxxxxxxxxx\"}\n{\"a\":2}\n";
-    let stopped = load_text(folder.path(), text, &["--max-document-size", "20"]);
+    let stopped = load_text(directory.path(), text, &["--max-document-size", "20"]);
     assert_eq!(stopped.stopped.as_deref(), Some("line 2: the document exceeds 20 bytes"));
-    assert_eq!(load_text(folder.path(), text, &[]), counts(2, 1, 0));
+    assert_eq!(load_text(directory.path(), text, &[]), counts(2, 1, 0));
 }
 
 #[test]
 fn a_missing_database_is_an_error_that_names_the_way_to_make_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().to_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().to_str().unwrap();
     let args = Cli::parse_from(["load", "/dev/null", "--db", "cities", "--data-dir", data]).args;
     let error = run(args).unwrap_err().to_string();
     assert!(error.contains("--create"), "{error}");

@@ -5,15 +5,15 @@ use std::process::Command;
 
 #[test]
 fn the_small_form_measures_every_part_and_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_settee"))
         .args(["bench", "store", "--small", "--json", "--data-dir"])
-        .arg(folder.path())
+        .arg(directory.path())
         .output()
         .unwrap();
     let (said, rows) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{said}\n{rows}");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left behind");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "files are left behind");
     let rows: Vec<serde_json::Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(rows.iter().all(|row| row["met"].is_null()), "seconds are too short for a verdict: {rows:?}");
     for start in [

@@ -1,13 +1,13 @@
 //! Goal: `load`, `dump` and `bench` do with a running server what they promise, and tell by
 //! their exit code where they didn't.
-//! Method: the built binary, on free ports and temporary folders.
+//! Method: the built binary, on free ports and temporary directories.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// A server on a free port, with its data in a folder of its own.
+/// A server on a free port, with its data in a directory of its own.
 struct Server {
     child: Child,
     url: String,
@@ -116,7 +116,7 @@ fn errors_say_what_to_do() {
     assert!(in_use.contains(data) && in_use.contains("--url"), "{in_use}");
     assert!(
         fails(&["dump", "--db", "x", "--data-dir", "/nonexistent"], "")
-            .contains("no data folder /nonexistent")
+            .contains("no data directory /nonexistent")
     );
     assert!(fails(&["load", "/nonexistent", "--db", "x"], "").contains("/nonexistent"));
 }
@@ -151,22 +151,22 @@ fn a_dump_that_breaks_off_fails_and_leaves_no_file() {
         [(cut_chunks, "closed the connection"), (fewer, "1 documents came where 2")];
     for (listing, message) in cases {
         let url = scripted_server(Box::leak(Box::new([database, ("_all_docs", listing)])));
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("out.jsonl");
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("out.jsonl");
         let error = fails(&["dump", "--db", "db", "--url", &url, "--out", out.to_str().unwrap()], "");
         assert!(error.contains(message), "{error}");
-        assert_eq!(entries(folder.path()), 0, "{message}");
+        assert_eq!(entries(directory.path()), 0, "{message}");
     }
 }
 
-fn entries(folder: &Path) -> usize {
-    std::fs::read_dir(folder).unwrap().count()
+fn entries(directory: &Path) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
 }
 
 #[test]
 fn the_bench_tables_run_and_leave_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = ["--data-dir", folder.path().to_str().unwrap(), "--json"];
+    let directory = tempfile::tempdir().unwrap();
+    let place = ["--data-dir", directory.path().to_str().unwrap(), "--json"];
     let fabric = ["bench", "--docs", "20", "--batch", "7", "--updates", "2"];
     let http = ["bench", "http", "--spawn", "--scale", "0.001", "--rows", "get-64,put-50,all-docs,followers"];
     let cases: [(Vec<&str>, usize); 3] = [
@@ -181,14 +181,14 @@ fn the_bench_tables_run_and_leave_nothing_behind() {
             rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
         assert_eq!(rows.len(), count, "{arguments:?}");
         assert!(rows.iter().all(|row| row["rate"].as_f64().unwrap() > 0.0), "{rows:?}");
-        assert_eq!(entries(folder.path()), 0, "{arguments:?}");
+        assert_eq!(entries(directory.path()), 0, "{arguments:?}");
     }
 }
 
 #[test]
 fn a_bench_without_room_on_the_disk_says_how_much_it_needs() {
-    let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().to_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().to_str().unwrap();
     let error = fails(&["bench", "--docs", "1000000000000", "--doc-size", "large", "--data-dir", data], "");
     assert!(error.contains("MB free and has"), "{error}");
 }

@@ -57,18 +57,18 @@ fn values(shown: &Value) -> Vec<(String, Value)> {
 
 /// CouchDB's files.
 fn couchdb(file: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/couchdb");
-    name(&folder.join(file)).to_owned()
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/couchdb");
+    name(&directory.join(file)).to_owned()
 }
 
 #[test]
 fn each_value_is_shown_with_the_flag_variable_or_file_that_it_comes_from() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("settee.toml");
     std::fs::write(&file, "[limits]\nmax_uuids = 5\nmax_headers = 50\nmax_streams = 9\n").unwrap();
-    std::fs::write(folder.path().join("config.toml"), "[chttpd]\nchanges_timeout = \"7\"\n").unwrap();
+    std::fs::write(directory.path().join("config.toml"), "[chttpd]\nchanges_timeout = \"7\"\n").unwrap();
     let command = || {
-        let data = name(folder.path());
+        let data = name(directory.path());
         let mut command =
             settee(&["config", "--data-dir", data, "--max-uuids", "6", "--config", name(&file)]);
         command
@@ -102,9 +102,9 @@ fn each_value_is_shown_with_the_flag_variable_or_file_that_it_comes_from() {
 
 #[test]
 fn what_is_printed_holds_the_same_as_a_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("printed.toml");
-    let data = name(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("printed.toml");
+    let data = name(directory.path());
     let given = ["--data-dir", data, "--max-uuids", "6", "--io-threads", "3", "--listen", "[::1]:0"];
     let first = json(settee(&[&["config", "--json"], &given[..]].concat()));
     let printed = done(settee(&[&["config"], &given[..]].concat())).stdout;
@@ -117,9 +117,9 @@ fn what_is_printed_holds_the_same_as_a_file() {
 
 #[test]
 fn what_the_server_refuses_is_refused_with_the_same_words() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("settee.toml");
-    let none = folder.path().join("none.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("settee.toml");
+    let none = directory.path().join("none.toml");
     for (written, words) in [
         ("[limits]\nmax_fun = 1", "line 2: unknown key `max_fun` in [limits]"),
         ("[store]\n\nmax_uuids = 1", "line 3: unknown key `max_uuids` in [store]; it belongs in [limits]"),
@@ -148,19 +148,19 @@ fn what_the_server_refuses_is_refused_with_the_same_words() {
 }
 
 #[test]
-fn what_the_data_folder_has_and_can_not_mean_is_said() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("config.toml"), "[uuids\n").unwrap();
-    let output = done(settee(&["config", "--data-dir", name(folder.path())]));
+fn what_the_data_directory_has_and_can_not_mean_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.toml"), "[uuids\n").unwrap();
+    let output = done(settee(&["config", "--data-dir", name(directory.path())]));
     assert!(text(&output.stderr).contains("left out"), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("left out"), "{}", text(&output.stdout));
 }
 
 /// Converts CouchDB's files of the example; the result and what was said.
 fn import(others: &[&str]) -> (String, String) {
-    let (default, local, folder) = (couchdb("default.ini"), couchdb("local.ini"), couchdb("local.d"));
+    let (default, local, directory) = (couchdb("default.ini"), couchdb("local.ini"), couchdb("local.d"));
     let mut command = settee(&["config", "import-ini"]);
-    command.args(others).args([default, local, folder]);
+    command.args(others).args([default, local, directory]);
     let output = command.output().unwrap();
     // Their administrators' passwords are hashes.
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
@@ -169,8 +169,8 @@ fn import(others: &[&str]) -> (String, String) {
 
 #[test]
 fn couchdbs_files_become_settings_that_hold() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("settee.toml");
     let (stdout, said) = import(&["-o", name(&file)]);
     assert!(stdout.is_empty(), "{stdout}");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
@@ -199,14 +199,14 @@ fn couchdbs_files_become_settings_that_hold() {
 
 #[test]
 fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("settee.toml");
     let (_, said) = import(&["-o", name(&file)]);
     let written = std::fs::read_to_string(&file).unwrap();
     for text in [&said, &written] {
         assert!(text.contains("no administrator was taken over (admin, architect)"), "{text}");
     }
-    let data = folder.path().join("data");
+    let data = directory.path().join("data");
     let mut serve =
         settee(&["serve", "--config", name(&file), "--listen", "127.0.0.1:0", "--data-dir", name(&data)]);
     let mut server = serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -222,7 +222,7 @@ fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so()
     read.unwrap();
     assert!(answer.contains(" 401 "), "the server isn't open: {answer}");
 
-    let ini = folder.path().join("local.ini");
+    let ini = directory.path().join("local.ini");
     std::fs::write(&ini, "[admins]\nann = -pbkdf2-1,2,3\nben = in the clear\n").unwrap();
     let taken = text(&done(settee(&["config", "import-ini", name(&ini)])).stdout);
     assert!(taken.contains("admin = \"ben:in the clear\"") && !taken.contains("INCOMPLETE"), "{taken}");
@@ -279,8 +279,8 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
 
 #[test]
 fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("settee.toml");
     std::fs::write(&file, "mine").unwrap();
     let ini = couchdb("local.ini");
     let import = |out: &Path, more: &[&str]| {
@@ -290,20 +290,20 @@ fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
     let refused = import(&file, &[]);
     assert!(!refused.status.success() && text(&refused.stderr).contains("--force"), "{refused:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
-    let link = folder.path().join("link.toml");
+    let link = directory.path().join("link.toml");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     assert!(import(&link, &["--force"]).status.success());
     assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink(), "the link stays");
     assert!(std::fs::read_to_string(&file).unwrap().contains("listen = \"[::]:5985\""));
-    assert!(!import(folder.path(), &["--force"]).status.success(), "a folder is no file");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside");
+    assert!(!import(directory.path(), &["--force"]).status.success(), "a directory is no file");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing is left beside");
 }
 
 #[test]
 fn what_can_not_be_read_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let none = folder.path().join("none.ini");
-    for (path, words) in [(&none, "No such file"), (&PathBuf::from(folder.path()), "there is no *.ini")] {
+    let directory = tempfile::tempdir().unwrap();
+    let none = directory.path().join("none.ini");
+    for (path, words) in [(&none, "No such file"), (&PathBuf::from(directory.path()), "there is no *.ini")] {
         let output = settee(&["config", "import-ini", name(path)]).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{output:?}");
         assert!(text(&output.stderr).contains(words), "{output:?}");

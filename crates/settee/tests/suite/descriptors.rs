@@ -1,5 +1,5 @@
 //! Goal: connections never take the descriptors that the databases need for their next segments, and for
-//! the folders that they sync.
+//! the directories that they sync.
 //! Method: the built binary with few descriptors; many more connections than that, which say nothing,
 //! while others write many segments.
 
@@ -51,12 +51,12 @@ impl Drop for Server {
 
 #[test]
 fn connections_leave_the_descriptors_that_new_segments_need() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -n {DESCRIPTOR_COUNT} && exec \"$0\" \"$@\"")]);
     command.arg(env!("CARGO_BIN_EXE_settee"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "root:secret", "--data-dir"]);
-    command.arg(folder.path()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.arg(directory.path()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = Server(command.spawn().unwrap());
     let words = BufReader::new(server.0.stdout.take().unwrap()).lines();
     let address = words

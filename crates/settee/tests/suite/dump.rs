@@ -1,4 +1,4 @@
-//! Goal: a dump with all revisions and attachments comes back whole, in a data folder and over HTTP; what a
+//! Goal: a dump with all revisions and attachments comes back whole, in a data directory and over HTTP; what a
 //! dump leaves out is counted; what other programs wrote is loaded, or refused with a hint.
 //! Method: a database with conflicts, deletions, attachments and local documents; the built binary.
 
@@ -70,11 +70,11 @@ fn a_whole_dump_comes_back_with_every_leaf_attachment_and_local_document() {
     assert!(load("again", ["--url", &url], &dumped).starts_with("loaded 7 documents (0 already there"));
     assert!(load("again", ["--url", &url], &dumped).starts_with("loaded 0 documents (7 already there"));
     assert_eq!(lines(&dump("again", ["--url", &url]).0), lines(&dumped));
-    // Into a data folder, and from there.
-    let folder = ["--data-dir", name(&copy)];
-    assert!(load("cities", folder, &dumped).starts_with("loaded 7 documents (0 already there"));
-    assert!(load("cities", folder, &dumped).starts_with("loaded 0 documents (7 already there"));
-    assert_eq!(lines(&dump("cities", folder).0), lines(&dumped));
+    // Into a data directory, and from there.
+    let directory = ["--data-dir", name(&copy)];
+    assert!(load("cities", directory, &dumped).starts_with("loaded 7 documents (0 already there"));
+    assert!(load("cities", directory, &dumped).starts_with("loaded 0 documents (7 already there"));
+    assert_eq!(lines(&dump("cities", directory).0), lines(&dumped));
     server.stop();
     assert_eq!(lines(&dump("cities", ["--data-dir", name(&data)]).0), lines(&dumped));
 
@@ -114,8 +114,8 @@ fn what_a_dump_leaves_out_is_counted_and_its_stubs_are_refused_with_a_hint() {
     assert!(!with_content.1.contains("attachment"), "{}", with_content.1);
     server.stop();
     let place = ["--data-dir", name(&data)];
-    let from_folder = ok(&[&["dump", "--db", "cities"], &place[..]].concat(), b"");
-    assert_eq!(from_folder, over_http);
+    let from_directory = ok(&[&["dump", "--db", "cities"], &place[..]].concat(), b"");
+    assert_eq!(from_directory, over_http);
     let again = ok(&[&["dump", "--db", "cities", "--attachments"], &place[..]].concat(), b"");
     assert_eq!(lines(&again.0), lines(&with_content.0));
 

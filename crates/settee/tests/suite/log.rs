@@ -184,7 +184,7 @@ fn fill(writer: &mut io::PipeWriter) {
 fn logged(arguments: &[&str], act: impl FnOnce(&Server)) -> String {
     let home = tempfile::tempdir().unwrap();
     let (mut reader, writer): (PipeReader, _) = io::pipe().unwrap();
-    // A data folder that the server makes is closed to others, and no line says so.
+    // A data directory that the server makes is closed to others, and no line says so.
     let server = Server::start(&home.path().join("data"), arguments, writer);
     act(&server);
     server.stop();
@@ -208,8 +208,8 @@ fn each_start_logs_one_line_with_the_address_and_the_settings_at_debug_alone() {
 
 #[test]
 fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let [log, aside, settings] = ["log", "log.1", "settee.toml"].map(|name| folder.path().join(name));
+    let directory = tempfile::tempdir().unwrap();
+    let [log, aside, settings] = ["log", "log.1", "settee.toml"].map(|name| directory.path().join(name));
     std::fs::write(&settings, format!("log_file = {log:?}\nlog_level = \"info\"\n")).unwrap();
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let text = logged(&["--config", settings.to_str().unwrap()], |server| {

@@ -1,6 +1,6 @@
 //! Goal: `check`, `compact`, `backup` and `restore` do what they promise, and tell by their exit code where
 //! they can't.
-//! Method: the built binary on temporary folders, with and without a server; a bit flipped in each kind of
+//! Method: the built binary on temporary directories, with and without a server; a bit flipped in each kind of
 //! file.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -122,8 +122,8 @@ fn dechunked(body: &str) -> String {
     text
 }
 
-fn files(folder: &Path, kind: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn files(directory: &Path, kind: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = entries.filter(|path| path.to_string_lossy().ends_with(kind)).collect();
     files.sort();
     files
@@ -251,7 +251,7 @@ fn a_backup_of_a_running_server_is_sound_incremental_and_can_be_restored() {
     assert!(dumped.lines().count() == 401 && dumped.contains("\"round\":5"), "{}", dumped.lines().count());
     assert!(!new.join("server-uuid").exists());
     assert_eq!(server_free_errors(home.path(), &data, &backup), 0);
-    // Without a server the folder itself is copied.
+    // Without a server the directory itself is copied.
     let (code, text) = run(&["backup", backup_text, "--data-dir", data.to_str().unwrap()]);
     assert!(code == 0 && text.contains("000004"), "{text}");
     assert_ne!(run(&["restore", backup_text, new.to_str().unwrap()]).0, 0, "it isn't empty");
@@ -260,15 +260,15 @@ fn a_backup_of_a_running_server_is_sound_incremental_and_can_be_restored() {
 /// Tries what is refused, with its exit code and a part of its message; returns what was left behind by it.
 fn server_free_errors(home: &Path, data: &Path, backup: &Path) -> usize {
     let path = |path: &Path| path.to_str().unwrap().to_owned();
-    let (run_folder, empty) = (backup.join("000001"), home.join("empty"));
+    let (run_directory, empty) = (backup.join("000001"), home.join("empty"));
     let unrelated = home.join("unrelated");
     std::fs::create_dir_all(&empty).unwrap();
     std::fs::create_dir_all(&unrelated).unwrap();
     std::fs::write(unrelated.join("letter"), "dear").unwrap();
     std::os::unix::fs::symlink(data, home.join("link")).unwrap();
-    let (data_text, backup_text, run_text) = (path(data), path(backup), path(&run_folder));
-    let before = |folder: &Path| std::fs::read_dir(folder).unwrap().count();
-    let counts = [before(&empty), before(&unrelated), before(&run_folder), before(data), before(backup)];
+    let (data_text, backup_text, run_text) = (path(data), path(backup), path(&run_directory));
+    let before = |directory: &Path| std::fs::read_dir(directory).unwrap().count();
+    let counts = [before(&empty), before(&unrelated), before(&run_directory), before(data), before(backup)];
     let cases: &[(&[&str], &str)] = &[
         (&["compact", &path(&empty)], "there are no databases in"),
         (&["backup", &path(&home.join("bk")), "--data-dir", &path(&empty)], "there are no databases in"),
@@ -278,24 +278,24 @@ fn server_free_errors(home: &Path, data: &Path, backup: &Path) -> usize {
         (&["dump", "--db", "cities", "--data-dir", &run_text], "settee restore"),
         (&["load", "/dev/null", "--db", "x", "--create", "--data-dir", &run_text], "settee restore"),
         (&["serve", "--listen", "127.0.0.1:0", "--data-dir", &run_text], "settee restore"),
-        (&["backup", &data_text, "--data-dir", &data_text], "isn't in the data folder"),
-        (&["backup", &path(&data.join("bk")), "--data-dir", &data_text], "isn't in the data folder"),
-        (&["backup", &path(&home.join("link/bk")), "--data-dir", &data_text], "isn't in the data folder"),
+        (&["backup", &data_text, "--data-dir", &data_text], "isn't in the data directory"),
+        (&["backup", &path(&data.join("bk")), "--data-dir", &data_text], "isn't in the data directory"),
+        (&["backup", &path(&home.join("link/bk")), "--data-dir", &data_text], "isn't in the data directory"),
         (&["backup", &path(&unrelated), "--data-dir", &data_text], "is not empty"),
         (&["backup", &path(&unrelated.join("letter")), "--data-dir", &data_text], "can't hold a backup"),
-        (&["restore", &backup_text, &path(&run_folder.join("x"))], "which is a run of a backup"),
+        (&["restore", &backup_text, &path(&run_directory.join("x"))], "which is a run of a backup"),
         (&["restore", &backup_text, &path(&backup.join("x"))], "which holds the runs"),
-        (&["restore", &backup_text, &path(&data.join("x"))], "which is a data folder"),
+        (&["restore", &backup_text, &path(&data.join("x"))], "which is a data directory"),
     ];
     for (arguments, message) in cases {
         let (code, text) = run(arguments);
         assert!(code == 1 && text.contains(message), "{arguments:?}: {code} {text}");
     }
     let (code, text) = run(&["check", &data_text, "--repair", &path(&data.join("new"))]);
-    assert!(code == 2 && text.contains("which is a data folder"), "{text}");
+    assert!(code == 2 && text.contains("which is a data directory"), "{text}");
     let (code, text) = run(&["check", &backup_text]);
     assert!(code == 2 && text.contains("runs of a backup"), "{text}");
-    let after = [before(&empty), before(&unrelated), before(&run_folder), before(data), before(backup)];
+    let after = [before(&empty), before(&unrelated), before(&run_directory), before(data), before(backup)];
     assert_eq!(counts, after);
     std::fs::remove_file(home.join("link")).unwrap();
     usize::from(home.join("bk").exists())
@@ -325,8 +325,8 @@ fn followers_of_the_original_are_told_every_change_of_a_restored_copy_which_is_a
     };
     assert_eq!(server.send("PUT", "/cities", "application/json", "").0, 201);
     assert_eq!(server.post("/cities/_bulk_docs", &docs(0, 100)).0, 201);
-    let folder = serde_json::json!({ "folder": backup }).to_string();
-    assert_eq!(server.post("/_settee/backup", &folder).0, 201);
+    let directory = serde_json::json!({ "folder": backup }).to_string();
+    assert_eq!(server.post("/_settee/backup", &directory).0, 201);
     // The follower has heard of these, which the copy will not have.
     assert_eq!(server.post("/cities/_bulk_docs", &docs(100, 200)).0, 201);
     let (before, database) = (get(&server, "/"), get(&server, "/cities"));
@@ -374,9 +374,9 @@ fn a_database_lost_after_a_kill_is_told_and_a_damaged_one_keeps_no_other_from_it
     let url = format!("http://{}", server.address);
     let (code, text) = run(&["backup", backup_text, "--url", &url]);
     assert!(code == 1 && text.contains("lost: ") && text.contains("1 of 2 databases"), "{text}");
-    for folder in ["relative", "/dev/null", "/dev/null/x", &format!("{data_text}/x"), data_text] {
-        let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{folder}\"}}"));
-        assert_eq!(status, 400, "{folder}: {text}");
+    for directory in ["relative", "/dev/null", "/dev/null/x", &format!("{data_text}/x"), data_text] {
+        let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{directory}\"}}"));
+        assert_eq!(status, 400, "{directory}: {text}");
     }
     server.stop();
     let (code, text) = run(&["backup", backup_text, "--data-dir", data_text]);

@@ -19,13 +19,13 @@ struct Server {
     child: Child,
     address: String,
     base_bytes: u64,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Server {
     fn start(arguments: &[&str]) -> Server {
-        let folder = tempfile::tempdir().unwrap();
-        let data = name(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let data = name(directory.path());
         let mut command = settee(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data]);
         command.args(arguments).env("SETTEE_ADMIN", ADMIN).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
@@ -35,7 +35,7 @@ impl Server {
             Some(rest.trim_end_matches('/').to_owned())
         });
         let address = address.expect("it says where it listens");
-        let mut server = Server { child, address, base_bytes: 0, folder };
+        let mut server = Server { child, address, base_bytes: 0, directory };
         assert_eq!(server.ask("PUT", "/db", b""), 201);
         server.base_bytes = server.bytes("VmRSS:");
         server
@@ -151,7 +151,7 @@ fn a_server_that_is_killed_while_it_spools_leaves_no_file() {
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&body).unwrap();
     let descriptors = format!("/proc/{}/fd", server.child.id());
-    let spool = server.folder.path().join("spool");
+    let spool = server.directory.path().join("spool");
     let is_spool = |entry: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_link(entry.unwrap().path()).is_ok_and(|file| file.starts_with(&spool))
     };

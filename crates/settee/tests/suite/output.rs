@@ -67,22 +67,22 @@ fn what_is_not_there_is_named_with_a_hint_that_fits() {
     let data = home.path().join("data");
     ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], b"{}");
     let (nowhere, empty, data) = (name(&nowhere), name(&empty), name(&data));
-    let no_folder = format!("there is no data folder {nowhere}");
+    let no_directory = format!("there is no data directory {nowhere}");
     let no_databases = format!("there are no databases in {empty}");
     for (arguments, code, message, hints) in [
-        (&["check", nowhere][..], 2, &*no_folder, false),
+        (&["check", nowhere][..], 2, &*no_directory, false),
         (&["check", empty], 2, &no_databases, false),
         (&["check", data, "--db", "y"], 2, "there is no database y", false),
-        (&["compact", nowhere], 1, &no_folder, false),
+        (&["compact", nowhere], 1, &no_directory, false),
         (&["compact", data, "--db", "y"], 1, "there is no database y", false),
-        (&["backup", "b", "--data-dir", nowhere], 1, &no_folder, false),
+        (&["backup", "b", "--data-dir", nowhere], 1, &no_directory, false),
         (&["restore", nowhere, "r"], 1, "there is no backup", false),
-        (&["dump", "--db", "x", "--data-dir", nowhere], 1, &no_folder, false),
+        (&["dump", "--db", "x", "--data-dir", nowhere], 1, &no_directory, false),
         (&["dump", "--db", "x", "--data-dir", empty], 1, &no_databases, false),
         (&["dump", "--db", "y", "--data-dir", data], 1, "there is no database y", false),
         (&["load", "-", "--db", "y", "--data-dir", data], 1, "there is no database y", true),
         (&["load", "-", "--db", "y", "--data-dir", empty], 1, &no_databases, true),
-        (&["load", "-", "--db", "y", "--data-dir", nowhere], 1, &no_folder, true),
+        (&["load", "-", "--db", "y", "--data-dir", nowhere], 1, &no_directory, true),
     ] {
         let (found, said) = fails(arguments, b"");
         assert_eq!(found, code, "{arguments:?}: {said}");

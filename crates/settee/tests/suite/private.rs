@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{ADMIN, Server, fails, name, ok, run, settee, text};
 
-/// All that a folder holds, itself included, whose permissions let others in.
-fn open_to_others(folder: &Path) -> Vec<(PathBuf, u32)> {
+/// All that a directory holds, itself included, whose permissions let others in.
+fn open_to_others(directory: &Path) -> Vec<(PathBuf, u32)> {
     let mut found = Vec::new();
-    let mut folders = vec![folder.to_path_buf()];
+    let mut directories = vec![directory.to_path_buf()];
     let mut count = 0;
-    while let Some(folder) = folders.pop() {
+    while let Some(directory) = directories.pop() {
         let entries: Vec<PathBuf> =
-            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-        folders.extend(entries.iter().filter(|path| path.is_dir()).cloned());
-        for path in entries.into_iter().chain([folder]) {
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        directories.extend(entries.iter().filter(|path| path.is_dir()).cloned());
+        for path in entries.into_iter().chain([directory]) {
             let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
             let expected = if path.is_dir() { 0o700 } else { 0o600 };
             count += 1;
@@ -34,11 +34,11 @@ fn set(path: &Path, mode: u32) {
 }
 
 /// As an older version left its data.
-fn open_all(folder: &Path) {
-    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+fn open_all(directory: &Path) {
+    for entry in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.is_dir() { open_all(&entry) } else { set(&entry, 0o644) }
     }
-    set(folder, 0o755);
+    set(directory, 0o755);
 }
 
 #[test]
@@ -54,8 +54,8 @@ fn data_backups_restored_and_repaired_data_are_closed_to_others() {
     server.stop();
     ok(&["restore", name(&backup), name(&restored)], b"");
     ok(&["check", name(&data), "--repair", name(&repaired)], b"");
-    for folder in [&data, &backup, &restored, &repaired] {
-        assert_eq!(open_to_others(folder), [], "{}", folder.display());
+    for directory in [&data, &backup, &restored, &repaired] {
+        assert_eq!(open_to_others(directory), [], "{}", directory.display());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Goal: a server that can't start says why, ends with exit code 1 and changes nothing; one that
 //! starts says with what.
-//! Method: the built binary, on folders, files and data that it can't use.
+//! Method: the built binary, on directories, files and data that it can't use.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -113,9 +113,9 @@ fn name(path: &Path) -> &str {
 }
 
 #[test]
-fn a_file_in_the_place_of_the_data_folder_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
+fn a_file_in_the_place_of_the_data_directory_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
     std::fs::write(&file, "not mine").unwrap();
     for data in [file.clone(), file.join("below")] {
         let error = refusal(serve(&data, &[]));
@@ -127,8 +127,8 @@ fn a_file_in_the_place_of_the_data_folder_is_named() {
 #[test]
 fn each_start_says_that_functions_which_check_writes_are_ignored() {
     const SAID: &str = "validate_doc_update functions are stored and not run";
-    let folder = tempfile::tempdir().unwrap();
-    let start = |arguments: &[&str]| Running::start(serve(folder.path(), arguments)).stop();
+    let directory = tempfile::tempdir().unwrap();
+    let start = |arguments: &[&str]| Running::start(serve(directory.path(), arguments)).stop();
     for _ in 0..2 {
         let text = start(&["--ignore-validation", "true"]);
         assert!(text.contains(SAID), "{text}");
@@ -138,26 +138,26 @@ fn each_start_says_that_functions_which_check_writes_are_ignored() {
 }
 
 #[test]
-fn a_data_folder_on_a_file_system_that_takes_none_is_named() {
+fn a_data_directory_on_a_file_system_that_takes_none_is_named() {
     let error = refusal(serve(Path::new("/proc/settee-data"), &[]));
     assert!(error.contains("cannot open the data in /proc/settee-data"), "{error}");
 }
 
 #[test]
-fn a_data_folder_without_permission_is_named() {
-    let folder = tempfile::tempdir().unwrap();
+fn a_data_directory_without_permission_is_named() {
+    let directory = tempfile::tempdir().unwrap();
     let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
-    open(folder.path(), 0o755);
-    // A copy, since the build's own folder may be one that others can't enter.
-    let program = folder.path().join("settee");
+    open(directory.path(), 0o755);
+    // A copy, since the build's own directory may be one that others can't enter.
+    let program = directory.path().join("settee");
     std::fs::copy(env!("CARGO_BIN_EXE_settee"), &program).unwrap();
-    let data = folder.path().join("data");
+    let data = directory.path().join("data");
     std::fs::create_dir(&data).unwrap();
     open(&data, 0o500);
     for data in [data.clone(), data.join("below")] {
         let mut command = serve_with(&program, &data, &[]);
         // Root may everywhere.
-        if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(folder.path()).unwrap()) == 0 {
+        if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(directory.path()).unwrap()) == 0 {
             command.uid(NOBODY).gid(NOBODY);
         }
         let error = refusal(command);
@@ -168,7 +168,7 @@ fn a_data_folder_without_permission_is_named() {
 }
 
 #[test]
-fn a_data_folder_that_is_in_use_is_named() {
+fn a_data_directory_that_is_in_use_is_named() {
     let data = tempfile::tempdir().unwrap();
     let first = Running::start(serve(data.path(), &[]));
     let error = refusal(serve(data.path(), &[]));
@@ -205,9 +205,9 @@ fn a_damaged_catalogue_is_named_and_left_as_it_is() {
 /// XXH3-64 of that header's first 72 bytes.
 const CHECKSUM_OF_99: u64 = 0x250b_a85d_9680_58c9;
 
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
         match entry.file_type().unwrap().is_dir() {
             true => found.extend(files(&entry.path())),
             false => drop(found.insert(entry.path(), std::fs::read(entry.path()).unwrap())),
@@ -226,13 +226,13 @@ fn a_damaged_identity_is_named() {
 
 #[test]
 fn a_bad_setting_is_named_before_anything_is_touched() {
-    let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().join("data");
-    let file = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let file = directory.path().join("settee.toml");
     std::fs::write(&file, "[log]\nsegment_bytes_max = 5\n").unwrap();
     let error = refusal(serve(&data, &["--config", name(&file)]));
     assert!(error.contains("`segment_bytes_max` is 5"), "{error}");
-    let error = refusal(serve(&data, &["--config", name(&folder.path().join("none"))]));
+    let error = refusal(serve(&data, &["--config", name(&directory.path().join("none"))]));
     assert!(error.contains("none: No such file"), "{error}");
     assert!(!data.exists());
 }

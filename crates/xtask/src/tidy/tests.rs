@@ -66,11 +66,11 @@ fn the_simulation_is_for_tests_alone_and_knows_files_alone() {
 
 #[test]
 fn faults_are_planted_by_a_crates_own_tests_alone() {
-    let own = "settee-log = { path = \".\", features = [\"planted-faults\"] }";
+    let own = "settee-log = { path = \".\", features = [\"failpoints\"] }";
     assert_eq!(manifest_breaches("settee-log", &format!("[dev-dependencies]\n{own}")), [""; 0]);
-    assert_eq!(manifest_breaches("settee-log", "[features]\nplanted-faults = []"), [""; 0]);
-    assert_eq!(manifest_breaches("settee-log", "[features]\ndefault = [\"planted-faults\"]").len(), 1);
-    let others = "settee-log = { path = \"../settee-log\", features = [\"planted-faults\"] }";
+    assert_eq!(manifest_breaches("settee-log", "[features]\nfailpoints = []"), [""; 0]);
+    assert_eq!(manifest_breaches("settee-log", "[features]\ndefault = [\"failpoints\"]").len(), 1);
+    let others = "settee-log = { path = \"../settee-log\", features = [\"failpoints\"] }";
     for kind in ["dependencies", "dev-dependencies"] {
         assert_eq!(manifest_breaches("settee-store", &format!("[{kind}]\n{others}")).len(), 1, "{kind}");
     }
@@ -84,7 +84,7 @@ fn the_tasks_stand_apart() {
 }
 
 #[test]
-fn a_crate_has_its_folders_name_and_a_place() {
+fn a_crate_has_its_directories_name_and_a_place() {
     assert_eq!(breaches("crates/settee-io/Cargo.toml", "[package]\nname = \"settee-files\"\n").len(), 1);
     assert_eq!(manifest_breaches("settee-cushion", "[dependencies]").len(), 1);
     assert_eq!(breaches("crates/settee-io/Cargo.toml", "[package\n").len(), 1, "not TOML");

@@ -71,12 +71,12 @@ impl Base {
         self
     }
 
-    pub(crate) fn finish(&self, report: &mut Report, folder: &Path) -> Result<(), Failure> {
+    pub(crate) fn finish(&self, report: &mut Report, directory: &Path) -> Result<(), Failure> {
         report.open_seconds = self.open_seconds;
         report.peak_bytes = status("VmHWM:").saturating_sub(self.resident);
         report.anonymous_bytes = status("RssAnon:").saturating_sub(self.anonymous);
         report.written_bytes_in_all = counter("write_bytes:") - self.written;
-        report.disk_bytes = disk_bytes(folder)?;
+        report.disk_bytes = disk_bytes(directory)?;
         Ok(())
     }
 }
@@ -96,9 +96,9 @@ impl Stretch {
         Stretch::of_device(None)
     }
 
-    /// Counts the reads of the folder's device as well, whoever asks for them.
-    pub(crate) fn with_reads(folder: &Path) -> Stretch {
-        Stretch::of_device(device(folder))
+    /// Counts the reads of the directory's device as well, whoever asks for them.
+    pub(crate) fn with_reads(directory: &Path) -> Stretch {
+        Stretch::of_device(device(directory))
     }
 
     fn of_device(device: Option<(u32, u32)>) -> Stretch {
@@ -146,9 +146,9 @@ fn field(path: &str, name: &str) -> u64 {
     value.split_ascii_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// The numbers of the device that a folder is on.
-fn device(folder: &Path) -> Option<(u32, u32)> {
-    let number = fs::metadata(folder).ok()?.dev();
+/// The numbers of the device that a directory is on.
+fn device(directory: &Path) -> Option<(u32, u32)> {
+    let number = fs::metadata(directory).ok()?.dev();
     Some((rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
@@ -165,16 +165,16 @@ fn device_reads(device: Option<(u32, u32)>) -> u64 {
     count.unwrap_or(0)
 }
 
-/// Bytes that the files below a folder take on the disk. Files that go meanwhile don't count.
-pub(crate) fn disk_bytes(folder: &Path) -> Result<u64, Failure> {
+/// Bytes that the files below a directory take on the disk. Files that go meanwhile don't count.
+pub(crate) fn disk_bytes(directory: &Path) -> Result<u64, Failure> {
     let mut sum = 0;
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        let Ok(entries) = fs::read_dir(folder) else { continue };
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let Ok(entries) = fs::read_dir(directory) else { continue };
         for entry in entries {
             let entry = entry?;
             match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => folders.push(entry.path()),
+                Ok(metadata) if metadata.is_dir() => directories.push(entry.path()),
                 Ok(metadata) => sum += metadata.blocks() * 512,
                 Err(_) => {}
             }

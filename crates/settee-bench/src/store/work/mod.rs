@@ -1,7 +1,7 @@
 //! What is done to a store, the same for every engine: ours and the peers' program compile this
-//! folder both (so it uses nothing of either crate), and differ in how they implement [`Subject`].
+//! directory both (so it uses nothing of either crate), and differ in how they implement [`Subject`].
 //!
-//! A run is one [`Spec`] on one folder in a process of its own, and ends with one [`Report`].
+//! A run is one [`Spec`] on one directory in a process of its own, and ends with one [`Report`].
 //! Engines that block answer at once: their futures are never pending.
 //!
 //! Invariants:
@@ -103,7 +103,7 @@ pub(crate) struct Second {
     pub reads: u64,
     pub read_p50_us: f64,
     pub read_p99_us: f64,
-    /// Bytes of the folder, and of keys and values that live in it.
+    /// Bytes of the directory, and of keys and values that live in it.
     pub disk_bytes: u64,
     pub live_bytes: u64,
     /// What the engine says of itself.
@@ -136,7 +136,7 @@ pub(crate) struct Report {
     /// of these pages of its own (no files mapped), by what the system tells at the end.
     pub peak_bytes: u64,
     pub anonymous_bytes: u64,
-    /// Bytes of the folder at the end.
+    /// Bytes of the directory at the end.
     pub disk_bytes: u64,
     /// Reads beside a load, those that found a value, and how far what they saw lay behind the
     /// writer, in records, on average.
@@ -223,7 +223,7 @@ pub(crate) trait Reader: Send + 'static {
 pub(crate) async fn run<S: Subject>(
     subject: std::sync::Arc<S>,
     spec: &Spec,
-    folder: &std::path::Path,
+    directory: &std::path::Path,
     base: meter::Base,
     mut tell: impl FnMut(Told) + Send,
 ) -> Result<(), Failure> {
@@ -237,15 +237,15 @@ pub(crate) async fn run<S: Subject>(
             return Ok(());
         }
         Operation::Durable => loads::durable(&subject, spec).await?,
-        Operation::Read => reads::random(&subject, spec, folder).await?,
-        Operation::ScanKeys | Operation::ScanValues => reads::scan(&subject, spec, folder).await?,
-        Operation::ReadInOrder => reads::in_order(&subject, spec, folder).await?,
-        Operation::Overwrite => rewrites::overwrite(&subject, spec, folder, &mut tell).await?,
+        Operation::Read => reads::random(&subject, spec, directory).await?,
+        Operation::ScanKeys | Operation::ScanValues => reads::scan(&subject, spec, directory).await?,
+        Operation::ReadInOrder => reads::in_order(&subject, spec, directory).await?,
+        Operation::Overwrite => rewrites::overwrite(&subject, spec, directory, &mut tell).await?,
         Operation::Open => reads::first(&subject, spec).await?,
     };
     report.setup = subject.setup();
     report.engine = subject.counters();
-    base.finish(&mut report, folder)?;
+    base.finish(&mut report, directory)?;
     tell(Told::Report(Box::new(report)));
     Ok(())
 }

@@ -21,14 +21,14 @@ const WARM_LANES: usize = 32;
 pub(super) async fn random<S: Subject>(
     subject: &Arc<S>,
     spec: &Spec,
-    folder: &Path,
+    directory: &Path,
 ) -> Result<Report, Failure> {
     let source = Source::get();
     if spec.warm > 0 {
         let warm = Spec { count: spec.warm, lanes: WARM_LANES, ..spec.clone() };
         read(subject, warm, &source, 0x3a3a).await?;
     }
-    let stretch = Stretch::with_reads(folder);
+    let stretch = Stretch::with_reads(directory);
     let mut latencies = read(subject, spec.clone(), &source, 0x7b7b).await?;
     let mut report = stretch.end();
     (report.p50_us, report.p99_us) = latencies.percentiles();
@@ -97,7 +97,7 @@ async fn one<R: Reader>(
 pub(super) async fn scan<S: Subject>(
     subject: &Arc<S>,
     spec: &Spec,
-    folder: &Path,
+    directory: &Path,
 ) -> Result<Report, Failure> {
     let values = spec.operation == Operation::ScanValues;
     let (start, count) = match values {
@@ -108,7 +108,7 @@ pub(super) async fn scan<S: Subject>(
     let mut last = Vec::new();
     let mut is_right = true;
     let mut reader = subject.reader()?;
-    let stretch = Stretch::with_reads(folder);
+    let stretch = Stretch::with_reads(directory);
     let found = reader
         .scan(&start, count, values, |key, value| {
             is_right &= key > &last[..] && value.len() == value_bytes;
@@ -142,14 +142,14 @@ fn middle(spec: &Spec) -> Key {
 pub(super) async fn in_order<S: Subject>(
     subject: &Arc<S>,
     spec: &Spec,
-    folder: &Path,
+    directory: &Path,
 ) -> Result<Report, Failure> {
     let mut keys: Vec<Key> = Vec::with_capacity(spec.count as usize);
     let mut reader = subject.reader()?;
     reader.scan(&middle(spec), spec.count, false, |key, _| keys.extend(<Key>::try_from(key))).await?;
     let mut is_right = keys.len() as u64 == spec.count;
     let mut latencies = Latencies::default();
-    let stretch = Stretch::with_reads(folder);
+    let stretch = Stretch::with_reads(directory);
     for key in &keys {
         let before = Instant::now();
         is_right &= reader.get(key, |_| {}).await?;

@@ -32,20 +32,20 @@ struct Shared {
 pub(super) async fn overwrite<S: Subject>(
     subject: &Arc<S>,
     spec: &Spec,
-    folder: &Path,
+    directory: &Path,
     tell: &mut (impl FnMut(Told) + Send),
 ) -> Result<Report, Failure> {
     assert_eq!(spec.operation, Operation::Overwrite);
     let source = Source::get();
     let shared = Arc::new(Shared::default());
-    let (of_lanes, spec_of_lanes, folder) = (shared.clone(), spec.clone(), folder.to_owned());
+    let (of_lanes, spec_of_lanes, directory) = (shared.clone(), spec.clone(), directory.to_owned());
     // Lanes may be threads: what they tell goes through a channel, and is told at the end.
     let (teller, told) = mpsc::channel();
     let stretch = Stretch::start();
     let lanes = subject
         .lanes(3, move |subject, lane| {
             let (shared, spec, source) = (of_lanes.clone(), spec_of_lanes.clone(), source.clone());
-            let (folder, teller) = (folder.clone(), teller.clone());
+            let (directory, teller) = (directory.clone(), teller.clone());
             async move {
                 match lane {
                     0 => {
@@ -54,9 +54,9 @@ pub(super) async fn overwrite<S: Subject>(
                         wrote.map(|()| Latencies::default())
                     }
                     1 => read_meanwhile(&*subject, &spec, &source, &shared).await,
-                    _ => {
-                        look(&*subject, &spec, folder, &shared, &teller).await.map(|()| Latencies::default())
-                    }
+                    _ => look(&*subject, &spec, directory, &shared, &teller)
+                        .await
+                        .map(|()| Latencies::default()),
                 }
             }
         })
@@ -130,7 +130,7 @@ async fn read_meanwhile<S: Subject>(
 async fn look<S: Subject>(
     subject: &S,
     spec: &Spec,
-    folder: PathBuf,
+    directory: PathBuf,
     shared: &Shared,
     teller: &mpsc::Sender<Second>,
 ) -> Result<(), Failure> {
@@ -150,7 +150,7 @@ async fn look<S: Subject>(
             reads: now.1 - reads,
             read_p50_us: p50.unwrap_or(0.0),
             read_p99_us: p99.unwrap_or(0.0),
-            disk_bytes: disk_bytes(&folder)?,
+            disk_bytes: disk_bytes(&directory)?,
             live_bytes,
             engine: subject.counters(),
         };

@@ -1,4 +1,4 @@
-//! What several of the tests use.
+//! Helpers that several tests use.
 
 pub(crate) mod model;
 pub(crate) mod readers;

@@ -1,34 +1,34 @@
-//! What a log was given and was told, and whether what is found agrees with it.
+//! A model of a log: what was submitted and acknowledged, and whether the recovered records agree with it.
 //!
-//! The checks here are all that the tests of power losses, of failing disks and of planted faults
-//! have: none of them knows what was done to the machine.
+//! The tests of power losses, failing disks and failpoints use only these checks, which know nothing of the
+//! injected fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use settee_log::{Appended, Location, RecordRef};
 
-/// Bytes of a key: the batch's number, the record's index in it, and how many there are.
+/// Size of a key in bytes: the batch's number, the record's index in it, and the number of its records.
 const KEY_SIZE: usize = 12;
 
-/// A record's value, as it was submitted.
+/// A record's value, as submitted.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Inline(Bytes),
     Extents(Vec<Bytes>),
 }
 
-/// A batch that was submitted.
+/// A submitted batch.
 #[derive(Debug)]
 pub(crate) struct Submitted {
     pub(crate) values: Vec<Value>,
-    /// The last `Seq` before its extents: they go with it.
+    /// The last `Seq` before its extents, with which they are truncated.
     pub(crate) extents_after: u64,
-    /// What `append` said.
+    /// The result of `append`.
     pub(crate) appended: Option<Appended>,
 }
 
-/// A record as replay hands it over.
+/// A record as passed to replay.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) seq: u64,
@@ -42,7 +42,7 @@ impl Found {
         Found { seq: record.seq.0, key: record.key.to_vec(), value: record.value.to_vec(), location }
     }
 
-    /// The batch's number, the index and the count.
+    /// The batch's number, the record's index and the number of records.
     fn identity(&self) -> Result<(u32, usize, usize), String> {
         let key: [u8; KEY_SIZE] =
             self.key.as_slice().try_into().map_err(|_| format!("garbled key of Seq {}", self.seq))?;
@@ -56,23 +56,23 @@ pub(crate) fn key(batch: u32, index: usize, count: usize) -> Vec<u8> {
     [batch, index as u32, count as u32].iter().flat_map(|number| number.to_be_bytes()).collect()
 }
 
-/// What may be found, and what must be.
+/// The records that may be found, and those that must be.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     batch_count: u32,
-    /// What was submitted and may be found, by number.
+    /// The submitted batches that may be found, by number.
     pub(crate) batches: BTreeMap<u32, Submitted>,
-    /// All up to here was said to be written; persisted.
+    /// Everything up to this `Seq` was acknowledged as written.
     pub(crate) written: u64,
     pub(crate) persisted: u64,
-    /// The last `Seq` that was given.
+    /// The last `Seq` that was assigned.
     pub(crate) accepted: u64,
-    /// Nothing before this is needed.
+    /// No record before this `Seq` is needed.
     pub(crate) floor: u64,
 }
 
 impl Model {
-    /// Takes in a batch that is about to be submitted; its number.
+    /// Adds a batch that is about to be submitted; returns its number.
     pub(crate) fn submit(&mut self, values: Vec<Value>) -> u32 {
         self.batch_count += 1;
         self.batches
@@ -80,7 +80,7 @@ impl Model {
         self.batch_count
     }
 
-    /// Whether its records are to be read, and its extents.
+    /// Whether its records and extents must be readable.
     pub(crate) fn is_needed(&self, batch: u32) -> bool {
         let Some(Submitted { values, extents_after, appended: Some(appended) }) = self.batches.get(&batch)
         else {
@@ -90,7 +90,7 @@ impl Model {
         appended.first_seq.0 >= self.floor && (!has_extents || *extents_after >= self.floor)
     }
 
-    /// The log refused it, or whoever submitted it has gone: it must never be found.
+    /// The log refused the batch, or the append was cancelled: it must never be found.
     pub(crate) fn refused(&mut self, batch: u32) {
         self.batches.remove(&batch);
     }
@@ -106,7 +106,7 @@ impl Model {
         Ok(())
     }
 
-    /// The log shows that all up to `seq` is persisted.
+    /// The log reports everything up to `seq` as persisted.
     pub(crate) fn see_persisted(&mut self, seq: u64) -> Result<(), String> {
         if seq < self.persisted {
             return Err(format!("Seq {} was said to be persisted, then {seq}", self.persisted));
@@ -119,15 +119,15 @@ impl Model {
         Ok(())
     }
 
-    /// The log says that all up to `seq` is written.
+    /// The log reports everything up to `seq` as written.
     pub(crate) fn see_written(&mut self, seq: u64) {
         self.written = self.written.max(seq);
     }
 
-    /// Compares what was found with what was submitted. Acknowledged is what survives the end
-    /// of the process, where `written` says so, or else what survives the end of the power.
-    /// From here on what was found is all there is, and all of it is persisted; `shown` is the
-    /// mark that the log shows then.
+    /// Compares the recovered records with the submitted ones. Acknowledged records must be there: those
+    /// reported as written if `written` is set (after a kill), otherwise those reported as persisted (after a
+    /// power loss). From here on the recovered records are the log's content, and all are persisted; `shown`
+    /// is the persisted watermark that the log reports then.
     pub(crate) fn recover(&mut self, found: &[Found], written: bool, shown: u64) -> Result<(), String> {
         for pair in found.windows(2) {
             if pair[1].seq != pair[0].seq + 1 {
@@ -150,7 +150,7 @@ impl Model {
         for (number, appended) in batches {
             self.batches.get_mut(&number).expect("it was submitted").appended = Some(appended);
         }
-        // Where no record is left a header tells what came before.
+        // If no record is left, a header says which `Seq` came before.
         if found.last().is_some_and(|last| last.seq != shown) {
             return Err(format!("Seq {shown} is shown as persisted, {} records were found", found.len()));
         }
@@ -158,7 +158,7 @@ impl Model {
         Ok(())
     }
 
-    /// The batches that were found, each whole and as it was submitted, and where they lie.
+    /// The recovered batches with their locations, each whole and as submitted.
     fn batches_of(&self, found: &[Found]) -> Result<BTreeMap<u32, Appended>, String> {
         let mut batches = BTreeMap::new();
         let mut seen = BTreeSet::new();
@@ -166,7 +166,10 @@ impl Model {
         while let Some(first) = rest.first() {
             let (number, _, count) = first.identity()?;
             let Some(submitted) = self.batches.get(&number) else {
-                return Err(format!("batch {number} at Seq {} isn't there, or is there no more", first.seq));
+                return Err(format!(
+                    "batch {number} at Seq {} was never accepted, or was truncated",
+                    first.seq
+                ));
             };
             if !seen.insert(number) {
                 return Err(format!("batch {number} twice, again at Seq {}", first.seq));
@@ -184,9 +187,14 @@ impl Model {
                 }
             }
             let locations: Vec<_> = records.iter().map(|record| record.location).collect();
-            let told = submitted.appended.as_ref();
-            if told.is_some_and(|told| told.first_seq.0 != first.seq || told.locations != locations) {
-                return Err(format!("reordered: batch {number} was told another place than {}", first.seq));
+            let reported = submitted.appended.as_ref();
+            if reported
+                .is_some_and(|reported| reported.first_seq.0 != first.seq || reported.locations != locations)
+            {
+                return Err(format!(
+                    "reordered: batch {number} was reported at another position than {}",
+                    first.seq
+                ));
             }
             let (first_seq, last_seq) = (settee_log::Seq(first.seq), settee_log::Seq(records[count - 1].seq));
             batches.insert(number, Appended { first_seq, last_seq, locations, group: 0 });

@@ -1,5 +1,5 @@
-//! Whether readers wait: the disk stalls with every write and sync, the pool of buffers is
-//! exhausted, and all that was accepted is read, wherever it is.
+//! Checks that readers don't wait: each write and sync stalls, the buffer pool is exhausted, and everything
+//! accepted is read, wherever it is.
 
 use std::path::Path;
 use std::pin::pin;
@@ -12,13 +12,13 @@ use settee_io::{BufferPool, Env, OperationKind, PoolOptions};
 use settee_log::{Batch, Flags, Location, Log, LogOptions, Stage};
 use settee_sim::{Sim, SimDisk};
 
-/// How long every write and every sync takes at least.
+/// Shortest duration of each write and sync.
 const STALL: Duration = Duration::from_millis(50);
 
-/// How long a read takes at most: a tenth of that.
+/// Longest duration of a read: a tenth of that.
 const READ: Duration = Duration::from_millis(5);
 
-/// What each append carries in bytes: two fit a buffer.
+/// Size of an appended value in bytes: two fit into a buffer.
 const VALUE_SIZE: usize = 30_000;
 
 /// Two buffers of the smallest size.
@@ -34,7 +34,7 @@ fn value(number: u8, size: usize) -> Bytes {
     Bytes::from(vec![number; size])
 }
 
-/// Reads all of `places` while appends wait for a buffer, and the disk for its stalls.
+/// Reads everything accepted while appends wait for a buffer and the disk stalls.
 ///
 /// # Errors
 /// The first read that waited, and for how long.
@@ -48,7 +48,7 @@ pub(crate) fn readers_never_wait(seed: u64, options: LogOptions) -> Result<(), S
         segment_bytes_max: 1 << 20,
         buffer_bytes_min: 64 << 10,
         buffer_bytes_max: 64 << 10,
-        // Buffers are written when they are full.
+        // Buffers are written only when they are full.
         accepted_age_ms_max: 10_000,
         ..options
     };
@@ -66,7 +66,7 @@ pub(crate) fn readers_never_wait(seed: u64, options: LogOptions) -> Result<(), S
         let stall_us = STALL.as_micros() as u64;
         let _stalls = disk.clone().stalls(1.0).stalls_us(stall_us..=stall_us).stalls_only(is_stalled);
 
-        // As much as the pool takes; what is too much waits.
+        // Fills the pool; the next append waits.
         let mut accepted = Vec::new();
         for number in 100..200 {
             let value = value(number, VALUE_SIZE);
@@ -74,10 +74,10 @@ pub(crate) fn readers_never_wait(seed: u64, options: LogOptions) -> Result<(), S
             let append = pin!(log.append(&next, Stage::Accepted));
             let appended = match select(append, env.clock.sleep(READ)).await {
                 Either::Left((appended, _)) => appended,
-                // It waits for room in the file.
+                // It waits for disk space in the segment.
                 Either::Right((_, append)) if env.buffers.stats().waiting_count == 0 => append.await,
                 Either::Right((_, append)) => {
-                    // Of the first of these the record may be written, and the frame's end not.
+                    // Of the first of these, the record may be written and the frame's end not.
                     let in_memory = (log.stats().memory_bytes as usize / VALUE_SIZE).saturating_sub(1);
                     if in_memory == 0 {
                         return Err("nothing is in memory, and the pool is exhausted".into());
@@ -98,7 +98,7 @@ pub(crate) fn readers_never_wait(seed: u64, options: LogOptions) -> Result<(), S
     sim.run(read_all).expect("the power stays")
 }
 
-/// What is in memory is there at once: not even another task runs meanwhile.
+/// A read of bytes in memory completes immediately, without even another task running.
 fn read_accepted(log: &Log, env: &Env, accepted: &[(Location, Bytes)]) -> Result<(), String> {
     for (location, value) in accepted {
         let start = env.clock.now();
@@ -115,7 +115,7 @@ fn read_accepted(log: &Log, env: &Env, accepted: &[(Location, Bytes)]) -> Result
     Ok(())
 }
 
-/// What may be in the file takes a read of the disk and no more.
+/// A read of bytes that may be in the file takes one read of the disk.
 async fn read_persisted(log: &Log, env: &Env, persisted: &[(Location, Bytes)]) -> Result<(), String> {
     for (location, value) in persisted {
         let start = env.clock.now();

@@ -1,12 +1,12 @@
-//! A seeded life of a log, with something done to it, and what is left of the log afterwards.
+//! A trial: a seeded life of a log with one event, and the recovery after it.
 //!
-//! A trial opens a log on a simulated disk, appends from two tasks in every way there is, and
-//! meets with one [`Event`]; then the log is opened again, with a power loss at some operation of
-//! that (so mostly during recovery), once or more; then to append more, and a last time. Each opening
-//! compares all there is with what was submitted and acknowledged ([`Model`]).
+//! A trial opens a log on a simulated disk, appends from two tasks in all possible ways, and injects one
+//! [`Event`]. Then the log is opened again, with a power loss at some operation of that (so mostly during
+//! recovery), once or more; then it is opened to append more, and a last time. Each opening compares all
+//! records with what was submitted and acknowledged ([`Model`]).
 //!
-//! The seed alone decides the configuration, the workload and the disk; seed and event together
-//! decide the rest. So a failure's message replays it: see [`run_trial`].
+//! The seed alone decides the configuration, the workload and the disk; seed and event together decide the
+//! rest. So the message of a failure is enough to replay it: see [`run_trial`].
 
 use std::cell::RefCell;
 use std::fmt;
@@ -20,36 +20,36 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{Either, join, select};
 use settee_io::{Env, OperationKind};
-use settee_log::{AppendError, Appended, Batch, Flags, Location, Log, LogOptions, Planted, Seq, Stage};
+use settee_log::{AppendError, Appended, Batch, Failpoint, Flags, Location, Log, LogOptions, Seq, Stage};
 use settee_sim::{Fault, Sim, SimDisk};
 
 use super::model::{Found, Model, Submitted, Value, key};
 
-const FOLDER: &str = "/data/log";
+const DIRECTORY: &str = "/data/log";
 
-/// How many openings in a row the power may cut short.
+/// Largest number of consecutive openings that are cut short by a power loss.
 const OPENINGS_CUT_SHORT_MAX: u64 = 3;
 
-/// After how many operations of such an opening, at most, the power goes.
+/// A power loss during such an opening comes within this many operations.
 const SECOND_CUT_OPERATIONS_MAX: u64 = 30;
 
-/// What is done to the machine in the log's first life.
+/// The event in the log's first life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The power goes while the operation with this index is under way.
+    /// A power loss while the operation with this index is in flight.
     PowerLossAt(u64),
-    /// The power goes when the sync with this index has taken effect.
+    /// A power loss when the sync with this index has taken effect.
     PowerLossAfterSync(u64),
-    /// The process is killed after so many microseconds; the system goes on.
+    /// The process is killed after this many microseconds; the system continues.
     KillAt(u64),
     /// The operation with this index fails, with EIO or ENOSPC.
     IoErrorAt(u64),
     NoSpaceAt(u64),
-    /// The operation with this number finds no file descriptor, where it needs one.
+    /// The operation with this index finds no file descriptor, if it needs one.
     NoDescriptorAt(u64),
-    /// The read with this index fails in the second opening.
+    /// The read with this index fails during the second opening.
     ReadErrorAt(u64),
-    /// The disk takes so many bytes; in the second opening it takes as many, too.
+    /// The disk has this many bytes, also during the second opening.
     FullDiskAt(u64),
 }
 
@@ -100,19 +100,19 @@ impl FromStr for Event {
     }
 }
 
-/// What a trial is made of.
+/// The parameters of a trial.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
-    /// What goes wrong in the log, and in the disk.
-    pub(crate) planted: Option<Planted>,
+    /// The faults enabled in the log and in the disk.
+    pub(crate) failpoint: Option<Failpoint>,
     pub(crate) ignores_syncs: bool,
-    pub(crate) ignores_folder_syncs: bool,
+    pub(crate) ignores_directory_syncs: bool,
 }
 
 impl Setup {
     pub(crate) fn new(seed: u64) -> Setup {
-        Setup { seed, planted: None, ignores_syncs: false, ignores_folder_syncs: false }
+        Setup { seed, failpoint: None, ignores_syncs: false, ignores_directory_syncs: false }
     }
 }
 
@@ -120,7 +120,7 @@ impl Setup {
 enum Direct {
     Never,
     Always,
-    /// It changes with every opening, and in mid-run.
+    /// It changes with each opening and during the run.
     Changes,
 }
 
@@ -129,22 +129,22 @@ enum Direct {
 struct Config {
     direct: Direct,
     writes_in_flight_max: usize,
-    /// Values that aren't copied, each with writes of its own.
+    /// Values that aren't copied, each with a write of its own.
     bypass: bool,
-    /// Small segments that are sealed, forgotten, and used again.
-    forgets: bool,
+    /// Small segments that are sealed, truncated and recycled.
+    truncates: bool,
     extents: bool,
     large_buffers: bool,
     short_io: f64,
     stalls: f64,
 }
 
-/// How many configurations there are, but for the disk's ways; as many seeds in a row have one each.
+/// Number of configurations, without the disk's variants; as many consecutive seeds cover each once.
 pub(crate) const CONFIG_COUNT: u64 = 3 * 3 * 2 * 2 * 2 * 2;
 
 impl Config {
     fn of(seed: u64) -> Config {
-        // The disk's ways have nothing to do with the log's.
+        // The disk's variant is independent of the log's configuration.
         let disk = Random::new(seed, 0).next();
         let mut rest = seed;
         let mut digit = |count: u64| {
@@ -156,7 +156,7 @@ impl Config {
             direct: [Direct::Never, Direct::Always, Direct::Changes][digit(3)],
             writes_in_flight_max: [2, 1, 4][digit(3)],
             bypass: digit(2) == 0,
-            forgets: digit(2) == 0,
+            truncates: digit(2) == 0,
             extents: digit(2) == 1,
             large_buffers: digit(2) == 1,
             short_io: [0.05, 0.3][(disk % 2) as usize],
@@ -166,7 +166,7 @@ impl Config {
 
     fn options(&self, setup: &Setup, opening: usize) -> LogOptions {
         let (segment_bytes_max, batch_bytes_max) =
-            if self.forgets { (12 << 10, 4 << 10) } else { (256 << 10, 64 << 10) };
+            if self.truncates { (12 << 10, 4 << 10) } else { (256 << 10, 64 << 10) };
         let (buffer_bytes_min, buffer_bytes_max) =
             if self.large_buffers { (256 << 10, 1 << 20) } else { (4 << 10, 64 << 10) };
         LogOptions {
@@ -185,14 +185,14 @@ impl Config {
                 Direct::Changes => opening.is_multiple_of(2),
             },
             spare_percent_max: 100,
-            planted: setup.planted,
+            failpoint: setup.failpoint,
             ..LogOptions::default()
         }
     }
 
     /// The largest value in bytes.
     fn value_bytes_max(&self) -> u64 {
-        if self.forgets { 1_000 } else { 18_000 }
+        if self.truncates { 1_000 } else { 18_000 }
     }
 }
 
@@ -230,25 +230,25 @@ static BYTES: LazyLock<Bytes> = LazyLock::new(|| {
     (0..16 << 10).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>().into()
 });
 
-/// What was tried.
+/// Counters of what was tried.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Power losses in mid-run, after which the log was opened and compared.
+    /// Power losses during a run, after which the log was opened and compared.
     pub(crate) power_losses: u64,
-    /// Those that came when there was nothing more to do.
+    /// Power losses after all operations had completed.
     pub(crate) at_end: u64,
-    /// Those of them that came while a log was being opened.
+    /// Power losses while a log was being opened.
     pub(crate) during_recovery: u64,
     pub(crate) kills: u64,
-    /// I/O errors, and appends refused for want of room.
+    /// I/O errors, and appends refused for lack of disk space.
     pub(crate) errors: u64,
     /// Openings that found a torn tail.
     pub(crate) torn_tails: u64,
-    /// Segments whose files were used again.
+    /// Segments whose files were recycled.
     pub(crate) recycled: u64,
-    /// Directories of sealed segments that were read.
-    pub(crate) directories: u64,
-    /// A hash over all that happened on the disks.
+    /// Segment indexes that were read.
+    pub(crate) segment_indexes: u64,
+    /// A hash over all operations on the disks.
     pub(crate) trace: u64,
 }
 
@@ -261,19 +261,19 @@ impl Tally {
         self.errors += other.errors;
         self.torn_tails += other.torn_tails;
         self.recycled += other.recycled;
-        self.directories += other.directories;
+        self.segment_indexes += other.segment_indexes;
         self.trace = self.trace.rotate_left(1) ^ other.trace;
     }
 }
 
-/// What the log may say besides yes.
+/// The errors that the log may return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Patience {
-    /// Nothing: nothing fails.
+    /// None: nothing fails.
     None,
-    /// That there is no room now.
+    /// Refusals for lack of disk space.
     Refusals,
-    /// That it has stopped, and can't read, too.
+    /// It may also have stopped, and reads may fail.
     Stops,
 }
 
@@ -283,7 +283,7 @@ struct Life {
     opening: usize,
     /// Appends of each of the two tasks.
     step_count: u64,
-    /// The process that was before was killed, and what was written is still there.
+    /// The previous process was killed, and its written bytes are still there.
     after_kill: bool,
     patience: Patience,
     kill_at: Option<Duration>,
@@ -299,7 +299,7 @@ struct End {
 /// Runs a trial. A panic counts as a failure.
 ///
 /// # Errors
-/// What went wrong, and the two variables that make the test `power_loss` do this trial alone.
+/// The problem, and the two variables that make the test `power_loss` run this trial alone.
 pub(crate) fn run_trial(setup: &Setup, event: Event) -> Result<Tally, String> {
     let result = catch_unwind(AssertUnwindSafe(|| Trial::new(setup, event).run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -314,11 +314,11 @@ pub(crate) fn run_trial(setup: &Setup, event: Event) -> Result<Tally, String> {
 /// Longer than the longest operation of the disk.
 const KILLED_FOR_MAX: Duration = Duration::from_secs(20);
 
-/// Every event of a seed's first life: a power loss at each operation and after each sync, kills,
-/// and failures of some operations.
+/// Every event of a seed's first life: a power loss at each operation and after each sync, kills, and
+/// failures of some operations.
 ///
 /// # Errors
-/// As [`run_trial`], from a first life to which nothing happens.
+/// As [`run_trial`], from a first life without an event.
 pub(crate) fn events(setup: &Setup) -> Result<Vec<Event>, String> {
     let disk = disk(setup);
     let mut trial = Trial::new(setup, Event::PowerLossAt(u64::MAX));
@@ -348,7 +348,7 @@ fn disk(setup: &Setup) -> SimDisk {
         .short_writes(config.short_io)
         .stalls(config.stalls)
         .ignore_syncs(setup.ignores_syncs)
-        .ignore_folder_syncs(setup.ignores_folder_syncs)
+        .ignore_directory_syncs(setup.ignores_directory_syncs)
 }
 
 impl Life {
@@ -419,8 +419,8 @@ impl<'a> Trial<'a> {
         Ok(self.tally)
     }
 
-    /// Opens the log where a read fails, or where the disk is still full. Returns the disk after
-    /// that, which is sound.
+    /// Opens the log while a read fails, or while the disk is still full. Returns the disk after that,
+    /// without the fault.
     fn open_under_fault(&mut self, disk: SimDisk, life: Life) -> Result<SimDisk, String> {
         let (disk, patience) = match self.event {
             Event::ReadErrorAt(at) => {
@@ -443,7 +443,7 @@ impl<'a> Trial<'a> {
         disk.after_power_loss()
     }
 
-    /// Opens the log, compares, appends, and ends in one way or another.
+    /// Opens the log, compares, appends, and ends in one of several ways.
     fn live(&mut self, disk: &SimDisk, life: Life) -> Result<End, String> {
         let sim = Sim::with_disk(disk);
         let env = sim.env();
@@ -455,8 +455,8 @@ impl<'a> Trial<'a> {
                 found.clear();
                 let replay =
                     |location, record: settee_log::RecordRef<'_>| found.push(Found::new(location, record));
-                match Log::open(&env, Path::new(FOLDER), options, replay).await {
-                    // The system ends what a process had under way when it was killed.
+                match Log::open(&env, Path::new(DIRECTORY), options, replay).await {
+                    // The system completes operations that a process had in flight when it was killed.
                     Err(settee_log::OpenError::InUse { .. })
                         if life.after_kill && env.clock.now() < until =>
                     {
@@ -488,7 +488,7 @@ impl<'a> Trial<'a> {
         let ended = sim.run(async {
             let tasks = pin!(async {
                 work.read_again().await?;
-                work.read_directories().await?;
+                work.read_segment_indexes().await?;
                 let first = work.append_all(Random::new(seed, stream + 1));
                 let second = work.append_all(Random::new(seed, stream + 2));
                 let (first, second) = join(first, second).await;
@@ -510,7 +510,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// What the tasks of a life share.
+/// State shared by the tasks of a life.
 struct Work<'a> {
     log: &'a Log,
     env: &'a Env,
@@ -520,8 +520,8 @@ struct Work<'a> {
     tally: &'a RefCell<Tally>,
 }
 
-/// What became of an append.
-enum Became {
+/// The outcome of an append.
+enum AppendOutcome {
     Accepted(Appended),
     Refused,
     Stopped,
@@ -529,14 +529,14 @@ enum Became {
 
 impl Work<'_> {
     async fn append_all(&self, mut random: Random) -> Result<(), String> {
-        // Small segments take more to fill several of them.
-        let step_count = self.life.step_count * if self.config.forgets { 2 } else { 1 };
+        // Small segments need more steps to fill several of them.
+        let step_count = self.life.step_count * if self.config.truncates { 2 } else { 1 };
         for _ in 0..step_count {
             let stage = [Stage::Accepted, Stage::Written, Stage::Persisted][random.below(3) as usize];
             let appended = match self.append(&mut random, stage).await? {
-                Became::Accepted(appended) => appended,
-                Became::Refused => continue,
-                Became::Stopped => return Ok(()),
+                AppendOutcome::Accepted(appended) => appended,
+                AppendOutcome::Refused => continue,
+                AppendOutcome::Stopped => return Ok(()),
             };
             if !random.one_in(3) && !self.wait(appended.last_seq, stage).await? {
                 return Ok(());
@@ -548,9 +548,9 @@ impl Work<'_> {
                     let flushed = self.log.flush().await;
                     self.unless_failed(flushed)?;
                 }
-                3 | 4 if self.config.forgets => self.forget(),
-                // Long enough for what waits for a pause.
-                6 if self.config.forgets => self.env.clock.sleep(Duration::from_millis(250)).await,
+                3 | 4 if self.config.truncates => self.truncate(),
+                // Long enough for sealing, which waits for a pause.
+                6 if self.config.truncates => self.env.clock.sleep(Duration::from_millis(250)).await,
                 5 if self.config.direct == Direct::Changes => {
                     let changed = self.log.set_direct(random.one_in(2)).await;
                     self.unless_failed(changed)?;
@@ -563,8 +563,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Appends a batch; now and then whoever does goes before it is accepted.
-    async fn append(&self, random: &mut Random, stage: Stage) -> Result<Became, String> {
+    /// Appends a batch; sometimes the append is cancelled before the batch is accepted.
+    async fn append(&self, random: &mut Random, stage: Stage) -> Result<AppendOutcome, String> {
         let count = 1 + random.below(3);
         let mut values = Vec::new();
         for _ in 0..count {
@@ -575,12 +575,12 @@ impl Work<'_> {
         for (index, value) in values.iter().enumerate() {
             let key = key(number, index, values.len());
             match value {
-                Value::Inline(value) => batch.push_bytes(Flags::LISTED, &key, b"meta", value.clone()),
+                Value::Inline(value) => batch.push_bytes(Flags::IN_SEQ_INDEX, &key, b"meta", value.clone()),
                 Value::Extents(extents) => match self.append_extents(extents).await? {
                     Ok(locations) => batch.push_extents(Flags::none(), &key, b"", &locations),
-                    Err(became) => {
+                    Err(outcome) => {
                         self.model.borrow_mut().refused(number);
-                        return Ok(became);
+                        return Ok(outcome);
                     }
                 },
             }
@@ -592,18 +592,20 @@ impl Work<'_> {
                 Either::Left((result, _)) => result,
                 Either::Right(_) => {
                     self.model.borrow_mut().refused(number);
-                    return Ok(Became::Refused);
+                    return Ok(AppendOutcome::Refused);
                 }
             }
         } else {
             append.await
         };
-        let became = self.became(result)?;
-        match &became {
-            Became::Accepted(appended) => self.model.borrow_mut().accepted(number, appended.clone())?,
-            Became::Refused | Became::Stopped => self.model.borrow_mut().refused(number),
+        let outcome = self.outcome_of(result)?;
+        match &outcome {
+            AppendOutcome::Accepted(appended) => {
+                self.model.borrow_mut().accepted(number, appended.clone())?
+            }
+            AppendOutcome::Refused | AppendOutcome::Stopped => self.model.borrow_mut().refused(number),
         }
-        Ok(became)
+        Ok(outcome)
     }
 
     fn value(&self, random: &mut Random) -> Value {
@@ -625,28 +627,33 @@ impl Work<'_> {
         }
     }
 
-    async fn append_extents(&self, extents: &[Bytes]) -> Result<Result<Vec<Location>, Became>, String> {
+    async fn append_extents(
+        &self,
+        extents: &[Bytes],
+    ) -> Result<Result<Vec<Location>, AppendOutcome>, String> {
         let mut locations = Vec::new();
         for extent in extents {
             match self.log.append_extent(extent.clone()).await {
                 Ok(location) => locations.push(location),
-                Err(error) => return self.became(Err(error)).map(Err),
+                Err(error) => return self.outcome_of(Err(error)).map(Err),
             }
         }
         Ok(Ok(locations))
     }
 
-    /// Refusals and stops are for those lives in which something fails.
-    fn became(&self, result: Result<Appended, AppendError>) -> Result<Became, String> {
+    /// Refusals and stops are allowed only in lives in which something fails.
+    fn outcome_of(&self, result: Result<Appended, AppendError>) -> Result<AppendOutcome, String> {
         let error = match result {
-            Ok(appended) => return Ok(Became::Accepted(appended)),
+            Ok(appended) => return Ok(AppendOutcome::Accepted(appended)),
             Err(error) => error,
         };
         self.tally.borrow_mut().errors += 1;
         match error {
-            AppendError::NoSpace { .. } if self.life.patience != Patience::None => Ok(Became::Refused),
-            AppendError::NoDescriptor { .. } if self.life.patience == Patience::Stops => Ok(Became::Refused),
-            AppendError::Stopped(_) if self.life.patience == Patience::Stops => Ok(Became::Stopped),
+            AppendError::NoSpace { .. } if self.life.patience != Patience::None => Ok(AppendOutcome::Refused),
+            AppendError::NoDescriptor { .. } if self.life.patience == Patience::Stops => {
+                Ok(AppendOutcome::Refused)
+            }
+            AppendError::Stopped(_) if self.life.patience == Patience::Stops => Ok(AppendOutcome::Stopped),
             error => Err(format!("append: {error}")),
         }
     }
@@ -659,7 +666,7 @@ impl Work<'_> {
         }
     }
 
-    /// Whether it got there.
+    /// Returns whether the stage was reached.
     async fn wait(&self, seq: Seq, stage: Stage) -> Result<bool, String> {
         let arrived = self.log.wait(seq, stage).await;
         if !self.unless_failed(arrived)? {
@@ -677,14 +684,14 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// The log need keep no more than the last few.
-    fn forget(&self) {
+    /// Truncates all but the last few records.
+    fn truncate(&self) {
         let mut model = self.model.borrow_mut();
         model.floor = model.floor.max(model.persisted.saturating_sub(3));
-        self.log.forget_before(Seq(model.floor));
+        self.log.truncate_before(Seq(model.floor));
     }
 
-    /// Reads all that is still needed, from where it was said to be.
+    /// Reads everything that is still needed, at its reported location.
     async fn read_again(&self) -> Result<(), String> {
         let numbers: Vec<u32> = self.model.borrow().batches.keys().copied().collect();
         for number in numbers {
@@ -693,13 +700,13 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What the directories of sealed segments say, those included whose sealing was cut short.
-    async fn read_directories(&self) -> Result<(), String> {
+    /// Checks the segment indexes of sealed segments, including those whose sealing was interrupted.
+    async fn read_segment_indexes(&self) -> Result<(), String> {
         for segment in self.log.segments() {
-            // It has none, or not all of one: that may be.
-            let Ok(directory) = self.log.directory(segment).await else { continue };
-            self.tally.borrow_mut().directories += 1;
-            let mut scan = directory.scan_seq(Seq(0));
+            // It may have none, or an incomplete one.
+            let Ok(segment_index) = self.log.segment_index(segment).await else { continue };
+            self.tally.borrow_mut().segment_indexes += 1;
+            let mut scan = segment_index.scan_seq(Seq(0));
             loop {
                 let next = match scan.next().await {
                     Err(_) if self.life.patience == Patience::Stops => return Ok(()),
@@ -711,10 +718,16 @@ impl Work<'_> {
                 let mut batches = model.batches.values().filter_map(|batch| batch.appended.as_ref());
                 let Some(batch) = batches.find(|batch| batch.first_seq <= seq && seq <= batch.last_seq)
                 else {
-                    return Err(format!("the directory of segment {segment} has a Seq {} of its own", seq.0));
+                    return Err(format!(
+                        "the segment index of segment {segment} has a Seq {} of its own",
+                        seq.0
+                    ));
                 };
                 if batch.locations[(seq.0 - batch.first_seq.0) as usize] != location {
-                    return Err(format!("the directory of segment {segment} has Seq {} elsewhere", seq.0));
+                    return Err(format!(
+                        "the segment index of segment {segment} has Seq {} elsewhere",
+                        seq.0
+                    ));
                 }
             }
         }
@@ -743,7 +756,7 @@ impl Work<'_> {
         };
         for (value, location) in values.iter().zip(&appended.locations) {
             let same = self.read_value(value, *location).await;
-            // It may have been forgotten meanwhile.
+            // It may have been truncated meanwhile.
             let is_needed = self.model.borrow().is_needed(number);
             match same {
                 Ok(false) => return Err(format!("batch {number} at {location:?} reads as something else")),
@@ -771,7 +784,7 @@ impl Work<'_> {
         Ok(extents.len() == locations.len())
     }
 
-    /// What holds at the end; then the log is closed, or left as it is.
+    /// Checks the log at the end of a life, then closes or drops it.
     async fn finish(&self, mut random: Random) -> Result<(), String> {
         if let Err(stopped) = self.log.health() {
             if self.life.patience != Patience::Stops {

@@ -1,5 +1,5 @@
-//! Goal: an append in the caller's thread brings on its way what it waits for.
-//! Method: a pool of one buffer, which is full of what nobody waits for.
+//! Goal: a blocking append triggers the writes that it waits for.
+//! Method: a pool of one buffer, which is full of bytes that no caller waits for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 #[test]
 fn a_blocking_append_writes_the_buffer_that_it_waits_for() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let env = Env::system(runtime.handle().clone(), ThreadOptions::default());
     let env = Env { buffers: BufferPool::new(PoolOptions { bytes_max: 64 << 10 }), ..env };
     let options = LogOptions {
@@ -23,7 +23,7 @@ fn a_blocking_append_writes_the_buffer_that_it_waits_for() {
     let mut batch = Batch::new();
     batch.push(Flags::none(), b"key", b"", &[1; 28_000]);
     let log = runtime.block_on(async {
-        let (log, _) = Log::open(&env, &folder.path().join("log"), options, |_, _| {}).await.unwrap();
+        let (log, _) = Log::open(&env, &directory.path().join("log"), options, |_, _| {}).await.unwrap();
         log.append(&batch, Stage::Accepted).await.unwrap();
         log.append(&batch, Stage::Accepted).await.unwrap();
         Arc::new(log)

@@ -1,6 +1,5 @@
-//! Goal: when a log was closed, nothing of it reaches the files any more: they may be
-//! opened again.
-//! Method: a write stalls while its log is closed; the next log goes on in the segment.
+//! Goal: a closed log never writes to its files again, so that they can be reopened.
+//! Method: a write stalls while its log is closed; the next log continues in the segment.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +27,7 @@ fn stall(disk: &SimDisk, probability: f64) {
         .stalls_only(|kind| kind == OperationKind::Write);
 }
 
-/// Appends to the next log, has the stalled write end, and reads back, also after a power loss.
+/// Appends to the next log, lets the stalled write complete, and reads back, also after a power loss.
 async fn check(env: &settee_io::Env, disk: &SimDisk, value: Vec<u8>) {
     stall(disk, 0.0);
     let log = open(env).await;
@@ -38,13 +37,13 @@ async fn check(env: &settee_io::Env, disk: &SimDisk, value: Vec<u8>) {
     let read = log.read(appended.locations[0]).await.map(|record| record.value().to_vec());
     assert!(
         read.as_ref().is_ok_and(|read| *read == value),
-        "an acknowledged record is gone: {:?}",
+        "an acknowledged record is lost: {:?}",
         read.err()
     );
 }
 
 #[test]
-fn a_write_in_flight_ends_before_close_returns() {
+fn a_write_in_flight_completes_before_close_returns() {
     let disk = SimDisk::new(1).delays_us(1_000..=1_000).short_writes(0.0);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -64,7 +63,7 @@ fn a_write_in_flight_ends_before_close_returns() {
 }
 
 #[test]
-fn a_write_in_flight_of_a_stopped_log_ends_before_close_returns() {
+fn a_write_in_flight_of_a_stopped_log_completes_before_close_returns() {
     let disk = SimDisk::new(1).delays_us(1_000..=1_000).short_writes(0.0);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -99,7 +98,7 @@ fn a_log_may_be_closed_while_its_segments_wait_to_be_sealed() {
         }
         assert!(log.segments().len() > 2);
         log.close().await.unwrap();
-        // The task that waits for a pause looks again.
+        // The sealing task, which waits for a pause, continues.
         env.clock.sleep(Duration::from_secs(1)).await;
         drop(log);
     })

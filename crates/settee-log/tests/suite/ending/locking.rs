@@ -1,6 +1,6 @@
-//! Goal: no two logs write to one folder at a time, and nobody is kept out for longer than that.
-//! Method: the folder is opened again while a log is open, dropped with a write in flight, closed,
-//! and after files came, went and were used again.
+//! Goal: no two logs write to one directory at a time, and the directory is locked no longer than that.
+//! Method: the directory is opened again while a log is open, dropped with a write in flight, closed, and
+//! after files were created, removed and recycled.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -32,7 +32,7 @@ async fn append(log: &Log, bytes: usize) -> settee_log::Appended {
 }
 
 #[test]
-fn a_log_that_is_open_keeps_others_out_whatever_becomes_of_its_segments() {
+fn an_open_log_is_locked_whatever_happens_to_its_segments() {
     for seed in seeds(20) {
         let sim = Sim::with_disk(&SimDisk::new(seed));
         let env = sim.env();
@@ -41,11 +41,11 @@ fn a_log_that_is_open_keeps_others_out_whatever_becomes_of_its_segments() {
             for turn in 0..60 {
                 let last = append(&log, 20_000).await.last_seq;
                 if turn % 7 == 6 {
-                    log.forget_before(Seq(last.0 - 3));
+                    log.truncate_before(Seq(last.0 - 3));
                     env.clock.sleep(Duration::from_secs(1)).await;
                 }
                 let second = open(&env).await.err();
-                // A file may have gone between the listing and its opening.
+                // A file may have been removed between the listing and its opening.
                 let refused = matches!(second, Some(OpenError::InUse { .. } | OpenError::Io(_)));
                 assert!(refused, "seed={seed}: {second:?}");
                 if turn % 20 == 19 {
@@ -65,7 +65,7 @@ fn a_log_that_is_open_keeps_others_out_whatever_becomes_of_its_segments() {
 }
 
 #[test]
-fn a_log_that_was_dropped_keeps_others_out_until_its_last_write_has_ended() {
+fn a_dropped_log_is_locked_until_its_last_write_has_completed() {
     let disk = SimDisk::new(1).delays_us(1_000..=1_000).short_writes(0.0);
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
@@ -90,7 +90,7 @@ fn a_log_that_was_dropped_keeps_others_out_until_its_last_write_has_ended() {
 }
 
 #[test]
-fn whoever_tries_to_open_a_log_that_is_open_does_it_no_harm() {
+fn an_attempt_to_open_an_open_log_does_it_no_harm() {
     for seed in seeds(40) {
         // Some locks take long, so that others may be faster.
         let disk = SimDisk::new(seed).stalls(0.5).stalls_us(10_000..=10_000);
@@ -110,7 +110,7 @@ fn whoever_tries_to_open_a_log_that_is_open_does_it_no_harm() {
                 for turn in 0..60 {
                     let last = append(&log, 20_000).await.last_seq;
                     if turn % 7 == 6 {
-                        log.forget_before(Seq(last.0 - 3));
+                        log.truncate_before(Seq(last.0 - 3));
                     }
                 }
                 trying.set(false);

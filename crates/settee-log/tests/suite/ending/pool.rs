@@ -1,5 +1,5 @@
-//! Goal: when a log stops, whoever waits for a buffer is told, and other logs get its buffers.
-//! Method: a pool of one buffer; the write that would give it back fails.
+//! Goal: when a log stops, tasks that wait for a buffer get an error, and other logs get its buffers.
+//! Method: a pool of one buffer; the write that would return it fails.
 
 use std::path::Path;
 use std::time::Duration;
@@ -32,13 +32,13 @@ async fn within<T>(env: &Env, future: impl Future<Output = T>) -> Option<T> {
 }
 
 #[test]
-fn who_waits_for_a_buffer_learns_that_the_log_has_stopped() {
+fn a_caller_waiting_for_a_buffer_gets_an_error_when_the_log_stops() {
     let disk = SimDisk::new(1).delays_us(1_000..=1_000).short_writes(0.0);
     let sim = Sim::with_disk(&disk);
     let env = Env { buffers: BufferPool::new(PoolOptions { bytes_max: 64 << 10 }), ..sim.env() };
     sim.run(async {
         let (log, _) = Log::open(&env, Path::new("/log"), OPTIONS, |_, _| {}).await.unwrap();
-        // Room is reserved ahead, so that only the buffer is missing.
+        // Disk space is reserved in advance, so that only the buffer is missing.
         for _ in 0..12 {
             let first = log.append(&batch(), Stage::Persisted).await.unwrap();
             log.wait(first.last_seq, Stage::Persisted).await.unwrap();
@@ -55,7 +55,7 @@ fn who_waits_for_a_buffer_learns_that_the_log_has_stopped() {
 }
 
 #[test]
-fn a_stopped_log_keeps_no_buffers_from_others() {
+fn a_stopped_log_returns_its_buffers_to_the_pool() {
     let disk = SimDisk::new(1).delays_us(1_000..=1_000).short_writes(0.0);
     let sim = Sim::with_disk(&disk);
     let env = Env { buffers: BufferPool::new(PoolOptions { bytes_max: 64 << 10 }), ..sim.env() };

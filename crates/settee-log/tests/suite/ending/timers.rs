@@ -1,5 +1,5 @@
 //! Goal: a log has a bounded number of timers.
-//! Method: they are counted while committers come and go.
+//! Method: timers are counted while committers start and finish.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,8 +55,11 @@ fn timers_do_not_pile_up() {
             .await;
         })
         .unwrap();
-        let left = count.load(Ordering::Relaxed);
-        most.push((written_age_ms_max, left));
+        let remaining = count.load(Ordering::Relaxed);
+        most.push((written_age_ms_max, remaining));
     }
-    assert!(most.iter().all(|(_, left)| *left <= 16), "timers of one log, by written_age_ms_max: {most:?}");
+    assert!(
+        most.iter().all(|(_, remaining)| *remaining <= 16),
+        "timers of one log, by written_age_ms_max: {most:?}"
+    );
 }

@@ -1,7 +1,7 @@
-//! Goal: what a client stores can't make a torn tail look like damage.
-//! Method: an extent that holds what looks like frames, at every place; the power goes before it is
-//! persisted. Who knows the log's id makes frames that are believed, which shows that nothing else is
-//! wrong with them; nobody else does.
+//! Goal: client data can't make a torn tail look like damage.
+//! Method: an extent contains bytes that look like frames, at every offset; the power fails before it is
+//! persisted. Frames forged with the log's id are accepted, which shows that they are otherwise correct;
+//! frames forged without it are not.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 use settee_sim::{Sim, SimDisk, seeds};
 use twox_hash::XxHash3_64;
 
-use super::{FOLDER, segment_path};
+use super::{DIRECTORY, segment_path};
 
-/// A commit of an empty record in segment 1, with the `Seq` 2; `persisted` as whoever forges it likes.
+/// A forged commit of an empty record in segment 1, with the `Seq` 2 and any value of `persisted`.
 fn forged(log_id: &[u8], persisted: u32) -> Vec<u8> {
     let seed = XxHash3_64::oneshot(log_id);
     let head = [0_u8; 12];
@@ -36,8 +36,8 @@ fn forged(log_id: &[u8], persisted: u32) -> Vec<u8> {
     bytes
 }
 
-/// How many logs are refused after a power loss in which a value with forged frames was torn.
-/// `log_id` is what the forger takes for the id, who has seen the log's first segment.
+/// Number of logs that are refused after a power loss in which a value with forged frames was torn. `log_id`
+/// is the forger's guess of the id, given the log's first segment.
 fn refused_count(log_id: impl Fn(&[u8]) -> Vec<u8>) -> u32 {
     let mut refused = 0;
     for seed in seeds(40) {
@@ -46,7 +46,7 @@ fn refused_count(log_id: impl Fn(&[u8]) -> Vec<u8>) -> u32 {
         let env = sim.env();
         let options = LogOptions::default();
         sim.run(async {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), options, |_, _| {}).await.unwrap();
+            let (log, _) = Log::open(&env, Path::new(DIRECTORY), options, |_, _| {}).await.unwrap();
             let mut batch = Batch::new();
             batch.push(Flags::none(), b"key", b"", b"value");
             let appended = log.append(&batch, Stage::Persisted).await.unwrap();
@@ -55,7 +55,7 @@ fn refused_count(log_id: impl Fn(&[u8]) -> Vec<u8>) -> u32 {
             let mut value = Vec::new();
             for _ in 0..400 {
                 value.extend_from_slice(&frame);
-                // Each at another place modulo 8: one of eight lies where a frame may.
+                // Each at another offset modulo 8: one of eight is where a frame may be.
                 value.push(0);
             }
             log.append_extent(value.into()).await.unwrap();
@@ -64,7 +64,7 @@ fn refused_count(log_id: impl Fn(&[u8]) -> Vec<u8>) -> u32 {
         .unwrap();
         let sim = Sim::with_disk(&disk.after_power_loss());
         let env = sim.env();
-        let opened = sim.run(Log::open(&env, Path::new(FOLDER), options, |_, _| {})).unwrap();
+        let opened = sim.run(Log::open(&env, Path::new(DIRECTORY), options, |_, _| {})).unwrap();
         refused += u32::from(opened.is_err());
     }
     refused

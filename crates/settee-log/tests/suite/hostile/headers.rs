@@ -1,13 +1,12 @@
-//! Goal: a header that is whole and says what no log writes is an error: no panic, and nothing that
-//! it can't judge is removed.
-//! Method: such a header, alone in a folder, with a right checksum.
+//! Goal: a whole header that no log writes is an error, not a panic, and no file is removed because of it.
+//! Method: such a header, alone in a directory, with a valid checksum.
 
 use settee_log::OpenError;
 use settee_sim::SimDisk;
 
 use super::{files, open, seal_header, segment_path};
 
-/// What a header says of itself, of the log, and of the segment before.
+/// A header's fields about its segment, the log, and the previous segment.
 #[derive(Debug, Clone, Copy)]
 struct Header {
     segment: u32,
@@ -38,7 +37,7 @@ impl Header {
 }
 
 #[test]
-fn a_header_that_no_log_writes_is_refused_and_stays() {
+fn a_header_that_no_log_writes_is_refused_and_not_removed() {
     let impossible = [
         Header { first_seq: 0, ..SOUND },
         Header { first_seq: u64::MAX, ..SOUND },
@@ -68,8 +67,8 @@ fn a_header_that_no_log_writes_is_refused_and_stays() {
 }
 
 #[test]
-fn a_segment_of_another_number_does_not_say_which_are_forgotten() {
-    // What lies in segment 2 calls itself 9, and all before 9 forgotten.
+fn a_segment_of_another_number_does_not_say_which_are_truncated() {
+    // Segment 2 claims the number 9, and that everything before 9 is truncated.
     let disk = SimDisk::new(1);
     disk.write_file(segment_path(1), Header { segment: 1, oldest: 1, previous_end: 0, ..SOUND }.bytes());
     disk.write_file(segment_path(2), Header { segment: 9, oldest: 9, ..SOUND }.bytes());

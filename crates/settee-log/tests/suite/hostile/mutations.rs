@@ -1,7 +1,7 @@
-//! Goal: whatever becomes of a log's files, opening gives a prefix of what was written, twice the
-//! same, or a typed error with every file as it was; it never panics.
-//! Method: logs of several kinds, with one to three random changes: bits, lengths, bytes of another
-//! place or log, fields of headers and of frames under a right checksum, files that go or come.
+//! Goal: whatever happens to a log's files, opening returns a prefix of what was written, twice the same, or
+//! a typed error with every file unchanged; it never panics.
+//! Method: logs of several kinds, with one to three random changes: bits, lengths, bytes of another place or
+//! log, fields of headers and of frames with a valid checksum, added or removed files.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -11,11 +11,11 @@ use settee_log::{Batch, Flags, Log, Seq, Stage};
 use settee_sim::{Sim, SimDisk};
 use twox_hash::XxHash3_64;
 
-use super::{FOLDER, Found, OPTIONS, files, open, seal_header, segment_path};
+use super::{DIRECTORY, Found, OPTIONS, files, open, seal_header, segment_path};
 
 const TRIAL_COUNT: u64 = 20_000;
 
-/// Where the fields of headers and frames begin, and their sizes.
+/// Offsets and sizes of the fields of headers and frames.
 const HEADER_FIELDS: [(usize, usize); 9] =
     [(8, 4), (12, 4), (16, 4), (20, 4), (24, 8), (40, 8), (48, 8), (56, 8), (64, 4)];
 const FRAME_FIELDS: [(usize, usize); 9] =
@@ -49,8 +49,8 @@ impl Random {
     }
 }
 
-/// Appends `count` batches from the `Seq` `first` on; only the last `window` are needed. Every third
-/// has two records, every fourth refers to an extent. Returns all records.
+/// Appends `count` batches from the `Seq` `first` on; only the last `window` are needed. Every third has two
+/// records, every fourth refers to an extent. Returns all records.
 async fn fill(log: &Log, first: u64, count: u64, window: u64) -> Vec<Found> {
     let mut written = Vec::new();
     let mut last = first - 1;
@@ -58,7 +58,7 @@ async fn fill(log: &Log, first: u64, count: u64, window: u64) -> Vec<Found> {
         let mut batch = Batch::new();
         let mut values: Vec<Vec<u8>> =
             vec![(0..100 + number * 7 % 90).map(|at| (last * 31 + at * 7) as u8).collect()];
-        batch.push(Flags::LISTED, &last.to_be_bytes(), b"meta", &values[0]);
+        batch.push(Flags::IN_SEQ_INDEX, &last.to_be_bytes(), b"meta", &values[0]);
         if number % 3 == 0 {
             batch.push(Flags::TOMBSTONE, b"gone", b"", b"");
             values.push(Vec::new());
@@ -73,12 +73,12 @@ async fn fill(log: &Log, first: u64, count: u64, window: u64) -> Vec<Found> {
         written.extend((appended.first_seq.0..).zip(values));
         last = appended.last_seq.0;
         log.wait(appended.last_seq, Stage::Persisted).await.unwrap();
-        log.forget_before(Seq(last.saturating_sub(window)));
+        log.truncate_before(Seq(last.saturating_sub(window)));
     }
     written
 }
 
-/// A log that was opened `open_count` times, and all its records; the last time the power may go.
+/// A log that was opened `open_count` times, and all its records; the last time the power may fail.
 fn log(seed: u64, open_count: u64, batch_count: u64, window: u64, power_loss: bool) -> (SimDisk, Vec<Found>) {
     let disk = SimDisk::new(seed);
     let sim = Sim::with_disk(&disk);
@@ -86,7 +86,7 @@ fn log(seed: u64, open_count: u64, batch_count: u64, window: u64, power_loss: bo
     let mut written = Vec::new();
     sim.run(async {
         for turn in 1..=open_count {
-            let (log, _) = Log::open(&env, Path::new(FOLDER), OPTIONS, |_, _| {}).await.unwrap();
+            let (log, _) = Log::open(&env, Path::new(DIRECTORY), OPTIONS, |_, _| {}).await.unwrap();
             let first = written.last().map_or(1, |(seq, _)| seq + 1);
             written.extend(fill(&log, first, batch_count, window).await);
             env.clock.sleep(Duration::from_secs(1)).await;
@@ -102,16 +102,16 @@ fn log(seed: u64, open_count: u64, batch_count: u64, window: u64, power_loss: bo
     (if power_loss { disk.after_power_loss() } else { disk }, written)
 }
 
-/// A log whose first segments were forgotten, and whose files were used again.
-pub(crate) fn forgetful_log(seed: u64) -> (SimDisk, Vec<Found>) {
+/// A log whose first segments were truncated and their files recycled.
+pub(crate) fn truncated_log(seed: u64) -> (SimDisk, Vec<Found>) {
     log(seed, 1, 40, 9, false)
 }
 
-/// A log to change, and what it holds.
+/// A log to change, and its records.
 struct Victim {
     disk: SimDisk,
     written: Vec<Found>,
-    /// The first `Seq` that is found where nothing was changed.
+    /// The first `Seq` found if nothing was changed.
     first_seq: u64,
 }
 
@@ -122,7 +122,7 @@ impl Victim {
         Victim { disk, written, first_seq: found[0].0 }
     }
 
-    /// Whether `found` is what the log may give: a prefix of what was needed.
+    /// Whether the log may return `found`: a prefix of the needed records.
     fn may_give(&self, found: &[Found], begins_later: bool) -> bool {
         let Some((first, _)) = found.first() else { return true };
         let start = self.written.iter().position(|(seq, _)| seq == first);
@@ -139,8 +139,7 @@ fn copy(disk: &SimDisk) -> SimDisk {
     copy
 }
 
-/// Changes one file, or which there are. Returns what was done, and whether the log may now begin
-/// later.
+/// Changes a file, or adds or removes one. Returns a description, and whether the log may now begin later.
 fn mutate(random: &mut Random, disk: &SimDisk, donors: &[SimDisk]) -> (String, bool) {
     let paths: Vec<_> = files(disk).into_keys().collect();
     let Some(path) = paths.get(random.below(paths.len())) else { return ("nothing left".into(), false) };
@@ -184,7 +183,7 @@ fn mutate(random: &mut Random, disk: &SimDisk, donors: &[SimDisk]) -> (String, b
     (format!("{}: {what}", path.display()), begins_later)
 }
 
-/// Bytes of another file: whole frames or blocks of it, behind the header or in the same place.
+/// Inserts bytes of another file: whole frames or blocks, after the header or at the same offset.
 fn splice(random: &mut Random, bytes: &mut Vec<u8>, donor: &SimDisk) -> String {
     let from: Vec<_> = files(donor).into_iter().collect();
     let (path, from) = &from[random.below(from.len())];
@@ -217,7 +216,7 @@ fn rewrite_header(random: &mut Random, bytes: &mut [u8]) -> String {
     format!("header: {what}")
 }
 
-/// Changes a field of a frame's header, and its checksum, as only who has the file can.
+/// Changes a field of a frame's header, and its checksum, which requires the log's id.
 fn rewrite_frame(random: &mut Random, bytes: &mut [u8]) -> String {
     if bytes.len() < 512 {
         return "no header".into();
@@ -243,7 +242,7 @@ fn rewrite_frame(random: &mut Random, bytes: &mut [u8]) -> String {
     format!("frame at {start}: {what}")
 }
 
-/// A file goes, or comes, or gets another number.
+/// Removes, adds or renumbers a file.
 fn rearrange(random: &mut Random, disk: &SimDisk, path: &Path) -> String {
     let bytes = disk.read_file(path).unwrap();
     let to = segment_path([1 + random.below(20) as u32, random.number(3) as u32][random.below(2)]);
@@ -254,24 +253,24 @@ fn rearrange(random: &mut Random, disk: &SimDisk, path: &Path) -> String {
     if action < 2 && to != *path {
         let sim = Sim::with_disk(disk);
         let engine = sim.env().engine;
-        sim.run(settee_io::folder::remove(&*engine, path)).unwrap().unwrap();
+        sim.run(settee_io::directory::remove(&*engine, path)).unwrap().unwrap();
     }
     format!("{} {}: {}", path.display(), ["removed", "moved", "and zeros"][action], to.display())
 }
 
 #[test]
-fn changed_files_give_a_prefix_or_an_error_and_stay_as_they_are() {
+fn changed_files_give_a_prefix_or_an_error_and_stay_unchanged() {
     let victims = [
         log(1, 1, 9, 1_000, false),
         log(2, 3, 5, 1_000, false),
         log(3, 1, 4, 1_000, true),
         log(4, 1, 14, 1_000, true),
         log(6, 2, 30, 9, true),
-        forgetful_log(7),
+        truncated_log(7),
     ]
     .map(Victim::new);
-    // The first victim's younger self, and another log.
-    let others = [log(1, 1, 6, 1_000, false), forgetful_log(8)];
+    // An earlier state of the first victim, and another log.
+    let others = [log(1, 1, 6, 1_000, false), truncated_log(8)];
     let mut donors: Vec<SimDisk> = victims.iter().map(|victim| copy(&victim.disk)).collect();
     donors.extend(others.map(|(disk, _)| disk));
     let (mut opened_count, mut refused_count, mut cut_count) = (0, 0, 0);

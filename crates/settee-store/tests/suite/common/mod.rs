@@ -1,4 +1,4 @@
-//! What several of the tests use.
+//! Shared by several of the tests.
 
 pub(crate) mod model;
 pub(crate) mod trial;

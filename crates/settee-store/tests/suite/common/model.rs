@@ -1,4 +1,4 @@
-//! A store and a `BTreeMap` that are changed together and compared.
+//! A `BTreeMap` that is changed together with a store and compared with it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -8,27 +8,27 @@ use settee_io::Env;
 use settee_store::{Batch, LogOptions, Seq, Snapshot, Stage, Store, StoreOptions};
 
 pub(crate) const OPTIONS: StoreOptions = StoreOptions {
-    // Small segments, so that a run goes through several.
+    // Small segments, so that a run fills several.
     log: LogOptions {
         batch_bytes_max: 16 << 10,
         segment_bytes_min: 8 << 10,
         segment_bytes_max: 40 << 10,
         ..LogOptions::DEFAULT
     },
-    measure: Some(|key, meta, _| [1, meta.len() as u64, u64::from(key[0])]),
+    aggregate: Some(|key, meta, _| [1, meta.len() as u64, u64::from(key[0])]),
     ..StoreOptions::DEFAULT
 };
 
-/// `Seq`, meta, value, and whether it is listed.
+/// `Seq`, meta, value, and whether it is in the seq index.
 pub(crate) type Value = (u64, Vec<u8>, Vec<u8>, bool);
 
-/// What a store holds.
+/// The expected contents of a store.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Model {
     /// By key.
     pub(crate) entries: BTreeMap<Vec<u8>, Value>,
-    /// The last listed record that there ever was.
-    pub(crate) last_listed: u64,
+    /// The last record that was ever in the seq index.
+    pub(crate) last_in_seq_index: u64,
 }
 
 pub(crate) struct Random(u64);
@@ -54,7 +54,8 @@ pub(crate) async fn open(env: &Env, options: &StoreOptions) -> Store {
     Store::open(env, Path::new("/data/store"), options.clone()).await.unwrap().0
 }
 
-/// Compares all that a snapshot shows: by key and by `Seq`, in both directions, its values, its sums.
+/// Compares everything that a snapshot shows: by key and by `Seq`, in both directions, with values and
+/// aggregates.
 pub(crate) async fn check(snapshot: &Snapshot, model: &Model, case: &str) {
     let all = (Bound::Unbounded, Bound::Unbounded);
     let mut found = Vec::new();
@@ -71,29 +72,30 @@ pub(crate) async fn check(snapshot: &Snapshot, model: &Model, case: &str) {
         let expected: Vec<_> = model.entries.iter().map(|(key, (seq, ..))| (key, *seq)).collect();
         assert_eq!(keys, expected, "{case} descending={descending}");
     }
-    for ((key, _, meta, location), (_, (_, expected_meta, value, listed))) in found.iter().zip(&model.entries)
+    for ((key, _, meta, location), (_, (_, expected_meta, value, in_seq_index))) in
+        found.iter().zip(&model.entries)
     {
         assert_eq!(meta, expected_meta, "{case}");
         let record = snapshot.read(*location).await.unwrap();
         assert_eq!((record.key(), &record.value()[..]), (&key[..], &value[..]), "{case}");
         let entry = snapshot.get(key).await.unwrap().unwrap();
-        assert_eq!((entry.location, entry.listed), (*location, *listed), "{case}");
+        assert_eq!((entry.location, entry.in_seq_index), (*location, *in_seq_index), "{case}");
     }
     check_listed(snapshot, model, case).await;
-    let sums = snapshot.sums(all.0, all.1).await.unwrap();
-    assert_eq!(sums, snapshot.sums_of_all(), "{case}");
+    let aggregates = snapshot.aggregates(all.0, all.1).await.unwrap();
+    assert_eq!(aggregates, snapshot.total_aggregates(), "{case}");
     let metas = model.entries.values().map(|(_, meta, ..)| meta.len() as u64).sum::<u64>();
-    assert_eq!((sums[0], sums[1]), (model.entries.len() as u64, metas), "{case}");
+    assert_eq!((aggregates[0], aggregates[1]), (model.entries.len() as u64, metas), "{case}");
 }
 
 async fn check_listed(snapshot: &Snapshot, model: &Model, case: &str) {
-    let listed = model.entries.iter().filter(|(_, (.., listed))| *listed);
-    let mut listed: Vec<_> = listed.map(|(key, (seq, ..))| (*seq, key.clone())).collect();
-    listed.sort_unstable();
-    for after in [0, listed.get(listed.len() / 2).map_or(0, |(seq, _)| *seq)] {
-        let expected: Vec<_> = listed.iter().filter(|(seq, _)| *seq > after).cloned().collect();
+    let in_seq_index = model.entries.iter().filter(|(_, (.., in_seq_index))| *in_seq_index);
+    let mut in_seq_index: Vec<_> = in_seq_index.map(|(key, (seq, ..))| (*seq, key.clone())).collect();
+    in_seq_index.sort_unstable();
+    for after in [0, in_seq_index.get(in_seq_index.len() / 2).map_or(0, |(seq, _)| *seq)] {
+        let expected: Vec<_> = in_seq_index.iter().filter(|(seq, _)| *seq > after).cloned().collect();
         for descending in [false, true] {
-            let mut scan = snapshot.scan_listed(Seq(after), descending);
+            let mut scan = snapshot.scan_by_seq(Seq(after), descending);
             let mut found = Vec::new();
             while let Some(entry) = scan.next().await.unwrap() {
                 found.push((entry.seq().0, entry.key.to_vec()));
@@ -103,12 +105,12 @@ async fn check_listed(snapshot: &Snapshot, model: &Model, case: &str) {
             }
             assert_eq!(found, expected, "{case} after={after} descending={descending}");
         }
-        assert_eq!(snapshot.sums_listed(Seq(after)).await.unwrap()[0], expected.len() as u64, "{case}");
+        assert_eq!(snapshot.aggregates_after(Seq(after)).await.unwrap()[0], expected.len() as u64, "{case}");
     }
-    assert_eq!(snapshot.last_listed().0, model.last_listed, "{case}");
+    assert_eq!(snapshot.last_in_seq_index().0, model.last_in_seq_index, "{case}");
 }
 
-/// Compares a range: what it holds, its sums, and what is left of it when a part was skipped.
+/// Compares a range: its entries, its aggregate, and the rest of it after a skip.
 pub(crate) async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &str) {
     let mut key = || (0..1 + random.below(2)).map(|_| b'a' + random.below(6) as u8).collect::<Vec<u8>>();
     let (start, end) = (key(), key());
@@ -119,8 +121,8 @@ pub(crate) async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut
         rows.map(|(key, (_, meta, ..))| (key.clone(), meta.len() as u64)).collect();
     let (from, to) = (Bound::Included(&start[..]), Bound::Excluded(&end[..]));
     let case = format!("{case} range={start:?}..{end:?} descending={descending} amount={amount}");
-    let sums = snapshot.sums(from, to).await.unwrap();
-    assert_eq!(sums[1], rows.iter().map(|(_, own)| own).sum::<u64>(), "{case}");
+    let aggregates = snapshot.aggregates(from, to).await.unwrap();
+    assert_eq!(aggregates[1], rows.iter().map(|(_, own)| own).sum::<u64>(), "{case}");
     if descending {
         rows.reverse();
     }
@@ -131,7 +133,7 @@ pub(crate) async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut
     }
     let mut scan = snapshot.scan(from, to, descending);
     assert_eq!(scan.skip_sum(1, amount).await.unwrap(), expected, "{case}");
-    // What adds nothing may be passed over at the end, where nothing else is left.
+    // Entries that add nothing may be skipped at the end if only they remain.
     let mut left = Vec::new();
     while let Some(entry) = scan.next().await.unwrap() {
         left.push(entry.key.to_vec());
@@ -139,7 +141,7 @@ pub(crate) async fn check_range(snapshot: &Snapshot, model: &Model, random: &mut
     assert_eq!(left, rows[count..].iter().map(|(key, _)| key.clone()).collect::<Vec<_>>(), "{case}");
 }
 
-/// Commits one random batch to both.
+/// Commits one random batch to the store and the model.
 pub(crate) async fn commit(store: &Store, model: &mut Model, random: &mut Random, stage: Stage) -> Seq {
     let mut batch = Batch::new();
     let mut changes = Vec::new();
@@ -151,10 +153,10 @@ pub(crate) async fn commit(store: &Store, model: &mut Model, random: &mut Random
             changes.push((key, None));
         } else {
             let (meta_size, value_size) = (random.below(30), random.below(600));
-            let (meta, value, listed) =
+            let (meta, value, in_seq_index) =
                 (random.bytes(meta_size), random.bytes(value_size), random.below(2) == 0);
-            batch.put(&key, &meta, value.clone().into(), listed);
-            changes.push((key, Some((meta, value, listed))));
+            batch.put(&key, &meta, value.clone().into(), in_seq_index);
+            changes.push((key, Some((meta, value, in_seq_index))));
         }
     }
     let mut writer = store.writer().await;
@@ -162,9 +164,9 @@ pub(crate) async fn commit(store: &Store, model: &mut Model, random: &mut Random
     let first = last.0 + 1 - changes.len() as u64;
     for (seq, (key, change)) in (first..).zip(changes) {
         match change {
-            Some((meta, value, listed)) => {
-                model.last_listed = if listed { seq } else { model.last_listed };
-                model.entries.insert(key, (seq, meta, value, listed));
+            Some((meta, value, in_seq_index)) => {
+                model.last_in_seq_index = if in_seq_index { seq } else { model.last_in_seq_index };
+                model.entries.insert(key, (seq, meta, value, in_seq_index));
             }
             None => drop(model.entries.remove(&key)),
         }

@@ -1,14 +1,14 @@
-//! A seeded life of a store, with something done to it, and what is left of the store afterwards.
+//! Trials: a seeded run of a store with one event, and the recovery from it.
 //!
-//! A trial opens a store on a simulated disk; two tasks commit in every way there is, one takes
-//! snapshots and reads from them until the end, one has checkpoints made and segments rewritten. Then the
-//! store is opened again by the same process, now and then without its tree. All that meets with
-//! one [`Event`]; then the store is opened again, with a power loss at some operation of that (so
-//! often during recovery), once or more; then to go on, with checkpoints and compaction; and a last
-//! time. Each opening compares all there is with what was committed and acknowledged ([`Model`]).
+//! A trial opens a store on a simulated disk. Two tasks commit in every way there is, one takes snapshots and
+//! reads from them until the end, and one makes checkpoints and rewrites segments. Then the same process
+//! opens the store again, at times without its tree. One [`Event`] happens during all that. The store is then
+//! opened again, with a power loss at some operation of that open (so often during recovery), once or more;
+//! then used, with checkpoints and compaction; and opened a last time. Each open compares everything with
+//! what was committed and acknowledged ([`Model`]).
 //!
-//! The seed alone decides the configuration, the workload and the disk; seed and event together
-//! decide the rest. So a failure's message replays it: see [`run_trial`].
+//! The seed alone decides the configuration, the workload and the disk; seed and event together decide the
+//! rest. A failure's message therefore replays it: see [`run_trial`].
 
 use std::cell::RefCell;
 use std::fmt;
@@ -21,42 +21,42 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, join3, select};
-use settee_io::{Env, OperationKind, folder};
+use settee_io::{Env, OperationKind, directory};
 use settee_sim::{Fault, Sim, SimDisk};
 use settee_store::{
-    AppendError, Batch, ChunkCache, CommitError, LogOptions, NodeCache, OpenError, Planted, Seq, Snapshot,
+    AppendError, Batch, ChunkCache, CommitError, Failpoint, LogOptions, NodeCache, OpenError, Seq, Snapshot,
     Stage, Store, StoreError, StoreOptions,
 };
 
-use super::versions::{Change, Model, Problem, Version, check, fold, measure};
+use super::versions::{Change, Model, Problem, Version, aggregate, check, merge_operator};
 
-const FOLDER: &str = "/data/store";
+const DIRECTORY: &str = "/data/store";
 
-/// So many keys are loaded first, where there are many.
+/// Number of keys loaded first in the wide workload.
 const LOADED_COUNT: usize = 50;
 
-/// How many openings in a row the power may cut short.
+/// Largest number of consecutive opens that a power loss interrupts.
 const OPENINGS_CUT_SHORT_MAX: u64 = 2;
 
-/// After how many operations of such an opening, at most, the power goes.
+/// Largest number of operations of such an open before the power is cut.
 const SECOND_CUT_OPERATIONS_MAX: u64 = 60;
 
-/// Whatever hasn't come to an end by then never will.
+/// A run that has not ended by then hangs.
 const LIFE_MAX: Duration = Duration::from_secs(120);
 
-/// What is done to the machine in the store's first life.
+/// What happens to the machine in the store's first run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The power goes while the operation with this index is under way.
+    /// The power is cut during the operation with this index.
     PowerLossAt(u64),
-    /// The power goes when the sync with this index has taken effect.
+    /// The power is cut when the sync with this index has taken effect.
     PowerLossAfterSync(u64),
-    /// The process is killed after so many microseconds; the system goes on.
+    /// The process is killed after this many microseconds; the system goes on.
     KillAt(u64),
-    /// The operation with this index fails, with EIO or ENOSPC.
+    /// The operation with this index fails with EIO or ENOSPC.
     IoErrorAt(u64),
     NoSpaceAt(u64),
-    /// The operation with this number finds no file descriptor, where it needs one.
+    /// The operation with this number finds no file descriptor, if it needs one.
     NoDescriptorAt(u64),
     /// The sync with this index fails.
     SyncErrorAt(u64),
@@ -107,22 +107,22 @@ impl FromStr for Event {
     }
 }
 
-/// What a trial is made of.
+/// The parameters of a trial.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
-    /// What goes wrong in the store, and in the disk.
-    pub(crate) planted: Option<Planted>,
+    /// The fault of the store or of the disk.
+    pub(crate) failpoint: Option<Failpoint>,
     pub(crate) ignores_tree_syncs: bool,
 }
 
 impl Setup {
     pub(crate) fn new(seed: u64) -> Setup {
-        Setup { seed, planted: None, ignores_tree_syncs: false }
+        Setup { seed, failpoint: None, ignores_tree_syncs: false }
     }
 }
 
-/// What the records are like.
+/// The kind of workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     /// Few keys with large values: much garbage.
@@ -131,7 +131,7 @@ enum Shape {
     Wide,
 }
 
-/// When checkpoints are made by themselves.
+/// When background checkpoints are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Limits {
     Often,
@@ -141,10 +141,10 @@ enum Limits {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deltas {
+enum Operands {
     No,
-    Folded,
-    Unfolded,
+    Merged,
+    Unmerged,
 }
 
 /// One of the configurations of the matrix.
@@ -152,18 +152,18 @@ enum Deltas {
 struct Config {
     shape: Shape,
     limits: Limits,
-    deltas: Deltas,
+    operands: Operands,
     direct: bool,
     measured: bool,
     versions_max: usize,
     garbage_percent_max: u64,
     cache_bytes: usize,
-    /// Chunks of segments are cached.
+    /// Whether there is a chunk cache.
     has_chunks: bool,
     loses_tree: bool,
 }
 
-/// How many configurations there are, but for what is drawn: as many seeds in a row have one each.
+/// Number of configurations, random choices excluded: as many consecutive seeds have one each.
 pub(crate) const CONFIG_COUNT: u64 = 2 * 3 * 3;
 
 impl Config {
@@ -172,12 +172,12 @@ impl Config {
         Config {
             shape: [Shape::Narrow, Shape::Wide][(seed % 2) as usize],
             limits: [Limits::Often, Limits::Never, Limits::LittleMemory][(seed / 2 % 3) as usize],
-            deltas: [Deltas::Folded, Deltas::No, Deltas::Unfolded][(seed / 6 % 3) as usize],
+            operands: [Operands::Merged, Operands::No, Operands::Unmerged][(seed / 6 % 3) as usize],
             direct: random.one_in(2),
             measured: !random.one_in(3),
             versions_max: [0, 3][random.below(2) as usize],
             garbage_percent_max: [10, 40][random.below(2) as usize],
-            // Wide ones would read and read.
+            // With no cache, the wide workload would only read.
             cache_bytes: [if seed.is_multiple_of(2) { 0 } else { 8 << 10 }, 1 << 20]
                 [random.below(2) as usize],
             has_chunks: random.one_in(2),
@@ -198,8 +198,8 @@ impl Config {
                 direct: self.direct,
                 ..LogOptions::DEFAULT
             },
-            measure: self.measured.then_some(measure),
-            fold: (self.deltas == Deltas::Folded).then_some(fold),
+            aggregate: self.measured.then_some(aggregate),
+            merge_operator: (self.operands == Operands::Merged).then_some(merge_operator),
             versions_max: self.versions_max,
             memory_bytes_max: if self.limits == Limits::LittleMemory { 6 << 10 } else { 4 << 20 },
             frozen_layers_max: 2,
@@ -208,7 +208,7 @@ impl Config {
             garbage_percent_max: self.garbage_percent_max,
             cache: Some(Arc::new(NodeCache::new(self.cache_bytes))),
             chunks: self.has_chunks.then(|| Arc::new(ChunkCache::new(1 << 20))),
-            planted: setup.planted,
+            failpoint: setup.failpoint,
             ..StoreOptions::DEFAULT
         }
     }
@@ -256,7 +256,7 @@ impl Random {
     }
 }
 
-/// Random bytes; values and metas are parts of them.
+/// Random bytes; values and metas are slices of them.
 static BYTES: LazyLock<Bytes> = LazyLock::new(|| {
     let mut random = Random::new(0, 0);
     (0..8 << 10).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>().into()
@@ -265,27 +265,28 @@ static BYTES: LazyLock<Bytes> = LazyLock::new(|| {
 /// What was tried.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Power losses in mid-run, after which the store was opened and compared.
+    /// Power losses during a run, after which the store was opened and compared.
     pub(crate) power_losses: u64,
-    /// Those that came when there was nothing more to do.
+    /// Power losses after the last operation.
     pub(crate) at_end: u64,
-    /// Those of them that came while a store was being opened.
+    /// Power losses while a store was being opened.
     pub(crate) during_recovery: u64,
     pub(crate) kills: u64,
-    /// Operations of the store that failed, as something else had.
+    /// Operations of the store that failed because of the event.
     pub(crate) errors: u64,
-    /// Checkpoints that were asked for, by touched leaves and whole.
+    /// Checkpoints on demand that changed the tree's leaves.
     pub(crate) touched: u64,
+    /// Checkpoints on demand that wrote a new tree file.
     pub(crate) whole: u64,
-    /// Segments that compaction was asked to rewrite.
+    /// Segments rewritten by compactions on demand.
     pub(crate) rewritten: u64,
-    /// Trees that were removed, and built anew.
+    /// Trees that were removed and rebuilt.
     pub(crate) rebuilt: u64,
-    /// Snapshots that were compared with what they are to show.
+    /// Snapshots that were compared with the model.
     pub(crate) snapshots: u64,
-    /// Segments in all, as an opening finds them; those that were rewritten among them.
+    /// Segments found at opens.
     pub(crate) segments: u64,
-    /// A hash over all that happened on the disks.
+    /// A hash over everything that happened on the disks.
     pub(crate) trace: u64,
 }
 
@@ -306,18 +307,18 @@ impl Tally {
     }
 }
 
-/// What happens in a life.
+/// What happens in a run.
 #[derive(Debug, Clone, Copy)]
 struct Life {
     number: u64,
     /// Batches of each of the two tasks.
     step_count: u64,
-    /// The process that was before was killed, and what was written is still there.
+    /// The previous process was killed, and its writes are still in the page cache.
     after_kill: bool,
-    /// Something fails: the store may say so.
+    /// Something fails: the store may report it.
     is_patient: bool,
     kill_at: Option<Duration>,
-    /// The store is opened a second time.
+    /// Whether the store is opened a second time.
     reopens: bool,
 }
 
@@ -327,7 +328,7 @@ impl Life {
     }
 }
 
-/// How a life ended.
+/// How a run ended.
 struct End {
     opened: bool,
     /// How long it took.
@@ -337,7 +338,7 @@ struct End {
 /// Runs a trial. A panic counts as a failure.
 ///
 /// # Errors
-/// What went wrong, and the two variables that make the test `power_loss` do this trial alone.
+/// What went wrong, and the two variables that make the test `power_loss` run only this trial.
 pub(crate) fn run_trial(setup: &Setup, event: Event) -> Result<Tally, String> {
     let result = catch_unwind(AssertUnwindSafe(|| Trial::new(setup, event).run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -349,11 +350,11 @@ pub(crate) fn run_trial(setup: &Setup, event: Event) -> Result<Tally, String> {
     })
 }
 
-/// Every event of a seed's first life: a power loss at each operation and after each sync, kills,
-/// and failures of some operations and syncs.
+/// Every event of a seed's first run: a power loss at each operation and after each sync, kills, and failures
+/// of some operations and syncs.
 ///
 /// # Errors
-/// As [`run_trial`], from a first life to which nothing happens.
+/// As [`run_trial`], from a first run without an event.
 pub(crate) fn events(setup: &Setup) -> Result<Vec<Event>, String> {
     let disk = disk(setup);
     let event = Event::PowerLossAt(u64::MAX);
@@ -361,7 +362,7 @@ pub(crate) fn events(setup: &Setup) -> Result<Vec<Event>, String> {
         catch_unwind(AssertUnwindSafe(|| Trial::new(setup, event).live(&disk, Life::first(None, false))));
     let end = match lived {
         Ok(Ok(end)) => end,
-        // Tells what it was.
+        // Reports the failure.
         _ => return run_trial(setup, event).and(Err("it doesn't fail again".into())),
     };
     let (operations, time_us) = (disk.operation_count(), end.time.as_micros() as u64);
@@ -490,7 +491,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// What the tasks of a life share.
+/// What the tasks of a run share.
 struct Work<'a> {
     env: &'a Env,
     config: Config,
@@ -504,7 +505,7 @@ struct Work<'a> {
     event: Event,
 }
 
-/// Something was refused in a life in which that may be: the task goes on, or ends.
+/// An operation was refused in a run in which that may happen: the task goes on, or ends.
 struct Refused;
 
 impl Work<'_> {
@@ -529,11 +530,10 @@ impl Work<'_> {
             let mut random = Random::new(self.seed, stream + 5);
             self.finish(&store, &kept, &mut random).await?;
             drop((kept, store));
-            // The second opening finds what the first one left, on a system that goes on.
+            // The second open finds what the first left, on a system that goes on.
             after_kill = true;
             if self.has_failed() {
-                // What a failed sync should have covered is lost, or not, and nothing but a restart
-                // of the machine tells.
+                // What a failed sync should have covered is lost or not; only a restart of the machine tells.
                 return Ok(());
             }
             if self.config.loses_tree && pass == 0 && passes == 2 {
@@ -543,7 +543,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Whether the operation that is to fail has done so.
+    /// Whether the operation that is to fail has failed.
     fn has_failed(&self) -> bool {
         match self.event {
             Event::IoErrorAt(at) | Event::NoSpaceAt(at) | Event::NoDescriptorAt(at) => {
@@ -554,12 +554,12 @@ impl Work<'_> {
         }
     }
 
-    /// Opens the store and compares. `None` where it can't be opened, and that may be.
+    /// Opens the store and compares. `None` if it can't be opened, and the event allows that.
     async fn open(&self, pass: u64, after_kill: bool) -> Result<Option<Store>, String> {
         let until = self.env.clock.now() + LIFE_MAX / 4;
         let opened = loop {
-            match Store::open(self.env, Path::new(FOLDER), self.options.clone()).await {
-                // What went on in the background has yet to see that the store was dropped.
+            match Store::open(self.env, Path::new(DIRECTORY), self.options.clone()).await {
+                // Background work has yet to see that the store was dropped.
                 Err(StoreError::Log(OpenError::InUse { .. })) if self.env.clock.now() < until => {
                     self.env.clock.sleep(Duration::from_millis(1)).await;
                 }
@@ -586,7 +586,7 @@ impl Work<'_> {
         Ok(Some(store))
     }
 
-    /// Whether a snapshot shows what it is to.
+    /// Checks that a snapshot shows what it should.
     async fn compare(&self, snapshot: &Snapshot, version: &Version, when: &str) -> Result<(), String> {
         match check(snapshot, version, self.config.measured).await {
             Ok(()) => {}
@@ -597,14 +597,14 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Whether what is told to live of the segments does.
+    /// Checks that the live bytes recorded for the segments are those of the tree.
     async fn compare_live(&self, store: &Store) -> Result<(), String> {
         match store.live_tables().await {
-            Ok((told, found)) if told == found => {
+            Ok((recorded, found)) if recorded == found => {
                 self.tally.borrow_mut().segments += found.len() as u64;
                 Ok(())
             }
-            Ok((told, found)) => Err(format!("told to live: {told:?}, found to: {found:?}")),
+            Ok((recorded, found)) => Err(format!("recorded as live: {recorded:?}, found: {found:?}")),
             Err(_) if self.life.is_patient => Ok(()),
             Err(error) => Err(format!("reading what lives: {error}")),
         }
@@ -636,7 +636,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A batch got as far as it was said to.
+    /// Notes that a batch reached the stage that the store reported.
     fn see(&self, store: &Store, seq: u64, stage: Stage) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
         match stage {
@@ -653,7 +653,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Commits a batch; the `Seq` of its last record.
+    /// Commits a batch; returns the `Seq` of its last record.
     async fn commit(
         &self,
         store: &Store,
@@ -669,8 +669,10 @@ impl Work<'_> {
         let mut batch = Batch::new();
         for (key, change) in &changes {
             match change {
-                Change::Put { meta, value, listed } => batch.put(key, meta, value.clone(), *listed),
-                Change::Merge { meta, delta } => batch.merge(key, meta, delta.clone()),
+                Change::Put { meta, value, in_seq_index } => {
+                    batch.put(key, meta, value.clone(), *in_seq_index)
+                }
+                Change::Merge { meta, operand } => batch.merge(key, meta, operand.clone()),
                 Change::Delete => batch.delete(key),
             }
         }
@@ -694,14 +696,17 @@ impl Work<'_> {
     }
 
     fn changes(&self, version: &Version, random: &mut Random) -> Vec<(Vec<u8>, Change)> {
-        let Config { shape, deltas, measured, .. } = self.config;
+        let Config { shape, operands, measured, .. } = self.config;
         if shape == Shape::Wide && version.entries.len() < LOADED_COUNT {
             // A tree of several leaves.
             let first = version.entries.len() as u64;
             let meta = random.slice(450).to_vec();
             let put = |number| {
                 let value = Bytes::from(key(number));
-                (key(number), Change::Put { meta: meta.clone(), value, listed: measured && number % 3 == 0 })
+                (
+                    key(number),
+                    Change::Put { meta: meta.clone(), value, in_seq_index: measured && number % 3 == 0 },
+                )
             };
             return (first..first + LOADED_COUNT as u64 / 2).map(put).collect();
         }
@@ -712,30 +717,30 @@ impl Work<'_> {
         let mut changes: Vec<(Vec<u8>, Change)> = Vec::new();
         for _ in 0..1 + random.below(if shape == Shape::Wide { 6 } else { 3 }) {
             let mut number = random.below(self.config.key_count());
-            let is_merged = deltas != Deltas::No && random.one_in(2);
+            let is_merged = operands != Operands::No && random.one_in(2);
             if is_merged && !random.one_in(4) {
-                // Chains grow.
+                // Operand chains grow.
                 number %= 2;
             }
             let key = key(number);
             let (size, meta_size) = (random.below(value_size), random.below(meta_size));
             let meta = random.slice(meta_size).to_vec();
             let is_twice = changes.iter().any(|(other, _)| *other == key);
-            let is_full = version.is_chain_full(&key) && (is_twice || deltas == Deltas::Unfolded);
+            let is_full = version.has_most_operands(&key) && (is_twice || operands == Operands::Unmerged);
             let change = if is_merged && !is_full && !is_twice {
-                let delta = random.slice(size / 20);
-                Change::Merge { meta, delta }
+                let operand = random.slice(size / 20);
+                Change::Merge { meta, operand }
             } else if random.one_in(4) {
                 Change::Delete
             } else {
-                Change::Put { meta, value: random.slice(size), listed: measured && random.one_in(2) }
+                Change::Put { meta, value: random.slice(size), in_seq_index: measured && random.one_in(2) }
             };
             changes.push((key, change));
         }
         changes
     }
 
-    /// Takes snapshots, keeps some, and reads from what it has.
+    /// Takes snapshots, keeps some, and reads from them.
     async fn read(
         &self,
         store: &Store,
@@ -776,7 +781,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What holds at the end; then the store is closed, or left as it is.
+    /// Checks what must hold at the end; then closes the store, or leaves it as it is.
     async fn finish(
         &self,
         store: &Store,
@@ -810,13 +815,13 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Takes the tree away, as if it were lost.
+    /// Removes the tree, as if it were lost.
     async fn remove_tree(&self) -> Result<(), String> {
-        let root = Path::new(FOLDER);
-        let listed = folder::list(&*self.env.engine, root).await;
-        let Ok(entries) = self.unless_failed(listed)? else { return Ok(()) };
+        let root = Path::new(DIRECTORY);
+        let entries = directory::list(&*self.env.engine, root).await;
+        let Ok(entries) = self.unless_failed(entries)? else { return Ok(()) };
         for entry in entries.iter().filter(|entry| entry.name.ends_with(".tree")) {
-            let removed = folder::remove(&*self.env.engine, &root.join(&entry.name)).await;
+            let removed = directory::remove(&*self.env.engine, &root.join(&entry.name)).await;
             if self.unless_failed(removed)?.is_ok() {
                 self.tally.borrow_mut().rebuilt += 1;
             }
@@ -824,7 +829,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// An error is one of the trial where nothing may fail.
+    /// An error fails the trial unless the run may fail.
     fn unless_failed<T, E: fmt::Display>(&self, result: Result<T, E>) -> Result<Result<T, Refused>, String> {
         match result {
             Ok(value) => Ok(Ok(value)),

@@ -1,28 +1,28 @@
-//! What a store was given, version by version, and whether what it shows agrees with that.
+//! A model of a store's versions, and checks of what the store shows against it.
 //!
-//! The checks here are all that the tests of power losses, of failing disks and of planted faults
-//! have: none of them knows what was done to the machine.
+//! The tests of power losses, failing disks and failpoints use only these checks, and none of the checks
+//! knows what was done to the machine.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_store::{CHAIN_COUNT_MAX, ReadError, Seq, Snapshot, Sums};
+use settee_store::{Aggregates, OPERAND_COUNT_MAX, ReadError, Seq, Snapshot};
 
 /// What a record does to its key.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
-    Put { meta: Vec<u8>, value: Bytes, listed: bool },
-    Merge { meta: Vec<u8>, delta: Bytes },
+    Put { meta: Vec<u8>, value: Bytes, in_seq_index: bool },
+    Merge { meta: Vec<u8>, operand: Bytes },
     Delete,
 }
 
-/// What stands under a key.
+/// The entry of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) meta: Vec<u8>,
-    pub(crate) listed: bool,
+    pub(crate) in_seq_index: bool,
     /// Its records' `Seq`s and values, newest first.
     pub(crate) parts: Vec<(u64, Bytes)>,
 }
@@ -33,28 +33,28 @@ impl Entry {
     }
 }
 
-/// All that a store holds at some `Seq`.
+/// The contents of a store at some `Seq`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Version {
     pub(crate) entries: BTreeMap<Vec<u8>, Entry>,
-    /// The last listed record that there ever was.
-    pub(crate) last_listed: u64,
+    /// The last record that was ever in the seq index.
+    pub(crate) last_in_seq_index: u64,
 }
 
-/// The sums of the tests: how many, how long the metas are, and how long the newest records.
-pub(crate) fn measure(_key: &[u8], meta: &[u8], length: u32) -> Sums {
+/// The tests' aggregates: number of entries, size of the metas, and size of the newest records.
+pub(crate) fn aggregate(_key: &[u8], meta: &[u8], length: u32) -> Aggregates {
     [1, meta.len() as u64, length.into()]
 }
 
-/// Makes one value of several, newest first.
-pub(crate) fn fold(values: &[Bytes]) -> Bytes {
+/// Combines several values, newest first.
+pub(crate) fn merge_operator(values: &[Bytes]) -> Bytes {
     values.concat().into()
 }
 
 impl Version {
-    /// Whether a delta makes this key's records too many.
-    pub(crate) fn is_chain_full(&self, key: &[u8]) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.parts.len() >= CHAIN_COUNT_MAX)
+    /// Whether another operand would give this key too many records.
+    pub(crate) fn has_most_operands(&self, key: &[u8]) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.parts.len() >= OPERAND_COUNT_MAX)
     }
 
     pub(crate) fn apply(&mut self, seq: u64, key: &[u8], change: &Change) {
@@ -63,19 +63,19 @@ impl Version {
                 self.entries.remove(key);
                 return;
             }
-            Change::Put { meta, value, listed } => {
-                if *listed {
-                    self.last_listed = seq;
+            Change::Put { meta, value, in_seq_index } => {
+                if *in_seq_index {
+                    self.last_in_seq_index = seq;
                 }
-                Entry { meta: meta.clone(), listed: *listed, parts: vec![(seq, value.clone())] }
+                Entry { meta: meta.clone(), in_seq_index: *in_seq_index, parts: vec![(seq, value.clone())] }
             }
-            Change::Merge { meta, delta } => {
+            Change::Merge { meta, operand } => {
                 let old = self.entries.get(key).map(|entry| entry.parts.clone()).unwrap_or_default();
-                let parts = std::iter::once((seq, delta.clone())).chain(old).collect();
-                let mut entry = Entry { meta: meta.clone(), listed: false, parts };
-                if entry.parts.len() > CHAIN_COUNT_MAX {
+                let parts = std::iter::once((seq, operand.clone())).chain(old).collect();
+                let mut entry = Entry { meta: meta.clone(), in_seq_index: false, parts };
+                if entry.parts.len() > OPERAND_COUNT_MAX {
                     let values: Vec<Bytes> = entry.parts.iter().map(|(_, value)| value.clone()).collect();
-                    entry.parts = vec![(seq, fold(&values))];
+                    entry.parts = vec![(seq, merge_operator(&values))];
                 }
                 entry
             }
@@ -84,10 +84,10 @@ impl Version {
     }
 }
 
-/// Why a check came to no good end.
+/// Why a check failed.
 #[derive(Debug)]
 pub(crate) enum Problem {
-    /// What was shown is wrong.
+    /// Something wrong was shown.
     Wrong(String),
     /// Something could not be read.
     Unread(ReadError),
@@ -118,11 +118,11 @@ macro_rules! same {
     }};
 }
 
-/// Compares all that a snapshot shows with what it is to show.
+/// Compares everything that a snapshot shows with what it should show.
 pub(crate) async fn check(snapshot: &Snapshot, version: &Version, measured: bool) -> Result<(), Problem> {
     let at = snapshot.seq().0;
-    let mut sums = Sums::default();
-    let mut listed = BTreeMap::new();
+    let mut aggregates = Aggregates::default();
+    let mut in_seq_index = BTreeMap::new();
     let mut rows = Vec::new();
     let mut scan = snapshot.scan(Bound::Unbounded, Bound::Unbounded, false);
     while let Some(entry) = scan.next().await? {
@@ -136,17 +136,17 @@ pub(crate) async fn check(snapshot: &Snapshot, version: &Version, measured: bool
         keys(&mut version.entries.iter().map(|(key, entry)| (&key[..], entry.seq()))),
         "the keys at Seq {at}"
     );
-    // Of many keys some are looked up, and their values read.
+    // Of many keys, looks up some and reads their values.
     let stride = if rows.len() > 10 { 5 } else { 1 };
     for (index, ((key, found), expected)) in rows.iter().zip(version.entries.values()).enumerate() {
         let is_read = (index + at as usize).is_multiple_of(stride);
         let name = key.escape_ascii();
         same!(found.meta, expected.meta, "the meta of {name} at Seq {at}");
-        same!(found.listed, expected.listed, "whether {name} is listed at Seq {at}");
-        let own = measure(key, &found.meta, found.location.length);
-        sums = add(sums, own);
-        if found.listed {
-            listed.insert(found.seq().0, (key.clone(), own));
+        same!(found.in_seq_index, expected.in_seq_index, "whether {name} is in the seq index at Seq {at}");
+        let own = aggregate(key, &found.meta, found.location.length);
+        aggregates = add(aggregates, own);
+        if found.in_seq_index {
+            in_seq_index.insert(found.seq().0, (key.clone(), own));
         }
         let seqs = |parts: &mut dyn Iterator<Item = u64>| parts.collect::<Vec<_>>();
         let expected_seqs = seqs(&mut expected.parts.iter().map(|(seq, _)| *seq));
@@ -182,34 +182,34 @@ pub(crate) async fn check(snapshot: &Snapshot, version: &Version, measured: bool
         same!(found.as_ref(), Some(key), "a key of the scan backwards at Seq {at}");
     }
     same!(scan.next().await?.map(|entry| entry.key.to_vec()), None, "a key behind all at Seq {at}");
-    same!(snapshot.last_listed().0, version.last_listed, "the last listed one at Seq {at}");
+    same!(snapshot.last_in_seq_index().0, version.last_in_seq_index, "the last in the seq index at Seq {at}");
     if measured {
         let all = (Bound::Unbounded, Bound::Unbounded);
-        same!(snapshot.sums_of_all(), sums, "the sums of all at Seq {at}");
-        same!(snapshot.sums(all.0, all.1).await?, sums, "the sums at Seq {at}");
+        same!(snapshot.total_aggregates(), aggregates, "the aggregates of all at Seq {at}");
+        same!(snapshot.aggregates(all.0, all.1).await?, aggregates, "the aggregates at Seq {at}");
         check_part(snapshot, &rows, at).await?;
-        check_listed(snapshot, &listed, at).await?;
+        check_listed(snapshot, &in_seq_index, at).await?;
     }
     Ok(())
 }
 
-fn add(left: Sums, right: Sums) -> Sums {
+fn add(left: Aggregates, right: Aggregates) -> Aggregates {
     std::array::from_fn(|index| left[index].wrapping_add(right[index]))
 }
 
-/// Keys beside those that are there have nothing.
+/// Keys that are not in the model have no entry.
 async fn check_absent(snapshot: &Snapshot, version: &Version) -> Result<(), Problem> {
     for number in 0..4_u8 {
         let key = super::trial::key(number.into());
         if !version.entries.contains_key(&key) {
             let found = snapshot.get(&key).await?;
-            same!(found.map(|entry| entry.seq()), None, "what stands under {}", key.escape_ascii());
+            same!(found.map(|entry| entry.seq()), None, "the entry of {}", key.escape_ascii());
         }
     }
     Ok(())
 }
 
-/// The sums of the middle of all.
+/// The aggregate of the middle of the range.
 async fn check_part(
     snapshot: &Snapshot,
     rows: &[(Vec<u8>, settee_store::Entry)],
@@ -219,24 +219,24 @@ async fn check_part(
     let (Some((first, _)), Some((last, _))) = (part.first(), part.last()) else { return Ok(()) };
     let own = |(key, entry): &(Vec<u8>, settee_store::Entry)| {
         let length = entry.location.length;
-        measure(key, &entry.meta, length)
+        aggregate(key, &entry.meta, length)
     };
-    let expected = part.iter().map(own).fold(Sums::default(), add);
-    let found = snapshot.sums(Bound::Included(first), Bound::Included(last)).await?;
-    same!(found, expected, "the sums of a part at Seq {at}");
+    let expected = part.iter().map(own).fold(Aggregates::default(), add);
+    let found = snapshot.aggregates(Bound::Included(first), Bound::Included(last)).await?;
+    same!(found, expected, "the aggregates of a part at Seq {at}");
     Ok(())
 }
 
 async fn check_listed(
     snapshot: &Snapshot,
-    listed: &BTreeMap<u64, (Vec<u8>, Sums)>,
+    in_seq_index: &BTreeMap<u64, (Vec<u8>, Aggregates)>,
     at: u64,
 ) -> Result<(), Problem> {
-    let middle = listed.keys().nth(listed.len() / 2).copied().unwrap_or(0);
+    let middle = in_seq_index.keys().nth(in_seq_index.len() / 2).copied().unwrap_or(0);
     for after in [0, middle] {
-        let expected = listed.range(after + 1..);
+        let expected = in_seq_index.range(after + 1..);
         for descending in [false, true] {
-            let mut scan = snapshot.scan_listed(Seq(after), descending);
+            let mut scan = snapshot.scan_by_seq(Seq(after), descending);
             let mut found = Vec::new();
             while let Some(entry) = scan.next().await? {
                 found.push(entry.seq().0);
@@ -245,10 +245,14 @@ async fn check_listed(
                 found.reverse();
             }
             let expected: Vec<u64> = expected.clone().map(|(seq, _)| *seq).collect();
-            same!(found, expected, "what is listed after {after} at Seq {at}");
+            same!(found, expected, "the seq index after {after} at Seq {at}");
         }
-        let expected = expected.map(|(_, (_, own))| *own).fold(Sums::default(), add);
-        same!(snapshot.sums_listed(Seq(after)).await?, expected, "the sums listed after {after} at Seq {at}");
+        let expected = expected.map(|(_, (_, own))| *own).fold(Aggregates::default(), add);
+        same!(
+            snapshot.aggregates_after(Seq(after)).await?,
+            expected,
+            "the aggregates after {after} at Seq {at}"
+        );
     }
     Ok(())
 }
@@ -258,8 +262,9 @@ async fn check_listed(
 pub(crate) struct Model {
     /// By the last `Seq` of the batch that made it.
     versions: BTreeMap<u64, Arc<Version>>,
-    /// All up to here was said to be written; was shown, or said to be persisted.
+    /// The last `Seq` acknowledged as written.
     written: u64,
+    /// The last `Seq` shown, or acknowledged as persisted.
     persisted: u64,
 }
 
@@ -276,7 +281,7 @@ impl Model {
         (*seq, version.clone())
     }
 
-    /// A batch was accepted, whose last record got this `Seq`.
+    /// Notes that a batch was accepted, whose last record got the `Seq` `last`.
     pub(crate) fn accept(&mut self, last: u64, changes: &[(Vec<u8>, Change)]) -> Result<(), String> {
         let (newest, version) = self.newest();
         let first = last + 1 - changes.len() as u64;
@@ -298,7 +303,7 @@ impl Model {
         self.see_written(seq);
     }
 
-    /// What a snapshot is to show; from now on that can't be undone.
+    /// What a snapshot must show; from now on that can't be undone.
     pub(crate) fn show(&mut self, seq: u64) -> Result<Arc<Version>, String> {
         let version = self.versions.get(&seq).cloned();
         let version =
@@ -307,7 +312,7 @@ impl Model {
         Ok(version)
     }
 
-    /// What is found after the process has gone: a prefix, with all that was promised.
+    /// What is found after the process has ended: a prefix, with everything acknowledged.
     pub(crate) fn recover(&mut self, seq: u64, after_kill: bool) -> Result<Arc<Version>, String> {
         let promised = if after_kill { self.written } else { self.persisted };
         if seq < promised {

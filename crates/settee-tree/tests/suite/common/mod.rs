@@ -1,4 +1,4 @@
-//! What the tests share: a reduction that minds the order, a model, random changes.
+//! Shared by the tests: an order-sensitive reduction, a model, random changes.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,7 +14,7 @@ pub(crate) type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 pub(crate) type Range<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 
-/// A polynomial in the entries' hashes, and their factor: differs where two entries change places.
+/// A polynomial in the entries' hashes, and their factor: its value changes when two entries change places.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Polynomial;
 
@@ -71,7 +71,7 @@ impl Random {
     }
 }
 
-/// What keys and values a run has.
+/// The kinds of keys and values of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape {
     /// Few letters, so that keys are prefixes of each other and are hit again.
@@ -80,7 +80,7 @@ pub(crate) enum Shape {
     Prefixed,
     /// Numbers.
     Numbers,
-    /// A few are as large as they may be.
+    /// A few have the largest size allowed.
     Large,
 }
 
@@ -119,7 +119,7 @@ impl Shape {
         random.bytes(length)
     }
 
-    /// Up to `count` changes, sorted by key, each with what `decide` is to say.
+    /// Up to `count` changes, sorted by key, each with the result of `decide`.
     pub(crate) fn changes(
         self,
         random: &mut Random,
@@ -149,9 +149,9 @@ pub(crate) fn options(node_bytes: usize, cache_bytes: usize) -> TreeOptions {
 }
 
 pub(crate) async fn create(env: &Env, options: &TreeOptions) -> Result<Tree<Polynomial>, TreeError> {
-    settee_io::folder::create(&*env.engine, Path::new("/data")).await?;
+    settee_io::directory::create(&*env.engine, Path::new("/data")).await?;
     let tree = Tree::create(env, Path::new(FILE), options.clone(), Polynomial).await?;
-    settee_io::folder::sync(&*env.engine, Path::new("/data")).await?;
+    settee_io::directory::sync(&*env.engine, Path::new("/data")).await?;
     Ok(tree)
 }
 
@@ -159,7 +159,7 @@ pub(crate) async fn open(env: &Env, options: &TreeOptions) -> Result<Tree<Polyno
     Tree::open(env, Path::new(FILE), options.clone(), Polynomial).await
 }
 
-/// Makes the changes to both, and compares what `decide` is told.
+/// Applies the changes to tree and model, and verifies the arguments of `decide`.
 pub(crate) async fn update(
     tree: &Tree<Polynomial>,
     root: &Root<Polynomial>,
@@ -176,15 +176,15 @@ pub(crate) async fn update(
         }
     }
     let expected: Vec<Vec<u8>> = changes.iter().map(|(key, _)| key.clone()).collect();
-    let mut told = Vec::new();
+    let mut calls = Vec::new();
     let root = tree
         .update(root, changes, |key, change, previous| {
             assert_eq!(previous, before.get(key).map(Vec::as_slice), "{case} key={key:?}");
-            told.push(key.to_vec());
+            calls.push(key.to_vec());
             change
         })
         .await?;
-    assert_eq!(told, expected, "{case}: told in order, each once");
+    assert_eq!(calls, expected, "{case}: calls in order, each once");
     Ok(root)
 }
 
@@ -197,7 +197,7 @@ pub(crate) async fn entries(root: &Root<Polynomial>) -> Result<Vec<(Vec<u8>, Vec
     Ok(found)
 }
 
-/// The root has what the model has, by a scan, and a check finds nothing wrong.
+/// Verifies that the root has the model's entries, by a scan, and that a check finds no problem.
 pub(crate) async fn compare(root: &Root<Polynomial>, model: &Model, case: &str) {
     let found = entries(root).await.unwrap();
     let expected: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();

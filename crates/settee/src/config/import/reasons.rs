@@ -66,7 +66,7 @@ const KEYS: &[(&str, &str, &str)] = &[
     (
         "couchdb",
         "database_dir",
-        "CouchDB's files aren't read: choose a folder of its own for `data_dir` [default: ./settee-data]",
+        "CouchDB's files aren't read: choose a directory of its own for `data_dir` [default: ./settee-data]",
     ),
     ("couchdb", "file_compression", "documents are stored as they came"),
     ("couchdb", "max_database_name_length", "a name has 238 bytes at most, CouchDB's default"),
@@ -75,7 +75,7 @@ const KEYS: &[(&str, &str, &str)] = &[
     ("couchdb", "uri_file", "the log tells the address at start"),
     ("couchdb", "users_db_security_editable", NO_USERS),
     ("couchdb", "users_db_suffix", NO_USERS),
-    ("couchdb", "uuid", "the server draws its own and keeps it in the data folder, in server-uuid"),
+    ("couchdb", "uuid", "the server draws its own and keeps it in the data directory, in server-uuid"),
     ("couchdb", "view_index_dir", NO_VIEWS),
     ("httpd", "bind_address", "CouchDB's node-local port isn't there: [chttpd] has the one that clients use"),
     ("httpd", "port", "CouchDB's node-local port isn't there: [chttpd] has the one that clients use"),

@@ -36,8 +36,8 @@ fn row<'a>(shown: &'a Shown, name: &str) -> &'a Row {
 
 /// What is shown of a file's text alone.
 fn shown_of_file(text: &str) -> Result<Shown, String> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("settee.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("settee.toml");
     fs::write(&path, text).unwrap();
     Shown::gather(&Given::default(), Some(&path))
 }
@@ -69,13 +69,13 @@ fn every_setting_of_the_example_file_is_shown() {
 
 #[test]
 fn each_source_is_told() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a file.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a file.toml");
     fs::write(&path, "listen = \"[::1]:0\"\n[limits]\nmax_uuids = 5\nmax_headers = 50").unwrap();
-    fs::write(folder.path().join(CONFIG_FILE), "[couchdb]\nmax_document_size = \"1234\"\n").unwrap();
-    let given = given(&flags(folder.path(), &["--max-uuids", "6"]));
+    fs::write(directory.path().join(CONFIG_FILE), "[couchdb]\nmax_document_size = \"1234\"\n").unwrap();
+    let given = given(&flags(directory.path(), &["--max-uuids", "6"]));
     let shown = Shown::gather(&given, Some(&path)).unwrap();
-    let of_http = Origin::Http(folder.path().join(CONFIG_FILE), "couchdb/max_document_size".to_owned());
+    let of_http = Origin::Http(directory.path().join(CONFIG_FILE), "couchdb/max_document_size".to_owned());
     for (name, value, origin) in [
         ("max_uuids", json!(6), Origin::Flag("--max-uuids".to_owned())),
         ("max_headers", json!(50), Origin::File(path.clone())),
@@ -104,12 +104,12 @@ fn a_value_that_is_no_flag_came_from_its_variable() {
 
 #[test]
 fn passwords_are_hidden_and_a_file_that_holds_one_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let secret = folder.path().join("admin");
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("admin");
     crate::secret::write_private(&secret, "ann:se\"cret\n");
-    let by_flag = given(&flags(folder.path(), &["--admin", "ann:se\"cret"]));
-    let by_file = given(&flags(folder.path(), &["--admin-file", secret.to_str().unwrap()]));
-    fs::write(folder.path().join(CONFIG_FILE), "[mine]\npassword = \"se\\\"cret\"\n").unwrap();
+    let by_flag = given(&flags(directory.path(), &["--admin", "ann:se\"cret"]));
+    let by_file = given(&flags(directory.path(), &["--admin-file", secret.to_str().unwrap()]));
+    fs::write(directory.path().join(CONFIG_FILE), "[mine]\npassword = \"se\\\"cret\"\n").unwrap();
     for given in [&by_flag, &by_file] {
         let shown = Shown::gather(given, None).unwrap();
         for text in [shown.toml(), shown.json().to_string()] {
@@ -125,11 +125,11 @@ fn passwords_are_hidden_and_a_file_that_holds_one_is_named() {
 
 #[test]
 fn what_no_file_can_say_beside_the_rest_is_told_in_a_comment() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let changed =
         "[chttpd]\nmax_http_request_size = \"1000\"\n[couchdb]\nmax_attachment_size = \"infinity\"\n";
-    fs::write(folder.path().join(CONFIG_FILE), changed).unwrap();
-    let shown = Shown::gather(&given(&flags(folder.path(), &[])), None).unwrap();
+    fs::write(directory.path().join(CONFIG_FILE), changed).unwrap();
+    let shown = Shown::gather(&given(&flags(directory.path(), &[])), None).unwrap();
     assert_eq!(row(&shown, "max_request_bytes").value, Some(json!(1000)));
     let text = shown.toml();
     assert!(
@@ -138,17 +138,17 @@ fn what_no_file_can_say_beside_the_rest_is_told_in_a_comment() {
     assert!(text.contains("\n#max_attachment_size = 18446744073709551615 "), "{text}");
     // With a smaller document it goes, in whatever order they are found.
     let both = changed.to_owned() + "max_document_size = \"10\"\n";
-    fs::write(folder.path().join(CONFIG_FILE), both).unwrap();
-    let shown = Shown::gather(&given(&flags(folder.path(), &[])), None).unwrap();
+    fs::write(directory.path().join(CONFIG_FILE), both).unwrap();
+    let shown = Shown::gather(&given(&flags(directory.path(), &[])), None).unwrap();
     assert!(shown.toml().contains("\nmax_request_bytes = 1000 "), "{}", shown.toml());
 }
 
 #[test]
 fn what_is_set_over_http_without_a_setting_is_told_and_what_is_left_out_too() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let changed = "[uuids]\nalgorithm = \"random\"\nmax_count = \"none\"\n[\"my\\nown\"]\na = \"\"\n";
-    fs::write(folder.path().join(CONFIG_FILE), changed).unwrap();
-    let shown = Shown::gather(&given(&flags(folder.path(), &[])), None).unwrap();
+    fs::write(directory.path().join(CONFIG_FILE), changed).unwrap();
+    let shown = Shown::gather(&given(&flags(directory.path(), &[])), None).unwrap();
     let text = shown.toml();
     assert!(text.contains("# uuids/algorithm = \"random\" "), "{text}");
     assert!(text.contains("# my\u{fffd}own/a = (deleted) "), "{text}");
@@ -207,17 +207,17 @@ proptest! {
         listen in "[ -~é\\t]{1,20}",
         direct in any::<bool>(),
     ) {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(CONFIG_FILE), &changes).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(CONFIG_FILE), &changes).unwrap();
         let mut settings: Vec<String> = vec![format!("direct_io = {direct}"), format!("listen = {}", quoted(&listen))];
-        settings.push(format!("data_dir = {}", quoted(folder.path().to_str().unwrap())));
+        settings.push(format!("data_dir = {}", quoted(directory.path().to_str().unwrap())));
         settings.extend(limits.iter().map(|(table, name, value)| format!("{table}.{name} = {value}")));
         let Ok(first) = shown_of_file(&settings.join("\n")) else { return Ok(()) };
         let text = first.toml();
         let again = shown_of_file(&text).map_err(|error| TestCaseError::fail(format!("{error}: {text}")))?;
         prop_assert_eq!(values(&first), values(&again), "{}", text);
         // And where nothing was set over HTTP, for all that a file can say.
-        fs::remove_file(folder.path().join(CONFIG_FILE)).unwrap();
+        fs::remove_file(directory.path().join(CONFIG_FILE)).unwrap();
         let alone = shown_of_file(&text).map_err(|error| TestCaseError::fail(format!("{error}: {text}")))?;
         for (row, told) in first.rows.iter().zip(&alone.rows) {
             prop_assert!(row.aside.is_some() || row.value == told.value, "{}: {}", row.name, text);

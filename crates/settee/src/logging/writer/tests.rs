@@ -83,8 +83,8 @@ fn a_line_that_broke_off_ends_before_the_next_begins() {
 
 #[test]
 fn after_a_reopening_lines_go_to_the_file_of_that_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, aside) = (folder.path().join("log"), folder.path().join("log.1"));
+    let directory = tempfile::tempdir().unwrap();
+    let (path, aside) = (directory.path().join("log"), directory.path().join("log.1"));
     std::fs::write(&path, "before\n").unwrap();
     let mut sink = Sink::open(Some(path.clone())).unwrap();
     assert_eq!(sink.write(b"old\n"), 0);
@@ -94,7 +94,7 @@ fn after_a_reopening_lines_go_to_the_file_of_that_name() {
     assert_eq!(sink.write(b"new\n"), 0);
     assert_eq!(std::fs::read_to_string(&aside).unwrap(), "before\nold\nlate\n");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
-    std::fs::remove_dir_all(folder.path()).unwrap();
+    std::fs::remove_dir_all(directory.path()).unwrap();
     assert!(sink.reopen().is_err());
     assert_eq!(sink.write(b"goes on\n"), 0);
 }

@@ -1,0 +1,596 @@
+//! Resources for appends: segments, disk space that is reserved before bytes are accepted, buffers.
+//!
+//! A full disk is detected here, as a refusal, and not in a write that was already accepted: nothing latches,
+//! and appends succeed again once there is space. (On a file system whose reservations guarantee nothing, the
+//! write fails instead: see `submit_loop.rs`.) A process without a free file descriptor for the next segment
+//! is refused in the same way: a file that could not be opened has not been changed.
+//!
+//! A background job prepares what will be needed soon: more space in the open segment, and the next segment.
+//! If callers wait for syncs of small groups, the space is also filled with zeros: a sync of bytes written
+//! over zeros that are on the medium changes no metadata, and takes about two thirds of the time of a sync
+//! into merely reserved space (`settee bench sync`). For bulk streams zero-filling costs more than it saves.
+//!
+//! Invariants:
+//! 1. Space reserved here ends at multiples of [`SYNC_ALIGNMENT`]: zeros never begin in a block that a sync
+//!    may have covered.
+//! 2. Zeros are written and synced through a separate file handle: the system reports a failed write-back
+//!    once per handle, and a group's sync must see every one.
+//! 3. A panic in a task that reserves space leaves the directory or the segment in an unknown state: it stops
+//!    the log.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use settee_io::{File, OpenMode, OperationKind, TailBuffer, directory};
+
+use crate::closed::SegmentMeta;
+use crate::error::{AppendError, Stopped};
+use crate::format::{FrameSeed, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
+use crate::log::{LogOptions, Shared};
+use crate::read_view::{FileSlot, ReadView};
+use crate::recovery::segment_path;
+use crate::state::{AppendBlocked, LogState, SpaceRequest};
+
+/// First disk reservation of a segment in bytes; it keeps small databases small.
+const FIRST_RESERVATION_BYTES: u32 = 64 << 10;
+
+/// Space at the end of the open segment, in bytes, that is reserved for batches which free space, so that
+/// they succeed on a full disk. In a small segment it is a quarter of the segment.
+pub(crate) const RESERVE_BYTES: u32 = 32 << 10;
+
+/// Largest number of bytes that one background job fills with zeros.
+const FILL_BYTES_MAX: u32 = 1 << 20;
+
+/// Space is filled with zeros if groups are smaller than this on average; for larger ones the zeros cost more
+/// than the syncs gain.
+const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
+
+/// The bytes of one write of zeros.
+const ZEROS: &[u8] = &[0; 256 << 10];
+
+/// Number of segments that a log aims for; a fast stream makes segments larger and so fewer.
+const SEGMENT_COUNT_AIM: u64 = 16;
+
+/// A segment holds at least this many batches like its first one, as long as that is no more than twice the
+/// log's size. With less, each batch would fill a segment and cost a sync and a new file; and overwritten
+/// records in the open segment can't be freed.
+const SEGMENT_BATCH_COUNT_MIN: usize = 8;
+
+/// Smallest log in bytes for which the next segment is preallocated: then the preallocated file is at most a
+/// twentieth of it.
+const PREALLOCATE_LOG_BYTES_MIN: u64 = 20 * FIRST_RESERVATION_BYTES as u64;
+
+/// Number of attempts to lock a new segment's file.
+const LOCK_TRIES_MAX: usize = 1000;
+/// Delay between these attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// The segment that takes appends.
+pub(crate) struct OpenSegment {
+    pub number: u32,
+    pub epoch: u32,
+    pub seed: FrameSeed,
+    pub file: Arc<File>,
+    /// Offset at which it is full.
+    pub bytes_max: u32,
+    /// Disk space is reserved up to this offset.
+    pub allocated: u32,
+    /// Checksum of the last frame, which the next frame includes.
+    pub checksum: u64,
+    /// Its header, until it is accepted together with the first frame.
+    pub header: Option<[u8; SEGMENT_HEADER_SIZE]>,
+}
+
+/// Bytes at a segment's end that are reserved for batches which free space.
+pub(crate) fn reserve_bytes(bytes_max: u32) -> u32 {
+    RESERVE_BYTES.min(bytes_max / 4)
+}
+
+/// Capacity of a segment that was planned for `bytes_max` but holds a frame that ends at `end`.
+pub(crate) fn fitting_bytes_max(bytes_max: u32, end: u32) -> u32 {
+    if end + reserve_bytes(bytes_max) <= bytes_max { bytes_max } else { end + RESERVE_BYTES }
+}
+
+/// Disk space reserved beyond the open segment: the preallocated next segment, if there is one.
+#[derive(Default)]
+pub(crate) struct DiskReservation {
+    pub next: Option<PreallocatedSegment>,
+}
+
+/// A segment's file that isn't in use yet.
+pub(crate) struct PreallocatedSegment {
+    pub number: u32,
+    pub file: Arc<File>,
+    pub allocated: u32,
+    /// Whether the file held another segment before.
+    pub is_reused: bool,
+}
+
+/// Work done in the background, by one task at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BackgroundJob {
+    /// Reserve more space in the open segment.
+    Reserve,
+    /// Create the next segment.
+    Preallocate,
+    /// Remove segments that are no longer needed.
+    Truncate,
+}
+
+/// Why a reservation failed.
+pub(crate) enum ReservationError {
+    /// The disk has no space, or the process no file descriptor; nothing has changed.
+    Refused(settee_io::Error),
+    /// Another failure: the log stops.
+    Failed(settee_io::Error),
+    /// The log had stopped.
+    Stopped(Stopped),
+}
+
+impl From<settee_io::Error> for ReservationError {
+    fn from(error: settee_io::Error) -> ReservationError {
+        match is_refusal(&error) {
+            true => ReservationError::Refused(error),
+            false => ReservationError::Failed(error),
+        }
+    }
+}
+
+/// Whether the only failure was missing disk space or a missing file descriptor.
+pub(crate) fn is_refusal(error: &settee_io::Error) -> bool {
+    is_no_space(error) || error.is_no_descriptor()
+}
+
+/// Whether the only failure was missing disk space.
+pub(crate) fn is_no_space(error: &settee_io::Error) -> bool {
+    error.is_no_space() && !is_sync_error(error)
+}
+
+/// Whether a sync failed. It may have dropped earlier writes, and so is never treated as just a full disk.
+fn is_sync_error(error: &settee_io::Error) -> bool {
+    matches!(error.operation(), Some(OperationKind::Sync | OperationKind::SyncDirectory))
+}
+
+impl LogOptions {
+    /// Capacity in bytes of the next segment in a log of `log_bytes`, the last `under_way` of which aren't
+    /// persisted yet: a sixteenth of the log or, if that is more, twice `under_way` (at most the log's size),
+    /// within the configured limits. A segment isn't written before the previous one is persisted, so a stream
+    /// that fills small segments would wait for a sync after each.
+    pub(crate) fn segment_bytes(&self, log_bytes: u64, under_way: u64) -> u32 {
+        let most = self.segment_bytes_max;
+        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * under_way).min(log_bytes));
+        let aim = u32::try_from(aim).unwrap_or(most);
+        aim.clamp(self.segment_bytes_min.min(most), most)
+    }
+}
+
+impl LogState {
+    /// The background job to run now.
+    fn next_background_job(&self) -> Option<BackgroundJob> {
+        let segment = self.segment.as_ref()?;
+        if self.has_files_to_remove() {
+            return Some(BackgroundJob::Truncate);
+        }
+        if self.background_job_refused {
+            return None;
+        }
+        let used = self.next.offset();
+        let available = segment.allocated.saturating_sub(used);
+        if segment.allocated < segment.bytes_max {
+            // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
+            // more is available.
+            let step = reserve_ahead_bytes(segment.allocated);
+            let low = if segment.allocated < FILL_BYTES_MAX { step / 2 } else { step };
+            if available < low + reserve_bytes(segment.bytes_max) {
+                return Some(BackgroundJob::Reserve);
+            }
+        }
+        // Early, since a stream that reaches the end before the next segment exists waits for a directory
+        // sync.
+        let is_begun = used > segment.bytes_max / 4;
+        let pays =
+            self.log_bytes() >= PREALLOCATE_LOG_BYTES_MIN && self.preallocated_number <= segment.number;
+        (is_begun && pays).then_some(BackgroundJob::Preallocate)
+    }
+
+    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
+    /// large in a stream without waiters.
+    fn zero_fill_pays(&self) -> bool {
+        self.stats.sync_count > 0 && self.group_bytes.max(self.forming_bytes()) < FILL_GROUP_BYTES_MAX
+    }
+}
+
+/// Bytes to reserve ahead in a segment with `allocated` bytes. Few large steps, since each one and the writes
+/// in flight to the same file wait for each other.
+fn reserve_ahead_bytes(allocated: u32) -> u32 {
+    allocated / 2
+}
+
+impl Shared {
+    /// Provides what blocks a batch. Another append may use it first, so the caller checks again.
+    pub(crate) async fn provide(
+        self: &Arc<Self>,
+        blocked: AppendBlocked,
+        request: SpaceRequest,
+    ) -> Result<Option<TailBuffer>, AppendError> {
+        if let AppendBlocked::Writes(source) = blocked {
+            return Err(AppendError::NoSpace { size: request.size, source });
+        }
+        if let AppendBlocked::Buffer(capacity) = blocked {
+            let buffer = pin!(self.env.buffers.take(capacity));
+            let (stopped, stalled) = (pin!(self.wait_until_stopped()), pin!(self.env.buffers.stalled()));
+            return match select(buffer, select(stopped, stalled)).await {
+                Either::Left((buffer, _)) => Ok(Some(buffer)),
+                Either::Right((Either::Left(_), _)) => Err(self.stop_reason().into()),
+                // The buffers may be held by writes that wait for disk space, of this log or another.
+                Either::Right((Either::Right((source, _)), _)) => {
+                    Err(AppendError::NoSpace { size: request.size, source })
+                }
+            };
+        }
+        // In a task of its own: if the caller's future were dropped midway, a half-created segment would
+        // block the log permanently.
+        let (done, made) = tokio::sync::oneshot::channel();
+        let shared = self.clone();
+        self.env.spawn("log reservation", async move {
+            let _ = done.send(shared.reserve_space(request).await);
+        });
+        made.await.unwrap_or_else(|_| Err(self.stop_reason().into()))?;
+        Ok(None)
+    }
+
+    async fn reserve_space(self: Arc<Self>, request: SpaceRequest) -> Result<(), AppendError> {
+        let mut reservation = self.reservation.lock().await;
+        let _stop = self.stop_on_panic();
+        let blocked = {
+            let mut state = self.lock();
+            if let Some(stopped) = &state.stopped {
+                return Err(stopped.clone().into());
+            }
+            let blocked = state.check_space(request).err();
+            // From here until the next segment begins, no batch goes into the current one: the new segment's
+            // header describes its end.
+            state.rolling = matches!(blocked, Some(AppendBlocked::Segment));
+            blocked
+        };
+        let made = match blocked {
+            None | Some(AppendBlocked::Buffer(_)) => Ok(()),
+            Some(AppendBlocked::Writes(source)) => Err(ReservationError::Refused((*source).clone())),
+            Some(AppendBlocked::DiskReservation(end)) => match self.reserve(end).await {
+                Err(ReservationError::Refused(_)) if reservation.next.is_some() => {
+                    match self.remove_preallocated(&mut reservation).await {
+                        Ok(()) => self.reserve(end).await,
+                        Err(error) => Err(ReservationError::Failed(error)),
+                    }
+                }
+                reserved => reserved,
+            },
+            Some(AppendBlocked::Segment) => self.roll(request, &mut reservation).await,
+        };
+        self.lock().rolling = false;
+        made.map_err(|error| match error {
+            ReservationError::Refused(source) if source.is_no_descriptor() => {
+                AppendError::NoDescriptor { size: request.size, source: Arc::new(source) }
+            }
+            ReservationError::Refused(source) => {
+                AppendError::NoSpace { size: request.size, source: Arc::new(source) }
+            }
+            ReservationError::Stopped(stopped) => AppendError::Stopped(stopped),
+            ReservationError::Failed(source) => {
+                // The directory or the segment is in an unknown state.
+                self.stop(source.clone());
+                AppendError::Stopped(Stopped { source: Arc::new(source) })
+            }
+        })
+    }
+
+    /// Reserves disk space up to `end` in the open segment, and further ahead if the disk has it.
+    async fn reserve(&self, end: u32) -> Result<(), ReservationError> {
+        let (_, file, allocated, bytes_max) = self.open_segment();
+        let end = end.next_multiple_of(SYNC_ALIGNMENT);
+        let most = (end + reserve_ahead_bytes(allocated)).min(bytes_max).next_multiple_of(SYNC_ALIGNMENT);
+        let mut reserved = most;
+        let mut result = file.allocate(u64::from(allocated), u64::from(most - allocated)).await;
+        if most > end && result.as_ref().is_err_and(settee_io::Error::is_no_space) {
+            reserved = end;
+            result = file.allocate(u64::from(allocated), u64::from(end - allocated)).await;
+        }
+        result?;
+        let mut state = self.lock();
+        state.segment.as_mut().expect("only the reservation's holder replaces the segment").allocated =
+            reserved;
+        state.background_job_refused = false;
+        Ok(())
+    }
+
+    /// The open segment's number, file, reserved size and capacity.
+    fn open_segment(&self) -> (u32, Arc<File>, u32, u32) {
+        let state = self.lock();
+        let segment = state.segment.as_ref().expect("only the reservation's holder replaces the segment");
+        (segment.number, segment.file.clone(), segment.allocated, segment.bytes_max)
+    }
+
+    /// Begins the next segment. The bytes of the previous one may still be in flight.
+    async fn roll(
+        self: &Arc<Self>,
+        request: SpaceRequest,
+        reservation: &mut DiskReservation,
+    ) -> Result<(), ReservationError> {
+        let under_way = self.lock().unpersisted_bytes();
+        loop {
+            let barrier = {
+                let mut state = self.lock();
+                match &state.stopped {
+                    Some(stopped) => return Err(ReservationError::Stopped(stopped.clone())),
+                    None => state.wait_for_barrier(),
+                }
+            };
+            let Some(persisted) = barrier else { break };
+            self.submit_ready();
+            match select(persisted, pin!(self.wait_for_no_space())).await {
+                Either::Left((Ok(()), _)) => {}
+                Either::Left((Err(_), _)) => return Err(ReservationError::Stopped(self.stop_reason())),
+                Either::Right((source, _)) => return Err(ReservationError::Refused((*source).clone())),
+            }
+        }
+        let (number, log_bytes) = {
+            let state = self.lock();
+            let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
+            (last + 1, state.log_bytes())
+        };
+        let batches = (SEGMENT_BATCH_COUNT_MIN * request.size)
+            .min(usize::try_from(2 * log_bytes).unwrap_or(usize::MAX))
+            .min(self.options.segment_bytes_max as usize);
+        let bytes_max = self.options.segment_bytes(log_bytes, under_way).max(batches as u32);
+        let bytes_max = fitting_bytes_max(bytes_max, (SEGMENT_HEADER_SIZE + request.size) as u32);
+        let needed = (SEGMENT_HEADER_SIZE + request.size) as u32 + reserve_bytes(bytes_max);
+        let preallocated = match reservation.next.take_if(|preallocated| preallocated.number == number) {
+            Some(preallocated) => preallocated,
+            None => self.create(number, needed.max(FIRST_RESERVATION_BYTES.min(bytes_max))).await?,
+        };
+        self.begin_segment(preallocated, bytes_max);
+        self.submit_ready();
+        Ok(())
+    }
+
+    /// Creates a segment's file with `allocated` bytes reserved. Its name is durable before a record in it is
+    /// acknowledged.
+    async fn create(&self, number: u32, allocated: u32) -> Result<PreallocatedSegment, ReservationError> {
+        let path = segment_path(&self.directory, number);
+        let engine = &self.env.engine;
+        let allocated = allocated.next_multiple_of(SYNC_ALIGNMENT);
+        if number == 1 {
+            directory::create(&**engine, &self.directory).await?;
+        }
+        // `create_reserved`: writers of a log that has segments wait for the next one.
+        let file = match number {
+            1 => File::open(engine, &path, OpenMode::CreateNew).await?,
+            _ => File::create_reserved(engine, &path).await?,
+        };
+        let made = async {
+            self.configure_and_lock(&file).await?;
+            file.allocate(0, u64::from(allocated)).await?;
+            self.directory_syncs.sync(&**engine).await
+        };
+        match made.await {
+            Err(error) if is_sync_error(&error) && !error.is_no_descriptor() => {
+                return Err(ReservationError::Failed(error));
+            }
+            Err(error) => {
+                // Otherwise it couldn't be created later.
+                drop(file);
+                directory::remove(&**engine, &path).await.map_err(ReservationError::Failed)?;
+                return Err(error.into());
+            }
+            Ok(()) => {}
+        }
+        Ok(PreallocatedSegment { number, file: Arc::new(file), allocated, is_reused: false })
+    }
+
+    /// Prepares a file handle for the next segment: sets direct I/O as configured, and takes the lock. A log
+    /// opened concurrently finds this file, or an earlier one, locked. Its attempt holds the lock of a new
+    /// file for a moment, hence the retries.
+    pub(crate) async fn configure_and_lock(&self, file: &File) -> Result<(), settee_io::Error> {
+        self.apply_direct_mode(file).await?;
+        for _ in 1..LOCK_TRIES_MAX {
+            match file.lock().await {
+                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
+                    self.env.clock.sleep(LOCK_PAUSE).await;
+                }
+                locked => return locked,
+            }
+        }
+        file.lock().await
+    }
+
+    /// Sets direct I/O on the handle if it is configured.
+    async fn apply_direct_mode(&self, file: &File) -> Result<(), settee_io::Error> {
+        match self.direct.load(Ordering::Relaxed) {
+            true => file.set_direct(true).await.map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// The open segment's number.
+    pub(crate) fn open_number(&self) -> u32 {
+        self.lock().segment.as_ref().map_or(self.recovered.segment, |segment| segment.number)
+    }
+
+    /// Makes the new segment the open one. Its header is accepted with the first frame.
+    fn begin_segment(&self, preallocated: PreallocatedSegment, bytes_max: u32) {
+        let PreallocatedSegment { number, file, allocated, is_reused } = preallocated;
+        let mut state = self.lock();
+        let (previous_end, previous_checksum) = match &state.segment {
+            Some(segment) => (u64::from(state.accepted.at.offset()), segment.checksum),
+            None => (self.recovered.end, self.recovered.checksum),
+        };
+        let header = SegmentHeader {
+            segment: number,
+            epoch: self.epoch,
+            log_id: self.log_id,
+            is_reused,
+            oldest: state.oldest_needed(),
+            first_seq: state.accepted.seq + 1,
+            previous_end,
+            previous_checksum,
+        };
+        state.closed.needed = header.oldest;
+        if let Some(number) = state.segment.as_ref().map(|segment| segment.number)
+            && let Some(meta) = state.segments.get_mut(&number)
+        {
+            meta.bytes = previous_end;
+            // Without the padding after the last frame.
+            state.stats.file_bytes = state.segments.values().map(|meta| meta.bytes).sum();
+        }
+        state
+            .segments
+            .insert(number, SegmentMeta { epoch: header.epoch, first_seq: header.first_seq, bytes: 0 });
+        let seed = header.frame_seed();
+        let (header, checksum) = header.encode();
+        let mut files = (*self.read_view.load().files).clone();
+        files.insert(number, FileSlot::new(file.clone()));
+        let epoch = self.epoch;
+        state.begin_segment(OpenSegment {
+            number,
+            epoch,
+            seed,
+            file,
+            bytes_max,
+            allocated,
+            checksum,
+            header: Some(header),
+        });
+        state.read_view_is_stale = false;
+        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), &state)));
+    }
+
+    /// Starts the background job that is due, if any, and sealing.
+    pub(crate) fn run_background_jobs(self: &Arc<Self>, state: &mut LogState) {
+        self.start_sealing(state);
+        if state.rolling || state.has_background_job {
+            return;
+        }
+        let Some(job) = state.next_background_job() else { return };
+        state.has_background_job = true;
+        let shared = self.clone();
+        self.env.spawn("log background job", async move {
+            let mut reservation = shared.reservation.lock().await;
+            let _stop = shared.stop_on_panic();
+            if shared.is_stopped() {
+                return;
+            }
+            let done = match job {
+                BackgroundJob::Reserve => shared.reserve_ahead().await,
+                BackgroundJob::Preallocate => shared.preallocate(&mut reservation).await,
+                BackgroundJob::Truncate => shared.truncate(&mut reservation).await,
+            };
+            let mut refused = false;
+            match done {
+                Ok(()) | Err(ReservationError::Stopped(_)) => {}
+                // The append that needs the space will report it.
+                Err(ReservationError::Refused(_)) => refused = true,
+                Err(ReservationError::Failed(error))
+                    if job == BackgroundJob::Preallocate && !is_sync_error(&error) =>
+                {
+                    tracing::warn!(
+                        %error, directory = %shared.directory.display(),
+                        "could not preallocate a segment"
+                    );
+                    refused = true;
+                }
+                Err(ReservationError::Failed(error)) => shared.stop(error),
+            }
+            let mut state = shared.lock();
+            (state.has_background_job, state.background_job_refused) = (false, refused);
+        });
+    }
+
+    /// Reserves more space in the open segment, filled with zeros if that pays.
+    async fn reserve_ahead(&self) -> Result<(), ReservationError> {
+        let (number, file, allocated, bytes_max) = self.open_segment();
+        let fill = self.lock().zero_fill_pays();
+        let count = if fill {
+            reserve_ahead_bytes(allocated).min(FILL_BYTES_MAX)
+        } else {
+            reserve_ahead_bytes(allocated)
+        };
+        let end =
+            (allocated + count.max(FIRST_RESERVATION_BYTES)).min(bytes_max).next_multiple_of(SYNC_ALIGNMENT);
+        // The next segment may have begun meanwhile, with more space than it needs.
+        if end <= allocated {
+            return Ok(());
+        }
+        file.allocate(u64::from(allocated), u64::from(end - allocated)).await?;
+        if fill {
+            self.fill_with_zeros(number, allocated, end).await?;
+        }
+        let mut state = self.lock();
+        if let Some(segment) = state.segment.as_mut() {
+            segment.allocated = segment.allocated.max(end);
+        }
+        Ok(())
+    }
+
+    /// Creates the next segment's file in advance.
+    async fn preallocate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
+        let (number, fill, log_bytes) = {
+            let state = self.lock();
+            let Some(segment) = &state.segment else {
+                return Ok(());
+            };
+            (segment.number + 1, state.zero_fill_pays(), state.log_bytes())
+        };
+        if reservation.next.as_ref().is_some_and(|preallocated| preallocated.number == number) {
+            return Ok(());
+        }
+        // For a stream, all of the space is reserved before anything is written, so that writes and
+        // reservations don't wait for each other.
+        let most = self.options.segment_bytes(log_bytes, 0);
+        let preallocated_bytes_max = if fill { 0 } else { log_bytes * self.options.spare_percent_max / 100 };
+        let allocated = u32::try_from(preallocated_bytes_max)
+            .unwrap_or(most)
+            .clamp(FIRST_RESERVATION_BYTES.min(most), most);
+        let preallocated = self.create(number, allocated).await?;
+        if fill && let Err(error) = self.fill_with_zeros(number, 0, preallocated.allocated).await {
+            drop(preallocated);
+            // Otherwise the segment couldn't be created later.
+            directory::remove(&*self.env.engine, &segment_path(&self.directory, number)).await?;
+            return Err(error.into());
+        }
+        reservation.next = Some(preallocated);
+        self.lock().preallocated_number = number;
+        Ok(())
+    }
+
+    /// Removes the preallocated segment, if there is one. If that fails, the next opening removes it; until
+    /// then the segment can't be created.
+    pub(crate) async fn remove_preallocated(
+        &self,
+        reservation: &mut DiskReservation,
+    ) -> Result<(), settee_io::Error> {
+        let Some(PreallocatedSegment { number, file, .. }) = reservation.next.take() else { return Ok(()) };
+        drop(file);
+        directory::remove(&*self.env.engine, &segment_path(&self.directory, number)).await?;
+        self.lock().preallocated_number = 0;
+        Ok(())
+    }
+
+    /// Writes zeros over a segment's reserved space and syncs them.
+    async fn fill_with_zeros(&self, number: u32, from: u32, to: u32) -> Result<(), settee_io::Error> {
+        let path = segment_path(&self.directory, number);
+        let file = File::open(&self.env.engine, &path, OpenMode::Write).await?;
+        self.apply_direct_mode(&file).await?;
+        // In a segment that was opened again, the reserved space may begin at any offset.
+        let mut at = from.next_multiple_of(SYNC_ALIGNMENT);
+        while at < to && !self.is_stopped() {
+            let count = ZEROS.len().min((to - at) as usize);
+            file.write_at(u64::from(at), Bytes::from_static(&ZEROS[..count])).await?;
+            at += count as u32;
+        }
+        file.sync().await
+    }
+}

@@ -1,0 +1,446 @@
+//! The submit loop: executes the actions that the state returns.
+//!
+//! There is no writer task. A thread that changes the state (an append, a completed operation, the timer)
+//! then submits all actions that have become possible. A write therefore begins in the thread of the append
+//! that fills a buffer or finds the log idle, and the next one in the thread where the previous one
+//! completed: a durable append costs two thread switches, to the I/O engine and from there to the waiter.
+//!
+//! Invariants:
+//! 1. Code that may have made an action possible calls [`Shared::submit_ready`] afterwards, without holding
+//!    the lock.
+//! 2. One thread at a time submits: operations that complete meanwhile, also in that thread, are seen by its
+//!    next iteration. So an engine that executes requests in place causes no unbounded recursion. A thread in
+//!    a blocking wait may also take actions, and executes them itself.
+//! 3. An operation counts as in flight from when it is taken from the state until its result is recorded,
+//!    also after the log has stopped. A write that waits for a retry after lack of disk space does not.
+//! 4. If a panic interrupts these steps, the log stops, so no caller waits for an action that will never be
+//!    executed.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use settee_io::OnPanic;
+use tokio::sync::oneshot;
+
+use crate::error::Stopped;
+use crate::failpoints::Failpoint;
+use crate::log::{Shared, Stage};
+use crate::reservation::is_no_space;
+use crate::state::{Action, LogState};
+use crate::watermark::Watermark;
+
+/// Delay before a write that failed for lack of disk space is retried.
+const NO_SPACE_RETRY_DELAY: Duration = Duration::from_millis(250);
+
+/// A write or sync taken from the state, until its result is recorded.
+struct SubmittedAction {
+    shared: Arc<Shared>,
+    action: Option<Action>,
+}
+
+impl SubmittedAction {
+    fn new(shared: &Arc<Shared>, action: Action) -> SubmittedAction {
+        SubmittedAction { shared: shared.clone(), action: Some(action) }
+    }
+
+    fn submit(self) {
+        match self.action.clone() {
+            Some(Action::Write { file, offset, bytes, sync, .. }) => {
+                file.begin_write(offset, bytes, sync, move |result| self.end(result));
+            }
+            Some(Action::Sync { file }) => file.begin_sync(move |result| self.end(result)),
+            None => {}
+        }
+    }
+
+    fn end(mut self, result: settee_io::Result<()>) {
+        if let Some(action) = self.action.take() {
+            self.shared.complete(result, action);
+            self.shared.submit_ready();
+        }
+    }
+}
+
+impl Drop for SubmittedAction {
+    /// Records a failure if the submitting thread panics.
+    fn drop(&mut self) {
+        if let Some(action) = self.action.take()
+            && std::thread::panicking()
+        {
+            self.shared.complete(Err(self.shared.panic_error()), action);
+        }
+    }
+}
+
+impl Shared {
+    /// Submits all actions that are possible now.
+    pub(crate) fn submit_ready(self: &Arc<Self>) {
+        let _stop = self.stop_on_panic();
+        let mut began = false;
+        loop {
+            let action = {
+                let mut state = self.lock();
+                if state.is_submitting && !began {
+                    return;
+                }
+                let action = state.next_action(self.env.clock.now());
+                state.is_submitting = action.is_some();
+                if action.is_none() {
+                    self.set_timer(&mut state);
+                    // Seals segments that were closed after the last append, when no append would start it.
+                    self.start_sealing(&mut state);
+                }
+                self.publish(&mut state);
+                action
+            };
+            let Some(action) = action else { return };
+            began = true;
+            #[cfg(feature = "failpoints")]
+            let Some(action) = self.fetch_later(action) else { continue };
+            self.submit(action);
+        }
+    }
+
+    pub(crate) fn submit(self: &Arc<Self>, action: Action) {
+        SubmittedAction::new(self, action).submit();
+    }
+
+    /// Executes the action in this thread and records its result.
+    fn run(self: &Arc<Self>, action: Action) {
+        let under_way = SubmittedAction::new(self, action.clone());
+        under_way.end(match action {
+            Action::Write { file, offset, bytes, sync: true, .. } => {
+                file.write_and_sync_at_blocking(offset, bytes)
+            }
+            Action::Write { file, offset, bytes, .. } => file.write_at_blocking(offset, bytes),
+            Action::Sync { file } => file.sync_blocking(),
+        });
+    }
+
+    /// Records the result of a write or sync, and notifies the waiters.
+    fn complete(self: &Arc<Self>, result: settee_io::Result<()>, action: Action) {
+        let _stop = self.stop_on_panic();
+        let (write, synced) = match &action {
+            Action::Write { id, bytes, sync, .. } => (Some((*id, bytes.len())), *sync),
+            Action::Sync { .. } => (None, true),
+        };
+        if let Err(error) = result {
+            match write {
+                None if self.options.is_enabled(Failpoint::SyncRetried) => return self.lock().retry_sync(),
+                Some((id, _)) if is_no_space(&error) && self.suspend_write(id, action, &error) => {}
+                _ => {
+                    self.stop(error);
+                    self.lock().operation_count -= 1;
+                }
+            }
+            return self.status_changed.notify_waiters();
+        }
+        let mut state = self.lock();
+        state.operation_count -= 1;
+        let now = self.env.clock.now();
+        let mut woken = Vec::new();
+        if let Some((id, size)) = write {
+            woken = state.complete_write(id, size, now);
+            if let Some(source) = state.no_space_with_unsynced_writes() {
+                drop(state);
+                self.stop((*source).clone());
+                return self.status_changed.notify_waiters();
+            }
+            // Before the chunks are dropped: readers check this position first.
+            self.written_position.store(state.written.at.bits(), Ordering::Release);
+        }
+        if synced {
+            woken.append(&mut state.complete_sync(now));
+            self.persisted_seq.store(state.persisted.seq, Ordering::Release);
+        }
+        self.publish(&mut state);
+        let is_last = state.stopped.is_some() && state.operation_count == 0;
+        drop(state);
+        if is_last {
+            self.status_changed.notify_waiters();
+        }
+        for waiter in woken {
+            // The waiter may have been cancelled.
+            let _ = waiter.send(());
+        }
+    }
+
+    /// Schedules a retry of a write that failed for lack of disk space. Returns false if the log has stopped
+    /// or is being closed, or if other completed writes are not yet synced: some file systems report the
+    /// failed write-back of an earlier write with a later one, and only once, so that no later sync would
+    /// report it.
+    fn suspend_write(self: &Arc<Self>, id: u64, write: Action, error: &settee_io::Error) -> bool {
+        // Before the lock is taken, since it wakes tasks that wait for buffers.
+        let stall = self.env.buffers.stall(Arc::new(error.clone()));
+        let mut state = self.lock();
+        if state.stopped.is_some() || state.closing || state.has_unsynced() {
+            return false;
+        }
+        if state.no_space_error().is_none() {
+            tracing::warn!(
+                %error, directory = %self.directory.display(),
+                "a write failed for lack of disk space and is being retried"
+            );
+        }
+        state.operation_count -= 1;
+        let is_first = state.suspend_write(id, write, stall);
+        drop(state);
+        if is_first {
+            let (log, clock, retry_now) =
+                (Arc::downgrade(self), self.env.clock.clone(), self.retry_now.clone());
+            self.env.spawn("log write retry", async move {
+                let _stop = OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.stop_panicked()));
+                select(clock.sleep(NO_SPACE_RETRY_DELAY), pin!(retry_now.notified())).await;
+                let Some(shared) = log.upgrade() else { return };
+                let writes = shared.lock().take_suspended_writes();
+                let under_way: Vec<_> =
+                    writes.into_iter().map(|write| SubmittedAction::new(&shared, write)).collect();
+                under_way.into_iter().for_each(SubmittedAction::submit);
+            });
+        }
+        true
+    }
+
+    /// Starts or advances the timer that calls the submit loop when an age limit or a group's delay expires.
+    /// A log has at most one timer.
+    fn set_timer(self: &Arc<Self>, state: &mut LogState) {
+        let Some(deadline) = state.deadline() else { return };
+        if state.timer.is_some_and(|timer| timer <= deadline) {
+            return;
+        }
+        if state.timer.replace(deadline).is_some() {
+            return self.timer_moved.notify_one();
+        }
+        let (log, clock, moved) = (Arc::downgrade(self), self.env.clock.clone(), self.timer_moved.clone());
+        self.env.spawn("log timer", async move {
+            let _stop = OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.stop_panicked()));
+            loop {
+                let Some(deadline) = log.upgrade().and_then(|shared| shared.lock().timer) else { return };
+                let now = clock.now();
+                if now >= deadline {
+                    break;
+                }
+                select(clock.sleep(deadline - now), pin!(moved.notified())).await;
+            }
+            let Some(shared) = log.upgrade() else { return };
+            shared.lock().timer = None;
+            shared.submit_ready();
+        });
+    }
+
+    /// Returns once `wanted` has reached `stage`.
+    pub(crate) async fn wait(self: &Arc<Self>, wanted: Watermark, stage: Stage) -> Result<(), Stopped> {
+        let Some(arrival) = self.begin_wait(wanted, stage)? else { return Ok(()) };
+        self.submit_ready();
+        arrival.await.map_err(|_| self.stop_reason())
+    }
+
+    /// Registers a waiter and returns its receiver; `None` if `wanted` has already reached the stage.
+    fn begin_wait(&self, wanted: Watermark, stage: Stage) -> Result<Option<oneshot::Receiver<()>>, Stopped> {
+        let mut state = self.lock();
+        let reached = match stage {
+            Stage::Accepted => return state.stopped.clone().map_or(Ok(None), Err),
+            Stage::Written => state.written,
+            Stage::Persisted => state.persisted,
+        };
+        if reached.reaches(wanted) {
+            return Ok(None);
+        }
+        if let Some(stopped) = &state.stopped {
+            return Err(stopped.clone());
+        }
+        // A waiter triggers the write or sync of what is accepted already; later appends trigger their own.
+        let accepted = state.accepted.reaches(wanted);
+        let waiters = match stage {
+            Stage::Persisted => {
+                if accepted && !state.persist_wanted.reaches(wanted) {
+                    state.want_persisted();
+                }
+                &mut state.persisted_waiters
+            }
+            _ => {
+                if accepted && !state.write_wanted.reaches(wanted) {
+                    state.want_written();
+                }
+                &mut state.written_waiters
+            }
+        };
+        Ok(Some(waiters.add(wanted)))
+    }
+
+    /// Returns once `wanted` is persisted, and executes the writes and syncs for it in this thread.
+    pub(crate) fn wait_blocking(self: &Arc<Self>, wanted: Watermark) -> Result<(), Stopped> {
+        loop {
+            let Some(arrival) = self.begin_wait(wanted, Stage::Persisted)? else {
+                // Submits the actions of batches accepted in the meantime.
+                self.submit_ready();
+                return Ok(());
+            };
+            let action = {
+                let mut state = self.lock();
+                let action = match state.is_submitting {
+                    true => None,
+                    false => state.next_action(self.env.clock.now()),
+                };
+                self.publish(&mut state);
+                action
+            };
+            match action {
+                Some(action) => self.run(action),
+                None => {
+                    self.submit_ready();
+                    return arrival.blocking_recv().map_err(|_| self.stop_reason());
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn flush(self: &Arc<Self>) -> Result<(), Stopped> {
+        let accepted = self.lock().accepted;
+        self.wait(accepted, Stage::Persisted).await
+    }
+
+    /// The error that callers get once the log, or the executor under it, has ended.
+    pub(crate) fn closed_error(&self) -> Stopped {
+        let source = settee_io::Error::Closed { path: self.directory.as_path().into() };
+        Stopped { source: Arc::new(source) }
+    }
+
+    pub(crate) fn stop_reason(&self) -> Stopped {
+        self.lock().stopped.clone().unwrap_or_else(|| self.closed_error())
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.lock().stopped.is_some()
+    }
+
+    /// Whether the log has stopped or is being closed.
+    pub(crate) fn is_ending(&self) -> bool {
+        let state = self.lock();
+        state.stopped.is_some() || state.closing
+    }
+
+    /// Whether its file handles were released.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Releases the file handles of a log that has ended, and so their locks. The caller holds the
+    /// reservation's mutex, so no background job uses the files.
+    pub(crate) fn release_files(&self) {
+        self.closed.store(true, Ordering::Release);
+        let mut state = self.lock();
+        let released = state.release_files();
+        let read_view = self.read_view.swap(Arc::default());
+        drop(state);
+        read_view.files.values().for_each(|slot| slot.clear());
+        drop((released, read_view));
+    }
+
+    /// From now on a write that fails for lack of disk space stops the log. Writes that wait for a retry are
+    /// tried once more, immediately.
+    pub(crate) fn begin_closing(&self) {
+        self.lock().closing = true;
+        self.retry_now.notify_one();
+    }
+
+    /// Returns once a write has failed for lack of disk space.
+    pub(crate) async fn wait_for_no_space(&self) -> Arc<settee_io::Error> {
+        loop {
+            let ended = self.status_changed.notified();
+            if let Some(source) = self.lock().no_space_error() {
+                return source;
+            }
+            ended.await;
+        }
+    }
+
+    /// As [`Shared::flush`], but returns false if a write fails for lack of disk space meanwhile.
+    pub(crate) async fn try_flush(self: &Arc<Self>) -> Result<bool, Stopped> {
+        match select(pin!(self.flush()), pin!(self.wait_for_no_space())).await {
+            Either::Left((flushed, _)) => flushed.map(|()| true),
+            Either::Right(_) => Ok(false),
+        }
+    }
+
+    /// The error with which a panic stops the log.
+    pub(crate) fn panic_error(&self) -> settee_io::Error {
+        settee_io::Error::Panicked { path: self.directory.as_path().into() }
+    }
+
+    /// Stops the log after a panic, which leaves its state unknown.
+    pub(crate) fn stop_panicked(&self) {
+        self.stop(self.panic_error());
+    }
+
+    /// A guard that stops the log if the current task panics.
+    pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
+        OnPanic(|| self.stop_panicked())
+    }
+
+    /// Stops the log. The first error latches.
+    pub(crate) fn stop(&self, error: settee_io::Error) {
+        let mut state = self.lock();
+        let released = self.stop_locked(&mut state, error);
+        drop(state);
+        // Wakes the waiters.
+        drop(released);
+    }
+
+    /// As [`Shared::stop`], for a caller that holds the lock; it drops the returned value after unlocking.
+    pub(crate) fn stop_locked(&self, state: &mut LogState, error: settee_io::Error) -> impl Sized + use<> {
+        let is_first = state.stopped.is_none();
+        if is_first {
+            tracing::error!(%error, directory = %self.directory.display(), "log stopped");
+            state.stopped = Some(Stopped { source: Arc::new(error) });
+        }
+        is_first.then(|| self.release(state))
+    }
+
+    /// Ends the log: no further action begins, and all waiters are notified.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        if state.stopped.is_none() {
+            state.stopped = Some(self.closed_error());
+        }
+        let released = self.release(&mut state);
+        drop(state);
+        // Wakes the waiters.
+        drop(released);
+    }
+
+    /// Releases all unwritten bytes, whose memory returns to the pool, and all waiters. The caller drops the
+    /// returned value after unlocking.
+    fn release(&self, state: &mut LogState) -> impl Sized + use<> {
+        let released = state.clear();
+        self.publish(state);
+        self.timer_moved.notify_one();
+        self.status_changed.notify_waiters();
+        released
+    }
+
+    /// Returns once the log has stopped or ended.
+    pub(crate) async fn wait_until_stopped(&self) {
+        loop {
+            let ended = self.status_changed.notified();
+            if self.is_stopped() {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Returns once a log that has ended has no write or sync in flight.
+    pub(crate) async fn wait_for_operations(&self) {
+        loop {
+            let ended = self.status_changed.notified();
+            if self.lock().operation_count == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Goal: the store's tests can fail: they catch each of ten faults that a store or a disk could have.
+//! Method: enable one failpoint, and run the checks of `power_loss` seed after seed until one fails. The
+//! checks know nothing of the failpoint; without it the same seeds pass.
+
+use crate::common::trial;
+
+use settee_store::Failpoint;
+use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
+
+/// Number of seeds after which a fault counts as not caught: each configuration is tried many times.
+const SEED_COUNT_MAX: u64 = 20 * CONFIG_COUNT;
+
+/// One in this many events of a seed is tried: other seeds find more than more events of the same.
+const EVENT_STRIDE: usize = 23;
+
+/// The first failure under one seed.
+fn check(setup: &Setup) -> Result<Tally, String> {
+    let mut tally = Tally::default();
+    for event in events(setup)?.into_iter().skip(setup.seed as usize % EVENT_STRIDE).step_by(EVENT_STRIDE) {
+        tally.add(run_trial(setup, event)?);
+    }
+    Ok(tally)
+}
+
+/// Finds the first seed under which the fault is caught; the message names the trial. That trial passes
+/// without the fault.
+fn caught(name: &str, plant: impl Fn(Setup) -> Setup) {
+    for seed in 0..SEED_COUNT_MAX {
+        let Err(problem) = check(&plant(Setup::new(seed))) else { continue };
+        let (problem, replay) = problem.split_once('\n').unwrap_or((&problem, ""));
+        println!("{name}: caught by seed {seed} (1 of {}): {problem}", seed + 1);
+        let event = replay.rsplit_once("SETTEE_EVENT=").map(|(_, event)| event.parse::<Event>());
+        let event = event.expect("the trial is named").unwrap();
+        assert!(run_trial(&plant(Setup::new(seed)), event).is_err());
+        run_trial(&Setup::new(seed), event).unwrap_or_else(|problem| panic!("without {name}: {problem}"));
+        return;
+    }
+    panic!("{name}: not noticed with {SEED_COUNT_MAX} seeds");
+}
+
+fn failpoint(name: &str, fault: Failpoint) {
+    caught(name, |setup| Setup { failpoint: Some(fault), ..setup });
+}
+
+#[test]
+fn a_root_before_its_nodes_is_caught() {
+    caught("a root written before its nodes are synced", |setup| Setup { ignores_tree_syncs: true, ..setup });
+}
+
+#[test]
+fn a_file_removed_too_early_is_caught() {
+    failpoint("a file removed too early", Failpoint::FileRemovedEarly);
+}
+
+#[test]
+fn a_remap_that_is_lost_is_caught() {
+    failpoint("a remap lost", Failpoint::RemapLost);
+}
+
+#[test]
+fn an_update_that_compaction_loses_is_caught() {
+    failpoint("an update lost to compaction", Failpoint::UpdateLost);
+}
+
+#[test]
+fn a_tombstone_gone_too_soon_is_caught() {
+    failpoint("a tombstone gone too soon", Failpoint::TombstoneTooSoon);
+}
+
+#[test]
+fn a_snapshots_file_that_is_recycled_is_caught() {
+    failpoint("a snapshot's file recycled", Failpoint::SnapshotFileRecycled);
+}
+
+#[test]
+fn a_superseded_record_that_is_shown_is_caught() {
+    failpoint("a superseded record shown", Failpoint::SupersededShown);
+}
+
+#[test]
+fn a_live_record_that_is_skipped_is_caught() {
+    failpoint("a live record skipped", Failpoint::LiveSkipped);
+}
+
+#[test]
+fn a_wrong_reduction_is_caught() {
+    failpoint("a wrong reduction", Failpoint::WrongReduction);
+}
+
+#[test]
+fn a_stale_cached_chunk_is_caught() {
+    failpoint("a stale cached chunk after a rewrite", Failpoint::StaleCache);
+}
