@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+mod circles;
 mod crashes;
 mod fuzz;
 mod steps;
@@ -15,17 +16,19 @@ mod tidy;
 const USAGE: &str = "\
 usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at the first that fails
        cargo xtask tidy                        check the rules of the source tree
+       cargo xtask circles                     print the files of each crate that import each other
        cargo xtask crashes [--crate log|store|doc] [--count N] [--seed S]
                                                try N power losses (1,000,000), from seed S (0) on
        cargo xtask fuzz [--target NAME] [--count N] [--seed S]
                                                try N inputs (20,000,000) on what parses them
-steps: tidy, fmt, clippy, doc, test, build, bench, npm, interop";
+steps: tidy, fmt, npm, pip, go-mod, build, clippy, doc, interop, interop-py, interop-go, test, bench";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments[..] {
         ["tidy"] => root().and_then(|root| tidy::run(&root)),
+        ["circles"] => root().and_then(|root| tidy::print_circles(&root)),
         ["test"] => root().and_then(|root| steps::run(&root, None)),
         ["crashes", ref options @ ..] => root().and_then(|root| crashes::run(&root, options)),
         ["fuzz", ref options @ ..] => root().and_then(|root| fuzz::run(&root, options)),

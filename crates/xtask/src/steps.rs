@@ -3,7 +3,9 @@
 //! Steps are in two lanes, which run side by side, each in order. One builds everything and runs
 //! the tests and small benchmarks; the other fetches the clients meanwhile, and then lints and
 //! runs the clients. All use the profile `dev`, so that dependencies are compiled once; linting
-//! checks them, which produces no code. A step's output goes to a file and is printed when the step ends.
+//! checks them, which produces no code. A step's output goes to a file and is printed when the step
+//! ends; that of a step that failed comes last, before the table, where whoever reads only the end
+//! of a long log finds it.
 //!
 //! A step is a process group of its own with a watcher in it that waits for the end of a pipe
 //! whose other end is here. Letting go of the pipe ends the whole group: that is how a step is
@@ -106,19 +108,30 @@ impl Progress {
         }
     }
 
-    /// Records how a step ended, and prints what it printed.
-    fn end(&self, result: StepResult, output: Option<&Path>) {
+    /// Records how a step ended, and prints what it printed if it passed.
+    fn end(&self, result: StepResult, outputs: &Path) {
         let mut results = self.results.lock().expect("no lane panics");
-        if let Some(path) = output {
-            println!("== {} ({:.1} s)", result.0, result.1);
-            let copied = File::open(path).and_then(|mut file| io::copy(&mut file, &mut io::stdout().lock()));
-            if let Err(error) = copied {
-                println!("cannot show {}: {error}", path.display());
-            }
+        if result.2 == Outcome::Passed {
+            show(&result, outputs);
         }
         results.push(result);
         self.changed.notify_all();
     }
+}
+
+/// Prints what a step printed.
+fn show((name, seconds, _): &StepResult, outputs: &Path) {
+    println!("== {name} ({seconds:.1} s)");
+    let path = output_path(name, outputs);
+    let copied = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut io::stdout().lock()));
+    if let Err(error) = copied {
+        println!("cannot show {}: {error}", path.display());
+    }
+}
+
+/// The file of a step's output.
+fn output_path(name: &str, outputs: &Path) -> PathBuf {
+    outputs.join(name).with_extension("log")
 }
 
 /// How a step ended.
@@ -130,6 +143,13 @@ enum Outcome {
     Expired,
     /// A step before it failed.
     NotRun,
+}
+
+impl Outcome {
+    /// Whether the step ran and didn't pass.
+    fn is_failure(&self) -> bool {
+        matches!(self, Outcome::Failed | Outcome::Expired)
+    }
 }
 
 /// Runs all steps, or those of the comma-separated `only`, in order.
@@ -164,6 +184,9 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
         }
     });
     let results = progress.results.into_inner().expect("no lane panics");
+    for failed in results.iter().filter(|(_, _, outcome)| outcome.is_failure()) {
+        show(failed, &outputs);
+    }
     print!("{}", table(&results, start.elapsed().as_secs_f64()));
     let passed = results.iter().all(|(_, _, outcome)| *outcome == Outcome::Passed);
     if passed { Ok(()) } else { Err(String::new()) }
@@ -172,10 +195,10 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
 /// Runs a step's commands, once it may start, until one of them fails.
 fn run_step(mut step: Step, outputs: &Path, progress: &Progress) {
     if !progress.may_start(&step) {
-        return progress.end((step.name, 0.0, Outcome::NotRun), None);
+        return progress.end((step.name, 0.0, Outcome::NotRun), outputs);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let output = outputs.join(step.name).with_extension("log");
+    let output = output_path(step.name, outputs);
     let start = Instant::now();
     let limit = Duration::from_secs(step.seconds_max);
     let mut run = || -> io::Result<Outcome> {
@@ -199,7 +222,7 @@ fn run_step(mut step: Step, outputs: &Path, progress: &Progress) {
         println!("step {}: {error}", step.name);
         Outcome::Failed
     });
-    progress.end((step.name, start.elapsed().as_secs_f64(), outcome), Some(&output));
+    progress.end((step.name, start.elapsed().as_secs_f64(), outcome), outputs);
 }
 
 /// What is run, each lane in order: what is quick to fail comes first.
@@ -372,10 +395,9 @@ fn table(results: &[StepResult], total_seconds: f64) -> String {
         };
         text += &format!("{name:<10} {seconds:>8.1}{note}\n");
     }
-    let count =
-        |wanted: &[Outcome]| results.iter().filter(|(_, _, outcome)| wanted.contains(outcome)).count();
-    let passed = count(&[Outcome::Passed]);
-    let failed = count(&[Outcome::Failed, Outcome::Expired]);
+    let count = |is_counted: fn(&Outcome) -> bool| results.iter().filter(|(_, _, it)| is_counted(it)).count();
+    let passed = count(|outcome| *outcome == Outcome::Passed);
+    let failed = count(Outcome::is_failure);
     text + &format!("{:<10} {total_seconds:>8.1}\n\n{passed} passed, {failed} failed\n", "total")
 }
 

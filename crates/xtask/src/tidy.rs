@@ -14,6 +14,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::circles;
+
 #[cfg(test)]
 mod tests;
 
@@ -89,6 +91,25 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
         return Err(breaches.join("\n"));
     }
     println!("{} files are tidy", tree.len());
+    Ok(())
+}
+
+/// Prints the import circles of each crate.
+///
+/// # Errors
+/// The file that can't be read or parsed.
+pub(crate) fn print_circles(root: &Path) -> Result<(), String> {
+    for name in [&ORDER[..], &[SIMULATION, TASKS]].concat() {
+        let files = ["lib.rs", "main.rs"].map(|file| root.join("crates").join(name).join("src").join(file));
+        for file in files.iter().filter(|file| file.exists()) {
+            for circle in circles::circles(file)? {
+                println!("{name}: {} files import each other", circle.files.len());
+                for (from, to, names) in circle.imports {
+                    println!("    {} -> {}: {}", from.display(), to.display(), names.join(", "));
+                }
+            }
+        }
+    }
     Ok(())
 }
 

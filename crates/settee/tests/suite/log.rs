@@ -174,6 +174,15 @@ fn a_log_that_nobody_reads_holds_up_nothing() {
     }
 }
 
+/// Returns once `condition` holds.
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Fills a pipe, and leaves it non-blocking.
 fn fill(writer: &mut io::PipeWriter) {
     rustix::fs::fcntl_setfl(&*writer, rustix::fs::OFlags::NONBLOCK).unwrap();
@@ -214,13 +223,12 @@ fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again()
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let text = logged(&["--config", settings.to_str().unwrap()], |server| {
         server.connect().fail_to_log_in("first");
+        // The request is answered before its line is written: the line belongs in the first file
+        // only when it is there before the rename.
+        wait_until("the first line is written", || read(&log).contains("name=\"first\""));
         std::fs::rename(&log, &aside).unwrap();
         server.signal("HUP");
-        let begun = Instant::now();
-        while !log.exists() {
-            assert!(begun.elapsed() < PATIENCE, "the log isn't opened again");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("the log is opened again", || log.exists());
         server.connect().fail_to_log_in("second");
     });
     assert_eq!(text, "", "all of it goes to the file");
