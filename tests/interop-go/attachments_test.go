@@ -1,7 +1,7 @@
 package interop
 
-// Goal: what kivik attaches to documents comes back as it was: by itself, inline and as multipart.
-// Method: contents of all bytes, compressible and not, one server for each test.
+// Goal: attachments written by kivik are read back unchanged: alone, inline and as multipart.
+// Method: contents with every byte value, compressible and not; one server for each test.
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"github.com/go-kivik/kivik/v4/couchdb"
 )
 
-// allBytes repeats every byte, `count` in all.
+// allBytes returns `count` bytes that repeat all byte values.
 func allBytes(count int) []byte {
 	content := make([]byte, count)
 	for index := range content {
@@ -36,7 +36,7 @@ func digest(content []byte) string {
 	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// gunzip undoes the compression in which a server stores and sends some types.
+// gunzip decompresses an attachment that the server stores and sends compressed.
 func gunzip(t *testing.T, content []byte) []byte {
 	t.Helper()
 	reader, err := gzip.NewReader(bytes.NewReader(content))
@@ -44,10 +44,10 @@ func gunzip(t *testing.T, content []byte) []byte {
 	return readAll(t, reader)
 }
 
-func TestAnAttachmentGoesThroughItsLifeByItself(t *testing.T) {
+func TestAnAttachmentIsWrittenReadAndDeletedAlone(t *testing.T) {
 	url := startServer(t)
-	// The client compresses what it sends unless it is told not to, and it says so: CouchDB, and
-	// so this server, stores it as compressed. Either way it comes back as it was.
+	// By default the client compresses bodies and sends Content-Encoding: CouchDB, and so this server, stores
+	// such an attachment as compressed. In both cases it is read back unchanged.
 	plain, err := kivik.New("couch", url, couchdb.OptionNoRequestCompression())
 	check(t, err)
 	for _, client := range []*kivik.Client{plain, newClient(t, url)} {
@@ -60,10 +60,10 @@ func TestAnAttachmentGoesThroughItsLifeByItself(t *testing.T) {
 			check(t, err)
 			equal(t, found.ContentType, "application/octet-stream")
 			equal(t, bytes.Equal(readAll(t, found.Content), content), true)
-			told, err := db.GetAttachmentMeta(ctx, id, "a.bin")
+			meta, err := db.GetAttachmentMeta(ctx, id, "a.bin")
 			check(t, err)
 			if client == plain {
-				equal(t, []any{told.Digest, told.Size}, []any{digest(content), int64(len(content))})
+				equal(t, []any{meta.Digest, meta.Size}, []any{digest(content), int64(len(content))})
 			}
 			_, err = db.PutAttachment(ctx, id, attachment("b.bin", "text/plain", content))
 			refused(t, err, 409, conflict)
@@ -80,15 +80,15 @@ func TestAnAttachmentGoesThroughItsLifeByItself(t *testing.T) {
 	}
 }
 
-func TestAttachmentsGoAndComeWithTheirDocument(t *testing.T) {
+func TestAttachmentsAreWrittenAndReadWithTheirDocument(t *testing.T) {
 	url := startServer(t)
 	plain, err := kivik.New("couch", url, couchdb.OptionNoRequestCompression())
 	check(t, err)
 	text := []byte(strings.Repeat("to be or not to be, ", 1000))
-	// None is empty: this version of the client leaves the data of an empty one out.
+	// None is empty: this version of the client omits the data of an empty attachment.
 	contents := map[string][]byte{"a.bin": allBytes(100_000), "b.txt": text, "c": {0}}
-	// In this version of the client the option that should keep it from sending multipart makes
-	// it send multipart; without it attachments go as base64.
+	// In this version of the client the option that should prevent multipart causes it; without the option
+	// attachments are sent as base64.
 	for _, options := range [][]kivik.Option{{}, {couchdb.OptionNoMultipartPut()}} {
 		ctx, db := t.Context(), newDatabase(t, plain)
 		attached := kivik.Attachments{}
@@ -144,7 +144,7 @@ func TestAttachmentsGoAndComeWithTheirDocument(t *testing.T) {
 	}
 }
 
-func TestAStubOfWhatIsNotThereIsRefused(t *testing.T) {
+func TestAStubOfAMissingAttachmentIsRefused(t *testing.T) {
 	ctx, db := t.Context(), newDatabase(t, connect(t))
 	stub := members{"a.bin": members{"stub": true, "content_type": "text/plain", "length": 1, "revpos": 1}}
 	_, err := db.Put(ctx, "a", members{"_attachments": stub})

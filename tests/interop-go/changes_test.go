@@ -1,7 +1,7 @@
 package interop
 
 // Goal: kivik follows the changes of a database, and of all databases, as in CouchDB 3.5.0.
-// Method: every feed and filter that it has; who waits is started before the change is made.
+// Method: every feed and filter that it has; a feed that waits is started before the change is made.
 
 import (
 	"testing"
@@ -29,16 +29,16 @@ func filled(t *testing.T, client *kivik.Client, names ...string) *kivik.DB {
 	return db
 }
 
-func TestChangesAreToldOnceEachInOrderAndFromWhereOneWas(t *testing.T) {
+func TestChangesAreListedOnceEachInOrderAndFromAPosition(t *testing.T) {
 	ctx, db := t.Context(), filled(t, connect(t), "a", "b", "c")
 	rev, err := db.Delete(ctx, "a", get(t, db, "a")["_rev"].(string))
 	check(t, err)
 	changes := db.Changes(ctx, kivik.Param("limit", 1))
 	equal(t, changed(t, changes), []string{"b"})
-	told, err := changes.Metadata()
+	metadata, err := changes.Metadata()
 	check(t, err)
-	equal(t, told.Pending, int64(2))
-	rest := db.Changes(ctx, kivik.Params(members{"since": told.LastSeq, "include_docs": true}))
+	equal(t, metadata.Pending, int64(2))
+	rest := db.Changes(ctx, kivik.Params(members{"since": metadata.LastSeq, "include_docs": true}))
 	equal(t, rest.Next(), true)
 	var doc members
 	check(t, rest.ScanDoc(&doc))
@@ -51,14 +51,14 @@ func TestChangesAreToldOnceEachInOrderAndFromWhereOneWas(t *testing.T) {
 	equal(t, changed(t, db.Changes(ctx, kivik.Param("descending", true))), []string{"a", "c", "b"})
 }
 
-func TestFiltersChooseByIdAndDesignDocuments(t *testing.T) {
+func TestFiltersSelectByIdAndDesignDocuments(t *testing.T) {
 	ctx, db := t.Context(), filled(t, connect(t), "a", "b", "c", "_design/x")
 	asked := kivik.Params(members{"filter": "_doc_ids", "doc_ids": []string{"c", "a", "none"}})
 	equal(t, changed(t, db.Changes(ctx, asked)), []string{"a", "c"})
 	equal(t, changed(t, db.Changes(ctx, kivik.Param("filter", "_design"))), []string{"_design/x"})
 	err := db.Changes(ctx, kivik.Param("filter", "x/none")).Err()
 	if status := kivik.HTTPStatus(err); status != 404 && status != 501 {
-		t.Errorf("a filter that is not there: %d %s", status, err)
+		t.Errorf("a missing filter: %d %s", status, err)
 	}
 }
 
@@ -67,11 +67,11 @@ func TestALongpollWaitsForAChangeAndEndsWithIt(t *testing.T) {
 	db, ctx := filled(t, client, "a"), limited(t)
 	before := db.Changes(ctx)
 	equal(t, changed(t, before), []string{"a"})
-	told, err := before.Metadata()
+	metadata, err := before.Metadata()
 	check(t, err)
 	found := make(chan string, 1)
 	go func() {
-		feed := db.Changes(ctx, kivik.Params(members{"feed": "longpoll", "since": told.LastSeq, "heartbeat": 100}))
+		feed := db.Changes(ctx, kivik.Params(members{"feed": "longpoll", "since": metadata.LastSeq, "heartbeat": 100}))
 		for feed.Next() {
 			found <- feed.ID()
 		}
@@ -83,7 +83,7 @@ func TestALongpollWaitsForAChangeAndEndsWithIt(t *testing.T) {
 	equal(t, more, false)
 }
 
-func TestAContinuousFeedTellsEveryChange(t *testing.T) {
+func TestAContinuousFeedSendsEveryChange(t *testing.T) {
 	client := connect(t)
 	db, ctx := filled(t, client, "a"), limited(t)
 	feed := db.Changes(ctx, kivik.Params(members{"feed": "continuous", "since": "0", "heartbeat": 100}))
@@ -102,7 +102,7 @@ func TestAContinuousFeedTellsEveryChange(t *testing.T) {
 	check(t, feed.Close())
 }
 
-func TestWhatHappensToDatabasesIsTold(t *testing.T) {
+func TestDatabaseUpdatesAreSent(t *testing.T) {
 	client, ctx := connect(t), limited(t)
 	// The client returns with the first row of a feed: there must be one.
 	check(t, client.CreateDB(ctx, "first"))

@@ -1,8 +1,8 @@
 package interop
 
-// Goal: what kivik's own conformance suite holds of CouchDB 3 holds here.
-// Method: all its tests for clients and databases against one server that is set up as CouchDB's
-// single node is, with an administrator; what each must find is listed here, and what is left out.
+// Goal: the server passes kivik's own conformance suite for CouchDB 3.
+// Method: all of its tests for clients and databases, against one server that is set up like a single node of
+// CouchDB, with an administrator. The expected results are listed here, and so are the tests that aren't run.
 
 import (
 	"net/http"
@@ -15,29 +15,29 @@ import (
 	"github.com/go-kivik/kivik/v4/kiviktest/kt"
 )
 
-// leftOut are the suite's tests that are not run. Its tests of `_session` are not among those that
-// it runs: their package can't be built by Go 1.26. server_test.go has tests of it.
+// leftOut are the suite's tests that aren't run, with the reasons. Its tests of `_session` aren't run either,
+// since Go 1.26 can't build their package; server_test.go tests `_session`.
 var leftOut = map[string]string{
-	"DBUpdates": "it makes its database once the feed has shown another: CouchDB shows old ones late. " +
-		"changes_test.go has a test of it",
+	"DBUpdates": "it creates its database once the feed has shown another: CouchDB shows old ones late. " +
+		"changes_test.go tests the feed",
 	"Copy/RW/Admin/foo/RevCopy":         olderRevision,
 	"Copy/RW/Admin/_design/foo/RevCopy": olderRevision,
 	"Copy/RW/Admin/_local/foo/RevCopy":  olderRevision,
-	"CreateIndex":                       "Mango's indexes are not there yet",
-	"DeleteIndex":                       "Mango's indexes are not there yet",
-	"GetIndexes":                        "Mango's indexes are not there yet",
-	"Explain":                           "Mango is not there yet",
-	"Find":                              "Mango is not there yet",
-	"Query":                             "views are not there yet",
+	"CreateIndex":                       "Mango's indexes aren't implemented yet",
+	"DeleteIndex":                       "Mango's indexes aren't implemented yet",
+	"GetIndexes":                        "Mango's indexes aren't implemented yet",
+	"Explain":                           "Mango isn't implemented yet",
+	"Find":                              "Mango isn't implemented yet",
+	"Query":                             "views aren't implemented yet",
 	"Replicate":                         "the server doesn't replicate by itself yet",
 	"GetReplications":                   "the server doesn't replicate by itself yet",
-	"Security":                          "_security is not there yet",
-	"SetSecurity":                       "_security is not there yet",
+	"Security":                          "_security isn't implemented yet",
+	"SetSecurity":                       "_security isn't implemented yet",
 }
 
-const olderRevision = "the body of a revision that isn't a leaf is gone at once, as in CouchDB after a compaction"
+const olderRevision = "the body of a revision that isn't a leaf is removed at once, as in CouchDB after a compaction"
 
-// unauthorized are the suite's tests in which a caller without a password is refused.
+// unauthorized are the suite's tests in which a request without a password is refused.
 var unauthorized = []string{
 	"AllDBs/NoAuth", "AllDBs/RW/NoAuth", "AllDBsStats/NoAuth", "DBsStats/NoAuth", "CreateDB/RW/NoAuth",
 	"DestroyDB/RW/NoAuth", "DBExists/NoAuth", "DBExists/RW/NoAuth",
@@ -53,13 +53,13 @@ var unauthorized = []string{
 	"PutAttachment/RW/NoAuth", "Stats/NoAuth", "Stats/RW/NoAuth", "ViewCleanup/RW/NoAuth",
 }
 
-// deviating are the suite's tests in which CouchDB tells such a caller that there is no database of
-// that name. Here it is asked first who calls: strangers learn no names.
+// deviating are the suite's tests in which CouchDB answers such a request that the database doesn't exist. Here
+// authorization comes first, so that unauthorized clients learn no names.
 var deviating = []string{
 	"AllDocs/NoAuth/chicken", "DBExists/NoAuth/chicken", "Flush/NoAuth/chicken/DoFlush", "Stats/NoAuth/chicken",
 }
 
-// expected is what CouchDB answers, by the names of the suite's tests.
+// expected are CouchDB's responses, by the names of the suite's tests.
 var expected = kt.SuiteConfig{
 	"AllDBs.expected":                                []string{"_global_changes", "_replicator", "_users"},
 	"AllDocs.databases":                              []string{"_users", "chicken", "_duck"},

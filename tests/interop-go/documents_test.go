@@ -1,7 +1,7 @@
 package interop
 
-// Goal: kivik finds databases and documents as in CouchDB 3.5.0.
-// Method: each of its calls that touches them, a server for each test.
+// Goal: kivik reads and writes databases and documents as with CouchDB 3.5.0.
+// Method: each of its calls for them; one server for each test.
 
 import (
 	"regexp"
@@ -11,7 +11,7 @@ import (
 	"github.com/go-kivik/kivik/v4"
 )
 
-// Ends of revisions; of two at one depth, that with b wins.
+// Hashes of revisions; at the same generation, the one with b wins.
 var (
 	endA = strings.Repeat("a", 32)
 	endB = strings.Repeat("b", 32)
@@ -19,9 +19,9 @@ var (
 
 const conflict = "Conflict: Document update conflict."
 
-func TestADatabaseIsMadeOnceFoundListedAndDestroyed(t *testing.T) {
+func TestADatabaseIsCreatedOnceFoundListedAndDestroyed(t *testing.T) {
 	client, ctx := connect(t), t.Context()
-	// Without a plus: the client sends it as it is, and that is a space.
+	// Without a plus sign: the client doesn't encode it, so the server reads a space.
 	name := "life/of-a_db$(1)"
 	check(t, client.CreateDB(ctx, name))
 	refused(t, client.CreateDB(ctx, name), 412,
@@ -51,11 +51,11 @@ func TestADatabaseIsMadeOnceFoundListedAndDestroyed(t *testing.T) {
 	equal(t, kivik.HTTPStatus(err), 400)
 }
 
-func TestADocumentGoesThroughItsLife(t *testing.T) {
+func TestADocumentIsCreatedReadUpdatedAndDeleted(t *testing.T) {
 	ctx, db := t.Context(), newDatabase(t, connect(t))
 	first := put(t, db, "ulm", members{"name": "Ulm"})
 	if !regexp.MustCompile(`^1-[0-9a-f]{32}$`).MatchString(first) {
-		t.Errorf("%q is no first revision", first)
+		t.Errorf("%q is not a first revision", first)
 	}
 	equal(t, get(t, db, "ulm"), members{"_id": "ulm", "_rev": first, "name": "Ulm"})
 	second := put(t, db, "ulm", members{"_rev": first, "name": "Ulm", "visits": 2})
@@ -94,7 +94,7 @@ func TestADocumentWithoutAnIdGetsOne(t *testing.T) {
 	equal(t, id, "mine")
 }
 
-func TestIdsMayHoldAnythingButAnUnderscoreAtTheirStart(t *testing.T) {
+func TestIdsMayContainAnythingExceptALeadingUnderscore(t *testing.T) {
 	ctx, db := t.Context(), newDatabase(t, connect(t))
 	for _, id := range []string{"a/b", "a+b c", "ä€😀", "a?b=c&d#e", "100%", "_design/x", "_local/y"} {
 		put(t, db, id, members{"of": id})
@@ -161,9 +161,9 @@ func TestListsHaveRangesKeysAndQueries(t *testing.T) {
 	check(t, err)
 	rows := db.AllDocs(ctx, kivik.Param("update_seq", true))
 	equal(t, ids(t, rows), []string{"_design/x", "a", "b", "c"})
-	told, err := rows.Metadata()
+	metadata, err := rows.Metadata()
 	check(t, err)
-	equal(t, []any{told.TotalRows, told.Offset, told.UpdateSeq != ""}, []any{int64(4), int64(0), true})
+	equal(t, []any{metadata.TotalRows, metadata.Offset, metadata.UpdateSeq != ""}, []any{int64(4), int64(0), true})
 	for _, asked := range []struct {
 		options members
 		wanted  []string
@@ -181,7 +181,7 @@ func TestListsHaveRangesKeysAndQueries(t *testing.T) {
 		var key string
 		check(t, rows.ScanKey(&key))
 		var doc members
-		// The row of what isn't there has no document, not even null.
+		// The row of a missing document has no member `doc`, not even null.
 		if err := rows.ScanDoc(&doc); err != nil {
 			found = append(found, key, "no document")
 		} else {
@@ -198,7 +198,7 @@ func TestListsHaveRangesKeysAndQueries(t *testing.T) {
 		lists = append(lists, ids(t, many))
 	}
 	check(t, many.Err())
-	// The client tells the end of the answer as a list of its own.
+	// The client reports the end of the response as a list of its own.
 	equal(t, lists, [][]string{{"b"}, {"b", "c"}, {}})
 }
 
@@ -223,7 +223,7 @@ func TestAllRevisionsAreOpenedAtOnce(t *testing.T) {
 	equal(t, found, []any{endA, endB, 404})
 }
 
-func TestMissingRevisionsAreToldWithTheirPossibleAncestors(t *testing.T) {
+func TestMissingRevisionsAreReportedWithTheirPossibleAncestors(t *testing.T) {
 	ctx, db := t.Context(), newDatabase(t, connect(t))
 	rev := put(t, db, "a", members{})
 	rows := db.RevsDiff(ctx, map[string][]string{"a": {rev, "2-" + endA}})
@@ -259,7 +259,7 @@ func TestAPartitionIsListedAndMeasured(t *testing.T) {
 	check(t, err)
 	equal(t, []any{stats.DBName, stats.Partition, stats.DocCount}, []any{db.Name(), "north", int64(2)})
 	if stats.ExternalSize < 200 {
-		t.Errorf("the partition is of %d bytes", stats.ExternalSize)
+		t.Errorf("the partition has %d bytes", stats.ExternalSize)
 	}
 	_, err = db.Put(ctx, "nowhere", members{})
 	refused(t, err, 400, "Bad Request: Doc id must be of form partition:id")

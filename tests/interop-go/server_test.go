@@ -1,7 +1,7 @@
 package interop
 
-// Goal: kivik finds the server's own endpoints as in CouchDB 3.5.0, and logs in to it.
-// Method: its calls that touch no document, against servers without and with an administrator.
+// Goal: kivik reads the server's own endpoints as with CouchDB 3.5.0, and logs in.
+// Method: its calls that use no document, against servers without and with an administrator.
 
 import (
 	"net/url"
@@ -16,7 +16,7 @@ import (
 
 const node = "nonode@nohost"
 
-func TestTheServerTellsWhatItIs(t *testing.T) {
+func TestTheServerReportsItsVersionAndVendor(t *testing.T) {
 	client, ctx := connect(t), t.Context()
 	version, err := client.Version(ctx)
 	check(t, err)
@@ -46,7 +46,7 @@ func TestDatabasesAreDescribedTogether(t *testing.T) {
 	equal(t, all[0].Name, db.Name())
 }
 
-func TestTheConfigurationIsReadWrittenAndForgotten(t *testing.T) {
+func TestTheConfigurationIsReadWrittenAndDeleted(t *testing.T) {
 	client, ctx := connect(t), t.Context()
 	all, err := client.Config(ctx, node)
 	check(t, err)
@@ -84,7 +84,7 @@ func TestADatabaseIsCompactedCleanedAndFlushed(t *testing.T) {
 	refused(t, db.Client().DB("nowhere").Compact(ctx), 404, "Not Found: Database does not exist.")
 }
 
-func TestWhatIsNotThereYetSaysSo(t *testing.T) {
+func TestEndpointsThatAreNotImplementedAnswer501(t *testing.T) {
 	client, ctx := connect(t), t.Context()
 	db := newDatabase(t, client)
 	put(t, db, "_design/x", members{"views": members{"all": members{"map": "function (doc) { emit(doc._id) }"}}})

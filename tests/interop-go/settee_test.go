@@ -1,7 +1,7 @@
-// Package interop holds Go's CouchDB client, kivik, against the built Settee binary.
+// Package interop tests the built Settee binary with Go's CouchDB client, kivik.
 //
-// This file starts and ends servers: each has a free port and a temporary folder of its own, which
-// go with the test that started it.
+// This file starts and stops servers. Each has a free port and a temporary directory of its own, which are
+// released at the end of the test that started it.
 package interop
 
 import (
@@ -25,12 +25,12 @@ import (
 	_ "github.com/go-kivik/kivik/v4/couchdb" // the driver "couch"
 )
 
-// Longest wait for something that must come about; only a failure takes it.
+// Longest wait for an expected event; only a failure takes that long.
 const waitMax = time.Minute
 
 var listens = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
-// binary is the one under test.
+// binary returns the path of the binary under test.
 func binary() string {
 	if path := os.Getenv("SETTEE_BIN"); path != "" {
 		return path
@@ -45,8 +45,8 @@ func binary() string {
 	return filepath.Join(target, "debug", "settee")
 }
 
-// startServer starts `settee serve` with arguments and returns where it listens, once it does. The
-// server is ended as an administrator would when the test ends, and must end well.
+// startServer starts `settee serve` with arguments and returns its address once it listens. At the end of the
+// test the server is stopped by SIGTERM; its exit code must be 0.
 func startServer(t *testing.T, arguments ...string) string {
 	t.Helper()
 	if !slices.Contains(arguments, "--admin") {
@@ -83,7 +83,7 @@ func startServer(t *testing.T, arguments ...string) string {
 		late := time.AfterFunc(waitMax, func() { _ = command.Process.Kill() })
 		<-ended
 		if err := command.Wait(); err != nil {
-			t.Errorf("the server did not end well: %s\n%s", err, log.String())
+			t.Errorf("the server failed to stop: %s\n%s", err, log.String())
 		}
 		late.Stop()
 	})
@@ -103,7 +103,7 @@ func connect(t *testing.T) *kivik.Client {
 	return newClient(t, startServer(t))
 }
 
-// newClient returns a client of its own, so with no cookie yet.
+// newClient returns a new client, without a cookie.
 func newClient(t *testing.T, url string) *kivik.Client {
 	t.Helper()
 	client, err := kivik.New("couch", url)
@@ -114,7 +114,7 @@ func newClient(t *testing.T, url string) *kivik.Client {
 
 var databaseCount atomic.Int32
 
-// newDatabase makes a database that no other test has.
+// newDatabase creates a database that no other test uses.
 func newDatabase(t *testing.T, client *kivik.Client, options ...kivik.Option) *kivik.DB {
 	t.Helper()
 	name := fmt.Sprintf("go-%d", databaseCount.Add(1))
@@ -154,7 +154,7 @@ func ids(t *testing.T, rows *kivik.ResultSet) []string {
 	return found
 }
 
-// check ends the test where there is an error.
+// check ends the test if there is an error.
 func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -162,7 +162,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// equal compares as they are printed, quotes and all.
+// equal compares the printed forms of two values, with quotes.
 func equal(t *testing.T, found, wanted any) {
 	t.Helper()
 	if left, right := fmt.Sprintf("%#v", found), fmt.Sprintf("%#v", wanted); left != right {
@@ -170,7 +170,7 @@ func equal(t *testing.T, found, wanted any) {
 	}
 }
 
-// refused holds that an error has the status, and the client's words for it, its reason last.
+// refused checks an error's status and the client's message, which ends with the reason.
 func refused(t *testing.T, err error, status int, message string) {
 	t.Helper()
 	if err == nil {
@@ -180,7 +180,7 @@ func refused(t *testing.T, err error, status int, message string) {
 	}
 }
 
-// limited is a context that ends at the longest wait.
+// limited returns a context that ends after the longest wait.
 func limited(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitMax)

@@ -1,4 +1,4 @@
-"""What the tests of `ibmcloudant`, IBM's maintained client, share."""
+"""Shared parts of the tests of `ibmcloudant`, IBM's maintained client."""
 
 import contextlib
 
@@ -10,14 +10,14 @@ from settee import ServerTest
 
 
 def client(url, authenticator=None):
-    """A client of its own, so with no cookie yet; without an authenticator it is anonymous."""
+    """Returns a new client, without a cookie; without an authenticator it is anonymous."""
     service = CloudantV1(authenticator=authenticator or NoAuthAuthenticator())
     service.set_service_url(url)
     return service
 
 
 class CloudantTest(ServerTest):
-    """A server, and a client of it as `self.couch`."""
+    """A server, with a client as `self.couch`."""
 
     @classmethod
     def setUpClass(cls):
@@ -37,7 +37,7 @@ class CloudantTest(ServerTest):
         return self.couch.get_document(db, doc_id, **options).get_result()
 
     def put_revision(self, db, doc_id, *ids, **members):
-        """Writes a revision as replication does: `ids` are its path, the newest first."""
+        """Writes a revision as replication does; `ids` are its path, the newest first."""
         revision = {"start": len(ids), "ids": list(ids)}
         documents = [{"_id": doc_id, "_rev": f"{len(ids)}-{ids[0]}", "_revisions": revision, **members}]
         answer = self.couch.post_bulk_docs(db, BulkDocs(docs=documents, new_edits=False))
@@ -45,7 +45,7 @@ class CloudantTest(ServerTest):
 
     @contextlib.contextmanager
     def refused(self, status, message):
-        """Checks how what is done within is refused; the client joins CouchDB's two words."""
+        """Checks how the enclosed call is refused; the client joins CouchDB's error and reason."""
         with self.assertRaises(ApiException) as caught:
             yield
         self.assertEqual((caught.exception.status_code, caught.exception.message), (status, message))

@@ -1,7 +1,7 @@
-"""Starts and ends the built binary for the tests of CouchDB's Python clients.
+"""Starts and stops the built binary for the tests of CouchDB's Python clients.
 
-Every server has a free port and a temporary folder of its own. What a test leaves behind, servers
-and folders, goes when the process ends.
+Every server has a free port and a temporary directory of its own. Servers and directories that a test leaves
+behind are removed when the process ends.
 """
 
 import atexit
@@ -15,7 +15,7 @@ import threading
 import time
 import unittest
 
-# Longest wait for something that must come about, in seconds; only a failure takes it.
+# Longest wait for an expected event, in seconds; only a failure takes that long.
 WAIT_S_MAX = 60
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,20 +24,20 @@ _TARGET = _ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 # The binary under test.
 BINARY = os.environ.get("SETTEE_BIN", str(_TARGET / "debug/settee"))
 
-# The clients would send even what is for this machine to a proxy that the environment names.
+# Otherwise the clients would send requests for this machine to a proxy that the environment names.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"
 
 _LISTENS = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
 class Server:
-    """A running server: `url` is where it listens, without a slash at the end."""
+    """A running server; `url` is its address, without a trailing slash."""
 
     def __init__(self, *arguments):
-        """Returns once the server says where it listens; `arguments` are more of `settee serve`."""
-        self._folder = tempfile.mkdtemp(prefix="settee-test-")
+        """Starts `settee serve` with further `arguments`; returns once it has printed its address."""
+        self._directory = tempfile.mkdtemp(prefix="settee-test-")
         self._log = tempfile.TemporaryFile()
-        command = [BINARY, "serve", "--data-dir", self._folder, "--listen", "127.0.0.1:0", *arguments]
+        command = [BINARY, "serve", "--data-dir", self._directory, "--listen", "127.0.0.1:0", *arguments]
         if "--admin" not in arguments:
             command.append("--no-admin")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SETTEE_")}
@@ -46,25 +46,25 @@ class Server:
         )
         atexit.register(self.kill)
         self.url = None
-        told = threading.Event()
-        self._reader = threading.Thread(target=self._read, args=(told,), daemon=True)
+        listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, args=(listening,), daemon=True)
         self._reader.start()
-        told.wait(WAIT_S_MAX)
+        listening.wait(WAIT_S_MAX)
         if self.url is None:
             self.kill()
             raise RuntimeError(f"no server: {self._failure}")
 
-    def _read(self, told):
-        """Takes what the server prints to its end: a pipe that nobody reads would stop it."""
+    def _read(self, listening):
+        """Reads the server's output to its end: a full pipe would block the server."""
         for line in self._process.stdout:
             found = _LISTENS.search(line)
             if found and self.url is None:
                 self.url = found.group()
-                told.set()
-        told.set()
+                listening.set()
+        listening.set()
 
     def stop(self):
-        """Ends it as an administrator would; it must end well."""
+        """Stops the server by SIGTERM; its exit code must be 0."""
         self._process.terminate()
         code = self._process.wait(WAIT_S_MAX)
         self.kill()
@@ -72,7 +72,7 @@ class Server:
             raise RuntimeError(f"the server ended with {code}: {self._failure}")
 
     def kill(self):
-        """Ends it at once, where it runs, and removes its data."""
+        """Kills the server if it runs, and removes its data."""
         if self._log.closed:
             return
         self._process.kill()
@@ -82,14 +82,14 @@ class Server:
         self._log.seek(0)
         self._failure = self._log.read().decode(errors="replace")
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
         atexit.unregister(self.kill)
 
 
 class ServerTest(unittest.TestCase):
-    """A server for the tests of a class, and names of databases that no two of them share."""
+    """A server for the tests of a class, and unique names of databases."""
 
-    # More arguments of `settee serve`.
+    # Further arguments of `settee serve`.
     arguments = ()
     _count = 0
 
@@ -104,8 +104,8 @@ class ServerTest(unittest.TestCase):
         return f"python-{ServerTest._count}"
 
     def until(self, what, condition):
-        """Returns once `condition()` holds; fails with `what` where it never does."""
+        """Returns once `condition()` holds; fails with `what` if it never does."""
         end = time.monotonic() + WAIT_S_MAX
         while not condition():
-            self.assertLess(time.monotonic(), end, f"never came about: {what}")
+            self.assertLess(time.monotonic(), end, f"timed out: {what}")
             time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""Goal: `ibmcloudant`, IBM's maintained client, finds documents as in CouchDB 3.5.0.
+"""Goal: `ibmcloudant`, IBM's maintained client, reads and writes documents as with CouchDB 3.5.0.
 
-Method: each of its calls that touches databases, documents, lists and attachments, against one
-server; a database of its own for each test.
+Method: each of its calls for databases, documents, lists and attachments, against one server, with a new
+database for each test.
 """
 
 import base64
@@ -21,12 +21,12 @@ LOGO = bytes(range(256)) * 4
 EXISTS = "file_exists: The database could not be created, the file already exists."
 NO_DATABASE = "not_found: Database does not exist."
 CONFLICT = "conflict: Document update conflict."
-# What the client says of an answer without a body.
+# The client's message for a response without a body.
 NO_BODY = "Unknown error"
 
 
 class Databases(CloudantTest):
-    def test_a_database_is_made_once_listed_described_and_destroyed(self):
+    def test_a_database_is_created_once_listed_described_and_destroyed(self):
         name = "life/of-a_db$(1)+"
         made = self.couch.put_database(name)
         self.assertEqual((made.get_status_code(), made.get_result()), (201, {"ok": True}))
@@ -45,7 +45,7 @@ class Databases(CloudantTest):
         with self.refused(404, NO_BODY):
             self.couch.head_database(name)
 
-    def test_a_name_that_no_database_may_have_is_refused_in_words(self):
+    def test_an_illegal_database_name_is_refused_with_a_reason(self):
         with self.refused(
             400,
             "illegal_database_name: Name: 'Capital'. Only lowercase characters (a-z), digits (0-9), and any of the "
@@ -84,7 +84,7 @@ class Databases(CloudantTest):
 
 
 class Documents(CloudantTest):
-    def test_a_document_goes_through_its_life(self):
+    def test_a_document_is_created_read_updated_and_deleted(self):
         db = self.new_database()
         written = self.couch.put_document(db, "ulm", Document(name="Ulm", visits=1))
         self.assertEqual(written.get_status_code(), 201)
@@ -111,7 +111,7 @@ class Documents(CloudantTest):
         with self.refused(404, NO_DATABASE):
             self.get("nowhere", "ulm")
 
-    def test_a_head_tells_the_revision_and_what_is_known_is_not_sent_again(self):
+    def test_a_head_returns_the_revision_and_a_known_document_is_not_sent_again(self):
         db = self.new_database()
         rev = self.put(db, "a")
         self.assertEqual(self.couch.head_document(db, "a").get_headers()["ETag"], f'"{rev}"')
@@ -131,7 +131,7 @@ class Documents(CloudantTest):
         self.assertEqual((later.get_status_code(), later.get_result()["id"]), (202, "later"))
         self.until("the document of the batch", lambda: self.couch.post_all_docs(db, key="later").get_result()["rows"])
 
-    def test_ids_may_hold_anything_but_an_underscore_at_their_start(self):
+    def test_ids_may_contain_anything_except_a_leading_underscore(self):
         db = self.new_database()
         for doc_id in ("a/b", "a+b c", "ä€😀", "a?b=c&d#e", "100%", ":", "'\"\\"):
             rev = self.put(db, doc_id, of=doc_id)
@@ -143,7 +143,7 @@ class Documents(CloudantTest):
         with self.refused(400, "bad_request: Document must be a JSON object"):
             self.couch.put_document(db, "a", io.BytesIO(b"[]"))
 
-    def test_conflicts_are_kept_told_and_resolved(self):
+    def test_conflicts_are_kept_listed_and_resolved(self):
         db = self.new_database()
         self.put_revision(db, "a", A, "1" * 32, side="left")
         self.put_revision(db, "a", B, "1" * 32, side="right")
@@ -158,7 +158,7 @@ class Documents(CloudantTest):
         self.assertRegex(found["_deleted_conflicts"][0], r"^3-")
         self.assertEqual([entry["status"] for entry in found["_revs_info"]], ["available", "missing"])
 
-    def test_a_document_tells_its_path_and_its_sequence(self):
+    def test_a_document_is_read_with_its_path_and_its_sequence(self):
         db = self.new_database()
         first = self.put(db, "a", n=1)
         second = self.put(db, "a", n=2, _rev=first)
@@ -170,7 +170,7 @@ class Documents(CloudantTest):
         self.assertIn("_local_seq", found)
         self.assertEqual(self.get(db, "a", rev=first, latest=True)["_rev"], second)
 
-    def test_revisions_that_are_missing_are_told_with_their_possible_ancestors(self):
+    def test_missing_revisions_are_reported_with_their_possible_ancestors(self):
         db = self.new_database()
         self.put_revision(db, "a", A)
         asked = {"a": [f"1-{A}", f"2-{B}"], "b": [f"1-{B}"]}
@@ -180,7 +180,7 @@ class Documents(CloudantTest):
         )
         self.assertEqual(self.couch.post_revs_diff(db, {"a": [f"1-{A}"]}).get_result(), {})
 
-    def test_local_documents_are_apart_from_the_others(self):
+    def test_local_documents_are_separate_from_the_others(self):
         db = self.new_database()
         first = self.couch.put_local_document(db, "point", {"at": 1}).get_result()
         self.assertEqual(first, {"ok": True, "id": "_local/point", "rev": "0-1"})
@@ -204,7 +204,7 @@ class Documents(CloudantTest):
 
 
 class Bulk(CloudantTest):
-    def test_documents_are_written_in_bulk_each_with_its_own_fate(self):
+    def test_documents_are_written_in_bulk_each_with_its_own_result(self):
         db = self.new_database()
         rev = self.put(db, "old", n=1)
         documents = [
@@ -222,7 +222,7 @@ class Bulk(CloudantTest):
             self.assertEqual(row, {"id": doc_id, "error": "conflict", "reason": "Document update conflict."})
         self.assertEqual(self.get(db, "old")["n"], 2)
 
-    def test_a_stream_of_documents_is_taken_too(self):
+    def test_a_stream_of_documents_is_accepted_too(self):
         db = self.new_database()
         documents = [{"_id": f"{number:04}", "n": number} for number in range(500)]
         body = io.BytesIO(json.dumps({"docs": documents}).encode())
@@ -313,7 +313,7 @@ class Lists(CloudantTest):
             rows[2], {"id": "gone", "key": "gone", "value": {"rev": self.deleted, "deleted": True}, "doc": None}
         )
 
-    def test_many_lists_are_asked_for_at_once(self):
+    def test_many_lists_are_read_at_once(self):
         asked = [AllDocsQuery(keys=["b"]), AllDocsQuery(start_key="c", limit=1, include_docs=True)]
         first, second = self.couch.post_all_docs_queries(self.db, asked).get_result()["results"]
         self.assertEqual([row["id"] for row in first["rows"]], ["b"])
@@ -324,7 +324,7 @@ class Lists(CloudantTest):
         answer = json.loads(b"".join(response.iter_content(64)))
         self.assertEqual(len(answer["rows"]), 6)
 
-    def test_design_documents_are_listed_and_kept_by_themselves(self):
+    def test_design_documents_are_listed_and_read_separately(self):
         rows = self.couch.post_design_docs(self.db).get_result()["rows"]
         self.assertEqual([row["id"] for row in rows], ["_design/x"])
         db = self.new_database()
@@ -339,21 +339,21 @@ class Attachments(CloudantTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        # The client compresses what it sends and says so: CouchDB, and so this server, stores an
-        # attachment as compressed, which has no ranges and the digest of what is stored.
+        # The client compresses bodies and sends Content-Encoding: CouchDB, and so this server, stores such an
+        # attachment as compressed. It then has no ranges, and its digest is that of the stored bytes.
         cls.couch.set_enable_gzip_compression(False)
 
-    def test_what_is_sent_compressed_comes_back_as_it_was(self):
+    def test_an_attachment_sent_compressed_is_read_back_unchanged(self):
         db = self.new_database()
         self.couch.set_enable_gzip_compression(True)
         self.addCleanup(self.couch.set_enable_gzip_compression, False)
         for name, sent in (("logo.bin", LOGO), ("noise.bin", hashlib.sha256(b"1").digest() * 10_000)):
             self.couch.put_attachment(db, name, name, io.BytesIO(sent), "application/octet-stream")
             self.assertEqual(self.couch.get_attachment(db, name, name).get_result().content, sent)
-            told = self.get(db, name, att_encoding_info=True)["_attachments"][name]
-            self.assertEqual((told["length"], told["encoding"]), (len(sent), "gzip"))
+            received = self.get(db, name, att_encoding_info=True)["_attachments"][name]
+            self.assertEqual((received["length"], received["encoding"]), (len(sent), "gzip"))
 
-    def test_an_attachment_goes_through_its_life_by_itself(self):
+    def test_an_attachment_is_written_read_and_deleted_alone(self):
         db = self.new_database()
         kind = "application/octet-stream"
         first = self.couch.put_attachment(db, "a", "logo.bin", io.BytesIO(LOGO), kind).get_result()
@@ -378,7 +378,7 @@ class Attachments(CloudantTest):
         self.assertRegex(gone["rev"], r"^2-")
         self.assertNotIn("_attachments", self.get(db, "a"))
 
-    def test_a_range_is_cut_out(self):
+    def test_a_range_is_read(self):
         db = self.new_database()
         self.couch.put_attachment(db, "a", "logo.bin", io.BytesIO(LOGO), "application/octet-stream")
         for asked, first, last in (("bytes=2-5", 2, 5), ("bytes=1000-", 1000, 1023), ("bytes=-24", 1000, 1023)):
@@ -387,14 +387,14 @@ class Attachments(CloudantTest):
             self.assertEqual(answer.get_headers()["Content-Range"], f"bytes {first}-{last}/1024")
             self.assertEqual(answer.get_result().content, LOGO[first : last + 1])
 
-    def test_text_that_is_stored_compressed_comes_back_as_it_was(self):
+    def test_text_that_is_stored_compressed_is_read_back_unchanged(self):
         db = self.new_database()
         text = b"to be or not to be, " * 1000
         self.couch.put_attachment(db, "a", "play.txt", io.BytesIO(text), "text/plain")
         self.assertEqual(self.couch.get_attachment(db, "a", "play.txt").get_result().content, text)
-        told = self.get(db, "a", att_encoding_info=True)["_attachments"]["play.txt"]
-        self.assertEqual((told["length"], told["encoding"]), (len(text), "gzip"))
-        self.assertLess(told["encoded_length"], len(text) // 10)
+        received = self.get(db, "a", att_encoding_info=True)["_attachments"]["play.txt"]
+        self.assertEqual((received["length"], received["encoding"]), (len(text), "gzip"))
+        self.assertLess(received["encoded_length"], len(text) // 10)
 
     def test_attachments_are_sent_with_their_document_and_kept_by_stubs(self):
         db = self.new_database()
@@ -412,7 +412,7 @@ class Attachments(CloudantTest):
         with self.refused(412, "missing_stub: Invalid attachment stub in b for logo"):
             self.put(db, "b", _attachments={"logo": stub})
 
-    def test_a_document_comes_with_its_attachments_as_multipart(self):
+    def test_a_document_is_read_with_its_attachments_as_multipart(self):
         db = self.new_database()
         attached = {
             "a.bin": Attachment(content_type="image/png", data=LOGO),
@@ -430,7 +430,7 @@ class Attachments(CloudantTest):
 
 
 def parse(response):
-    """The parts of a multipart answer."""
+    """The parts of a multipart response."""
     head = f"Content-Type: {response.headers['Content-Type']}\r\n\r\n".encode()
     return email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + response.content)
 

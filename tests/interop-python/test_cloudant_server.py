@@ -1,6 +1,6 @@
-"""Goal: `ibmcloudant` finds the server's own endpoints as in CouchDB 3.5.0, and logs in to it.
+"""Goal: `ibmcloudant` reads the server's own endpoints as with CouchDB 3.5.0, and logs in.
 
-Method: its calls that touch no document, against a server without and one with an administrator.
+Method: its calls that use no document, against a server without and one with an administrator.
 """
 
 import threading
@@ -21,7 +21,7 @@ class Endpoints(CloudantTest):
         self.assertEqual(self.couch.get_up_information().get_result(), {"status": "ok", "seeds": {}})
         self.assertEqual(self.couch.head_up_information().get_status_code(), 200)
 
-    def test_identifiers_are_made_as_many_as_asked_for(self):
+    def test_as_many_identifiers_are_generated_as_requested(self):
         uuids = self.couch.get_uuids(count=100).get_result()["uuids"]
         self.assertEqual(len(set(uuids)), 100)
         for uuid in uuids:
@@ -42,23 +42,23 @@ class Endpoints(CloudantTest):
         self.assertIn(place["range"], shards)
         self.assertEqual(self.couch.get_active_tasks().get_result(), [])
 
-    def test_what_happens_to_databases_is_told(self):
+    def test_database_updates_are_sent(self):
         since = self.couch.get_db_updates(since="now").get_result()["last_seq"]
-        told = []
+        received = []
         waiting = threading.Thread(
-            target=lambda: told.append(
+            target=lambda: received.append(
                 client(self.server.url).get_db_updates(feed="longpoll", since=since, timeout=30_000).get_result()
             )
         )
         waiting.start()
         db = self.new_database()
         waiting.join(WAIT_S_MAX)
-        self.assertEqual([(row["db_name"], row["type"]) for row in told[0]["results"]], [(db, "created")])
+        self.assertEqual([(row["db_name"], row["type"]) for row in received[0]["results"]], [(db, "created")])
         self.couch.delete_database(db)
-        later = self.couch.get_db_updates(since=told[0]["last_seq"]).get_result()["results"]
+        later = self.couch.get_db_updates(since=received[0]["last_seq"]).get_result()["results"]
         self.assertEqual([(row["db_name"], row["type"]) for row in later], [(db, "deleted")])
 
-    def test_errors_carry_what_the_client_needs_to_trace_them(self):
+    def test_errors_have_the_members_by_which_the_client_traces_them(self):
         with self.assertRaises(ApiException) as caught:
             self.couch.get_database_information("nowhere")
         message = "not_found: Database does not exist."
@@ -67,7 +67,7 @@ class Endpoints(CloudantTest):
         self.assertEqual(response.json()["trace"], response.headers["X-Couch-Request-ID"])
         self.assertEqual(response.json()["errors"], [{"code": "not_found", "message": message}])
 
-    def test_what_is_not_there_yet_says_so(self):
+    def test_endpoints_that_are_not_implemented_answer_501(self):
         db = self.new_database()
         self.couch.put_design_document(db, "x", {"views": {"all": {"map": "function (doc) { emit(doc._id) }"}}})
         for call, what in (
@@ -83,7 +83,7 @@ class Endpoints(CloudantTest):
 class Logins(CloudantTest):
     arguments = ("--admin", "ann:secret word")
 
-    def test_the_password_opens_and_a_wrong_one_does_not(self):
+    def test_the_password_is_accepted_and_a_wrong_one_refused(self):
         ann = client(self.server.url, BasicAuthenticator("ann", "secret word"))
         session = ann.get_session_information().get_result()
         self.assertEqual(session["userCtx"], {"name": "ann", "roles": ["_admin"]})
@@ -93,7 +93,7 @@ class Logins(CloudantTest):
             with self.refused(401, "unauthorized: Name or password is incorrect."):
                 client(self.server.url, BasicAuthenticator(name, password)).get_all_dbs()
 
-    def test_a_session_opens_by_its_cookie(self):
+    def test_a_session_is_authorized_by_its_cookie(self):
         ann = client(self.server.url, CouchDbSessionAuthenticator("ann", "secret word"))
         session = ann.get_session_information().get_result()
         self.assertEqual(session["userCtx"], {"name": "ann", "roles": ["_admin"]})
@@ -101,11 +101,11 @@ class Logins(CloudantTest):
         ann.put_database("vault")
         self.assertEqual(ann.post_document("vault", {"_id": "gold"}).get_result()["id"], "gold")
         ann.delete_database("vault")
-        # The client doesn't look at how a login ends, but for its cookie: that is empty here.
+        # The client ignores a failed login except for its cookie, which is empty here.
         with self.refused(401, "unauthorized: You are not a server admin."):
             client(self.server.url, CouchDbSessionAuthenticator("ann", "wrong")).get_all_dbs()
 
-    def test_anonymous_callers_get_the_welcome_and_no_more(self):
+    def test_anonymous_requests_may_read_only_the_welcome(self):
         self.assertEqual(self.couch.get_server_information().get_result()["couchdb"], "Welcome")
         self.assertEqual(self.couch.get_up_information().get_result()["status"], "ok")
         self.assertEqual(self.couch.get_session_information().get_result()["userCtx"], {"name": None, "roles": []})

@@ -1,8 +1,8 @@
-"""Goal: `couchdb`, the oldest client of Python, still used, works as with CouchDB 3.5.0.
+"""Goal: `couchdb`, Python's oldest client that is still used, works as with CouchDB 3.5.0.
 
-Method: its interface, part by part, against one server; a database of its own for each test. It keeps
-answers by their ETag and asks with `If-None-Match`, reads continuous feeds chunk by chunk, and maps
-errors to classes: that is what it tests of a server more than others do.
+Method: its interface, part by part, against one server, with a new database for each test. Unlike other
+clients it caches responses by their ETag and sends `If-None-Match`, reads continuous feeds chunk by chunk, and
+maps errors to classes.
 """
 
 import io
@@ -25,11 +25,11 @@ class CouchdbPython(ServerTest):
     def new_database(self):
         return self.couch.create(self.new_name())
 
-    def raises(self, kind, told, call, *arguments, **options):
-        """Checks by which class and which words a call is refused."""
+    def raises(self, kind, message, call, *arguments, **options):
+        """Checks the class and the message with which a call is refused."""
         with self.assertRaises(kind) as caught:
             call(*arguments, **options)
-        self.assertEqual(caught.exception.args[0], told)
+        self.assertEqual(caught.exception.args[0], message)
 
     def test_databases_are_members_of_the_server(self):
         name = self.new_name()
@@ -49,7 +49,7 @@ class CouchdbPython(ServerTest):
         self.raises(couchdb.ResourceNotFound, "", self.couch.__getitem__, name)
         self.raises(couchdb.ResourceNotFound, NO_DATABASE, self.couch.delete, name)
 
-    def test_the_server_tells_its_version_identifiers_and_tasks(self):
+    def test_the_server_returns_its_version_identifiers_and_tasks(self):
         self.assertEqual(self.couch.version_info()[:2], (3, 5))
         self.assertEqual(len(set(self.couch.uuids(20))), 20)
         self.assertEqual(self.couch.tasks(), [])
@@ -69,7 +69,7 @@ class CouchdbPython(ServerTest):
         stale = dict(doc, _rev=f"1-{A}")
         self.raises(couchdb.ResourceConflict, CONFLICT, db.save, stale)
         self.raises(couchdb.ResourceConflict, CONFLICT, db.delete, stale)
-        # Of those that are there: what was replaced is not, as in CouchDB after a compaction.
+        # Only of existing bodies: a replaced one is removed, as in CouchDB after a compaction.
         self.assertEqual([revision["_rev"][:2] for revision in db.revisions("ulm")], ["2-"])
         del db["ulm"]
         self.assertNotIn("ulm", db)
@@ -78,13 +78,13 @@ class CouchdbPython(ServerTest):
         no_object = (400, ("bad_request", "Document must be a JSON object"))
         self.raises(couchdb.ServerError, no_object, db.resource.put_json, "a", [])
 
-    def test_ids_with_slashes_and_letters_of_all_scripts_are_taken(self):
+    def test_ids_with_slashes_and_letters_of_all_scripts_are_accepted(self):
         db = self.new_database()
         for doc_id in ("a/b c+d", "äöü€", "_design/x", "_local/y"):
             db[doc_id] = {"of": doc_id}
             self.assertEqual((db[doc_id].id, db[doc_id]["of"]), (doc_id, doc_id))
 
-    def test_an_answer_that_is_kept_is_told_unchanged_until_it_changes(self):
+    def test_a_cached_response_is_not_modified_until_it_changes(self):
         db = self.new_database()
         db["a"] = {"n": 1}
         self.assertEqual([db["a"]["n"], db["a"]["n"]], [1, 1])
@@ -95,7 +95,7 @@ class CouchdbPython(ServerTest):
         db["a"] = dict(db["a"], n=2)
         self.assertEqual(db["a"]["n"], 2)
 
-    def test_a_copy_replaces_what_it_names(self):
+    def test_a_copy_replaces_the_named_revision(self):
         db = self.new_database()
         db["a"] = {"n": 1}
         db["b"] = {"n": 2}
@@ -105,7 +105,7 @@ class CouchdbPython(ServerTest):
         self.assertRegex(db.copy(db["a"], db["b"]), r"^2-")
         self.assertEqual(db["b"]["n"], 1)
 
-    def test_bulk_updates_tell_what_failed_and_as_what(self):
+    def test_bulk_updates_report_each_failure_and_its_kind(self):
         db = self.new_database()
         db["old"] = {"n": 1}
         rows = db.update([{"_id": "new"}, {"_id": "old", "n": 2}])
@@ -128,7 +128,7 @@ class CouchdbPython(ServerTest):
         paged = [row.id for row in db.iterview("_all_docs", 7)]
         self.assertEqual(paged, [f"{number:03}" for number in range(50)])
 
-    def test_attachments_small_and_large_come_back(self):
+    def test_small_and_large_attachments_are_read_back(self):
         db = self.new_database()
         doc = {"_id": "a"}
         db.save(doc)
@@ -153,9 +153,9 @@ class CouchdbPython(ServerTest):
     def test_changes_are_listed_filtered_and_followed(self):
         db = self.new_database()
         db.update([{"_id": name, "name": name} for name in "abc"])
-        told = db.changes(limit=2)
-        self.assertEqual([row["id"] for row in told["results"]], ["a", "b"])
-        self.assertEqual([row["id"] for row in db.changes(since=told["last_seq"])["results"]], ["c"])
+        listed = db.changes(limit=2)
+        self.assertEqual([row["id"] for row in listed["results"]], ["a", "b"])
+        self.assertEqual([row["id"] for row in db.changes(since=listed["last_seq"])["results"]], ["c"])
         chosen = db.changes(filter="_selector", _selector={"selector": {"name": "b"}})
         self.assertEqual([row["id"] for row in chosen["results"]], ["b"])
         feed = db.changes(feed="continuous", timeout=1000)
@@ -173,7 +173,7 @@ class CouchdbPython(ServerTest):
         self.raises(couchdb.ResourceNotFound, ("not_found", "missing"), db.__getitem__, "a")
         self.assertEqual((len(db), db.changes()["results"]), (0, []))
 
-    def test_revisions_past_the_limit_are_forgotten(self):
+    def test_revisions_beyond_the_limit_are_pruned(self):
         db = self.new_database()
         self.assertEqual(db.resource.get_json("_revs_limit")[2], 1000)
         self.assertEqual(db.resource.put_json("_revs_limit", body=3)[2], {"ok": True})
@@ -192,7 +192,7 @@ class CouchdbPython(ServerTest):
 class Logins(ServerTest):
     arguments = ("--admin", "ann:secret word")
 
-    def test_the_password_of_the_address_opens_and_without_it_there_is_no_access(self):
+    def test_the_password_in_the_address_is_accepted_and_without_it_access_is_refused(self):
         ann = couchdb.Server(self.server.url.replace("//", "//ann:secret%20word@"))
         self.assertEqual(ann.create("vault").info()["doc_count"], 0)
         nobody = couchdb.Server(self.server.url)
@@ -201,8 +201,8 @@ class Logins(ServerTest):
         self.assertEqual(caught.exception.args[0], ("unauthorized", "You are not a server admin."))
 
     def test_a_session_is_opened_and_ended_by_its_token(self):
-        # The client's own `login` takes the first header of an answer for the cookie, which
-        # CouchDB 3 doesn't send first; the token is taken here as it would be there.
+        # The client's own `login` takes the first header of a response for the cookie, which CouchDB 3 doesn't
+        # send first; this reads the token as `login` would.
         couch = couchdb.Server(self.server.url)
         _, headers, answer = couch.resource.post_json("_session", {"name": "ann", "password": "secret word"})
         self.assertEqual(answer.get("name"), "ann")

@@ -1,7 +1,7 @@
 """Goal: `pycouchdb` works as with CouchDB 3.5.0.
 
-Method: its interface, part by part, against one server; a database of its own for each test. It reads
-the content type of every answer, of those to HEAD too, and takes errors out of answers that say 201.
+Method: its interface, part by part, against one server, with a new database for each test. The client reads
+the content type of every response, also of those to HEAD, and finds errors in responses with 201.
 """
 
 import io
@@ -14,7 +14,7 @@ from settee import ServerTest
 
 
 class Reader(BaseFeedReader):
-    """Takes `count` lines of a feed, then leaves it; `act` is done with each."""
+    """Reads `count` lines of a feed, then closes it; calls `act` with each."""
 
     def __init__(self, count, act=lambda line: None):
         self.lines, self.count, self.act, self.closed = [], count, act, False
@@ -38,7 +38,7 @@ class Pycouchdb(ServerTest):
     def new_database(self):
         return self.couch.create(self.new_name())
 
-    def test_databases_are_made_found_and_removed(self):
+    def test_databases_are_created_found_and_removed(self):
         name = self.new_name()
         db = self.couch.create(name)
         with self.assertRaises(exceptions.Conflict):
@@ -64,7 +64,7 @@ class Pycouchdb(ServerTest):
         with self.assertRaisesRegex(exceptions.Conflict, "^Document update conflict.$"):
             db.save(doc)
         self.assertEqual(db.get("ulm"), {"_id": "ulm", "_rev": newer["_rev"], "name": "Ulm", "visits": 2})
-        # Of those that are there: what was replaced is not, as in CouchDB after a compaction.
+        # Only of existing bodies: a replaced one is removed, as in CouchDB after a compaction.
         self.assertEqual([revision["_rev"][:2] for revision in db.revisions("ulm")], ["2-"])
         self.assertIn("ulm", db)
         with self.assertRaises(exceptions.Conflict):
@@ -88,7 +88,7 @@ class Pycouchdb(ServerTest):
             db.delete_bulk([dict(docs[4], _rev=f"1-{'a' * 32}")])
         self.assertEqual(len(db), 3)
 
-    def test_attachments_come_back_whole_and_streamed(self):
+    def test_attachments_are_read_back_whole_and_streamed(self):
         db = self.new_database()
         large = bytes(range(256)) * 1000
         doc = db.put_attachment(db.save({"_id": "a"}), io.BytesIO(large), "large.bin", "application/octet-stream")
@@ -115,8 +115,8 @@ class Pycouchdb(ServerTest):
         db.changes_feed(chosen, feed="continuous", filter="_doc_ids", data={"doc_ids": ["b", "d"]}, timeout=30_000)
         self.assertEqual([line["id"] for line in chosen.lines], ["b", "d"])
 
-    def test_what_happens_to_databases_is_followed(self):
-        # The client asks by POST, which CouchDB refuses.
+    def test_database_updates_are_followed(self):
+        # The client uses POST, which CouchDB refuses.
         with self.assertRaises(exceptions.GenericError) as caught:
             self.couch.changes_feed(Reader(1))
         self.assertEqual(caught.exception.args[0], {"error": "method_not_allowed", "reason": "Only GET allowed"})
@@ -130,7 +130,7 @@ class Pycouchdb(ServerTest):
 class Logins(ServerTest):
     arguments = ("--admin", "ann:secret")
 
-    def test_a_session_or_a_password_opens(self):
+    def test_a_session_or_a_password_is_accepted(self):
         address = self.server.url.replace("//", "//ann:secret@") + "/"
         for method in ("session", "basic"):
             self.assertEqual(list(pycouchdb.Server(address, authmethod=method)), [])

@@ -1,6 +1,6 @@
-// Goal: what CouchDB's clients attach to documents comes back as it was: inline, behind the document,
-// by itself, and replicated in both directions, with conflicts.
-// Method: PouchDB's memory adapter and nano against one server; contents are seeded and random.
+// Goal: attachments written by CouchDB's clients are read back unchanged: inline, as multipart, alone, and
+// replicated in both directions, with conflicts.
+// Method: PouchDB's memory adapter and nano against one server; the contents are seeded random bytes.
 
 import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
@@ -11,7 +11,7 @@ import { newLocal, PouchDB } from './lib/pouch.js';
 import { Random, SEED } from './lib/random.js';
 import { killAll, Server } from './lib/settee.js';
 
-/** Sizes around those at which the server stores differently: 64 KiB, and chunks of 1 MiB. */
+/** Sizes around the thresholds of the storage format: 64 KiB, and chunks of 1 MiB. */
 const SIZES = [0, 1, 1000, 64 << 10, (64 << 10) + 1, 1 << 20, (1 << 20) + 1, 3_000_000];
 
 const random = new Random(SEED);
@@ -48,7 +48,7 @@ async function newDatabase() {
   return couch.use(name);
 }
 
-/** What all leaves of all documents hold: members, names, types and contents of attachments. */
+/** The contents of all leaves of all documents: members, and names, types and contents of attachments. */
 async function everything(db) {
   const found = {};
   const { results } = await db.changes({ since: 0, style: 'all_docs' });
@@ -73,7 +73,7 @@ async function assertSame(left, right) {
   return here;
 }
 
-/** A document with attachments of all sizes and both kinds. */
+/** A document with attachments of all sizes, compressible and not. */
 function attached(id) {
   const _attachments = {};
   for (const size of SIZES) {
@@ -150,7 +150,7 @@ test('conflicts keep their attachments on both sides', async () => {
   assert.equal(Object.keys(all).length, 40);
   for (const { attachments } of Object.values(all)) assert.ok(attachments.shared);
 
-  // The winner goes; what the other leaf has stays.
+  // The winner is deleted; the attachments of the other leaf stay.
   const { _rev, _conflicts } = await remote.get('d0', { conflicts: true });
   await remote.remove('d0', _rev);
   await PouchDB.sync(local, remote);
@@ -158,7 +158,7 @@ test('conflicts keep their attachments on both sides', async () => {
   assert.equal((await local.get('d0'))._rev, _conflicts[0]);
 });
 
-test('nano sends and reads documents with their attachments behind them', async () => {
+test('nano writes and reads documents with attachments as multipart', async () => {
   const db = await newDatabase();
   const files = [
     { name: 'noise.bin', data: noise(200_000), content_type: 'application/octet-stream' },
@@ -190,7 +190,7 @@ test('nano sends and reads documents with their attachments behind them', async 
   assert.equal((await db.attachment.get('ulm', 'more')).toString(), 'more');
 });
 
-test('what was sent behind one document is read behind it, byte by byte', async () => {
+test('attachments written as multipart are read as multipart, byte by byte', async () => {
   const db = await newDatabase();
   const [binary, text] = [noise(300_000), Buffer.from(random.text(100_000))];
   await db.multipart.insert(
@@ -219,7 +219,7 @@ test('what was sent behind one document is read behind it, byte by byte', async 
   assert.ok(Buffer.compare(gunzipSync(parts[2].content), text) === 0);
 });
 
-test('compressed JSON is taken', async () => {
+test('compressed JSON is accepted', async () => {
   const db = await newDatabase();
   const docs = Array.from({ length: 500 }, (_, n) => ({ _id: `d${n}`, text: 'again and again '.repeat(20) }));
   const response = await fetch(`${server.url}/${db.config.db}/_bulk_docs`, {

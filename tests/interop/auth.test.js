@@ -1,4 +1,4 @@
-// Goal: with an administrator set, only who proves to be it gets in, by password or by cookie.
+// Goal: with an administrator set, only requests with its password or its cookie are authorized.
 // Method: `nano` with and without credentials against a server started with `--admin`.
 
 import assert from 'node:assert/strict';
@@ -8,7 +8,7 @@ import { killAll, Server } from './lib/settee.js';
 
 let server;
 
-/** A client of its own, so with no cookie yet. */
+/** A new client, without a cookie. */
 const anonymous = () => nano(server.url);
 const withPassword = (password) => nano(server.url.replace('//', `//ann:${encodeURIComponent(password)}@`));
 
@@ -29,7 +29,7 @@ const unauthorized = (promise, reason) =>
     return true;
   });
 
-test('anonymous callers get the welcome, the health and their session, and nothing else', async () => {
+test('anonymous requests may read the welcome, the health and their session, and nothing else', async () => {
   const couch = anonymous();
   assert.equal((await couch.info()).couchdb, 'Welcome');
   assert.equal((await couch.relax({ path: '_up' })).status, 'ok');
@@ -41,14 +41,14 @@ test('anonymous callers get the welcome, the health and their session, and nothi
   await unauthorized(couch.use('vault').insert({}, 'a'), 'You are not authorized to access this db.');
 });
 
-test('the right password opens, a wrong one and an unknown name do not', async () => {
+test('the right password is accepted, a wrong one and an unknown name are refused', async () => {
   assert.deepEqual(await withPassword('secret word').db.list(), ['vault']);
   await unauthorized(withPassword('secret').db.list(), 'Name or password is incorrect.');
   const bob = nano(server.url.replace('//', '//bob:secret@'));
   await unauthorized(bob.db.list(), 'Name or password is incorrect.');
 });
 
-test('a cookie is given for the password, opens, and ends', async () => {
+test('a cookie is issued for the password, authorizes requests, and ends with the session', async () => {
   const couch = anonymous();
   await unauthorized(couch.auth('ann', 'wrong'), 'Name or password is incorrect.');
   const login = await couch.auth('ann', 'secret word');
@@ -62,7 +62,7 @@ test('a cookie is given for the password, opens, and ends', async () => {
   assert.deepEqual(await couch.relax({ db: '_session', method: 'DELETE' }), { ok: true });
 });
 
-test('a cookie is for HTTP alone, and a forged one opens nothing', async () => {
+test('a cookie is HttpOnly, and a forged one is refused', async () => {
   const response = await server.request('POST', '/_session', { name: 'ann', password: 'secret word' });
   assert.equal(response.status, 200);
   const cookie = response.headers.get('set-cookie');

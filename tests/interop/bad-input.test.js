@@ -1,6 +1,6 @@
-// Goal: input that is wrong gets CouchDB's status, error and reason, leaves the connection usable
-// and stores nothing.
-// Method: raw requests, since no client sends such things, all on one connection.
+// Goal: invalid input gets CouchDB's status, error and reason, leaves the connection usable, and stores
+// nothing.
+// Method: raw requests, since no client sends such input, all on one connection.
 
 import assert from 'node:assert/strict';
 import http from 'node:http';
@@ -25,7 +25,7 @@ after(() => {
   return server?.stop();
 });
 
-/** One request with any bytes as its body, on the connection that all share. */
+/** Sends a request with any bytes as its body, on the shared connection. */
 function send(method, target, body, headers = {}) {
   return new Promise((resolve, reject) => {
     const { hostname, port } = new URL(server.url);
@@ -40,7 +40,7 @@ function send(method, target, body, headers = {}) {
   });
 }
 
-/** Checks how a request is refused. */
+/** Checks the status, error and reason with which a request is refused. */
 async function refused(request, status, error, reason) {
   const answer = await send(...request);
   const wanted = { status, body: { error, reason: reason ?? answer.body.reason } };
@@ -50,7 +50,7 @@ async function refused(request, status, error, reason) {
 const put = (body, query = '') => ['PUT', `/bad/doc${query}`, body, JSON_TYPE];
 const post = (target, body, headers = JSON_TYPE) => ['POST', target, body, headers];
 
-test('what is no JSON is refused', async () => {
+test('invalid JSON is refused', async () => {
   const texts = ['{', '{"a":}', '{"a":1}}', "{'a':1}", 'nothing', '{"a":1,}', '{"a":01}', '{"a":"\u0001"}', '{"a":"\\x"}'];
   for (const text of texts) {
     await refused(put(text), 400, 'bad_request', 'invalid UTF-8 JSON');
@@ -59,20 +59,20 @@ test('what is no JSON is refused', async () => {
   }
 });
 
-test('bytes that are no UTF-8 are refused', async () => {
+test('invalid UTF-8 is refused', async () => {
   for (const bytes of [[0xff], [0xc0, 0xaf], [0xed, 0xa0, 0x80], [0xe2, 0x82], [0xf4, 0x90, 0x80, 0x80]]) {
     const body = Buffer.concat([Buffer.from('{"a":"'), Buffer.from(bytes), Buffer.from('"}')]);
     await refused(put(body), 400, 'bad_request', 'invalid UTF-8 JSON');
   }
 });
 
-test('JSON that is no document is refused', async () => {
+test('JSON that is not a document is refused', async () => {
   for (const text of ['[]', '1', '"text"', 'null', 'true']) {
     await refused(put(text), 400, 'bad_request', 'Document must be a JSON object');
   }
 });
 
-test('a body that is missing is refused', async () => {
+test('a missing body is refused', async () => {
   await refused(put(''), 400, 'bad_request');
   await refused(post('/bad', ''), 400, 'bad_request');
   await refused(post('/bad/_bulk_docs', ''), 400, 'bad_request');
@@ -80,7 +80,7 @@ test('a body that is missing is refused', async () => {
   await refused(post('/bad/_bulk_docs', '{"docs":1}'), 400, 'bad_request', '`docs` parameter must be an array.');
 });
 
-test('a content type that is no JSON is refused where bodies are posted', async () => {
+test('a content type other than JSON is refused for POST', async () => {
   const reason = 'Content-Type must be application/json';
   for (const target of ['/bad', '/bad/_bulk_docs', '/bad/_bulk_get', '/bad/_revs_diff', '/bad/_ensure_full_commit']) {
     await refused(post(target, '{"docs":[]}', { 'content-type': 'text/plain' }), 415, 'bad_content_type', reason);
@@ -88,7 +88,7 @@ test('a content type that is no JSON is refused where bodies are posted', async 
   await refused(['POST', '/bad', '{}'], 415, 'bad_content_type', reason);
 });
 
-test('a document may be put under any content type', async () => {
+test('PUT of a document accepts any content type', async () => {
   const answer = await send('PUT', '/bad/any-type', '{"n":1}', { 'content-type': 'text/plain' });
   assert.equal(answer.status, 201);
   const { rev } = answer.body;
@@ -103,14 +103,14 @@ test('ids that begin with an underscore are refused', async () => {
   await refused(post('/bad', '{"_id":7}'), 400, 'illegal_docid', 'Document id must be a string');
 });
 
-test('members that begin with an underscore and are unknown are refused, escaped or not', async () => {
+test('unknown members that begin with an underscore are refused, escaped or not', async () => {
   const reason = 'Bad special document member: _unknown';
   await refused(put('{"_unknown":1}'), 400, 'doc_validation', reason);
   await refused(put('{"\\u005funknown":1}'), 400, 'doc_validation', reason);
   await refused(post('/bad', '{"_unknown":1}'), 400, 'doc_validation', reason);
 });
 
-test('revisions that are none are refused', async () => {
+test('invalid revisions are refused', async () => {
   for (const revision of ['1', 'x', '-1', 'x-1']) {
     await refused(put('{}', `?rev=${revision}`), 400, 'bad_request');
     await refused(put(`{"_rev":"${revision}"}`), 400, 'bad_request');
@@ -128,7 +128,7 @@ test('a document over the limit is refused, and so is one in a bulk', async () =
   assert.equal((await send('GET', '/bad/doc')).status, 404);
 });
 
-test('databases that are unknown or illegal are refused', async () => {
+test('unknown databases and illegal names are refused', async () => {
   for (const [method, target] of [['GET', ''], ['DELETE', ''], ['GET', '/doc'], ['PUT', '/doc'], ['GET', '/_all_docs'], ['GET', '/_changes']]) {
     const body = method === 'PUT' ? '{}' : undefined;
     await refused([method, `/unknown${target}`, body], 404, 'not_found', 'Database does not exist.');
@@ -154,13 +154,13 @@ test('query parameters of the wrong kind are refused', async () => {
   }
 });
 
-test('methods that a resource has not are refused', async () => {
+test('unsupported methods are refused', async () => {
   await refused(['PATCH', '/bad', '{}', JSON_TYPE], 405, 'method_not_allowed');
   await refused(['PUT', '/_all_dbs'], 405, 'method_not_allowed');
   await refused(['DELETE', '/bad/_all_docs'], 405, 'method_not_allowed');
 });
 
-test('what is not there yet says so', async () => {
+test('endpoints that are not implemented answer 501', async () => {
   for (const [method, target] of [['POST', '/bad/_find'], ['GET', '/bad/_design/x/_view/y'], ['POST', '/_replicate']]) {
     const { status, body } = await send(method, target, method === 'POST' ? '{}' : undefined, JSON_TYPE);
     assert.equal(status, 501, `${method} ${target}: ${JSON.stringify(body)}`);
@@ -168,7 +168,7 @@ test('what is not there yet says so', async () => {
   }
 });
 
-test('a foreign host or origin is refused where everyone is administrator', async () => {
+test('a foreign host or origin is refused by a server without an administrator', async () => {
   for (const headers of [{ host: 'example.org' }, { origin: 'http://example.org' }]) {
     const { status, body } = await send('GET', '/bad', undefined, headers);
     assert.equal(status, 403, JSON.stringify(body));
@@ -180,15 +180,15 @@ test('a foreign host or origin is refused where everyone is administrator', asyn
   }
 });
 
-test('nothing of it was stored, and one connection carried it all', async () => {
+test('no refused request stored anything, and all used one connection', async () => {
   const { body } = await send('GET', '/bad/_all_docs');
   assert.deepEqual(body.rows.map((row) => row.id), ['good']);
   assert.equal((await send('GET', '/bad')).body.doc_del_count, 1);
-  // A body over the limit may be left unread, which costs the connection.
+  // The connection may be closed if a body over the limit is left unread.
   assert.ok(ports.size <= 2, `${ports.size} connections`);
 });
 
-test('a request that is no HTTP is answered or cut off, and the server goes on', async () => {
+test('a request that is not HTTP is answered or disconnected, and the server continues', async () => {
   for (const text of ['nonsense\r\n\r\n', 'GET / HTTP/9.9\r\n\r\n', 'PUT /bad/x HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n']) {
     const socket = net.connect(new URL(server.url).port, '127.0.0.1');
     let answer = '';
@@ -200,7 +200,7 @@ test('a request that is no HTTP is answered or cut off, and the server goes on',
   assert.equal((await send('GET', '/bad/good')).status, 200);
 });
 
-test('a request cut off in the middle of its body stores nothing', async () => {
+test('a request that is aborted within its body stores nothing', async () => {
   const socket = net.connect(new URL(server.url).port, '127.0.0.1');
   await nextEvent(socket, 'connect');
   socket.write('PUT /bad/half HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{"n":1}');

@@ -1,7 +1,7 @@
-// Goal: PouchDB in a browser syncs with Settee from a page of another origin, both ways, once CORS is
-// configured over HTTP; without it the browser keeps every answer from the page.
-// Method: Chromium loads a page from a port of its own. The page reports to that port what came of each
-// attempt, and waits there until the next one is to begin.
+// Goal: PouchDB in a browser syncs with Settee from a page of another origin, in both directions, once CORS
+// is configured over HTTP; without CORS the browser blocks every response.
+// Method: Chromium loads a page from another port. The page reports the result of each attempt to that port;
+// the response to a report begins the next attempt.
 
 import assert from 'node:assert/strict';
 import { createReadStream } from 'node:fs';
@@ -14,24 +14,24 @@ import { killAll, Server, WAIT_MS_MAX } from './lib/settee.js';
 const POUCHDB = new URL('./node_modules/pouchdb/dist/pouchdb.min.js', import.meta.url);
 const CREDENTIALS = { authorization: `Basic ${btoa('ann:secret')}` };
 
-/** Runs in the browser: syncs when it is told to, and reports. */
+/** Runs in the browser: syncs at each response to a report, and reports the result. */
 async function inPage(remoteUrl) {
-  const tell = async (report) => {
+  const send = async (report) => {
     const answer = await fetch('/report', { method: 'POST', body: JSON.stringify(report) });
     return answer.json();
   };
   const local = new PouchDB('notes');
   await local.put({ _id: 'of the page', text: 'grüße' });
   await local.putAttachment('with a picture', 'a.png', new Blob([new Uint8Array(5000)]), 'image/png');
-  let next = await tell({ ready: true });
+  let next = await send({ ready: true });
   while (next.go) {
     const remote = new PouchDB(remoteUrl, { skip_setup: true, auth: { username: 'ann', password: 'secret' } });
     try {
       const { push, pull } = await local.sync(remote);
       const { rows } = await local.allDocs({ include_docs: true });
-      next = await tell({ push: push.docs_written, pull: pull.docs_written, docs: rows.map((row) => row.doc) });
+      next = await send({ push: push.docs_written, pull: pull.docs_written, docs: rows.map((row) => row.doc) });
     } catch (error) {
-      next = await tell({ failed: String(error.message ?? error) });
+      next = await send({ failed: String(error.message ?? error) });
     }
   }
 }
@@ -40,7 +40,7 @@ let server;
 let origin;
 let pages;
 let browser;
-/** The page's last report, and how it is answered. */
+/** Receives the page's next report, with a function that answers it. */
 let report;
 
 before(async () => {
@@ -70,11 +70,11 @@ after(async () => {
 });
 after(killAll);
 
-/** What the page reports next. */
+/** The page's next report. */
 async function nextReport() {
-  const told = new Promise((resolve) => (report = resolve));
+  const reported = new Promise((resolve) => (report = resolve));
   const late = sleep(WAIT_MS_MAX, undefined, { ref: false }).then(() => 'it reported nothing');
-  const found = await Promise.race([told, browser.ended.then(() => 'it ended'), late]);
+  const found = await Promise.race([reported, browser.ended.then(() => 'it ended'), late]);
   assert.equal(typeof found, 'object', `the browser: ${found}\n${browser.output()}`);
   return found;
 }
@@ -83,7 +83,7 @@ async function configure(key, value) {
   await server.expect(200, 'PUT', `/_node/_local/_config/${key}`, value, CREDENTIALS);
 }
 
-test('a page of another origin is kept out until CORS is configured, and then syncs both ways', async () => {
+test('a page of another origin is blocked until CORS is configured, and then syncs in both directions', async () => {
   browser = openPage(origin);
   const ready = await nextReport();
   assert.deepEqual(ready.found, { ready: true });

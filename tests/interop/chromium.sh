@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sees to it that there is a browser for the tests: Debian's package, which root installs.
+# Provides the browser for the tests: as root, installs Debian's package if there is none.
 set -eu
 if command -v "${CHROMIUM_BIN:-chromium}" >/dev/null; then
   exit 0

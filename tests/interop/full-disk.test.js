@@ -1,9 +1,9 @@
-// Goal: a full disk refuses writes with 507 and nothing else: what was acknowledged stays
-// readable, and writes resume by themselves once there is room.
-// Method: the server's folder is on a small tmpfs. `lib/full-disk.js` is what runs there.
+// Goal: on a full disk writes are refused with 507 and everything else works: acknowledged documents stay
+// readable, and writes succeed again once there is space.
+// Method: the server's directory is on a small tmpfs, in which `lib/full-disk.js` runs.
 
 import { test } from 'node:test';
 import { runWithMounts } from './lib/mounts.js';
 
-test('a full disk loses nothing, and writes resume when there is room', (t) =>
+test('a full disk loses nothing, and writes succeed again once there is space', (t) =>
   runWithMounts(t, 'full-disk.js', 'tmpfs'));

@@ -1,8 +1,8 @@
-// Goal: what a 2xx promised is there after SIGKILL, however it was written.
-// Method: writers of every kind run against the server, which is killed at a random moment in
-// the middle of their requests and started again on the same folder; then every document ever
-// acknowledged is compared with what is found. SIGKILL proves the ordering of writes and
-// recovery, not the syncs: those are for the simulated power losses.
+// Goal: every write acknowledged by a 2xx survives SIGKILL, however it was requested.
+// Method: writers of every kind run against the server, which is killed at a random moment during their
+// requests and restarted on the same directory; then every acknowledged document is compared with the
+// recovered one. SIGKILL tests the order of writes and recovery, not the syncs: simulated power losses test
+// those.
 
 import assert from 'node:assert/strict';
 import { after, test } from 'node:test';
@@ -12,14 +12,14 @@ import { BatchWriter, BulkWriter, DatabaseWriter, LocalWriter, lostBy, SingleWri
 
 const ROUND_COUNT = 10;
 
-/** A round is killed after fewer acknowledged requests than this, and other requests under way. */
+/** Upper limit of the acknowledged requests after which the server is killed; others are then in flight. */
 const REQUESTS_MAX = 600;
 
 const DATABASE = 'killed';
 
 after(killAll);
 
-/** Has all `writers` write until the server is gone; kills it after `requestCount` answers. */
+/** Runs all `writers` until the server has ended; kills it after `requestCount` responses. */
 async function writeUntilKilled(server, writers, requestCount) {
   let left = requestCount;
   let killed;
@@ -28,7 +28,7 @@ async function writeUntilKilled(server, writers, requestCount) {
       try {
         await writer.write(server);
       } catch (error) {
-        // An answer that is wrong is a failure; no answer is what this test is about.
+        // A wrong response is a failure; a missing one is expected after the kill.
         if (killed && error instanceof TypeError) return;
         throw error;
       }
@@ -55,7 +55,7 @@ test('every acknowledged write is found after SIGKILL', async (t) => {
   const lost = [];
   for (let round = 0; round < ROUND_COUNT; round++) {
     await writeUntilKilled(server, writers, 1 + random.below(REQUESTS_MAX));
-    server = await Server.start({ folder: server.folder });
+    server = await Server.start({ directory: server.directory });
     for (const writer of writers) lost.push(...(await lostBy(writer, server)));
   }
   const sum = (count) => writers.reduce((total, writer) => total + count(writer), 0);
@@ -68,7 +68,7 @@ test('every acknowledged write is found after SIGKILL', async (t) => {
   await server.stop();
 });
 
-test('what was written before a graceful stop is found after it, batch=ok included', async () => {
+test('every write before a graceful stop survives it, including batch=ok', async () => {
   const server = await Server.start();
   await server.expect(201, 'PUT', '/stopped');
   const durable = await server.expect(201, 'PUT', '/stopped/durable', { n: 1 });
@@ -76,19 +76,19 @@ test('what was written before a graceful stop is found after it, batch=ok includ
   const accepted = await server.expect(202, 'PUT', '/stopped/accepted?durability=accepted', { n: 3 });
   const written = await server.expect(202, 'PUT', '/stopped/written?durability=written', { n: 4 });
   await server.stop();
-  const again = await Server.start({ folder: server.folder });
+  const again = await Server.start({ directory: server.directory });
   for (const { id, rev } of [durable, batched, accepted, written]) {
     assert.equal((await again.expect(200, 'GET', `/stopped/${id}`))._rev, rev, id);
   }
   await again.stop();
 });
 
-test('a write that was only handed to the kernel survives SIGKILL', async () => {
+test('a write that has only reached the kernel survives SIGKILL', async () => {
   const server = await Server.start();
   await server.expect(201, 'PUT', '/handed');
   const written = await server.expect(202, 'PUT', '/handed/a?durability=written', { n: 4 });
   await server.kill();
-  const again = await Server.start({ folder: server.folder });
+  const again = await Server.start({ directory: server.directory });
   assert.equal((await again.expect(200, 'GET', '/handed/a'))._rev, written.rev);
   await again.stop();
 });

@@ -1,6 +1,6 @@
-// Goal: `nano`, CouchDB's client for Node, finds what it expects of CouchDB.
-// Method: each part of its interface that needs no views, against one server; a database of
-// its own for each test.
+// Goal: `nano`, CouchDB's client for Node, works as with CouchDB.
+// Method: each part of its interface that needs no views, against one server, with a new database for each
+// test.
 
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
@@ -26,7 +26,7 @@ async function newDatabase() {
   return couch.use(name);
 }
 
-/** Checks how a call is refused. */
+/** Checks the status, error and reason with which a call is refused. */
 const refused = (promise, statusCode, error, reason) =>
   assert.rejects(promise, (thrown) => {
     assert.deepEqual(
@@ -36,7 +36,7 @@ const refused = (promise, statusCode, error, reason) =>
     return true;
   });
 
-test('the welcome is CouchDB\'s, and says who speaks', async () => {
+test('the welcome is CouchDB\'s, and names the server', async () => {
   const welcome = await couch.info();
   assert.equal(welcome.couchdb, 'Welcome');
   assert.match(welcome.version, /^3\.5\./);
@@ -71,7 +71,7 @@ test('databases are listed in order', async () => {
   assert.deepEqual(names, [...names].sort());
 });
 
-test('a document goes through its life', async () => {
+test('a document is created, read, updated and deleted', async () => {
   const db = await newDatabase();
   const first = await db.insert({ name: 'Ulm', visits: 1 }, 'ulm');
   assert.equal(first.ok, true);
@@ -111,7 +111,7 @@ test('a document without an id gets one', async () => {
   assert.equal((await db.get(made.id)).name, 'Ulm');
 });
 
-test('ids and values of every alphabet come back as they were', async () => {
+test('ids and values of every alphabet are read back unchanged', async () => {
   const db = await newDatabase();
   const ids = ['a/b', 'a b', 'a+b', 'a%2Fb', 'a?b&c=d#e', '"quoted"', 'Zürich', '東京', '😀', 'back\\slash', 'x..y'];
   for (const id of ids) {
@@ -145,7 +145,7 @@ test('a design document has one id, its slash escaped or not', async () => {
   assert.equal((await server.expect(200, 'GET', `/${name}/_design%2Fx`))._rev, rev);
 });
 
-test('a bulk update decides each document by itself', async () => {
+test('each document of a bulk update has its own result', async () => {
   const db = await newDatabase();
   const { rev } = await db.insert({ n: 0 }, 'b');
   const rows = await db.bulk({
@@ -177,7 +177,7 @@ test('documents are fetched by key: found, deleted and unknown ones', async () =
   ]);
 });
 
-test('a list has its range, its direction, its limit and its offset', async () => {
+test('a list has a range, a direction, a limit and an offset', async () => {
   const db = await newDatabase();
   const ids = Array.from({ length: 20 }, (_, n) => `d${String(n).padStart(2, '0')}`);
   await db.bulk({ docs: ids.map((_id, n) => ({ _id, n })) });
@@ -199,7 +199,7 @@ test('a list has its range, its direction, its limit and its offset', async () =
   assert.equal(withDocs.rows[0].doc.n, 9);
 });
 
-test('changes come once a document, in order, from where one asks', async () => {
+test('changes list each document once, in order, from the requested position', async () => {
   const db = await newDatabase();
   const a = await db.insert({ n: 1 }, 'a');
   const b = await db.insert({ n: 1 }, 'b');
@@ -236,7 +236,7 @@ test('a long poll returns with the next change', async () => {
   assert.deepEqual(empty.results, []);
 });
 
-test('a continuous feed gives each change on a line, and heartbeats between', async () => {
+test('a continuous feed sends one line per change, and heartbeats between them', async () => {
   const db = await newDatabase();
   await db.insert({ n: 1 }, 'a');
   const feed = db.changesAsStream({ feed: 'continuous', since: 0, heartbeat: 50 });
@@ -252,7 +252,7 @@ test('a continuous feed gives each change on a line, and heartbeats between', as
   await until('the end of the feed', () => feed.readableEnded);
 });
 
-test('nano\'s changes reader reads to the end and follows', async () => {
+test('nano\'s changes reader reads to the end, and then follows', async () => {
   const db = await newDatabase();
   const ids = Array.from({ length: 25 }, (_, n) => `d${n}`);
   await db.bulk({ docs: ids.map((_id) => ({ _id })) });
@@ -264,23 +264,23 @@ test('nano\'s changes reader reads to the end and follows', async () => {
 
   const following = db.changesReader.start({ since: 'now', includeDocs: true });
   const change = nextEvent(following, 'change');
-  // `now` is when the request arrives, which the reader doesn't tell.
+  // `now` is the time at which the request arrives, which the reader doesn't report.
   let inserted = 0;
   const seen = change.then(() => true);
   while (!(await Promise.race([seen, db.insert({ n: (inserted += 1) }).then(() => false)])));
-  // Stopping it cuts off the poll that waits.
+  // Stopping it aborts the poll that waits.
   following.on('error', () => {});
   db.changesReader.stop();
   assert.ok((await change).doc.n <= inserted);
 });
 
-test('there are as many uuids as one asks for, all different', async () => {
+test('_uuids returns as many uuids as requested, all different', async () => {
   const { uuids } = await couch.uuids(50);
   assert.equal(new Set(uuids).size, 50);
   assert.ok(uuids.every((uuid) => /^[0-9a-f]{32}$/.test(uuid)));
 });
 
-test('revisions, their history and their conflicts can be asked for', async () => {
+test('revisions, their history and their conflicts can be read', async () => {
   const db = await newDatabase();
   const first = await db.insert({ n: 1 }, 'a');
   const second = await db.insert({ _rev: first.rev, n: 2 }, 'a');
@@ -303,7 +303,7 @@ test('revisions, their history and their conflicts can be asked for', async () =
   assert.equal(leaves.length, 2);
 });
 
-test('without an administrator everyone on this machine is one', async () => {
+test('without an administrator every client on this machine has all permissions', async () => {
   const session = await couch.session();
   assert.equal(session.ok, true);
   assert.deepEqual(session.userCtx, { name: null, roles: ['_admin'] });

@@ -1,5 +1,5 @@
-// Goal: PouchDB replicates with Settee in both directions, once and live, and both sides then
-// agree: documents, deletions, conflicts and their winners.
+// Goal: PouchDB replicates with Settee in both directions, once and live, and both sides then have the same
+// documents, deletions, conflicts and winners.
 // Method: real city documents, PouchDB's memory adapter on one side, Settee on the other.
 
 import assert from 'node:assert/strict';
@@ -28,7 +28,7 @@ async function newRemote(options = {}) {
   return remote;
 }
 
-/** What a database holds: of every document its revision, conflicts and members. */
+/** The contents of a database: revision, conflicts and members of every document. */
 async function content(db) {
   const { rows } = await db.allDocs({ include_docs: true, conflicts: true });
   return rows.map(({ id, value, doc }) => {
@@ -37,7 +37,7 @@ async function content(db) {
   });
 }
 
-/** Checks that two databases hold the same, deleted documents included. */
+/** Checks that two databases have the same contents, including deleted documents. */
 async function assertSame(left, right) {
   assert.deepEqual(await content(left), await content(right));
   const leaves = async (db) => {
@@ -52,7 +52,7 @@ async function assertSame(left, right) {
   assert.deepEqual(await leaves(left), await leaves(right));
 }
 
-test('documents go up and come down as they were', async () => {
+test('documents are replicated in both directions unchanged', async () => {
   const local = newLocal();
   const remote = await newRemote();
   await local.bulkDocs(documents);
@@ -97,7 +97,7 @@ test('edits on both sides conflict, and both sides choose the same winner', asyn
   };
   await edit(local, 'local');
   await edit(remote, 'remote');
-  // On one of them a longer branch, which must win whatever its hash.
+  // One of them gets a longer branch, which must win whatever its hash is.
   const longer = await local.get(some[0]._id);
   await local.put({ ...longer, side: 'local again' });
   await PouchDB.sync(local, remote);
@@ -108,7 +108,7 @@ test('edits on both sides conflict, and both sides choose the same winner', asyn
   const sides = new Set(found.map(({ members }) => members.side));
   assert.ok(sides.has('remote') && sides.has('local'), 'every winner came from one side');
 
-  // Deleting the winner on one side lets the other leaf win on both.
+  // After the winner is deleted on one side, the other leaf wins on both.
   const { _rev, _conflicts } = await remote.get(some[1]._id, { conflicts: true });
   await remote.remove(some[1]._id, _rev);
   await PouchDB.sync(local, remote);
@@ -117,7 +117,7 @@ test('edits on both sides conflict, and both sides choose the same winner', asyn
   await assertSame(local, remote);
 });
 
-test('the same edit on both sides is no conflict', async () => {
+test('the same edit on both sides is not a conflict', async () => {
   const one = await newRemote();
   const two = await newRemote();
   const left = await one.put({ _id: 'ulm', spire_m: 161.53 });
@@ -127,7 +127,7 @@ test('the same edit on both sides is no conflict', async () => {
   assert.equal((await one.get('ulm', { conflicts: true }))._conflicts, undefined);
 });
 
-test('a second replication goes on where the first one ended, also after a kill', async () => {
+test('a second replication continues where the first one ended, also after a kill', async () => {
   const own = await Server.start();
   const requests = [];
   const fetch = (url, options) => {
@@ -141,10 +141,10 @@ test('a second replication goes on where the first one ended, also after a kill'
   const initial = await PouchDB.replicate(first, local);
   assert.equal(initial.docs_written, 500);
 
-  // The checkpoint is known by the source's address too: the same port again.
+  // The checkpoint's id depends on the source's address, so the port must be the same.
   await own.kill();
   const port = new URL(own.url).port;
-  const again = await Server.start({ folder: own.folder, port });
+  const again = await Server.start({ directory: own.directory, port });
   requests.length = 0;
   const second = open(again.url);
   const resumed = await PouchDB.replicate(second, local);
@@ -159,7 +159,7 @@ test('a second replication goes on where the first one ended, also after a kill'
   await again.stop();
 });
 
-test('a live sync carries edits both ways while it runs', async () => {
+test('a live sync replicates edits in both directions while it runs', async () => {
   const local = newLocal();
   const remote = await newRemote();
   await remote.bulkDocs(documents.slice(0, 50));
@@ -197,7 +197,7 @@ test('two databases on the server are synced over HTTP', async () => {
   assert.equal((await two.info()).doc_count, 1200);
 });
 
-test('changes have their start, limit, documents and order', async () => {
+test('changes have a start, a limit, documents and an order', async () => {
   const remote = await newRemote();
   const some = documents.slice(0, 30);
   await remote.bulkDocs(some);
@@ -211,7 +211,7 @@ test('changes have their start, limit, documents and order', async () => {
   assert.deepEqual(chosen.results.map(({ id }) => id).sort(), [some[3]._id, some[7]._id].sort());
 });
 
-test('a live changes feed gives what comes after its start', async () => {
+test('a live changes feed sends the changes after its start', async () => {
   const remote = await newRemote();
   await remote.put({ _id: 'earlier' });
   const { update_seq } = await remote.info();
@@ -225,7 +225,7 @@ test('a live changes feed gives what comes after its start', async () => {
   }
 });
 
-test('many revisions are asked for in one request', async () => {
+test('many revisions are read in one request', async () => {
   const remote = await newRemote();
   const written = await remote.bulkDocs(documents.slice(0, 3));
   const docs = [...written.map(({ id, rev }) => ({ id, rev })), { id: 'never', rev: `1-${'0'.repeat(32)}` }];
@@ -239,7 +239,7 @@ test('many revisions are asked for in one request', async () => {
   assert.ok(results[3].docs[0].error);
 });
 
-test('the server tells which revisions it lacks', async () => {
+test('the server reports which revisions it lacks', async () => {
   const remote = await newRemote();
   const { rev } = await remote.put({ _id: 'a' });
   const absent = `2-${'0'.repeat(32)}`;
@@ -267,7 +267,7 @@ test('all leaves of a document can be read', async () => {
   assert.ok(some.some(({ missing }) => missing === `9-${ids[0]}`));
 });
 
-test('local documents stay where they are', async () => {
+test('local documents are not replicated', async () => {
   const local = newLocal();
   const remote = await newRemote();
   const { rev } = await remote.put({ _id: '_local/settings', volume: 11 });

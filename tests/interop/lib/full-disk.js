@@ -1,5 +1,5 @@
-// The inside of `full-disk.test.js`: runs as root of its own mount namespace, with the folder to
-// mount on as its argument.
+// The part of `full-disk.test.js` that runs as root of its own mount namespace. Its argument is the directory
+// to mount on.
 
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
@@ -11,19 +11,19 @@ import { Server, until } from './settee.js';
 /** Size of the file system. */
 const DISK_BYTES = 16 << 20;
 
-/** A file that takes room until it is removed. */
+/** Size of a file that takes space until it is removed. */
 const BALLAST_BYTES = 6 << 20;
 
-/** One document's value: it takes a few hundred to fill the disk. */
+/** Length of a document's value: a few hundred documents fill the disk. */
 const VALUE_LENGTH = 20_000;
 
-/** Deletions that a full disk takes one by one, and in one request. */
+/** Numbers of deletions on the full disk: one by one, and in one request. */
 const SINGLE_DELETION_COUNT = 3;
 const BULK_DELETION_COUNT = 50;
 
-/** Documents in a bulk, and the room it is given: it takes twice that. */
+/** Number of documents in a bulk, and the space made for it, about half of what it needs. */
 const BULK_COUNT = 200;
-const BULK_ROOM_BYTES = 2 << 20;
+const BULK_SPACE_BYTES = 2 << 20;
 
 /** More documents than fit. */
 const DOCUMENTS_MAX = 2 * (DISK_BYTES / VALUE_LENGTH);
@@ -35,12 +35,12 @@ writeFileSync(ballast, Buffer.alloc(BALLAST_BYTES, 1));
 
 const random = new Random(SEED);
 const acknowledged = new Map();
-const folder = path.join(disk, 'data');
-let server = await Server.start({ folder });
+const directory = path.join(disk, 'data');
+let server = await Server.start({ directory });
 await server.expect(201, 'PUT', '/full');
 await server.expect(201, 'PUT', '/other');
 
-/** Puts one document; true where it was acknowledged, false where the disk was full. */
+/** Puts one document. Returns whether it was acknowledged; otherwise the disk was full. */
 async function put(id, valueLength = VALUE_LENGTH) {
   const body = { value: random.text(valueLength) };
   const answer = await server.request('PUT', `/full/${id}`, body);
@@ -54,7 +54,7 @@ async function put(id, valueLength = VALUE_LENGTH) {
   return true;
 }
 
-/** Puts documents until one is refused; returns how many were not. */
+/** Puts documents until one is refused; returns the number of those before it. */
 async function fill(prefix) {
   for (let count = 0; count < DOCUMENTS_MAX; count++) {
     if (!(await put(`${prefix}-${count}`))) return count;
@@ -62,7 +62,7 @@ async function fill(prefix) {
   return assert.fail(`${DOCUMENTS_MAX} documents of ${VALUE_LENGTH} bytes on a disk of ${DISK_BYTES}`);
 }
 
-/** Checks that every acknowledged document is there, and none that was refused. */
+/** Checks that the database has every acknowledged document, and no refused one. */
 async function checkAll() {
   for (const [id, document] of acknowledged) {
     assert.deepEqual(await server.expect(200, 'GET', `/full/${id}`), document);
@@ -72,12 +72,12 @@ async function checkAll() {
 }
 
 const count = await fill('first');
-assert.ok(count > 0, 'not even one document fitted');
+assert.ok(count > 0, 'no document fits');
 assert.equal(await put('again'), false, 'the next one is refused too');
 await server.expect(200, 'GET', '/');
 await checkAll();
 
-// Deletions work on a full disk: the log keeps a reserve for them.
+// Deletions succeed on a full disk: the log keeps a reserve for them.
 const victims = [...acknowledged.values()].slice(0, SINGLE_DELETION_COUNT + BULK_DELETION_COUNT);
 for (const { _id, _rev } of victims.slice(0, SINGLE_DELETION_COUNT)) {
   await server.expect(200, 'DELETE', `/full/${_id}?rev=${_rev}`);
@@ -88,9 +88,9 @@ assert.ok(deleted.every((row) => row.ok), JSON.stringify(deleted));
 for (const { _id } of victims) acknowledged.delete(_id);
 await server.expect(404, 'GET', `/full/${victims[0]._id}`);
 
-// A bulk that fills the disk is refused as a whole. Of its documents those at its front are there,
-// each whole; none was acknowledged.
-truncateSync(ballast, BALLAST_BYTES - BULK_ROOM_BYTES);
+// A bulk that fills the disk is refused as a whole. Its first documents are stored, each whole; none was
+// acknowledged.
+truncateSync(ballast, BALLAST_BYTES - BULK_SPACE_BYTES);
 const bulk = { docs: [] };
 for (let number = 100; number < 100 + BULK_COUNT; number++) {
   bulk.docs.push({ _id: `bulk-${number}`, value: random.text(VALUE_LENGTH) });
@@ -99,8 +99,8 @@ const refused = await server.expect(507, 'POST', '/full/_bulk_docs', bulk);
 assert.equal(refused.error, 'insufficent_storage');
 const query = '/full/_all_docs?include_docs=true&startkey="bulk-"&endkey="bulk-z"';
 const stored = (await server.expect(200, 'GET', query)).rows.map((row) => row.doc);
-assert.ok(stored.length > 0, 'not full in the middle of the bulk');
-assert.ok(stored.length < BULK_COUNT, 'all were stored, and yet refused');
+assert.ok(stored.length > 0, 'the disk was full before the bulk');
+assert.ok(stored.length < BULK_COUNT, 'all documents were stored, but refused');
 assert.deepEqual(stored.map(({ _id, value }) => ({ _id, value })), bulk.docs.slice(0, stored.length));
 for (const document of stored) acknowledged.set(document._id, document);
 await server.expect(200, 'GET', '/_up');
@@ -108,8 +108,8 @@ await checkAll();
 
 const free = statfsSync(disk);
 rmSync(ballast);
-await until('a write is taken again', () => put('after'));
-// The same again: what is there is a conflict, the rest is taken.
+await until('a write is accepted again', () => put('after'));
+// The same bulk again: the stored documents are conflicts, the others are accepted.
 const results = await server.expect(201, 'POST', '/full/_bulk_docs', bulk);
 for (const [index, { id, rev, error }] of results.entries()) {
   assert.equal(error, index < stored.length ? 'conflict' : undefined, JSON.stringify(results[index]));
@@ -117,19 +117,19 @@ for (const [index, { id, rev, error }] of results.entries()) {
 }
 await checkAll();
 const more = await fill('second');
-assert.ok(more > 0, 'there was room for one document alone');
+assert.ok(more > 0, 'there was space for only one document');
 await checkAll();
 
-// A full disk must not keep the server from stopping, or from starting again.
+// The server must be able to stop and to start on a full disk.
 await server.kill();
-server = await Server.start({ folder });
+server = await Server.start({ directory });
 await checkAll();
 await server.expect(404, 'GET', `/full/${victims[0]._id}`);
 await server.stop();
-server = await Server.start({ folder });
+server = await Server.start({ directory });
 await checkAll();
 await server.stop();
 console.log(
   `full after ${count} documents with ${free.bfree * free.bsize} bytes free; a bulk of ${BULK_COUNT} refused, ` +
-    `${stored.length} of it there; ${more + 1} more once there was room; ${acknowledged.size} acknowledged, all found; seed ${SEED}`,
+    `${stored.length} of its documents stored; ${more + 1} more once there was space; ${acknowledged.size} acknowledged, all found; seed ${SEED}`,
 );

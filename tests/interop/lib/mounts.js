@@ -1,17 +1,17 @@
-// Runs a script where it may mount: in a mount namespace of its own, so that nothing is mounted
-// outside. As root that takes nothing more; anyone else gets a user namespace with it.
+// Runs a script in a mount namespace of its own, in which it may mount file systems without effect outside.
+// Users other than root need a user namespace as well.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import path from 'node:path';
-import { BINARY, newFolder } from './settee.js';
+import { BINARY, newDirectory } from './settee.js';
 
 const WAYS = [
   ['unshare', '--mount'],
   ['unshare', '--user', '--map-root-user', '--mount'],
 ];
 
-/** Runs a command to its end: its exit code and all it printed. */
+/** Runs a command to its end. Returns its exit code and its output. */
 async function run(command) {
   const child = spawn(command[0], command.slice(1), {
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -26,22 +26,22 @@ async function run(command) {
 }
 
 /**
- * Runs `lib/{script}` with a folder to mount a file system of type `type` on as its argument; the
- * script must end well. What it printed goes to the test's diagnostics.
+ * Runs `lib/{script}` with a directory as its argument, on which it mounts a file system of type `type`. The
+ * script must succeed. Its output goes to the test's diagnostics.
  */
 export async function runWithMounts(t, script, type) {
-  const folder = newFolder();
+  const directory = newDirectory();
   const tried = [];
   for (const way of WAYS) {
-    const probe = await run([...way, 'mount', '-t', type, type, folder]);
+    const probe = await run([...way, 'mount', '-t', type, type, directory]);
     if (probe.code !== 0) {
       tried.push(`${way.join(' ')}: ${probe.text}`);
       continue;
     }
-    const { code, text } = await run([...way, process.execPath, path.join(import.meta.dirname, script), folder]);
+    const { code, text } = await run([...way, process.execPath, path.join(import.meta.dirname, script), directory]);
     t.diagnostic(text.trim());
     assert.equal(code, 0, text);
     return;
   }
-  assert.fail(`no mount namespace to be had:\n${tried.join('\n')}`);
+  assert.fail(`cannot make a mount namespace:\n${tried.join('\n')}`);
 }

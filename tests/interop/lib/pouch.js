@@ -1,4 +1,4 @@
-// PouchDB put together from its parts, none of which needs native code.
+// PouchDB, assembled from plugins that need no native code.
 
 import http from 'pouchdb-adapter-http';
 import memory from 'pouchdb-adapter-memory';

@@ -1,5 +1,5 @@
-// Seeded randomness: SETTEE_TEST_SEED=… makes the same choices again. What runs at the same time
-// still takes its own order.
+// Seeded randomness: SETTEE_TEST_SEED=… repeats the same choices. The order of concurrent requests still
+// varies.
 
 /** The seed of this run. */
 export const SEED = Number(process.env.SETTEE_TEST_SEED ?? Date.now() % 2 ** 32);
@@ -11,7 +11,7 @@ export class Random {
     this.weyl = seed >>> 0;
   }
 
-  /** A whole number from 0 up to and without `limit`. */
+  /** An integer from 0 to `limit` - 1. */
   below(limit) {
     let x = this.state;
     x ^= x << 13;
@@ -22,7 +22,7 @@ export class Random {
     return ((this.state + this.weyl) >>> 0) % limit;
   }
 
-  /** `length` letters and digits that don't compress to nothing. */
+  /** `length` random letters and digits. */
   text(length) {
     let text = '';
     while (text.length < length) text += this.below(2 ** 32).toString(36);

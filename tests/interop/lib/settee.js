@@ -1,7 +1,7 @@
-// Starts and ends the built binary, and speaks plain HTTP to it.
+// Starts and stops the built binary, and sends plain HTTP requests to it.
 //
-// Every server has a free port and a temporary folder of its own. What a test file leaves
-// behind, servers and folders, goes when the file's process ends.
+// Every server has a free port and a temporary directory of its own. Servers and directories that a test file
+// leaves behind are removed when the file's process ends.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
@@ -11,7 +11,7 @@ import os from 'node:os';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-/** Longest wait for something that must come about, in milliseconds; only a failure takes it. */
+/** Longest wait for an expected event, in milliseconds; only a failure takes that long. */
 export const WAIT_MS_MAX = 60_000;
 
 /** Bytes of a process's output that are kept for the message of a failure. */
@@ -25,11 +25,11 @@ const TARGET = path.resolve(ROOT, process.env.CARGO_TARGET_DIR ?? 'target');
 export const BINARY = process.env.SETTEE_BIN ?? path.join(TARGET, 'debug/settee');
 
 const children = new Set();
-const folders = new Set();
+const directories = new Set();
 
 /**
- * Ends what is still running. Every test file that starts servers within tests calls it last:
- * one left behind by a failed test would keep the file's process from ending.
+ * Kills all running servers. Every test file that starts servers within tests calls this last: a server left
+ * behind by a failed test would keep the file's process from ending.
  */
 export function killAll() {
   for (const child of children) child.kill('SIGKILL');
@@ -37,17 +37,17 @@ export function killAll() {
 
 process.on('exit', () => {
   killAll();
-  for (const folder of folders) rmSync(folder, { recursive: true, force: true });
+  for (const directory of directories) rmSync(directory, { recursive: true, force: true });
 });
 
-/** A new, empty folder. */
-export function newFolder() {
-  const folder = mkdtempSync(path.join(os.tmpdir(), 'settee-test-'));
-  folders.add(folder);
-  return folder;
+/** Creates an empty directory. */
+export function newDirectory() {
+  const directory = mkdtempSync(path.join(os.tmpdir(), 'settee-test-'));
+  directories.add(directory);
+  return directory;
 }
 
-/** Starts a process without any `SETTEE_*` setting from outside, and keeps what it prints. */
+/** Starts a process without the `SETTEE_*` variables of this one. Its output is kept. */
 function start(command, options = {}) {
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('SETTEE_')));
   const child = spawn(command[0], command.slice(1), {
@@ -78,14 +78,14 @@ export async function settee(args, options = {}) {
 /** A running server. */
 export class Server {
   /**
-   * Starts `settee serve` and returns once it says where it listens.
-   * `folder`: its data; `port`: 0 is any free one; `args`: more arguments; `env`: `SETTEE_*`
-   * settings. Where neither names an administrator there is none.
+   * Starts `settee serve` and returns once it has printed its address.
+   * `directory`: its data directory; `port`: 0 for any free one; `args`: further arguments; `env`: `SETTEE_*`
+   * variables. If neither names an administrator, there is none.
    */
-  static async start({ folder = newFolder(), port = 0, args = [], env = {} } = {}) {
+  static async start({ directory = newDirectory(), port = 0, args = [], env = {} } = {}) {
     const server = new Server();
-    server.folder = folder;
-    const command = [BINARY, 'serve', '--data-dir', folder, '--listen', `127.0.0.1:${port}`, ...args];
+    server.directory = directory;
+    const command = [BINARY, 'serve', '--data-dir', directory, '--listen', `127.0.0.1:${port}`, ...args];
     if (!args.includes('--admin') && !env.SETTEE_ADMIN) command.push('--no-admin');
     server.output = start(command, { env });
     const { child } = server.output;
@@ -112,20 +112,20 @@ export class Server {
     return this.output.child.pid;
   }
 
-  /** Ends it as an administrator would; it must end well. */
+  /** Stops the server by SIGTERM; its exit code must be 0. */
   async stop() {
     this.output.child.kill('SIGTERM');
     const { code, signal } = await this.output.ended;
     assert.deepEqual({ code, signal }, { code: 0, signal: null }, this.output.stderr);
   }
 
-  /** Ends it at once, in the middle of whatever it does. */
+  /** Kills the server by SIGKILL. */
   async kill() {
     this.output.child.kill('SIGKILL');
     await this.output.ended;
   }
 
-  /** One request; `body` is sent as JSON. Returns `{ status, headers, body }`, the body parsed. */
+  /** Sends a request; `body` is sent as JSON. Returns `{ status, headers, body }`, the body parsed. */
   async request(method, target, body, headers = {}) {
     const response = await fetch(this.url + target, {
       method,
@@ -141,7 +141,7 @@ export class Server {
     };
   }
 
-  /** The same, of which the status must be `status`; returns the body. */
+  /** Like `request`; the response must have the status `status`. Returns the body. */
   async expect(status, method, target, body, headers) {
     const response = await this.request(method, target, body, headers);
     assert.equal(response.status, status, `${method} ${target}: ${JSON.stringify(response.body)}`);
@@ -149,17 +149,17 @@ export class Server {
   }
 }
 
-/** Returns once `condition` holds; fails with `what` when it never does. */
+/** Returns once `condition` holds; fails with `what` if it never does. */
 export async function until(what, condition) {
   const steps = 1200;
   for (let step = 0; step < steps; step++) {
     if (await condition()) return;
     await sleep(WAIT_MS_MAX / steps);
   }
-  assert.fail(`never came about: ${what}`);
+  assert.fail(`timed out: ${what}`);
 }
 
-/** The next event `name` of `emitter`, or an error where it never comes. */
+/** The next event `name` of `emitter`, or an error if there is none in time. */
 export async function nextEvent(emitter, name) {
   const [value] = await once(emitter, name, { signal: AbortSignal.timeout(WAIT_MS_MAX) });
   return value;

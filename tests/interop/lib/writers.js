@@ -1,30 +1,29 @@
-// Clients that write until their server is killed, and know at every moment what the server
-// owes them.
+// Clients that write until their server is killed, and record what the server has acknowledged.
 //
-// A document is owned by one writer, which has at most one request for it on its way. So of
-// each document one state is acknowledged, and where a request had no answer one more is
-// possible: `states` holds what may be found, the acknowledged one first.
+// A document is owned by one writer, which has at most one request for it in flight. So each document has one
+// acknowledged state, and one more possible state if a request had no response: `states` holds the possible
+// states, the acknowledged one first.
 
 import assert from 'node:assert/strict';
 
-/** Documents of one bulk request. */
+/** Number of documents of a bulk request. */
 const BULK_COUNT = 40;
 
 /** Longest value in a document, in characters. */
 const VALUE_LENGTH_MAX = 3000;
 
-/** Documents that are written with `batch=ok` before a writer asks for them to be persisted. */
+/** Number of documents written with `batch=ok` before a barrier. */
 const BATCH_COUNT = 10;
 
 const absent = { rev: null, body: null };
 
-/** What one writer wrote under `prefix` in the database `name`. */
+/** The documents that one writer has written under `prefix` in the database `name`. */
 class Writer {
   constructor(name, prefix, random) {
     Object.assign(this, { name, prefix, random, documents: new Map(), count: 0, acknowledged: 0 });
   }
 
-  /** The document to write next: often a new one, else one whose state is known. */
+  /** Chooses the document to write next: a new one, or one that was written before. */
   pick() {
     const known = [...this.documents.keys()];
     if (known.length === 0 || this.random.below(10) < 6) return `${this.prefix}-${(this.count += 1)}`;
@@ -39,19 +38,19 @@ class Writer {
     return { value: this.random.text(1 + this.random.below(VALUE_LENGTH_MAX)) };
   }
 
-  /** From now on `id` may be found with `body` (null: deleted), under a revision not yet known. */
+  /** Records a request: `id` may have `body` (null: deleted) from now on, with an unknown revision. */
   sent(id, body) {
     this.documents.set(id, [this.state(id), { rev: undefined, body }]);
   }
 
-  /** The server has promised it. */
-  promised(id, rev, body) {
+  /** Records the server's acknowledgement. */
+  acknowledge(id, rev, body) {
     this.documents.set(id, [{ rev, body }]);
     this.acknowledged += 1;
   }
 }
 
-/** One document a request: new ones, updates and deletions. */
+/** Writes one document per request: new ones, updates and deletions. */
 export class SingleWriter extends Writer {
   async write(server) {
     const id = this.pick();
@@ -62,12 +61,12 @@ export class SingleWriter extends Writer {
     const method = body === null ? 'DELETE' : 'PUT';
     const answer = await server.request(method, `/${this.name}/${id}${query}`, body ?? undefined);
     assert.equal(answer.status, body === null ? 200 : 201, JSON.stringify(answer.body));
-    this.promised(id, answer.body.rev, body);
+    this.acknowledge(id, answer.body.rev, body);
     return 1;
   }
 }
 
-/** Many documents a request. */
+/** Writes many documents per request. */
 export class BulkWriter extends Writer {
   async write(server) {
     const ids = new Set(Array.from({ length: BULK_COUNT }, () => this.pick()));
@@ -85,13 +84,13 @@ export class BulkWriter extends Writer {
       assert.equal(row.ok, true, JSON.stringify(row));
       const { _id, _rev, _deleted, ...body } = docs[index];
       assert.equal(row.id, _id);
-      this.promised(row.id, row.rev, _deleted ? null : body);
+      this.acknowledge(row.id, row.rev, _deleted ? null : body);
     }
     return answer.body.length;
   }
 }
 
-/** New documents with `batch=ok`, which promise nothing until the barrier after them. */
+/** Writes new documents with `batch=ok`, which count as acknowledged after the barrier that follows. */
 export class BatchWriter extends Writer {
   async write(server) {
     const pending = [];
@@ -104,12 +103,12 @@ export class BatchWriter extends Writer {
       pending.push({ id, rev: answer.body.rev, body });
     }
     await server.expect(201, 'POST', `/${this.name}/_ensure_full_commit`, {});
-    for (const { id, rev, body } of pending) this.promised(id, rev, body);
+    for (const { id, rev, body } of pending) this.acknowledge(id, rev, body);
     return pending.length;
   }
 }
 
-/** Local documents, which have revisions and no history. */
+/** Writes local documents, which have revisions and no history. */
 export class LocalWriter extends Writer {
   async write(server) {
     const id = this.pick();
@@ -120,7 +119,7 @@ export class LocalWriter extends Writer {
     const method = body === null ? 'DELETE' : 'PUT';
     const answer = await server.request(method, `/${this.name}/_local/${id}${query}`, body ?? undefined);
     assert.equal(answer.status, body === null ? 200 : 201, JSON.stringify(answer.body));
-    this.promised(id, body === null ? null : answer.body.rev, body);
+    this.acknowledge(id, body === null ? null : answer.body.rev, body);
     return 1;
   }
 
@@ -132,7 +131,7 @@ export class LocalWriter extends Writer {
   }
 }
 
-/** Databases: created and deleted. */
+/** Creates and deletes databases. */
 export class DatabaseWriter extends Writer {
   async write(server) {
     const name = this.pick();
@@ -141,7 +140,7 @@ export class DatabaseWriter extends Writer {
     this.sent(name, body);
     const answer = await server.request(exists ? 'DELETE' : 'PUT', `/${name}`);
     assert.equal(answer.status, exists ? 200 : 201, JSON.stringify(answer.body));
-    this.promised(name, null, body);
+    this.acknowledge(name, null, body);
     return 1;
   }
 
@@ -151,7 +150,7 @@ export class DatabaseWriter extends Writer {
   }
 }
 
-/** What the server has of `ids` in the database `name`: a map from id to `{ rev, body }`. */
+/** Reads the documents `ids` of the database `name`: a map from id to `{ rev, body }`. */
 async function findDocuments(server, name, ids) {
   const pageCount = 500;
   const found = new Map();
@@ -180,8 +179,8 @@ const agrees = (state, found) =>
 const brief = ({ rev, body }) => `${rev ?? 'a revision'} ${JSON.stringify(body)?.slice(0, 40)}`;
 
 /**
- * Compares what `writer` was promised with what the server has, and takes what is found as what
- * it knows from now on. Returns what was lost: one text for each document.
+ * Compares the acknowledged states of `writer` with the server's, which the writer then takes over. Returns a
+ * description of each lost document.
  */
 export async function lostBy(writer, server) {
   const ids = [...writer.documents.keys()];
@@ -191,7 +190,7 @@ export async function lostBy(writer, server) {
     const found = all ? all.get(id) : await writer.find(server, id);
     const states = writer.documents.get(id);
     if (!states.some((state) => agrees(state, found))) {
-      lost.push(`${id}: promised ${states.map(brief).join(' or ')}, found ${brief(found)}`);
+      lost.push(`${id}: acknowledged ${states.map(brief).join(' or ')}, found ${brief(found)}`);
     }
     writer.documents.set(id, [found]);
   }
