@@ -12,7 +12,7 @@ use std::process::Command;
 /// Executions of all targets together, unless told otherwise.
 const COUNT: u64 = 20_000_000;
 
-/// Of a crate's own parsers, each is a test of its module `fuzz`.
+/// Of a crate's own parsers, each is a test of its module `fuzz` in `tests/fuzz/mod.rs`.
 const PARSERS: [(&str, &[&str]); 2] = [
     ("settee-doc", &["document", "revision", "sequence", "selector", "raw", "stored"]),
     ("settee-http", &["uri", "header", "ranges", "multipart", "gzip", "body"]),
@@ -122,7 +122,7 @@ mod tests {
             assert!(text.contains(&format!("\nfn {name}()")), "{name}");
         };
         for (package, names) in PARSERS {
-            names.iter().for_each(|name| has(format!("{package}/src/fuzz.rs"), name));
+            names.iter().for_each(|name| has(format!("{package}/tests/fuzz/mod.rs"), name));
         }
         has("settee-http/tests/api/fuzz.rs".to_owned(), REQUESTS);
     }

@@ -21,14 +21,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use settee_io::{Env, directory};
+use settee_io::{Env, File, OpenMode, directory};
 use settee_store::{Backup, BackupFiles, EarlierBackup};
 
-use super::catalogue::CatalogueEntry;
-use super::offline::read_catalogue;
-use super::restore::copy_other;
+use super::catalogue_entry::CatalogueEntry;
+use super::data_directory::{CATALOGUE_DIRECTORY, directory_of};
+use super::offline_catalogue::read_catalogue;
 use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
-use super::{CATALOGUE_DIRECTORY, Databases, Inner, directory_of};
+use super::server::Databases;
+use super::state::Inner;
 use crate::{Error, ErrorKind, Result};
 
 /// Largest number of rounds, each of which copies databases created during the previous one.
@@ -391,4 +392,15 @@ fn add(sums: &mut Backup, one: &Backup) {
     sums.linked_bytes += one.linked_bytes;
     sums.copied_count += one.copied_count;
     sums.copied_bytes += one.copied_bytes;
+}
+
+/// Copies a small file, if it exists.
+async fn copy_other(env: &Env, from: &Path, to: &Path) -> Result<()> {
+    let from = match File::open(&env.engine, from, OpenMode::Read).await {
+        Err(error) if error.is_not_found() => return Ok(()),
+        opened => opened?,
+    };
+    let bytes = from.read_at(0, from.length().await? as usize).await?;
+    let to = File::open(&env.engine, to, OpenMode::CreateNew).await?;
+    Ok(to.write_and_sync_at(0, bytes).await?)
 }

@@ -5,21 +5,23 @@
 //! backup, which nothing opens, no lock is taken, so that no file is left there; the run's completeness is
 //! checked first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, directory};
+use settee_io::{Env, File, directory};
 use settee_store::{
-    Batch, CheckEvent, CheckSummary, Flags, LogOptions, Loss, RepairSummary, Salvage, Stage, Store,
-    StoreOptions, Touched, checksum_file,
+    Batch, CheckEvent, CheckSummary, Loss, RepairSummary, Stage, Store, StoreOptions, Touched, checksum_file,
 };
 
-use super::catalogue::{CatalogueEntry, tombstone_number};
+use super::catalogue_entry::CatalogueEntry;
+use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, directory_of, lock, lock_if_writable};
+use super::offline_catalogue::{plain_options, read_catalogue};
+use super::options::DatabasesOptions;
 use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
 use super::salvage;
-use super::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, DatabasesOptions, LOCK_FILE, directory_of};
-use crate::{Error, ErrorKind, Result, keys};
+use crate::documents::keys;
+use crate::{Error, ErrorKind, Result};
 
 /// Prefix of the names of databases that the catalogue doesn't name.
 const RECOVERED_PREFIX: &str = "recovered-";
@@ -263,7 +265,7 @@ impl OfflineDatabases {
             return Err(Error::bad_request(format!("{} is not empty", to.display())));
         }
         directory::create(&*self.env.engine, to).await?;
-        let _lock = super::lock(&self.env, to).await?;
+        let _lock = lock(&self.env, to).await?;
         let mut sums = RepairSummary::default();
         let mut checked = CheckSummary::default();
         let run = self.check_run(&mut checked, &mut report).await?.unwrap_or_default();
@@ -325,75 +327,6 @@ impl OfflineDatabases {
         }
         catalogue.close().await?;
         Ok(sums)
-    }
-}
-
-pub(super) fn plain_options(log: LogOptions) -> StoreOptions {
-    StoreOptions { log: LogOptions { direct: false, ..log }, ..StoreOptions::DEFAULT }
-}
-
-/// Reads the readable part of a catalogue that isn't open: its entries, and the numbers of deleted databases.
-pub(super) async fn read_catalogue(
-    env: &Env,
-    place: &Path,
-    log: LogOptions,
-) -> Result<(BTreeMap<String, CatalogueEntry>, BTreeSet<u64>)> {
-    let mut report = |_: CheckEvent| {};
-    let mut salvage = Salvage::begin(env, place, &plain_options(log), &mut report).await?;
-    let (mut names, mut deleted) = (BTreeMap::new(), BTreeSet::new());
-    while let Some(records) = salvage.next().await? {
-        for record in records {
-            let is_gone = record.flags.has(Flags::TOMBSTONE);
-            if let Some(number) = tombstone_number(&record.key) {
-                if is_gone {
-                    deleted.remove(&number)
-                } else {
-                    deleted.insert(number)
-                };
-                continue;
-            }
-            let Ok(name) = String::from_utf8(record.key) else { continue };
-            if is_gone {
-                names.remove(&name);
-            } else if let Ok(entry) = CatalogueEntry::decode(&record.meta) {
-                names.insert(name, entry);
-            }
-        }
-    }
-    Ok((names, deleted))
-}
-
-/// Takes a data directory's lock.
-pub(super) async fn lock(env: &Env, directory: &Path) -> Result<File> {
-    let lock = File::open(&env.engine, &directory.join(LOCK_FILE), OpenMode::Create).await?;
-    take(lock, directory).await
-}
-
-/// Takes the lock of a directory that is writable or has a lock file.
-async fn lock_if_writable(env: &Env, directory: &Path) -> Result<Option<File>> {
-    let cannot_write = |error: &settee_io::Error| {
-        let kinds = [std::io::ErrorKind::ReadOnlyFilesystem, std::io::ErrorKind::PermissionDenied];
-        error.io_kind().is_some_and(|kind| kinds.contains(&kind))
-    };
-    let path = directory.join(LOCK_FILE);
-    let file = match File::open(&env.engine, &path, OpenMode::Create).await {
-        Err(error) if cannot_write(&error) => match File::open(&env.engine, &path, OpenMode::Read).await {
-            Err(error) if cannot_write(&error) || error.is_not_found() => return Ok(None),
-            opened => opened?,
-        },
-        opened => opened?,
-    };
-    take(file, directory).await.map(Some)
-}
-
-async fn take(lock: File, directory: &Path) -> Result<File> {
-    match lock.lock().await {
-        Ok(()) => Ok(lock),
-        Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
-            let reason = format!("{} is in use by another process", directory.display());
-            Err(Error::new(ErrorKind::InUse, reason))
-        }
-        Err(error) => Err(error.into()),
     }
 }
 

@@ -17,13 +17,12 @@ use std::time::Duration;
 use settee_io::OnPanic;
 use settee_store::Stage;
 
-use crate::database::{Database, Identity};
-use crate::keys;
-use crate::{Error, ErrorKind, Result};
-
-use super::Inner;
-use super::catalogue::CatalogueEntry;
+use super::catalogue_entry::CatalogueEntry;
 use super::slots::{ClosingOutcome, Idle};
+use super::state::Inner;
+use crate::database::{Database, Identity};
+use crate::documents::keys;
+use crate::{Error, ErrorKind, Result};
 
 /// Number of sweeps for idle databases per idle time.
 const SWEEPS_PER_IDLE_TIME: u32 = 16;

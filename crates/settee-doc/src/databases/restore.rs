@@ -9,13 +9,13 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use settee_io::{Env, File, OpenMode, directory};
+use settee_io::{Env, directory};
 use settee_store::{Batch, LogOptions, Stage, Store, copy_file};
 
-use super::catalogue::{CatalogueEntry, tombstone_number};
-use super::offline::plain_options;
+use super::catalogue_entry::{CatalogueEntry, tombstone_number};
+use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
+use super::offline_catalogue::plain_options;
 use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
-use super::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
 use crate::{Error, ErrorKind, Result};
 
 /// Largest number of differences that an error lists.
@@ -172,15 +172,4 @@ async fn renew(env: &Env, catalogue: &Path, contents: &Contents) -> Result<()> {
         catalogue.writer().await.commit(&batch, Stage::Accepted).await?;
     }
     Ok(catalogue.close().await?)
-}
-
-/// Copies a small file, if it exists.
-pub(super) async fn copy_other(env: &Env, from: &Path, to: &Path) -> Result<()> {
-    let from = match File::open(&env.engine, from, OpenMode::Read).await {
-        Err(error) if error.is_not_found() => return Ok(()),
-        opened => opened?,
-    };
-    let bytes = from.read_at(0, from.length().await? as usize).await?;
-    let to = File::open(&env.engine, to, OpenMode::CreateNew).await?;
-    Ok(to.write_and_sync_at(0, bytes).await?)
 }

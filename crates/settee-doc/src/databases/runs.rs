@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use settee_io::{Env, File, FileIdentity, OpenMode, directory};
 use settee_store::{BackupFile, BackupFiles, checksum_file};
 
-use super::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, LOCK_FILE};
+use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY, LOCK_FILE};
 use crate::{Error, ErrorKind, Result};
 
 /// Name of the file in a complete run.

@@ -10,9 +10,11 @@ use settee_io::Env;
 use settee_store::{Batch, Snapshot as StoreSnapshot, Stage, Store, StoreOptions};
 
 use crate::Result;
-use crate::attachment::{Attachment, BODY_NAME, decode_table, encode_table};
-use crate::keys::{conflict_prefix, document_key, without_attachments};
-use crate::update::{ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN};
+use crate::attachments::Attachment;
+use crate::documents::keys::{conflict_prefix, document_key, without_attachments};
+use crate::documents::leaf_value::{
+    BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table, encode_table,
+};
 
 /// Removes incomplete attachments from the leaves of these documents, in the salvaged store in `directory`. A
 /// leaf keeps its revision, and its change is listed. Calls `report` with the document's id and the

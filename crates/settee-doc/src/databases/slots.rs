@@ -18,11 +18,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 
+use super::names::NameRange;
 use crate::database::Database;
 use crate::stats::{DatabaseStats, add_counters};
 use crate::{Error, ErrorKind, Result};
-
-use super::NameRange;
 
 /// Number of open databases examined under one lock hold, in the search for an idle one.
 const EXAMINED_MAX: usize = 256;

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Databases;
-
 /// A compaction of a database in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompactionTask {
@@ -42,19 +40,17 @@ impl Tasks {
         state.compactions.insert(number, task);
         Task { tasks: self.clone(), number }
     }
+
+    /// The compactions in progress, in the order in which they began.
+    pub(super) fn compactions(&self) -> Vec<CompactionTask> {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.compactions.values().cloned().collect()
+    }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
         self.tasks.0.lock().unwrap_or_else(PoisonError::into_inner).compactions.remove(&self.number);
-    }
-}
-
-impl Databases {
-    /// The requested compactions in progress, in the order in which they began.
-    pub fn compactions(&self) -> Vec<CompactionTask> {
-        let state = self.inner.tasks.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.compactions.values().cloned().collect()
     }
 }
 

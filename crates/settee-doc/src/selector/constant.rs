@@ -6,8 +6,9 @@ use std::sync::LazyLock;
 use icu_collator::options::CollatorOptions;
 use icu_collator::{Collator, CollatorBorrowed, CollatorPreferences};
 
+use super::error::SelectorError;
+use super::limits::NESTING_MAX;
 use super::raw::{Number, Raw, ValueKind};
-use super::{NESTING_MAX, SelectorError};
 
 /// Unicode's root collation, which CouchDB's views use too.
 static COLLATOR: LazyLock<CollatorBorrowed<'static>> = LazyLock::new(|| {

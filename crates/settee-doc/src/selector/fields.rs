@@ -2,10 +2,10 @@
 
 use serde_json::value::RawValue;
 
-use super::parse::parse_path;
-use super::paths::Paths;
+use super::error::SelectorError;
+use super::limits::SELECTOR_BYTES_MAX;
+use super::paths::{Found, Paths, parse_path};
 use super::raw::{Raw, ValueKind};
-use super::{Found, SELECTOR_BYTES_MAX, SelectorError};
 use crate::json::write_json_string;
 
 /// Largest number of fields of a list.

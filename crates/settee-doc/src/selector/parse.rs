@@ -6,14 +6,16 @@ use std::collections::HashMap;
 use regex::bytes::{Regex, RegexBuilder};
 use serde_json::value::RawValue;
 
+use super::condition::{Comparison, Node, Path, Test};
 use super::constant::Constant;
 use super::constants::Constants;
-use super::paths::Paths;
-use super::raw::{Number, Raw, ValueKind};
-use super::{
-    CONDITIONS_MAX, Comparison, LISTED_MAX, NESTING_MAX, Node, PATH_BYTES_MAX, Path, REGEX_BYTES_MAX,
-    REGEXES_MAX, SELECTOR_BYTES_MAX, Selector, SelectorError, Test, WALKS_MAX,
+use super::error::SelectorError;
+use super::limits::{
+    CONDITIONS_MAX, LISTED_MAX, NESTING_MAX, PATH_BYTES_MAX, REGEX_BYTES_MAX, REGEXES_MAX,
+    SELECTOR_BYTES_MAX, WALKS_MAX,
 };
+use super::paths::parse_path;
+use super::raw::{Number, Raw, ValueKind};
 
 /// The context of a condition.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,8 +28,8 @@ enum Mode {
     Inside,
 }
 
-/// Parses a selector.
-pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
+/// Parses a selector into its condition; `None`: every document matches.
+pub(super) fn condition(text: &str) -> Result<Option<Node>, SelectorError> {
     if text.len() > SELECTOR_BYTES_MAX {
         let reason = format!("A selector has at most {SELECTOR_BYTES_MAX} bytes.");
         return Err(SelectorError::new("invalid_selector", reason));
@@ -38,37 +40,15 @@ pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
         let reason = format!("Selector must be a JSON object, not: {}", raw.0);
         return Err(SelectorError::new("invalid_selector_json", reason));
     }
-    let no_paths = Paths::new(Vec::new());
-    let mut selector = Selector { root: None, paths: no_paths, names: Vec::new(), needs_whole: false };
     if raw.members().next().is_none() {
-        return Ok(selector);
+        return Ok(None);
     }
-    let mut root = Parser::default().node(raw, "", Mode::Plain, 0)?;
+    let root = Parser::default().node(raw, "", Mode::Plain, 0)?;
     if matches!(&root, Node::Field { path, .. } if path.parts.is_empty()) {
         let reason = "One or more conditions is missing a field name.";
         return Err(SelectorError::new("invalid_selector", reason));
     }
-    let mut paths = Vec::new();
-    each_path(&mut root, &mut |path| paths.push(path.parts.clone()));
-    selector.needs_whole = paths.iter().any(Vec::is_empty);
-    selector.names = paths.iter().filter_map(|path| path.first().cloned()).collect();
-    selector.names.sort_unstable();
-    selector.names.dedup();
-    selector.paths = Paths::new(paths);
-    each_path(&mut root, &mut |path| {
-        path.place = selector.paths.place(&path.parts).expect("all of them are there");
-    });
-    selector.root = Some(root);
-    Ok(selector)
-}
-
-/// Visits the paths of the conditions on the document itself, not those on nested values.
-fn each_path(node: &mut Node, with: &mut impl FnMut(&mut Path)) {
-    match node {
-        Node::And(nodes) | Node::Or(nodes) => nodes.iter_mut().for_each(|node| each_path(node, with)),
-        Node::Not(node) => each_path(node, with),
-        Node::Field { path, .. } => with(path),
-    }
+    Ok(Some(root))
 }
 
 #[derive(Default)]
@@ -288,28 +268,4 @@ fn members_of(object: Raw<'_>) -> Result<Vec<(Cow<'_, str>, Raw<'_>)>, SelectorE
         }
     }
     Ok(members)
-}
-
-/// Splits a field's name at dots that don't follow a backslash.
-///
-/// # Errors
-/// `invalid_field_name` if a part is empty.
-pub(super) fn parse_path(field: &str) -> Result<Vec<String>, SelectorError> {
-    if field.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut parts = Vec::new();
-    let (mut start, mut before) = (0, 0);
-    for (at, byte) in field.bytes().enumerate() {
-        if byte == b'.' && before != b'\\' {
-            parts.push(&field[start..at]);
-            start = at + 1;
-        }
-        before = byte;
-    }
-    parts.push(&field[start..]);
-    if parts.iter().any(|part| part.is_empty()) {
-        return Err(SelectorError::new("invalid_field_name", format!("Invalid field name: {field}")));
-    }
-    Ok(parts.into_iter().map(|part| part.replace('\\', "")).collect())
 }

@@ -2,8 +2,17 @@
 
 use std::ops::Range;
 
-use super::Found;
+use super::error::SelectorError;
 use super::raw::{Raw, ValueKind};
+
+/// The value at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found<'a> {
+    Value(Raw<'a>),
+    Missing,
+    /// The path leads through a value without members.
+    NoPath,
+}
 
 /// Sorted paths, each the member names and array indexes from the outside in.
 #[derive(Debug, Clone)]
@@ -108,12 +117,57 @@ fn groups(paths: &[Vec<String>], depth: usize) -> impl Iterator<Item = Range<usi
     })
 }
 
+/// The value at the path `parts` in `value`.
+pub(super) fn find_within<'a>(mut value: Raw<'a>, parts: &[String]) -> Found<'a> {
+    for part in parts {
+        let next = match value.kind() {
+            ValueKind::Object => match value.member(part) {
+                Some(next) => next,
+                None => return Found::Missing,
+            },
+            ValueKind::Array => {
+                let place = part.parse::<i64>().ok().and_then(|place| usize::try_from(place).ok());
+                match place.and_then(|place| value.elements().nth(place)) {
+                    Some(next) => next,
+                    None => return Found::NoPath,
+                }
+            }
+            _ => return Found::NoPath,
+        };
+        value = next;
+    }
+    Found::Value(value)
+}
+
+/// Splits a field's name at dots that don't follow a backslash.
+///
+/// # Errors
+/// `invalid_field_name` if a part is empty.
+pub(super) fn parse_path(field: &str) -> Result<Vec<String>, SelectorError> {
+    if field.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut parts = Vec::new();
+    let (mut start, mut before) = (0, 0);
+    for (at, byte) in field.bytes().enumerate() {
+        if byte == b'.' && before != b'\\' {
+            parts.push(&field[start..at]);
+            start = at + 1;
+        }
+        before = byte;
+    }
+    parts.push(&field[start..]);
+    if parts.iter().any(|part| part.is_empty()) {
+        return Err(SelectorError::new("invalid_field_name", format!("Invalid field name: {field}")));
+    }
+    Ok(parts.into_iter().map(|part| part.replace('\\', "")).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    use super::super::find_within;
     use super::*;
 
     fn path() -> impl Strategy<Value = Vec<String>> {

@@ -8,8 +8,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::*;
-use crate::revision::Revision;
+use super::limits::{CONDITIONS_MAX, LISTED_MAX, NESTING_MAX, REGEXES_MAX, SELECTOR_BYTES_MAX, WALKS_MAX};
+use super::{Selector, work};
+use crate::documents::{Document, Extras, Revision};
 
 fn matches(selector: &Value, document: &Value) -> bool {
     let selector = Selector::parse(&selector.to_string()).unwrap();

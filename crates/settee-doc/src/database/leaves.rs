@@ -1,0 +1,137 @@
+//! All leaves of a document, for requests that read several of them.
+//!
+//! The index is read once. After that, a leaf costs one read of its body, and a path costs reads of its
+//! chunks; paths aren't cached.
+
+use std::collections::{HashMap, HashSet};
+
+use super::snapshot::Snapshot;
+use super::summary::Leaf;
+use crate::documents::rev_tree::{self, LeafBody};
+use crate::documents::{Document, Hash, Revision};
+use crate::{Error, Result};
+
+/// A document's leaves in a snapshot, counted from 0: the winner first, then in CouchDB's order.
+pub struct Leaves {
+    snapshot: Snapshot,
+    id: String,
+    leaves: Vec<rev_tree::TreeLeaf>,
+}
+
+/// The match of a requested revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matched {
+    /// The leaf with this index.
+    Leaf(usize),
+    /// The tree doesn't have it, or has it only as an ancestor.
+    Missing(Revision),
+}
+
+impl Snapshot {
+    /// A document's leaves; empty if the document never existed.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or if the index can't be read.
+    pub async fn open_leaves(&self, id: &str) -> Result<Leaves> {
+        let leaves = rev_tree::leaves(self.store(), id).await?;
+        Ok(Leaves { snapshot: self.clone(), id: id.to_owned(), leaves })
+    }
+}
+
+impl Leaves {
+    /// The document's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Number of leaves.
+    pub fn count(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Leaf> {
+        self.leaves.iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted })
+    }
+
+    /// The matches of the wanted revisions, in their order: the leaf with that revision; with `latest` also
+    /// the leaves that descend from it. A leaf is returned once, and so is a missing revision.
+    ///
+    /// # Errors
+    /// `Internal` if a path can't be read.
+    pub async fn find(&self, wanted: &[Revision], latest: bool) -> Result<Vec<Matched>> {
+        let mut seen = HashSet::with_capacity(wanted.len());
+        let wanted: Vec<Revision> =
+            wanted.iter().copied().filter(|revision| seen.insert(*revision)).collect();
+        let places = self.leaves.iter().zip(0..).map(|(leaf, index)| (leaf.revision, index));
+        let by_revision: HashMap<Revision, usize> = places.collect();
+        // For each wanted revision the leaves that no earlier one matches, and whether it is known.
+        let mut found: Vec<Vec<usize>> = vec![Vec::new(); wanted.len()];
+        let mut known = vec![false; wanted.len()];
+        let mut first = vec![usize::MAX; self.leaves.len()];
+        let mut inner: HashMap<Revision, usize> = HashMap::new();
+        for (place, revision) in wanted.iter().enumerate() {
+            if let Some(&leaf) = by_revision.get(revision) {
+                (first[leaf], known[place]) = (place, true);
+            } else if latest {
+                inner.insert(*revision, place);
+            }
+        }
+        let mut generations: Vec<u32> = inner.keys().map(|revision| revision.generation).collect();
+        generations.sort_unstable();
+        generations.dedup();
+        if let Some(&oldest) = generations.first() {
+            for (leaf, first) in self.leaves.iter().zip(&mut first) {
+                let mut leaf = leaf.clone();
+                leaf.complete_path(self.snapshot.store(), &self.id, oldest).await?;
+                for &generation in generations.iter().take_while(|one| **one < leaf.revision.generation) {
+                    let hash = leaf.ancestor(generation);
+                    let place = hash.and_then(|hash| inner.get(&Revision { generation, hash }));
+                    if let Some(&place) = place {
+                        *first = place.min(*first);
+                        known[place] = true;
+                    }
+                }
+            }
+        }
+        for (leaf, place) in first.into_iter().enumerate().filter(|(_, place)| *place != usize::MAX) {
+            found[place].push(leaf);
+        }
+        let mut matched = Vec::with_capacity(wanted.len());
+        for ((revision, leaves), known) in wanted.into_iter().zip(found).zip(known) {
+            match known {
+                true => matched.extend(leaves.into_iter().map(Matched::Leaf)),
+                false => matched.push(Matched::Missing(revision)),
+            }
+        }
+        Ok(matched)
+    }
+
+    /// A leaf's document with its body.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn document(&self, index: usize) -> Result<Document> {
+        let leaf = self.leaf(index)?;
+        let LeafBody::Stored(entry) = &leaf.body else {
+            unreachable!("a leaf in the index has its body in the log");
+        };
+        let (attachments, body) = self.snapshot.read_body(&self.id, entry.location).await?;
+        let (id, revision, deleted) = (self.id.clone(), leaf.revision, leaf.deleted);
+        Ok(Document { id, revision, deleted, body, attachments })
+    }
+
+    /// The hashes from a leaf back to its oldest known ancestor, up to the database's limit.
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub async fn history(&self, index: usize) -> Result<Vec<Hash>> {
+        let mut leaf = self.leaf(index)?.clone();
+        leaf.limit_path(self.snapshot.store(), &self.id, self.snapshot.revs_limit()).await?;
+        Ok(leaf.path)
+    }
+
+    fn leaf(&self, index: usize) -> Result<&rev_tree::TreeLeaf> {
+        self.leaves.get(index).ok_or_else(Error::missing)
+    }
+}

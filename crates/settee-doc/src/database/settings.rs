@@ -1,0 +1,85 @@
+//! A database's settings: how many revisions and purge infos are kept, and the shard count that is reported.
+
+use settee_store::{Batch, Stage};
+
+use super::counters::{Counter, remove_purge_infos};
+use super::state::Database;
+use crate::{Error, Result};
+
+impl Database {
+    /// Number of revisions of each leaf's path that are kept and shown.
+    pub fn revs_limit(&self) -> u64 {
+        self.counter(Counter::RevsLimit)
+    }
+
+    /// Sets [`Database::revs_limit`] for all later reads; stored paths are pruned by later updates of each
+    /// document. Returns once the setting is persisted.
+    ///
+    /// # Errors
+    /// `BadRequest` for 0; `NoSpace`; `Stopped`.
+    pub async fn set_revs_limit(&self, limit: u64) -> Result<()> {
+        if limit == 0 {
+            return Err(Error::bad_request("`revs_limit` must be positive integer"));
+        }
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        self.put_counter(Counter::RevsLimit, limit).await
+    }
+
+    /// The shard count that the database reports; it always has one shard.
+    pub fn shard_count(&self) -> u64 {
+        self.counter(Counter::ShardCount)
+    }
+
+    /// Sets [`Database::shard_count`]. Returns once it is persisted.
+    ///
+    /// # Errors
+    /// `NoSpace`; `Stopped`.
+    pub async fn set_shard_count(&self, count: u64) -> Result<()> {
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        self.put_counter(Counter::ShardCount, count).await
+    }
+
+    /// Number of purge infos that are kept.
+    pub fn purged_infos_limit(&self) -> u64 {
+        self.counter(Counter::PurgedInfosLimit)
+    }
+
+    /// Sets [`Database::purged_infos_limit`], and removes excess purge infos. Returns once both are
+    /// persisted.
+    ///
+    /// # Errors
+    /// `BadRequest` for 0; `NoSpace`; `Stopped`.
+    pub async fn set_purged_infos_limit(&self, limit: u64) -> Result<()> {
+        if limit == 0 {
+            return Err(Error::bad_request("`purged_infos_limit` must be positive integer"));
+        }
+        let _setting_lock = self.counters.setting_lock.lock().await;
+        self.put_counter(Counter::PurgedInfosLimit, limit).await?;
+        let up_to = self.counter(Counter::PurgeSeq).saturating_sub(limit);
+        let mut has_more = true;
+        while has_more {
+            let mut batch = Batch::new();
+            has_more = remove_purge_infos(&self.store.snapshot(), up_to, &mut batch).await?;
+            batch.use_reserve();
+            self.commit_whole(batch).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_counter(&self, counter: Counter, value: u64) -> Result<()> {
+        let mut batch = Batch::new();
+        counter.put(value, &mut batch);
+        let seq = self.commit(&batch, Stage::Persisted).await?;
+        self.accept_counter(seq, counter, value);
+        self.barrier().await
+    }
+
+    /// Commits and persists records that don't belong to a document.
+    async fn commit_whole(&self, batch: Batch) -> Result<()> {
+        if !batch.is_empty() {
+            self.commit(&batch, Stage::Persisted).await?;
+            self.barrier().await?;
+        }
+        Ok(())
+    }
+}

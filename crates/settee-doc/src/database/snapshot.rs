@@ -1,0 +1,433 @@
+//! Snapshots: every read of a database goes through one.
+//!
+//! A snapshot is a persisted state of the database, unaffected by later writes. Revisions, deletion,
+//! conflicts and counts are in the index and cost no read; a body costs one positional read.
+
+use std::collections::HashSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use settee_store::{Location, Seq, Snapshot as StoreSnapshot};
+
+use super::range::{Range, as_slice, bounds, local_bounds, opposite, prefix_bounds};
+use super::rows::{LocalRows, Purges, Rows};
+use super::summary::{BodyRef, Leaf, Summary, row};
+use crate::attachments::{Attachment, AttachmentReader};
+use crate::documents::keys::{
+    AGGREGATE_BYTES, AGGREGATE_DELETED, AGGREGATE_DOCUMENTS, PURGE, decode_number, document_key, local_key,
+    purge_key,
+};
+use crate::documents::leaf_value::{
+    ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table,
+};
+use crate::documents::rev_tree::{self, LeafBody};
+use crate::documents::{Document, Hash, Revision};
+use crate::{Error, Result};
+
+/// Statistics of the documents whose ids have a common prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Documents that aren't deleted.
+    pub doc_count: u64,
+    /// Deleted documents.
+    pub doc_del_count: u64,
+    /// Bytes of their winning leaves' records.
+    pub bytes: u64,
+}
+
+/// A persisted state of a database. Cheap to clone.
+#[derive(Clone)]
+pub struct Snapshot {
+    store: StoreSnapshot,
+    /// Number of revisions of a path that are shown.
+    revs_limit: u32,
+    /// Keeps the database from being closed as idle.
+    user: Arc<()>,
+}
+
+impl Snapshot {
+    pub(crate) fn new(store: StoreSnapshot, revs_limit: u32, user: Arc<()>) -> Snapshot {
+        Snapshot { store, revs_limit, user }
+    }
+
+    pub(crate) fn store(&self) -> &StoreSnapshot {
+        &self.store
+    }
+
+    pub(crate) fn revs_limit(&self) -> u32 {
+        self.revs_limit
+    }
+
+    /// The last change in the snapshot.
+    pub fn update_seq(&self) -> Seq {
+        self.store.last_in_seq_index()
+    }
+
+    /// Documents that aren't deleted.
+    pub fn doc_count(&self) -> u64 {
+        self.store.total_aggregates()[AGGREGATE_DOCUMENTS]
+    }
+
+    /// Deleted documents.
+    pub fn doc_del_count(&self) -> u64 {
+        self.store.total_aggregates()[AGGREGATE_DELETED]
+    }
+
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.store.total_aggregates()[AGGREGATE_BYTES]
+    }
+
+    /// A document's entry, deleted or not; `None` if the document never existed.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or if the index can't be read.
+    pub async fn find(&self, id: &str) -> Result<Option<Summary>> {
+        let entry = self.store.get(&document_key(id)).await?;
+        entry.map(|entry| Ok(row(&entry.meta, entry.location)?.0)).transpose()
+    }
+
+    /// The winning revision with its body.
+    ///
+    /// # Errors
+    /// `NotFound`: "missing" or "deleted"; `Internal` if it can't be read.
+    pub async fn document(&self, id: &str) -> Result<Document> {
+        let document = self.document_or_deleted(id).await?.ok_or_else(Error::missing)?;
+        if document.deleted { Err(Error::deleted()) } else { Ok(document) }
+    }
+
+    /// The winning revision with its body, even if it deletes the document; `None` if the document never
+    /// existed.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn document_or_deleted(&self, id: &str) -> Result<Option<Document>> {
+        let Some(entry) = self.store.get(&document_key(id)).await? else {
+            return Ok(None);
+        };
+        let (summary, body) = row(&entry.meta, entry.location)?;
+        self.read(id, summary, body).await.map(Some)
+    }
+
+    /// Reads the body that a row of a scan refers to.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn read(&self, id: &str, summary: Summary, body: BodyRef) -> Result<Document> {
+        let Summary { revision, deleted, .. } = summary;
+        let (attachments, body) = self.read_body(id, body.location).await?;
+        Ok(Document { id: id.into(), revision, deleted, body, attachments })
+    }
+
+    /// A document's entry with the location of its body, deleted or not; `None` if the document never
+    /// existed.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or if the index can't be read.
+    pub async fn find_row(&self, id: &str) -> Result<Option<(Summary, BodyRef)>> {
+        let entry = self.store.get(&document_key(id)).await?;
+        entry.map(|entry| row(&entry.meta, entry.location)).transpose()
+    }
+
+    /// Reads the bodies of many rows together, in the rows' order. All bodies are in memory at once: a caller
+    /// with many rows splits them.
+    ///
+    /// # Errors
+    /// For each row separately, `Internal` if it can't be read.
+    pub async fn read_many(&self, rows: Vec<(String, Summary, BodyRef)>) -> Vec<Result<Document>> {
+        let locations: Vec<Location> = rows.iter().map(|(_, _, body)| body.location).collect();
+        let records = self.store.read_many(&locations).await;
+        let mut documents = Vec::with_capacity(rows.len());
+        for ((id, summary, _), record) in rows.into_iter().zip(records) {
+            let body = match record {
+                Ok(record) => self.body_of(&id, &record.value()).await,
+                Err(error) => Err(error.into()),
+            };
+            let Summary { revision, deleted, .. } = summary;
+            let make = |(attachments, body)| Document { id, revision, deleted, body, attachments };
+            documents.push(body.map(make));
+        }
+        documents
+    }
+
+    /// The revision with its body, if it is a leaf; with `latest` every leaf that descends from it.
+    ///
+    /// # Errors
+    /// `NotFound`, "missing", if there is none; `Internal`.
+    pub async fn revision(&self, id: &str, revision: Revision, latest: bool) -> Result<Vec<Document>> {
+        let mut found = Vec::new();
+        for mut leaf in rev_tree::leaves(&self.store, id).await? {
+            if leaf.revision != revision {
+                if !latest {
+                    continue;
+                }
+                leaf.complete_path(&self.store, id, revision.generation).await?;
+                if !leaf.descends_from(revision) {
+                    continue;
+                }
+            }
+            let LeafBody::Stored(entry) = &leaf.body else {
+                unreachable!("a leaf in the index has its body in the log");
+            };
+            let (attachments, body) = self.read_body(id, entry.location).await?;
+            let (id, revision, deleted) = (id.into(), leaf.revision, leaf.deleted);
+            found.push(Document { id, revision, deleted, body, attachments });
+        }
+        if found.is_empty() { Err(Error::missing()) } else { Ok(found) }
+    }
+
+    /// A document's leaves, the winner first; empty if the document never existed.
+    ///
+    /// # Errors
+    /// `Internal` for damage, or if the index can't be read.
+    pub async fn leaves(&self, id: &str) -> Result<Vec<Leaf>> {
+        let leaves = rev_tree::leaves(&self.store, id).await?;
+        Ok(leaves.into_iter().map(|leaf| Leaf { revision: leaf.revision, deleted: leaf.deleted }).collect())
+    }
+
+    /// The hashes from `revision` back to its oldest known ancestor; the path from the leaf is limited to the
+    /// database's limit.
+    ///
+    /// # Errors
+    /// `NotFound` if the tree doesn't have it; `Internal`.
+    pub async fn history(&self, id: &str, revision: Revision) -> Result<Vec<Hash>> {
+        for mut leaf in rev_tree::leaves(&self.store, id).await? {
+            leaf.limit_path(&self.store, id, self.revs_limit).await?;
+            if leaf.descends_from(revision) {
+                return Ok(leaf.path.split_off((leaf.revision.generation - revision.generation) as usize));
+            }
+        }
+        Err(Error::missing())
+    }
+
+    /// Those of `revisions` that the tree doesn't have, and the leaves that may be ancestors of them or of a
+    /// foreign revision of generation `newest_foreign` (`_revs_diff`).
+    ///
+    /// # Errors
+    /// `Internal`.
+    pub async fn missing(
+        &self,
+        id: &str,
+        revisions: &[Revision],
+        newest_foreign: u32,
+    ) -> Result<(Vec<Revision>, Vec<Revision>)> {
+        let mut leaves = rev_tree::leaves(&self.store, id).await?;
+        let mut missing = revisions.to_vec();
+        remove_known(&mut missing, &leaves);
+        if let Some(oldest) = missing.iter().map(|revision| revision.generation).min() {
+            for leaf in &mut leaves {
+                leaf.complete_path(&self.store, id, oldest).await?;
+            }
+            remove_known(&mut missing, &leaves);
+        }
+        let newest =
+            missing.iter().map(|revision| revision.generation).max().unwrap_or(0).max(newest_foreign);
+        let ancestors =
+            leaves.iter().map(|leaf| leaf.revision).filter(|leaf| leaf.generation < newest).collect();
+        Ok((missing, ancestors))
+    }
+
+    /// The revision, `0-N`, and body of a local document; `id` is given without `_local/`.
+    ///
+    /// # Errors
+    /// `NotFound`, "missing"; `Internal`.
+    pub async fn local(&self, id: &str) -> Result<(String, Bytes)> {
+        let entry = self.store.get(&local_key(id)).await?.ok_or_else(Error::missing)?;
+        let revision = format!("0-{}", decode_number(&entry.meta)?);
+        Ok((revision, self.read_plain(entry.location).await?))
+    }
+
+    /// The local documents in a range of ids with `_local/`, in the order of their ids.
+    pub fn local_docs(&self, range: &Range) -> LocalRows {
+        let (start, end) = local_bounds(range);
+        let scan = self.store.scan(as_slice(&start), as_slice(&end), range.descending);
+        LocalRows { scan, skip: range.skip, _user: self.user.clone() }
+    }
+
+    /// The body of a local document's row.
+    ///
+    /// # Errors
+    /// `Internal` if it can't be read.
+    pub async fn read_local(&self, body: BodyRef) -> Result<Bytes> {
+        self.read_plain(body.location).await
+    }
+
+    /// The purge infos after the one with this number, oldest first. Older ones may have been removed.
+    pub fn purges(&self, after: u64) -> Purges {
+        let (start, end) = (purge_key(after), [PURGE + 1]);
+        let scan = self.store.scan(Bound::Excluded(&start), Bound::Excluded(&end), false);
+        Purges { scan, store: self.store.clone(), _user: self.user.clone() }
+    }
+
+    /// Statistics of the documents whose ids begin with `prefix`.
+    ///
+    /// # Errors
+    /// `Internal` if the index can't be read.
+    pub async fn counts(&self, prefix: &str) -> Result<Counts> {
+        let (start, end) = prefix_bounds(prefix);
+        let aggregates = self.store.aggregates(Bound::Included(&start), Bound::Excluded(&end)).await?;
+        let (doc_count, doc_del_count) = (aggregates[AGGREGATE_DOCUMENTS], aggregates[AGGREGATE_DELETED]);
+        Ok(Counts { doc_count, doc_del_count, bytes: aggregates[AGGREGATE_BYTES] })
+    }
+
+    /// The documents in a range that aren't deleted, in the order of their ids.
+    ///
+    /// # Errors
+    /// `Internal` if the index can't be read.
+    pub async fn all_docs(&self, range: &Range) -> Result<Rows> {
+        let (start, end) = bounds(range);
+        let mut scan = self.store.scan(as_slice(&start), as_slice(&end), range.descending);
+        scan.skip_sum(AGGREGATE_DOCUMENTS, range.skip).await?;
+        Ok(Rows { scan, skip_deleted: true, _user: self.user.clone() })
+    }
+
+    /// The offset of [`Snapshot::all_docs`]: the number of documents with the range's prefix before the first
+    /// row.
+    ///
+    /// # Errors
+    /// `Internal` if the index can't be read.
+    pub async fn offset(&self, range: &Range) -> Result<u64> {
+        let (start, end) = bounds(range);
+        let (first, last) = prefix_bounds(&range.prefix);
+        let before = if range.descending {
+            self.store.aggregates(opposite(&end), Bound::Excluded(&last)).await?
+        } else {
+            self.store.aggregates(Bound::Included(&first), opposite(&start)).await?
+        };
+        let count = match range.prefix.is_empty() {
+            true => self.doc_count(),
+            false => self.counts(&range.prefix).await?.doc_count,
+        };
+        Ok(before[AGGREGATE_DOCUMENTS].saturating_add(range.skip).min(count))
+    }
+
+    /// The documents that changed after `since`, including deleted ones, each at its last change: oldest
+    /// first, or newest first.
+    pub fn changes(&self, since: Seq, descending: bool) -> Rows {
+        let scan = self.store.scan_by_seq(since, descending);
+        Rows { scan, skip_deleted: false, _user: self.user.clone() }
+    }
+
+    /// Number of documents that changed after `seq`.
+    ///
+    /// # Errors
+    /// `Internal` if the index can't be read.
+    pub async fn pending(&self, seq: Seq) -> Result<u64> {
+        let aggregates = self.store.aggregates_after(seq).await?;
+        Ok(aggregates[AGGREGATE_DOCUMENTS] + aggregates[AGGREGATE_DELETED])
+    }
+
+    /// A reader of an attachment's content, or of a range of its stored bytes. With `decode`, compressed
+    /// content is decompressed; the range must then be complete.
+    pub fn attachment(
+        &self,
+        id: &str,
+        attachment: &Attachment,
+        range: Option<std::ops::Range<u64>>,
+        decode: bool,
+    ) -> AttachmentReader {
+        let range = range.unwrap_or(0..u64::MAX);
+        AttachmentReader::new(self.store.clone(), self.user.clone(), id, attachment, range, decode)
+    }
+
+    /// A leaf's attachments and its body.
+    pub(crate) async fn read_body(&self, id: &str, location: Location) -> Result<(Vec<Attachment>, Bytes)> {
+        self.body_of(id, &self.store.read(location).await?.value()).await
+    }
+
+    async fn body_of(&self, id: &str, value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
+        match value.first() {
+            Some(&ENCODING_PLAIN) => Ok((Vec::new(), value.slice(1..))),
+            Some(&ENCODING_ATTACHMENTS) => decode_table(&value.slice(1..)),
+            Some(&ENCODING_OUT_OF_LINE) => {
+                let (mut attachments, _) = decode_table(&value.slice(1..))?;
+                let upload =
+                    attachments.pop().ok_or_else(|| Error::damaged("an out-of-line body has no upload"))?;
+                let body = self.read_out_of_line(id, &upload).await?;
+                Ok((attachments, body))
+            }
+            _ => Err(unknown_encoding()),
+        }
+    }
+
+    /// The body of a local document, which is always inline.
+    async fn read_plain(&self, location: Location) -> Result<Bytes> {
+        let value = self.store.read(location).await?.value();
+        if value.first() == Some(&ENCODING_PLAIN) { Ok(value.slice(1..)) } else { Err(unknown_encoding()) }
+    }
+
+    /// An out-of-line body, stored as an attachment is.
+    async fn read_out_of_line(&self, id: &str, upload: &Attachment) -> Result<Bytes> {
+        let mut reader = self.attachment(id, upload, None, false);
+        let mut body = BytesMut::new();
+        while let Some(chunk) = reader.next().await? {
+            if chunk.len() as u64 == upload.length {
+                return Ok(chunk);
+            }
+            body.reserve(usize::try_from(upload.length).unwrap_or(0).saturating_sub(body.len()));
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body.freeze())
+    }
+}
+
+/// Removes the revisions that are on the path of a leaf, as far as it was read.
+fn remove_known(revisions: &mut Vec<Revision>, leaves: &[rev_tree::TreeLeaf]) {
+    let mut unknown: HashSet<Revision> = revisions.iter().copied().collect();
+    let mut generations: Vec<u32> = unknown.iter().map(|revision| revision.generation).collect();
+    generations.sort_unstable();
+    generations.dedup();
+    for leaf in leaves {
+        // Generations are looked up by a search, so that many leaves times many revisions don't multiply.
+        let newest = leaf.revision.generation;
+        let oldest = u64::from(newest) + 1 - leaf.path.len() as u64;
+        let start = generations.partition_point(|generation| u64::from(*generation) < oldest);
+        for &generation in generations[start..].iter().take_while(|generation| **generation <= newest) {
+            if let Some(hash) = leaf.ancestor(generation) {
+                unknown.remove(&Revision { generation, hash });
+            }
+        }
+    }
+    revisions.retain(|revision| unknown.contains(revision));
+}
+
+fn unknown_encoding() -> Error {
+    Error::damaged("a body has an unknown encoding")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A leaf whose path has `count` revisions; paths share the revisions up to generation `fork`.
+    fn leaf(generation: u32, count: u32, digit: u8, fork: u32) -> rev_tree::TreeLeaf {
+        let hash = |generation: u32| {
+            let mut hash = [if generation > fork { digit } else { 0 }; 16];
+            hash[..4].copy_from_slice(&generation.to_le_bytes());
+            hash
+        };
+        let path: Vec<Hash> = (generation + 1 - count..=generation).rev().map(hash).collect();
+        rev_tree::TreeLeaf::bare(generation, path)
+    }
+
+    #[test]
+    fn a_revision_on_no_path_is_missing() {
+        let leaves = [leaf(40, 40, 1, 20), leaf(30, 12, 2, 20), leaf(25, 1, 3, 0), leaf(1, 1, 4, 0)];
+        let mut revisions = Vec::new();
+        for generation in [1, 2, 18, 19, 20, 21, 25, 30, 31, 40, 41, u32::MAX] {
+            for digit in 0..6 {
+                let mut hash = [digit; 16];
+                hash[..4].copy_from_slice(&generation.to_le_bytes());
+                revisions.push(Revision { generation, hash });
+            }
+        }
+        let expected: Vec<Revision> = revisions
+            .iter()
+            .copied()
+            .filter(|revision| !leaves.iter().any(|leaf| leaf.descends_from(*revision)))
+            .collect();
+        assert!(expected.len() < revisions.len());
+        remove_known(&mut revisions, &leaves);
+        assert_eq!(revisions, expected);
+    }
+}

@@ -1,0 +1,267 @@
+//! Interactive, replicated and local edits: whether an edit is accepted, and its records.
+
+use std::sync::Arc;
+
+use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
+
+use super::records::{Records, rewrite};
+use super::stubs::Stubs;
+use super::updater::{Decided, Outcome, Updater};
+use crate::attachments::{Attachment, Content, NewAttachment};
+use crate::database::snapshot::Snapshot;
+use crate::documents::keys::{
+    PATH_CHUNK_COUNT, chunk_boundary, decode_chunk_meta, encode_number, local_key, path_key,
+};
+use crate::documents::leaf_value::{BODY_NAME, ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, encode_table};
+use crate::documents::rev_tree::{LeafBody, TreeLeaf, leaves, merge};
+use crate::documents::{
+    DOCUMENT_BYTES_LIMIT, Edit, Hash, Revision, check_document_id, partition_of, partition_prefix,
+};
+use crate::{Error, ErrorKind, Result};
+
+impl Updater<'_> {
+    /// Makes an interactive edit: it replaces a leaf, or creates a document.
+    pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
+        self.prepare(edit).await?;
+        let checked = self.is_checked(edit).await?;
+        let decided = self.decide_update(edit, checked).await;
+        self.add(edit, decided).await
+    }
+
+    /// Makes a replicated edit: its path is merged into the tree.
+    pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
+        self.prepare(edit).await?;
+        let checked = self.is_checked(edit).await?;
+        let decided = self.decide_replicated(edit, checked).await;
+        self.add(edit, decided).await
+    }
+
+    /// Writes or deletes a local document, without its attachments; its number is the edit's plus 1. Returns
+    /// the new number; 0 after a deletion.
+    pub(crate) async fn update_local(&mut self, id: &str, edit: &Edit) -> Outcome<u64> {
+        self.prepare(edit).await?;
+        let key = local_key(id);
+        if edit.revision.is_some() || edit.foreign_revision.is_some() {
+            return Ok(Err(Error::bad_request("Invalid rev format")));
+        }
+        let mut batch = Batch::new();
+        let mut number = 0;
+        if edit.deleted {
+            match self.writer.get(&key).await {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(Err(Error::missing())),
+                Err(error) => return Ok(Err(error.into())),
+            }
+            batch.delete(&key);
+        } else {
+            number = edit.local_revision.unwrap_or(0).saturating_add(1);
+            batch.put_value(&key, &encode_number(number), edit.stored().clone(), false);
+        }
+        let records = Records { batch, ..Records::default() };
+        self.add(edit, Ok(Decided { outcome: number, records })).await
+    }
+
+    async fn decide_update(&self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
+        check_edit(edit)?;
+        let latest = self.writer.latest();
+        let old = leaves(&latest, &edit.id).await?;
+        let parent = match (edit.revision, old.first()) {
+            (None, _) if edit.foreign_revision.is_some() => return Err(Error::conflict()),
+            (None, None) => None,
+            (None, Some(winner)) if winner.deleted && !edit.deleted => Some(winner),
+            (Some(revision), Some(_)) => {
+                Some(old.iter().find(|leaf| leaf.revision == revision).ok_or_else(Error::conflict)?)
+            }
+            _ => return Err(Error::conflict()),
+        };
+        checked?;
+        let generation = parent.map_or(1, |leaf| leaf.revision.generation.saturating_add(1));
+        let stubs = Stubs::of_update(&latest, edit, parent).await?;
+        // New attachments of an interactive edit get its generation, whatever the client states.
+        let attachments = attachments_of(edit, &stubs, |_| generation)?;
+        let digest = digest(edit, &attachments);
+        let revision = Revision::next(parent.map(|leaf| leaf.revision), edit.deleted, &digest);
+        let revision = revision.ok_or_else(|| Error::bad_request("the document has too many revisions"))?;
+        let mut path = vec![revision.hash];
+        path.extend(parent.iter().flat_map(|leaf| &leaf.path));
+        let replaced = parent.map(|leaf| leaf.revision);
+        let mut new: Vec<TreeLeaf> =
+            old.iter().filter(|leaf| Some(leaf.revision) != replaced).cloned().collect();
+        let leaf = new_leaf(edit, revision, path, attachments)?;
+        self.check_partition(&latest, &edit.id, parent, &leaf).await?;
+        new.push(leaf);
+        let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
+        reference_uploads(edit, &mut records);
+        Ok(Decided { outcome: revision, records })
+    }
+
+    /// Refuses an edit that enlarges a full partition. The edit that fills it is accepted.
+    async fn check_partition(
+        &self,
+        latest: &StoreSnapshot,
+        id: &str,
+        parent: Option<&TreeLeaf>,
+        leaf: &TreeLeaf,
+    ) -> Result<()> {
+        let Some(partition) = partition_of(id).filter(|_| self.database.is_partitioned()) else {
+            return Ok(());
+        };
+        let bytes_max = self.database.rules.partition_bytes_max();
+        let snapshot = Snapshot::new(self.writer.latest(), self.revs_limit, Arc::default());
+        if snapshot.counts(&partition_prefix(partition)).await?.bytes < bytes_max {
+            return Ok(());
+        }
+        let before = match parent {
+            Some(parent) => parent.stored_bytes(latest).await?,
+            None => 0,
+        };
+        if leaf.deleted || leaf.stored_bytes(latest).await? <= before {
+            return Ok(());
+        }
+        let reason = format!("Partition limit exceeded due to update on '{id}'");
+        Err(Error::new(ErrorKind::PartitionOverflow, reason))
+    }
+
+    async fn decide_replicated(&self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
+        check_edit(edit)?;
+        if edit.foreign_revision.is_some() {
+            return Err(Error::bad_request("Revisions have 32 hexadecimal digits here."));
+        }
+        let revision = edit.revision.ok_or_else(|| {
+            Error::bad_request("When `new_edits: false`, the document needs `_rev` or `_revisions` specified")
+        })?;
+        let path = if edit.history.is_empty() { vec![revision.hash] } else { edit.history.clone() };
+        let latest = self.writer.latest();
+        let old = leaves(&latest, &edit.id).await?;
+        let mut new = old.clone();
+        if old.iter().any(|leaf| leaf.descends_from(revision)) {
+            // Already known: the uploads that came with it are removed.
+            return Ok(Decided { outcome: revision, records: Records::default() });
+        }
+        checked?;
+        let stubs = Stubs::of_replica(&latest, edit, revision, &path, &old).await?;
+        let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
+        let attachments = attachments_of(edit, &stubs, revpos)?;
+        let leaf = new_leaf(edit, revision, path, attachments)?;
+        let back_to = merge_depth(&latest, &edit.id, &leaf).await?;
+        for known in &mut new {
+            known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
+        }
+        if !merge(&mut new, leaf) {
+            return Ok(Decided { outcome: revision, records: Records::default() });
+        }
+        let mut records = rewrite(&latest, &edit.id, &old, &new, self.revs_limit).await?;
+        reference_uploads(edit, &mut records);
+        Ok(Decided { outcome: revision, records })
+    }
+}
+
+/// The attachments of an edit's revision; `revpos` computes the generation of new ones.
+fn attachments_of(
+    edit: &Edit,
+    stubs: &Stubs,
+    revpos: impl Fn(&NewAttachment) -> u32,
+) -> Result<Vec<Attachment>> {
+    let resolve = |new: &NewAttachment| match &new.content {
+        Content::Stored(upload) => Ok(upload.to_attachment(&new.name, &new.content_type, revpos(new))),
+        Content::Stub(_) => stubs.find(new).cloned().ok_or_else(|| {
+            let reason = format!("Invalid attachment stub in {} for {}", edit.id, new.name);
+            Error::new(ErrorKind::MissingStub, reason)
+        }),
+        Content::Inline(..) | Content::Follows(..) => {
+            Err(Error::bad_request(format!("the content of attachment {} is missing", new.name)))
+        }
+    };
+    edit.attachments.iter().map(resolve).collect()
+}
+
+/// The edit's contribution to its revision's hash, besides the parent: the digest of the body and of the
+/// attachments.
+fn digest(edit: &Edit, attachments: &[Attachment]) -> [u8; 32] {
+    if attachments.is_empty() {
+        return *edit.digest();
+    }
+    let mut sorted: Vec<&Attachment> = attachments.iter().collect();
+    sorted.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(edit.digest());
+    for attachment in sorted {
+        for text in [&attachment.name, &attachment.content_type] {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        }
+        hasher.update(&attachment.digest);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// Makes an edit's uploads, including an out-of-line body, part of its document.
+fn reference_uploads(edit: &Edit, records: &mut Records) {
+    let uploads = edit.attachments.iter().filter_map(|new| match &new.content {
+        Content::Stored(upload) => Some(upload),
+        _ => None,
+    });
+    for upload in uploads.chain(&edit.uploaded_body) {
+        records.guards.push(upload.reference(&mut records.batch));
+    }
+}
+
+/// The checks common to interactive and replicated edits of ordinary documents.
+fn check_edit(edit: &Edit) -> Result<()> {
+    check_document_id(&edit.id)?;
+    match edit.local_revision {
+        Some(_) => Err(Error::bad_request("Invalid rev format")),
+        None => Ok(()),
+    }
+}
+
+fn new_leaf(
+    edit: &Edit,
+    revision: Revision,
+    path: Vec<Hash>,
+    mut attachments: Vec<Attachment>,
+) -> Result<TreeLeaf> {
+    let mut out_of_line_bytes = 0;
+    let body = if let Some(upload) = &edit.uploaded_body {
+        out_of_line_bytes = edit.body().len() as u32;
+        attachments.push(upload.to_attachment(BODY_NAME, "", revision.generation));
+        Value::new(encode_table(&attachments, b"", ENCODING_OUT_OF_LINE))
+    } else if attachments.is_empty() {
+        edit.stored().clone()
+    } else {
+        Value::new(encode_table(&attachments, &edit.body(), ENCODING_ATTACHMENTS))
+    };
+    if body.bytes().len() > 1 + DOCUMENT_BYTES_LIMIT {
+        return Err(Error::new(ErrorKind::TooLarge, edit.id.clone()));
+    }
+    let (deleted, has_attachments) = (edit.deleted, !attachments.is_empty());
+    let body = LeafBody::New(body, attachments);
+    Ok(TreeLeaf {
+        revision,
+        deleted,
+        path,
+        body,
+        has_attachments,
+        out_of_line_bytes,
+        stored_as_winner: false,
+    })
+}
+
+/// The oldest generation that matters for merging this leaf: its own, to see whether it already exists; or,
+/// if its path is truncated before any stored chunk, the generation where it was truncated.
+async fn merge_depth(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -> Result<u32> {
+    let generation = leaf.revision.generation;
+    let oldest = generation - (leaf.path.len() as u32 - 1);
+    let mut boundary = chunk_boundary(generation);
+    while boundary > 0 {
+        let Some(hash) = leaf.ancestor(boundary) else {
+            return Ok(oldest);
+        };
+        let chunk = latest.get(&path_key(id, Revision { generation: boundary, hash })).await?;
+        if chunk.is_some_and(|chunk| decode_chunk_meta(&chunk.meta) == PATH_CHUNK_COUNT as usize) {
+            return Ok(generation);
+        }
+        boundary = chunk_boundary(boundary);
+    }
+    // It reaches back to the first revision, or to the first chunk.
+    Ok(if oldest == 1 { generation } else { oldest })
+}

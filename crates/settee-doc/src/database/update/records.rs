@@ -1,0 +1,186 @@
+//! The records of an update: what turns a document's stored tree into its new one.
+//!
+//! A leaf is rewritten if it is new, or if its key changes because it wins or loses. The chunks of a new path
+//! are added, those that no leaf needs any more are removed, and so are unused attachments.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
+
+use crate::Result;
+use crate::attachments::{Attachment, UnreferencedUpload, UploadGuard, remove_unused};
+use crate::database::counters::Counter;
+use crate::documents::Revision;
+use crate::documents::design::DESIGN_PREFIX;
+use crate::documents::keys::{
+    PATH_CHUNK_COUNT, conflict_key, decode_chunk_meta, document_key, encode_chunk_meta, encode_leaf_meta,
+    path_key,
+};
+use crate::documents::rev_tree::{LeafBody, TreeLeaf, needs_chunk, unused_chunks};
+
+/// Records that are committed together, and the effects of their commit.
+#[derive(Default)]
+pub(super) struct Records {
+    pub(super) batch: Batch,
+    /// Guards of the uploads that these documents refer to.
+    pub(super) guards: Vec<Arc<UploadGuard>>,
+    /// Uploads for which these records contain an intent.
+    pub(super) unreferenced: Vec<UnreferencedUpload>,
+    /// The setting or counter among them.
+    pub(super) number: Option<(Counter, u64)>,
+    /// Whether a document is among them.
+    pub(super) is_change: bool,
+    /// Whether a design document is among them.
+    pub(super) has_design: bool,
+}
+
+impl Records {
+    /// Appends another edit's records.
+    pub(super) fn extend(&mut self, other: Records) {
+        if self.batch.is_empty() {
+            self.batch = other.batch;
+        } else {
+            self.batch.extend(&other.batch);
+        }
+        self.guards.extend(other.guards);
+        self.unreferenced.extend(other.unreferenced);
+        self.number = other.number.or(self.number);
+        self.is_change |= other.is_change;
+        self.has_design |= other.has_design;
+    }
+}
+
+/// The records that turn a document's tree from `old` into `new`, with `revs_limit` revisions kept of each
+/// path.
+pub(super) async fn rewrite(
+    latest: &StoreSnapshot,
+    id: &str,
+    old: &[TreeLeaf],
+    new: &[TreeLeaf],
+    revs_limit: u32,
+) -> Result<Records> {
+    let has_design = id.starts_with(DESIGN_PREFIX);
+    let mut records = Records { is_change: true, has_design, ..Records::default() };
+    let batch = &mut records.batch;
+    let mut is_pruning_due = false;
+    let winner = new.iter().map(TreeLeaf::rank).max().expect("a tree has a leaf");
+    let has_conflicts = new.len() > 1;
+    for leaf in new {
+        let wins = leaf.rank() == winner;
+        let body = match &leaf.body {
+            LeafBody::New(body, _) => body.clone(),
+            // Its key doesn't change.
+            LeafBody::Stored(_) if !wins && !leaf.stored_as_winner => continue,
+            LeafBody::Stored(entry) => Value::new(latest.read(entry.location).await?.value()),
+        };
+        let generation = leaf.revision.generation;
+        let meta = encode_leaf_meta(
+            generation,
+            &leaf.path,
+            leaf.deleted,
+            wins && has_conflicts,
+            leaf.has_attachments,
+            leaf.out_of_line_bytes,
+        );
+        match wins {
+            true => batch.put_value(&document_key(id), &meta, body, true),
+            false => batch.put_value(&conflict_key(id, leaf.revision), &meta, body, false),
+        }
+        if matches!(leaf.body, LeafBody::New(..)) {
+            let begins_tail = generation % PATH_CHUNK_COUNT == 1;
+            is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || begins_tail;
+        } else if wins && !leaf.stored_as_winner {
+            batch.delete(&conflict_key(id, leaf.revision));
+        }
+    }
+    let kept = revisions(new);
+    for leaf in old.iter().filter(|leaf| !leaf.stored_as_winner) {
+        if !kept.contains(&leaf.revision) {
+            batch.delete(&conflict_key(id, leaf.revision));
+        }
+    }
+    if is_pruning_due {
+        prune(batch, latest, id, new, revs_limit).await?;
+    }
+    remove_unused_attachments(&mut records, latest, id, old, new).await?;
+    Ok(records)
+}
+
+fn revisions(leaves: &[TreeLeaf]) -> HashSet<Revision> {
+    leaves.iter().map(|leaf| leaf.revision).collect()
+}
+
+/// Removes path chunks that have become too old for every leaf. It looks only at the oldest ones and runs
+/// once in [`PATH_CHUNK_COUNT`] generations, so that updates stay cheap; a path exceeds the limit by less
+/// than two chunks.
+async fn prune(
+    batch: &mut Batch,
+    latest: &StoreSnapshot,
+    id: &str,
+    new: &[TreeLeaf],
+    revs_limit: u32,
+) -> Result<()> {
+    let newest = new.iter().map(|leaf| leaf.revision.generation).max().unwrap_or(0);
+    let up_to = newest.saturating_add(1).saturating_sub(revs_limit);
+    if up_to < PATH_CHUNK_COUNT {
+        return Ok(());
+    }
+    for key in unused_chunks(latest, id, &mut new.to_vec(), up_to, revs_limit).await? {
+        batch.delete(&key);
+    }
+    Ok(())
+}
+
+/// Removes the uploads that only removed leaves referred to.
+pub(super) async fn remove_unused_attachments(
+    records: &mut Records,
+    latest: &StoreSnapshot,
+    id: &str,
+    old: &[TreeLeaf],
+    new: &[TreeLeaf],
+) -> Result<()> {
+    let kept = revisions(new);
+    let is_gone = |leaf: &&TreeLeaf| !kept.contains(&leaf.revision);
+    let mut unused: Vec<Attachment> = Vec::new();
+    for leaf in old.iter().filter(is_gone) {
+        unused.extend_from_slice(&leaf.attachments(latest).await?);
+    }
+    if unused.is_empty() {
+        return Ok(());
+    }
+    let mut kept: Vec<Attachment> = Vec::new();
+    for leaf in new {
+        kept.extend_from_slice(&leaf.attachments(latest).await?);
+    }
+    records.unreferenced.extend(remove_unused(id, &unused, &kept, &mut records.batch)?);
+    Ok(())
+}
+
+/// Adds the chunks of a new leaf's path that aren't stored, or are stored with fewer ancestors: a replica may
+/// know more of the path than an earlier one. Chunks that are too old are left out. Returns whether any were
+/// added.
+async fn put_chunks(
+    batch: &mut Batch,
+    latest: &StoreSnapshot,
+    id: &str,
+    leaf: &TreeLeaf,
+    revs_limit: u32,
+) -> Result<bool> {
+    let mut has_put = false;
+    for (leads_to, ancestors) in leaf.chunks() {
+        if !needs_chunk(leaf.revision.generation, leads_to.generation, revs_limit) {
+            break;
+        }
+        let key = path_key(id, leads_to);
+        let stored = latest.get(&key).await?;
+        let stored_count = stored.map_or(0, |chunk| decode_chunk_meta(&chunk.meta));
+        if stored_count < ancestors.len() {
+            let hashes = Bytes::copy_from_slice(ancestors.as_flattened());
+            batch.put(&key, &encode_chunk_meta(ancestors.len()), hashes, false);
+            has_put = true;
+        }
+    }
+    Ok(has_put)
+}

@@ -1,0 +1,158 @@
+//! Writes of documents: interactive, replicated and local edits, and purges.
+//!
+//! An edit's attachments are uploaded first. One updater at a time then decides the edits and commits their
+//! records; the writer waits for the sync without holding the updater, so that concurrent writes share it.
+
+use std::sync::atomic::Ordering;
+
+use settee_store::Stage;
+
+use super::counters::Counter;
+use super::state::Database;
+use super::update::Updater;
+use crate::attachments::Content;
+use crate::documents::{Edit, Revision, check_document_id};
+use crate::{Error, ErrorKind, Result};
+
+/// An edit's uploads up to this many bytes are written with the edit; the rest is written before. They fit a
+/// batch besides two of the largest documents.
+const WITH_EDIT_BYTES_MAX: u64 = 256 << 10;
+
+impl Database {
+    /// Makes one interactive edit: checks the revision that it replaces, creates the new one, and returns it
+    /// once `stage` is reached. After the future is dropped, the edit may or may not have been made.
+    ///
+    /// # Errors
+    /// `Conflict` if the edit's revision isn't a leaf; `NoSpace`; `Stopped`: it is then unknown whether the
+    /// edit survives.
+    pub async fn update(&self, edit: Edit, stage: Stage) -> Result<Revision> {
+        let mut outcomes = self.update_all(vec![edit], stage).await?;
+        outcomes.pop().expect("an outcome for each edit")
+    }
+
+    /// Makes interactive edits, each decided separately, in order; returns once all that succeeded have
+    /// reached `stage`.
+    ///
+    /// # Errors
+    /// Inner: why an edit was refused. Outer: `NoSpace` or `Stopped`; the edits before the failed one may
+    /// have been stored, each completely.
+    pub async fn update_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+        self.check_partitions(&edits)?;
+        self.upload_inline(&mut edits).await?;
+        let mut updater = self.updater(stage).await?;
+        let mut outcomes = Vec::with_capacity(edits.len());
+        for edit in &edits {
+            outcomes.push(updater.update(edit).await.map_err(|error| self.explain(error))?);
+        }
+        self.finish(updater, stage).await?;
+        Ok(outcomes)
+    }
+
+    /// Makes replicated edits (`new_edits=false`), merged into the revision trees; never a conflict.
+    ///
+    /// # Errors
+    /// As [`Database::update_all`].
+    pub async fn replicate_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+        self.check_partitions(&edits)?;
+        self.upload_inline(&mut edits).await?;
+        let mut updater = self.updater(stage).await?;
+        let mut outcomes = Vec::with_capacity(edits.len());
+        for edit in &edits {
+            outcomes.push(updater.replicate(edit).await.map_err(|error| self.explain(error))?);
+        }
+        self.finish(updater, stage).await?;
+        Ok(outcomes)
+    }
+
+    /// Removes revisions permanently, if they are leaves, with everything that no other leaf shares. Each
+    /// document is a purge of its own. Returns the removed leaves of each document once all purges are
+    /// persisted.
+    ///
+    /// # Errors
+    /// `IllegalDocId` or `IllegalPartition`: nothing was changed. `NoSpace` or `Stopped`: the documents
+    /// before the failed one may have been purged, each completely.
+    pub async fn purge(&self, requests: &[(String, Vec<Revision>)]) -> Result<Vec<Vec<Revision>>> {
+        requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
+        let infos_max = self.counter(Counter::PurgedInfosLimit);
+        let mut updater = self.updater(Stage::Persisted).await?;
+        let mut removed = Vec::with_capacity(requests.len());
+        for (id, revisions) in requests {
+            let purged = updater.purge(id, revisions, infos_max).await;
+            removed.push(purged.map_err(|error| self.explain(error))?);
+        }
+        self.finish(updater, Stage::Persisted).await?;
+        Ok(removed)
+    }
+
+    /// Writes or deletes a local document; `edit.id` is `_local/…`. As in CouchDB the stored revision isn't
+    /// checked: the new revision is the edit's plus 1. Returns the new revision, `0-N`, once `stage` is
+    /// reached.
+    ///
+    /// # Errors
+    /// `NotFound` for the deletion of a missing document; `IllegalDocId`; `NoSpace`; `Stopped`.
+    pub async fn put_local(&self, edit: Edit, stage: Stage) -> Result<String> {
+        check_document_id(&edit.id)?;
+        let id = edit.id.strip_prefix("_local/");
+        let id =
+            id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Local documents begin with _local/"))?;
+        let mut updater = self.updater(stage).await?;
+        let outcome = updater.update_local(id, &edit).await.map_err(|error| self.explain(error))?;
+        self.finish(updater, stage).await?;
+        outcome.map(|number| format!("0-{number}"))
+    }
+
+    /// Checks the ids of a partitioned database; as in CouchDB one bad id fails the whole request.
+    fn check_partitions(&self, edits: &[Edit]) -> Result<()> {
+        match self.is_partitioned() {
+            true => edits.iter().try_for_each(|edit| self.check_id(&edit.id)),
+            false => Ok(()),
+        }
+    }
+
+    /// Uploads the edits' inline attachments.
+    async fn upload_inline(&self, edits: &mut [Edit]) -> Result<()> {
+        for edit in edits {
+            let Edit { id, attachments, .. } = edit;
+            let mut together = 0;
+            for attachment in attachments {
+                if let Content::Inline(bytes) = &attachment.content {
+                    let mut uploading = self.upload(id, &attachment.content_type, false, u64::MAX);
+                    uploading.write(bytes).await?;
+                    attachment.content = Content::Stored(uploading.finish(None).await?);
+                }
+                if let Content::Stored(upload) = &mut attachment.content {
+                    together += upload.waiting_bytes();
+                    if together > WITH_EDIT_BYTES_MAX {
+                        upload.store(self).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn updater(&self, stage: Stage) -> Result<Updater<'_>> {
+        self.health()?;
+        let writer = self.store.writer().await;
+        let mut updater = Updater::new(self, writer, stage);
+        updater.sweep().await;
+        Ok(updater)
+    }
+
+    async fn finish(&self, updater: Updater<'_>, stage: Stage) -> Result<()> {
+        let finish = async {
+            let (seq, notification) = updater.finish().await?;
+            self.store.wait(seq, stage).await?;
+            Ok(notification)
+        };
+        // Dropped at the end, which notifies `_db_updates` subscribers.
+        let _notification = finish.await.map_err(|error| self.explain(error))?;
+        if let Some(callback) = &self.on_first_write
+            && !self.was_written.load(Ordering::Relaxed)
+            && !self.was_written.swap(true, Ordering::Relaxed)
+        {
+            callback(stage);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! A document that was read: its JSON text is concatenated, nothing is parsed.
+
+use bytes::Bytes;
+
+use super::revision::{Hash, Revision, write_hash};
+use crate::attachments::Attachment;
+use crate::json::write_json_string;
+
+/// A revision of a document with its body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// The document's id.
+    pub id: String,
+    /// The revision.
+    pub revision: Revision,
+    /// Whether it deletes the document.
+    pub deleted: bool,
+    /// Its members, as text without white space and without the braces.
+    pub body: Bytes,
+    /// Its attachments, without their content.
+    pub attachments: Vec<Attachment>,
+}
+
+/// Optional members of a document's JSON text. Empty ones are left out.
+#[derive(Debug, Clone, Default)]
+pub struct Extras {
+    /// `_revisions`: the hashes from the document's revision back to its oldest known ancestor.
+    pub revisions: Option<Vec<Hash>>,
+    /// `_conflicts`: the leaves that lost, not deleted.
+    pub conflicts: Vec<Revision>,
+    /// `_deleted_conflicts`: the deleted leaves that lost.
+    pub deleted_conflicts: Vec<Revision>,
+    /// `_revs_info`: revisions and their states.
+    pub revs_info: Vec<(Revision, &'static str)>,
+    /// `_local_seq`, a number in CouchDB too.
+    pub local_seq: Option<u64>,
+    /// How attachments are compressed (`att_encoding_info`).
+    pub encoding: bool,
+}
+
+impl Document {
+    /// Appends the document's JSON text, its attachments as stubs.
+    pub fn write_json(&self, extras: &Extras, out: &mut Vec<u8>) {
+        self.begin_json(out);
+        if !self.attachments.is_empty() {
+            out.extend_from_slice(b",\"_attachments\":{");
+            for (index, attachment) in self.attachments.iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                write_json_string(&attachment.name, out);
+                out.extend_from_slice(b":{");
+                attachment.write_members(extras.encoding, out);
+                out.extend_from_slice(b",\"stub\":true}");
+            }
+            out.push(b'}');
+        }
+        self.end_json(extras, out);
+    }
+
+    /// Appends the text before its attachments.
+    pub fn begin_json(&self, out: &mut Vec<u8>) {
+        out.reserve(self.body.len() + self.id.len() + 64);
+        out.extend_from_slice(b"{\"_id\":");
+        write_json_string(&self.id, out);
+        out.extend_from_slice(b",\"_rev\":\"");
+        self.revision.write(out);
+        out.push(b'"');
+        if self.deleted {
+            out.extend_from_slice(b",\"_deleted\":true");
+        }
+        if !self.body.is_empty() {
+            out.push(b',');
+            out.extend_from_slice(&self.body);
+        }
+    }
+
+    /// Appends the text behind its attachments.
+    pub fn end_json(&self, extras: &Extras, out: &mut Vec<u8>) {
+        self.write_extras(extras, out);
+        out.push(b'}');
+    }
+
+    fn write_extras(&self, extras: &Extras, out: &mut Vec<u8>) {
+        if let Some(hashes) = &extras.revisions {
+            out.extend_from_slice(b",\"_revisions\":{\"start\":");
+            out.extend_from_slice(itoa::Buffer::new().format(self.revision.generation).as_bytes());
+            out.extend_from_slice(b",\"ids\":");
+            write_list(hashes, out, |hash, out| {
+                out.push(b'"');
+                write_hash(hash, out);
+                out.push(b'"');
+            });
+            out.push(b'}');
+        }
+        for (name, revisions) in
+            [("_conflicts", &extras.conflicts), ("_deleted_conflicts", &extras.deleted_conflicts)]
+        {
+            if !revisions.is_empty() {
+                write_member(name, out);
+                write_list(revisions, out, write_revision);
+            }
+        }
+        if !extras.revs_info.is_empty() {
+            write_member("_revs_info", out);
+            write_list(&extras.revs_info, out, |(revision, status), out| {
+                out.extend_from_slice(b"{\"rev\":");
+                write_revision(revision, out);
+                out.extend_from_slice(b",\"status\":");
+                write_json_string(status, out);
+                out.push(b'}');
+            });
+        }
+        if let Some(seq) = extras.local_seq {
+            write_member("_local_seq", out);
+            out.extend_from_slice(itoa::Buffer::new().format(seq).as_bytes());
+        }
+    }
+}
+
+fn write_member(name: &str, out: &mut Vec<u8>) {
+    out.push(b',');
+    write_json_string(name, out);
+    out.push(b':');
+}
+
+fn write_revision(revision: &Revision, out: &mut Vec<u8>) {
+    out.push(b'"');
+    revision.write(out);
+    out.push(b'"');
+}
+
+fn write_list<T>(items: &[T], out: &mut Vec<u8>, write: impl Fn(&T, &mut Vec<u8>)) {
+    out.push(b'[');
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        write(item, out);
+    }
+    out.push(b']');
+}

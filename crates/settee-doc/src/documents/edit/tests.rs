@@ -1,0 +1,201 @@
+//! Goal: every valid document is accepted unchanged, and nothing else is accepted.
+//! Method: texts with their expected results, and random JSON compared with `serde_json`.
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+use crate::documents::{Document, Extras};
+
+fn parse(text: &str) -> Result<Edit> {
+    Edit::parse(text.as_bytes(), &Options::default())
+}
+
+fn body(text: &str) -> String {
+    String::from_utf8(parse(text).unwrap().body().to_vec()).unwrap()
+}
+
+fn kind(text: &str) -> ErrorKind {
+    parse(text).err().unwrap_or_else(|| panic!("taken: {text}")).kind()
+}
+
+const HASH: &str = "00112233445566778899aabbccddeeff";
+
+#[test]
+fn bodies_lose_only_white_space_and_reserved_members() {
+    assert_eq!(body("{}"), "");
+    assert_eq!(
+        body(" { \"a\" : [ 1 , \"x y\\n\" ] ,\r\n\t\"_id\":\"d\", \"b\":{ } } "),
+        r#""a":[1,"x y\n"],"b":{}"#
+    );
+    // Numbers stay as written, and repeated ordinary members stay repeated.
+    assert_eq!(
+        body(r#"{"n":1.50e+300,"m":-0,"n":123456789012345678901234567890}"#),
+        r#""n":1.50e+300,"m":-0,"n":123456789012345678901234567890"#
+    );
+    assert_eq!(body(r#"{"a\"b\u0041":"\ud83d\ude00\\"}"#), r#""a\"bA":"\ud83d\ude00\\""#);
+}
+
+#[test]
+fn numbers_within_a_doubles_range_are_kept_exactly_and_others_refused() {
+    let long = "9".repeat(308);
+    let fraction = format!("0.{}", "1".repeat(500));
+    for good in ["1e308", "-1.7976931348623157e+308", "1e-400", "-0.0e-9", "0e999", &long, &fraction] {
+        assert_eq!(
+            body(&format!(r#"{{"a":[{good}],"b":{{"c":{good}}}}}"#)),
+            format!(r#""a":[{good}],"b":{{"c":{good}}}"#)
+        );
+    }
+    let longer = "1".repeat(400);
+    for bad in ["1e400", "-1e999", "1E309", "179769313486231580793e289", &longer, &format!("-{longer}.5e-3")]
+    {
+        for text in [r#"{"a":N}"#, r#"{"a":[1,{"b":N}]}"#, r#"{"_conflicts":[N]}"#, r#"{"a":N ,"b":1}"#] {
+            let text = text.replace('N', bad);
+            assert_eq!(kind(&text), ErrorKind::BadRequest, "{text}");
+        }
+    }
+    assert_eq!(body(r#"{"a":"1e400"}"#), r#""a":"1e400""#, "a string is no number");
+}
+
+#[test]
+fn escaped_reserved_members_are_recognized() {
+    let edit =
+        parse(&format!(r#"{{"\u005fid":"x","_rev":"3-{HASH}","_d\u0065leted":true,"_attachments":{{}}}}"#))
+            .unwrap();
+    assert_eq!((edit.id.as_str(), edit.deleted), ("x", true));
+    assert_eq!(edit.revision, Some(format!("3-{HASH}").parse().unwrap()));
+    let edit =
+        parse(&format!(r#"{{"_revisions":{{"start":7,"ids":["{HASH}","{HASH}"]}},"_rev":"1-{HASH}"}}"#))
+            .unwrap();
+    assert_eq!((edit.revision.unwrap().generation, edit.history.len()), (7, 2));
+    let read = parse(r#"{"_conflicts":[],"_revs_info":[],"_local_seq":1,"_deleted_conflicts":[]}"#).unwrap();
+    assert!(read.body().is_empty());
+    assert_eq!(body(r#"{"_replication_state":"completed"}"#), r#""_replication_state":"completed""#);
+    assert_eq!(parse(r#"{"_rev":"0-12"}"#).unwrap().local_revision, Some(12));
+}
+
+#[test]
+fn a_foreign_revision_is_reported_and_never_partly_used() {
+    let foreign = |text: &str| {
+        let edit = parse(text).unwrap();
+        (edit.revision.map(|revision| revision.generation), edit.history.len(), edit.foreign_revision)
+    };
+    assert_eq!(foreign(r#"{"_rev":"1-abc"}"#), (None, 0, Some("1-abc".into())));
+    let (named, history) = (r#""_rev":"1-abc""#, format!(r#""_revisions":{{"start":2,"ids":["{HASH}"]}}"#));
+    for text in [format!("{{{named},{history}}}"), format!("{{{history},{named}}}")] {
+        assert_eq!(foreign(&text), (Some(2), 1, None), "{text}");
+    }
+    let head = format!(r#"{{"_revisions":{{"start":2,"ids":["b","{HASH}"]}},"_rev":"2-{HASH}"}}"#);
+    assert_eq!(foreign(&head), (None, 0, Some("2-b".into())));
+    let ancestor = format!(r#"{{"_revisions":{{"start":2,"ids":["{HASH}","a"]}}}}"#);
+    assert_eq!(foreign(&ancestor), (Some(2), 1, Some(format!("2-{HASH}"))));
+}
+
+#[test]
+fn invalid_documents_are_refused_with_their_kind() {
+    for text in [
+        "",
+        "{",
+        "[]",
+        "1",
+        "null",
+        "\"x\"",
+        "{\"a\":}",
+        "{\"a\":1,}",
+        "{} x",
+        "{\"a\":01}",
+        "{\"a\":\"\t\"}",
+        r#"{"a":"\ud800"}"#,
+        r#"{"a":"\udc00\ud800"}"#,
+        r#"{"a":"\ud800\u0041"}"#,
+        r#"{"_rev":"x"}"#,
+        r#"{"_rev":1}"#,
+    ] {
+        assert_eq!(kind(text), ErrorKind::BadRequest, "{text}");
+    }
+    assert_eq!(
+        Edit::parse(b"{\"a\":\"\xFF\"}", &Options::default()).unwrap_err().kind(),
+        ErrorKind::BadRequest
+    );
+    for text in [
+        r#"{"_x":1}"#,
+        r#"{"_":1}"#,
+        r#"{"_deleted":1}"#,
+        r#"{"_deleted":true,"_deleted":false}"#,
+        r#"{"_id":"a","\u005fid":"b"}"#,
+        r#"{"_revisions":{}}"#,
+    ] {
+        assert_eq!(kind(text), ErrorKind::DocValidation, "{text}");
+    }
+    assert_eq!(
+        kind(&format!(r#"{{"_revisions":{{"start":1,"ids":["{HASH}","{HASH}"]}}}}"#)),
+        ErrorKind::DocValidation
+    );
+    for text in [r#"{"_id":""}"#, r#"{"_id":1}"#, r#"{"_id":"_x"}"#, r#"{"_id":"_design/"}"#] {
+        assert_eq!(kind(text), ErrorKind::IllegalDocId, "{text}");
+    }
+    assert_eq!(kind(r#"{"_attachments":{"a":{"data":"*"}}}"#), ErrorKind::BadRequest);
+}
+
+#[test]
+fn documents_beyond_limits_are_refused_and_those_at_the_limit_accepted() {
+    let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
+    assert!(parse(&nested(crate::NESTING_MAX - 1)).is_ok());
+    assert_eq!(kind(&nested(crate::NESTING_MAX)), ErrorKind::BadRequest);
+    assert_eq!(kind(&nested(1_000_000)), ErrorKind::BadRequest);
+    let options = Options { document_bytes_max: 11, attachment_bytes_max: 5 };
+    assert!(Edit::parse(br#"{"a":"12345"}  "#, &options).unwrap().body().len() == 11);
+    assert_eq!(Edit::parse(br#"{"a":"123456"}"#, &options).unwrap_err().kind(), ErrorKind::TooLarge);
+    let attached = |data: &str| {
+        Edit::parse(format!(r#"{{"_attachments":{{"n":{{"data":"{data}"}}}}}}"#).as_bytes(), &options)
+    };
+    assert!(attached("MTIzNDU=").is_ok());
+    assert!(attached("MTIz\\r\\n NDU=\\n").is_ok(), "lines as mail has them");
+    let error = attached("MTIzNDU2").unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::AttachmentTooLarge, "n"));
+}
+
+fn json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<String>().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 40, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            prop::collection::hash_map("[^_]?[ -~]{0,5}", inner, 0..6)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_document_is_read_as_it_was_written(members in prop::collection::hash_map("[a-z\"\\\\ é]{1,6}", json(), 0..8), pretty in any::<bool>()) {
+        let given = Value::Object(members.into_iter().collect());
+        let text = if pretty { serde_json::to_string_pretty(&given) } else { serde_json::to_string(&given) }.unwrap();
+        let edit = parse(&text).unwrap();
+        prop_assert!(!edit.body().iter().any(|byte| *byte < b' '));
+        let revision = "1-00112233445566778899aabbccddeeff".parse().unwrap();
+        let document = Document { id: "the \"id\"".into(), revision, deleted: false, body: edit.body(), attachments: Vec::new() };
+        let mut out = Vec::new();
+        document.write_json(&Extras::default(), &mut out);
+        let mut found: Value = serde_json::from_slice(&out).unwrap();
+        let members = found.as_object_mut().unwrap();
+        prop_assert_eq!(members.remove("_id"), Some("the \"id\"".into()));
+        prop_assert_eq!(members.remove("_rev"), Some(revision.to_string().into()));
+        prop_assert_eq!(found, given);
+    }
+
+    #[test]
+    fn junk_is_refused_without_a_panic(text in "[\\[\\]{}\",:\\\\u0-9a-f_ ]{0,40}") {
+        if let Ok(edit) = parse(&text) {
+            let whole = [b"{", &edit.body()[..], b"}"].concat();
+            prop_assert!(serde_json::from_slice::<Value>(&whole).is_ok(), "{}", text);
+        }
+    }
+}

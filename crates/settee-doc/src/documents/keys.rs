@@ -1,0 +1,337 @@
+//! The store's keys and metas for documents.
+//!
+//! | key | meta | value |
+//! |---|---|---|
+//! | `d` id | the winning leaf | its body |
+//! | `c` id-size id generation hash | another leaf | its body |
+//! | `p` id-size id generation hash | hash count | the hashes of that revision's ancestors |
+//! | `a` id-size id upload number | | a chunk of an attachment, or of an out-of-line body |
+//! | `u` id-size id upload | | an upload intent: no leaf refers to these chunks yet |
+//! | `l` id | the local document's revision number | its body |
+//! | `s` name | a number | a setting or counter of the database |
+//! | `g` number | | a purge info: the document and revisions of that purge |
+//!
+//! A leaf's meta carries its path back to the last generation that is a multiple of [`PATH_CHUNK_COUNT`]; the
+//! rest of the path is stored in chunks of that many hashes, each under the revision whose ancestors it
+//! lists. So the size of an update doesn't grow with the document's history, and leaves that share ancestors
+//! share their chunks. The formats are specified in `docs/format.md`.
+
+use settee_store::Aggregates;
+
+use super::revision::{Hash, Revision};
+use crate::attachments::UploadId;
+use crate::{Error, Result};
+
+/// Hashes in a chunk of a revision path.
+pub(crate) const PATH_CHUNK_COUNT: u32 = 16;
+
+/// Index of the aggregate that counts documents which aren't deleted.
+pub(crate) const AGGREGATE_DOCUMENTS: usize = 0;
+/// Index of the aggregate that counts deleted documents.
+pub(crate) const AGGREGATE_DELETED: usize = 1;
+/// Index of the aggregate of the live records' bytes.
+pub(crate) const AGGREGATE_BYTES: usize = 2;
+
+/// First byte of documents' keys.
+pub(crate) const DOCUMENT: u8 = b'd';
+const CONFLICT: u8 = b'c';
+const PATH: u8 = b'p';
+const CHUNK: u8 = b'a';
+/// First byte of upload intents' keys.
+pub(crate) const INTENT: u8 = b'u';
+/// First byte of local documents' keys.
+pub(crate) const LOCAL: u8 = b'l';
+/// First byte of the keys of settings and counters.
+pub(crate) const COUNTER: u8 = b's';
+/// First byte of purge infos' keys.
+pub(crate) const PURGE: u8 = b'g';
+
+const FLAG_DELETED: u8 = 1;
+const FLAG_CONFLICTS: u8 = 2;
+const FLAG_ATTACHMENTS: u8 = 4;
+const FLAG_OUT_OF_LINE: u8 = 8;
+
+/// Bytes of a leaf's meta before its hashes, without the size of an out-of-line body.
+const META_HEADER_SIZE: usize = 5;
+/// Bytes of the size of an out-of-line body in a leaf's meta.
+const OUT_OF_LINE_SIZE: usize = 4;
+const HASH_SIZE: usize = 16;
+
+pub(crate) fn document_key(id: &str) -> Vec<u8> {
+    plain_key(DOCUMENT, id)
+}
+
+pub(crate) fn local_key(id: &str) -> Vec<u8> {
+    plain_key(LOCAL, id)
+}
+
+fn plain_key(kind: u8, id: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(1 + id.len());
+    key.push(kind);
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+/// The id in a document's key. Ids are valid UTF-8 when they are stored.
+pub(crate) fn document_id(key: &[u8]) -> Result<&str> {
+    std::str::from_utf8(&key[1..]).map_err(|_| Error::damaged("an id is not UTF-8"))
+}
+
+/// Describes a key in words, for reports of lost data.
+pub(crate) fn describe(key: &[u8]) -> String {
+    let (kind, rest) = key.split_first().map_or((0, key), |(kind, rest)| (*kind, rest));
+    let text = |id: &[u8]| String::from_utf8_lossy(id).into_owned();
+    let sized = || {
+        let (size, rest) = rest.split_first_chunk::<2>()?;
+        let (id, rest) = rest.split_at_checked(u16::from_be_bytes(*size).into())?;
+        let (generation, hash) = rest.split_first_chunk::<4>()?;
+        let hash = hash.try_into().ok()?;
+        Some((text(id), Revision { generation: u32::from_be_bytes(*generation), hash }))
+    };
+    match kind {
+        DOCUMENT => format!("document {:?}", text(rest)),
+        LOCAL => format!("local document {:?}", format!("_local/{}", text(rest))),
+        CONFLICT | PATH => match sized() {
+            Some((id, revision)) if kind == CONFLICT => {
+                format!("revision {revision} (a conflict) of document {id:?}")
+            }
+            Some((id, revision)) => format!("the ancestors of revision {revision} of document {id:?}"),
+            None => format!("the record under the key \"{}\"", key.escape_ascii()),
+        },
+        CHUNK | INTENT => match decode_upload(rest) {
+            Some((id, _)) => format!("an attachment, or the body, of document {id:?}"),
+            None => format!("the record under the key \"{}\"", key.escape_ascii()),
+        },
+        COUNTER => format!("the database's {}", text(rest)),
+        PURGE => "a purge info".to_owned(),
+        _ => format!("the record under the key \"{}\"", key.escape_ascii()),
+    }
+}
+
+/// The key of a setting or counter.
+pub(crate) fn counter_key(name: &str) -> Vec<u8> {
+    plain_key(COUNTER, name)
+}
+
+/// The key of a purge info.
+pub(crate) fn purge_key(number: u64) -> [u8; 9] {
+    let mut key = [PURGE; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// The purge number in a purge info's key.
+pub(crate) fn decode_purge_key(key: &[u8]) -> Result<u64> {
+    let number =
+        key[1..].try_into().map_err(|_| Error::damaged("the key of a purge info has a wrong size"))?;
+    Ok(u64::from_be_bytes(number))
+}
+
+/// The document and the upload in a key without its first byte.
+fn decode_upload(rest: &[u8]) -> Option<(String, UploadId)> {
+    let (size, rest) = rest.split_first_chunk::<2>()?;
+    let (id, rest) = rest.split_at_checked(u16::from_be_bytes(*size).into())?;
+    let (upload, _) = rest.split_first_chunk::<16>()?;
+    Some((String::from_utf8_lossy(id).into_owned(), *upload))
+}
+
+/// The document and the upload in the key of an upload intent.
+pub(crate) fn decode_intent_key(key: &[u8]) -> Result<(String, UploadId)> {
+    decode_upload(&key[1..]).ok_or_else(|| Error::damaged("the key of an upload intent is malformed"))
+}
+
+/// The key of a chunk of an attachment.
+pub(crate) fn chunk_key(id: &str, upload: &UploadId, index: u32) -> Vec<u8> {
+    let mut key = sized_key(CHUNK, id);
+    key.extend_from_slice(upload);
+    key.extend_from_slice(&index.to_be_bytes());
+    key
+}
+
+/// The key of an upload intent.
+pub(crate) fn intent_key(id: &str, upload: &UploadId) -> Vec<u8> {
+    let mut key = sized_key(INTENT, id);
+    key.extend_from_slice(upload);
+    key
+}
+
+/// As [`describe`], for a key of the catalogue.
+pub(crate) fn describe_name(key: &[u8]) -> String {
+    match std::str::from_utf8(key) {
+        Ok(name) if !name.starts_with('\0') => format!("database {name:?}"),
+        _ => "a deleted database's tombstone".to_owned(),
+    }
+}
+
+/// Common prefix of the keys of a document's other leaves.
+pub(crate) fn conflict_prefix(id: &str) -> Vec<u8> {
+    sized_key(CONFLICT, id)
+}
+
+pub(crate) fn conflict_key(id: &str, revision: Revision) -> Vec<u8> {
+    revision_key(CONFLICT, id, revision)
+}
+
+/// The key of the chunk that holds the ancestors of `revision`.
+pub(crate) fn path_key(id: &str, revision: Revision) -> Vec<u8> {
+    revision_key(PATH, id, revision)
+}
+
+/// Common prefix of the keys of a document's path chunks.
+pub(crate) fn path_prefix(id: &str) -> Vec<u8> {
+    sized_key(PATH, id)
+}
+
+/// The revision in a key that begins with [`path_prefix`].
+pub(crate) fn decode_path_key(key: &[u8], prefix: &[u8]) -> Result<Revision> {
+    let (generation, hash) = key[prefix.len()..]
+        .split_first_chunk::<4>()
+        .ok_or_else(|| Error::damaged("the key of a chunk of a revision path is too short"))?;
+    let hash =
+        hash.try_into().map_err(|_| Error::damaged("the key of a chunk of a revision path is truncated"))?;
+    Ok(Revision { generation: u32::from_be_bytes(*generation), hash })
+}
+
+fn revision_key(kind: u8, id: &str, revision: Revision) -> Vec<u8> {
+    let mut key = sized_key(kind, id);
+    key.extend_from_slice(&revision.generation.to_be_bytes());
+    key.extend_from_slice(&revision.hash);
+    key
+}
+
+fn sized_key(kind: u8, id: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(3 + id.len() + 20);
+    key.push(kind);
+    key.extend_from_slice(&(id.len() as u16).to_be_bytes());
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+/// The last generation before `generation` that is a multiple of [`PATH_CHUNK_COUNT`]; 0 precedes the first.
+pub(crate) fn chunk_boundary(generation: u32) -> u32 {
+    (generation - 1) / PATH_CHUNK_COUNT * PATH_CHUNK_COUNT
+}
+
+/// A leaf's meta in the index.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeafMeta<'a> {
+    flags: u8,
+    pub revision: Revision,
+    /// Bytes of its out-of-line body; 0 if the body is inline.
+    pub out_of_line_bytes: u32,
+    hashes: &'a [u8],
+}
+
+impl<'a> LeafMeta<'a> {
+    pub(crate) fn decode(meta: &'a [u8]) -> Result<LeafMeta<'a>> {
+        let is_out_of_line = meta.first().is_some_and(|flags| flags & FLAG_OUT_OF_LINE != 0);
+        let header_size = META_HEADER_SIZE + if is_out_of_line { OUT_OF_LINE_SIZE } else { 0 };
+        let hashes = meta.get(header_size..).unwrap_or_default();
+        if hashes.is_empty() || !hashes.len().is_multiple_of(HASH_SIZE) {
+            return Err(Error::damaged("a leaf's meta has a wrong size"));
+        }
+        let generation = u32::from_le_bytes(meta[1..5].try_into().expect("4 bytes"));
+        if generation == 0 || hashes.len() / HASH_SIZE > generation as usize {
+            return Err(Error::damaged("a leaf's meta has more ancestors than generations"));
+        }
+        let hash = hashes[..HASH_SIZE].try_into().expect("16 bytes");
+        let out_of_line_bytes = match is_out_of_line {
+            true => u32::from_le_bytes(meta[META_HEADER_SIZE..header_size].try_into().expect("4 bytes")),
+            false => 0,
+        };
+        Ok(LeafMeta { flags: meta[0], revision: Revision { generation, hash }, out_of_line_bytes, hashes })
+    }
+
+    pub(crate) fn deleted(&self) -> bool {
+        self.flags & FLAG_DELETED != 0
+    }
+
+    /// Whether the document has other leaves. Only the winner's meta has this flag.
+    pub(crate) fn has_conflicts(&self) -> bool {
+        self.flags & FLAG_CONFLICTS != 0
+    }
+
+    /// Whether its value begins with a table of uploads: attachments, or an out-of-line body.
+    pub(crate) fn has_attachments(&self) -> bool {
+        self.flags & FLAG_ATTACHMENTS != 0
+    }
+
+    /// The path from the leaf itself back to its chunk boundary, or as far as it is known.
+    pub(crate) fn tail(&self) -> Vec<Hash> {
+        hashes(self.hashes)
+    }
+}
+
+/// Encodes a leaf's meta; `path` begins with the leaf's own hash and may go back further than the meta holds.
+pub(crate) fn encode_leaf_meta(
+    generation: u32,
+    path: &[Hash],
+    deleted: bool,
+    has_conflicts: bool,
+    has_attachments: bool,
+    out_of_line_bytes: u32,
+) -> Vec<u8> {
+    let count = path.len().min((generation - chunk_boundary(generation) + 1) as usize);
+    let mut meta = Vec::with_capacity(META_HEADER_SIZE + OUT_OF_LINE_SIZE + count * HASH_SIZE);
+    let flags = [
+        (deleted, FLAG_DELETED),
+        (has_conflicts, FLAG_CONFLICTS),
+        (has_attachments, FLAG_ATTACHMENTS),
+        (out_of_line_bytes > 0, FLAG_OUT_OF_LINE),
+    ];
+    meta.push(flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum());
+    meta.extend_from_slice(&generation.to_le_bytes());
+    if out_of_line_bytes > 0 {
+        meta.extend_from_slice(&out_of_line_bytes.to_le_bytes());
+    }
+    meta.extend_from_slice(path[..count].as_flattened());
+    meta
+}
+
+/// The hashes stored one after another in `bytes`.
+pub(crate) fn hashes(bytes: &[u8]) -> Vec<Hash> {
+    bytes.as_chunks::<HASH_SIZE>().0.to_vec()
+}
+
+/// A leaf's meta without the flag for a table of uploads.
+pub(crate) fn without_attachments(meta: &[u8]) -> Vec<u8> {
+    let mut meta = meta.to_vec();
+    meta[0] &= !FLAG_ATTACHMENTS;
+    meta
+}
+
+/// The document of a chunk's key: a chunk of an attachment, or of an out-of-line body.
+pub(crate) fn document_of_chunk(key: &[u8]) -> Option<String> {
+    let (kind, rest) = key.split_first()?;
+    decode_upload(rest).filter(|_| *kind == CHUNK).map(|(id, _)| id)
+}
+
+/// A chunk's meta: the number of its hashes.
+pub(crate) fn encode_chunk_meta(count: usize) -> [u8; 1] {
+    [u8::try_from(count).expect("a chunk is small")]
+}
+
+pub(crate) fn decode_chunk_meta(meta: &[u8]) -> usize {
+    meta.first().copied().map_or(0, usize::from)
+}
+
+/// The meta of a local document, or of a setting or counter.
+pub(crate) fn encode_number(number: u64) -> [u8; 8] {
+    number.to_le_bytes()
+}
+
+pub(crate) fn decode_number(meta: &[u8]) -> Result<u64> {
+    let number = meta.try_into().map_err(|_| Error::damaged("a meta that is a number has a wrong size"))?;
+    Ok(u64::from_le_bytes(number))
+}
+
+/// The contribution of an entry to the store's aggregates.
+pub(crate) fn aggregate(key: &[u8], meta: &[u8], length: u32) -> Aggregates {
+    let mut aggregates = Aggregates::default();
+    aggregates[AGGREGATE_BYTES] = u64::from(length);
+    if key.first() == Some(&DOCUMENT) {
+        let deleted = meta.first().is_some_and(|flags| flags & FLAG_DELETED != 0);
+        aggregates[if deleted { AGGREGATE_DELETED } else { AGGREGATE_DOCUMENTS }] = 1;
+    }
+    aggregates
+}

@@ -1,0 +1,241 @@
+//! Revision trees: a document's leaves and the paths that lead to them.
+//!
+//! A tree is represented by its leaves; each has its path back to the first revision, or as far as it is
+//! known. The winner is CouchDB's: not deleted before deleted, then the longer history, then the greater
+//! hash.
+//!
+//! Invariants:
+//! 1. No leaf is an ancestor of another.
+//! 2. A path begins with its leaf's hash and has no gaps.
+
+use std::borrow::Cow;
+use std::ops::Bound;
+
+use settee_store::{Entry, Snapshot as StoreSnapshot, Value};
+
+use super::keys::{
+    LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, decode_path_key, document_key, hashes,
+    path_key, path_prefix,
+};
+use super::leaf_value::decode_table;
+use super::revision::{Hash, Revision};
+use crate::attachments::Attachment;
+use crate::{Error, Result};
+
+/// Location of a leaf's body.
+#[derive(Debug, Clone)]
+pub(crate) enum LeafBody {
+    /// In the log; this is the leaf's entry in the index.
+    Stored(Entry),
+    /// Not yet stored: the value to store, and its table's attachments.
+    New(Value, Vec<Attachment>),
+}
+
+/// A leaf of a tree.
+#[derive(Debug, Clone)]
+pub(crate) struct TreeLeaf {
+    pub revision: Revision,
+    pub deleted: bool,
+    /// Its path, newest first, itself included: complete, or as far as its meta holds it.
+    pub path: Vec<Hash>,
+    pub body: LeafBody,
+    /// Whether its value begins with a table of uploads.
+    pub has_attachments: bool,
+    /// Bytes of its out-of-line body; 0 if the body is inline.
+    pub out_of_line_bytes: u32,
+    /// Whether it is stored under the winner's key.
+    pub stored_as_winner: bool,
+}
+
+impl TreeLeaf {
+    fn from_entry(entry: Entry, stored_as_winner: bool) -> Result<TreeLeaf> {
+        let meta = LeafMeta::decode(&entry.meta)?;
+        let (revision, deleted, path) = (meta.revision, meta.deleted(), meta.tail());
+        let (has_attachments, out_of_line_bytes) = (meta.has_attachments(), meta.out_of_line_bytes);
+        let body = LeafBody::Stored(entry);
+        Ok(TreeLeaf { revision, deleted, path, body, has_attachments, out_of_line_bytes, stored_as_winner })
+    }
+
+    /// A leaf without content whose path leads back from `generation`.
+    #[cfg(test)]
+    pub(crate) fn bare(generation: u32, path: Vec<Hash>) -> TreeLeaf {
+        TreeLeaf {
+            revision: Revision { generation, hash: path[0] },
+            deleted: false,
+            path,
+            body: LeafBody::New(Value::new(bytes::Bytes::new()), Vec::new()),
+            has_attachments: false,
+            out_of_line_bytes: 0,
+            stored_as_winner: false,
+        }
+    }
+
+    /// Its attachments, read from the log if they are stored. An out-of-line body is the last of them.
+    pub(crate) async fn attachments(&self, snapshot: &StoreSnapshot) -> Result<Cow<'_, [Attachment]>> {
+        match &self.body {
+            LeafBody::New(_, attachments) => Ok(Cow::Borrowed(attachments)),
+            LeafBody::Stored(_) if !self.has_attachments => Ok(Cow::Borrowed(&[])),
+            LeafBody::Stored(entry) => {
+                let value = snapshot.read(entry.location).await?.value();
+                Ok(Cow::Owned(decode_table(&value.slice(1..))?.0))
+            }
+        }
+    }
+
+    /// Stored bytes of its body and its attachments.
+    pub(crate) async fn stored_bytes(&self, snapshot: &StoreSnapshot) -> Result<u64> {
+        let body = match &self.body {
+            LeafBody::New(value, _) => value.bytes().len() as u64,
+            LeafBody::Stored(entry) => snapshot.read(entry.location).await?.value().len() as u64,
+        };
+        let attachments = self.attachments(snapshot).await?;
+        Ok(body + attachments.iter().map(Attachment::stored_length).sum::<u64>())
+    }
+
+    /// The winner is the leaf with the greatest rank.
+    pub(crate) fn rank(&self) -> (bool, Revision) {
+        (!self.deleted, self.revision)
+    }
+
+    /// The hash of its ancestor of a generation, itself included, if the path holds it.
+    pub(crate) fn ancestor(&self, generation: u32) -> Option<Hash> {
+        let back = self.revision.generation.checked_sub(generation)?;
+        self.path.get(back as usize).copied()
+    }
+
+    /// Whether the path holds `revision`.
+    pub(crate) fn descends_from(&self, revision: Revision) -> bool {
+        self.ancestor(revision.generation) == Some(revision.hash)
+    }
+
+    /// The oldest revision that the path holds.
+    fn oldest(&self) -> Revision {
+        let generation = self.revision.generation - (self.path.len() as u32 - 1);
+        Revision { generation, hash: *self.path.last().expect("a path has its leaf") }
+    }
+
+    /// Reads more of the path from its chunks, back to `generation` or as far as it is known.
+    pub(crate) async fn complete_path(
+        &mut self,
+        snapshot: &StoreSnapshot,
+        id: &str,
+        generation: u32,
+    ) -> Result<()> {
+        loop {
+            let oldest = self.oldest();
+            if oldest.generation <= generation || !oldest.generation.is_multiple_of(PATH_CHUNK_COUNT) {
+                return Ok(());
+            }
+            let Some(chunk) = snapshot.get(&path_key(id, oldest)).await? else {
+                return Ok(());
+            };
+            let record = snapshot.read(chunk.location).await?;
+            let ancestors = hashes(&record.value());
+            if ancestors.is_empty() || ancestors.len() > PATH_CHUNK_COUNT as usize {
+                return Err(Error::damaged("a chunk of a revision path has a wrong size"));
+            }
+            self.path.extend(ancestors);
+        }
+    }
+
+    /// Limits the path to the last `limit` revisions, and reads as many of them as are known.
+    pub(crate) async fn limit_path(&mut self, snapshot: &StoreSnapshot, id: &str, limit: u32) -> Result<()> {
+        let oldest = self.revision.generation.saturating_sub(limit) + 1;
+        self.complete_path(snapshot, id, oldest).await?;
+        self.path.truncate(limit as usize);
+        Ok(())
+    }
+
+    /// The chunks of the part of the path that the leaf's meta doesn't hold, newest first: each with the
+    /// revision whose ancestors it lists.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = (Revision, &[Hash])> {
+        let mut boundary = chunk_boundary(self.revision.generation);
+        std::iter::from_fn(move || {
+            let back = (self.revision.generation - boundary) as usize;
+            let hash = *self.path.get(back).filter(|_| boundary > 0)?;
+            let ancestors = &self.path[back + 1..self.path.len().min(back + 1 + PATH_CHUNK_COUNT as usize)];
+            let leads_to = Revision { generation: boundary, hash };
+            boundary -= PATH_CHUNK_COUNT;
+            (!ancestors.is_empty()).then_some((leads_to, ancestors))
+        })
+    }
+}
+
+/// Whether a leaf of this generation needs the chunk under a revision of generation `boundary`, if `limit`
+/// revisions of its path are kept.
+pub(crate) fn needs_chunk(generation: u32, boundary: u32, limit: u32) -> bool {
+    boundary < generation && u64::from(boundary) + u64::from(limit) > u64::from(generation) + 1
+}
+
+/// The keys of the stored chunks, up to a generation, that no leaf needs if `limit` revisions of each path
+/// are kept. Reads as much of the paths as the decision needs.
+pub(crate) async fn unused_chunks(
+    snapshot: &StoreSnapshot,
+    id: &str,
+    leaves: &mut [TreeLeaf],
+    up_to: u32,
+    limit: u32,
+) -> Result<Vec<Vec<u8>>> {
+    let prefix = path_prefix(id);
+    let mut end = prefix.clone();
+    end.extend_from_slice(&up_to.to_be_bytes());
+    end.extend_from_slice(&[0xFF; 17]);
+    let mut unused = Vec::new();
+    let mut scan = snapshot.scan(Bound::Included(&prefix), Bound::Included(&end), false);
+    while let Some(entry) = scan.next().await? {
+        let revision = decode_path_key(entry.key, &prefix)?;
+        let mut is_needed = false;
+        for leaf in leaves.iter_mut() {
+            if needs_chunk(leaf.revision.generation, revision.generation, limit) {
+                leaf.complete_path(snapshot, id, revision.generation).await?;
+                is_needed |= leaf.descends_from(revision);
+            }
+        }
+        if !is_needed {
+            unused.push(entry.key.to_vec());
+        }
+    }
+    Ok(unused)
+}
+
+/// A document's leaves, the winner first and then in CouchDB's order; empty if the document never existed.
+/// Reads only the index.
+pub(crate) async fn leaves(snapshot: &StoreSnapshot, id: &str) -> Result<Vec<TreeLeaf>> {
+    let Some(entry) = snapshot.get(&document_key(id)).await? else {
+        return Ok(Vec::new());
+    };
+    let has_conflicts = LeafMeta::decode(&entry.meta)?.has_conflicts();
+    let mut leaves = vec![TreeLeaf::from_entry(entry, true)?];
+    if has_conflicts {
+        let prefix = conflict_prefix(id);
+        let mut end = prefix.clone();
+        // Longer than any generation and hash: behind all keys with this prefix.
+        end.extend_from_slice(&[0xFF; 21]);
+        let mut scan = snapshot.scan(Bound::Excluded(&prefix), Bound::Excluded(&end), false);
+        while let Some(entry) = scan.next().await? {
+            leaves.push(TreeLeaf::from_entry(entry.to_entry(), false)?);
+        }
+        leaves[1..].sort_by_key(|leaf| std::cmp::Reverse(leaf.rank()));
+    }
+    Ok(leaves)
+}
+
+/// Merges a replicated path into a tree. Returns false, and changes nothing, if the tree already has its
+/// newest revision. The leaves' paths must be complete.
+pub(crate) fn merge(leaves: &mut Vec<TreeLeaf>, mut new: TreeLeaf) -> bool {
+    if leaves.iter().any(|leaf| leaf.descends_from(new.revision)) {
+        return false;
+    }
+    // If the new path is known less far back than the path it joins, it continues with that path.
+    let oldest = new.oldest();
+    if let Some(joined) = leaves.iter().find(|leaf| leaf.descends_from(oldest)) {
+        let back = (joined.revision.generation - oldest.generation) as usize;
+        new.path.extend_from_slice(&joined.path[back + 1..]);
+    }
+    leaves.retain(|leaf| !new.descends_from(leaf.revision));
+    leaves.push(new);
+    true
+}
+
+#[cfg(test)]
+mod tests;

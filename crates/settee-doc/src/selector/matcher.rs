@@ -1,0 +1,86 @@
+//! A parsed selector, and whether a document matches it.
+
+use super::condition::{Node, Subject};
+use super::constant::Order;
+use super::error::SelectorError;
+use super::parse;
+use super::paths::Paths;
+use super::raw::{Members, Raw};
+use crate::documents::{Document, Extras};
+
+/// A parsed selector.
+#[derive(Debug, Clone)]
+pub struct Selector {
+    /// `None`: every document matches.
+    root: Option<Node>,
+    /// The paths of the fields in its conditions.
+    paths: Paths,
+    /// The members of a document that it reads, sorted.
+    names: Vec<String>,
+    /// Whether it reads the document as a whole.
+    needs_whole: bool,
+}
+
+impl Selector {
+    /// Parses a selector from JSON text.
+    ///
+    /// # Errors
+    /// CouchDB's error for an invalid selector: see [`SelectorError`]. Beyond a limit, `invalid_selector`.
+    pub fn parse(text: &str) -> Result<Selector, SelectorError> {
+        let Some(mut root) = parse::condition(text)? else {
+            let no_paths = Paths::new(Vec::new());
+            return Ok(Selector { root: None, paths: no_paths, names: Vec::new(), needs_whole: false });
+        };
+        let mut paths = Vec::new();
+        root.each_path(&mut |path| paths.push(path.parts.clone()));
+        let needs_whole = paths.iter().any(Vec::is_empty);
+        let mut names: Vec<String> = paths.iter().filter_map(|path| path.first().cloned()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let paths = Paths::new(paths);
+        root.each_path(&mut |path| {
+            path.place = paths.place(&path.parts).expect("all of them are there");
+        });
+        Ok(Selector { root: Some(root), paths, names, needs_whole })
+    }
+
+    /// Whether a document matches: its members, and `_id`, `_rev`, `_deleted`, `_attachments` and the members
+    /// in `extras`.
+    pub fn matches(&self, document: &Document, extras: &Extras) -> bool {
+        let Some(root) = &self.root else { return true };
+        let mut reserved = Vec::new();
+        let mut whole = Vec::new();
+        if self.needs_whole {
+            document.write_json(extras, &mut whole);
+        } else if self.names.iter().any(|name| name.starts_with('_')) {
+            let bare = Document { body: bytes::Bytes::new(), ..document.clone() };
+            bare.write_json(extras, &mut reserved);
+        }
+        let text = |bytes| std::str::from_utf8(bytes).unwrap_or("");
+        let reserved = Raw::new(text(&reserved)).members();
+        let members = Members::of(text(&document.body));
+        let found = match self.needs_whole {
+            true => self.paths.find(Raw::new(text(&whole))),
+            false => self.paths.find_among(members.chain(reserved)),
+        };
+        root.holds(Subject::Document(&found), Order::Collated)
+    }
+
+    /// Whether an object, given as JSON text, matches.
+    pub fn matches_json(&self, object: &str) -> bool {
+        let Some(root) = &self.root else { return true };
+        root.holds(Subject::Document(&self.paths.find(Raw::new(object))), Order::Collated)
+    }
+
+    /// Whether the result depends on a document's body or attachments, and not only on the part of it in the
+    /// index: `_id`, `_rev`, `_deleted` and `_conflicts`.
+    pub fn needs_body(&self) -> bool {
+        let in_index = |name: &String| ["_id", "_rev", "_deleted", "_conflicts"].contains(&name.as_str());
+        self.needs_whole || !self.names.iter().all(in_index)
+    }
+
+    /// Whether it reads `_conflicts`.
+    pub fn needs_conflicts(&self) -> bool {
+        self.needs_whole || self.names.iter().any(|name| name == "_conflicts")
+    }
+}
