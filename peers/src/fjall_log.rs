@@ -1,4 +1,4 @@
-//! fjall: its journal, and the memtable behind it.
+//! fjall as a log: its journal, with its memtable.
 
 use std::path::Path;
 

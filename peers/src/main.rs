@@ -1,10 +1,9 @@
-//! The engines that `settee bench log` and `settee bench store` are compared with: one workload
-//! on one of them, in a process of its own, told as lines of JSON.
+//! The engines with which `settee bench log` and `settee bench store` compare Settee. A process runs one
+//! workload on one engine and prints its results as lines of JSON.
 //!
-//! It is no part of the workspace, so that nobody builds RocksDB who doesn't measure. What
-//! counts as the engine's best as a log: no compression, no compaction, no flush of the memtable
-//! during the run; a memtable itself neither can do without, and its cost is in the figures. As
-//! a store: see [`store`].
+//! This crate isn't part of the workspace, so that RocksDB is built only for measurements. As logs, engines
+//! have their fastest settings: no compression, no compaction, no flush of the memtable during the run.
+//! Neither engine can disable its memtable, whose cost is part of the figures. For stores see [`store`].
 //!
 //! ```text
 //! cd peers && cargo build --release
@@ -22,54 +21,59 @@ mod fjall_log;
 mod rocksdb_log;
 mod store;
 
-/// Bytes of each value of the batches, and values in a batch.
+/// Bytes of each value in batches.
 const BATCH_VALUE_BYTES: usize = 100;
+
+/// Number of values of a batch.
 const BATCH_COUNT: usize = 16;
 
 /// Bytes of each value that is appended durably.
 const DURABLE_VALUE_BYTES: usize = 1024;
 
-/// Memory that no run fills, in bytes: a memtable of this size is never flushed during one.
+/// Size of a memtable in bytes, more than any run fills, so that none is flushed.
 const MEMTABLE_BYTES: usize = 1 << 30;
 
-/// Most MiB and most appends of a run, so that [`MEMTABLE_BYTES`] holds them.
+/// Maximum MiB of a run, so that [`MEMTABLE_BYTES`] holds them.
 const MIB_MAX: usize = 256;
+
+/// Maximum number of durable appends of a run, so that [`MEMTABLE_BYTES`] holds them.
 const COUNT_MAX: usize = 200_000;
 
-const USAGE: &str = "usage: settee-peers fjall|rocksdb batches-written|batches-buffered|durable DIRECTORY AMOUNT
+const USAGE: &str =
+    "usage: settee-peers fjall|rocksdb batches-written|batches-buffered|durable DIRECTORY AMOUNT
 
-  batches-written   AMOUNT MiB of 100 B values in batches of 16, each batch in the system's hands
-  batches-buffered  the same, collected in the engine's memory and in the system's hands at the end
+  batches-written   AMOUNT MiB of 100 B values in batches of 16, each batch written to the kernel
+  batches-buffered  the same, buffered in the engine's memory and written to the kernel at the end
   durable           AMOUNT appends of 1 KiB, each on stable storage before the next
-  DIRECTORY            must not exist; it is left there
+  DIRECTORY         must not exist; it is not removed
 
        settee-peers fjall|lmdb|redb|rocksdb store DIRECTORY SPEC
 
-  SPEC              as settee bench store writes it; DIRECTORY may be there";
+  SPEC              as settee bench store writes it; DIRECTORY may exist";
 
-/// Anything that ends a run.
+/// An error that ends a run.
 type Failure = Box<dyn std::error::Error>;
 
-/// How far a write has got when it is answered.
+/// Stage that a write has reached when it is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Durability {
-    /// In the engine's memory; [`Engine::finish`] hands it to the system.
+    /// In the engine's memory; [`Engine::finish`] writes it to the kernel.
     Buffered,
-    /// In the system's hands.
+    /// Written to the kernel.
     Written,
     /// On stable storage.
     Persisted,
 }
 
-/// An engine with an empty database, open.
+/// An engine with an open, empty database.
 trait Engine {
-    /// Writes the pairs as one atomic batch; the keys are the numbers from `first`.
+    /// Writes the values as one atomic batch. The keys are the numbers from `first` on.
     fn write(&self, first: u64, values: &[&[u8]]) -> Result<(), Failure>;
 
-    /// Hands all that was written to the system.
+    /// Writes all batches to the kernel.
     fn finish(&self) -> Result<(), Failure>;
 
-    /// How it is set up, in words.
+    /// A description of the engine's configuration.
     fn setup(&self) -> String;
 }
 
@@ -81,7 +85,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     if workload == "store" {
-        // Who started it may be killed: nobody would want its results, and it would go on for long.
+        // Without its parent, this process would run on for long without a use. Errors are ignored.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         return match store::run(engine, directory.as_ref(), amount, print) {
             Ok(()) => ExitCode::SUCCESS,
@@ -107,14 +111,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what a run tells, at once: somebody waits for it.
-fn print(told: store::work::Told) {
-    println!("{}", serde_json::to_string(&told).expect("what is told is plain data"));
+/// Prints a message at once, since the parent waits for it.
+fn print(message: store::work::Message) {
+    println!("{}", serde_json::to_string(&message).expect("a message is plain data"));
 }
 
 fn run(name: &str, workload: &str, directory: PathBuf, amount: usize) -> Result<serde_json::Value, Failure> {
     if directory.exists() {
-        return Err(format!("{} is there already", directory.display()).into());
+        return Err(format!("{} exists already", directory.display()).into());
     }
     let (durability, max) = match workload {
         "batches-written" => (Durability::Written, MIB_MAX),
@@ -150,12 +154,12 @@ fn open(name: &str, directory: &Path, durability: Durability) -> Result<Box<dyn 
     }
 }
 
-/// What a run took.
+/// The result of a run.
 struct Measured {
     operations: u64,
     bytes: u64,
     seconds: f64,
-    /// In ascending order, where single operations were timed.
+    /// Latencies of operations in ascending order; empty if they weren't timed singly.
     latencies: Vec<Duration>,
 }
 
@@ -166,7 +170,7 @@ impl Measured {
     }
 }
 
-/// Values made before the clock starts; the log's own measurement makes the same.
+/// Random values, generated before the measured time.
 fn random_bytes(bytes: usize) -> Vec<u8> {
     let mut values = vec![0; bytes];
     StdRng::seed_from_u64(1).fill_bytes(&mut values);
@@ -207,8 +211,8 @@ fn durable(engine: &dyn Engine, count: usize) -> Result<Measured, Failure> {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: each engine runs each workload and tells what it did.
-    //! Method: the smallest amounts, in a directory that goes afterwards.
+    //! Goal: each engine runs each workload and reports its operations.
+    //! Method: the smallest amounts, in a directory that is removed afterwards.
 
     use super::*;
 
@@ -220,16 +224,16 @@ mod tests {
             {
                 let name = format!("settee-peers-{}-{engine}-{workload}", std::process::id());
                 let directory = std::env::temp_dir().join(name);
-                let told = run(engine, workload, directory.clone(), 1).unwrap();
+                let report = run(engine, workload, directory.clone(), 1).unwrap();
                 std::fs::remove_dir_all(directory).unwrap();
-                assert_eq!(told["operations"], operations, "{told}");
-                assert!(told["seconds"].as_f64().unwrap() > 0.0, "{told}");
+                assert_eq!(report["operations"], operations, "{report}");
+                assert!(report["seconds"].as_f64().unwrap() > 0.0, "{report}");
             }
         }
     }
 
     #[test]
-    fn what_cannot_be_run_is_refused() {
+    fn invalid_arguments_are_refused() {
         let directory = std::env::temp_dir().join(format!("settee-peers-{}-none", std::process::id()));
         for (engine, workload, amount) in [
             ("fjall", "other", 1),
@@ -237,8 +241,11 @@ mod tests {
             ("fjall", "durable", 0),
             ("fjall", "durable", COUNT_MAX + 1),
         ] {
-            assert!(run(engine, workload, directory.clone(), amount).is_err(), "{engine} {workload} {amount}");
+            assert!(
+                run(engine, workload, directory.clone(), amount).is_err(),
+                "{engine} {workload} {amount}"
+            );
         }
-        assert!(run("fjall", "durable", std::env::temp_dir(), 1).is_err(), "a directory that is there");
+        assert!(run("fjall", "durable", std::env::temp_dir(), 1).is_err(), "an existing directory");
     }
 }

@@ -1,4 +1,4 @@
-//! RocksDB: its write-ahead log, and the cheapest memtable behind it.
+//! RocksDB as a log: its write-ahead log, with the cheapest memtable.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ impl RocksDb {
         options.set_disable_auto_compactions(true);
         options.set_write_buffer_size(MEMTABLE_BYTES);
         options.set_max_total_wal_size(2 * MEMTABLE_BYTES as u64);
-        // A vector that is sorted when it is flushed: nearest to a log alone.
+        // A vector is sorted only when it is flushed, so that writes cost little besides the log.
         options.set_memtable_factory(MemtableFactory::Vector);
         options.set_allow_concurrent_memtable_write(false);
         options.set_manual_wal_flush(durability == Durability::Buffered);

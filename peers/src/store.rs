@@ -1,9 +1,9 @@
-//! The engines that `settee bench store` is compared with: the same workloads from the same
-//! source as ours ([`work`]), on engines that block.
+//! The engines with which `settee bench store` compares Settee's store. They run the workloads of the same
+//! source ([`work`]) with blocking calls.
 //!
-//! What counts as an engine's best: no compression (the values have nothing to compress), the
-//! caches and memtables of the memory that ours has, a write-ahead log wherever the engine has one,
-//! which is written when the run says so and not with every batch, as ours isn't.
+//! The engines have their fastest settings: no compression (random values can't be compressed), as much
+//! memory for caches and memtables as Settee's store, and a write-ahead log if the engine has one. Like
+//! Settee's, the log is written when the workload requires it and not with every batch.
 
 use std::path::Path;
 use std::pin::pin;
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use self::work::meter::Base;
-use self::work::{Failure, Key, Spec, Subject, Told};
+use self::work::meter::Baseline;
+use self::work::{Failure, Key, Message, Spec, TestEngine};
 
 mod fjall;
 mod lmdb;
@@ -24,37 +24,35 @@ mod rocksdb;
 #[allow(dead_code)]
 pub(crate) mod work;
 
-/// Parts of the memory that an engine of memtables has: so many of them, in the half that isn't
-/// the cache's.
+/// Number of memtables, which share the half of the memory that isn't the cache's.
 const MEMTABLE_COUNT: u64 = 4;
 
-/// No memtable is smaller, in bytes.
+/// Minimum size of a memtable in bytes.
 const MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 
-/// Bytes of one memtable, and of the cache.
+/// Size of a memtable in bytes.
 fn memtable_bytes(spec: &Spec) -> u64 {
     (spec.memory_bytes / 2 / MEMTABLE_COUNT).max(MEMTABLE_BYTES_MIN)
 }
 
+/// Size of the cache in bytes.
 fn cache_bytes(spec: &Spec) -> u64 {
     spec.memory_bytes / 2
 }
 
-/// The same for an engine that reads past the page cache: where the spec wants that, nearly all is
-/// for its own, of twice the memory.
+/// Size in bytes of the cache of an engine that can read past the page cache. If the spec requires that, the
+/// cache has nearly all of twice the memory.
 fn own_cache_bytes(spec: &Spec) -> u64 {
     if spec.direct { spec.memory_bytes / 8 * 14 } else { cache_bytes(spec) }
 }
 
-/// An engine, open.
+/// An engine with blocking calls and an open database. For the methods see [`TestEngine`].
 trait Engine: Send + Sync + Sized + 'static {
     type View: View;
 
     fn open(directory: &Path, spec: &Spec) -> Result<Self, Failure>;
-
-    /// See [`Subject`].
     fn write(&self, pairs: &[(Key, Bytes)], durable: bool) -> Result<(), Failure>;
-    fn hand_over(&self) -> Result<(), Failure>;
+    fn flush_to_kernel(&self) -> Result<(), Failure>;
     fn write_out(&self) -> Result<(), Failure>;
     fn settle(&self) -> Result<(), Failure>;
     fn view(&self) -> Result<Self::View, Failure>;
@@ -62,7 +60,7 @@ trait Engine: Send + Sync + Sized + 'static {
     fn counters(&self) -> String;
 }
 
-/// See [`work::Reader`].
+/// A reader with blocking calls; see [`work::Reader`].
 trait View: Send + 'static {
     fn get(&mut self, key: &Key, check: impl FnOnce(&[u8])) -> Result<bool, Failure>;
 
@@ -75,18 +73,18 @@ trait View: Send + 'static {
     ) -> Result<u64, Failure>;
 }
 
-/// An engine that blocks, as the workloads want it.
+/// Implements [`TestEngine`] for an engine with blocking calls.
 struct Blocking<E>(E);
 
-impl<E: Engine> Subject for Blocking<E> {
+impl<E: Engine> TestEngine for Blocking<E> {
     type Reader = BlockingView<E::View>;
 
     async fn write(&self, pairs: &[(Key, Bytes)], durable: bool) -> Result<(), Failure> {
         self.0.write(pairs, durable)
     }
 
-    async fn hand_over(&self) -> Result<(), Failure> {
-        self.0.hand_over()
+    async fn flush_to_kernel(&self) -> Result<(), Failure> {
+        self.0.flush_to_kernel()
     }
 
     async fn write_out(&self) -> Result<(), Failure> {
@@ -121,7 +119,7 @@ impl<E: Engine> Subject for Blocking<E> {
         })
     }
 
-    async fn breathe(&self) {}
+    async fn yield_now(&self) {}
 
     async fn pause(&self, time: Duration) {
         std::thread::sleep(time);
@@ -158,20 +156,20 @@ impl<V: View> work::Reader for BlockingView<V> {
     }
 }
 
-/// The result of a future that never waits.
+/// The result of a future that is never pending.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
-        Poll::Pending => panic!("an engine that blocks was pending"),
+        Poll::Pending => panic!("the future of a blocking engine was pending"),
     }
 }
 
-/// Runs a spec, in JSON, on an engine in `directory`, which may hold what an earlier run left.
+/// Runs a spec, in JSON, on an engine in `directory`, which may contain the database of an earlier run.
 pub(crate) fn run(
     name: &str,
     directory: &Path,
     spec: &str,
-    tell: impl FnMut(Told) + Send,
+    send: impl FnMut(Message) + Send,
 ) -> Result<(), Failure> {
     let spec: Spec = serde_json::from_str(spec)?;
     if let Some(group) = &spec.group {
@@ -179,24 +177,24 @@ pub(crate) fn run(
     }
     std::fs::create_dir_all(directory)?;
     match name {
-        "fjall" => run_on::<fjall::Fjall>(directory, &spec, tell),
-        "lmdb" => run_on::<lmdb::Lmdb>(directory, &spec, tell),
-        "redb" => run_on::<redb::Redb>(directory, &spec, tell),
-        "rocksdb" => run_on::<rocksdb::RocksDb>(directory, &spec, tell),
+        "fjall" => run_on::<fjall::Fjall>(directory, &spec, send),
+        "lmdb" => run_on::<lmdb::Lmdb>(directory, &spec, send),
+        "redb" => run_on::<redb::Redb>(directory, &spec, send),
+        "rocksdb" => run_on::<rocksdb::RocksDb>(directory, &spec, send),
         _ => Err(format!("there is no engine {name:?}").into()),
     }
 }
 
-fn run_on<E: Engine>(directory: &Path, spec: &Spec, tell: impl FnMut(Told) + Send) -> Result<(), Failure> {
-    let base = Base::new();
+fn run_on<E: Engine>(directory: &Path, spec: &Spec, send: impl FnMut(Message) + Send) -> Result<(), Failure> {
+    let baseline = Baseline::new();
     let engine = Arc::new(Blocking(E::open(directory, spec)?));
-    now(work::run(engine, spec, directory, base.opened(), tell))
+    now(work::run(engine, spec, directory, baseline.opened(), send))
 }
 
 #[cfg(test)]
 mod tests {
-    //! Goal: every engine runs every operation, and other bytes are found out.
-    //! Method: the smallest amounts, in a directory that goes afterwards.
+    //! Goal: every engine runs every operation, and other bytes are detected.
+    //! Method: the smallest amounts, in a directory that is removed afterwards.
 
     use super::work::{Operation, Order};
     use super::*;
@@ -222,8 +220,8 @@ mod tests {
 
     fn operations(name: &str, directory: &Path, spec: &Spec) -> Result<u64, Failure> {
         let mut operations = None;
-        run(name, directory, &serde_json::to_string(spec)?, |told| {
-            if let Told::Report(report) = told {
+        run(name, directory, &serde_json::to_string(spec)?, |message| {
+            if let Message::Report(report) = message {
                 operations = Some(report.operations);
             }
         })?;
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_engine_runs_every_operation_and_other_bytes_are_found_out() {
+    fn every_engine_runs_every_operation_and_other_bytes_are_detected() {
         for name in ["fjall", "lmdb", "redb", "rocksdb"] {
             let directory =
                 std::env::temp_dir().join(format!("settee-peers-{}-{name}-store", std::process::id()));
@@ -257,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_not_there_is_refused() {
+    fn an_unknown_engine_is_refused() {
         let directory = std::env::temp_dir().join(format!("settee-peers-{}-other", std::process::id()));
         let refused = operations("other", &directory, &spec(Operation::Ingest));
         std::fs::remove_dir_all(&directory).unwrap();

@@ -1,18 +1,18 @@
-//! The HTTP API against any server that speaks CouchDB's: by rate, by latency, and by the
-//! server's processor time for each operation.
+//! Benchmark of the HTTP API of any server compatible with CouchDB: rate, latency, and the server's processor
+//! time per operation.
 //!
-//! Each row is held against what was recorded of CouchDB 3.5.0 ([`RECORDED_SOURCE`]); reads, lone
-//! durable writes and attachments also against what the machine allows ([`crate::limits`]),
-//! measured in turn with the row, so that a noisy moment meets both. Loads run until all documents
-//! are in; everything else for a given time. All clients share one thread of this process, since
-//! server and client share the machine.
+//! Each row is compared with the figures recorded of CouchDB 3.5.0 ([`RECORDED_SOURCE`]). Reads, durable
+//! writes of one client and attachments are also compared with the limits of the machine ([`crate::limits`]),
+//! which are measured alternately with the row, so that other load on the machine affects both. Loads run
+//! until all documents are stored; all other rows run for a given time. All clients share one thread of this
+//! process, since server and client share the machine.
 //!
 //! Invariants:
-//! 1. Every answer is checked: one that is an error, or holds anything else than it must, makes
-//!    its row a failed one, without figures. The rows after it are measured all the same.
-//! 2. What is compared with a limit is counted the same way on both sides: the same clients, the
-//!    same number of bytes, a process each.
-//! 3. The databases that are made are deleted, also after an error.
+//! 1. Every response is checked. An error or an unexpected content makes the row a failed one, without
+//!    figures. The rows after it are measured all the same.
+//! 2. A row and its limit are measured the same way: the same clients, the same number of bytes, a process
+//!    each.
+//! 3. The databases that are created are deleted, also after an error.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,10 +22,10 @@ use settee_doc::Stage;
 
 use crate::couch::{self, Couch};
 use crate::documents::Generator;
-use crate::drive::{Client, Outcome, Until, drive, tally};
+use crate::drive::{Client, Outcome, Until, add_outcome, drive};
 use crate::error::{Error, Result};
 use crate::http::{Server, encode_segment};
-use crate::limits::FloorClient;
+use crate::limits::BareClient;
 use crate::report::{Failed, Reported, Row};
 use crate::stats::Stopwatch;
 
@@ -36,51 +36,53 @@ mod plan;
 mod reads;
 mod writes;
 
-use clients::{Content, Ids, Loader, Numbers};
+use clients::{Content, Ids, Loader, NumberRange};
 pub use plan::{ATTACHMENT_BYTES, DOCUMENT_BYTES, DOCUMENT_COUNT, FOLLOWER_COUNT, RECORDED_SOURCE};
 use plan::{Kind, PLANS, Plan};
 
-/// Times that a row and its limit take turns.
+/// Number of slices into which a row is divided, alternating with slices of its limit.
 const ROUND_COUNT: u32 = 4;
 
-/// More than a row of documents writes in a second, in bytes of JSON.
-const WRITTEN_BYTES_EACH_SECOND: f64 = 200e6;
+/// Upper bound of the bytes of JSON that a row of documents writes per second.
+const WRITTEN_BYTES_PER_SECOND: f64 = 200e6;
 
-/// Fewest documents that a scaled-down load keeps.
+/// Minimum number of documents of a scaled-down load.
 const SCALED_COUNT_MIN: u64 = 200;
 
-/// A server counts as idle where it uses less than this share of a core.
+/// Share of a core below which a server counts as idle.
 const IDLE_SHARE: f64 = 0.05;
 
-/// Longest wait for that before a row, and the time between two looks.
+/// Longest wait before a row for an idle server.
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(10);
-const IDLE_LOOK: Duration = Duration::from_millis(100);
 
-/// A server and the process whose processor time is counted.
+/// Interval over which the processor time of a server that should become idle is measured.
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A server and its process.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// Where it listens.
+    /// The server's address.
     pub server: Server,
-    /// Its process, where it is known.
+    /// The process whose processor time is counted. None: not counted.
     pub pid: Option<u32>,
 }
 
-/// What is measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The server.
     pub target: Target,
-    /// The bare server; without one nothing is compared with it.
-    pub floor: Option<Target>,
-    /// A directory on the disk that the server writes to; without one no sync is measured.
+    /// The bare server. None: rows aren't compared with it.
+    pub bare: Option<Target>,
+    /// A directory on the disk that the server writes to. None: syncs aren't measured.
     pub directory: Option<PathBuf>,
-    /// Multiplies the counts of documents, updates, attachments and followers.
+    /// Factor for the counts of documents, updates, attachments and followers.
     pub scale: f64,
-    /// How long a row lasts that isn't a load, its limit not included.
+    /// Duration of a row that isn't a load, without that of its limit.
     pub row_time: Duration,
-    /// How far writes have got when they are answered.
+    /// Stage that writes have reached when they are acknowledged.
     pub durability: Stage,
-    /// Rows whose names contain one of these; all when empty.
+    /// Parts of names that select rows. Empty: all rows.
     pub rows: Vec<String>,
 }
 
@@ -89,33 +91,32 @@ pub fn row_names() -> impl Iterator<Item = &'static str> {
     PLANS.iter().map(|plan| plan.name)
 }
 
-/// How many follow the changes at this scale.
+/// Number of followers of the changes feed at a scale.
 pub fn follower_count(scale: f64) -> u64 {
     scaled(scale, FOLLOWER_COUNT, followers::COUNT_MIN)
 }
 
-/// What the rows may write, in bytes of JSON or attachments: of those that write for a time, as
-/// much as a fast disk takes.
+/// Upper bound of the bytes of JSON and attachments that the rows store at the same time. A row that writes
+/// for a time counts with the throughput of a fast disk.
 pub fn written_bytes(rows: &[String], scale: f64, row_time: Duration) -> u64 {
     let sizes = PLANS.iter().filter(|plan| wanted(rows, plan)).map(|plan| match plan.kind {
         Kind::Load { content: Content::Random(bytes), documents, .. } => {
             scaled(scale, documents, SCALED_COUNT_MIN) * bytes as u64
         }
         Kind::Put { .. } | Kind::Update { .. } | Kind::History | Kind::Beside => {
-            (row_time.as_secs_f64() * WRITTEN_BYTES_EACH_SECOND) as u64
+            (row_time.as_secs_f64() * WRITTEN_BYTES_PER_SECOND) as u64
         }
         Kind::AttachmentPut { .. } => attachments::put_count(scale) * ATTACHMENT_BYTES as u64,
         _ => scaled(scale, DOCUMENT_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
     });
-    // Each database goes with its row but the one that is read: the largest counts twice.
+    // Each row's database is deleted after it, except for the main one: the largest counts twice.
     2 * sizes.max().unwrap_or(0)
 }
 
-/// Runs the rows and gives each to `on_row` as it is measured, or as it failed. Returns how many
-/// failed.
+/// Runs the selected rows and calls `on_row` with each result or failure. Returns the number of failed rows.
 ///
 /// # Errors
-/// Any [`Error`] from deleting what was made; all rows have been given by then.
+/// Any [`Error`] from deleting databases; `on_row` has been called for all rows by then.
 pub async fn run(config: &Config, mut on_row: impl FnMut(Reported)) -> Result<u64> {
     let mut bench = Bench::new(config);
     let mut failed_count = 0;
@@ -140,16 +141,16 @@ fn wanted(rows: &[String], plan: &Plan) -> bool {
     rows.is_empty() || rows.iter().any(|part| plan.name.contains(part.as_str()))
 }
 
-fn scaled(scale: f64, count: u64, least: u64) -> u64 {
-    ((count as f64 * scale) as u64).max(least)
+fn scaled(scale: f64, count: u64, count_min: u64) -> u64 {
+    ((count as f64 * scale) as u64).max(count_min)
 }
 
 struct Bench<'a> {
     config: &'a Config,
     couch: Couch,
-    /// Databases made so far and not deleted yet.
+    /// Databases created and not deleted yet.
     databases: Vec<String>,
-    /// The one that is read.
+    /// The database of the rows that read, once it is loaded.
     main: Option<String>,
 }
 
@@ -176,18 +177,18 @@ impl<'a> Bench<'a> {
         Ok(vec![row])
     }
 
-    fn scaled(&self, count: u64, least: u64) -> u64 {
-        scaled(self.config.scale, count, least)
+    fn scaled(&self, count: u64, count_min: u64) -> u64 {
+        scaled(self.config.scale, count, count_min)
     }
 
-    /// Waits until the server has done what earlier rows left it to do.
+    /// Waits until the server has finished the background work of earlier rows, at most [`IDLE_WAIT_MAX`].
     async fn settle(&self) {
         let wait_max = IDLE_WAIT_MAX.min(2 * self.config.row_time);
-        let look = IDLE_LOOK.min(wait_max / 4);
+        let interval = IDLE_INTERVAL.min(wait_max / 4);
         let started = Instant::now();
         while self.config.target.pid.is_some() && started.elapsed() < wait_max {
             let stopwatch = Stopwatch::start(self.config.target.pid);
-            tokio::time::sleep(look).await;
+            tokio::time::sleep(interval).await;
             let elapsed = stopwatch.read();
             if elapsed.server_cpu.unwrap_or_default() < elapsed.wall.mul_f64(IDLE_SHARE) {
                 return;
@@ -203,11 +204,11 @@ impl<'a> Bench<'a> {
         Ok(name)
     }
 
-    /// Deletes what was made; `but_main` leaves the database that is read.
-    async fn clean(&mut self, but_main: bool) -> Result<()> {
+    /// Deletes the databases, except for the main one if `keep_main` is set.
+    async fn clean(&mut self, keep_main: bool) -> Result<()> {
         let mut result = Ok(());
         for database in std::mem::take(&mut self.databases) {
-            if but_main && self.main.as_ref() == Some(&database) {
+            if keep_main && self.main.as_ref() == Some(&database) {
                 self.databases.push(database);
             } else {
                 result = result.and(self.couch.delete_database(&database).await);
@@ -216,7 +217,7 @@ impl<'a> Bench<'a> {
         Ok(result?)
     }
 
-    /// The database that is read, loaded now where it isn't yet.
+    /// Returns the main database and loads it first if necessary.
     async fn main(&mut self) -> Result<String> {
         if let Some(name) = &self.main {
             return Ok(name.clone());
@@ -229,7 +230,7 @@ impl<'a> Bench<'a> {
         Ok(database)
     }
 
-    /// Loads until all documents are in, in batches of a size by so many writers.
+    /// Loads `documents`, scaled, by `writers` clients in batches of `batch`, and checks their number.
     async fn load(
         &mut self,
         name: &str,
@@ -239,18 +240,18 @@ impl<'a> Bench<'a> {
         documents: u64,
     ) -> Result<Outcome> {
         let documents = self.scaled(documents, SCALED_COUNT_MIN);
-        let loader = self.loader(database, Numbers::up_to(documents), batch, (ids, content));
+        let loader = self.loader(database, NumberRange::up_to(documents), batch, (ids, content));
         let loaders = generators(writers).map(loader).collect();
-        let (outcome, _) = self.ours(name, loaders, Until::Done).await?;
+        let (outcome, _) = self.drive_target(name, loaders, Until::Done).await?;
         self.check_count(name, database, documents).await?;
         Ok(outcome)
     }
 
-    /// Makes loaders that share numbers.
+    /// Returns a function that creates loaders, which share `numbers`.
     fn loader(
         &self,
         database: &str,
-        numbers: Numbers,
+        numbers: NumberRange,
         batch: u64,
         (ids, content): (Ids, Content),
     ) -> impl FnMut(Generator) -> Loader {
@@ -267,7 +268,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Whether the server says that it holds what was acknowledged.
+    /// Checks that the database's document count equals the number of acknowledged documents.
     async fn check_count(&mut self, name: &str, database: &str, expected: u64) -> Result<()> {
         #[derive(Deserialize)]
         struct Info {
@@ -283,34 +284,39 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Drives clients of the server that is measured.
-    async fn ours<C: Client>(&self, name: &str, clients: Vec<C>, until: Until) -> Result<(Outcome, Vec<C>)> {
+    /// Runs clients of the measured server.
+    async fn drive_target<C: Client>(
+        &self,
+        name: &str,
+        clients: Vec<C>,
+        until: Until,
+    ) -> Result<(Outcome, Vec<C>)> {
         let Target { server, pid } = &self.config.target;
         drive(name, server, *pid, clients, until).await
     }
 
-    /// Drives clients of the server and of the bare one in turn, each for the row's time in all:
-    /// what the one did, and the other, where there is one.
-    async fn in_turn<C: Client>(
+    /// Runs clients of the measured server and of the bare one alternately, each for the row's time in all.
+    /// Returns both outcomes, the second if there is a bare server.
+    async fn drive_both<C: Client>(
         &self,
         name: &str,
-        mut ours: Vec<C>,
-        mut floor: Vec<FloorClient>,
+        mut clients: Vec<C>,
+        mut bare_clients: Vec<BareClient>,
     ) -> Result<(Outcome, Option<Outcome>)> {
         let until = Until::Passed(self.config.row_time / ROUND_COUNT);
-        let (mut sum, mut floor_sum) = (None, None);
+        let (mut sum, mut bare_sum) = (None, None);
         for turn in 0..2 * ROUND_COUNT {
-            if is_ours(turn) {
-                let (outcome, clients) = self.ours(name, ours, until).await?;
-                ours = clients;
-                tally(&mut sum, outcome);
-            } else if let Some(Target { server, pid }) = &self.config.floor {
-                let (outcome, clients) = drive(name, server, *pid, floor, until).await?;
-                floor = clients;
-                tally(&mut floor_sum, outcome);
+            if is_target_turn(turn) {
+                let (outcome, returned) = self.drive_target(name, clients, until).await?;
+                clients = returned;
+                add_outcome(&mut sum, outcome);
+            } else if let Some(Target { server, pid }) = &self.config.bare {
+                let (outcome, returned) = drive(name, server, *pid, bare_clients, until).await?;
+                bare_clients = returned;
+                add_outcome(&mut bare_sum, outcome);
             }
         }
-        Ok((sum.expect("there is a round"), floor_sum))
+        Ok((sum.expect("there is a round"), bare_sum))
     }
 
     fn durability_query(&self) -> &'static str {
@@ -318,31 +324,32 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Whose turn it is, the server's or the bare one's: each comes first as often as second.
-fn is_ours(turn: u32) -> bool {
+/// Whether a slice is the measured server's or the bare one's. Each comes first as often as second.
+fn is_target_turn(turn: u32) -> bool {
     turn.div_ceil(2) % 2 == 1
 }
 
-/// A row by what was recorded.
+/// The row of a plan, compared with its recorded figures.
 fn row(plan: &Plan, unit: &'static str, outcome: &Outcome) -> Row {
     Row::new(plan.workload, unit, outcome.operations, &outcome.elapsed, &outcome.latencies)
         .named(plan.name)
         .against(plan.recorded)
 }
 
-/// A row held against the bare server.
-fn beside_floor(row: Row, floor: Option<&Outcome>, what: String) -> Row {
-    match floor {
+/// A row compared with the bare server.
+fn against_bare(row: Row, bare: Option<&Outcome>, name: String) -> Row {
+    match bare {
         None => row,
-        Some(floor) => row.with_limit(what, floor.rate(), floor.server_cpu_us()),
+        Some(bare) => row.with_limit(name, bare.rate(), bare.server_cpu_us()),
     }
 }
 
+/// The path of a database.
 fn directory(database: &str) -> String {
     format!("/{}", encode_segment(database))
 }
 
-/// One generator a client, each with a seed of its own.
+/// One generator per client, each with a different seed.
 fn generators(clients: u64) -> impl Iterator<Item = Generator> {
     (1..=clients).map(Generator::new)
 }
@@ -352,13 +359,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_shared_evenly_and_neither_always_begins() {
-        let turns: Vec<bool> = (0..2 * ROUND_COUNT).map(is_ours).collect();
+    fn both_servers_have_equally_many_turns_and_neither_always_begins() {
+        let turns: Vec<bool> = (0..2 * ROUND_COUNT).map(is_target_turn).collect();
         assert_eq!(turns, [false, true, true, false, false, true, true, false]);
     }
 
     #[test]
-    fn names_are_unique_and_select_what_contains_them() {
+    fn row_names_are_unique_and_parts_of_names_select_rows() {
         let mut names: Vec<&str> = row_names().collect();
         let parts = ["attachment".to_owned()];
         assert_eq!(PLANS.iter().filter(|plan| wanted(&parts, plan)).count(), 4);
@@ -369,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_scale_down_to_their_least() {
+    fn counts_scale_down_to_their_minimum() {
         assert_eq!(follower_count(1.0), 10_000);
         assert_eq!(scaled(0.001, DOCUMENT_COUNT, SCALED_COUNT_MIN), SCALED_COUNT_MIN);
         let all = written_bytes(&[], 1.0, Duration::from_secs(5));

@@ -1,7 +1,7 @@
-//! The few verbs of CouchDB's API that loading, dumping and measuring need.
+//! A client for the part of CouchDB's API that loading, dumping and measuring need.
 //!
-//! One [`Couch`] is one connection; it opens another where the server said that it closes the
-//! first, or where that was idle for long, and never repeats a request by itself.
+//! A [`Couch`] uses one connection. It opens a new one if the server announced that it closes the old one, or
+//! if the old one has been idle for longer than [`IDLE_MAX`]. It never repeats a request by itself.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use serde::Deserialize;
 
 use crate::http::{Connection, HttpError, Server, encode_segment};
 
-/// The result of a verb.
+/// The result of a request.
 pub type Result<T, E = CouchError> = std::result::Result<T, E>;
 
-/// Why a verb failed.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CouchError {
-    /// The server wasn't reached or broke off; whether it did the request is unknown.
+    /// The server wasn't reached or broke the connection; whether it executed the request is unknown.
     #[error(transparent)]
     Http(#[from] HttpError),
 
-    /// The server said no.
+    /// The server responded with a status other than 2xx.
     #[error("{status} {error}: {reason}")]
     Refused {
         /// The status code.
@@ -30,31 +30,31 @@ pub enum CouchError {
         reason: String,
     },
 
-    /// The answer isn't what CouchDB would have sent.
-    #[error("the answer to {request} isn't understood: {reason}")]
-    Strange {
+    /// The response isn't one that CouchDB would send.
+    #[error("unexpected response to {request}: {reason}")]
+    Unexpected {
         /// Method and path.
         request: String,
-        /// What the parser said.
+        /// The parser's error.
         reason: String,
     },
 }
 
-/// What became of one document of a `_bulk_docs` request.
+/// The outcome of one document of a `_bulk_docs` request.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BulkRow {
-    /// The document.
+    /// The document's id.
     #[serde(default)]
     pub id: String,
-    /// Its new revision where it was stored.
+    /// Its new revision, if it was stored.
     pub rev: Option<String>,
-    /// CouchDB's name of the error where it wasn't.
+    /// CouchDB's name of the error, if it wasn't stored.
     pub error: Option<String>,
     /// CouchDB's explanation.
     pub reason: Option<String>,
 }
 
-/// One answer with its body.
+/// A response with its body.
 #[derive(Debug)]
 pub struct Reply {
     /// The status code: 2xx.
@@ -63,37 +63,37 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
-/// A connection that was idle for longer isn't used again: the server may be about to close it.
+/// Longest idle time after which a connection is used again. Past it the server may be about to close it.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// A connection to a server that speaks CouchDB's API.
+/// A client of a server with CouchDB's API.
 #[derive(Debug)]
 pub struct Couch {
     server: Server,
-    /// With when it was used last.
+    /// The connection, if it can be used again, and the time of its last response.
     connection: Option<(Connection, Instant)>,
     request: Vec<u8>,
 }
 
 impl Couch {
-    /// A client of `server`; it connects at the first request.
+    /// Returns a client of `server`, which connects at the first request.
     pub fn new(server: Server) -> Couch {
         Couch { server, connection: None, request: Vec::new() }
     }
 
-    /// The server it talks to.
+    /// Returns the client's server.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// One request with its whole answer. `target` begins with `/` and is encoded.
+    /// Sends a request and returns the whole response. `target` begins with `/` and is percent-encoded.
     ///
     /// # Errors
     /// [`CouchError::Refused`] for any status but 2xx.
     pub async fn call(&mut self, method: &str, target: &str, body: Option<&[u8]>) -> Result<Reply> {
         self.request.clear();
         self.server.render(method, target, body, &mut self.request);
-        // Taken out while it is in use, so that a broken or cancelled exchange is never resumed.
+        // Removed from `self` while in use, so that a broken or cancelled exchange is never resumed.
         let mut connection = match self.connection.take() {
             Some((connection, used)) if used.elapsed() < IDLE_MAX => connection,
             _ => Connection::open(&self.server).await?,
@@ -106,7 +106,8 @@ impl Couch {
         if (200..300).contains(&reply.status) { Ok(reply) } else { Err(refusal(reply.status, &reply.body)) }
     }
 
-    /// Begins a request whose answer is streamed from a connection of its own.
+    /// Sends a request and returns once the response's head has arrived. The body is streamed from the
+    /// returned connection, which serves this request only.
     ///
     /// # Errors
     /// [`CouchError::Refused`] for any status but 2xx.
@@ -125,7 +126,7 @@ impl Couch {
         Err(refusal(status, &body))
     }
 
-    /// Creates a database; false where it was there already.
+    /// Creates a database. Returns false if it existed.
     ///
     /// # Errors
     /// Any [`CouchError`].
@@ -145,8 +146,8 @@ impl Couch {
         self.call("DELETE", &format!("/{}", encode_segment(name)), None).await.map(drop)
     }
 
-    /// Sends a rendered `_bulk_docs` body. With `new_edits` there is a row for each document,
-    /// without it rows for those alone that were refused.
+    /// Sends a rendered `_bulk_docs` body. With `new_edits` the server returns a row for each document;
+    /// without it, only for the refused ones.
     ///
     /// # Errors
     /// Any [`CouchError`]; which documents were stored is then unknown.
@@ -156,7 +157,7 @@ impl Couch {
         parse(&target, &reply.body)
     }
 
-    /// Returns once everything stored before is persisted (`_ensure_full_commit`).
+    /// Returns once every update acknowledged before is persisted (`_ensure_full_commit`).
     ///
     /// # Errors
     /// Any [`CouchError`].
@@ -166,13 +167,13 @@ impl Couch {
     }
 }
 
-/// Parses an answer.
+/// Parses the response to `request`.
 ///
 /// # Errors
-/// [`CouchError::Strange`].
+/// [`CouchError::Unexpected`].
 pub fn parse<'a, T: Deserialize<'a>>(request: &str, body: &'a [u8]) -> Result<T> {
     serde_json::from_slice(body)
-        .map_err(|error| CouchError::Strange { request: request.to_owned(), reason: error.to_string() })
+        .map_err(|error| CouchError::Unexpected { request: request.to_owned(), reason: error.to_string() })
 }
 
 fn refusal(status: u16, body: &[u8]) -> CouchError {

@@ -1,9 +1,10 @@
-//! The documents that are written: exact sizes, random text, the same for the same seed.
+//! The documents that clients write: of exact sizes, with random text, the same for the same seed.
 //!
-//! Text comes from a pool of random characters, six bits of randomness each, cut at random
-//! places: as incompressible as JSON text gets, at the price of a copy, so that making documents
-//! costs the measurement next to nothing. All generators share the pool. What belongs to a number
-//! ([`Generator::numbered_document`], [`attachment`]) can be told by whoever reads it back.
+//! Texts are slices of a pool of random characters, six bits of entropy each, from random offsets. They are
+//! as incompressible as JSON text can be and cost one copy, so that generating documents takes little of the
+//! measured time. All generators share the pool. The content of a numbered document
+//! ([`Generator::numbered_document`]) and of an [`attachment`] derives from its number, so that a reader can
+//! check it.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -19,13 +20,13 @@ const POOL_BYTES: usize = 1 << 20;
 /// Size in bytes of the pool of random bytes, for attachments.
 const BINARY_POOL_BYTES: usize = 4 << 20;
 
-/// Where the pools begin.
+/// Seed of the pools.
 const POOL_SEED: u64 = 0x5e77ee;
 
 /// The member that holds a document's random text.
 const TEXT_MEMBER: &str = "rest";
 
-/// Characters that JSON needs no escapes for: 64 of them.
+/// 64 characters that JSON doesn't escape.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Documents of the shape and the sizes that CouchDB's `fabric_bench` uses.
@@ -40,7 +41,7 @@ pub enum DocumentSize {
 }
 
 impl DocumentSize {
-    /// The JSON text's length, `_id` and braces included.
+    /// Bytes of the JSON text, `_id` and braces included.
     pub const fn bytes(self) -> usize {
         match self {
             DocumentSize::Small => 333,
@@ -49,7 +50,7 @@ impl DocumentSize {
         }
     }
 
-    /// Its name on the command line and in tables.
+    /// The name on the command line and in tables.
     pub const fn name(self) -> &'static str {
         match self {
             DocumentSize::Small => "small",
@@ -59,28 +60,28 @@ impl DocumentSize {
     }
 }
 
-/// Makes documents and random choices.
+/// A seeded generator of documents and random numbers.
 #[derive(Debug)]
 pub struct Generator {
     random: Xoshiro256PlusPlus,
     pool: &'static [u8],
-    /// The two arrays of a medium document, which are the same in each.
+    /// The two arrays, which are the same in every medium document.
     arrays: &'static str,
 }
 
 impl Generator {
-    /// One that makes the same documents each time it is made with `seed`.
+    /// Returns a generator. Generators with the same seed produce the same documents.
     pub fn new(seed: u64) -> Generator {
         let random = Xoshiro256PlusPlus::seed_from_u64(seed);
         Generator { random, pool: text_pool(), arrays: arrays() }
     }
 
-    /// A number below `end`.
+    /// Returns a random number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.random.random_range(0..end)
     }
 
-    /// A random id of 32 hexadecimal digits.
+    /// Returns a random id of 32 hexadecimal digits.
     pub fn random_id(&mut self) -> String {
         format!("{:032x}", self.random.random::<u128>())
     }
@@ -108,8 +109,8 @@ impl Generator {
         self.finish(end, out);
     }
 
-    /// Appends a document of exactly `bytes` with the text that belongs to `number`:
-    /// [`is_numbered_document`] knows it again.
+    /// Appends a document of exactly `bytes` whose text derives from `number`; [`is_numbered_document`]
+    /// checks it.
     pub fn numbered_document(id: &str, number: u64, bytes: usize, out: &mut Vec<u8>) {
         let length = bytes.checked_sub(frame_bytes(id.len())).expect("the document's size holds its members");
         out.extend_from_slice(b"{\"_id\":\"");
@@ -119,7 +120,7 @@ impl Generator {
         out.extend_from_slice(b"\"}");
     }
 
-    /// Appends a document whose content beside the id is an object of ten bytes.
+    /// Appends a document whose content besides the id is an object of ten bytes.
     pub fn tiny_document(&mut self, id: &str, out: &mut Vec<u8>) {
         self.begin(id, out);
         let number = self.random.random_range(1000..10_000);
@@ -144,7 +145,7 @@ impl Generator {
     }
 
     fn text(&mut self, length: usize, out: &mut Vec<u8>) {
-        assert!(length < POOL_BYTES, "a text fits the pool");
+        assert!(length < POOL_BYTES, "a text is shorter than the pool");
         let start = self.random.random_range(0..POOL_BYTES - length);
         out.push(b'"');
         out.extend_from_slice(&self.pool[start..start + length]);
@@ -202,7 +203,7 @@ impl Generator {
     }
 }
 
-/// The characters that texts are cut from.
+/// The characters that texts are slices of.
 fn text_pool() -> &'static [u8] {
     static POOL: OnceLock<Vec<u8>> = OnceLock::new();
     POOL.get_or_init(|| {
@@ -214,23 +215,23 @@ fn text_pool() -> &'static [u8] {
     })
 }
 
-/// Random bytes: what attachments are cut from, and what the bare server sends.
+/// Random bytes that attachments, and the responses of the bare server, are slices of.
 pub fn binary_pool() -> &'static [u8] {
     static POOL: OnceLock<Vec<u8>> = OnceLock::new();
     POOL.get_or_init(|| random_bytes(POOL_SEED + 1, BINARY_POOL_BYTES))
 }
 
-/// The attachment with this number: random bytes.
+/// Returns the attachment with this number, `bytes` random bytes.
 ///
 /// # Panics
-/// Where it is no smaller than the pool.
+/// If `bytes` isn't less than the pool's size.
 pub fn attachment(number: u64, bytes: usize) -> &'static [u8] {
-    let start = place(number, BINARY_POOL_BYTES - bytes);
+    let start = pool_offset(number, BINARY_POOL_BYTES - bytes);
     &binary_pool()[start..start + bytes]
 }
 
-/// Whether `body` is the numbered document as a server shows it: its id and a revision in front,
-/// then the text that belongs to its number.
+/// Whether `body` is the numbered document as a server returns it: its id and a revision, then the text of
+/// its number.
 pub fn is_numbered_document(body: &[u8], id: &str, number: u64, bytes: usize) -> bool {
     let rest = body.strip_prefix(b"{\"_id\":\"").and_then(|rest| rest.strip_prefix(id.as_bytes()));
     let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b"\",\"_rev\":\"")) else {
@@ -246,19 +247,19 @@ pub fn is_numbered_document(body: &[u8], id: &str, number: u64, bytes: usize) ->
         && text.and_then(|text| text.strip_suffix(b"\"}")) == Some(numbered_text(number, bytes - frame))
 }
 
-/// Bytes of a document besides its text: its id, members and braces.
+/// Bytes of a document without its text: its id, members and braces.
 fn frame_bytes(id_bytes: usize) -> usize {
     "{\"_id\":\"\",\"\":\"\"}".len() + id_bytes + TEXT_MEMBER.len()
 }
 
-/// The text of so many characters that belongs to a number.
+/// The text of `length` characters that derives from a number.
 fn numbered_text(number: u64, length: usize) -> &'static [u8] {
-    let start = place(number, POOL_BYTES - length);
+    let start = pool_offset(number, POOL_BYTES - length);
     &text_pool()[start..start + length]
 }
 
-/// A place below `end` for a number: neighbours lie anywhere (Steele, Lea and Flood's SplitMix64).
-fn place(number: u64, end: usize) -> usize {
+/// Maps a number to a pseudo-random offset below `end` (Steele, Lea and Flood's SplitMix64).
+fn pool_offset(number: u64, end: usize) -> usize {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(POOL_SEED);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_numbered_document_is_known_again_and_no_other() {
+    fn a_numbered_document_matches_only_its_own_id_number_and_size() {
         let (id, bytes) = ("0000000000000007", 1024);
         let mut text = Vec::new();
         Generator::numbered_document(id, 7, bytes, &mut text);
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_document_holds_ten_bytes_beside_its_id() {
+    fn a_tiny_document_has_ten_bytes_besides_its_id() {
         let mut text = Vec::new();
         Generator::new(1).tiny_document("x", &mut text);
         let mut document: Value = serde_json::from_slice(&text).unwrap();
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_documents_and_another_one_others() {
+    fn a_seed_determines_the_documents() {
         for size in SIZES {
             assert_eq!(make(3, size, "x"), make(3, size, "x"));
             assert_ne!(make(3, size, "x"), make(4, size, "x"));
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn text_holds_nearly_six_bits_of_entropy_a_character() {
+    fn text_has_nearly_six_bits_of_entropy_per_character() {
         let mut text = Vec::new();
         Generator::new(9).text(100_000, &mut text);
         let mut counts = [0_f64; 256];

@@ -1,8 +1,7 @@
-//! Closed loops: each client sends its next request when it has the answer to the last.
+//! Closed-loop clients: each sends its next request when it has the response to the last.
 //!
-//! One task and one connection a client. What a client does besides (rendering, checking) is
-//! kept cheap and outside the latency, but counts for the rate, as it does for any client that
-//! shares the machine.
+//! Each client has one task and one connection. Rendering requests and checking responses is cheap and not
+//! part of a latency, but it counts for the rate, as for any client that shares the server's machine.
 
 use std::time::{Duration, Instant};
 
@@ -12,29 +11,28 @@ use crate::error::{Error, Result};
 use crate::http::{Answer, Connection, HttpError, Server};
 use crate::stats::{Elapsed, Samples, Stopwatch};
 
-/// What one client does.
+/// The requests of one client and the checks of its responses.
 pub(crate) trait Client: Send + 'static {
-    /// Appends its next request to `request`, which is empty; false where it has done its share.
+    /// Appends the next request to `request`, which is empty. Returns false if none is left.
     fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool;
 
-    /// What follows of the request just rendered: a body too large to copy.
+    /// The rest of the request just rendered: a body too large to copy.
     fn body(&self) -> &[u8] {
         &[]
     }
 
-    /// Checks the answer: how many operations it stands for, or what is wrong with it.
+    /// Checks the response. Returns its number of operations, or the reason why it is wrong.
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String>;
 }
 
-/// When clients stop: at the end of their share, or once so much time has passed. Each sends at
-/// least one request.
+/// When clients stop: after their last request, or after a time. Each sends at least one request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
     Done,
     Passed(Duration),
 }
 
-/// What a group of clients did.
+/// The result of a group of clients.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) operations: u64,
@@ -43,36 +41,36 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Adds what came after.
+    /// Adds the outcome of a later slice of the same workload.
     pub(crate) fn append(&mut self, other: Outcome) {
         self.operations += other.operations;
         self.latencies.append(other.latencies);
         self.elapsed.add(other.elapsed);
     }
 
-    /// Operations a second.
+    /// Operations per second.
     pub(crate) fn rate(&self) -> f64 {
         let seconds = self.elapsed.wall.as_secs_f64();
         if seconds > 0.0 { self.operations as f64 / seconds } else { 0.0 }
     }
 
-    /// The server's processor time for an operation in microseconds.
+    /// The server's processor time per operation in microseconds, if the server's process is known.
     pub(crate) fn server_cpu_us(&self) -> Option<f64> {
         let each = |time: Duration| time.as_secs_f64() * 1e6 / self.operations.max(1) as f64;
         self.elapsed.server_cpu.map(each)
     }
 }
 
-/// Adds the outcome of one more stretch to those before it.
-pub(crate) fn tally(sum: &mut Option<Outcome>, next: Outcome) {
+/// Adds the outcome of one more slice to the sum of those before it.
+pub(crate) fn add_outcome(sum: &mut Option<Outcome>, next: Outcome) {
     match sum {
         Some(sum) => sum.append(next),
         None => *sum = Some(next),
     }
 }
 
-/// Runs `clients` side by side and gives them back, in any order. `server_pid` names whose
-/// processor time is counted.
+/// Runs `clients` concurrently and returns them with their outcome, in any order. `server_pid` is the process
+/// whose processor time is counted.
 pub(crate) async fn drive<C: Client>(
     workload: &str,
     server: &Server,
@@ -93,7 +91,7 @@ pub(crate) async fn drive<C: Client>(
     let mut tasks = JoinSet::new();
     for (client, connection) in connected {
         let (workload, server) = (workload.to_owned(), server.clone());
-        tasks.spawn(async move { one(&workload, &server, client, connection, deadline).await });
+        tasks.spawn(async move { run_client(&workload, &server, client, connection, deadline).await });
     }
     let (mut outcome, mut clients) = (Outcome::default(), Vec::new());
     while let Some(joined) = tasks.join_next().await {
@@ -111,7 +109,7 @@ fn broken(workload: &str, error: &HttpError) -> Error {
     Error::wrong(workload, error.to_string())
 }
 
-async fn one<C: Client>(
+async fn run_client<C: Client>(
     workload: &str,
     server: &Server,
     mut client: C,
@@ -139,13 +137,13 @@ async fn one<C: Client>(
     }
 }
 
-/// Reads a streamed answer to its end: how often `needle` occurs in it.
+/// Reads a streamed response to its end. Returns the number of occurrences of `needle`.
 pub(crate) async fn count_in_stream(connection: Connection, needle: &[u8]) -> Result<u64> {
     let ([count], _) = scan_stream(connection, [needle]).await?;
     Ok(count)
 }
 
-/// Reads a streamed answer to its end: how often each needle occurs in it, and its length.
+/// Reads a streamed response to its end. Returns the number of occurrences of each needle, and the length.
 pub(crate) async fn scan_stream<const N: usize>(
     mut connection: Connection,
     needles: [&[u8]; N],
@@ -159,31 +157,32 @@ pub(crate) async fn scan_stream<const N: usize>(
     Ok((counters.map(|counter| counter.count), bytes))
 }
 
-/// Counts occurrences in a text that comes in pieces.
+/// Counts occurrences in a text that arrives in pieces.
 struct Counter<'a> {
     finder: memchr::memmem::Finder<'a>,
-    /// The end of the last piece: shorter than what is looked for.
-    joint: Vec<u8>,
+    /// The end of the text so far, one byte shorter than the needle.
+    tail: Vec<u8>,
     count: u64,
 }
 
 impl<'a> Counter<'a> {
     fn new(needle: &'a [u8]) -> Counter<'a> {
-        Counter { finder: memchr::memmem::Finder::new(needle), joint: Vec::new(), count: 0 }
+        Counter { finder: memchr::memmem::Finder::new(needle), tail: Vec::new(), count: 0 }
     }
 
     fn take(&mut self, chunk: &[u8]) {
         let overlap = self.finder.needle().len() - 1;
-        self.joint.extend_from_slice(&chunk[..chunk.len().min(overlap)]);
-        // What lies across the joint begins in the old end, and is found nowhere else.
-        self.count += self.finder.find_iter(&self.joint).count() as u64;
+        self.tail.extend_from_slice(&chunk[..chunk.len().min(overlap)]);
+        // An occurrence across the boundary begins in the tail, which is shorter than the needle, so that
+        // each occurrence is counted once.
+        self.count += self.finder.find_iter(&self.tail).count() as u64;
         self.count += self.finder.find_iter(chunk).count() as u64;
         if chunk.len() >= overlap {
-            self.joint.clear();
-            self.joint.extend_from_slice(&chunk[chunk.len() - overlap..]);
+            self.tail.clear();
+            self.tail.extend_from_slice(&chunk[chunk.len() - overlap..]);
         } else {
-            let excess = self.joint.len().saturating_sub(overlap);
-            self.joint.drain(..excess);
+            let excess = self.tail.len().saturating_sub(overlap);
+            self.tail.drain(..excess);
         }
     }
 }
@@ -195,8 +194,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_are_counted_as_one() {
-        let stretch = |operations, seconds| {
+    fn slices_add_up_to_one_outcome() {
+        let slice = |operations, seconds| {
             let wall = Duration::from_secs(seconds);
             let server_cpu = Some(Duration::from_millis(operations));
             Outcome {
@@ -206,8 +205,8 @@ mod tests {
             }
         };
         let mut sum = None;
-        tally(&mut sum, stretch(10, 1));
-        tally(&mut sum, stretch(50, 3));
+        add_outcome(&mut sum, slice(10, 1));
+        add_outcome(&mut sum, slice(50, 3));
         let sum = sum.unwrap();
         assert_eq!((sum.operations, sum.rate(), sum.server_cpu_us()), (60, 15.0, Some(1000.0)));
     }

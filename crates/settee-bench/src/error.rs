@@ -1,4 +1,4 @@
-//! What ends a measurement.
+//! The errors that end a measurement.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,51 +6,50 @@ use std::path::PathBuf;
 use crate::couch::CouchError;
 use crate::http::HttpError;
 
-/// The result of measuring.
+/// The result of a measurement.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why nothing was measured. Databases that the measurement made are deleted where the server
-/// still answers.
+/// Why a measurement failed. The databases that it created are deleted if the server still responds.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The server refused or broke off.
+    /// The server refused a request or broke the connection.
     #[error(transparent)]
     Couch(#[from] CouchError),
 
-    /// The engine in this process refused.
+    /// The engine in this process returned an error.
     #[error(transparent)]
     Engine(#[from] settee_doc::Error),
 
-    /// The answer came but isn't what the workload must give.
+    /// The response arrived but isn't the one that the workload requires.
     #[error("{workload}: {reason}")]
     Wrong {
-        /// What was being done.
+        /// The workload, or the operation within it.
         workload: String,
-        /// What was found instead.
+        /// The difference from the expected response.
         reason: String,
     },
 
-    /// The disk hasn't the room; nothing was written.
+    /// The disk has too little free space; nothing was written.
     #[error("{} needs {needed_mb} MB free and has {free_mb} MB", directory.display())]
     Space {
-        /// Where the data would go.
+        /// The directory for the data.
         directory: PathBuf,
-        /// What the workload may write, with room to spare.
+        /// MiB that the workload may write, with a reserve.
         needed_mb: u64,
-        /// What an ordinary user may still write there.
+        /// MiB that an unprivileged user may still write there.
         free_mb: u64,
     },
 
-    /// The server that was to be measured didn't start.
+    /// The server to be measured didn't start.
     #[error("the server did not start: {0}")]
     Server(String),
 
-    /// A file or directory of the measurement's own.
+    /// An operation on one of the measurement's own files or directories failed.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

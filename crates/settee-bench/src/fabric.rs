@@ -1,11 +1,11 @@
-//! CouchDB's own table: what its `fabric_bench` measures, in its order and with its sizes.
+//! The workload of CouchDB's `fabric_bench`, in its order and with its sizes.
 //!
-//! Documents are added in batches under the ids 1 to N, read one by one at random, listed
-//! without and with their bodies, read as changes, and at last single new documents are put.
+//! Documents are added in batches under the ids 1 to N, read one by one at random, listed without and with
+//! their bodies, and read as changes. Finally, single new documents are put.
 //! (`src/fabric/src/fabric_bench.erl` in apache/couchdb, version 1 of the table.)
 //!
-//! The same workload runs in this process, on the documents' own API, or over HTTP against any
-//! server that speaks CouchDB's. Making the documents is not part of any latency.
+//! The workload runs in this process, on the API of `settee-doc`, or over HTTP against any server compatible
+//! with CouchDB. Generating the documents isn't part of any latency.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,64 +29,64 @@ mod peer;
 pub(crate) use peer::durability_query;
 use peer::{Peer, Scan};
 
-/// Documents added when none are asked for; of large ones [`LARGE_DOCUMENT_COUNT_DEFAULT`].
+/// Default number of documents; for large ones [`LARGE_DOCUMENT_COUNT_DEFAULT`].
 pub const DOCUMENT_COUNT_DEFAULT: u64 = 100_000;
 
-/// Large documents added when none are asked for.
+/// Default number of large documents.
 pub const LARGE_DOCUMENT_COUNT_DEFAULT: u64 = 5_000;
 
-/// Documents in a batch when nothing else is asked for.
+/// Default number of documents of a batch.
 pub const BATCH_COUNT_DEFAULT: u64 = 1_000;
 
-/// Single documents put at the end when nothing else is asked for.
+/// Default number of single documents put at the end.
 pub const UPDATE_COUNT_DEFAULT: u64 = 1_000;
 
-/// Where random choices begin. Each client adds its number.
+/// Seed of the first client; each further client's is one higher.
 const SEED: u64 = 0x5e77ee;
 
-/// Where the workload runs.
+/// The database server that the workload uses.
 #[derive(Debug, Clone)]
-pub enum Place {
-    /// In this process, with the data in this directory.
+pub enum Backend {
+    /// The engine in this process.
     Process {
-        /// An empty directory.
+        /// An empty directory for the data.
         directory: PathBuf,
     },
-    /// On a server.
+    /// A server, over HTTP.
     Server {
-        /// Where it listens.
+        /// The server's address.
         server: Server,
-        /// Whose processor time is counted.
+        /// The process whose processor time is counted. None: not counted.
         pid: Option<u32>,
     },
 }
 
-/// What is measured.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where.
-    pub place: Place,
+    /// The database server.
+    pub backend: Backend,
     /// Size of the documents.
     pub size: DocumentSize,
-    /// How many are added.
+    /// Number of documents that are added.
     pub documents: u64,
-    /// How many in a batch.
+    /// Number of documents of a batch.
     pub batch: u64,
-    /// How many tasks, or connections, add, get and put. Listings are read by one.
+    /// Number of tasks, or connections, that add, get and put. One reads the listings.
     pub clients: u64,
-    /// How many single documents are put.
+    /// Number of single documents that are put.
     pub updates: u64,
-    /// How far writes have got when they are answered.
+    /// Stage that writes have reached when they are acknowledged.
     pub durability: Stage,
 }
 
-/// Runs the table and gives each row to `on_row` as it is measured. The database it makes is
-/// deleted at the end, also after an error.
+/// Runs the workload and calls `on_row` with each row as it is measured. Its database is deleted at the end,
+/// also after an error.
 ///
 /// # Errors
 /// Any [`Error`].
 pub async fn run(config: &Config, mut on_row: impl FnMut(Row)) -> Result<()> {
-    if let Place::Process { directory } = &config.place {
+    if let Backend::Process { directory } = &config.backend {
         space::check(directory, (config.documents + config.updates) * config.size.bytes() as u64)?;
     }
     let host = Host::open(config).await?;
@@ -95,7 +95,7 @@ pub async fn run(config: &Config, mut on_row: impl FnMut(Row)) -> Result<()> {
     measured.and(closed)
 }
 
-/// A database of the measurement's own, and what it lives in.
+/// The database of a run and the connection to its server.
 struct Host {
     database: String,
     inner: HostKind,
@@ -110,14 +110,14 @@ impl Host {
     async fn open(config: &Config) -> Result<Host> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let database = format!("settee-bench-{}", now.as_micros());
-        let inner = match &config.place {
-            Place::Process { directory } => {
+        let inner = match &config.backend {
+            Backend::Process { directory } => {
                 let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
                 let databases = Databases::open(env, directory).await?;
                 databases.create(&database).await?;
                 HostKind::Process(databases)
             }
-            Place::Server { server, .. } => {
+            Backend::Server { server, .. } => {
                 Couch::new(server.clone()).create_database(&database).await?;
                 HostKind::Server(server.clone())
             }
@@ -134,7 +134,7 @@ impl Host {
         }
     }
 
-    /// Makes visible what was stored at a lower durability.
+    /// Waits until all acknowledged writes are persisted and visible.
     async fn barrier(&self) -> Result<()> {
         match &self.inner {
             HostKind::Process(databases) => Ok(databases.get(&self.database).await?.barrier().await?),
@@ -156,28 +156,34 @@ impl Host {
 async fn measure(config: &Config, host: &Host, on_row: &mut impl FnMut(Row)) -> Result<()> {
     let size = config.size.name();
     let name = format!("add {} {size} documents, batch {}", config.documents, config.batch);
-    on_row(many(config, host, &name, "docs", Work::Add).await?);
+    on_row(run_clients(config, host, &name, "docs", Operation::Add).await?);
     host.barrier().await?;
     let name = format!("get random document × {}", config.documents);
-    on_row(many(config, host, &name, "docs", Work::Get).await?);
+    on_row(run_clients(config, host, &name, "docs", Operation::Get).await?);
     for scan in [Scan::AllDocs, Scan::AllDocsWithDocuments, Scan::Changes] {
         on_row(list(config, host, scan).await?);
     }
     let name = format!("put single new document × {}", config.updates);
-    on_row(many(config, host, &name, "docs", Work::Put).await?);
+    on_row(run_clients(config, host, &name, "docs", Operation::Put).await?);
     Ok(())
 }
 
-/// What clients share out among them, one piece at a time.
+/// The operation of a row, whose documents the clients take from a shared counter.
 #[derive(Debug, Clone, Copy)]
-enum Work {
+enum Operation {
     Add,
     Get,
     Put,
 }
 
-async fn many(config: &Config, host: &Host, name: &str, unit: &'static str, work: Work) -> Result<Row> {
-    let total = if matches!(work, Work::Put) { config.updates } else { config.documents };
+async fn run_clients(
+    config: &Config,
+    host: &Host,
+    name: &str,
+    unit: &'static str,
+    operation: Operation,
+) -> Result<Row> {
+    let total = if matches!(operation, Operation::Put) { config.updates } else { config.documents };
     let mut peers = Vec::new();
     for _ in 0..config.clients {
         peers.push(host.peer(config.durability).await?);
@@ -187,7 +193,7 @@ async fn many(config: &Config, host: &Host, name: &str, unit: &'static str, work
     let mut tasks = JoinSet::new();
     for (seed, peer) in (SEED..).zip(peers) {
         let client = Client { peer, generator: Generator::new(seed), next: next.clone(), total };
-        tasks.spawn(client.run(work, config.size, config.batch, config.documents));
+        tasks.spawn(client.run(operation, config.size, config.batch, config.documents));
     }
     let mut latencies = Samples::default();
     while let Some(joined) = tasks.join_next().await {
@@ -208,18 +214,24 @@ struct Client {
 }
 
 impl Client {
-    /// Takes pieces until none are left.
-    async fn run(mut self, work: Work, size: DocumentSize, batch: u64, documents: u64) -> Result<Samples> {
+    /// Takes document numbers from the counter and runs the operation until none are left.
+    async fn run(
+        mut self,
+        operation: Operation,
+        size: DocumentSize,
+        batch: u64,
+        documents: u64,
+    ) -> Result<Samples> {
         let mut samples = Samples::default();
-        let step = if matches!(work, Work::Add) { batch } else { 1 };
+        let step = if matches!(operation, Operation::Add) { batch } else { 1 };
         let mut text = peer::Batch::default();
         loop {
             let first = self.next.fetch_add(step, Ordering::Relaxed);
             if first >= self.total {
                 return Ok(samples);
             }
-            let latency = match work {
-                Work::Add => {
+            let latency = match operation {
+                Operation::Add => {
                     text.clear();
                     for number in first..(first + step).min(self.total) {
                         let id = (number + 1).to_string();
@@ -227,11 +239,11 @@ impl Client {
                     }
                     timed(self.peer.add(&mut text)).await?
                 }
-                Work::Get => {
+                Operation::Get => {
                     let id = (self.generator.below(documents) + 1).to_string();
                     timed(self.peer.get(&id)).await?
                 }
-                Work::Put => {
+                Operation::Put => {
                     let id = self.generator.random_id();
                     text.clear();
                     text.push(|out| self.generator.fabric_document(size, &id, out));
@@ -261,8 +273,8 @@ async fn list(config: &Config, host: &Host, scan: Scan) -> Result<Row> {
 }
 
 fn server_pid(config: &Config) -> Option<u32> {
-    match config.place {
-        Place::Process { .. } => None,
-        Place::Server { pid, .. } => pid,
+    match config.backend {
+        Backend::Process { .. } => None,
+        Backend::Server { pid, .. } => pid,
     }
 }

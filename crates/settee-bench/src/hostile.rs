@@ -1,12 +1,13 @@
-//! Hostile clients, and whether the server goes on serving the others.
+//! Hostile clients, and the server's latency for other clients beside them.
 //!
-//! One attack after the other runs for a while. Meanwhile one client asks for `_up` on a new connection each
-//! time, and another writes documents of 20 KB as the administrator. A request that fails is sent again, and its
-//! time runs on: how long it took until it succeeded is what counts.
+//! The attacks run one after the other, each for a given time. Meanwhile one probe requests `_up` on a new
+//! connection each time, and another writes documents of 20 KB as the administrator. A request that fails is
+//! repeated; its latency is the time until it succeeds.
 //!
 //! Invariants:
-//! 1. An attack never ends by itself: what the server closes or refuses is begun anew.
-//! 2. The attack is over, and its connections are closed, before the next begins.
+//! 1. An attack never ends by itself: its clients repeat a connection or request that the server closes or
+//!    refuses.
+//! 2. An attack has ended, and its connections are closed, before the next begins.
 
 mod attacks;
 
@@ -20,76 +21,76 @@ use crate::error::{Error, Result};
 use crate::http::Server;
 use crate::process::ServerProcess;
 
-/// Longest time that `_up` may take.
+/// Largest latency of `_up` in milliseconds that isn't a miss.
 pub const UP_MS_MAX: u64 = 100;
 
-/// Longest time that another client's write may take.
+/// Largest latency of another client's write in milliseconds that isn't a miss.
 pub const WRITE_MS_MAX: u64 = 1_000;
 
-/// Longest time for which a probe tries.
+/// Longest time for which a probe repeats a request.
 const PROBE_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Time between two probes of a kind.
+/// Pause between two requests of a probe.
 const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Time between a failed probe and its repetition.
+/// Pause between a failed request of a probe and its repetition.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Bytes of the documents that are written meanwhile.
+/// Bytes of the documents that the probe writes.
 const DOCUMENT_BYTES: usize = 20_000;
 
-/// The database that they are written to.
+/// The database of these documents.
 const DATABASE: &str = "hostile";
 
-/// What runs against which server.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// As an anonymous client reaches it.
+    /// The server, without authentication.
     pub anonymous: Server,
-    /// As the administrator reaches it.
+    /// The server, with the administrator's authentication.
     pub admin: Server,
-    /// Its process, where its memory is to be read.
+    /// The server's process. None: its memory isn't measured.
     pub pid: Option<u32>,
-    /// How long each attack lasts.
+    /// Duration of each attack.
     pub time: Duration,
-    /// Multiplies connections and sizes.
+    /// Factor for the numbers of connections and the sizes.
     pub scale: f64,
 }
 
-/// What the other clients met during an attack.
+/// The result of an attack.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// The attack; None for the time before the first one.
+    /// The attack. None: the time before the first one.
     pub attack: Option<Attack>,
-    /// Of `_up`.
-    pub up: Probed,
-    /// Of another client's writes.
-    pub writes: Probed,
-    /// The most memory that the process had, where it is known, in bytes.
+    /// Requests of `_up`.
+    pub up: ProbeStats,
+    /// Another client's writes.
+    pub writes: ProbeStats,
+    /// Peak resident memory of the server's process in bytes, if known.
     pub peak_bytes: Option<u64>,
-    /// What the attack did: connections, requests or streams that it began.
+    /// Number of connections, requests or streams that the attack began.
     pub begun: u64,
 }
 
-/// Requests of a kind.
+/// Statistics of a probe.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Probed {
-    /// That succeeded.
+pub struct ProbeStats {
+    /// Number of successful requests.
     pub count: u64,
-    /// That failed and were sent again.
+    /// Number of failed requests, which were repeated.
     pub failed: u64,
-    /// The longest time until one succeeded, in milliseconds.
+    /// The longest time until a request succeeded, in milliseconds.
     pub longest_ms: u64,
 }
 
 impl Report {
-    /// Which limits were passed; empty where none was.
+    /// A description of each limit that was exceeded.
     pub fn misses(&self) -> Vec<String> {
         let kinds = [("_up", &self.up, UP_MS_MAX), ("a write", &self.writes, WRITE_MS_MAX)];
-        let missed = kinds.into_iter().filter(|(_, probed, limit_ms)| probed.longest_ms > *limit_ms);
+        let missed = kinds.into_iter().filter(|(_, stats, limit_ms)| stats.longest_ms > *limit_ms);
         missed
-            .map(|(name, probed, limit_ms)| {
-                format!("{name} took {} ms, more than {limit_ms}", probed.longest_ms)
+            .map(|(name, stats, limit_ms)| {
+                format!("{name} took {} ms, more than {limit_ms}", stats.longest_ms)
             })
             .collect()
     }
@@ -97,24 +98,24 @@ impl Report {
     /// A line of the table.
     pub fn line(&self) -> String {
         let name = self.attack.map_or("none", Attack::name);
-        let probed =
-            |probed: &Probed| format!("{:>7} {:>6} {:>8}", probed.count, probed.failed, probed.longest_ms);
+        let columns =
+            |stats: &ProbeStats| format!("{:>7} {:>6} {:>8}", stats.count, stats.failed, stats.longest_ms);
         let peak = self.peak_bytes.map_or("?".to_owned(), |bytes| (bytes >> 20).to_string());
-        format!("{name:<22} {:>9}  {}  {}  {peak:>8}", self.begun, probed(&self.up), probed(&self.writes))
+        format!("{name:<22} {:>9}  {}  {}  {peak:>8}", self.begun, columns(&self.up), columns(&self.writes))
     }
 }
 
-/// What stands above the lines of [`Report::line`].
+/// The heading of the table of [`Report::line`].
 pub fn heading() -> String {
     let kind = |name| format!("{name:>7} {:>6} {:>8}", "again", "most ms");
     format!("{:<22} {:>9}  {}  {}  {:>8}", "attack", "begun", kind("_up"), kind("writes"), "peak MiB")
 }
 
-/// Runs each of `attacks`, after a while without any; `done` gets each report as it is made.
+/// Runs the probes without an attack and then beside each of `attacks`. Calls `on_report` with each report.
 ///
 /// # Errors
-/// [`Error::Wrong`] where a probe didn't succeed at all in time; the server may be of no use then.
-pub async fn run(config: &Config, attacks: &[Attack], mut done: impl FnMut(&Report)) -> Result<()> {
+/// [`Error::Wrong`] if a probe's request didn't succeed within 30 s; the server may no longer respond then.
+pub async fn run(config: &Config, attacks: &[Attack], mut on_report: impl FnMut(&Report)) -> Result<()> {
     let mut couch = Couch::new(config.admin.clone());
     couch.call("PUT", &format!("/{DATABASE}"), None).await?;
     for attack in std::iter::once(None).chain(attacks.iter().copied().map(Some)) {
@@ -129,43 +130,43 @@ pub async fn run(config: &Config, attacks: &[Attack], mut done: impl FnMut(&Repo
         let (up, writes) = tokio::join!(probe_up(config), probe_writes(config));
         let peak_bytes = config.pid.and_then(ServerProcess::peak_bytes);
         attackers.shutdown().await;
-        done(&Report { attack, up: up?, writes: writes?, peak_bytes, begun: begun.count() });
+        on_report(&Report { attack, up: up?, writes: writes?, peak_bytes, begun: begun.count() });
     }
     couch.call("DELETE", &format!("/{DATABASE}"), None).await?;
     Ok(())
 }
 
-/// Repeats `request` until it succeeds, and then the next.
+/// Runs `request` repeatedly for `time`; a failed one is repeated until it succeeds.
 async fn probe(
     time: Duration,
     name: &str,
     mut request: impl AsyncFnMut(u64) -> Result<(), String>,
-) -> Result<Probed> {
-    let (begun, mut probed) = (Instant::now(), Probed::default());
-    while begun.elapsed() < time {
+) -> Result<ProbeStats> {
+    let (started, mut stats) = (Instant::now(), ProbeStats::default());
+    while started.elapsed() < time {
         let sent = Instant::now();
         loop {
             let left = PROBE_WAIT_MAX.saturating_sub(sent.elapsed());
-            match tokio::time::timeout(left, request(probed.count)).await {
+            match tokio::time::timeout(left, request(stats.count)).await {
                 Ok(Ok(())) => break,
                 Ok(Err(reason)) if sent.elapsed() >= PROBE_WAIT_MAX => {
                     return Err(Error::wrong(name, reason));
                 }
                 Ok(Err(_)) => {}
-                Err(_) => return Err(Error::wrong(name, format!("no answer in {PROBE_WAIT_MAX:?}"))),
+                Err(_) => return Err(Error::wrong(name, format!("no response in {PROBE_WAIT_MAX:?}"))),
             }
-            probed.failed += 1;
+            stats.failed += 1;
             tokio::time::sleep(RETRY_PAUSE).await;
         }
-        probed.count += 1;
-        probed.longest_ms =
-            probed.longest_ms.max(u64::try_from(sent.elapsed().as_millis()).unwrap_or(u64::MAX));
+        stats.count += 1;
+        stats.longest_ms =
+            stats.longest_ms.max(u64::try_from(sent.elapsed().as_millis()).unwrap_or(u64::MAX));
         tokio::time::sleep(PROBE_PAUSE).await;
     }
-    Ok(probed)
+    Ok(stats)
 }
 
-async fn probe_up(config: &Config) -> Result<Probed> {
+async fn probe_up(config: &Config) -> Result<ProbeStats> {
     let request = async |_| {
         let mut couch = Couch::new(config.anonymous.clone());
         couch.call("GET", "/_up", None).await.map(drop).map_err(|error| error.to_string())
@@ -173,7 +174,7 @@ async fn probe_up(config: &Config) -> Result<Probed> {
     probe(config.time, "_up", request).await
 }
 
-async fn probe_writes(config: &Config) -> Result<Probed> {
+async fn probe_writes(config: &Config) -> Result<ProbeStats> {
     let mut couch = Couch::new(config.admin.clone());
     let body = format!("{{\"text\":\"{}\"}}", "x".repeat(DOCUMENT_BYTES));
     let request = async |_| {
@@ -188,12 +189,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_longer_than_its_limit_is_a_miss_that_names_it() {
-        let probed = |longest_ms| Probed { count: 1, failed: 0, longest_ms };
+    fn a_probe_over_its_limit_is_a_miss_with_its_name() {
+        let stats = |longest_ms| ProbeStats { count: 1, failed: 0, longest_ms };
         let report = |up, writes| Report {
             attack: None,
-            up: probed(up),
-            writes: probed(writes),
+            up: stats(up),
+            writes: stats(writes),
             peak_bytes: None,
             begun: 0,
         };

@@ -1,14 +1,14 @@
-//! A minimal HTTP/1.1 client: cheap enough to share two cores with the server it measures.
+//! A minimal HTTP/1.1 client, cheap enough to share two cores with the server that it measures.
 //!
-//! A request is bytes that the caller rendered; an answer's head is parsed for its status and
-//! for where its body ends, nothing else. One [`Connection`] runs one exchange at a time and is
-//! kept alive between them. `load`, `dump` and `bench` all speak through it.
+//! The caller renders a request as bytes. A response's head is parsed only for the status and for the
+//! framing of the body. A [`Connection`] runs one exchange at a time and is kept alive between exchanges.
+//! `load`, `dump` and `bench` use this client.
 //!
 //! Invariants:
-//! 1. A body counts as whole only at its proper end: `Content-Length` bytes, or the last chunk.
-//!    A connection that ends earlier is [`HttpError::Cut`], never a short body.
-//! 2. What is buffered of one answer is bounded by [`ANSWER_BYTES_MAX`]; [`Connection::chunk`]
-//!    streams larger ones within [`INPUT_BYTES_MIN`].
+//! 1. A body counts as whole only at its proper end: after `Content-Length` bytes, or after the last chunk.
+//!    A connection that ends earlier causes [`HttpError::Cut`], never a short body.
+//! 2. At most [`RESPONSE_BYTES_MAX`] bytes of a response are buffered; [`Connection::chunk`] streams larger
+//!    responses with a buffer of [`INPUT_BYTES_MIN`].
 
 use std::io;
 use std::ops::Range;
@@ -24,42 +24,42 @@ use tokio::net::TcpStream;
 #[cfg(test)]
 mod tests;
 
-/// Largest answer that [`Connection::exchange`] holds in memory, in bytes.
-pub const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Largest body in bytes that [`Connection::exchange`] returns.
+pub const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
-/// Largest head of an answer in bytes.
+/// Largest head of a response in bytes.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Size in bytes at which a connection's input buffer begins.
+/// Initial size in bytes of a connection's input buffer.
 pub const INPUT_BYTES_MIN: usize = 64 << 10;
 
-/// Longest wait for a connection to be accepted.
+/// Longest wait for a connection to be established.
 pub const CONNECT_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// What stays as it is in a segment of a path.
+/// Characters that are percent-encoded in a segment of a path.
 const PATH_SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// The result of talking to a server.
+/// The result of an exchange with a server.
 pub type Result<T, E = HttpError> = std::result::Result<T, E>;
 
-/// Why an exchange failed. The connection is of no use afterwards.
+/// Why an exchange failed. The connection can't be used afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The URL isn't one that this client understands.
+    /// The URL is invalid or not supported.
     #[error("{url}: {reason}")]
     Url {
         /// The URL without its user and password.
         url: String,
-        /// What is wrong with it.
+        /// The URL's fault.
         reason: &'static str,
     },
 
-    /// Nobody answered at the address.
+    /// No connection to the address could be established.
     #[error("no connection to {address}: {source}")]
     Connect {
         /// Host and port.
         address: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
@@ -67,20 +67,20 @@ pub enum HttpError {
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
 
-    /// The server closed the connection before the answer's end.
+    /// The server closed the connection before the end of the response.
     #[error("the server closed the connection {0}")]
     Cut(&'static str),
 
-    /// What came isn't HTTP as this client understands it.
-    #[error("the answer is malformed: {0}")]
+    /// The response isn't HTTP/1 or uses an unsupported feature of it.
+    #[error("the response is malformed: {0}")]
     Malformed(&'static str),
 
-    /// The answer is larger than what is held in memory.
-    #[error("the answer exceeds {max} bytes", max = ANSWER_BYTES_MAX)]
+    /// The response exceeds [`RESPONSE_BYTES_MAX`].
+    #[error("the response exceeds {max} bytes", max = RESPONSE_BYTES_MAX)]
     TooLarge,
 }
 
-/// A server's address, as a URL gives it: `http://[user:password@]host[:port][/prefix]`.
+/// A server's address, parsed from a URL: `http://[user:password@]host[:port][/prefix]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     address: String,
@@ -132,12 +132,15 @@ impl FromStr for Server {
 }
 
 impl Server {
-    /// Whether its requests name a user.
+    /// Whether requests to it are authenticated.
     pub fn has_user(&self) -> bool {
         self.has_user
     }
 
-    /// The same server, whose requests name this user by basic authentication. It must not have one.
+    /// Returns the same server with a user, for whom requests use basic authentication.
+    ///
+    /// # Panics
+    /// If the server has a user.
     pub fn with_user(mut self, name: &[u8], password: &[u8]) -> Server {
         assert!(!self.has_user, "requests name one user");
         let encoded = base64::engine::general_purpose::STANDARD.encode([name, b":", password].concat());
@@ -151,20 +154,20 @@ impl Server {
         &self.address
     }
 
-    /// The value of the header `Authorization`, where the URL has a user and password.
+    /// The value of the header `Authorization`, if the server has a user.
     pub(crate) fn authorization(&self) -> Option<&str> {
         self.headers.lines().find_map(|line| line.strip_prefix("Authorization: "))
     }
 
-    /// Appends a request to `out`. `target` begins with `/` and is encoded already
-    /// ([`encode_segment`]); a body is declared as JSON.
+    /// Appends a request to `out`. `target` begins with `/` and is percent-encoded ([`encode_segment`]). A
+    /// body's type is JSON.
     pub fn render(&self, method: &str, target: &str, body: Option<&[u8]>, out: &mut Vec<u8>) {
         let content = body.map(|body| ("application/json", body.len()));
         self.render_head(method, target, content, out);
         out.extend_from_slice(body.unwrap_or_default());
     }
 
-    /// Appends a request's head to `out`: of one with a body, the body's type and length.
+    /// Appends a request's head to `out`. `content` is the body's type and length, if there is a body.
     pub fn render_head(&self, method: &str, target: &str, content: Option<(&str, usize)>, out: &mut Vec<u8>) {
         for part in [method, " ", &self.prefix, target, " HTTP/1.1\r\n", &self.headers] {
             out.extend_from_slice(part.as_bytes());
@@ -177,7 +180,7 @@ impl Server {
     }
 }
 
-/// A database's name or a document's id as one segment of a path.
+/// Percent-encodes a database's name or a document's id as one segment of a path.
 pub fn encode_segment(text: &str) -> String {
     utf8_percent_encode(text, PATH_SEGMENT).to_string()
 }
@@ -188,12 +191,12 @@ fn without_userinfo(url: &str) -> String {
     format!("{}{}", &url[..scheme], &url[host.max(scheme)..])
 }
 
-/// An answer whose body is whole.
+/// A response with its whole body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer<'a> {
     /// The status code.
     pub status: u16,
-    /// The body, as the transfer encoding carried it.
+    /// The body, without transfer encoding.
     pub body: &'a [u8],
 }
 
@@ -203,8 +206,9 @@ pub struct Connection<S = TcpStream> {
     stream: S,
     input: Input,
     body: Body,
-    /// Bytes at the front of `input` that the last answer showed to the caller.
-    shown: usize,
+    /// Bytes at the front of `input` that the caller borrowed with the last response.
+    lent: usize,
+    /// The body of a chunked response.
     whole: Vec<u8>,
     is_closing: bool,
 }
@@ -226,51 +230,51 @@ impl Connection {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    /// A connection over a stream that is open.
+    /// Returns a connection over an open stream.
     pub fn new(stream: S) -> Connection<S> {
         Connection {
             stream,
             input: Input::new(),
             body: Body::End,
-            shown: 0,
+            lent: 0,
             whole: Vec::new(),
             is_closing: false,
         }
     }
 
-    /// The server closes the connection after this answer: the next request needs another one.
+    /// Whether the server closes the connection after this response, so that it serves no further request.
     pub fn is_closing(&self) -> bool {
         self.is_closing
     }
 
-    /// Sends a rendered request and returns the whole answer.
+    /// Sends a rendered request and returns the whole response.
     ///
     /// # Errors
-    /// Any [`HttpError`] but those of addresses; whether the server did the request is unknown.
+    /// Any [`HttpError`] but those of addresses. Whether the server executed the request is unknown.
     pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer<'_>> {
         self.exchange_parts(request, &[]).await
     }
 
-    /// The same with a body that lies elsewhere than its rendered head.
+    /// Like [`Connection::exchange`], with a body in a separate buffer.
     pub(crate) async fn exchange_parts(&mut self, head: &[u8], body: &[u8]) -> Result<Answer<'_>> {
         let status = self.begin_parts(head, body).await?;
         if let Body::Fixed(length) = self.body {
             let length = usize::try_from(length).map_err(|_| HttpError::TooLarge)?;
-            if length > ANSWER_BYTES_MAX {
+            if length > RESPONSE_BYTES_MAX {
                 return Err(HttpError::TooLarge);
             }
             self.input.reserve(length);
             while self.input.filled().len() < length {
-                self.input.fill(&mut self.stream, "in the middle of an answer").await?;
+                self.input.fill(&mut self.stream, "in the middle of a response").await?;
             }
             self.body = Body::End;
-            self.shown = length;
+            self.lent = length;
             return Ok(Answer { status, body: &self.input.filled()[..length] });
         }
         self.whole.clear();
         while let Some(range) = self.advance().await? {
             let chunk = &self.input.filled()[range];
-            if self.whole.len() + chunk.len() > ANSWER_BYTES_MAX {
+            if self.whole.len() + chunk.len() > RESPONSE_BYTES_MAX {
                 return Err(HttpError::TooLarge);
             }
             self.whole.extend_from_slice(chunk);
@@ -278,8 +282,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Ok(Answer { status, body: &self.whole })
     }
 
-    /// Sends a rendered request and returns the answer's status; [`Connection::chunk`] gives the
-    /// body, which must be read to its end before the next request.
+    /// Sends a rendered request and returns the response's status. [`Connection::chunk`] returns the body,
+    /// which must be read to its end before the next request.
     ///
     /// # Errors
     /// Any [`HttpError`] but those of addresses.
@@ -288,9 +292,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     async fn begin_parts(&mut self, head: &[u8], body: &[u8]) -> Result<u16> {
-        assert!(matches!(self.body, Body::End), "the last answer was read to its end");
-        self.input.consume(std::mem::take(&mut self.shown));
-        // A server may refuse a body and close before it has read it: its answer says why.
+        assert!(matches!(self.body, Body::End), "the last response was read to its end");
+        self.input.consume(std::mem::take(&mut self.lent));
+        // A server may refuse a body and close the connection before it has read the body; its response has
+        // the reason.
         let mut sent = self.stream.write_all(head).await;
         if sent.is_ok() && !body.is_empty() {
             sent = self.stream.write_all(body).await;
@@ -304,22 +309,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// The next piece of the body, None at its proper end.
+    /// Returns the next piece of the body, or `None` at its proper end.
     ///
     /// # Errors
-    /// [`HttpError::Cut`] where the connection ends before the body does.
+    /// [`HttpError::Cut`] if the connection ends before the body.
     pub async fn chunk(&mut self) -> Result<Option<&[u8]>> {
         let range = self.advance().await?;
         Ok(range.map(|range| &self.input.filled()[range]))
     }
 
-    /// Its stream, the decoder of the chunked answer that has begun, and what came of it so far.
+    /// Returns the stream, the decoder of the chunked response that has begun, and the bytes of it that have
+    /// been read.
     ///
     /// # Errors
-    /// [`HttpError::Malformed`] where the answer isn't chunked.
+    /// [`HttpError::Malformed`] if the response isn't chunked.
     pub(crate) fn into_chunked(self) -> Result<(S, Chunked, Vec<u8>)> {
         match self.body {
-            Body::Chunked(chunked) => Ok((self.stream, chunked, self.input.filled()[self.shown..].to_vec())),
+            Body::Chunked(chunked) => Ok((self.stream, chunked, self.input.filled()[self.lent..].to_vec())),
             _ => Err(HttpError::Malformed("its transfer encoding isn't chunked")),
         }
     }
@@ -336,17 +342,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             } else if self.input.filled().len() >= HEAD_BYTES_MAX {
                 return Err(HttpError::Malformed("its head is too long"));
             } else {
-                self.input.fill(&mut self.stream, "before an answer").await?;
+                self.input.fill(&mut self.stream, "before a response").await?;
             }
         }
     }
 
-    /// Where in the input the next piece of the body lies; it is consumed by the next call.
+    /// Returns the next piece of the body as a range of the input. The next call consumes it.
     async fn advance(&mut self) -> Result<Option<Range<usize>>> {
-        self.input.consume(std::mem::take(&mut self.shown));
+        self.input.consume(std::mem::take(&mut self.lent));
         loop {
             if self.input.filled().is_empty() && !matches!(self.body, Body::End) {
-                match self.input.fill(&mut self.stream, "in the middle of an answer").await {
+                match self.input.fill(&mut self.stream, "in the middle of a response").await {
                     Err(HttpError::Cut(_)) if matches!(self.body, Body::UntilClose) => self.body = Body::End,
                     other => other?,
                 }
@@ -355,25 +361,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             match &mut self.body {
                 Body::End => return Ok(None),
                 Body::UntilClose => {
-                    self.shown = filled.len();
-                    return Ok(Some(0..self.shown));
+                    self.lent = filled.len();
+                    return Ok(Some(0..self.lent));
                 }
                 Body::Fixed(left) => {
                     if *left == 0 {
                         self.body = Body::End;
                         return Ok(None);
                     }
-                    self.shown = usize::try_from(*left).map_or(filled.len(), |left| left.min(filled.len()));
-                    *left -= self.shown as u64;
+                    self.lent = usize::try_from(*left).map_or(filled.len(), |left| left.min(filled.len()));
+                    *left -= self.lent as u64;
                     if *left == 0 {
                         self.body = Body::End;
                     }
-                    return Ok(Some(0..self.shown));
+                    return Ok(Some(0..self.lent));
                 }
                 Body::Chunked(chunks) => {
                     let (consumed, data) = chunks.decode(filled)?;
                     if !data.is_empty() {
-                        self.shown = consumed;
+                        self.lent = consumed;
                         return Ok(Some(data));
                     }
                     self.input.consume(consumed);
@@ -387,15 +393,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// How a body ends, and how much of it is still to come.
+/// The framing of a body and its remaining length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
-    /// It has ended, or there is none.
+    /// The body has ended, or there is none.
     End,
-    /// This many bytes are still to come.
+    /// This many bytes remain.
     Fixed(u64),
     Chunked(Chunked),
-    /// The server closes the connection at its end.
+    /// The body ends when the server closes the connection.
     UntilClose,
 }
 
@@ -404,11 +410,11 @@ struct Head {
     status: u16,
     body: Body,
     is_closing: bool,
-    /// The head's own length, the empty line included.
+    /// The head's length, the empty line included.
     bytes: usize,
 }
 
-/// Parses an answer's head; None where it isn't whole yet.
+/// Parses a response's head. Returns `None` if it hasn't arrived whole.
 fn parse_head(input: &[u8]) -> Result<Option<Head>> {
     let Some(end) = memmem::find(input, b"\r\n\r\n") else {
         return Ok(None);
@@ -454,10 +460,10 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Decodes the chunked transfer encoding (RFC 9112, section 7.1), a piece at a time.
+/// An incremental decoder of the chunked transfer encoding (RFC 9112, section 7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chunked {
-    /// In the line that holds a chunk's size; `digits` tells whether any came.
+    /// In the line with a chunk's size, after this many digits.
     Size {
         size: u64,
         digits: u8,
@@ -467,7 +473,7 @@ pub(crate) enum Chunked {
     Data(u64),
     /// In the line end after a chunk's data.
     DataEnd,
-    /// In the trailer, so many bytes into a line.
+    /// In the trailer, after this many bytes of a line.
     Trailer(usize),
     End,
 }
@@ -477,8 +483,8 @@ impl Chunked {
         Chunked::Size { size: 0, digits: 0, extension: false }
     }
 
-    /// Reads up to the end of the next piece of data: how much of `input` is used up by then,
-    /// and where the data lies in it (nowhere: an empty range).
+    /// Decodes up to the end of the next piece of data. Returns the number of bytes consumed of `input` and
+    /// the range of the data in it, which is empty if there is none.
     pub(crate) fn decode(&mut self, input: &[u8]) -> Result<(usize, Range<usize>)> {
         let mut at = 0;
         while at < input.len() {
@@ -498,7 +504,7 @@ impl Chunked {
         Ok((at, at..at))
     }
 
-    /// Takes one byte of the framing.
+    /// Decodes one byte of the framing.
     fn step(&mut self, byte: u8) -> Result<()> {
         *self = match (*self, byte) {
             (Chunked::Size { digits: 0, .. }, b'\n' | b';') => {
@@ -530,7 +536,7 @@ impl Chunked {
     }
 }
 
-/// What has come and is not used up yet.
+/// Bytes that have been read and not consumed.
 #[derive(Debug)]
 struct Input {
     bytes: Vec<u8>,
@@ -549,13 +555,13 @@ impl Input {
 
     fn consume(&mut self, count: usize) {
         self.start += count;
-        assert!(self.start <= self.end, "consumed what has come");
+        assert!(self.start <= self.end, "consumed only bytes that were read");
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
     }
 
-    /// Makes room for `length` bytes from the start of what is not used up.
+    /// Makes the buffer large enough for `length` bytes, counted from the first that isn't consumed.
     fn reserve(&mut self, length: usize) {
         if self.bytes.len() - self.start < length {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -566,14 +572,15 @@ impl Input {
         }
     }
 
-    /// Reads more; `place` says where an end of the stream would cut the answer.
-    async fn fill<S: AsyncRead + Unpin>(&mut self, stream: &mut S, place: &'static str) -> Result<()> {
+    /// Reads more. `position` describes, for the error, the part of the response that an end of the stream
+    /// would cut.
+    async fn fill<S: AsyncRead + Unpin>(&mut self, stream: &mut S, position: &'static str) -> Result<()> {
         if self.end == self.bytes.len() {
             let length = self.filled().len();
             self.reserve(if length < self.bytes.len() { length + 1 } else { 2 * length });
         }
         match stream.read(&mut self.bytes[self.end..]).await? {
-            0 => Err(HttpError::Cut(place)),
+            0 => Err(HttpError::Cut(position)),
             count => {
                 self.end += count;
                 Ok(())

@@ -1,12 +1,12 @@
-//! What files cost by way of `settee-io`, against what the machine gives: random reads, and
-//! flushes of large buffers.
+//! Benchmark of file I/O through `settee-io`, compared with the machine's limits: random reads, and flushes
+//! of large buffers.
 //!
-//! - Random 4 KiB reads of a file of random bytes, cold and past the page cache, against `fio`;
-//!   the same, cached, against pread(2).
-//! - Sequential writes by size, number in flight, engine and mode, against `fio`.
+//! - Random 4 KiB reads of a file of random bytes: cold and past the page cache, compared with `fio`; cached,
+//!   compared with pread(2).
+//! - Sequential writes by size, number in flight, engine and mode, compared with `fio`.
 //!
-//! Peers run on the same files in the same rounds; ratios are medians over the rounds. Where
-//! `fio` isn't installed, or fails, a row says so and has no ratio.
+//! Peers run on the same files in the same rounds; ratios are medians over the rounds. If `fio` isn't
+//! installed or fails, the row has the reason and no ratio.
 
 use std::io as std_io;
 use std::path::{Path, PathBuf};
@@ -18,50 +18,50 @@ use settee_io::{DirectMode, Engine, EngineKind, EngineOptions, File, OpenMode, R
 use crate::space;
 use crate::{Error, Result};
 
+pub(crate) mod data_file;
 pub(crate) mod fio;
 mod flush;
 mod random;
 pub mod row;
-pub(crate) mod subject;
 
+pub use data_file::BLOCK_BYTES;
 pub use flush::{IN_FLIGHT_COUNTS, SIZES};
 pub(crate) use random::{ended, run_blocking};
-pub use row::{Aim, Row};
-pub use subject::BLOCK_BYTES;
+pub use row::{IoRow, RatioAim};
 
 /// A part of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Random reads past the page cache.
     Cold,
-    /// Random reads of what the page cache holds.
+    /// Random reads from the page cache.
     Cached,
     /// Sequential writes.
     Flush,
 }
 
-/// What is measured, and how large.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the files are made.
+    /// The directory for the files.
     pub directory: PathBuf,
     /// Bytes of the file that is read, a multiple of [`BLOCK_BYTES`].
     pub file_bytes: u64,
-    /// How long a workload of reads lasts in a round.
+    /// Duration of a workload of reads in a round.
     pub duration: Duration,
-    /// How often each workload of reads is measured, in turn with the others.
+    /// Number of rounds of reads. Each workload is measured once per round.
     pub rounds: usize,
-    /// How often each cell of the flushes is.
+    /// Number of rounds of flushes. Each combination of parameters is measured once per round.
     pub flush_rounds: usize,
-    /// Bytes that each cell of the flushes writes, a multiple of the largest of [`SIZES`].
+    /// Bytes that are flushed for each combination, a multiple of the largest of [`SIZES`].
     pub flush_bytes: u64,
-    /// Which parts.
+    /// The parts to run.
     pub parts: Vec<Part>,
     fio: Option<fio::Fio>,
 }
 
 impl Config {
-    /// All parts at full size, with `fio` where it is installed.
+    /// All parts at full size, with `fio` if it is installed.
     pub fn new(directory: impl Into<PathBuf>) -> Config {
         Config {
             directory: directory.into(),
@@ -75,7 +75,7 @@ impl Config {
         }
     }
 
-    /// The small form: seconds in all, too short for figures to rely on.
+    /// The small form, which takes seconds; its figures aren't reliable.
     pub fn small(self) -> Config {
         Config {
             file_bytes: 8 << 20,
@@ -87,13 +87,13 @@ impl Config {
         }
     }
 
-    /// As on a machine without `fio`.
+    /// Runs without `fio` even if it is installed.
     pub fn without_fio(mut self) -> Config {
         self.fio = None;
         self
     }
 
-    /// What is measured where, in words.
+    /// A description of the run for the table's head.
     pub fn title(&self) -> String {
         format!(
             "a file of {} MiB of random bytes in {}, reads in {} round(s) of {} ms; flushes of {} MiB, \
@@ -104,18 +104,18 @@ impl Config {
             self.duration.as_millis(),
             self.flush_bytes >> 20,
             self.flush_rounds,
-            subject::machine(&self.directory),
+            data_file::machine(&self.directory),
             self.fio.as_ref().map_or("no fio", |fio| &fio.version),
         )
     }
 }
 
-/// Measures, and hands out each row as it comes. Its files are gone afterwards. Wants a tokio
-/// runtime of several threads; dropping the future abandons it.
+/// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Needs a tokio
+/// runtime of several threads; cancelled by dropping the future.
 ///
 /// # Errors
 /// [`Error::Space`] before anything is written; [`Error::File`] and [`Error::Wrong`].
-pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
+pub async fn run(config: &Config, mut each: impl FnMut(IoRow)) -> Result<()> {
     let largest = *SIZES.iter().max().expect("there are some") as u64;
     if config.file_bytes == 0
         || !config.file_bytes.is_multiple_of(BLOCK_BYTES as u64)
@@ -133,14 +133,14 @@ pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     if config.parts.iter().any(|part| *part != Part::Flush) {
         let path = directory.path().join("random");
         let (made, bytes) = (path.clone(), config.file_bytes);
-        run_blocking(move || subject::create(&made, bytes, 1).and_then(|()| subject::chill(&made, 1)))
+        run_blocking(move || data_file::create(&made, bytes, 1).and_then(|()| data_file::evict(&made, 1)))
             .await?;
         if config.parts.contains(&Part::Cold) {
             random::cold(config, &path, &mut each).await?;
         }
         if config.parts.contains(&Part::Cached) {
             let warmed = path.clone();
-            run_blocking(move || subject::warm(&warmed)).await?;
+            run_blocking(move || data_file::warm(&warmed)).await?;
             random::cached(config, &path, &mut each).await?;
         }
     }
@@ -150,7 +150,7 @@ pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     Ok(())
 }
 
-/// An engine, or why there is none.
+/// Starts an engine, or returns the reason why it can't be started.
 pub(crate) fn start_engine(kind: EngineKind, ring_use: Option<RingUse>) -> Result<Arc<dyn Engine>, String> {
     let mut options = EngineOptions { kind, ..EngineOptions::default() };
     if let Some(ring_use) = ring_use {
@@ -159,13 +159,13 @@ pub(crate) fn start_engine(kind: EngineKind, ring_use: Option<RingUse>) -> Resul
     options.start().map_err(|error: std_io::Error| format!("no {kind} engine: {error}"))
 }
 
-/// The file past the page cache, or why the file system doesn't let us.
+/// Opens a file in direct mode, or returns the reason why the file system refuses it.
 pub(crate) async fn open_direct(engine: &Arc<dyn Engine>, path: &Path) -> Result<Result<File, String>> {
     let file = File::open(engine, path, OpenMode::Read).await.map_err(failed)?;
     Ok(set_direct(&file).await?.map(|()| file))
 }
 
-/// Takes the file past the page cache, or says why it can't be.
+/// Switches a file to direct mode, or returns the reason why that fails.
 pub(crate) async fn set_direct(file: &File) -> Result<Result<(), String>> {
     Ok(match file.set_direct(true).await.map_err(failed)? {
         DirectMode::Direct(_) => Ok(()),
@@ -174,7 +174,7 @@ pub(crate) async fn set_direct(file: &File) -> Result<Result<(), String>> {
     })
 }
 
-/// An error of the engine or the files, as one of the measurement.
+/// Converts an error of the engine or the files.
 pub(crate) fn failed(error: impl std::fmt::Display) -> Error {
     Error::wrong("bench io", error.to_string())
 }

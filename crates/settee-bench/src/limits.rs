@@ -1,9 +1,9 @@
-//! What the machine allows: the floors that a server is measured against.
+//! Limits of the machine, with which a server is compared.
 //!
-//! - The bare server reads whatever a request carries and answers with as many random bytes as
-//!   its path asks for (`/bytes/1024`): HTTP alone, on hyper, with nothing behind it. It runs in a
-//!   process of its own, so that its processor time is counted as any server's is.
-//! - The sync floor writes frames to a file and syncs each: the disk alone.
+//! - The bare server reads a request's body and responds with the number of random bytes in the request's
+//!   path (`/bytes/1024`): HTTP alone, on hyper, without a database. It runs in a separate process, so that
+//!   its processor time is measured like that of any server.
+//! - The sync limit writes frames to a file and syncs each: the disk alone.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -27,41 +27,41 @@ use crate::error::{Error, Result};
 use crate::http::{Answer, Server};
 use crate::stats::Samples;
 
-/// What a record costs the log besides its document: headers, key, meta and checksum, in bytes.
+/// Bytes of a record in the log besides its document: headers, key, meta and checksum.
 pub const FRAME_OVERHEAD_BYTES: usize = 150;
 
-/// What a server answers to a write, in bytes: `{"ok":true,"id":…,"rev":…}`.
-pub(crate) const WRITE_ANSWER_BYTES: u64 = 80;
+/// Bytes of a server's response to a write: `{"ok":true,"id":…,"rev":…}`.
+pub(crate) const WRITE_RESPONSE_BYTES: u64 = 80;
 
-/// Before the number of bytes in a path of the bare server.
+/// Prefix of a path of the bare server; the number of bytes follows.
 const BYTES_PATH: &str = "/bytes/";
 
-/// Longest answer that the bare server sends with its length and as one piece, in bytes; longer
-/// ones are chunked, as listings are.
+/// Longest response in bytes that the bare server sends with its length and in one piece. Longer ones are
+/// chunked, as listings are.
 const WHOLE_BYTES_MAX: u64 = 2 << 20;
 
-/// Bytes of a chunk of a longer one.
+/// Size in bytes of the chunks of longer responses.
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// Where a frame begins: at a multiple of this, as a log's synced groups do.
+/// Alignment of frames in bytes, that of a log's synced groups.
 const FRAME_STRIDE: u64 = 4096;
 
-/// Size of the file that is synced; its frames are written over again from its start on.
+/// Size of the file that is synced. After its end, frames are written from its start again.
 const SYNC_FILE_BYTES: u64 = 16 << 20;
 
-/// Serves the bare answers on `listener` until the task is dropped.
+/// Runs the bare server on `listener`. Returns only on an error; cancelled by dropping the future.
 ///
 /// # Errors
-/// What the system says where accepting fails.
-pub async fn serve_floor(listener: TcpListener) -> io::Result<()> {
+/// The system's error if accepting a connection fails.
+pub async fn serve_bare(listener: TcpListener) -> io::Result<()> {
     let pool = Bytes::from_static(binary_pool());
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let pool = pool.clone();
         tokio::spawn(async move {
-            let service = hyper::service::service_fn(move |request| answer(request, pool.clone()));
-            // A client that goes away ends its connection and nothing else.
+            let service = hyper::service::service_fn(move |request| respond(request, pool.clone()));
+            // An error ends only this connection: its client has disconnected.
             let _ = hyper::server::conn::http1::Builder::new()
                 .pipeline_flush(true)
                 .serve_connection(TokioIo::new(stream), service)
@@ -70,11 +70,11 @@ pub async fn serve_floor(listener: TcpListener) -> io::Result<()> {
     }
 }
 
-async fn answer(request: Request<Incoming>, pool: Bytes) -> Result<Response<FloorBody>, Infallible> {
+async fn respond(request: Request<Incoming>, pool: Bytes) -> Result<Response<BareBody>, Infallible> {
     let bytes = request.uri().path().strip_prefix(BYTES_PATH).and_then(|count| count.parse().ok());
     let mut body = request.into_body();
     let mut is_broken = false;
-    // Read and let go piece by piece.
+    // The body is read and dropped, a frame at a time.
     while let Some(frame) = body.frame().await {
         is_broken |= frame.is_err();
     }
@@ -82,20 +82,21 @@ async fn answer(request: Request<Incoming>, pool: Bytes) -> Result<Response<Floo
         Some(bytes) if !is_broken => (StatusCode::OK, bytes),
         _ => (StatusCode::BAD_REQUEST, 0),
     };
-    let mut response = Response::new(FloorBody { pool, left, is_whole: left <= WHOLE_BYTES_MAX });
+    let mut response = Response::new(BareBody { pool, left, is_whole: left <= WHOLE_BYTES_MAX });
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }
 
-/// Random bytes of a length that is told in front, or chunked.
-struct FloorBody {
+/// A body of random bytes, with a content length or chunked.
+struct BareBody {
     pool: Bytes,
     left: u64,
+    /// Whether the body is sent in one piece, with its length.
     is_whole: bool,
 }
 
-impl Body for FloorBody {
+impl Body for BareBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -107,7 +108,7 @@ impl Body for FloorBody {
             return Poll::Ready(None);
         }
         let length = if self.is_whole { self.left } else { self.left.min(CHUNK_BYTES) };
-        // Different places of the pool, so that the bytes come from memory as a listing's do.
+        // Different offsets, so that the bytes are read from memory, as a listing's are.
         let start = if self.is_whole { 0 } else { self.left % (self.pool.len() as u64 - length) };
         self.left -= length;
         Poll::Ready(Some(Ok(Frame::data(self.pool.slice(start as usize..(start + length) as usize)))))
@@ -122,43 +123,43 @@ impl Body for FloorBody {
     }
 }
 
-/// The path under which the bare server sends so many bytes.
-pub(crate) fn floor_target(bytes: u64) -> String {
+/// The bare server's path for a response of `bytes`.
+pub(crate) fn bare_target(bytes: u64) -> String {
     format!("{BYTES_PATH}{bytes}")
 }
 
-/// A client of the bare server: it sends what the server's clients send and is sent as much.
+/// A client of the bare server. It sends and receives as much as a client of the measured server.
 #[derive(Debug, Clone)]
-pub(crate) struct FloorClient {
+pub(crate) struct BareClient {
     method: &'static str,
     target: String,
     body: Vec<u8>,
     answer_bytes: u64,
-    /// What one answer counts for.
+    /// Number of operations that a response counts for.
     operations: u64,
 }
 
-impl FloorClient {
-    /// One that gets answers of so many bytes.
-    pub(crate) fn get(answer_bytes: u64) -> FloorClient {
-        let target = floor_target(answer_bytes);
-        FloorClient { method: "GET", target, body: Vec::new(), answer_bytes, operations: 1 }
+impl BareClient {
+    /// A client that gets responses of `answer_bytes`.
+    pub(crate) fn get(answer_bytes: u64) -> BareClient {
+        let target = bare_target(answer_bytes);
+        BareClient { method: "GET", target, body: Vec::new(), answer_bytes, operations: 1 }
     }
 
-    /// One that sends `body` and gets what is answered to a write.
-    pub(crate) fn put(body: Vec<u8>) -> FloorClient {
-        let target = floor_target(WRITE_ANSWER_BYTES);
-        FloorClient { method: "PUT", target, body, answer_bytes: WRITE_ANSWER_BYTES, operations: 1 }
+    /// A client that sends `body` and gets responses of the size of those to a write.
+    pub(crate) fn put(body: Vec<u8>) -> BareClient {
+        let target = bare_target(WRITE_RESPONSE_BYTES);
+        BareClient { method: "PUT", target, body, answer_bytes: WRITE_RESPONSE_BYTES, operations: 1 }
     }
 
-    /// One that sends `body` and gets as many documents in so many bytes.
-    pub(crate) fn post(body: Vec<u8>, answer_bytes: u64, operations: u64) -> FloorClient {
-        let target = floor_target(answer_bytes);
-        FloorClient { method: "POST", target, body, answer_bytes, operations }
+    /// A client that sends `body` and gets responses of `answer_bytes`, which count for `operations`.
+    pub(crate) fn post(body: Vec<u8>, answer_bytes: u64, operations: u64) -> BareClient {
+        let target = bare_target(answer_bytes);
+        BareClient { method: "POST", target, body, answer_bytes, operations }
     }
 }
 
-impl crate::drive::Client for FloorClient {
+impl crate::drive::Client for BareClient {
     fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
         let content = (self.method != "GET").then_some(("application/json", self.body.len()));
         server.render_head(self.method, &self.target, content, request);
@@ -177,24 +178,24 @@ impl crate::drive::Client for FloorClient {
     }
 }
 
-/// A file that frames are written to, each followed by fdatasync. It goes with the value.
+/// A temporary file to which frames are written, each followed by fdatasync(2). It is removed on drop.
 ///
-/// All of it was written before: a sync of bytes over others that are on the medium changes no
-/// metadata, which is the least that a durable write costs.
+/// The whole file was written and synced before. Overwriting bytes that are on the medium changes no
+/// metadata, so such a write has the smallest cost of a durable one.
 #[derive(Debug)]
-pub struct SyncFloor {
+pub struct SyncLimit {
     directory: PathBuf,
     file: File,
     frame: Vec<u8>,
     offset: u64,
 }
 
-impl SyncFloor {
-    /// A file in `directory` for frames of `frame_bytes`.
+impl SyncLimit {
+    /// Creates the file in `directory`, for frames of `frame_bytes`.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn create(directory: &Path, frame_bytes: usize) -> Result<SyncFloor> {
+    pub fn create(directory: &Path, frame_bytes: usize) -> Result<SyncLimit> {
         let mut frame = Vec::new();
         Generator::new(2).document("frame", frame_bytes, &mut frame);
         let failed = |error: io::Error| Error::file(directory, error);
@@ -204,10 +205,10 @@ impl SyncFloor {
             file.write_all_at(&zeros, offset).map_err(failed)?;
         }
         file.sync_all().map_err(failed)?;
-        Ok(SyncFloor { directory: directory.to_owned(), file, frame, offset: 0 })
+        Ok(SyncLimit { directory: directory.to_owned(), file, frame, offset: 0 })
     }
 
-    /// Writes frames for `duration`: what each write with its sync took. Blocks the thread.
+    /// Writes frames for `duration`. Returns the latency of each write with its sync. Blocks the thread.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -239,19 +240,19 @@ mod tests {
     use crate::http::Connection;
 
     #[test]
-    fn the_bare_server_sends_as_many_bytes_as_are_asked_for_and_reads_what_comes() {
+    fn the_bare_server_reads_bodies_and_sends_the_requested_number_of_bytes() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let server: Server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-            tokio::spawn(serve_floor(listener));
+            tokio::spawn(serve_bare(listener));
             let mut connection = Connection::open(&server).await.unwrap();
             for mut client in [
-                FloorClient::get(0),
-                FloorClient::get(1067),
-                FloorClient::get(WHOLE_BYTES_MAX + 3 * CHUNK_BYTES + 1),
-                FloorClient::put(vec![7; 1 << 20]),
-                FloorClient::post(vec![7; 100], 5000, 1),
+                BareClient::get(0),
+                BareClient::get(1067),
+                BareClient::get(WHOLE_BYTES_MAX + 3 * CHUNK_BYTES + 1),
+                BareClient::put(vec![7; 1 << 20]),
+                BareClient::post(vec![7; 100], 5000, 1),
             ] {
                 let mut head = Vec::new();
                 assert!(client.render(&server, &mut head));
@@ -265,13 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn the_sync_floor_goes_round_its_file() {
+    fn frames_wrap_around_at_the_end_of_the_synced_file() {
         let directory = tempfile::tempdir().unwrap();
-        let mut floor = SyncFloor::create(directory.path(), 1174).unwrap();
-        floor.offset = SYNC_FILE_BYTES - FRAME_STRIDE;
-        assert_eq!(floor.measure(Duration::ZERO).unwrap().count(), 1);
-        assert_eq!(floor.offset, SYNC_FILE_BYTES);
-        assert_eq!(floor.measure(Duration::ZERO).unwrap().count(), 1);
-        assert_eq!(floor.offset, FRAME_STRIDE);
+        let mut limit = SyncLimit::create(directory.path(), 1174).unwrap();
+        limit.offset = SYNC_FILE_BYTES - FRAME_STRIDE;
+        assert_eq!(limit.measure(Duration::ZERO).unwrap().count(), 1);
+        assert_eq!(limit.offset, SYNC_FILE_BYTES);
+        assert_eq!(limit.measure(Duration::ZERO).unwrap().count(), 1);
+        assert_eq!(limit.offset, FRAME_STRIDE);
     }
 }

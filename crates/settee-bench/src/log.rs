@@ -1,15 +1,15 @@
-//! What the log reaches, against what the machine gives and what other engines reach.
+//! Benchmark of the log, compared with the machine's limits and with other engines.
 //!
-//! - Bytes taken into memory against memcpy; a stream to the disk against `fio`.
-//! - Small batches against the write-ahead logs of fjall and RocksDB, which run in a process of
-//!   their own (the `peers` directory of the source tree) where that was built.
-//! - Durable appends of one writer against write(2) and fdatasync(2) in a loop; of many, against
-//!   one, and against what a sync and a group's processor time come to.
-//! - A stream under a memory limit: how long it holds up a task that shares its thread.
+//! - Bytes accepted in memory, compared with memcpy; a stream to the disk, compared with `fio`.
+//! - Small batches, compared with the write-ahead logs of fjall and RocksDB, which run in a separate process
+//!   (the `peers` directory of the source tree) if that was built.
+//! - Durable appends of one writer, compared with write(2) and fdatasync(2) in a loop; of many writers,
+//!   compared with fewer ones, and with the sum of a sync and a group's processor time.
+//! - A stream under a memory limit: its rate, and how long it delays a task on the same thread.
 //!
-//! What is compared runs in turn, round by round, in the same run; figures are medians of the
-//! rounds unless a row says otherwise. Values are random bytes of a fixed seed, made before the
-//! clock starts. What isn't there to compare with leaves a row without ratio, never without row.
+//! A workload and its peers run alternately, in rounds of the same run. Figures are medians of the rounds
+//! unless a row has other information. Values are random bytes of a fixed seed, generated before the measured
+//! time. A row without a peer has no ratio.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -33,18 +33,18 @@ mod stream;
 mod writers;
 
 pub use limit::{Phase, hold_up};
-pub use row::{Against, Aim, Row, heading};
+pub use row::{Against, LogAim, LogRow, heading};
 
-/// Rounds of a row, unless it says otherwise.
+/// Default number of rounds of a row.
 const ROUND_COUNT: usize = 5;
 
-/// A pause before each part: a disk goes on with what it was given before, removed files too.
+/// Pause before each part, since a disk may still process earlier writes and removals.
 const PART_PAUSE: Duration = Duration::from_secs(3);
 
 /// A part of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Values taken into memory.
+    /// Values accepted in memory.
     Memory,
     /// Values streamed to the disk.
     Disk,
@@ -59,67 +59,67 @@ pub enum Part {
 }
 
 impl Part {
-    /// All, in the table's order.
+    /// All parts, in the table's order.
     pub const ALL: [Part; 6] =
         [Part::Memory, Part::Disk, Part::Batches, Part::Durable, Part::Writers, Part::Limit];
 }
 
-/// What is measured, and where.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the files are made.
+    /// The directory for the files.
     pub directory: PathBuf,
-    /// The binary of the peers' crate; without it those rows have no ratio.
+    /// The binary of the peers' crate. None: their rows have no ratio.
     pub peers: Option<PathBuf>,
-    /// This program, to run [`hold_up`] in a process of its own: `PROGRAM bench log-hold-up
+    /// This program, which runs [`hold_up`] in a separate process: `PROGRAM bench log-hold-up
     /// DIRECTORY BYTES ENGINE CGROUP`.
     pub program: PathBuf,
-    /// Which engine does the log's I/O.
+    /// The engine for the log's I/O.
     pub engine: EngineKind,
-    /// Multiplies bytes, counts and times: 1 is the full size.
+    /// Factor for bytes, counts and times: 1 is the full size.
     pub scale: f64,
-    /// Which parts.
+    /// The parts to run.
     pub parts: Vec<Part>,
 }
 
 impl Config {
-    /// What is measured where, in words.
+    /// A description of the run for the table's head.
     ///
     /// # Errors
-    /// [`Error::Wrong`] where there is no such engine.
+    /// [`Error::Wrong`] if the engine can't be started.
     pub fn title(&self) -> Result<String> {
         Ok(format!(
             "the log on {}, random values, in {}; {}; peers: {}",
             start_engine(self.engine)?.name(),
             self.directory.display(),
-            crate::io::subject::machine(&self.directory),
+            crate::io::data_file::machine(&self.directory),
             self.peers.as_ref().map_or("none, see --peers".to_owned(), |path| path.display().to_string()),
         ))
     }
 
-    /// `full` at this scale, and no less than `least`.
-    fn scaled(&self, full: usize, least: usize) -> usize {
-        ((full as f64 * self.scale) as usize).max(least)
+    /// `full` at this scale, at least `min`.
+    fn scaled(&self, full: usize, min: usize) -> usize {
+        ((full as f64 * self.scale) as usize).max(min)
     }
 }
 
-/// Limits of the log where it takes a stream: its segments are as large from the start as those
-/// of a log of 1 GiB and more, as the peer's file is laid out before.
+/// Options of a log for a stream. From the start its segments are as large as those of a log of 1 GiB and
+/// more, since the peer's file is preallocated.
 fn stream_options(direct: bool) -> LogOptions {
     let options = LogOptions::default();
     LogOptions { direct, segment_bytes_min: options.segment_bytes_max, ..options }
 }
 
-/// Bytes on the disk at once, at full size: what the log has streamed beside the peer's file.
+/// Maximum bytes on disk at full size: the streamed log and the peer's file.
 const DISK_BYTES_MAX: u64 = 5 << 30;
 
-/// Measures, and hands out each row as it comes. Its files are gone afterwards. It takes the
-/// calling thread, which must not be a task's, and starts an executor of its own.
+/// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Blocks the
+/// calling thread, which must not be an executor's, and starts its own executor.
 ///
 /// # Errors
-/// [`Error::Space`] before anything is written; [`Error::File`], and [`Error::Wrong`] with what
-/// the log or a peer said.
-pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
+/// [`Error::Space`] before anything is written; [`Error::File`], and [`Error::Wrong`] with the error of the
+/// log or a peer.
+pub fn run(config: &Config, mut each: impl FnMut(LogRow)) -> Result<()> {
     let needed = (DISK_BYTES_MAX as f64 * config.scale.min(1.0) / 2.0) as u64;
     space::check(&config.directory, needed)?;
     let bench = Bench::start(config.clone())?;
@@ -137,7 +137,7 @@ pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
     Ok(())
 }
 
-/// What the parts share.
+/// The state that the parts of a run share.
 struct Bench {
     config: Config,
     directory: space::Directory,
@@ -161,7 +161,7 @@ impl Bench {
         self.directory.path()
     }
 
-    /// An environment with a pool of `pool_bytes` for what is accepted and not yet written.
+    /// An environment with a pool of `pool_bytes` for accepted bytes that aren't written yet.
     fn env(&self, pool_bytes: usize) -> Env {
         let env = Env::with_engine(self.runtime.handle().clone(), self.engine.clone());
         Env { buffers: BufferPool::new(PoolOptions { bytes_max: pool_bytes }), ..env }
@@ -172,22 +172,22 @@ impl Bench {
         Env::with_engine(self.runtime.handle().clone(), self.engine.clone())
     }
 
-    /// An empty log in a directory of its own.
-    fn open(&self, env: &Env, options: LogOptions) -> Result<Subject> {
+    /// Opens an empty log in a new directory.
+    fn open(&self, env: &Env, options: LogOptions) -> Result<TestLog> {
         let number = self.log_count.replace(self.log_count.get() + 1);
         let directory = self.path().join(format!("log-{number}"));
         let log = self.runtime.block_on(open(env, &directory, options))?;
-        Ok(Subject { log: Arc::new(log), directory })
+        Ok(TestLog { log: Arc::new(log), directory })
     }
 
     /// Closes the log and removes its files.
-    fn remove(&self, subject: Subject) -> Result<()> {
-        let closed = self.runtime.block_on(subject.log.close());
-        remove_directory(&subject.directory)?;
+    fn remove(&self, test_log: TestLog) -> Result<()> {
+        let closed = self.runtime.block_on(test_log.log.close());
+        remove_directory(&test_log.directory)?;
         closed.map_err(refused)
     }
 
-    /// Runs in a task of the runtime, as a user's code would.
+    /// Runs `task` as a task of the runtime, as a user's code would.
     fn in_task<T: Send + 'static>(
         &self,
         task: impl Future<Output = Result<T>> + Send + 'static,
@@ -197,8 +197,8 @@ impl Bench {
     }
 }
 
-/// A log that is measured.
-struct Subject {
+/// A log under test.
+struct TestLog {
     log: Arc<Log>,
     directory: PathBuf,
 }
@@ -215,7 +215,7 @@ fn start_engine(kind: EngineKind) -> Result<Arc<dyn Engine>> {
         .map_err(|error| Error::wrong("engine", error.to_string()))
 }
 
-/// Removes it, and lets the file system take note, so that it doesn't during what comes next.
+/// Removes a directory and syncs the file system, so that this work doesn't affect the next measurement.
 fn remove_directory(directory: &Path) -> Result<()> {
     let failed = |error| Error::file(directory, error);
     std::fs::remove_dir_all(directory).map_err(failed)?;
@@ -232,7 +232,7 @@ fn random_bytes(bytes: usize) -> Bytes {
     crate::random::random_bytes(1, bytes).into()
 }
 
-/// An error of the log, as one of the measurement.
+/// Converts an error of the log.
 fn refused(error: impl std::fmt::Display) -> Error {
     Error::wrong("bench log", error.to_string())
 }
@@ -242,7 +242,7 @@ fn median(values: &[f64]) -> f64 {
     crate::io::row::median(values.to_vec()).expect("there is a round")
 }
 
-/// The rounds' figures beside their median, so that their spread shows.
+/// The figures of all rounds, for a note that shows their spread.
 fn rounds_text(values: &[f64]) -> String {
     let texts: Vec<String> = values.iter().map(|value| row::figure(*value)).collect();
     texts.join(" ")

@@ -1,4 +1,4 @@
-//! A server in a process of its own, started and stopped by the measurement.
+//! A server in a separate process that the measurement starts and stops.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -12,19 +12,19 @@ use crate::couch::Couch;
 use crate::error::{Error, Result};
 use crate::http::Server;
 
-/// Longest wait for a server to answer its first request.
+/// Longest wait for a server's first response.
 const START_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Longest wait for a server to stop when asked to; it is killed afterwards.
+/// Longest wait for a server to exit after SIGTERM; past it, it is killed.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval between two checks of a server that starts or stops.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Most bytes of a failed server's error output that are shown.
+/// Maximum bytes of a failed server's error output that an error shows.
 const STDERR_BYTES_MAX: u64 = 2000;
 
-/// A child process that serves; it is stopped with the value.
+/// A server in a child process, stopped on drop.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
@@ -32,11 +32,11 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts `program serve` on a free port of the loopback, with its data in `directory`, the administrator
-    /// `admin` (`NAME:PASSWORD`) or none, and `settings` as flags. Returns once it answers.
+    /// Starts `program serve` on a free loopback port, with its data in `directory`, the administrator
+    /// `admin` (`NAME:PASSWORD`) or none, and `settings` as flags. Returns once the server responds.
     ///
     /// # Errors
-    /// [`Error::Server`] with what it said; nothing runs afterwards.
+    /// [`Error::Server`] with the process's error output; no process is left running.
     pub async fn settee(
         program: &Path,
         directory: &Path,
@@ -60,13 +60,13 @@ impl ServerProcess {
         Ok(process)
     }
 
-    /// Starts `program bench floor-server`: see [`crate::limits`].
+    /// Starts `program bench floor-server`, the bare server of [`crate::limits`].
     ///
     /// # Errors
-    /// [`Error::Server`]; nothing runs afterwards.
-    pub fn floor(program: &Path) -> Result<ServerProcess> {
+    /// [`Error::Server`]; no process is left running.
+    pub fn bare(program: &Path) -> Result<ServerProcess> {
         let mut command = Command::new(program);
-        // It ends when its input does, so that it goes with this process whatever ends that.
+        // It exits when its input ends, so also when this process is killed.
         command.args(["bench", "floor-server"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| Error::Server(error.to_string()))?;
         let mut url = String::new();
@@ -81,23 +81,23 @@ impl ServerProcess {
         }
     }
 
-    /// Where it listens.
+    /// The server's address.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Lets [`ServerProcess::peak_bytes`] begin anew, where the system takes that.
+    /// Resets the maximum that [`ServerProcess::peak_bytes`] returns, if the system supports it.
     pub(crate) fn reset_peak(pid: u32) {
         // "5" resets the resident set's high-water mark: see proc_pid_clear_refs(5).
         std::fs::write(format!("/proc/{pid}/clear_refs"), "5").ok();
     }
 
-    /// The most memory that a process has had, in bytes; None where the system doesn't say.
+    /// A process's peak resident memory in bytes, or `None` if the system doesn't report it.
     pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -109,21 +109,21 @@ impl ServerProcess {
         let mut couch = Couch::new(self.server.clone());
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                let mut said = String::new();
+                let mut error_output = String::new();
                 if let Some(stderr) = self.child.stderr.take() {
-                    let _ = stderr.take(STDERR_BYTES_MAX).read_to_string(&mut said);
+                    let _ = stderr.take(STDERR_BYTES_MAX).read_to_string(&mut error_output);
                 }
-                return Err(Error::Server(format!("{status}: {}", said.trim())));
+                return Err(Error::Server(format!("{status}: {}", error_output.trim())));
             }
             match couch.call("GET", "/_up", None).await {
                 Ok(_) => return Ok(()),
                 Err(error) if Instant::now() > deadline => return Err(error.into()),
-                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+                Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
             }
         }
     }
 
-    /// Keeps the pipe of its log from filling up, which would stop it.
+    /// Reads the server's log in a thread: a full pipe would block the server.
     fn drain_stderr(&mut self) {
         if let Some(mut stderr) = self.child.stderr.take() {
             std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
@@ -138,16 +138,17 @@ impl Drop for ServerProcess {
 }
 
 fn stop(child: &mut Child) {
-    // One that reads its input ends with it.
-    let asked = child.stdin.take().is_some() || kill_process(Pid::from_child(child), Signal::TERM).is_ok();
+    // The bare server exits when its input is closed.
+    let requested =
+        child.stdin.take().is_some() || kill_process(Pid::from_child(child), Signal::TERM).is_ok();
     let deadline = Instant::now() + STOP_WAIT_MAX;
-    while asked && Instant::now() < deadline {
+    while requested && Instant::now() < deadline {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    // Nothing can be done where this fails too.
+    // Errors are ignored: nothing else can stop the process.
     let _ = child.kill();
     let _ = child.wait();
 }

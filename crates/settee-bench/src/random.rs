@@ -1,11 +1,11 @@
-//! Random bytes of a seed, for values and files.
+//! Seeded random bytes, for values and files.
 //!
-//! They are BLAKE3's extendable output (section 2.6 of its paper), which is assembly in every build profile:
-//! tests draw gigabytes, and a generator in Rust takes a minute for that without optimisation.
+//! The bytes are BLAKE3's extendable output (section 2.6 of its paper). BLAKE3 is assembly in every build
+//! profile: tests draw gigabytes, for which an unoptimised generator in Rust takes a minute.
 
 use blake3::{Hasher, OutputReader};
 
-/// A stream of random bytes: each seed has its own.
+/// The stream of random bytes of one seed.
 pub(crate) struct RandomBytes(OutputReader);
 
 impl RandomBytes {
@@ -13,13 +13,13 @@ impl RandomBytes {
         RandomBytes(Hasher::new().update(&seed.to_le_bytes()).finalize_xof())
     }
 
-    /// Fills `bytes` with what comes next in the stream.
+    /// Fills `bytes` with the next bytes of the stream.
     pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
         self.0.fill(bytes);
     }
 }
 
-/// The first `count` bytes of a seed's stream.
+/// Returns the first `count` bytes of a seed's stream.
 pub(crate) fn random_bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     RandomBytes::new(seed).fill(&mut bytes);
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_bytes_however_they_are_asked_for() {
+    fn a_seeds_bytes_do_not_depend_on_the_sizes_of_reads() {
         let whole = random_bytes(7, 1000);
         let mut parts = RandomBytes::new(7);
         let (mut first, mut second) = ([0; 300], [0; 700]);

@@ -1,30 +1,29 @@
-//! Reads as databases ask for them: many small ones of large cold files, and cached ones beside
-//! a writer that never pauses.
+//! Benchmark of reads typical of a database: many small ones of large cold files, and cached ones beside a
+//! writer without pauses.
 //!
-//! - Riak's `parread`: random 1 KiB reads of three files, one after the other as they come,
-//!   sorted, in parallel, and grouped by the read planner. Every form reads other places, from
-//!   one seed, so that none finds what another fetched; `/proc/self/io` tells what came from the
-//!   device.
-//! - Cached reads while a writer appends to the same file and syncs it without pause, against
-//!   the same reads beside an idle control.
+//! - Riak's `parread`: random 1 KiB reads of three files, in random order, sorted, in parallel, and grouped
+//!   by the read planner. Every order has its own random offsets, so that none reads bytes that another has
+//!   brought into the cache; `/proc/self/io` reports the bytes read from the device.
+//! - Cached reads while a writer appends to the same file and syncs it without a pause, compared with the
+//!   same reads without a writer (the idle control).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::io::row::Row;
-use crate::io::subject::{self, BLOCK_BYTES};
+use crate::io::data_file::{self, BLOCK_BYTES};
+use crate::io::row::IoRow;
 use crate::{Error, Result, space};
 
 mod beside;
 mod parread;
 
-/// How many files `parread` reads.
+/// Number of files that `parread` reads.
 pub const FILE_COUNT: usize = 3;
 
-/// Bytes of each of its reads.
+/// Bytes of each read of `parread`.
 pub const READ_BYTES: usize = 1024;
 
-/// How many reads are outstanding in its parallel form.
+/// Number of parallel reads in flight of `parread`.
 pub const PARALLEL_COUNT: usize = 50;
 
 /// A part of the table.
@@ -36,22 +35,22 @@ pub enum Part {
     Beside,
 }
 
-/// What is measured, and how large.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the files are made.
+    /// The directory for the files.
     pub directory: PathBuf,
     /// Bytes of each of [`FILE_COUNT`] files, a multiple of 4096.
     pub file_bytes: u64,
-    /// Random reads of each file.
+    /// Number of random reads of each file.
     pub read_count: usize,
-    /// How often each form of `parread` is measured, in turn with the others.
+    /// Number of rounds of `parread`. Each order is measured once per round.
     pub rounds: usize,
-    /// How long the readers run beside the writer, and beside its idle control, in a round.
+    /// Duration of the readers in a round, beside the writer and without it.
     pub duration: Duration,
-    /// How often they do.
+    /// Number of rounds of the readers beside the writer.
     pub beside_rounds: usize,
-    /// Which parts.
+    /// The parts to run.
     pub parts: Vec<Part>,
 }
 
@@ -69,7 +68,7 @@ impl Config {
         }
     }
 
-    /// The small form: seconds in all, too short for figures to rely on.
+    /// The small form, which takes seconds; its figures aren't reliable.
     pub fn small(self) -> Config {
         Config {
             file_bytes: 4 << 20,
@@ -81,7 +80,7 @@ impl Config {
         }
     }
 
-    /// What is measured where, in words.
+    /// A description of the run for the table's head.
     pub fn title(&self) -> String {
         format!(
             "{FILE_COUNT} files of {} MiB of random bytes in {}, {} reads of {READ_BYTES} bytes of each, {} round(s)\n\
@@ -91,17 +90,17 @@ impl Config {
             self.directory.display(),
             self.read_count,
             self.rounds,
-            subject::machine(&self.directory),
+            data_file::machine(&self.directory),
         )
     }
 }
 
-/// Measures, and hands out each row as it comes. Its files are gone afterwards. Wants a tokio
-/// runtime of several threads; dropping the future abandons it.
+/// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Needs a tokio
+/// runtime of several threads; cancelled by dropping the future.
 ///
 /// # Errors
 /// [`Error::Space`] before anything is written; [`Error::File`] and [`Error::Wrong`].
-pub async fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
+pub async fn run(config: &Config, mut each: impl FnMut(IoRow)) -> Result<()> {
     if config.file_bytes < 2 * BLOCK_BYTES as u64
         || !config.file_bytes.is_multiple_of(BLOCK_BYTES as u64)
         || config.read_count == 0

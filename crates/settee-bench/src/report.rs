@@ -1,4 +1,4 @@
-//! Rows of measurements, as a table for people and as JSON lines for programs.
+//! Rows of results, printed as a table or as JSON lines.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,70 +7,70 @@ use serde::Serialize;
 
 use crate::stats::{Elapsed, Samples};
 
-/// A figure measured elsewhere, to compare with.
+/// Figures recorded of another server, to compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Recorded {
-    /// Operations a second.
+    /// Operations per second.
     pub rate: f64,
-    /// Median and 99th percentile of the latency in milliseconds, where they were kept.
+    /// Median and 99th percentile of the latency in milliseconds, if recorded.
     pub p50_p99_ms: Option<(f64, f64)>,
-    /// The server's processor time for an operation in microseconds.
+    /// The server's processor time per operation in microseconds.
     pub cpu_us: f64,
 }
 
-/// What the machine allows a row at most, measured in the same run.
+/// The machine's limit for a row, measured in the same run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Limit {
-    /// What was measured.
+    /// A description of what was measured.
     pub name: String,
-    /// Operations a second that it allows.
+    /// Operations per second.
     pub rate: f64,
-    /// Processor time that it takes for an operation in microseconds.
+    /// Processor time per operation in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_us: Option<f64>,
-    /// The row's rate as a share of it.
+    /// The row's rate divided by `rate`.
     pub share: f64,
-    /// The row's processor time as a multiple of it.
+    /// The row's processor time divided by `cpu_us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_multiple: Option<f64>,
 }
 
-/// Where a figure should lie.
+/// The bound of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// No smaller than this.
+    /// A minimum.
     AtLeast(f64),
-    /// No larger than this.
+    /// A maximum.
     AtMost(f64),
 }
 
-/// What a row should reach, and what it did.
+/// A bound of one of a row's figures, with the measured figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Aim {
-    /// The figure, in words.
+    /// The figure's name.
     pub what: String,
-    /// Where it should lie.
+    /// The figure's bound.
     pub bound: Bound,
-    /// What it is; none where this run couldn't measure it.
+    /// The measured figure. None: not measured.
     pub reached: Option<f64>,
-    /// Whether it lies there; none where it wasn't measured.
+    /// Whether the figure is within the bound. None: not measured.
     pub met: Option<bool>,
 }
 
 impl Aim {
     fn new(what: String, bound: Bound, reached: Option<f64>) -> Aim {
         let met = reached.map(|reached| match bound {
-            Bound::AtLeast(least) => reached >= least,
-            Bound::AtMost(most) => reached <= most,
+            Bound::AtLeast(min) => reached >= min,
+            Bound::AtMost(max) => reached <= max,
         });
         Aim { what, bound, reached, met }
     }
 
     fn text(&self) -> String {
         let (sign, bound) = match self.bound {
-            Bound::AtLeast(least) => ('≥', least),
-            Bound::AtMost(most) => ('≤', most),
+            Bound::AtLeast(min) => ('≥', min),
+            Bound::AtMost(max) => ('≤', max),
         };
         let verdict = match self.met {
             None => "not measured",
@@ -82,67 +82,67 @@ impl Aim {
     }
 }
 
-/// An aim that many rows share: which figure of a row, and where it should lie.
+/// A bound of a figure that several rows share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Goal {
-    /// The rate over the recorded one.
+    /// Minimum of the rate divided by the recorded one.
     Rate(f64),
-    /// The recorded processor time over the server's.
+    /// Minimum of the recorded processor time divided by the server's.
     Cpu(f64),
-    /// The rate as a share of the limit's.
+    /// Minimum of the rate divided by the limit's.
     Share(f64),
-    /// The processor time as a multiple of the limit's.
+    /// Maximum of the processor time divided by the limit's.
     CpuMultiple(f64),
-    /// The latency's 99th percentile in milliseconds.
+    /// Maximum of the latency's 99th percentile in milliseconds.
     P99(f64),
 }
 
-/// One workload's result.
+/// The result of one workload.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// What selects it, where rows can be selected.
+    /// The name for `--rows`; empty in tables without that option.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub name: &'static str,
-    /// What was done, in words: sizes, clients and batches where they aren't the table's own.
+    /// A description of the workload: sizes, clients and batches, unless the title has them.
     pub workload: String,
-    /// What is counted: `docs`, `rows`, `requests`.
+    /// The unit of operations: `docs`, `rows`, `requests`.
     pub unit: &'static str,
-    /// How many of them.
+    /// Number of operations.
     pub operations: u64,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Operations a second.
+    /// Operations per second.
     pub rate: f64,
     /// Median latency of a request in milliseconds.
     pub p50_ms: Option<f64>,
     /// 99th percentile of the latency of a request in milliseconds.
     pub p99_ms: Option<f64>,
-    /// This process's processor time for an operation in microseconds.
+    /// This process's processor time per operation in microseconds.
     pub client_cpu_us: f64,
-    /// The server's processor time for an operation in microseconds.
+    /// The server's processor time per operation in microseconds, if measured.
     pub server_cpu_us: Option<f64>,
-    /// What CouchDB reached, recorded on another day.
+    /// CouchDB's recorded figures, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recorded: Option<Recorded>,
-    /// This rate over the recorded one.
+    /// The rate divided by the recorded one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_ratio: Option<f64>,
-    /// The recorded processor time of an operation over the server's here.
+    /// The recorded processor time per operation divided by `server_cpu_us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ratio: Option<f64>,
-    /// What the machine allows.
+    /// The machine's limit, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
-    /// What should be reached.
+    /// The bounds of figures, with the measured ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub aims: Vec<Aim>,
-    /// What else there is to know.
+    /// Further remarks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl Row {
-    /// A row from what was counted and timed.
+    /// Computes a row.
     pub fn new(
         workload: impl Into<String>,
         unit: &'static str,
@@ -174,13 +174,13 @@ impl Row {
         }
     }
 
-    /// The row under the name that selects it.
+    /// Sets the name for `--rows`.
     pub(crate) fn named(mut self, name: &'static str) -> Row {
         self.name = name;
         self
     }
 
-    /// The row compared with a recorded figure.
+    /// Compares the row with recorded figures.
     pub fn against(mut self, recorded: Option<Recorded>) -> Row {
         self.recorded = recorded;
         self.rate_ratio = recorded.map(|recorded| self.rate / recorded.rate);
@@ -191,43 +191,43 @@ impl Row {
         self
     }
 
-    /// The row compared with a limit of the machine: so many operations a second, at so much
-    /// processor time each.
+    /// Compares the row with a limit of the machine: operations per second, and processor time per operation
+    /// in microseconds.
     pub fn with_limit(mut self, name: impl Into<String>, rate: f64, cpu_us: Option<f64>) -> Row {
         let share = if rate > 0.0 { self.rate / rate } else { 0.0 };
         let cpu_multiple = match (self.server_cpu_us, cpu_us) {
-            (Some(ours), Some(theirs)) if theirs > 0.0 => Some(ours / theirs),
+            (Some(server), Some(limit)) if limit > 0.0 => Some(server / limit),
             _ => None,
         };
         self.limit = Some(Limit { name: name.into(), rate, cpu_us, share, cpu_multiple });
         self
     }
 
-    /// The row with something else to know.
+    /// Adds a note.
     pub fn note(mut self, note: impl Into<String>) -> Row {
         self.notes.push(note.into());
         self
     }
 
-    /// The row with an aim, judged.
+    /// Adds an aim and judges it.
     pub fn aim(mut self, what: impl Into<String>, bound: Bound, reached: Option<f64>) -> Row {
         self.aims.push(Aim::new(what.into(), bound, reached));
         self
     }
 
-    /// The row judged by `goals`.
+    /// Adds an aim for each of `goals` and judges it.
     pub(crate) fn judged(mut self, goals: &[Goal]) -> Row {
         for goal in goals {
             let limit = self.limit.as_ref();
             let (what, bound, reached) = match *goal {
-                Goal::Rate(least) => ("rate × recorded", Bound::AtLeast(least), self.rate_ratio),
-                Goal::Cpu(least) => ("recorded CPU ×", Bound::AtLeast(least), self.cpu_ratio),
-                Goal::Share(least) => ("of the limit", Bound::AtLeast(least), limit.map(|limit| limit.share)),
-                Goal::CpuMultiple(most) => {
+                Goal::Rate(min) => ("rate × recorded", Bound::AtLeast(min), self.rate_ratio),
+                Goal::Cpu(min) => ("recorded CPU ×", Bound::AtLeast(min), self.cpu_ratio),
+                Goal::Share(min) => ("of the limit", Bound::AtLeast(min), limit.map(|limit| limit.share)),
+                Goal::CpuMultiple(max) => {
                     let reached = limit.and_then(|limit| limit.cpu_multiple);
-                    ("CPU × the limit's", Bound::AtMost(most), reached)
+                    ("CPU × the limit's", Bound::AtMost(max), reached)
                 }
-                Goal::P99(most) => ("p99 ms", Bound::AtMost(most), self.p99_ms),
+                Goal::P99(max) => ("p99 ms", Bound::AtMost(max), self.p99_ms),
             };
             self.aims.push(Aim::new(what.to_owned(), bound, reached));
         }
@@ -240,14 +240,14 @@ impl Row {
     }
 }
 
-/// A row that gave no figure, since an answer was wrong or didn't come.
+/// A row without figures: a response was wrong or missing.
 #[derive(Debug, Clone, Serialize)]
 pub struct Failed {
-    /// What selects it.
+    /// The name for `--rows`.
     pub name: &'static str,
-    /// What was done.
+    /// A description of the workload.
     pub workload: String,
-    /// What was wrong.
+    /// The reason.
     pub failed: String,
 }
 
@@ -263,19 +263,19 @@ impl Failed {
     }
 }
 
-/// What becomes of a row.
+/// The outcome of a row.
 #[derive(Debug, Clone)]
 pub enum Reported {
-    /// It was measured, and every answer was right.
+    /// The row was measured, and every response was right.
     Measured(Box<Row>),
-    /// It failed.
+    /// The row failed.
     Failed(Failed),
 }
 
 /// Width of the column of workloads, in characters.
 const WORKLOAD_WIDTH: usize = 58;
 
-/// The table's heading. `compared` adds the columns of recorded figures and of limits.
+/// The table's heading. `compared` adds the columns of recorded figures and limits.
 pub fn heading(compared: bool) -> String {
     let mut line = format!(
         "{:<WORKLOAD_WIDTH$} {:>10} {:<10} {:>17} {:>9} {:>9}",
@@ -328,7 +328,7 @@ pub fn line(row: &Row, compared: bool) -> String {
     line
 }
 
-/// What follows a row in the table: the limit's name, the aims, the notes.
+/// The lines below a row in the table: the aims and the limit's name, then the notes.
 pub fn remarks(row: &Row) -> Vec<String> {
     let mut lines = Vec::new();
     let mut judged: Vec<String> = row.aims.iter().map(Aim::text).collect();
@@ -342,7 +342,7 @@ pub fn remarks(row: &Row) -> Vec<String> {
     lines
 }
 
-/// A number with three significant digits, or all before the point, in groups of three.
+/// Formats a number with three significant digits, or as an integer with its digits in groups of three.
 fn figure(value: f64) -> String {
     let decimals = match value.abs() {
         magnitude if magnitude >= 99.95 => 0,
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_divides_by_what_was_done() {
+    fn a_rows_figures_are_per_operation() {
         let row = row().against(Some(Recorded { rate: 50.0, p50_p99_ms: None, cpu_us: 100.0 }));
         assert_eq!((row.rate, row.p50_ms, row.p99_ms), (500.0, Some(1.5), Some(1.5)));
         assert_eq!((row.client_cpu_us, row.server_cpu_us), (10.0, Some(20.0)));
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_judged_by_what_was_measured_alone() {
+    fn only_measured_figures_are_judged() {
         let goals =
             [Goal::Rate(10.0), Goal::Cpu(5.1), Goal::Share(0.5), Goal::CpuMultiple(1.9), Goal::P99(1.5)];
         let met = |row: Row| row.judged(&goals).aims.iter().map(|aim| aim.met).collect::<Vec<_>>();
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aim_tells_its_bound_what_was_reached_and_the_verdict() {
+    fn an_aim_shows_its_bound_the_figure_and_the_verdict() {
         let row =
             row().aim("KiB each", Bound::AtMost(16.0), Some(20.0)).aim("share", Bound::AtLeast(0.5), None);
         assert_eq!(remarks(&row), ["KiB each ≤ 16: 20.0 MISSED; share ≥ 0.5: not measured"]);

@@ -1,16 +1,18 @@
-//! A soak: mixed clients on a server that is killed now and then, for as long as one has time for.
+//! A soak test: mixed clients on a server that is killed at random moments, for a given time.
 //!
-//! Clients write documents, attachments and local documents of their own, and know all that was
-//! acknowledged; others follow the changes, list, dawdle, compact, make and delete databases. At a random
-//! moment the server is killed (SIGKILL) and started again on the same directory; then, and at the end,
-//! everything that was acknowledged is compared with what is there, byte by byte. Meanwhile, and once at the
-//! end, the server is backed up; each run is restored and compared with what was acknowledged when it was
-//! made. Every few seconds the server's memory, descriptors and threads are read.
+//! Each writer writes its own documents, attachments and local documents and keeps a model of all
+//! acknowledged writes. Other clients follow the changes feeds, list, read slowly, compact, and create and
+//! delete databases. At random moments the server is killed (SIGKILL) and restarted on the same directory.
+//! After each restart, and at the end, the server's content is compared with the models byte by byte.
+//! Meanwhile, and once at the end, the server is backed up; each backup is restored and compared with the
+//! models of the time when it was made. The server's memory, descriptors and threads are sampled every few
+//! seconds.
 //!
 //! Invariants:
-//! 1. What was acknowledged by 200 or 201 is there; what was answered by 202 is counted apart.
-//! 2. What was sent and never answered is there whole, or not at all.
-//! 3. A follower hears of each document's newest revision, in order, and of no change twice.
+//! 1. A write acknowledged by 200 or 201 survives. A write with response 202 may be lost and is counted
+//!    separately.
+//! 2. A write without a response is stored whole, or not at all.
+//! 3. A follower receives each document's newest revision, in order, and no change twice.
 //! 4. A violation ends the soak with its reason.
 
 mod backups;
@@ -29,81 +31,87 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 
 use self::backups::Backups;
-use self::client::{Http, Phase, Shared, Step, Trouble, wrong};
-use self::followers::{Feed, Follower, Kind};
-use self::model::{Counts, Model, Random, State};
+use self::client::{Context, Failure, Http, Phase, StepResult, wrong};
+use self::followers::{Feed, FeedMode, Follower};
+use self::model::{Counts, DocState, Model, Random};
 use self::others::Admin;
-use self::server::{Held, Subject};
+use self::server::{ServerUnderTest, Usage};
 use crate::error::{Error, Result};
 
 const DATABASES: usize = 3;
 const WRITERS: usize = 9;
 const READERS: usize = 3;
-const DAWDLERS: usize = 3;
+const SLOW_CLIENTS: usize = 3;
 
-/// Of each database's followers, so many have a connection that stays open.
+/// Number of each database's followers with a continuous feed. One more polls.
 const CONTINUOUS_FOLLOWERS: usize = 2;
 
-/// Time between two looks at what the server holds; less where a stretch between two kills is short.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-const LOOKS_MIN: u32 = 12;
+/// Interval between two samples of the server's usage, unless a period is short.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A stretch of this length tells whether memory is flat: before, caches are filling.
-const FLAT_STRETCH_MIN: Duration = Duration::from_secs(180);
+/// Minimum number of samples in a period.
+const SAMPLES_MIN: u32 = 12;
 
-/// Memory is flat where its median in a stretch's last quarter is at most so much above that in the
-/// second: a share of it, and a fixed amount for what one large request takes at a time.
+/// Minimum duration of a period whose memory is judged. In a shorter one, caches are still filling.
+const JUDGED_PERIOD_MIN: Duration = Duration::from_secs(180);
+
+/// Growth of memory that is allowed, as a share: from the median of a period's second quarter to that of its
+/// last. [`MEMORY_GROWTH_BYTES`] is allowed in addition.
 const MEMORY_GROWTH_SHARE: f64 = 0.10;
+
+/// Growth of memory that is allowed in addition, in bytes: the memory of one large request.
 const MEMORY_GROWTH_BYTES: f64 = (24 << 20) as f64;
 
-/// The same for descriptors and threads: what a few more open segments and connections take.
+/// Growth of descriptors that is allowed: a few more open segments and connections.
 const DESCRIPTOR_GROWTH: f64 = 24.0;
+
+/// Growth of threads that is allowed.
 const THREAD_GROWTH: f64 = 8.0;
 
-/// Sockets of a server that has no client left: it listens, and its own parts wake each other.
-const SOCKETS_AT_REST: u64 = 4;
+/// Maximum number of sockets of a server without clients: its listener and its internal wake-ups.
+const IDLE_SOCKETS_MAX: u64 = 4;
 
-/// How long clients may take to let go, and the server to close what they left.
+/// Longest wait for clients to release their models, and for the server to close their connections.
 const REST_WAIT_MAX: Duration = Duration::from_secs(90);
 
-/// What a soak is told.
+/// Parameters of a soak.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The `settee` program.
     pub program: PathBuf,
-    /// Where data and log go: a directory of the soak's own.
+    /// The directory for the data and the server's log; it must be empty.
     pub directory: PathBuf,
     /// How long the clients run, in all.
     pub duration: Duration,
-    /// How often the server is killed meanwhile.
+    /// Number of times that the server is killed meanwhile.
     pub kills: u32,
-    /// Names the run.
+    /// Seed of all random decisions.
     pub seed: u64,
 }
 
-/// Soaks, and prints what it sees line by line. Returns when all has been compared and the server has
-/// been stopped.
+/// Runs a soak and prints its progress line by line. Returns once the server's content has been compared and
+/// the server has exited.
 ///
 /// # Errors
-/// The first violation; what kept the server from starting. The server runs no more then.
+/// The first violation, or the reason why the server didn't start. The server has exited then.
 pub async fn run(config: &Config, print: impl Fn(&str)) -> Result<()> {
-    let mut subject = Subject::start(&config.program, &config.directory).await?;
-    let soak = Soak::prepare(config, &subject).await?;
-    let outcome = soak.run(config, &mut subject, &print).await;
+    let mut server = ServerUnderTest::start(&config.program, &config.directory).await?;
+    let soak = Soak::prepare(config, &server).await?;
+    let outcome = soak.run(config, &mut server, &print).await;
     if let Err(Error::Wrong { .. }) = &outcome {
-        print(&format!("the server's log ends with:\n{}", subject.said()));
+        print(&format!("the server's log ends with:\n{}", server.log_tail()));
     }
     outcome
 }
 
 struct Soak {
     phase: watch::Sender<Phase>,
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     followers: Vec<Arc<Follower>>,
     admin: Arc<Mutex<Admin>>,
     backups: Arc<Mutex<Backups>>,
     tasks: Tasks,
-    begun: Instant,
+    started: Instant,
 }
 
 type Tasks = JoinSet<Result<(), String>>;
@@ -112,19 +120,19 @@ fn violation(reason: impl Into<String>) -> Error {
     Error::wrong("soak", reason)
 }
 
-fn trouble(trouble: Trouble) -> Error {
-    match trouble {
-        Trouble::Wrong(reason) => violation(reason),
-        Trouble::Broken(error) => violation(format!("the server broke off: {error}")),
+fn into_error(failure: Failure) -> Error {
+    match failure {
+        Failure::Wrong(reason) => violation(reason),
+        Failure::Broken(error) => violation(format!("the server broke the connection: {error}")),
     }
 }
 
 impl Soak {
-    async fn prepare(config: &Config, subject: &Subject) -> Result<Soak> {
+    async fn prepare(config: &Config, server: &ServerUnderTest) -> Result<Soak> {
         let (phase, receiver) = watch::channel(Phase::Paused);
         let databases: Vec<String> = (0..DATABASES).map(|index| format!("soak{index}")).collect();
-        let shared = Arc::new(Shared {
-            server: subject.server(),
+        let context = Arc::new(Context {
+            server: server.server(),
             phase: receiver,
             databases: databases.clone(),
             models: (0..WRITERS).map(|_| Mutex::new(Model::default())).collect(),
@@ -132,132 +140,137 @@ impl Soak {
             aborted: Default::default(),
             seed: config.seed,
         });
-        let mut http = Http::new(&shared.server);
+        let mut http = Http::new(&context.server);
         for database in &databases {
-            let made = http.send("PUT", &format!("/{database}"), None).await.map_err(trouble)?;
-            made.expect("a database", &[201]).map_err(trouble)?;
+            let created = http.send("PUT", &format!("/{database}"), None).await.map_err(into_error)?;
+            created.expect("a database", &[201]).map_err(into_error)?;
         }
-        let kinds = [Kind::Continuous; CONTINUOUS_FOLLOWERS].into_iter().chain([Kind::Longpoll]);
+        let modes = [FeedMode::Continuous; CONTINUOUS_FOLLOWERS].into_iter().chain([FeedMode::Longpoll]);
         let followers: Vec<Arc<Follower>> = databases
             .iter()
-            .flat_map(|name| kinds.clone().map(|kind| Arc::new(Follower::new(name, kind))))
+            .flat_map(|name| modes.clone().map(|mode| Arc::new(Follower::new(name, mode))))
             .collect();
-        let begun = Instant::now();
+        let started = Instant::now();
         let backups = Arc::new(Mutex::new(Backups::new(&config.program, &config.directory)));
         let (admin, tasks) = (Arc::default(), JoinSet::new());
-        let mut soak = Soak { phase, shared, followers, admin, backups, tasks, begun };
+        let mut soak = Soak { phase, context, followers, admin, backups, tasks, started };
         soak.spawn();
         Ok(soak)
     }
 
     fn spawn(&mut self) {
         for index in 0..WRITERS {
-            let shared = self.shared.clone();
-            self.tasks.spawn(async move { writers::run(&shared, index).await });
+            let context = self.context.clone();
+            self.tasks.spawn(async move { writers::run(&context, index).await });
         }
         for index in 0..READERS {
-            let shared = self.shared.clone();
-            self.tasks.spawn(async move { others::list(&shared, index).await });
+            let context = self.context.clone();
+            self.tasks.spawn(async move { others::list(&context, index).await });
         }
-        for index in 0..DAWDLERS {
-            let shared = self.shared.clone();
-            self.tasks.spawn(async move { others::dawdle(&shared, index).await });
+        for index in 0..SLOW_CLIENTS {
+            let context = self.context.clone();
+            self.tasks.spawn(async move { others::run_slow_client(&context, index).await });
         }
-        let (shared, admin) = (self.shared.clone(), self.admin.clone());
-        self.tasks.spawn(async move { others::administer(&shared, &admin).await });
-        let (shared, backups) = (self.shared.clone(), self.backups.clone());
-        self.tasks.spawn(async move { backups::run(&shared, &backups).await });
+        let (context, admin) = (self.context.clone(), self.admin.clone());
+        self.tasks.spawn(async move { others::administer(&context, &admin).await });
+        let (context, backups) = (self.context.clone(), self.backups.clone());
+        self.tasks.spawn(async move { backups::run(&context, &backups).await });
         for (index, follower) in self.followers.iter().enumerate() {
-            let (shared, follower) = (self.shared.clone(), follower.clone());
-            self.tasks.spawn(async move { follower.run(&shared, index).await });
+            let (context, follower) = (self.context.clone(), follower.clone());
+            self.tasks.spawn(async move { follower.run(&context, index).await });
         }
     }
 
-    async fn run(mut self, config: &Config, subject: &mut Subject, print: &impl Fn(&str)) -> Result<()> {
+    async fn run(
+        mut self,
+        config: &Config,
+        server: &mut ServerUnderTest,
+        print: &impl Fn(&str),
+    ) -> Result<()> {
         let mut random = Random::new(config.seed ^ 0x6b11);
-        let stretch = config.duration / (config.kills + 1);
+        let period_time = config.duration / (config.kills + 1);
         let mut moment = Duration::ZERO;
-        let mut flat: Vec<String> = Vec::new();
+        let mut growth: Vec<String> = Vec::new();
         for index in 0..=config.kills {
-            // A random moment, within a quarter of a stretch of where an even one would be.
+            // A random moment, at most a quarter of a period before or after its even end.
             let end = match index == config.kills {
                 true => config.duration,
                 false => {
-                    let even = stretch * (index + 1) - stretch / 4;
-                    even + stretch.mul_f64(random.below(1_000) as f64 / 2_000.0)
+                    let earliest = period_time * (index + 1) - period_time / 4;
+                    earliest + period_time.mul_f64(random.below(1_000) as f64 / 2_000.0)
                 }
             };
-            let looks = self.stretch(subject, end - moment, print).await?;
+            let period = self.run_period(server, end - moment, print).await?;
             moment = end;
             if index < config.kills {
-                subject.kill();
+                server.kill();
                 self.phase.send_replace(Phase::Paused);
-                print(&format!("{:>6.0} s  killed", self.begun.elapsed().as_secs_f64()));
+                print(&format!("{:>6.0} s  killed", self.started.elapsed().as_secs_f64()));
                 self.wait_for_clients().await?;
-                let time = subject.start_again().await?;
+                let time = server.restart().await?;
                 print(&format!(
-                    "{:>6.0} s  answers again after {time:.1?}",
-                    self.begun.elapsed().as_secs_f64()
+                    "{:>6.0} s  responds again after {time:.1?}",
+                    self.started.elapsed().as_secs_f64()
                 ));
             } else {
                 self.phase.send_replace(Phase::Paused);
                 self.wait_for_clients().await?;
             }
-            self.verify(print).await.map_err(trouble)?;
-            flat.extend(judge(index, &looks, print));
+            self.verify(print).await.map_err(into_error)?;
+            growth.extend(judge(index, &period, print));
         }
-        self.backups.lock().await.cycle(&self.shared).await.map_err(trouble)?;
+        self.backups.lock().await.cycle(&self.context).await.map_err(into_error)?;
         if let Some(ended) = self.tasks.try_join_next() {
-            return Err(ended_early(ended, subject));
+            return Err(ended_early(ended, server));
         }
-        self.rest(subject, print).await?;
+        self.rest(server, print).await?;
         self.summarize(print).await;
-        match flat.is_empty() {
+        match growth.is_empty() {
             true => Ok(()),
-            false => Err(violation(flat.join("; "))),
+            false => Err(violation(growth.join("; "))),
         }
     }
 
-    /// Lets the clients run for so long; what the server held meanwhile.
-    async fn stretch(
+    /// Lets the clients run for `time`. Returns the server's usage meanwhile.
+    async fn run_period(
         &mut self,
-        subject: &mut Subject,
+        server: &mut ServerUnderTest,
         time: Duration,
         print: &impl Fn(&str),
-    ) -> Result<Stretch> {
+    ) -> Result<Period> {
         self.phase.send_replace(Phase::Running);
-        let (begun, every) = (Instant::now(), LOOK_EVERY.min(time / LOOKS_MIN));
-        let mut stretch = Stretch { time, looks: Vec::new() };
-        let mut next = every;
-        while begun.elapsed() < time {
-            let left = next.min(time).saturating_sub(begun.elapsed());
+        let (started, interval) = (Instant::now(), SAMPLE_INTERVAL.min(time / SAMPLES_MIN));
+        let mut period = Period { time, samples: Vec::new() };
+        let mut next = interval;
+        while started.elapsed() < time {
+            let left = next.min(time).saturating_sub(started.elapsed());
             tokio::select! {
                 () = tokio::time::sleep(left) => {}
-                Some(ended) = self.tasks.join_next() => return Err(ended_early(ended, subject)),
+                Some(ended) = self.tasks.join_next() => return Err(ended_early(ended, server)),
             }
-            if let Some(ended) = subject.has_ended() {
+            if let Some(ended) = server.has_ended() {
                 return Err(violation(ended));
             }
-            next += every;
-            let held = subject.held()?;
-            stretch.looks.push(held);
-            print(&line(self.begun.elapsed(), &held, &self.followers));
+            next += interval;
+            let usage = server.usage()?;
+            period.samples.push(usage);
+            print(&line(self.started.elapsed(), &usage, &self.followers));
         }
-        Ok(stretch)
+        Ok(period)
     }
 
-    /// Returns once no client holds its model.
+    /// Returns once no client uses its model.
     async fn wait_for_clients(&mut self) -> Result<()> {
-        let shared = self.shared.clone();
+        let context = self.context.clone();
         let all = async {
-            for model in &shared.models {
+            for model in &context.models {
                 drop(model.lock().await);
             }
             drop(self.admin.lock().await);
         };
         let all = tokio::time::timeout(REST_WAIT_MAX, all);
         tokio::select! {
-            done = all => done.map_err(|_| violation("a client waits for an answer for too long")),
+            done = all => done.map_err(|_| violation("a client waits for a response for too long")),
             Some(ended) = self.tasks.join_next() => Err(match ended {
                 Ok(Err(reason)) => violation(reason),
                 other => violation(format!("a client ended: {other:?}")),
@@ -265,38 +278,38 @@ impl Soak {
         }
     }
 
-    /// Compares all that is known with what is there.
-    async fn verify(&self, print: &impl Fn(&str)) -> Step<()> {
-        let begun = Instant::now();
-        let shared = &*self.shared;
-        let mut http = Http::new(&shared.server);
-        // What a 202 promised nothing of is there now, or never will be.
-        for database in &shared.databases {
+    /// Compares the models with the server's content.
+    async fn verify(&self, print: &impl Fn(&str)) -> StepResult<()> {
+        let started = Instant::now();
+        let context = &*self.context;
+        let mut http = Http::new(&context.server);
+        // A write with response 202 is persisted now, or it is lost.
+        for database in &context.databases {
             let target = format!("/{database}/_ensure_full_commit");
             http.post(&target, &serde_json::json!({})).await?.expect("a commit", &[201])?;
         }
         let mut before = Counts::default();
         let mut after = Counts::default();
-        for (index, model) in shared.models.iter().enumerate() {
+        for (index, model) in context.models.iter().enumerate() {
             let mut model = model.lock().await;
             before.add(&model.counts);
-            writers::verify(&mut http, &shared.databases[index % DATABASES], &mut model).await?;
+            writers::verify(&mut http, &context.databases[index % DATABASES], &mut model).await?;
             after.add(&model.counts);
         }
-        let aborted = others::verify_aborted(shared, &mut http).await?;
+        let aborted = others::verify_aborted(context, &mut http).await?;
         self.admin.lock().await.verify(&mut http).await?;
-        for (number, database) in shared.databases.iter().enumerate() {
+        for (number, database) in context.databases.iter().enumerate() {
             let feed = Feed::read(&mut http, database).await?;
             self.compare_feed(&mut http, number, database, &feed).await?;
             for follower in self.followers.iter().filter(|follower| follower.database == *database) {
-                follower.compare(shared, &feed).await?;
+                follower.compare(context, &feed).await?;
             }
         }
         print(&format!(
-            "{:>6.0} s  compared in {:.1?}: {} documents, {} attachments, {} half requests; unanswered: {} done, \
-             {} not; of 202: {} there, {} lost",
-            self.begun.elapsed().as_secs_f64(),
-            begun.elapsed(),
+            "{:>6.0} s  compared in {:.1?}: {} documents, {} attachments, {} aborted requests; \
+             without a response: {} done, {} not; with 202: {} stored, {} lost",
+            self.started.elapsed().as_secs_f64(),
+            started.elapsed(),
             after.verified - before.verified,
             after.verified_files - before.verified_files,
             aborted,
@@ -308,18 +321,24 @@ impl Soak {
         Ok(())
     }
 
-    /// The feed of a database has what its writers know, and nothing live that nobody wrote.
-    async fn compare_feed(&self, http: &mut Http, number: usize, database: &str, feed: &Feed) -> Step<()> {
+    /// Checks that a database's feed agrees with its writers' models and has no other live document.
+    async fn compare_feed(
+        &self,
+        http: &mut Http,
+        number: usize,
+        database: &str,
+        feed: &Feed,
+    ) -> StepResult<()> {
         let mut live = 0_u64;
-        for model in self.shared.models.iter().skip(number).step_by(DATABASES) {
+        for model in self.context.models.iter().skip(number).step_by(DATABASES) {
             let model = model.lock().await;
             for (id, doc) in &model.docs {
                 let found = feed.docs.get(id);
                 let is_right = match &doc.state {
-                    State::Live { rev, .. } => found == Some(&(rev.clone(), false)),
-                    State::Deleted(Some(rev)) => found == Some(&(rev.clone(), true)),
-                    State::Deleted(None) => found.is_none_or(|(_, deleted)| *deleted),
-                    State::Absent => found.is_none(),
+                    DocState::Live { rev, .. } => found == Some(&(rev.clone(), false)),
+                    DocState::Deleted(Some(rev)) => found == Some(&(rev.clone(), true)),
+                    DocState::Deleted(None) => found.is_none_or(|(_, deleted)| *deleted),
+                    DocState::Absent => found.is_none(),
                 };
                 if !is_right {
                     return wrong(format!("the feed has {found:?} of {id}: {:?}", doc.state));
@@ -336,50 +355,50 @@ impl Soak {
         Ok(())
     }
 
-    /// Ends all clients, and waits until the server has closed what they left; then stops it, and checks
-    /// its files.
-    async fn rest(&mut self, subject: &mut Subject, print: &impl Fn(&str)) -> Result<()> {
+    /// Ends all clients and waits until the server has closed their connections. Then stops the server and
+    /// checks its files.
+    async fn rest(&mut self, server: &mut ServerUnderTest, print: &impl Fn(&str)) -> Result<()> {
         self.phase.send_replace(Phase::Done);
         self.tasks.shutdown().await;
-        let begun = Instant::now();
-        let held = loop {
-            let held = subject.held()?;
-            if held.sockets <= SOCKETS_AT_REST && held.nameless == 0 {
-                break held;
+        let started = Instant::now();
+        let usage = loop {
+            let usage = server.usage()?;
+            if usage.sockets <= IDLE_SOCKETS_MAX && usage.removed_files == 0 {
+                break usage;
             }
-            if begun.elapsed() > REST_WAIT_MAX {
-                let Held { sockets, nameless, .. } = held;
-                let reason = format!("without a client it holds {sockets} sockets, {nameless} removed files");
+            if started.elapsed() > REST_WAIT_MAX {
+                let Usage { sockets, removed_files, .. } = usage;
+                let reason =
+                    format!("without a client it has {sockets} sockets, {removed_files} removed files open");
                 return Err(violation(reason));
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         };
-        print(&format!("{} (no client left)", line(self.begun.elapsed(), &held, &self.followers)));
-        subject.stop_and_check().await?;
+        print(&format!("{} (no client left)", line(self.started.elapsed(), &usage, &self.followers)));
+        server.stop_and_check().await?;
         print(&format!(
-            "{:>6.0} s  stopped; settee check finds its files sound",
-            self.begun.elapsed().as_secs_f64()
+            "{:>6.0} s  stopped; settee check found no fault",
+            self.started.elapsed().as_secs_f64()
         ));
         Ok(())
     }
 
     async fn summarize(&self, print: &impl Fn(&str)) {
         let mut counts = Counts::default();
-        for model in &self.shared.models {
+        for model in &self.context.models {
             counts.add(&model.lock().await.counts);
         }
-        let changes: u64 =
-            self.followers.iter().map(|one| one.heard.lock().map_or(0, |heard| heard.changes)).sum();
+        let changes = change_count(&self.followers);
         let backups = self.backups.lock().await;
         print(&format!(
-            "backups: {} runs of the server had what was acknowledged when they were made, {} runs of edited \
-             copies what these had",
+            "backups: {} of the server had all that was acknowledged when they were made, \
+             {} of edited copies equalled the copies",
             backups.compared, backups.compared_copies,
         ));
         print(&format!(
-            "nothing acknowledged was lost: {} requests, {} writes acknowledged, {} answered by 202 ({} of those \
-             lost), {} changes heard by {} followers, {} compactions, {} comparisons of documents, {} of \
-             attachments",
+            "nothing acknowledged was lost: {} requests, {} writes acknowledged, {} with response 202 \
+             ({} of those lost), {} changes received by {} followers, {} compactions, {} comparisons of \
+             documents, {} of attachments",
             counts.requests,
             counts.acknowledged,
             counts.accepted,
@@ -393,73 +412,81 @@ impl Soak {
     }
 }
 
-fn ended_early(ended: Result<Result<(), String>, tokio::task::JoinError>, subject: &mut Subject) -> Error {
+fn ended_early(
+    ended: Result<Result<(), String>, tokio::task::JoinError>,
+    server: &mut ServerUnderTest,
+) -> Error {
     let reason = match ended {
         Ok(Err(reason)) => reason,
         other => format!("a client ended: {other:?}"),
     };
-    match subject.has_ended() {
+    match server.has_ended() {
         Some(ended) => violation(format!("{ended}; {reason}")),
         None => violation(reason),
     }
 }
 
-fn line(time: Duration, held: &Held, followers: &[Arc<Follower>]) -> String {
-    let changes: u64 = followers.iter().map(|one| one.heard.lock().map_or(0, |heard| heard.changes)).sum();
+fn change_count(followers: &[Arc<Follower>]) -> u64 {
+    followers.iter().map(|one| one.received.lock().map_or(0, |received| received.changes)).sum()
+}
+
+fn line(time: Duration, usage: &Usage, followers: &[Arc<Follower>]) -> String {
+    let changes = change_count(followers);
     format!(
-        "{:>6.0} s  {:>6.1} MiB resident  {:>4} descriptors ({} sockets, {} removed files)  {:>3} threads  {changes:>8} \
-         changes heard",
+        "{:>6.0} s  {:>6.1} MiB resident  {:>4} descriptors ({} sockets, {} removed files)  {:>3} threads  \
+         {changes:>8} changes received",
         time.as_secs_f64(),
-        held.resident_bytes as f64 / f64::from(1 << 20),
-        held.descriptors,
-        held.sockets,
-        held.nameless,
-        held.threads,
+        usage.resident_bytes as f64 / f64::from(1 << 20),
+        usage.descriptors,
+        usage.sockets,
+        usage.removed_files,
+        usage.threads,
     )
 }
 
-/// What the server held in the time between two kills.
-struct Stretch {
+/// The server's usage in the time between two kills.
+struct Period {
     time: Duration,
-    looks: Vec<Held>,
+    samples: Vec<Usage>,
 }
 
-/// Compares medians of the second and of the last quarter: what isn't flat.
-fn judge(index: u32, stretch: &Stretch, print: &impl Fn(&str)) -> Vec<String> {
-    let quarter = stretch.looks.len() / 4;
+/// Compares medians of a period's second and last quarter. Returns a description of each growth that isn't
+/// allowed.
+fn judge(index: u32, period: &Period, print: &impl Fn(&str)) -> Vec<String> {
+    let quarter = period.samples.len() / 4;
     if quarter == 0 {
         return Vec::new();
     }
-    let second = &stretch.looks[quarter..2 * quarter];
-    let last = &stretch.looks[stretch.looks.len() - quarter..];
-    let is_judged = stretch.time >= FLAT_STRETCH_MIN;
+    let second = &period.samples[quarter..2 * quarter];
+    let last = &period.samples[period.samples.len() - quarter..];
+    let is_judged = period.time >= JUDGED_PERIOD_MIN;
     let mut grown = Vec::new();
-    let mut said = Vec::new();
-    let mut compare = |name: &str, of: fn(&Held) -> f64, share: f64, more: f64| {
+    let mut figures = Vec::new();
+    let mut compare = |name: &str, of: fn(&Usage) -> f64, share: f64, more: f64| {
         let (then, now) = (median(second, of), median(last, of));
-        said.push(format!("{name} {then:.0} then {now:.0}"));
+        figures.push(format!("{name} {then:.0} then {now:.0}"));
         if is_judged && now > then * (1.0 + share) + more {
-            grown.push(format!("{name} grew from {then:.0} to {now:.0} in stretch {}", index + 1));
+            grown.push(format!("{name} grew from {then:.0} to {now:.0} in period {}", index + 1));
         }
     };
-    compare("resident bytes", |held| held.resident_bytes as f64, MEMORY_GROWTH_SHARE, MEMORY_GROWTH_BYTES);
-    compare("descriptors", |held| held.descriptors as f64, 0.0, DESCRIPTOR_GROWTH);
-    compare("threads", |held| held.threads as f64, 0.0, THREAD_GROWTH);
+    compare("resident bytes", |usage| usage.resident_bytes as f64, MEMORY_GROWTH_SHARE, MEMORY_GROWTH_BYTES);
+    compare("descriptors", |usage| usage.descriptors as f64, 0.0, DESCRIPTOR_GROWTH);
+    compare("threads", |usage| usage.threads as f64, 0.0, THREAD_GROWTH);
     let verdict = match (is_judged, grown.is_empty()) {
         (false, _) => "too short to judge",
         (true, true) => "flat",
         (true, false) => "NOT FLAT",
     };
     print(&format!(
-        "          stretch {}: medians of the second and the last quarter: {}: {verdict}",
+        "          period {}: medians of the second and the last quarter: {}: {verdict}",
         index + 1,
-        said.join(", ")
+        figures.join(", ")
     ));
     grown
 }
 
-fn median(looks: &[Held], of: fn(&Held) -> f64) -> f64 {
-    let mut values: Vec<f64> = looks.iter().map(of).collect();
+fn median(samples: &[Usage], of: fn(&Usage) -> f64) -> f64 {
+    let mut values: Vec<f64> = samples.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
@@ -468,19 +495,19 @@ fn median(looks: &[Held], of: fn(&Held) -> f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn stretch(time: Duration, resident: impl Fn(u64) -> u64) -> Stretch {
-        let look = |index| Held { resident_bytes: resident(index) << 20, ..Held::default() };
-        Stretch { time, looks: (0..40).map(look).collect() }
+    fn period(time: Duration, resident: impl Fn(u64) -> u64) -> Period {
+        let sample = |index| Usage { resident_bytes: resident(index) << 20, ..Usage::default() };
+        Period { time, samples: (0..40).map(sample).collect() }
     }
 
     #[test]
-    fn memory_that_grows_is_not_flat_and_caches_that_fill_first_are() {
-        let long = FLAT_STRETCH_MIN;
+    fn growth_counts_unless_it_ends_within_the_first_quarter() {
+        let long = JUDGED_PERIOD_MIN;
         assert_eq!(
-            judge(0, &stretch(long, |index| 100 + index.min(9) * 20), &|_: &str| {}),
+            judge(0, &period(long, |index| 100 + index.min(9) * 20), &|_: &str| {}),
             Vec::<String>::new()
         );
-        assert_eq!(judge(0, &stretch(long, |index| 100 + index * 3), &|_: &str| {}).len(), 1);
-        assert!(judge(0, &stretch(long / 2, |index| 100 + index * 3), &|_: &str| {}).is_empty(), "too short");
+        assert_eq!(judge(0, &period(long, |index| 100 + index * 3), &|_: &str| {}).len(), 1);
+        assert!(judge(0, &period(long / 2, |index| 100 + index * 3), &|_: &str| {}).is_empty(), "too short");
     }
 }

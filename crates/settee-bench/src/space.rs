@@ -1,4 +1,4 @@
-//! Room on the disk: known before anything is written.
+//! Disk space, checked before anything is written.
 
 use std::path::{Path, PathBuf};
 
@@ -6,24 +6,24 @@ use tempfile::TempDir;
 
 use crate::error::{Error, Result};
 
-/// What a workload may take on the disk for each byte of JSON it writes: a server that isn't
-/// Settee may need this much before it compacts.
-const BYTES_ON_DISK_FOR_EACH: u64 = 2;
+/// Bytes on disk that a workload may take per byte of JSON. A server other than Settee may need this much
+/// before it compacts.
+const DISK_BYTES_PER_BYTE: u64 = 2;
 
-/// What is left alone on top of it, in bytes.
+/// Bytes on disk that stay free besides.
 const SPARE_BYTES: u64 = 256 << 20;
 
 /// The magic number of tmpfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Refuses where `directory`'s file system hasn't the room for `document_bytes` of documents.
+/// Checks that `directory`'s file system has space for `document_bytes` of documents.
 ///
 /// # Errors
-/// [`Error::Space`] with both figures, [`Error::File`] where the system doesn't tell.
+/// [`Error::Space`] with both figures if it hasn't, [`Error::File`] if the system doesn't report it.
 pub fn check(directory: &Path, document_bytes: u64) -> Result<()> {
     let status = rustix::fs::statvfs(directory).map_err(|error| Error::file(directory, error.into()))?;
     let free = status.f_bavail.saturating_mul(status.f_frsize);
-    let needed = document_bytes.saturating_mul(BYTES_ON_DISK_FOR_EACH).saturating_add(SPARE_BYTES);
+    let needed = document_bytes.saturating_mul(DISK_BYTES_PER_BYTE).saturating_add(SPARE_BYTES);
     if free < needed {
         return Err(Error::Space {
             directory: directory.to_owned(),
@@ -34,19 +34,20 @@ pub fn check(directory: &Path, document_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether `directory` lies in memory, where a sync costs nothing and proves nothing.
+/// Whether `directory` is on a tmpfs, where a sync costs nothing and persists nothing.
 pub fn is_in_memory(directory: &Path) -> bool {
     rustix::fs::statfs(directory).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
 }
 
-/// A directory of the measurement's own that goes with the value.
+/// A temporary directory, removed on drop.
 #[derive(Debug)]
 pub struct Directory {
     inner: TempDir,
 }
 
 impl Directory {
-    /// Makes one in `parent`, which is made too where it doesn't exist, or where temporary files go.
+    /// Creates a directory in `parent`, which is created if it doesn't exist; without `parent`, in the
+    /// system's directory for temporary files.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -57,7 +58,7 @@ impl Directory {
         Ok(Directory { inner: made.map_err(|error| Error::file(&parent, error))? })
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         self.inner.path()
     }
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_the_disk_holds_is_refused_with_both_figures() {
+    fn more_than_the_free_space_is_refused_with_both_figures() {
         let directory = Directory::new(None).unwrap();
         check(directory.path(), 0).unwrap_or_else(|error| panic!("an empty workload fits: {error}"));
         let error = check(directory.path(), 1 << 60).unwrap_err();
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_goes_with_its_value() {
+    fn a_directory_is_removed_on_drop() {
         let directory = Directory::new(None).unwrap();
         let path = directory.path().to_owned();
         assert!(path.is_dir());

@@ -1,10 +1,10 @@
-//! What is measured: latencies, rates, processor time.
+//! Latencies, rates and processor time.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// Most latencies that one row keeps; later ones count for the rate alone.
+/// Maximum number of latencies that one row keeps. Later ones count only for the rate.
 pub const SAMPLE_COUNT_MAX: usize = 8 << 20;
 
 /// Latencies in nanoseconds.
@@ -14,32 +14,32 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Adds one.
+    /// Adds a latency.
     pub fn push(&mut self, latency: Duration) {
         if self.nanoseconds.len() < SAMPLE_COUNT_MAX {
             self.nanoseconds.push(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
         }
     }
 
-    /// Adds all of another's.
+    /// Adds all latencies of `other`.
     pub fn append(&mut self, mut other: Samples) {
-        let room = SAMPLE_COUNT_MAX - self.nanoseconds.len();
-        other.nanoseconds.truncate(room);
+        let left = SAMPLE_COUNT_MAX - self.nanoseconds.len();
+        other.nanoseconds.truncate(left);
         self.nanoseconds.append(&mut other.nanoseconds);
     }
 
-    /// How many there are.
+    /// Number of latencies.
     pub fn count(&self) -> usize {
         self.nanoseconds.len()
     }
 
-    /// How many of them took at least `time`.
+    /// Number of latencies of at least `time`.
     pub fn count_of_at_least(&self, time: Duration) -> usize {
         self.nanoseconds.iter().filter(|&&taken| u128::from(taken) >= time.as_nanos()).count()
     }
 
-    /// Exact percentiles: for each of `wanted` (0 to 1) the smallest sample that so large a
-    /// share of all doesn't exceed. None where there is no sample.
+    /// Exact percentiles: for each share in `wanted` (0 to 1) the smallest sample that this share of all
+    /// samples doesn't exceed. None if there is no sample.
     pub fn percentiles<const N: usize>(&self, wanted: [f64; N]) -> Option<[Duration; N]> {
         let mut sorted = self.nanoseconds.clone();
         sorted.sort_unstable();
@@ -50,37 +50,36 @@ impl Samples {
         }))
     }
 
-    /// The mean in seconds. None where there is no sample.
+    /// The mean in seconds. None if there is no sample.
     pub fn mean_seconds(&self) -> Option<f64> {
         let sum: f64 = self.nanoseconds.iter().map(|&n| n as f64).sum();
         (!self.nanoseconds.is_empty()).then(|| sum / 1e9 / self.nanoseconds.len() as f64)
     }
 }
 
-/// Least processor time of another process that is told where it comes in ticks, of 10 ms.
+/// Minimum processor time of another process that is reported if it is known only in ticks of 10 ms.
 const SERVER_CPU_MIN: Duration = Duration::from_millis(50);
 
-/// Processor time that another process has used, user and system together.
+/// Processor time of another process, user and system together.
 #[derive(Debug)]
 struct CpuReading {
-    /// All its threads, in the system's clock ticks: `/proc/PID/stat` (proc(5)).
+    /// Time of all threads, in multiples of the system's clock tick: `/proc/PID/stat` (proc(5)).
     ticks: Duration,
-    /// Each thread that lives, exactly: `/proc/PID/task/TID/schedstat`. None where the system
-    /// doesn't tell.
+    /// Exact time of each live thread: `/proc/PID/task/TID/schedstat`. None if the system doesn't report it.
     threads: Option<HashMap<u64, Duration>>,
 }
 
 impl CpuReading {
-    /// None where there is no such process.
+    /// Reads the time of process `pid`. None if there is no such process.
     fn take(pid: u32) -> Option<CpuReading> {
         let ticks = parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         Some(CpuReading { ticks, threads: thread_times(pid) })
     }
 
-    /// What was used since `then`, where it is exact or long enough for ticks to tell.
+    /// The time used since `then`, if it is exact or at least [`SERVER_CPU_MIN`].
     fn since(&self, then: &CpuReading) -> Option<Duration> {
         let exact = self.threads.as_ref().zip(then.threads.as_ref()).and_then(|(now, then)| {
-            // A thread that ended took its time along: only ticks have it.
+            // The time of a thread that has ended is included only in the ticks.
             then.keys().all(|thread| now.contains_key(thread)).then(|| {
                 let sum = |times: &HashMap<u64, Duration>| times.values().sum::<Duration>();
                 sum(now).saturating_sub(sum(then))
@@ -91,7 +90,7 @@ impl CpuReading {
     }
 }
 
-/// What a read of a thread's file says once the thread has ended.
+/// The error of reading a thread's file after the thread has ended.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
 fn thread_times(pid: u32) -> Option<HashMap<u64, Duration>> {
@@ -104,17 +103,17 @@ fn thread_times(pid: u32) -> Option<HashMap<u64, Duration>> {
                 let nanoseconds = text.split_ascii_whitespace().next()?.parse().ok()?;
                 times.insert(thread, Duration::from_nanos(nanoseconds));
             }
-            // It ended just now.
+            // The thread has just ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
             Err(_) => return None,
         }
     }
-    // A kernel that doesn't count says 0 of each.
+    // A kernel without these statistics reports 0 for each thread.
     times.values().any(|time| !time.is_zero()).then_some(times)
 }
 
 fn parse_stat(stat: &str) -> Option<Duration> {
-    // The second field is the program's name in parentheses, which may hold anything.
+    // The second field is the program's name in parentheses, which may contain any characters.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
@@ -122,13 +121,13 @@ fn parse_stat(stat: &str) -> Option<Duration> {
     Some(Duration::from_secs_f64((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
-/// This process's own processor time, exactly.
+/// The exact processor time of this process.
 fn own_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
-/// Times a stretch: wall clock, this process's processor time and the server's.
+/// Measures wall clock time, this process's processor time and the server's.
 #[derive(Debug)]
 pub struct Stopwatch {
     server: Option<u32>,
@@ -137,25 +136,25 @@ pub struct Stopwatch {
     server_cpu: Option<CpuReading>,
 }
 
-/// What a [`Stopwatch`] read.
+/// The times that a [`Stopwatch`] has measured.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Elapsed {
-    /// Wall clock.
+    /// Wall clock time.
     pub wall: Duration,
-    /// This process.
+    /// Processor time of this process.
     pub client_cpu: Duration,
-    /// The server's process, where it is known and was busy for long enough to tell.
+    /// Processor time of the server's process, if it is known and the time long enough to be measured.
     pub server_cpu: Option<Duration>,
 }
 
 impl Stopwatch {
-    /// Starts.
+    /// Starts a stopwatch. `server` is the server's process.
     pub fn start(server: Option<u32>) -> Stopwatch {
         let server_cpu = server.and_then(CpuReading::take);
         Stopwatch { server, started: Instant::now(), client_cpu: own_cpu_time(), server_cpu }
     }
 
-    /// What has passed since the start.
+    /// Returns the times since the start.
     pub fn read(&self) -> Elapsed {
         let wall = self.started.elapsed();
         let client_cpu = own_cpu_time().saturating_sub(self.client_cpu);
@@ -166,7 +165,7 @@ impl Stopwatch {
 }
 
 impl Elapsed {
-    /// Adds another stretch. The server's processor time is known where it is for both.
+    /// Adds the times of another slice. The server's processor time is known only if it is known for both.
     pub(crate) fn add(&mut self, other: Elapsed) {
         self.wall += other.wall;
         self.client_cpu += other.client_cpu;
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_exact_ranks_whatever_the_order() {
+    fn percentiles_are_exact_ranks_in_any_order() {
         let hundred = samples((1..=100).rev());
         let found = hundred.percentiles([0.0, 0.5, 0.99, 1.0]).unwrap();
         assert_eq!(found.map(|d| d.as_nanos()), [1, 50, 99, 100]);
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_rises_with_work() {
+    fn processor_time_increases_with_work() {
         let stopwatch = Stopwatch::start(Some(std::process::id()));
         while stopwatch.read().server_cpu.is_none_or(|time| time < SERVER_CPU_MIN) {
             std::hint::black_box(samples(0..1000));
@@ -229,14 +228,14 @@ mod tests {
     fn processor_time_is_exact_unless_a_thread_ended() {
         let then = reading(100, Some(&[(1, 500), (2, 700)]));
         let now = reading(180, Some(&[(1, 600), (2, 700), (3, 11)]));
-        assert_eq!(now.since(&then), Some(Duration::from_nanos(111)), "a thread that began counts whole");
+        assert_eq!(now.since(&then), Some(Duration::from_nanos(111)), "a new thread counts whole");
         let ended = reading(180, Some(&[(1, 600)]));
         assert_eq!(ended.since(&then), Some(Duration::from_millis(80)));
         assert_eq!(reading(130, None).since(&then), None, "too few ticks to tell");
     }
 
     #[test]
-    fn stretches_add_up_and_an_unknown_one_makes_the_sum_unknown() {
+    fn times_add_up_and_an_unknown_one_makes_the_sum_unknown() {
         let known = Elapsed {
             wall: Duration::from_secs(1),
             server_cpu: Some(Duration::from_secs(2)),
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_found_behind_any_program_name() {
+    fn processor_time_is_parsed_after_any_program_name() {
         let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0";
         let ticks = rustix::param::clock_ticks_per_second() as f64;
         assert_eq!(parse_stat(stat), Some(Duration::from_secs_f64(200.0 / ticks)));

@@ -1,17 +1,16 @@
-//! What the store reaches, against other engines and what the machine gives.
+//! Benchmark of the store, compared with other engines and with the machine's limits.
 //!
-//! - Loads without a sync, after Neon's `bench_ingest`: small and large values, keys in order and
-//!   at random, with and without writing the index out, alone and beside a reader.
-//! - Loads of many records, and what is read of them afterwards: cached, from the page cache, cold
-//!   with memory for a tenth, in order; loads of ever more records against their first.
-//! - Durable single writes; overwriting everything while it is read; opening after a kill.
+//! - Loads without a sync, after Neon's `bench_ingest`: small and large values, keys in order and at random,
+//!   with and without writing the index to disk, alone and beside a reader.
+//! - Loads of many records, and reads of them: cached, from the page cache, cold with memory for a tenth of
+//!   the data, in order; loads of increasing numbers of records, compared with the smallest.
+//! - Durable single writes; overwriting all records while they are read; opening after a kill.
 //!
-//! Every run is a process of its own, ours ([`run_here`]) as the peers' (the `peers` directory of
-//! the source tree), and all do what `work` says: the same source, compiled into both. What is compared
-//! runs in turn, each round beginning with another engine, but for what is done to large data
-//! sets, of which the disk holds one at a time. Figures are medians of the rounds; ratios are
-//! medians of the rounds' ratios to the peer with the best median. Values are random bytes of a
-//! fixed seed; nothing is compressed.
+//! Every run is a separate process, of this program ([`run_here`]) or of the peers' (the `peers` directory of
+//! the source tree). Both compile the same source of the workloads, `work`. The engines run alternately, and
+//! each round begins with another one; except for large data sets, of which the disk holds one at a time.
+//! Figures are medians of the rounds; ratios are medians of the rounds' ratios to the peer with the best
+//! median. Values are random bytes of a fixed seed; nothing is compressed.
 
 use std::cell::Cell;
 use std::io::Write as _;
@@ -20,8 +19,8 @@ use std::time::Duration;
 
 use settee_io::EngineKind;
 
-use crate::io::row::{Aim, Row, Series};
-use crate::io::subject;
+use crate::io::data_file;
+use crate::io::row::{IoRow, RatioAim, Series};
 use crate::{Error, Result, space};
 
 mod bare;
@@ -35,13 +34,13 @@ mod work;
 
 pub use runs::PEERS;
 
-use runs::{Programs, Run, Who};
+use runs::{EngineId, Programs, Run};
 use work::{Operation, Order, Spec};
 
-/// A pause before each part: a disk goes on with what it was given before, removed files too.
+/// Pause before each part, since a disk may still process earlier writes and removals.
 const PART_PAUSE: Duration = Duration::from_secs(3);
 
-/// Records of a batch.
+/// Number of records of a batch.
 const BATCH_COUNT: usize = 16;
 
 /// A part of the table.
@@ -51,9 +50,9 @@ pub enum Part {
     Ingest,
     /// A load of 1 KiB records, and reads and scans of them.
     Large,
-    /// The same of 100 B records.
+    /// A load of 100 B records, and reads and scans of them.
     Small,
-    /// Loads of more and more records.
+    /// Loads of increasing numbers of records.
     Growth,
     /// Durable single writes.
     Durable,
@@ -64,41 +63,41 @@ pub enum Part {
 }
 
 impl Part {
-    /// All, in the table's order.
+    /// All parts, in the table's order.
     pub const ALL: [Part; 7] =
         [Part::Ingest, Part::Large, Part::Small, Part::Growth, Part::Durable, Part::Overwrite, Part::Open];
 }
 
-/// What is measured, where, and how large.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the files are made.
+    /// The directory for the files.
     pub directory: PathBuf,
-    /// The binary of the peers' crate; without it nothing has a ratio to a peer.
+    /// The binary of the peers' crate. None: rows have no ratio to a peer.
     pub peers: Option<PathBuf>,
-    /// Which of [`PEERS`].
+    /// The peers to run, of [`PEERS`].
     pub peer_names: Vec<&'static str>,
     /// This program: `PROGRAM bench store-run WHO DIRECTORY SPEC ENGINE` calls [`run_here`].
     pub program: PathBuf,
-    /// Which engine does the store's I/O.
+    /// The I/O engine of the store.
     pub engine: EngineKind,
-    /// Which parts.
+    /// The parts to run.
     pub parts: Vec<Part>,
     /// Bytes of values of each load after `bench_ingest`.
     pub ingest_bytes: u64,
-    /// Records of the large data sets.
+    /// Number of records of the large data sets.
     pub records: u64,
-    /// The engines' memory while records are loaded, and for the loads after `bench_ingest`.
+    /// The engines' memory in bytes while records are loaded, and for the loads after `bench_ingest`.
     pub memory_bytes: u64,
-    /// Reads of a measurement, at most; fewer of cold ones.
+    /// Maximum number of reads of a measurement. Cold ones are fewer.
     pub read_count: u64,
-    /// Durable writes of a lone writer; many writers do ten times as many.
+    /// Number of durable writes of a single writer. Many writers do ten times as many.
     pub durable_count: u64,
-    /// Rounds, where data sets are small enough to be made anew for each.
+    /// Number of rounds. Large data sets are loaded only once.
     pub rounds: usize,
-    /// How long `fio` reads.
+    /// Duration of the reads of `fio`.
     pub fio_time: Duration,
-    /// How long it rests before each part.
+    /// Pause before each part.
     pub pause: Duration,
 }
 
@@ -123,7 +122,7 @@ impl Config {
         }
     }
 
-    /// The small form: seconds in all, too short for figures to rely on.
+    /// The small form, which takes seconds; its figures aren't reliable.
     pub fn small(self) -> Config {
         Config {
             ingest_bytes: 64 << 10,
@@ -138,7 +137,7 @@ impl Config {
         }
     }
 
-    /// What is measured where, in words.
+    /// A description of the run for the table's head.
     pub fn title(&self) -> String {
         format!(
             "the store in {}, random values, {} MiB of memory for each engine; {} round(s) of small data sets, {} \
@@ -147,7 +146,7 @@ impl Config {
             self.memory_bytes >> 20,
             self.rounds,
             self.records,
-            subject::machine(&self.directory),
+            data_file::machine(&self.directory),
             match &self.peers {
                 Some(path) => format!("{} of {}", self.peer_names.join(", "), path.display()),
                 None => "none, see --peers".to_owned(),
@@ -156,12 +155,12 @@ impl Config {
     }
 }
 
-/// Measures, and hands out each row as it comes. Its files are gone afterwards. Blocks.
+/// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Blocks.
 ///
 /// # Errors
-/// [`Error::Space`] before anything is written; [`Error::File`]; [`Error::Wrong`] at the end
-/// where a run failed: its row says why.
-pub fn run(config: &Config, mut each: impl FnMut(Row)) -> Result<()> {
+/// [`Error::Space`] before anything is written; [`Error::File`]; [`Error::Wrong`] at the end if a run failed,
+/// whose row has the reason.
+pub fn run(config: &Config, mut each: impl FnMut(IoRow)) -> Result<()> {
     if config.records == 0 || config.rounds == 0 || config.ingest_bytes == 0 || config.durable_count == 0 {
         return Err(Error::wrong("bench store", "records, rounds and bytes are one at least"));
     }
@@ -207,26 +206,24 @@ fn largest_bytes(config: &Config) -> u64 {
     config.parts.iter().copied().map(of).max().unwrap_or(0)
 }
 
-/// Runs one spec in this process, and prints what it tells: one JSON value a line. `settee` runs
-/// the store, `bare` a lookup in memory and pread(2). It ends with the thread that started the
-/// process.
+/// Runs one spec in this process and prints its messages, one JSON value per line. The engine `settee` is the
+/// store, `bare` a lookup in memory and pread(2). The process is killed when the thread that started it ends.
 ///
 /// # Errors
-/// [`Error::Wrong`] with whatever went wrong.
-pub fn run_here(who: &str, directory: &Path, spec: &str, engine: EngineKind) -> Result<()> {
-    // Who started it may be killed: nobody would want its results, and it would go on for long.
-    // Where that can't be asked for, it does.
+/// [`Error::Wrong`] with the reason.
+pub fn run_here(engine_id: &str, directory: &Path, spec: &str, engine: EngineKind) -> Result<()> {
+    // Without its parent, this process would run on for long without a use. Errors are ignored: then it does.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    let print = |told| {
-        let line = serde_json::to_string(&told).expect("what is told is plain data");
-        // Nobody has to be reading.
+    let print = |message| {
+        let line = serde_json::to_string(&message).expect("a message is plain data");
+        // Errors are ignored: the parent may have stopped reading.
         writeln!(std::io::stdout(), "{line}").ok();
     };
-    runs::run_here(who, directory, spec, engine, print)
+    runs::run_here(engine_id, directory, spec, engine, print)
         .map_err(|error| Error::wrong("bench store-run", error.to_string()))
 }
 
-/// What the parts share.
+/// The state that the parts of a run share.
 struct Bench {
     config: Config,
     programs: Programs,
@@ -236,24 +233,24 @@ struct Bench {
 }
 
 impl Bench {
-    /// Ourselves first, then the peers that are there.
-    fn everyone(&self) -> Vec<Who> {
+    /// The store first, then the selected peers.
+    fn all_engines(&self) -> Vec<EngineId> {
         let peers = self.config.peers.iter().flat_map(|_| &self.config.peer_names);
-        std::iter::once(Who::Ours).chain(peers.map(|name| Who::Peer(name))).collect()
+        std::iter::once(EngineId::Ours).chain(peers.map(|name| EngineId::Peer(name))).collect()
     }
 
-    /// A directory that isn't there yet.
+    /// The path of a new directory, which isn't created yet.
     fn new_directory(&self) -> PathBuf {
         let number = self.directory_count.replace(self.directory_count.get() + 1);
         self.directory.path().join(format!("data-{number}"))
     }
 
-    /// Removes it, and lets the file system take note where there are pauses for that, so that it
-    /// doesn't during what comes next.
+    /// Removes a directory and, unless pauses are off, syncs the file system, so that this work doesn't
+    /// affect the next measurement.
     fn remove(&self, directory: &Path) -> Result<()> {
         let failed = |error| Error::file(directory, error);
         match std::fs::remove_dir_all(directory) {
-            // A run that failed may not have made it.
+            // A run that failed may not have created it.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             removed => removed.map_err(failed)?,
         }
@@ -264,7 +261,7 @@ impl Bench {
         rustix::fs::syncfs(parent).map_err(|error| failed(error.into()))
     }
 
-    /// What most runs begin with.
+    /// A spec with the usual parameters.
     fn spec(&self, operation: Operation, value_bytes: usize, records: u64) -> Spec {
         Spec {
             operation,
@@ -284,42 +281,43 @@ impl Bench {
         }
     }
 
-    /// Runs the spec in a new directory for each of `everyone`, in turn, round by round.
-    fn rounds(&self, everyone: &[Who], specs: &[Spec]) -> Result<Vec<Contender>> {
-        let mut contenders: Vec<Contender> = everyone.iter().map(|who| Contender::new(*who)).collect();
+    /// Runs the specs in a new directory for each engine, alternately, round by round.
+    fn rounds(&self, all_engines: &[EngineId], specs: &[Spec]) -> Result<Vec<EngineRuns>> {
+        let mut all_runs: Vec<EngineRuns> =
+            all_engines.iter().map(|engine_id| EngineRuns::new(*engine_id)).collect();
         for round in 0..self.config.rounds {
-            for turn in 0..contenders.len() {
-                let contender = &mut contenders[(round + turn) % everyone.len()];
-                if contender.failure.is_some() {
+            for turn in 0..all_runs.len() {
+                let engine_runs = &mut all_runs[(round + turn) % all_engines.len()];
+                if engine_runs.failure.is_some() {
                     continue;
                 }
                 let directory = self.new_directory();
-                let mut last = Err("nothing was to be run".to_owned());
+                let mut last = Err("there are no specs".to_owned());
                 for spec in specs {
-                    last = self.programs.run(contender.who, &directory, spec);
+                    last = self.programs.run(engine_runs.engine_id, &directory, spec);
                     if last.is_err() {
                         break;
                     }
                 }
                 self.remove(&directory)?;
-                contender.take(self, last);
+                engine_runs.take(self, last);
             }
         }
-        Ok(contenders)
+        Ok(all_runs)
     }
 }
 
-/// One engine's rounds of one workload.
+/// The runs of one workload by one engine, one per round.
 #[derive(Debug, Clone)]
-struct Contender {
-    who: Who,
+struct EngineRuns {
+    engine_id: EngineId,
     runs: Vec<Run>,
     failure: Option<String>,
 }
 
-impl Contender {
-    fn new(who: Who) -> Contender {
-        Contender { who, runs: Vec::new(), failure: None }
+impl EngineRuns {
+    fn new(engine_id: EngineId) -> EngineRuns {
+        EngineRuns { engine_id, runs: Vec::new(), failure: None }
     }
 
     fn take(&mut self, bench: &Bench, run: Result<Run, String>) {
@@ -341,39 +339,42 @@ impl Contender {
     }
 }
 
-/// Our row against the best of the peers, then a row for each of these. A round counts
-/// `weight` of the row's unit for each operation.
+/// The store's row, compared with the best of the peers, then a row for each peer. `weight` is the number of
+/// the row's units per operation.
 fn table(
     name: &str,
     unit: &'static str,
     weight: impl Fn(&Run) -> f64,
-    contenders: &[Contender],
-    aim: Option<Aim>,
-    note: impl Fn(&Contender) -> String,
-) -> Vec<Row> {
-    let series: Vec<Series> = contenders.iter().map(|contender| contender.series(&weight)).collect();
+    all_runs: &[EngineRuns],
+    aim: Option<RatioAim>,
+    note: impl Fn(&EngineRuns) -> String,
+) -> Vec<IoRow> {
+    let series: Vec<Series> = all_runs.iter().map(|engine_runs| engine_runs.series(&weight)).collect();
     let rate = |series: &Series| series.median(|window| Some(window.rate()));
-    let peers = contenders.iter().zip(&series).filter(|(contender, _)| matches!(contender.who, Who::Peer(_)));
-    let measured = peers.filter_map(|(contender, series)| Some((contender, series, rate(series)?)));
+    let peers = all_runs
+        .iter()
+        .zip(&series)
+        .filter(|(engine_runs, _)| matches!(engine_runs.engine_id, EngineId::Peer(_)));
+    let measured = peers.filter_map(|(engine_runs, series)| Some((engine_runs, series, rate(series)?)));
     let best = measured.max_by(|one, other| one.2.total_cmp(&other.2));
     let mut rows = Vec::new();
-    for (contender, series) in contenders.iter().zip(&series) {
-        let is_ours = contender.who == Who::Ours;
-        let name = if is_ours { name.to_owned() } else { format!("  {}", contender.who.name()) };
-        if contender.runs.is_empty() {
-            let reason = contender.failure.clone().unwrap_or_else(|| "not run".to_owned());
-            rows.push(Row::missing(name, unit, reason));
+    for (engine_runs, series) in all_runs.iter().zip(&series) {
+        let is_ours = engine_runs.engine_id == EngineId::Ours;
+        let name = if is_ours { name.to_owned() } else { format!("  {}", engine_runs.engine_id.name()) };
+        if engine_runs.runs.is_empty() {
+            let reason = engine_runs.failure.clone().unwrap_or_else(|| "not run".to_owned());
+            rows.push(IoRow::missing(name, unit, reason));
             continue;
         }
-        let mut row = Row::new(name, unit, series);
+        let mut row = IoRow::new(name, unit, series);
         if let (true, Some((peer, its_series, _))) = (is_ours, &best) {
-            row = row.against(peer.who.name(), series, Some(its_series));
+            row = row.against(peer.engine_id.name(), series, Some(its_series));
         }
         if let (true, Some(aim)) = (is_ours, aim) {
             row = row.with_aim(aim);
         }
-        let mut note = note(contender);
-        if let Some(reason) = &contender.failure {
+        let mut note = note(engine_runs);
+        if let Some(reason) = &engine_runs.failure {
             note = format!("A ROUND FAILED: {reason}; {note}");
         }
         rows.push(if note.is_empty() { row } else { row.with_note(note) });
@@ -381,16 +382,16 @@ fn table(
     rows
 }
 
-/// A row of one figure that is held against `limit`.
+/// A row of one figure, compared with `limit`.
 fn figure_row(
     name: String,
     unit: &'static str,
     figure: Option<f64>,
     limit: (&str, f64),
-    aim: Option<Aim>,
-) -> Row {
-    let Some(figure) = figure else { return Row::missing(name, unit, "not measured") };
-    let mut row = Row::missing(name, unit, "");
+    aim: Option<RatioAim>,
+) -> IoRow {
+    let Some(figure) = figure else { return IoRow::missing(name, unit, "not measured") };
+    let mut row = IoRow::missing(name, unit, "");
     row.note = None;
     row.rate = Some(figure);
     row.operations = 1;
@@ -403,7 +404,7 @@ fn figure_row(
     }
 }
 
-/// The system's load average now, in words.
+/// The system's load average, for a note.
 fn load_text() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     format!("load average {}", load.split_ascii_whitespace().next().unwrap_or("unknown"))

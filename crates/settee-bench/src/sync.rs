@@ -1,9 +1,9 @@
-//! What it costs to make bytes durable: each way of syncing on each kind of file.
+//! The cost of durable writes: each method of syncing on each layout of file.
 //!
-//! A write of one block at the end of what was written, then on stable storage, one at a time.
-//! The kinds differ in what the file system must record with it: a growing file's new length and
-//! blocks, a preallocated one's blocks becoming written, a zero-filled one's nothing. The rows
-//! come round by round in turn, so that a noisy moment meets all of them alike.
+//! Each write appends one block and puts it on stable storage before the next. The layouts differ in the
+//! metadata that the file system must write: for a growing file the new length and blocks, for a
+//! preallocated one the state of its blocks, for a zero-filled one nothing. The rows are measured alternately
+//! in rounds, so that other load on the machine affects all alike.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,21 +20,21 @@ use crate::{Error, Result};
 /// Bytes of each write: a block of ext4, and a multiple of any device's sector.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Writes of a row in each round.
+/// Number of writes of a row in each round.
 const BURST_COUNT: usize = 16;
 
-/// How a file is laid out before it is written to.
+/// The layout of a file before the first write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// Empty: each write makes it longer.
+    /// Empty: each write extends it.
     Growing,
-    /// Room reserved by fallocate(2): each write turns reserved blocks into written ones.
+    /// Reserved by fallocate(2): each write turns reserved blocks into written ones.
     Preallocated,
-    /// Written full of zeros and synced: each write changes bytes alone.
+    /// Filled with zeros and synced: each write changes only bytes.
     ZeroFilled,
 }
 
-/// How a write is put on stable storage.
+/// The method of putting a write on stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// pwrite(2), then fdatasync(2).
@@ -73,7 +73,7 @@ pub const ROWS: [(Layout, Method); 15] = {
 };
 
 impl Layout {
-    /// Its name in the table.
+    /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Layout::Growing => "growing",
@@ -84,7 +84,7 @@ impl Layout {
 }
 
 impl Method {
-    /// Its name in the table.
+    /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Method::Fdatasync => "fdatasync",
@@ -120,15 +120,16 @@ pub struct SyncRow {
     pub layout: Layout,
     /// The method.
     pub method: Method,
-    /// What each durable write took; or why the file system refused the method.
+    /// The latency of each durable write, or the error if the file system refused the method.
     pub samples: io::Result<Samples>,
 }
 
-/// Measures every row with `count` durable writes each, in files of its own under `directory`,
-/// which are gone afterwards.
+/// Measures every row with `count` durable writes each, in temporary files under `directory`, which are
+/// removed at the end. Blocks.
 ///
 /// # Errors
-/// What the system says of the directory. A method that the file system refuses is a row that says so.
+/// [`Error::File`] if the directory can't be used. If the file system refuses a method, the method's row has
+/// the error.
 pub fn measure(directory: &Path, count: usize) -> Result<Vec<SyncRow>> {
     let scratch =
         tempfile::tempdir_in(directory).map_err(|source| Error::File { path: directory.into(), source })?;
@@ -138,34 +139,30 @@ pub fn measure(directory: &Path, count: usize) -> Result<Vec<SyncRow>> {
         .map(|(layout, method)| {
             let path =
                 scratch.path().join(format!("{}-{}", layout.name(), method.name().replace([' ', ','], "")));
-            (layout, method, Subject::create(&path, layout, method, count), Samples::default())
+            (layout, method, TestFile::create(&path, layout, method, count), Samples::default())
         })
         .collect();
     let mut block = AlignedBlock::new();
     for round in 0..count.div_ceil(BURST_COUNT) {
         let writes = round * BURST_COUNT..count.min((round + 1) * BURST_COUNT);
-        for (_, method, subject, samples) in &mut rows {
-            let Ok(file) = subject else { continue };
-            if let Err(error) = file.write(*method, writes.clone(), &mut block, &mut random, samples) {
-                *subject = Err(error);
+        for (_, method, file, samples) in &mut rows {
+            let Ok(open_file) = file else { continue };
+            if let Err(error) = open_file.write(*method, writes.clone(), &mut block, &mut random, samples) {
+                *file = Err(error);
             }
         }
     }
     Ok(rows
         .into_iter()
-        .map(|(layout, method, subject, samples)| SyncRow {
-            layout,
-            method,
-            samples: subject.map(|_| samples),
-        })
+        .map(|(layout, method, file, samples)| SyncRow { layout, method, samples: file.map(|_| samples) })
         .collect())
 }
 
 /// A file that is written to.
-struct Subject(File);
+struct TestFile(File);
 
-impl Subject {
-    fn create(path: &Path, layout: Layout, method: Method, count: usize) -> io::Result<Subject> {
+impl TestFile {
+    fn create(path: &Path, layout: Layout, method: Method, count: usize) -> io::Result<TestFile> {
         let bytes = (count * BLOCK_BYTES) as u64;
         let plain = OpenOptions::new().write(true).create_new(true).open(path)?;
         match layout {
@@ -180,7 +177,7 @@ impl Subject {
         }
         plain.sync_all()?;
         let flags = i32::try_from(method.flags().bits()).expect("open's flags are an int");
-        Ok(Subject(OpenOptions::new().write(true).custom_flags(flags).open(path)?))
+        Ok(TestFile(OpenOptions::new().write(true).custom_flags(flags).open(path)?))
     }
 
     fn write(
@@ -202,7 +199,7 @@ impl Subject {
     }
 }
 
-/// A block of memory that direct I/O takes: it begins at a multiple of its size.
+/// A block of memory aligned to its size, as direct I/O requires.
 struct AlignedBlock {
     memory: Vec<u8>,
     start: usize,
@@ -220,7 +217,7 @@ impl AlignedBlock {
     }
 }
 
-/// The table, with each row's cost against the cheapest, and what it advises.
+/// The table, with the ratio of each row's median to the smallest.
 pub fn table(rows: &[SyncRow]) -> String {
     let medians: Vec<Option<Duration>> =
         rows.iter().map(|row| row.samples.as_ref().ok()?.percentiles([0.5]).map(|[median]| median)).collect();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Subcommand, ValueEnum};
 use settee_bench::api::Target;
 use settee_bench::documents::DocumentSize;
-use settee_bench::fabric::{self, Place};
+use settee_bench::fabric::{self, Backend};
 use settee_bench::http::Server;
 use settee_bench::process::ServerProcess;
 use settee_bench::report::{self, Row};
@@ -299,14 +299,14 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
     });
     let needed = (documents + args.updates).saturating_mul(size.bytes() as u64);
     let host = Host::open(&args.common, needed, &[]).await?;
-    let place = match (&host.server, host.directory()) {
-        (Some(Target { server, pid }), _) => Place::Server { server: server.clone(), pid: *pid },
+    let backend = match (&host.server, host.directory()) {
+        (Some(Target { server, pid }), _) => Backend::Server { server: server.clone(), pid: *pid },
         (None, directory) => {
-            Place::Process { directory: directory.expect("made where no URL is given").to_owned() }
+            Backend::Process { directory: directory.expect("made where no URL is given").to_owned() }
         }
     };
     let config = fabric::Config {
-        place,
+        backend,
         size,
         documents,
         batch: args.batch,
@@ -358,7 +358,7 @@ async fn run_floor_server() -> CommandResult {
         let _ = ended.send(());
     });
     tokio::select! {
-        served = limits::serve_floor(listener) => Ok(served?),
+        served = limits::serve_bare(listener) => Ok(served?),
         _ = wait => Ok(()),
     }
 }

@@ -1,38 +1,37 @@
-//! `cargo xtask crashes`: as many power losses as one has time for.
+//! `cargo xtask crashes`: a given number of simulated power losses.
 //!
-//! Runs a crate's test of power losses, the log's, the store's or the documents', which every `cargo test`
-//! runs with some thousands of them, in the release profile and with a number of one's own. What it prints
-//! last is how many were tried and how many batches were lost; a failure names the two variables
-//! that replay it.
+//! Runs the test of power losses of `settee-log`, `settee-store` or `settee-doc` in the release profile with
+//! a given number of power losses; `cargo test` runs some thousands of them. At the end it prints the numbers
+//! of power losses and of lost batches. A failure names the two variables that replay it.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// Power losses, unless told otherwise.
+/// Default number of power losses.
 const COUNT: u64 = 1_000_000;
 
-/// The crates that have such a test: the names that they are given here, their own, and the test's.
+/// The crates that have such a test: the name on the command line, the package, and the test.
 const CRATES: [(&str, &str, &str); 3] = [
     ("log", "settee-log", "acknowledged_batches_survive_power_loss_kills_and_errors"),
     ("store", "settee-store", "what_was_shown_survives_power_loss_kills_and_errors"),
     ("doc", "settee-doc", "what_is_acknowledged_survives_power_loss"),
 ];
 
-/// What the command line says.
+/// The parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     count: u64,
-    /// The first seed; those after it follow.
+    /// The first of consecutive seeds.
     seed: u64,
-    /// Which of [`CRATES`].
+    /// Index in [`CRATES`].
     tested: usize,
 }
 
-/// Tries power losses until there are enough, or one loses something.
+/// Runs the test until the number of power losses is reached, or one loses acknowledged data.
 ///
 /// # Errors
-/// What is wrong with the arguments; an empty message where the test failed, which has said why.
+/// A description of wrong arguments; an empty message if the test failed, which has printed the reason.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
     let Options { count, seed, tested } = options(arguments)?;
     let (_, package, test) = CRATES[tested];
@@ -54,7 +53,7 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
     let mut options = Options { count: COUNT, seed: 0, tested: 0 };
     for pair in arguments.chunks(2) {
         let [name, value] = *pair else {
-            return Err(format!("{} wants a value\n{}", pair[0], crate::USAGE));
+            return Err(format!("{} needs a value\n{}", pair[0], crate::USAGE));
         };
         if name == "--crate" {
             let found = CRATES.iter().position(|(short, package, _)| [*short, *package].contains(&value));
@@ -62,11 +61,12 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
             options.tested = found.ok_or_else(unknown)?;
             continue;
         }
-        let number = value.parse().map_err(|_| format!("{name} {value:?} is no number\n{}", crate::USAGE))?;
+        let number =
+            value.parse().map_err(|_| format!("{name} {value:?} isn't a number\n{}", crate::USAGE))?;
         match name {
             "--count" => options.count = number,
             "--seed" => options.seed = number,
-            _ => return Err(format!("no option is named {name:?}\n{}", crate::USAGE)),
+            _ => return Err(format!("unknown option {name:?}\n{}", crate::USAGE)),
         }
     }
     Ok(options)
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_options_can_be_left_out_and_come_in_any_order() {
+    fn options_are_optional_and_in_any_order() {
         assert_eq!(options(&[]), Ok(Options { count: COUNT, seed: 0, tested: 0 }));
         assert_eq!(options(&["--seed", "7"]), Ok(Options { count: COUNT, seed: 7, tested: 0 }));
         let both = ["--seed", "7", "--crate", "store", "--count", "5"];
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tests_that_it_runs_are_there() {
+    fn the_tests_that_it_runs_exist() {
         let root = crate::root().unwrap();
         for (_, package, test) in CRATES {
             let path = root.join("crates").join(package).join("tests/suite/power_loss.rs");

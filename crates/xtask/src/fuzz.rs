@@ -1,48 +1,48 @@
-//! `cargo xtask fuzz`: as many inputs as one has time for, for all that parses other people's bytes.
+//! `cargo xtask fuzz`: a given number of inputs for the parsers of untrusted bytes.
 //!
-//! Runs the fuzz targets, which every `cargo test` runs with some thousand inputs each, in the release
-//! profile and with a number of one's own. Each prints what it did; a failure names the seed that replays
-//! it and shows the input. Whole requests go through a server and cost a hundred times as much as what is
-//! parsed by itself: they get a hundredth.
+//! Runs the fuzz targets in the release profile with a given number of inputs; `cargo test` runs some
+//! thousand inputs each. Each target prints its statistics; a failure names the seed that replays it and
+//! shows the input. Whole requests pass through a server and cost a hundred times as much as an input of a
+//! parser, so their number is a hundredth.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-/// Executions of all targets together, unless told otherwise.
+/// Default number of inputs of all targets together.
 const COUNT: u64 = 20_000_000;
 
-/// Of a crate's own parsers, each is a test of its module `fuzz` in `tests/fuzz/mod.rs`.
+/// The crates' parsers. Each is a test of the crate's module `fuzz`, in `tests/fuzz/mod.rs`.
 const PARSERS: [(&str, &[&str]); 2] = [
     ("settee-doc", &["document", "revision", "sequence", "selector", "raw", "stored"]),
     ("settee-http", &["uri", "header", "ranges", "multipart", "gzip", "body"]),
 ];
 
-/// Whole requests: a test of `settee-http/tests/api/fuzz.rs`.
+/// The target of whole requests, a test of `settee-http/tests/api/fuzz.rs`.
 const REQUESTS: &str = "requests";
 
-/// Whole requests are one in so many of another target's executions.
+/// Divisor of another target's number of inputs for that of whole requests.
 const REQUESTS_SHARE: u64 = 100;
 
-/// What the command line says.
+/// The parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     count: u64,
-    /// The first seed; those after it follow.
+    /// The first of consecutive seeds.
     seed: u64,
-    /// The only target.
+    /// The only target. None: all targets.
     target: Option<String>,
 }
 
-/// Gives the targets their inputs until there are enough, or a property doesn't hold.
+/// Runs the targets until the number of inputs is reached, or a property doesn't hold.
 ///
 /// # Errors
-/// What is wrong with the arguments; an empty message where a target failed, which has said why.
+/// A description of wrong arguments; an empty message if a target failed, which has printed the reason.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
     let Options { count, seed, target } = options(arguments)?;
     let wants = |name: &str| target.as_deref().is_none_or(|wanted| wanted == name);
     let parsers = PARSERS.iter().flat_map(|(_, names)| *names).filter(|name| wants(name)).count() as u64;
-    // Rounded up, so that all together are not fewer than were asked for.
+    // Rounded up, so that all targets together have at least `count` inputs.
     let share = if parsers > 0 { count.div_ceil(parsers) } else { count };
     for (package, names) in PARSERS {
         let names: Vec<String> =
@@ -79,9 +79,10 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
     let mut options = Options { count: COUNT, seed: 0, target: None };
     for pair in arguments.chunks(2) {
         let [name, value] = *pair else {
-            return Err(format!("{} wants a value\n{}", pair[0], crate::USAGE));
+            return Err(format!("{} needs a value\n{}", pair[0], crate::USAGE));
         };
-        let number = || value.parse().map_err(|_| format!("{name} {value:?} is no number\n{}", crate::USAGE));
+        let number =
+            || value.parse().map_err(|_| format!("{name} {value:?} isn't a number\n{}", crate::USAGE));
         match name {
             "--count" => options.count = number()?,
             "--seed" => options.seed = number()?,
@@ -89,11 +90,11 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
                 let known: Vec<&str> =
                     PARSERS.iter().flat_map(|(_, names)| *names).copied().chain([REQUESTS]).collect();
                 if !known.contains(&value) {
-                    return Err(format!("no target {value:?}; there are {}", known.join(", ")));
+                    return Err(format!("unknown target {value:?}; known: {}", known.join(", ")));
                 }
                 options.target = Some(value.to_owned());
             }
-            _ => return Err(format!("no option is named {name:?}\n{}", crate::USAGE)),
+            _ => return Err(format!("unknown option {name:?}\n{}", crate::USAGE)),
         }
     }
     Ok(options)
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_options_can_be_left_out_and_come_in_any_order() {
+    fn options_are_optional_and_in_any_order() {
         assert_eq!(options(&[]), Ok(Options { count: COUNT, seed: 0, target: None }));
         let all = ["--seed", "7", "--target", "raw", "--count", "5"];
         assert_eq!(options(&all), Ok(Options { count: 5, seed: 7, target: Some("raw".to_owned()) }));
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_targets_that_it_runs_are_there() {
+    fn the_targets_that_it_runs_exist() {
         let root = crate::root().unwrap();
         let has = |path: String, name: &str| {
             let text = std::fs::read_to_string(root.join("crates").join(path)).unwrap();

@@ -1,8 +1,8 @@
-//! The project's own commands: `cargo xtask test` is what must pass before anything lands.
+//! The project's commands. `cargo xtask test` must pass before a change is merged.
 //!
-//! `test` runs named steps in order, each a process group with a time limit (`steps`); `tidy`
-//! is the first of them and holds the rules no compiler checks (`tidy`). `crashes` tries as many
-//! power losses as one has time for (`crashes`), `fuzz` as many inputs (`fuzz`).
+//! `test` runs named steps in order, each a process group with a time limit (`steps`). `tidy` is the first of
+//! them and checks the rules that no compiler checks (`tidy`). `crashes` simulates a given number of power
+//! losses (`crashes`), `fuzz` runs a given number of inputs (`fuzz`).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            // `steps::run` has said it all in its table, whose last line must stay the last.
+            // With an empty message, `steps::run` has printed its table, whose last line must stay the last.
             if !message.is_empty() {
                 eprintln!("{message}");
             }
@@ -47,8 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository's root. Asked at run time, so that a build directory shared by two checkouts
-/// doesn't lead from one into the other.
+/// The repository's root, determined at run time: two checkouts may share a build directory.
 fn root() -> Result<PathBuf, String> {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").ok_or("run this as `cargo xtask`")?;
     PathBuf::from(manifest)

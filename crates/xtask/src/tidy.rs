@@ -1,15 +1,15 @@
 //! The rules of the source tree that no compiler checks.
 //!
-//! Reads every file that git tracks or would track, and reports each breach with its place:
-//! 1. A crate depends only on those below it ([`ORDER`]), and not on what it must know nothing
-//!    of ([`UNKNOWN_TO`]); `settee-sim` is for tests alone, and so is the feature [`PLANTED`].
-//! 2. `unsafe` occurs in `settee-io` alone; and where LMDB is opened, to compare with it.
+//! Reads every file that git tracks or would track, and reports each breach with its file and line:
+//! 1. A crate depends only on those below it ([`ORDER`]), and not on its forbidden dependencies
+//!    ([`FORBIDDEN`]). `settee-sim` is only for tests, and so is the feature [`FAILPOINTS`].
+//! 2. `unsafe` occurs only in `settee-io`, and in the peers' file that opens LMDB.
 //! 3. No file has [`LINES_MAX`] lines or more.
-//! 4. No test is ignored; no file names a path of somebody's machine.
-//! 5. Text is plain: no NUL, tab, carriage return or trailing white space, one newline last; Go's own
-//!    formatter indents by tabs.
+//! 4. No test is ignored; no file contains a path of a particular machine.
+//! 5. Text has no NUL, tab, carriage return or trailing white space, and one newline at the end. Go files may
+//!    have tabs, with which Go's formatter indents.
 //! 6. Every crate's root begins with its doc.
-//! 7. The engine's crates forbid the same ways around the environment ([`ENGINE`]).
+//! 7. The engine's crates have the same `clippy.toml` ([`ENGINE`]).
 
 use std::path::Path;
 use std::process::Command;
@@ -19,10 +19,11 @@ use crate::circles;
 #[cfg(test)]
 mod tests;
 
-/// A mapped file can change beneath who reads it, so its library has no safe way to open one.
+/// The file that opens LMDB. A mapped file can change while it is read, so LMDB's library has no safe
+/// function to open one.
 const LMDB: &str = "peers/src/store/lmdb.rs";
 
-/// The engine and the server, the highest first: a crate depends only on those after it.
+/// The crates of the engine and the server, the highest first. A crate depends only on those after it.
 const ORDER: [&str; 9] = [
     "settee",
     "settee-bench",
@@ -35,18 +36,18 @@ const ORDER: [&str; 9] = [
     "settee-io",
 ];
 
-/// The simulation: built on `settee-io` alone, and a dev-dependency of the others alone.
+/// The simulation. It depends only on `settee-io` and is only a dev-dependency of other crates.
 const SIMULATION: &str = "settee-sim";
 
-/// This crate: depends on none of the others, and none on it.
+/// This crate. It depends on none of the others, and none depends on it.
 const TASKS: &str = "xtask";
 
-/// The crates that run under simulation. Each has a `clippy.toml`, the same text as the first's,
-/// that forbids std's and tokio's own files, clocks, tasks and randomness.
+/// The crates that run under simulation. Each has the same `clippy.toml`, which forbids the files, clocks,
+/// tasks and randomness of std and tokio.
 const ENGINE: [&str; 5] = ["settee-log", "settee-tree", "settee-store", "settee-doc", "settee-view"];
 
-/// What a crate must know nothing of although the order would allow it.
-const UNKNOWN_TO: [(&str, &[&str]); 6] = [
+/// Dependencies that a crate must not have although the order would allow them.
+const FORBIDDEN: [(&str, &[&str]); 6] = [
     ("settee-http", &["settee-store", "settee-tree", "settee-log"]),
     ("settee-view", &["hyper", "http"]),
     ("settee-doc", &["hyper", "http", "settee-tree", "settee-log"]),
@@ -55,16 +56,16 @@ const UNKNOWN_TO: [(&str, &[&str]); 6] = [
     ("settee-log", &["hyper", "http", "serde_json"]),
 ];
 
-/// The feature that adds faults for tests to plant.
-const PLANTED: &str = "failpoints";
+/// The feature that adds failpoints for tests.
+const FAILPOINTS: &str = "failpoints";
 
-/// A file is shorter than this, so that it can be read in one go.
+/// Number of lines from which on a file is too long.
 const LINES_MAX: usize = 1000;
 
-/// Files that tools write, or that came as they are.
-const NOT_OURS: [&str; 4] = ["Cargo.lock", "package-lock.json", "go.sum", "LICENSE"];
+/// Files that aren't checked: they are generated, or copied unchanged.
+const UNCHECKED_FILES: [&str; 4] = ["Cargo.lock", "package-lock.json", "go.sum", "LICENSE"];
 
-/// Where a machine's own paths begin; split, so that this file isn't a breach of its own.
+/// Beginnings of paths of a particular machine; split, so that this file doesn't break its own rule.
 const MACHINE_PATHS: [&str; 6] = [
     concat!("/", "home/"),
     concat!("/", "root/"),
@@ -74,8 +75,9 @@ const MACHINE_PATHS: [&str; 6] = [
     concat!("/", "builds/"),
 ];
 
-/// A file of the tree: its path from the root, and what is in it.
+/// A file of the tree.
 struct Source {
+    /// The path from the root.
     path: String,
     bytes: Vec<u8>,
 }
@@ -83,7 +85,7 @@ struct Source {
 /// Checks the tree under `root`.
 ///
 /// # Errors
-/// All breaches, one a line.
+/// All breaches, one per line.
 pub(crate) fn run(root: &Path) -> Result<(), String> {
     let tree = read_tree(root)?;
     let breaches = check(&tree);
@@ -113,7 +115,7 @@ pub(crate) fn print_circles(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The files that git tracks or, not being ignored, would track.
+/// Reads the files that git tracks, and the untracked ones that it doesn't ignore.
 fn read_tree(root: &Path) -> Result<Vec<Source>, String> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -140,7 +142,7 @@ fn read_tree(root: &Path) -> Result<Vec<Source>, String> {
 fn check(tree: &[Source]) -> Vec<String> {
     let mut breaches = Vec::new();
     for Source { path, bytes } in tree {
-        if NOT_OURS.iter().any(|name| path == name || path.ends_with(&format!("/{name}"))) {
+        if UNCHECKED_FILES.iter().any(|name| path == name || path.ends_with(&format!("/{name}"))) {
             continue;
         }
         let Ok(text) = std::str::from_utf8(bytes) else {
@@ -172,7 +174,7 @@ fn check_engine(tree: &[Source], breaches: &mut Vec<String>) {
         let path = format!("crates/{name}/clippy.toml");
         let exists = find(&format!("crates/{name}/Cargo.toml")).is_some();
         if exists && (first.is_none() || find(&path) != first) {
-            breaches.push(format!("{path}: must be there, the same as {}'s", ENGINE[0]));
+            breaches.push(format!("{path}: must exist and equal {}'s", ENGINE[0]));
         }
     }
 }
@@ -198,7 +200,7 @@ fn check_text(path: &str, text: &str, breaches: &mut Vec<String>) {
             breach("trailing white space");
         }
         if MACHINE_PATHS.iter().any(|start| names_path(line, start)) {
-            breach("a path of one machine");
+            breach("a path of a particular machine");
         }
     }
 }
@@ -217,20 +219,20 @@ fn check_rust(path: &str, text: &str, breaches: &mut Vec<String>) {
     }
     let code = blank_text(text);
     for (index, line) in code.lines().enumerate() {
-        let place = format!("{path}:{}", index + 1);
+        let location = format!("{path}:{}", index + 1);
         let mut words =
             line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
         let is_allowed = path.starts_with("crates/settee-io/") || path == LMDB;
         if !is_allowed && words.clone().any(|word| word == "unsafe") {
-            breaches.push(format!("{place}: `unsafe` belongs in settee-io alone"));
+            breaches.push(format!("{location}: `unsafe` is allowed only in settee-io"));
         }
         if line.trim_start().starts_with("#[") && words.any(|word| word == "ignore") {
-            breaches.push(format!("{place}: an ignored test"));
+            breaches.push(format!("{location}: an ignored test"));
         }
     }
 }
 
-/// Rule 4 for node's test runner: no test that is left out, or that leaves out others.
+/// Rule 4 for node's test runner: no test is skipped, or makes the runner skip others.
 fn check_node_tests(path: &str, text: &str, breaches: &mut Vec<String>) {
     let has = |line: &str, words: [&str; 3]| words.iter().any(|word| line.contains(word));
     for (index, line) in text.lines().enumerate() {
@@ -241,7 +243,7 @@ fn check_node_tests(path: &str, text: &str, breaches: &mut Vec<String>) {
     }
 }
 
-/// Rule 4 for Go's and Python's tests: none of `words`, by which they leave tests out.
+/// Rule 4 for Go's and Python's tests: none of `words`, which skip tests.
 fn check_skips(path: &str, text: &str, words: [&str; 3], breaches: &mut Vec<String>) {
     for (index, line) in text.lines().enumerate() {
         if words.iter().any(|word| line.contains(word)) {
@@ -263,24 +265,24 @@ fn check_manifest(path: &str, text: &str, breaches: &mut Vec<String>) {
         breaches.push(format!("{path}: a crate has its directory's name"));
     }
     if ![SIMULATION, TASKS].contains(&name) && !ORDER.contains(&name) {
-        breaches.push(format!("{path}: {name} has no place in the order of the crates"));
+        breaches.push(format!("{path}: {name} is missing in the order of the crates"));
     }
     for (kind, dependency) in dependencies(&manifest) {
         if !may_depend(name, &kind, &dependency) {
             breaches.push(format!("{path}: {name} must not depend on {dependency} ({kind})"));
         }
     }
-    let own_tests = format!("{name} = {{ path = \".\", features = [\"{PLANTED}\"] }}");
-    let plants = |line: &str| line.contains(PLANTED) && !line.starts_with(&format!("{PLANTED} ="));
-    if text.lines().any(|line| plants(line) && line != own_tests) {
-        breaches.push(format!("{path}: `{PLANTED}` is for a crate's own tests alone"));
+    let own_tests = format!("{name} = {{ path = \".\", features = [\"{FAILPOINTS}\"] }}");
+    let enables = |line: &str| line.contains(FAILPOINTS) && !line.starts_with(&format!("{FAILPOINTS} ="));
+    if text.lines().any(|line| enables(line) && line != own_tests) {
+        breaches.push(format!("{path}: `{FAILPOINTS}` is only for a crate's own tests"));
     }
 }
 
 /// Whether the crate `name` may list `dependency` in its section `kind`.
 fn may_depend(name: &str, kind: &str, dependency: &str) -> bool {
     let rank = |name: &str| ORDER.iter().position(|other| *other == name);
-    if UNKNOWN_TO.iter().any(|(who, what)| *who == name && what.contains(&dependency)) {
+    if FORBIDDEN.iter().any(|(from, to)| *from == name && to.contains(&dependency)) {
         return false;
     }
     match (name, dependency) {
@@ -293,7 +295,7 @@ fn may_depend(name: &str, kind: &str, dependency: &str) -> bool {
     }
 }
 
-/// Each dependency in `manifest` by its true name, with the section it is listed in.
+/// Each dependency in `manifest`: its section and its package's name.
 fn dependencies(manifest: &toml::Table) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for (key, value) in manifest {
@@ -310,8 +312,7 @@ fn dependencies(manifest: &toml::Table) -> Vec<(String, String)> {
     found
 }
 
-/// `text` with what stands in comments, strings and character literals made blank, line by line
-/// as it was.
+/// Replaces comments, strings and character literals in `text` by spaces; line breaks are kept.
 fn blank_text(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -328,7 +329,7 @@ fn blank_text(text: &str) -> String {
     code
 }
 
-/// The length in bytes of the comment or literal that `rest` begins with; 0: it is code.
+/// The length in bytes of the comment or literal at the beginning of `rest`. 0: code.
 fn text_length(rest: &str, before: Option<char>) -> usize {
     let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let raw = rest.strip_prefix('r').or_else(|| rest.strip_prefix("br")).unwrap_or("");
@@ -351,7 +352,7 @@ fn text_length(rest: &str, before: Option<char>) -> usize {
     }
 }
 
-/// The length of the block comment that `rest` begins with; they nest.
+/// The length of the block comment at the beginning of `rest`. Block comments nest.
 fn block_comment_length(rest: &str) -> usize {
     let mut depth = 0;
     let mut at = 0;
@@ -376,7 +377,7 @@ fn block_comment_length(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length of the literal between two `quote`s that `rest` begins with.
+/// The length of the literal between two `quote`s at the beginning of `rest`.
 fn quoted_length(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, character) in rest.char_indices().skip(1) {

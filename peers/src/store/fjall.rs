@@ -1,4 +1,4 @@
-//! fjall.
+//! fjall as a store.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use fjall::{CompressionType, Database, Keyspace, KeyspaceCreateOptions, PersistM
 use super::work::{Failure, Key, Spec};
 use super::{Engine, View, cache_bytes, memtable_bytes};
 
-/// Bytes that its journals may take: its default, and what its memtables need.
+/// Minimum of the limit on journals in bytes, the engine's default.
 const JOURNAL_BYTES_MIN: u64 = 512 << 20;
 
-/// How often it is looked whether it is at rest.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval between two checks for the end of background work.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(super) struct Fjall {
     database: Database,
@@ -57,7 +57,7 @@ impl Engine for Fjall {
         Ok(batch.commit()?)
     }
 
-    fn hand_over(&self) -> Result<(), Failure> {
+    fn flush_to_kernel(&self) -> Result<(), Failure> {
         Ok(self.database.persist(PersistMode::Buffer)?)
     }
 
@@ -68,7 +68,7 @@ impl Engine for Fjall {
 
     fn settle(&self) -> Result<(), Failure> {
         while self.database.outstanding_flushes() > 0 || self.database.active_compactions() > 0 {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! LMDB, through heed.
+//! LMDB as a store, through heed.
 //!
-//! Its pages are the file's, mapped: no setting limits its memory, but a control group does.
+//! LMDB maps its file, so that no setting limits its memory; a control group does.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -13,10 +13,10 @@ use super::{Engine, View};
 
 type Pairs = heed::Database<'static, types::Bytes, types::Bytes>;
 
-/// Bytes of the map: more than any run fills.
+/// Size of the map in bytes, more than any run fills.
 const MAP_BYTES: usize = 256 << 30;
 
-/// Views at once, with some to spare.
+/// Maximum number of concurrent readers, more than any run has.
 const READER_COUNT_MAX: u32 = 256;
 
 pub(super) struct Lmdb {
@@ -30,22 +30,22 @@ impl Engine for Lmdb {
 
     fn open(directory: &Path, spec: &Spec) -> Result<Lmdb, Failure> {
         let is_durable = spec.operation == Operation::Durable;
-        // Reading ahead is for scans; the guide to it advises against for reads at random.
+        // Read-ahead is for scans; LMDB's documentation advises against it for random reads.
         let is_random = matches!(spec.operation, Operation::Read | Operation::Open | Operation::ReadInOrder);
         let mut flags = EnvFlags::empty();
         flags.set(EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP, !is_durable);
         flags.set(EnvFlags::NO_READ_AHEAD, is_random);
         let mut options = EnvOpenOptions::new().read_txn_without_tls();
         options.map_size(MAP_BYTES).max_readers(READER_COUNT_MAX);
-        // SAFETY: nobody else changes the file while it is mapped, and what a crash without
-        // syncs leaves behind is not read again.
+        // SAFETY: no other process changes the file while it is mapped, and a file that a crash without syncs
+        // may have left is not read again.
         let env = unsafe { options.flags(flags).open(directory)? };
         let pairs = env
             .create_databases_and_commit(env.write_txn()?, |opener, transaction| {
                 opener.create_database(transaction, None).map(CommitOrAbort::<_, ()>::Commit)
             })?
             .commit()
-            .ok_or("LMDB gave no database")?;
+            .ok_or("LMDB returned no database")?;
         let setup = format!(
             "LMDB through heed 0.23: a transaction for each batch, {}; its memory is the page cache's",
             if is_durable { "synced" } else { "MDB_NOSYNC and MDB_WRITEMAP" }
@@ -61,8 +61,8 @@ impl Engine for Lmdb {
         Ok(transaction.commit()?)
     }
 
-    /// What is committed is in the page cache.
-    fn hand_over(&self) -> Result<(), Failure> {
+    /// Committed pages are in the page cache.
+    fn flush_to_kernel(&self) -> Result<(), Failure> {
         Ok(())
     }
 

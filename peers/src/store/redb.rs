@@ -1,4 +1,4 @@
-//! redb.
+//! redb as a store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ const TABLE: TableDefinition<&Key, &[u8]> = TableDefinition::new("values");
 
 pub(super) struct Redb {
     database: Arc<Database>,
-    /// It is to be killed: what it has only in its memory would be lost.
+    /// Whether the process will be killed, so that pages only in its memory would be lost.
     is_killed: bool,
     setup: String,
 }
 
 impl Redb {
-    /// A transaction that changes nothing but makes all before it durable.
+    /// Commits an empty transaction, which makes all transactions before it durable.
     fn sync(&self) -> Result<(), Failure> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
@@ -56,9 +56,9 @@ impl Engine for Redb {
         Ok(transaction.commit()?)
     }
 
-    /// It has no way to give its pages to the system without a sync: they stay in its memory, which
-    /// makes its loads look better than those of engines that hand theirs over.
-    fn hand_over(&self) -> Result<(), Failure> {
+    /// redb can't write its pages to the kernel without a sync. They stay in its memory, which makes its
+    /// loads look better than those of engines that write them.
+    fn flush_to_kernel(&self) -> Result<(), Failure> {
         if self.is_killed { self.sync() } else { Ok(()) }
     }
 

@@ -1,4 +1,4 @@
-//! RocksDB.
+//! RocksDB as a store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rocksdb::{
 use super::work::{Failure, Key, Operation, Spec};
 use super::{Engine, MEMTABLE_COUNT, View, memtable_bytes, own_cache_bytes};
 
-/// Bits of the filters for a key, as its guide for tuning has it.
+/// Bits per key of the filters, as RocksDB's tuning guide recommends.
 const FILTER_BITS: f64 = 10.0;
 
 pub(super) struct RocksDb {
@@ -38,7 +38,7 @@ impl Engine for RocksDb {
         options.set_max_write_buffer_number(MEMTABLE_COUNT as i32);
         options.set_use_direct_reads(spec.direct);
         options.set_disable_auto_compactions(!spec.compaction);
-        // A durable write needs its log in the file at once anyway.
+        // For a durable write the log must be written at once.
         let is_durable = spec.operation == Operation::Durable;
         options.set_manual_wal_flush(!is_durable);
         let checksums = match cfg!(all(target_feature = "sse4.2", target_feature = "pclmulqdq")) {
@@ -66,7 +66,7 @@ impl Engine for RocksDb {
         Ok(self.database.write_opt(batch, &options)?)
     }
 
-    fn hand_over(&self) -> Result<(), Failure> {
+    fn flush_to_kernel(&self) -> Result<(), Failure> {
         Ok(self.database.flush_wal(false)?)
     }
 
@@ -88,16 +88,16 @@ impl Engine for RocksDb {
     }
 
     fn counters(&self) -> String {
-        let told = |name: &str| self.database.property_int_value(name).ok().flatten().unwrap_or(0);
+        let property = |name: &str| self.database.property_int_value(name).ok().flatten().unwrap_or(0);
         format!(
             "{} files at level 0, {} MiB to compact",
-            told("rocksdb.num-files-at-level0"),
-            told("rocksdb.estimate-pending-compaction-bytes") >> 20
+            property("rocksdb.num-files-at-level0"),
+            property("rocksdb.estimate-pending-compaction-bytes") >> 20
         )
     }
 }
 
-/// Each read is of the newest state, which costs it less than a snapshot would.
+/// A reader of the newest state, which costs less than a snapshot.
 pub(super) struct RocksDbView(Arc<DB>);
 
 impl View for RocksDbView {

@@ -1,33 +1,33 @@
-//! Rows of attachments, each in turn with the bare server, which reads or sends as many bytes.
+//! Rows of attachments, alternating with the bare server, which reads or sends as many bytes.
 
-use super::clients::{AttachmentGetter, AttachmentPutter, IdPath, Numbers};
+use super::clients::{AttachmentGetter, AttachmentPutter, IdPath, NumberRange};
 use super::plan::{ATTACHMENT_BYTES, Plan};
-use super::{Bench, beside_floor, directory, generators, row, scaled};
+use super::{Bench, against_bare, directory, generators, row, scaled};
 use crate::documents::{Generator, attachment};
 use crate::drive::{Client, Until};
 use crate::error::{Error, Result};
-use crate::limits::FloorClient;
+use crate::limits::BareClient;
 use crate::report::Row;
 
-/// Most attachments that a row puts: the disk has to hold them.
+/// Maximum number of attachments that a row puts, which bounds the disk space.
 const PUT_COUNT_MAX: u64 = 2_000;
 
-/// Attachments to choose from for those who get them.
+/// Number of attachments that readers choose from.
 const GET_COUNT: u64 = 64;
 
-/// Fewest of either at a small scale.
+/// Minimum of both counts at a small scale.
 const SCALED_COUNT_MIN: u64 = 16;
 
-/// Attachments read back after a row has put them.
+/// Number of attachments that are read back after a row has put them.
 const READ_BACK_COUNT: u64 = 3;
 
-/// How many a row puts at most at this scale.
+/// Maximum number of attachments that a row puts at a scale.
 pub(super) fn put_count(scale: f64) -> u64 {
     scaled(scale, PUT_COUNT_MAX, SCALED_COUNT_MIN)
 }
 
 impl Bench<'_> {
-    fn putters(&self, database: &str, numbers: &Numbers, clients: u64) -> Vec<AttachmentPutter> {
+    fn putters(&self, database: &str, numbers: &NumberRange, clients: u64) -> Vec<AttachmentPutter> {
         let putter = |_| AttachmentPutter {
             target: IdPath::new(&directory(database)),
             numbers: numbers.clone(),
@@ -50,18 +50,18 @@ impl Bench<'_> {
 
     pub(super) async fn attachment_put(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
         let database = self.create().await?;
-        let numbers = Numbers::up_to(put_count(self.config.scale));
+        let numbers = NumberRange::up_to(put_count(self.config.scale));
         let putters = self.putters(&database, &numbers, clients);
-        let floor = vec![FloorClient::put(attachment(0, ATTACHMENT_BYTES).to_vec()); clients as usize];
-        let (outcome, floor) = self.in_turn(plan.name, putters, floor).await?;
+        let bare_clients = vec![BareClient::put(attachment(0, ATTACHMENT_BYTES).to_vec()); clients as usize];
+        let (outcome, bare) = self.drive_both(plan.name, putters, bare_clients).await?;
         self.check_count(plan.name, &database, numbers.taken()).await?;
         self.read_back(plan, &database, numbers.taken()).await?;
         let row = row(plan, "requests", &outcome);
-        let what = format!("bare server, which reads {ATTACHMENT_BYTES} bytes and lets them go");
-        Ok(beside_floor(row, floor.as_ref(), what).judged(plan.goals))
+        let limit_name = format!("bare server, which reads {ATTACHMENT_BYTES} bytes and lets them go");
+        Ok(against_bare(row, bare.as_ref(), limit_name).judged(plan.goals))
     }
 
-    /// Gets some of those that were put and compares them.
+    /// Gets some of the attachments that were put and compares their content.
     async fn read_back(&mut self, plan: &Plan, database: &str, count: u64) -> Result<()> {
         let mut random = Generator::new(0);
         let mut getters = self.attachment_getters(database, 1, count);
@@ -80,13 +80,13 @@ impl Bench<'_> {
     pub(super) async fn attachment_get(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
         let database = self.create().await?;
         let count = self.scaled(GET_COUNT, SCALED_COUNT_MIN);
-        let putters = self.putters(&database, &Numbers::up_to(count), 1);
-        self.ours(plan.name, putters, Until::Done).await?;
+        let putters = self.putters(&database, &NumberRange::up_to(count), 1);
+        self.drive_target(plan.name, putters, Until::Done).await?;
         self.settle().await;
         let getters = self.attachment_getters(&database, clients, count);
-        let floor = vec![FloorClient::get(ATTACHMENT_BYTES as u64); clients as usize];
-        let (outcome, floor) = self.in_turn(plan.name, getters, floor).await?;
-        let what = format!("bare server, {ATTACHMENT_BYTES} bytes");
-        Ok(beside_floor(row(plan, "requests", &outcome), floor.as_ref(), what).judged(plan.goals))
+        let bare_clients = vec![BareClient::get(ATTACHMENT_BYTES as u64); clients as usize];
+        let (outcome, bare) = self.drive_both(plan.name, getters, bare_clients).await?;
+        let limit_name = format!("bare server, {ATTACHMENT_BYTES} bytes");
+        Ok(against_bare(row(plan, "requests", &outcome), bare.as_ref(), limit_name).judged(plan.goals))
     }
 }

@@ -1,4 +1,4 @@
-//! What each kind of client sends and how it knows that the answer is right.
+//! The kinds of clients: the requests that each sends and the checks of its responses.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,36 +11,36 @@ use crate::documents::{Generator, attachment, is_numbered_document};
 use crate::drive::Client;
 use crate::http::{Answer, Server};
 
-/// Most of an unexpected answer that is shown, in characters.
+/// Maximum characters of an unexpected response that an error shows.
 const SHOWN_CHARACTERS_MAX: usize = 300;
 
-/// Ids of the documents that are loaded.
+/// Ids of loaded documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ids {
-    /// In rising order.
+    /// Numbers in ascending order.
     Sequential,
     /// 32 hexadecimal digits.
     Random,
 }
 
-/// What a loaded document holds.
+/// Content of a loaded document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
-    /// So many bytes of JSON with one random text.
+    /// This many bytes of JSON with one random text.
     Random(usize),
-    /// Ten bytes beside the id.
+    /// Ten bytes besides the id.
     Tiny,
 }
 
-/// Digits of a sequential id.
+/// Number of digits of a sequential id.
 pub(super) const ID_DIGITS: usize = 16;
 
-/// The id of the document with this number.
+/// The id of the document with a number.
 pub(super) fn sequential_id(number: u64) -> String {
     format!("{number:0ID_DIGITS$}")
 }
 
-/// A path that ends with an id, made anew for each request without allocating.
+/// A path with an id, rewritten for each request without an allocation.
 #[derive(Debug, Clone)]
 pub(super) struct IdPath {
     text: String,
@@ -52,34 +52,35 @@ impl IdPath {
         IdPath { text: format!("{directory}/"), directory_bytes: directory.len() + 1 }
     }
 
-    /// The path of the document with this number, and what follows it.
+    /// Returns the path of the document with a number, followed by `rest`.
     fn of(&mut self, number: u64, rest: &str) -> &str {
         self.text.truncate(self.directory_bytes);
         write!(self.text, "{number:0ID_DIGITS$}{rest}").expect("writing to memory");
         &self.text
     }
 
-    /// The id in the path made last.
+    /// The id in the last path.
     fn id(&self) -> &str {
         &self.text[self.directory_bytes..self.directory_bytes + ID_DIGITS]
     }
 }
 
-/// Where clients take their numbers from.
+/// A range of document numbers that clients share; each number is taken once.
 #[derive(Debug, Clone)]
-pub(super) struct Numbers {
+pub(super) struct NumberRange {
     next: Arc<AtomicU64>,
     end: u64,
 }
 
-impl Numbers {
-    pub(super) fn up_to(end: u64) -> Numbers {
-        Numbers { next: Arc::new(AtomicU64::new(0)), end }
+impl NumberRange {
+    /// The numbers from 0 to `end`, exclusive.
+    pub(super) fn up_to(end: u64) -> NumberRange {
+        NumberRange { next: Arc::new(AtomicU64::new(0)), end }
     }
 
-    /// From `first` on, without end.
-    pub(super) fn from(first: u64) -> Numbers {
-        Numbers { next: Arc::new(AtomicU64::new(first)), end: u64::MAX / 2 }
+    /// All numbers from `first` on.
+    pub(super) fn from(first: u64) -> NumberRange {
+        NumberRange { next: Arc::new(AtomicU64::new(first)), end: u64::MAX / 2 }
     }
 
     pub(super) fn take(&self, count: u64) -> Option<std::ops::Range<u64>> {
@@ -87,7 +88,7 @@ impl Numbers {
         (first < self.end).then(|| first..(first + count).min(self.end))
     }
 
-    /// How many were taken, where they began at 0.
+    /// The end of the numbers taken so far; for a range from 0, their count.
     pub(super) fn taken(&self) -> u64 {
         self.next.load(Ordering::Relaxed).min(self.end)
     }
@@ -97,7 +98,7 @@ impl Numbers {
 #[derive(Debug)]
 pub(super) struct Loader {
     pub(super) target: String,
-    pub(super) numbers: Numbers,
+    pub(super) numbers: NumberRange,
     pub(super) batch: u64,
     pub(super) ids: Ids,
     pub(super) content: Content,
@@ -149,7 +150,7 @@ impl Client for Loader {
 pub(super) struct Putter {
     pub(super) target: IdPath,
     pub(super) query: &'static str,
-    pub(super) numbers: Numbers,
+    pub(super) numbers: NumberRange,
     pub(super) bytes: usize,
     pub(super) document: Vec<u8>,
 }
@@ -174,18 +175,19 @@ impl Client for Putter {
     }
 }
 
-/// Updates its own documents in turn, each so that its revision's number rises by one.
+/// Updates its own documents in turn. Each update must increase the revision's number by one.
 #[derive(Debug)]
 pub(super) struct Updater {
     pub(super) directory: String,
-    /// `&durability=…`, or nothing.
+    /// `&durability=…`, or empty.
     pub(super) query: String,
     /// Ids and current revisions.
     pub(super) documents: Vec<(String, String)>,
-    pub(super) turn: usize,
+    /// Index of the next document.
+    pub(super) next: usize,
     pub(super) bytes: usize,
     pub(super) generator: Generator,
-    /// How many updates are left; none where time ends them.
+    /// Number of remaining updates. None: no limit.
     pub(super) left: Option<u64>,
 }
 
@@ -196,7 +198,7 @@ impl Client for Updater {
             Some(left) => *left -= 1,
             None => {}
         }
-        let (id, revision) = &self.documents[self.turn];
+        let (id, revision) = &self.documents[self.next];
         let mut document = Vec::with_capacity(self.bytes);
         self.generator.document(id, self.bytes, &mut document);
         let target = format!("{}/{id}?rev={revision}{}", self.directory, self.query);
@@ -205,23 +207,23 @@ impl Client for Updater {
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
-        let current = &mut self.documents[self.turn].1;
-        let next = matches!(answer.status, 201 | 202).then(|| revision(answer.body)).flatten();
-        let next = next.filter(|next| generation(next) == generation(current).map(|number| number + 1));
-        *current = next.ok_or_else(|| unexpected(answer))?.to_owned();
-        self.turn = (self.turn + 1) % self.documents.len();
+        let current = &mut self.documents[self.next].1;
+        let new = matches!(answer.status, 201 | 202).then(|| revision(answer.body)).flatten();
+        let new = new.filter(|new| generation(new) == generation(current).map(|number| number + 1));
+        *current = new.ok_or_else(|| unexpected(answer))?.to_owned();
+        self.next = (self.next + 1) % self.documents.len();
         Ok(1)
     }
 }
 
-/// The revision that the answer to a PUT names.
+/// The revision in the response to a PUT.
 fn revision(body: &[u8]) -> Option<&str> {
     let start = memmem::find(body, b"\"rev\":\"")? + b"\"rev\":\"".len();
     let length = memchr::memchr(b'"', &body[start..])?;
     std::str::from_utf8(&body[start..start + length]).ok()
 }
 
-/// The number in front of a revision.
+/// The number at the start of a revision.
 pub(super) fn generation(revision: &str) -> Option<u64> {
     revision.split_once('-')?.0.parse().ok()
 }
@@ -230,11 +232,11 @@ pub(super) fn generation(revision: &str) -> Option<u64> {
 #[derive(Debug)]
 pub(super) struct Getter {
     pub(super) target: IdPath,
-    /// Ids are chosen among so many; with one it is always the same document.
+    /// Number of documents to choose from. 1: always the same document.
     pub(super) count: u64,
     pub(super) bytes: usize,
     pub(super) generator: Generator,
-    /// The number asked for.
+    /// The requested document's number.
     pub(super) number: u64,
 }
 
@@ -281,14 +283,14 @@ impl Client for BulkGetter {
     }
 }
 
-/// The name of every attachment.
+/// The path of every attachment within its document.
 const ATTACHMENT_PATH: &str = "/a";
 
 /// Puts attachments of documents that don't exist yet.
 #[derive(Debug)]
 pub(super) struct AttachmentPutter {
     pub(super) target: IdPath,
-    pub(super) numbers: Numbers,
+    pub(super) numbers: NumberRange,
     pub(super) body: &'static [u8],
     pub(super) bytes: usize,
 }
@@ -313,7 +315,7 @@ impl Client for AttachmentPutter {
     }
 }
 
-/// Gets attachments that an [`AttachmentPutter`] put.
+/// Gets attachments written by an [`AttachmentPutter`].
 #[derive(Debug)]
 pub(super) struct AttachmentGetter {
     pub(super) target: IdPath,
@@ -340,8 +342,8 @@ impl Client for AttachmentGetter {
 }
 
 fn unexpected(answer: Answer<'_>) -> String {
-    let said: String = String::from_utf8_lossy(answer.body).chars().take(SHOWN_CHARACTERS_MAX).collect();
-    format!("unexpected answer, status {}: {said}", answer.status)
+    let text: String = String::from_utf8_lossy(answer.body).chars().take(SHOWN_CHARACTERS_MAX).collect();
+    format!("unexpected response, status {}: {text}", answer.status)
 }
 
 #[cfg(test)]
@@ -349,8 +351,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_given_once_and_end() {
-        let numbers = Numbers::up_to(5);
+    fn each_number_of_a_range_is_taken_once() {
+        let numbers = NumberRange::up_to(5);
         assert_eq!(numbers.take(3), Some(0..3));
         assert_eq!(numbers.clone().take(3), Some(3..5));
         assert_eq!(numbers.take(3), None);
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_made_anew_for_each_number() {
+    fn a_path_is_rewritten_for_each_number() {
         let mut target = IdPath::new("/db");
         assert_eq!(target.of(7, "?q"), "/db/0000000000000007?q");
         assert_eq!(target.of(12, ""), "/db/0000000000000012");
@@ -366,12 +368,12 @@ mod tests {
     }
 
     #[test]
-    fn an_update_counts_only_where_the_revision_follows_the_last() {
+    fn an_update_counts_only_if_the_revision_follows_the_last() {
         let updater = || Updater {
             directory: String::new(),
             query: String::new(),
             documents: vec![("x".to_owned(), "9-a".to_owned())],
-            turn: 0,
+            next: 0,
             bytes: 100,
             generator: Generator::new(1),
             left: None,
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_or_a_hole_in_a_bulk_get_is_no_answer() {
+    fn a_bulk_get_with_an_error_or_a_missing_document_fails() {
         let mut getter = BulkGetter {
             target: String::new(),
             count: 9,
@@ -396,7 +398,7 @@ mod tests {
         let both = format!("{row},{row}");
         assert_eq!(getter.check(Answer { status: 200, body: both.as_bytes() }), Ok(2));
         assert!(getter.check(Answer { status: 500, body: both.as_bytes() }).is_err());
-        let hole = format!("{row},{{\"docs\":[{{\"error\":{{}}}}]}}");
-        assert!(getter.check(Answer { status: 200, body: hole.as_bytes() }).is_err());
+        let missing = format!("{row},{{\"docs\":[{{\"error\":{{}}}}]}}");
+        assert!(getter.check(Answer { status: 200, body: missing.as_bytes() }).is_err());
     }
 }

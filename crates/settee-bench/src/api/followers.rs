@@ -1,14 +1,13 @@
-//! Continuous changes: many followers, one writer.
+//! Continuous changes feeds: many followers, one writer.
 //!
-//! A follower is one connection and one task. What comes is decoded in a buffer that all share, so
-//! that the client's own memory and time stay small beside the server's. Two stretches are
-//! measured: one change every [`PACE`], for the latency from a write to its arrival; then writes
-//! one after the other without pause, for what the server can hand out.
+//! A follower is one connection and one task. All followers decode in one shared buffer, so that the client's
+//! memory and time stay small compared to the server's. Two phases are measured: one change every [`PACE`],
+//! for the latency from a write to its arrival; then writes without a pause, for the server's throughput.
 //!
 //! Invariants:
-//! 1. A follower counts a change once, by its document's number; a stretch ends well only when
-//!    every follower has seen every change. One that misses any fails the row.
-//! 2. Latencies count from before a write is sent: the writer's own wait is in them.
+//! 1. A follower counts a change once, by its document's number. A phase succeeds only if every follower has
+//!    received every change; otherwise the row fails.
+//! 2. A latency begins before the write is sent, so it includes the write itself.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,70 +32,74 @@ use crate::http::{Chunked, Connection, Server};
 use crate::report::{Bound, Row};
 use crate::stats::{Samples, Stopwatch};
 
-/// Fewest followers at a small scale.
+/// Minimum number of followers at a small scale.
 pub(super) const COUNT_MIN: u64 = 20;
 
-/// Time between two changes of the first stretch.
+/// Interval between two changes of the first phase.
 const PACE: Duration = Duration::from_millis(250);
 
-/// Fewest changes of the first stretch.
+/// Minimum number of changes of the first phase.
 const PACED_COUNT_MIN: u64 = 4;
 
-/// Changes of the second stretch, and the fewest at a small scale.
+/// Number of changes of the second phase.
 const BURST_COUNT: u64 = 200;
+
+/// Minimum of [`BURST_COUNT`] at a small scale.
 const BURST_COUNT_MIN: u64 = 10;
 
-/// Changes that are there before anyone follows: every follower begins with them.
+/// Number of changes before the feeds begin; every follower receives them first.
 const FIRST_COUNT: u64 = 8;
 
-/// Connections that are opened at once.
+/// Number of connections opened concurrently.
 const OPENING_COUNT: usize = 64;
 
-/// Longest waits: for all followers to be answered, and for changes to reach them all.
+/// Longest wait for the responses to all followers.
 const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
-const SEEN_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// Longest wait for the server to close its ends once the followers are gone.
+/// Longest wait for changes to reach all followers.
+const RECEIVE_WAIT_MAX: Duration = Duration::from_secs(120);
+
+/// Longest wait for the server to close its connections after the followers have closed theirs.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Time between two looks at what has been seen.
-const LOOK: Duration = Duration::from_millis(2);
+/// Interval between two checks of the received changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Descriptors that are needed besides the followers'.
+/// Number of file descriptors needed besides the followers'.
 const DESCRIPTORS_SPARE: u64 = 200;
 
-/// Size in bytes of the buffer that all followers read with.
+/// Size in bytes of the buffer that all followers share.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Longest row that a follower takes, in bytes.
+/// Longest row that a follower accepts, in bytes.
 const ROW_BYTES_MAX: usize = 64 << 10;
 
-/// Most that a follower may take of the server's memory, in KiB.
+/// Goal: maximum memory of the server per follower, in KiB.
 const FOLLOWER_KIB_MAX: f64 = 16.0;
 
-/// What the followers share.
+/// The state that all followers of a run share.
 #[derive(Debug)]
-struct Board {
+struct Progress {
     buffer: Mutex<Vec<u8>>,
-    /// When each change was sent, where that is measured.
+    /// The time when each change was sent, if its latency is measured.
     sent: Mutex<Vec<Option<Instant>>>,
     latencies: Mutex<Samples>,
-    /// Changes seen, of all followers, each once.
-    seen_count: AtomicU64,
-    /// Changes that came to a follower again.
-    again_count: AtomicU64,
-    /// What went wrong first.
+    /// Number of changes received by all followers, without repeated ones.
+    received_count: AtomicU64,
+    /// Number of changes that a follower received again.
+    repeated_count: AtomicU64,
+    /// The first failure.
     failed: Mutex<Option<String>>,
 }
 
-impl Board {
-    fn new(change_count: u64) -> Arc<Board> {
-        Arc::new(Board {
+impl Progress {
+    fn new(change_count: u64) -> Arc<Progress> {
+        Arc::new(Progress {
             buffer: Mutex::new(vec![0; BUFFER_BYTES]),
             sent: Mutex::new(vec![None; change_count as usize]),
             latencies: Mutex::default(),
-            seen_count: AtomicU64::new(0),
-            again_count: AtomicU64::new(0),
+            received_count: AtomicU64::new(0),
+            repeated_count: AtomicU64::new(0),
             failed: Mutex::default(),
         })
     }
@@ -105,57 +108,58 @@ impl Board {
         lock(&self.failed).get_or_insert(reason);
     }
 
-    /// Waits until so many changes have been seen.
-    async fn seen(&self, expected: u64, wait_max: Duration) -> Result<(), String> {
+    /// Waits until the followers have received `expected` changes in all.
+    async fn wait_for(&self, expected: u64, wait_max: Duration) -> Result<(), String> {
         let started = Instant::now();
         loop {
             if let Some(reason) = lock(&self.failed).clone() {
                 return Err(reason);
             }
-            let seen = self.seen_count.load(Ordering::Relaxed);
-            if seen >= expected {
+            let received = self.received_count.load(Ordering::Relaxed);
+            if received >= expected {
                 return Ok(());
             }
             if started.elapsed() > wait_max {
                 return Err(format!(
-                    "{seen} changes of {expected} were seen within {} s",
+                    "{received} changes of {expected} were received within {} s",
                     wait_max.as_secs()
                 ));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic elsewhere ends the measurement by itself.
+    // A panic in another task ends the measurement anyway.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One follower's end.
+/// The client of one changes feed.
 #[derive(Debug)]
 struct Follower {
     chunked: Chunked,
-    /// A row whose end hasn't come yet.
+    /// The beginning of a row that hasn't arrived whole.
     line: Vec<u8>,
-    /// A bit for each change seen.
-    seen: Vec<u64>,
-    board: Arc<Board>,
+    /// One bit per change, set when it is received.
+    received: Vec<u64>,
+    progress: Arc<Progress>,
 }
 
 impl Follower {
-    fn new(chunked: Chunked, board: Arc<Board>) -> Follower {
-        let words = lock(&board.sent).len().div_ceil(64);
-        Follower { chunked, line: Vec::new(), seen: vec![0; words], board }
+    fn new(chunked: Chunked, progress: Arc<Progress>) -> Follower {
+        let words = lock(&progress.sent).len().div_ceil(64);
+        Follower { chunked, line: Vec::new(), received: vec![0; words], progress }
     }
 
-    /// Follows until the connection ends, which is a failure.
+    /// Reads the feed until the connection ends, which is a failure. `first` is the part of the body that
+    /// arrived with the head.
     async fn run(mut self, mut stream: TcpStream, first: Vec<u8>) {
         let mut outcome = self.take(&first);
-        let board = self.board.clone();
+        let progress = self.progress.clone();
         while outcome.is_ok() {
             outcome = std::future::poll_fn(|context| {
-                let mut buffer = lock(&board.buffer);
+                let mut buffer = lock(&progress.buffer);
                 let mut read = ReadBuf::new(&mut buffer);
                 let polled = ready!(Pin::new(&mut stream).poll_read(context, &mut read));
                 std::task::Poll::Ready(match polled {
@@ -166,17 +170,17 @@ impl Follower {
             })
             .await;
         }
-        board.fail(format!("a follower's feed ended: {}", outcome.unwrap_err()));
+        progress.fail(format!("a follower's feed ended: {}", outcome.unwrap_err()));
     }
 
-    /// Takes what came of the chunked answer.
+    /// Decodes a piece of the chunked response.
     fn take(&mut self, mut input: &[u8]) -> Result<(), String> {
         while !input.is_empty() {
             let (consumed, data) = self.chunked.decode(input).map_err(|error| error.to_string())?;
             self.rows(&input[data])?;
             input = &input[consumed..];
             if consumed == 0 {
-                return Err("the feed is over".to_owned());
+                return Err("the feed has ended".to_owned());
             }
         }
         Ok(())
@@ -200,30 +204,30 @@ impl Follower {
         Ok(())
     }
 
-    /// One row, or the empty line of a heartbeat.
+    /// Counts one row. An empty line is a heartbeat.
     fn row(&mut self, line: &[u8]) -> Result<(), String> {
         if line.trim_ascii().is_empty() {
             return Ok(());
         }
-        let number = change_number(line).filter(|&number| number / 64 < self.seen.len());
+        let number = change_number(line).filter(|&number| number / 64 < self.received.len());
         let Some(number) = number else {
-            return Err(format!("strange row {}", String::from_utf8_lossy(line)));
+            return Err(format!("unexpected row {}", String::from_utf8_lossy(line)));
         };
-        let (word, bit) = (&mut self.seen[number / 64], 1 << (number % 64));
+        let (word, bit) = (&mut self.received[number / 64], 1 << (number % 64));
         if *word & bit != 0 {
-            self.board.again_count.fetch_add(1, Ordering::Relaxed);
+            self.progress.repeated_count.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
         *word |= bit;
-        self.board.seen_count.fetch_add(1, Ordering::Relaxed);
-        if let Some(sent) = lock(&self.board.sent)[number] {
-            lock(&self.board.latencies).push(sent.elapsed());
+        self.progress.received_count.fetch_add(1, Ordering::Relaxed);
+        if let Some(sent) = lock(&self.progress.sent)[number] {
+            lock(&self.progress.latencies).push(sent.elapsed());
         }
         Ok(())
     }
 }
 
-/// The number of the document that a row of changes tells of.
+/// The number of the document in a row of the feed.
 fn change_number(line: &[u8]) -> Option<usize> {
     let start = memmem::find(line, b"\"id\":\"")? + b"\"id\":\"".len();
     let digits = line.get(start..start + ID_DIGITS)?;
@@ -231,19 +235,19 @@ fn change_number(line: &[u8]) -> Option<usize> {
     is_whole.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 
-/// What the server's process holds.
+/// Memory and descriptors of the server's process.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct ProcessUsage {
     resident_kib: u64,
     descriptors: u64,
 }
 
-impl Held {
-    fn now(pid: Option<u32>) -> Option<Held> {
+impl ProcessUsage {
+    fn now(pid: Option<u32>) -> Option<ProcessUsage> {
         let pid = pid?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64;
-        Some(Held { resident_kib: parse_resident(&status)?, descriptors })
+        Some(ProcessUsage { resident_kib: parse_resident(&status)?, descriptors })
     }
 }
 
@@ -252,7 +256,7 @@ fn parse_resident(status: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
-/// Makes sure that this process may hold so many descriptors.
+/// Raises this process's limit on open file descriptors to at least `needed`.
 pub(crate) fn raise_descriptors(needed: u64) -> Result<(), String> {
     let limit = getrlimit(Resource::Nofile);
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed);
@@ -262,18 +266,22 @@ pub(crate) fn raise_descriptors(needed: u64) -> Result<(), String> {
     let maximum = if enough(limit.maximum) { limit.maximum } else { Some(needed) };
     setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum }).map_err(|error| {
         let granted = limit.maximum.map_or("unlimited".to_owned(), |limit| limit.to_string());
-        format!("{needed} descriptors are needed and {granted} granted ({error}): see ulimit -Hn, or take a smaller --scale")
+        format!(
+            "{needed} descriptors are needed and {granted} granted ({error}): \
+             see ulimit -Hn, or take a smaller --scale"
+        )
     })
 }
 
-/// The followers of a database, and what the server held along the way.
-struct Crowd {
+/// All followers of a database.
+struct FollowerGroup {
     count: u64,
-    board: Arc<Board>,
+    progress: Arc<Progress>,
     tasks: JoinSet<()>,
     directory: String,
     query: &'static str,
-    before: Option<Held>,
+    /// The server's usage before the first follower connected.
+    before: Option<ProcessUsage>,
 }
 
 impl Bench<'_> {
@@ -285,111 +293,113 @@ impl Bench<'_> {
         let paced = paced.max(PACED_COUNT_MIN);
         let burst = self.scaled(BURST_COUNT, BURST_COUNT_MIN);
         let pid = self.config.target.pid;
-        let mut crowd = self.gather(plan, count, FIRST_COUNT + paced + burst).await?;
+        let mut group = self.start_followers(plan, count, FIRST_COUNT + paced + burst).await?;
         self.settle().await;
-        let idle = Held::now(pid);
-        let first = self.stretch(plan, &crowd, FIRST_COUNT..FIRST_COUNT + paced, PACE).await?;
-        let after_paced = Held::now(pid);
+        let idle = ProcessUsage::now(pid);
+        let first = self.write_phase(plan, &group, FIRST_COUNT..FIRST_COUNT + paced, PACE).await?;
+        let after_paced = ProcessUsage::now(pid);
         let numbers = FIRST_COUNT + paced..FIRST_COUNT + paced + burst;
-        let second = self.stretch(plan, &crowd, numbers, Duration::ZERO).await?;
-        let after_burst = Held::now(pid);
-        crowd.tasks.abort_all();
-        while crowd.tasks.join_next().await.is_some() {}
-        let left = self.descriptors_left(crowd.before).await;
+        let second = self.write_phase(plan, &group, numbers, Duration::ZERO).await?;
+        let after_burst = ProcessUsage::now(pid);
+        group.tasks.abort_all();
+        while group.tasks.join_next().await.is_some() {}
+        let descriptors_note = self.descriptors_note(group.before).await;
         let [paced_plan, burst_plan] = &FOLLOWERS;
         let mut row_paced = row(paced_plan, "arrivals", &first);
         let mut row_burst = row(burst_plan, "arrivals", &second);
         row_paced.workload = format!("{count} continuous followers, {}", paced_plan.workload);
         row_burst.workload = format!("{count} continuous followers, {}", burst_plan.workload);
-        let again = crowd.board.again_count.load(Ordering::Relaxed);
-        let row_paced = judged_by_memory(row_paced, count, crowd.before, [idle, after_paced, after_burst])
+        let repeated = group.progress.repeated_count.load(Ordering::Relaxed);
+        let row_paced = judged_by_memory(row_paced, count, group.before, [idle, after_paced, after_burst])
             .note(format!(
-                "every follower saw each of {} changes; {again} came again",
+                "every follower received each of {} changes; {repeated} were repeated",
                 FIRST_COUNT + paced + burst
             ))
-            .note(left);
+            .note(descriptors_note);
         Ok(vec![row_paced.judged(paced_plan.goals), row_burst.judged(burst_plan.goals)])
     }
 
-    /// Makes a database with a few changes and has everyone follow it.
-    async fn gather(&mut self, plan: &Plan, count: u64, change_count: u64) -> Result<Crowd> {
+    /// Creates a database with a few changes and starts its followers. Returns when all have received them.
+    async fn start_followers(&mut self, plan: &Plan, count: u64, change_count: u64) -> Result<FollowerGroup> {
         let wrong = |reason: String| Error::wrong(plan.name, reason);
         let database = self.create().await?;
-        let mut crowd = Crowd {
+        let mut group = FollowerGroup {
             count,
-            board: Board::new(change_count),
+            progress: Progress::new(change_count),
             tasks: JoinSet::new(),
             directory: directory(&database),
             query: self.durability_query(),
             before: None,
         };
         for number in 0..FIRST_COUNT {
-            self.write(&crowd, number).await?;
+            self.write(&group, number).await?;
         }
         self.couch.barrier(&database).await?;
         self.settle().await;
-        crowd.before = Held::now(self.config.target.pid);
-        // Not from now on: a server may keep an answer's head until it has a row.
-        let target = format!("{}/_changes?feed=continuous&since=0&heartbeat=60000", crowd.directory);
+        group.before = ProcessUsage::now(self.config.target.pid);
+        // Not `since=now`: a server may delay the response's head until it has a row.
+        let target = format!("{}/_changes?feed=continuous&since=0&heartbeat=60000", group.directory);
         let server = &self.config.target.server;
-        let board = &crowd.board;
+        let progress = &group.progress;
         let opening = stream::iter(0..count)
-            .map(|_| open(server, &target, board))
+            .map(|_| open(server, &target, progress))
             .buffer_unordered(OPENING_COUNT)
             .try_for_each(|(follower, stream, first)| {
-                crowd.tasks.spawn(follower.run(stream, first));
+                group.tasks.spawn(follower.run(stream, first));
                 std::future::ready(Ok(()))
             });
         let opened = tokio::time::timeout(OPEN_WAIT_MAX, opening).await;
         opened.map_err(|_| {
-            let answered = crowd.tasks.len();
+            let answered = group.tasks.len();
             let waited = OPEN_WAIT_MAX.as_secs();
             wrong(format!(
-                "{answered} followers of {count} were answered within {waited} s: the server's limit on connections may be lower"
+                "{answered} of {count} followers got a response within {waited} s: \
+                 the server's limit on connections may be lower"
             ))
         })??;
-        crowd.board.seen(count * FIRST_COUNT, SEEN_WAIT_MAX).await.map_err(wrong)?;
-        Ok(crowd)
+        group.progress.wait_for(count * FIRST_COUNT, RECEIVE_WAIT_MAX).await.map_err(wrong)?;
+        Ok(group)
     }
 
-    async fn write(&mut self, crowd: &Crowd, number: u64) -> Result<()> {
+    async fn write(&mut self, group: &FollowerGroup, number: u64) -> Result<()> {
         let mut document = Vec::new();
         let id = sequential_id(number);
         Generator::numbered_document(&id, number, DOCUMENT_BYTES, &mut document);
-        let target = format!("{}/{id}{}", crowd.directory, crowd.query);
+        let target = format!("{}/{id}{}", group.directory, group.query);
         self.couch.call("PUT", &target, Some(&document)).await?;
         Ok(())
     }
 
-    /// Writes changes, one every `pace`, and waits until everyone has seen them.
-    async fn stretch(
+    /// Writes changes, one every `pace`, and waits until every follower has received them.
+    async fn write_phase(
         &mut self,
         plan: &Plan,
-        crowd: &Crowd,
+        group: &FollowerGroup,
         numbers: std::ops::Range<u64>,
         pace: Duration,
     ) -> Result<Outcome> {
-        let (operations, end) = ((numbers.end - numbers.start) * crowd.count, numbers.end);
+        let (operations, end) = ((numbers.end - numbers.start) * group.count, numbers.end);
         let stopwatch = Stopwatch::start(self.config.target.pid);
         let mut next = tokio::time::Instant::now();
         for number in numbers {
             tokio::time::sleep_until(next).await;
             next += pace;
-            lock(&crowd.board.sent)[number as usize] = Some(Instant::now());
-            self.write(crowd, number).await?;
+            lock(&group.progress.sent)[number as usize] = Some(Instant::now());
+            self.write(group, number).await?;
         }
-        let expected = end * crowd.count;
-        let seen = crowd.board.seen(expected, SEEN_WAIT_MAX).await;
-        seen.map_err(|reason| Error::wrong(plan.name, reason))?;
-        let latencies = std::mem::take(&mut *lock(&crowd.board.latencies));
+        let expected = end * group.count;
+        let received = group.progress.wait_for(expected, RECEIVE_WAIT_MAX).await;
+        received.map_err(|reason| Error::wrong(plan.name, reason))?;
+        let latencies = std::mem::take(&mut *lock(&group.progress.latencies));
         Ok(Outcome { operations, latencies, elapsed: stopwatch.read() })
     }
 
-    /// How many descriptors the server holds once the followers have gone, in words.
-    async fn descriptors_left(&self, before: Option<Held>) -> String {
+    /// Waits until the server has closed the followers' connections, at most [`CLOSE_WAIT_MAX`]. Returns a
+    /// note on its descriptors.
+    async fn descriptors_note(&self, before: Option<ProcessUsage>) -> String {
         let started = Instant::now();
         loop {
-            let Some((before, now)) = before.zip(Held::now(self.config.target.pid)) else {
+            let Some((before, now)) = before.zip(ProcessUsage::now(self.config.target.pid)) else {
                 return "the server's process isn't known: no memory, no descriptors".to_owned();
             };
             if now.descriptors <= before.descriptors || started.elapsed() > CLOSE_WAIT_MAX {
@@ -401,8 +411,13 @@ impl Bench<'_> {
     }
 }
 
-/// Connects one follower, up to its answer's head.
-async fn open(server: &Server, target: &str, board: &Arc<Board>) -> Result<(Follower, TcpStream, Vec<u8>)> {
+/// Connects one follower. Returns it, once the response's head has arrived, with its stream and the part of
+/// the body that arrived with the head.
+async fn open(
+    server: &Server,
+    target: &str,
+    progress: &Arc<Progress>,
+) -> Result<(Follower, TcpStream, Vec<u8>)> {
     let mut connection = Connection::open(server).await?;
     let mut request = Vec::new();
     server.render("GET", target, None, &mut request);
@@ -411,15 +426,20 @@ async fn open(server: &Server, target: &str, board: &Arc<Board>) -> Result<(Foll
         return Err(Error::wrong("followers", format!("a feed was answered with status {status}")));
     }
     let (stream, chunked, first) = connection.into_chunked()?;
-    Ok((Follower::new(chunked, board.clone()), stream, first))
+    Ok((Follower::new(chunked, progress.clone()), stream, first))
 }
 
-/// The row with the memory that each follower took, idle and after changes.
-fn judged_by_memory(row: Row, count: u64, before: Option<Held>, after: [Option<Held>; 3]) -> Row {
-    let each = after.map(|held| {
-        let grown = held
+/// Adds to a row the server's memory per follower, idle and after both phases.
+fn judged_by_memory(
+    row: Row,
+    count: u64,
+    before: Option<ProcessUsage>,
+    after: [Option<ProcessUsage>; 3],
+) -> Row {
+    let each = after.map(|usage| {
+        let grown = usage
             .zip(before)
-            .map(|(held, before)| i128::from(held.resident_kib) - i128::from(before.resident_kib));
+            .map(|(usage, before)| i128::from(usage.resident_kib) - i128::from(before.resident_kib));
         grown.map(|kib| kib as f64 / count as f64)
     });
     let most = each.into_iter().flatten().max_by(f64::total_cmp);
@@ -427,10 +447,10 @@ fn judged_by_memory(row: Row, count: u64, before: Option<Held>, after: [Option<H
     let [Some(idle), Some(paced), Some(burst)] = each else {
         return row;
     };
-    let before = before.map_or(0, |held| held.resident_kib >> 10);
+    let before = before.map_or(0, |usage| usage.resident_kib >> 10);
     row.note(format!(
         "resident memory a follower: {idle:.1} KiB idle, {paced:.1} after paced changes, \
-         {burst:.1} after the burst; {before} MiB before anyone followed"
+         {burst:.1} after the burst; {before} MiB before the first follower"
     ))
 }
 
@@ -439,55 +459,57 @@ mod tests {
     use super::*;
 
     fn follower() -> Follower {
-        // In a chunk that doesn't end.
+        // In the middle of a large chunk.
         let mut chunked = Chunked::new();
         chunked.decode(b"fffffff\r\n").unwrap();
-        Follower::new(chunked, Board::new(100))
+        Follower::new(chunked, Progress::new(100))
     }
 
     #[test]
-    fn a_row_counts_once_however_it_is_cut() {
+    fn a_row_counts_once_whatever_its_pieces() {
         let row = format!("{{\"seq\":\"9-x\",\"id\":\"{}\",\"changes\":[]}}\n\n", sequential_id(65));
         for size in 1..row.len() {
             let mut follower = follower();
             for piece in row.as_bytes().chunks(size).chain(row.as_bytes().chunks(size)) {
                 follower.take(piece).unwrap();
             }
-            let board = &follower.board;
-            let counts =
-                (board.seen_count.load(Ordering::Relaxed), board.again_count.load(Ordering::Relaxed));
+            let progress = &follower.progress;
+            let counts = (
+                progress.received_count.load(Ordering::Relaxed),
+                progress.repeated_count.load(Ordering::Relaxed),
+            );
             assert_eq!(counts, (1, 1), "pieces of {size}");
         }
     }
 
     #[test]
-    fn what_is_no_change_ends_a_follower() {
+    fn a_row_that_is_no_change_fails_a_follower() {
         for bad in ["{\"last_seq\":\"9-x\",\"pending\":0}\n", "{\"id\":\"0000000000000900\"}\n", "junk\n"] {
-            assert!(follower().take(bad.as_bytes()).unwrap_err().contains("strange row"), "{bad}");
+            assert!(follower().take(bad.as_bytes()).unwrap_err().contains("unexpected row"), "{bad}");
         }
         assert!(follower().take(&vec![b'x'; ROW_BYTES_MAX + 1]).unwrap_err().contains("too long"));
     }
 
     #[test]
-    fn memory_is_read_from_the_processs_status() {
+    fn resident_memory_is_parsed_from_proc_status() {
         let status = "Name:\tx\nVmHWM:\t   99 kB\nVmRSS:\t   12345 kB\n";
         assert_eq!(parse_resident(status), Some(12345));
         assert_eq!(parse_resident("Name:\tx\n"), None);
-        assert!(Held::now(Some(std::process::id())).unwrap().resident_kib > 0);
+        assert!(ProcessUsage::now(Some(std::process::id())).unwrap().resident_kib > 0);
     }
 
     #[test]
-    fn the_largest_of_the_memories_is_judged() {
-        let held = |resident_kib| Some(Held { resident_kib, descriptors: 1 });
-        let bare = || Row::new("f", "arrivals", 1, &Default::default(), &Samples::default());
-        let row = judged_by_memory(bare(), 100, held(1000), [held(1500), held(2700), held(2600)]);
+    fn the_largest_memory_per_follower_is_judged() {
+        let usage = |resident_kib| Some(ProcessUsage { resident_kib, descriptors: 1 });
+        let empty_row = || Row::new("f", "arrivals", 1, &Default::default(), &Samples::default());
+        let row = judged_by_memory(empty_row(), 100, usage(1000), [usage(1500), usage(2700), usage(2600)]);
         assert_eq!((row.aims[0].reached, row.aims[0].met), (Some(17.0), Some(false)));
-        let row = judged_by_memory(bare(), 100, None, [None, None, None]);
+        let row = judged_by_memory(empty_row(), 100, None, [None, None, None]);
         assert_eq!((row.aims[0].reached, row.aims[0].met), (None, None));
     }
 
     #[test]
-    fn more_descriptors_than_the_system_has_are_refused_with_both_figures() {
+    fn more_descriptors_than_the_system_grants_are_refused_with_both_figures() {
         let refused = raise_descriptors(1 << 40).unwrap_err();
         assert!(refused.contains("1099511627776 descriptors are needed"), "{refused}");
     }

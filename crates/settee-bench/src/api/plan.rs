@@ -1,10 +1,10 @@
-//! The rows, what CouchDB reached in them, and what is aimed at.
+//! The rows of the table, CouchDB's recorded figures and the goals.
 //!
-//! The recorded figures are CouchDB 3.5.0's, parallel reads on, one node, `q=2`, on 2 cores with
-//! 24 GiB and ext4 on a virtual disk, over HTTP on loopback with keep-alive, the client on the
-//! same 2 cores: medians of three to five runs, which spread by about 15 %. They tell on any
-//! other machine only roughly; a CouchDB beside (`--url`) tells exactly. Of attachments a range
-//! of processor times was recorded: its lower end stands here.
+//! The figures were recorded with CouchDB 3.5.0, parallel reads on, one node, `q=2`, on 2 cores with 24 GiB
+//! and ext4 on a virtual disk, over HTTP on loopback with keep-alive, the client on the same 2 cores. They
+//! are medians of three to five runs, which spread by about 15 %. On another machine they are only an
+//! indication; for an exact comparison, run the table against a CouchDB there (`--url`). For attachments a
+//! range of processor times was recorded, of which the lower end is used.
 
 use super::clients::{Content, Ids};
 use crate::report::{Goal, Recorded};
@@ -12,22 +12,22 @@ use crate::report::{Goal, Recorded};
 /// Where the recorded figures come from, for the table's head.
 pub const RECORDED_SOURCE: &str = "CouchDB 3.5.0 on 2 cores, 24 GiB, ext4";
 
-/// Size in bytes of the documents, where a row doesn't say otherwise.
+/// Size in bytes of the documents, unless a row has another.
 pub const DOCUMENT_BYTES: usize = 1024;
 
-/// Documents in the database that is read.
+/// Number of documents in the main database.
 pub const DOCUMENT_COUNT: u64 = 100_000;
 
 /// Size in bytes of an attachment.
 pub const ATTACHMENT_BYTES: usize = 1 << 20;
 
-/// Followers of changes at full scale.
+/// Number of followers of the changes feed at full scale.
 pub const FOLLOWER_COUNT: u64 = 10_000;
 
-/// One row, or several that need each other.
+/// One row, or several that are measured together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
-    /// What `--rows` selects by.
+    /// The name for `--rows`.
     pub(super) name: &'static str,
     pub(super) workload: &'static str,
     pub(super) kind: Kind,
@@ -37,7 +37,7 @@ pub(super) struct Plan {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Loads a database of its own; the first one is kept and read by others.
+    /// Loads a new database.
     Load { ids: Ids, content: Content, batch: u64, writers: u64, documents: u64 },
     /// Puts new documents.
     Put { clients: u64 },
@@ -47,17 +47,17 @@ pub(super) enum Kind {
     History,
     /// Gets random documents, or the same one.
     Get { clients: u64, one: bool },
-    /// A writer of tiny documents, in batches, and readers of one document: each alone, and both.
+    /// A writer of batches of tiny documents and readers of one document, each alone and then together.
     Beside,
-    /// Lists all, with documents or without.
+    /// Lists all documents, with their bodies if `documents` is set.
     List { target: &'static str, documents: bool },
     /// Gets many documents with each request.
     BulkGet { clients: u64 },
-    /// Puts attachments, each in a document of its own.
+    /// Puts attachments, each of another document.
     AttachmentPut { clients: u64 },
     /// Gets random attachments.
     AttachmentGet { clients: u64 },
-    /// Many follow the changes while one writes.
+    /// Many followers of a continuous changes feed, and one writer.
     Followers,
 }
 
@@ -79,18 +79,23 @@ const fn load(ids: Ids, bytes: usize, batch: u64, writers: u64, documents: u64) 
     Kind::Load { ids, content: Content::Random(bytes), batch, writers, documents }
 }
 
-/// What is aimed at: of gets, loads, lone durable writes, many of them, listings without and with
-/// documents, attachments.
+/// Goals of gets.
 const GETS: &[Goal] = &[Goal::Rate(30.0), Goal::Cpu(40.0), Goal::Share(0.7), Goal::CpuMultiple(1.7)];
+/// Goals of loads.
 const LOADS: &[Goal] = &[Goal::Rate(10.0)];
-const LONE: &[Goal] = &[Goal::Share(0.8)];
-const MANY: &[Goal] = &[Goal::Rate(15.0)];
+/// Goals of durable writes by one client.
+const SINGLE_CLIENT: &[Goal] = &[Goal::Share(0.8)];
+/// Goals of durable writes by many clients.
+const MANY_CLIENTS: &[Goal] = &[Goal::Rate(15.0)];
+/// Goals of listings without documents, and of bulk gets.
 const LISTS: &[Goal] = &[Goal::Rate(10.0)];
-const DOCUMENTS: &[Goal] = &[Goal::Rate(20.0)];
+/// Goals of listings with documents.
+const LISTS_WITH_DOCUMENTS: &[Goal] = &[Goal::Rate(20.0)];
+/// Goals of attachments.
 const ATTACHMENTS: &[Goal] = &[Goal::Rate(8.0), Goal::Share(0.5)];
 
-/// The rows that [`Kind::Beside`] prints: writer alone, readers alone, and both side by side,
-/// where the server's processor time is that of both.
+/// The rows of [`Kind::Beside`]: the writer alone, the readers alone, then writer and readers together, whose
+/// processor time of the server is that of both.
 pub(super) const BESIDE: [Plan; 4] = [
     plan(
         "beside-writer-alone",
@@ -122,14 +127,14 @@ pub(super) const BESIDE: [Plan; 4] = [
     ),
 ];
 
-/// The rows that [`Kind::Followers`] prints.
+/// The rows of [`Kind::Followers`].
 pub(super) const FOLLOWERS: [Plan; 2] = [
     plan("followers-paced", "one change each 250 ms", Kind::Followers, None, &[Goal::P99(200.0)]),
     plan("followers-burst", "one writer without pause", Kind::Followers, None, &[]),
 ];
 
-/// Every row, in the table's order. Followers come first: what they take of the server's memory is
-/// told only where it hasn't freed any yet that it would use again.
+/// Every row, in the table's order. Followers come first: their memory shows only in a server that has no
+/// freed memory to use again.
 #[rustfmt::skip]
 pub(super) const PLANS: [Plan; 29] = [
     plan("followers", "continuous changes followers, one writer", Kind::Followers, None, &[]),
@@ -158,11 +163,11 @@ pub(super) const PLANS: [Plan; 29] = [
     plan("load-1x50", "bulk load 20k, batch 1, 50 writers",
         load(Ids::Sequential, DOCUMENT_BYTES, 1, 50, 20_000), recorded(2_000.0, Some((23.0, 68.0)), 823.0), LOADS),
     plan("put-1", "durable PUT of new documents, 1 client",
-        Kind::Put { clients: 1 }, recorded(480.0, Some((2.0, 6.0)), 3_930.0), LONE),
+        Kind::Put { clients: 1 }, recorded(480.0, Some((2.0, 6.0)), 3_930.0), SINGLE_CLIENT),
     plan("put-50", "durable PUT of new documents, 50 clients",
-        Kind::Put { clients: 50 }, recorded(2_030.0, Some((24.0, 44.0)), 871.0), MANY),
+        Kind::Put { clients: 50 }, recorded(2_030.0, Some((24.0, 44.0)), 871.0), MANY_CLIENTS),
     plan("update-1", "durable update, 1 client",
-        Kind::Update { clients: 1 }, recorded(220.0, Some((4.3, 8.9)), 7_540.0), LONE),
+        Kind::Update { clients: 1 }, recorded(220.0, Some((4.3, 8.9)), 7_540.0), SINGLE_CLIENT),
     plan("update-10", "durable update, 10 clients",
         Kind::Update { clients: 10 }, recorded(520.0, Some((19.0, 36.0)), 3_700.0), &[]),
     plan("update-same", "durable update of one document, 2,000 times, 1 client",
@@ -171,11 +176,11 @@ pub(super) const PLANS: [Plan; 29] = [
     plan("all-docs", "all docs",
         Kind::List { target: "_all_docs", documents: false }, recorded(126_000.0, None, 13.0), LISTS),
     plan("all-docs-with", "all docs with documents",
-        Kind::List { target: "_all_docs?include_docs=true", documents: true }, recorded(22_200.0, None, 71.0), DOCUMENTS),
+        Kind::List { target: "_all_docs?include_docs=true", documents: true }, recorded(22_200.0, None, 71.0), LISTS_WITH_DOCUMENTS),
     plan("changes", "changes",
         Kind::List { target: "_changes", documents: false }, recorded(60_400.0, None, 27.0), LISTS),
     plan("changes-with", "changes with documents",
-        Kind::List { target: "_changes?include_docs=true", documents: true }, recorded(18_100.0, None, 87.0), DOCUMENTS),
+        Kind::List { target: "_changes?include_docs=true", documents: true }, recorded(18_100.0, None, 87.0), LISTS_WITH_DOCUMENTS),
     plan("bulk-get-1", "bulk get, 100 ids a request, 1 client",
         Kind::BulkGet { clients: 1 }, recorded(8_900.0, Some((11.0, 19.0)), 180.0), LISTS),
     plan("bulk-get-10", "bulk get, 100 ids a request, 10 clients",

@@ -1,19 +1,19 @@
-//! Rows that read: single documents, listings, bulk gets, each in turn with the bare server.
+//! Rows that read: single documents, listings and bulk gets, alternating with the bare server.
 
 use std::time::Duration;
 
 use super::clients::{BulkGetter, Getter, IdPath, sequential_id};
 use super::plan::{DOCUMENT_BYTES, DOCUMENT_COUNT, Plan};
-use super::{Bench, SCALED_COUNT_MIN, Target, beside_floor, directory, generators, is_ours, row};
+use super::{Bench, SCALED_COUNT_MIN, Target, against_bare, directory, generators, is_target_turn, row};
 use crate::couch::Couch;
 use crate::documents::{Generator, is_numbered_document};
-use crate::drive::{Client, Outcome, scan_stream, tally};
+use crate::drive::{Client, Outcome, add_outcome, scan_stream};
 use crate::error::{Error, Result};
-use crate::limits::{FloorClient, floor_target};
+use crate::limits::{BareClient, bare_target};
 use crate::report::Row;
 use crate::stats::{Samples, Stopwatch};
 
-/// Ids in a bulk get.
+/// Number of ids of a bulk get.
 const BULK_GET_IDS: u64 = 100;
 
 impl Bench<'_> {
@@ -36,11 +36,11 @@ impl Bench<'_> {
         if !is_numbered_document(&sample, &id, 0, DOCUMENT_BYTES) {
             return Err(Error::wrong(plan.name, "the first document isn't what was loaded"));
         }
-        let floor = vec![FloorClient::get(sample.len() as u64); clients as usize];
+        let bare_clients = vec![BareClient::get(sample.len() as u64); clients as usize];
         let getters = self.getters(&database, clients, count);
-        let (outcome, floor) = self.in_turn(plan.name, getters, floor).await?;
-        let what = format!("bare server, {} bytes", sample.len());
-        Ok(beside_floor(row(plan, "requests", &outcome), floor.as_ref(), what).judged(plan.goals))
+        let (outcome, bare) = self.drive_both(plan.name, getters, bare_clients).await?;
+        let limit_name = format!("bare server, {} bytes", sample.len());
+        Ok(against_bare(row(plan, "requests", &outcome), bare.as_ref(), limit_name).judged(plan.goals))
     }
 
     pub(super) async fn bulk_get(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
@@ -53,55 +53,55 @@ impl Bench<'_> {
             generator,
             body: Vec::new(),
         };
-        // All ids are equally long, and so are all answers.
+        // All ids have the same length, so all responses have too.
         let mut sample = getter(Generator::new(0));
         sample.render(&self.config.target.server, &mut Vec::new());
         let answer_bytes = self.couch.call("POST", &target, Some(&sample.body)).await?.body.len() as u64;
-        let floor = vec![FloorClient::post(sample.body, answer_bytes, BULK_GET_IDS); clients as usize];
+        let bare_clients = vec![BareClient::post(sample.body, answer_bytes, BULK_GET_IDS); clients as usize];
         let getters = generators(clients).map(getter).collect();
-        let (outcome, floor) = self.in_turn(plan.name, getters, floor).await?;
-        let what = format!("bare server, {answer_bytes} bytes a request");
-        Ok(beside_floor(row(plan, "docs", &outcome), floor.as_ref(), what).judged(plan.goals))
+        let (outcome, bare) = self.drive_both(plan.name, getters, bare_clients).await?;
+        let limit_name = format!("bare server, {answer_bytes} bytes a request");
+        Ok(against_bare(row(plan, "docs", &outcome), bare.as_ref(), limit_name).judged(plan.goals))
     }
 
     pub(super) async fn list(&mut self, plan: &Plan, target: &str, documents: bool) -> Result<Row> {
         let target = format!("{}/{target}", directory(&self.main().await?));
         let expected = self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN);
-        let (mut sum, mut floor_sum) = (None, None);
+        let (mut sum, mut bare_sum) = (None, None);
         let mut answer_bytes = 0;
         let mut spent = Duration::ZERO;
         for turn in 1.. {
-            if is_ours(turn) {
-                let stretch = list_once(&self.config.target, &target).await?;
-                let found = (stretch.rows, stretch.documents);
+            if is_target_turn(turn) {
+                let listing = list_once(&self.config.target, &target).await?;
+                let found = (listing.rows, listing.documents);
                 if found != (expected, if documents { expected } else { 0 }) {
                     let (rows, with) = found;
-                    let said = format!("{rows} rows, {with} with documents, of {expected}");
-                    return Err(Error::wrong(plan.name, said));
+                    let reason = format!("{rows} rows, {with} with documents, of {expected}");
+                    return Err(Error::wrong(plan.name, reason));
                 }
-                answer_bytes = stretch.bytes;
-                spent += stretch.outcome.elapsed.wall;
-                tally(&mut sum, stretch.outcome);
-            } else if let Some(floor) = &self.config.floor {
-                let mut stretch = list_once(floor, &floor_target(answer_bytes)).await?;
-                if stretch.bytes != answer_bytes {
+                answer_bytes = listing.bytes;
+                spent += listing.outcome.elapsed.wall;
+                add_outcome(&mut sum, listing.outcome);
+            } else if let Some(bare) = &self.config.bare {
+                let mut listing = list_once(bare, &bare_target(answer_bytes)).await?;
+                if listing.bytes != answer_bytes {
                     return Err(Error::wrong(plan.name, "the bare server sent another length"));
                 }
-                stretch.outcome.operations = expected;
-                tally(&mut floor_sum, stretch.outcome);
+                listing.outcome.operations = expected;
+                add_outcome(&mut bare_sum, listing.outcome);
             }
-            // Even turns end a pair: both have had as many.
+            // After a multiple of four, both servers have had equally many turns.
             if turn % 4 == 0 && spent >= self.config.row_time {
                 break;
             }
         }
-        let what = format!("bare server, {answer_bytes} bytes");
+        let limit_name = format!("bare server, {answer_bytes} bytes");
         let outcome = sum.expect("there was a turn");
-        Ok(beside_floor(row(plan, "rows", &outcome), floor_sum.as_ref(), what).judged(plan.goals))
+        Ok(against_bare(row(plan, "rows", &outcome), bare_sum.as_ref(), limit_name).judged(plan.goals))
     }
 }
 
-/// One listing read to its end.
+/// The result of reading one listing to its end.
 struct Listing {
     rows: u64,
     documents: u64,

@@ -1,47 +1,51 @@
 //! Rows that write documents: loads, single durable puts and updates, and a writer beside readers.
 
-use super::clients::{Content, IdPath, Ids, Numbers, Putter, Updater, generation, sequential_id};
+use super::clients::{Content, IdPath, Ids, NumberRange, Putter, Updater, generation, sequential_id};
 use super::plan::{BESIDE, DOCUMENT_BYTES, Kind, Plan};
 use super::{Bench, ROUND_COUNT, Target, directory, generators, row};
 use crate::couch::BulkRow;
 use crate::documents::Generator;
-use crate::drive::{Client, Outcome, Until, drive, tally};
+use crate::drive::{Client, Outcome, Until, add_outcome, drive};
 use crate::error::{Error, Result};
-use crate::limits::{FRAME_OVERHEAD_BYTES, FloorClient, SyncFloor};
+use crate::limits::{BareClient, FRAME_OVERHEAD_BYTES, SyncLimit};
 use crate::report::{Bound, Limit, Row};
 use crate::stats::Samples;
 
-/// Documents that each updating client has to itself.
-const UPDATED_COUNT_EACH: u64 = 500;
+/// Number of documents that each updating client has.
+const UPDATED_COUNT_PER_CLIENT: u64 = 500;
 
-/// Updates of a document with a history, and into how many stretches they are divided.
+/// Number of updates of a document with a history.
 const HISTORY_COUNT: u64 = 2_000;
-const HISTORY_STRETCHES: usize = 20;
 
-/// Fewest updates of a stretch that is scaled down.
-const STRETCH_COUNT_MIN: u64 = 5;
+/// Number of slices into which the updates of a document are divided.
+const HISTORY_SLICES: usize = 20;
 
-/// Documents with a history: what a stretch costs is the sum over them.
+/// Minimum number of updates of a slice that is scaled down.
+const SLICE_COUNT_MIN: u64 = 5;
+
+/// Number of documents with a history. The cost of a slice is the sum over all of them.
 const HISTORY_DOCUMENTS: u64 = 5;
 
-/// How much more a late update may cost than an early one and count as the same: what two
-/// stretches of equal work differ by on a machine that does other things.
+/// Largest ratio of the cost of a late update to that of an early one at which both count as equal: the
+/// difference between two slices of equal work on a machine with other load.
 const SAME_COST_MAX: f64 = 1.15;
 
-/// Documents in a batch of tiny ones.
+/// Number of documents of a batch of tiny ones.
 const TINY_BATCH: u64 = 1_000;
 
-/// Readers of one document beside the writer of tiny ones.
+/// Number of readers of one document beside the writer of tiny ones.
 const TINY_READERS: u64 = 15;
 
-/// What writer and readers keep of their rates alone.
+/// Goal: minimum rate of writer and readers together, as a share of their rate alone.
 const SHARE_KEPT: f64 = 0.5;
 
-/// Times that lone writes and their limits take turns: many, since a disk's mood changes quickly.
-const LONE_ROUND_COUNT: u32 = 20;
+/// Number of slices of one client's writes, alternating with slices of their limits: many, since a disk's
+/// latency changes quickly.
+const SINGLE_ROUND_COUNT: u32 = 20;
 
-/// What one sync and one bare round trip took, beside lone writes.
-struct LoneLimit {
+/// Latencies of one sync and of one round trip to the bare server, measured alternately with one client's
+/// writes.
+struct SingleWriteLimit {
     syncs: Samples,
     trips: Samples,
 }
@@ -49,7 +53,7 @@ struct LoneLimit {
 impl Bench<'_> {
     pub(super) async fn load_row(&mut self, plan: &Plan) -> Result<Row> {
         let Kind::Load { ids, content, batch, writers, documents } = plan.kind else {
-            unreachable!("called for loads alone");
+            unreachable!("called only for loads");
         };
         let database = self.create().await?;
         let loaded = self.load(plan.name, &database, (ids, content), (batch, writers), documents).await?;
@@ -58,7 +62,7 @@ impl Bench<'_> {
 
     pub(super) async fn put(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
         let database = self.create().await?;
-        let numbers = Numbers::from(0);
+        let numbers = NumberRange::from(0);
         let putters: Vec<Putter> = (0..clients)
             .map(|_| Putter {
                 target: IdPath::new(&directory(&database)),
@@ -77,59 +81,61 @@ impl Bench<'_> {
         let database = self.create().await?;
         let mut updaters = Vec::new();
         for (client, generator) in (0..clients).zip(generators(clients)) {
-            let ids = (0..UPDATED_COUNT_EACH).map(|number| format!("{client}-{number}"));
+            let ids = (0..UPDATED_COUNT_PER_CLIENT).map(|number| format!("{client}-{number}"));
             updaters.push(self.updater(plan, &database, ids.collect(), generator).await?);
         }
         self.singles(plan, updaters).await
     }
 
-    /// Single writes: a lone client's in turn with what limits it.
+    /// Measures writes of single documents; those of one client alternate with their limits.
     async fn singles<C: Client>(&mut self, plan: &Plan, clients: Vec<C>) -> Result<Row> {
         if clients.len() > 1 {
-            let (outcome, _) = self.ours(plan.name, clients, Until::Passed(self.config.row_time)).await?;
+            let until = Until::Passed(self.config.row_time);
+            let (outcome, _) = self.drive_target(plan.name, clients, until).await?;
             return Ok(row(plan, "docs", &outcome).judged(plan.goals));
         }
-        let (outcome, limit) = self.lone(plan, clients).await?;
+        let (outcome, limit) = self.single_client(plan, clients).await?;
         let row = row(plan, "docs", &outcome);
         let row = match limit {
             None => row,
-            Some(limit) => beside_lone_limit(row, &outcome.latencies, &limit),
+            Some(limit) => against_single_limit(row, &outcome.latencies, &limit),
         };
         Ok(row.judged(plan.goals))
     }
 
-    /// Syncs, round trips and writes in turn.
-    async fn lone<C: Client>(
+    /// Measures syncs, round trips to the bare server and writes alternately.
+    async fn single_client<C: Client>(
         &mut self,
         plan: &Plan,
         mut clients: Vec<C>,
-    ) -> Result<(Outcome, Option<LoneLimit>)> {
-        let slice = self.config.row_time / LONE_ROUND_COUNT;
-        let limits = (&self.config.directory, &self.config.floor);
-        let mut sync_floor = match limits {
+    ) -> Result<(Outcome, Option<SingleWriteLimit>)> {
+        let slice = self.config.row_time / SINGLE_ROUND_COUNT;
+        let limits = (&self.config.directory, &self.config.bare);
+        let mut sync_limit = match limits {
             (Some(directory), Some(_)) => {
-                Some(SyncFloor::create(directory, DOCUMENT_BYTES + FRAME_OVERHEAD_BYTES)?)
+                Some(SyncLimit::create(directory, DOCUMENT_BYTES + FRAME_OVERHEAD_BYTES)?)
             }
             _ => None,
         };
         let mut document = Vec::new();
         Generator::new(1).document("floor", DOCUMENT_BYTES, &mut document);
-        let (mut sum, mut limit) = (None, LoneLimit { syncs: Samples::default(), trips: Samples::default() });
-        for _ in 0..LONE_ROUND_COUNT {
-            if let (Some(sync_floor), Some(Target { server, pid })) = (&mut sync_floor, limits.1) {
-                limit.syncs.append(sync_floor.measure(slice / 2)?);
-                let client = vec![FloorClient::put(document.clone())];
+        let mut sum = None;
+        let mut limit = SingleWriteLimit { syncs: Samples::default(), trips: Samples::default() };
+        for _ in 0..SINGLE_ROUND_COUNT {
+            if let (Some(sync_limit), Some(Target { server, pid })) = (&mut sync_limit, limits.1) {
+                limit.syncs.append(sync_limit.measure(slice / 2)?);
+                let client = vec![BareClient::put(document.clone())];
                 let (trips, _) = drive(plan.name, server, *pid, client, Until::Passed(slice / 2)).await?;
                 limit.trips.append(trips.latencies);
             }
-            let (outcome, again) = self.ours(plan.name, clients, Until::Passed(slice)).await?;
-            clients = again;
-            tally(&mut sum, outcome);
+            let (outcome, returned) = self.drive_target(plan.name, clients, Until::Passed(slice)).await?;
+            clients = returned;
+            add_outcome(&mut sum, outcome);
         }
-        Ok((sum.expect("there is a round"), sync_floor.map(|_| limit)))
+        Ok((sum.expect("there is a round"), sync_limit.map(|_| limit)))
     }
 
-    /// A client that updates these documents, which it makes first.
+    /// Stores documents and returns a client that updates them.
     async fn updater(
         &mut self,
         plan: &Plan,
@@ -150,80 +156,82 @@ impl Bench<'_> {
             directory: directory(database),
             query: self.durability_query().replace('?', "&"),
             documents: documents.ok_or_else(|| Error::wrong(plan.name, "a document was refused"))?,
-            turn: 0,
+            next: 0,
             bytes: DOCUMENT_BYTES,
             generator,
             left: None,
         })
     }
 
-    /// One document is updated again and again: what an update costs early on and late. One
-    /// document after another, so that the sums are over enough work to tell.
+    /// Updates one document many times and compares the cost of early and late updates. Several documents,
+    /// one after the other, so that each sum covers enough processor time.
     pub(super) async fn history(&mut self, plan: &Plan) -> Result<Row> {
         let database = self.create().await?;
-        let stretch = self.scaled(HISTORY_COUNT, 1) / HISTORY_STRETCHES as u64;
-        let stretch = stretch.max(STRETCH_COUNT_MIN);
-        // Before the first: what a new database and a new connection cost once.
+        let slice = self.scaled(HISTORY_COUNT, 1) / HISTORY_SLICES as u64;
+        let slice = slice.max(SLICE_COUNT_MIN);
+        // Warms up: the one-time costs of a new database and a new connection aren't measured.
         let mut warm = self.updater(plan, &database, vec!["warm".to_owned()], Generator::new(1)).await?;
-        warm.left = Some(stretch);
-        self.ours(plan.name, vec![warm], Until::Done).await?;
-        let mut stretches: Vec<Option<Outcome>> = (0..HISTORY_STRETCHES).map(|_| None).collect();
+        warm.left = Some(slice);
+        self.drive_target(plan.name, vec![warm], Until::Done).await?;
+        let mut slices: Vec<Option<Outcome>> = (0..HISTORY_SLICES).map(|_| None).collect();
         let mut sum = None;
         for (number, generator) in (0..HISTORY_DOCUMENTS).zip(generators(HISTORY_DOCUMENTS)) {
             let ids = vec![sequential_id(number)];
             let mut updaters = vec![self.updater(plan, &database, ids, generator).await?];
-            for total in &mut stretches {
-                updaters.iter_mut().for_each(|updater| updater.left = Some(stretch));
-                let (outcome, again) = self.ours(plan.name, updaters, Until::Done).await?;
-                updaters = again;
+            for total in &mut slices {
+                updaters.iter_mut().for_each(|updater| updater.left = Some(slice));
+                let (outcome, returned) = self.drive_target(plan.name, updaters, Until::Done).await?;
+                updaters = returned;
                 let (operations, elapsed) = (outcome.operations, outcome.elapsed);
-                tally(total, Outcome { operations, elapsed, latencies: Samples::default() });
-                tally(&mut sum, outcome);
+                add_outcome(total, Outcome { operations, elapsed, latencies: Samples::default() });
+                add_outcome(&mut sum, outcome);
             }
-            self.check_history(plan, &updaters[0], 1 + stretch * HISTORY_STRETCHES as u64).await?;
+            self.check_history(plan, &updaters[0], 1 + slice * HISTORY_SLICES as u64).await?;
         }
         let row = row(plan, "docs", &sum.expect("there is a document"));
-        let stretches: Vec<Outcome> = stretches.into_iter().flatten().collect();
-        Ok(judged_by_history(row, &stretches, stretch).judged(plan.goals))
+        let slices: Vec<Outcome> = slices.into_iter().flatten().collect();
+        Ok(judged_by_history(row, &slices, slice).judged(plan.goals))
     }
 
-    /// Whether the server has the revision that the client saw last, and its number is right.
+    /// Checks that the server has the client's last revision and that its number is `expected`.
     async fn check_history(&mut self, plan: &Plan, updater: &Updater, expected: u64) -> Result<()> {
         let (id, revision) = &updater.documents[0];
         let target = format!("{}/{id}", updater.directory);
         let body = self.couch.call("GET", &target, None).await?.body;
-        let is_there = memchr::memmem::find(&body, format!("\"_rev\":\"{revision}\"").as_bytes()).is_some();
-        if !is_there || generation(revision) != Some(expected) {
+        let is_current = memchr::memmem::find(&body, format!("\"_rev\":\"{revision}\"").as_bytes()).is_some();
+        if !is_current || generation(revision) != Some(expected) {
             return Err(Error::wrong(plan.name, format!("{id} isn't at {revision}, update {expected}")));
         }
         Ok(())
     }
 
-    /// The writer alone, the readers alone, and both, in turn.
+    /// Measures the writer alone, the readers alone, and both together, alternately.
     pub(super) async fn beside(&mut self, plan: &Plan) -> Result<Vec<Row>> {
         let database = self.create().await?;
-        // The document that is read has the first number; the tiny ones begin behind it.
+        // Number 0 is the document of the readers; the tiny ones have the numbers from 1 on.
         let mut document = Vec::new();
         Generator::numbered_document(&sequential_id(0), 0, DOCUMENT_BYTES, &mut document);
         let target = format!("{}/{}", directory(&database), sequential_id(0));
         self.couch.call("PUT", &target, Some(&document)).await?;
-        let numbers = Numbers::from(1);
+        let numbers = NumberRange::from(1);
         let loader = self.loader(&database, numbers.clone(), TINY_BATCH, (Ids::Sequential, Content::Tiny));
         let mut writer: Vec<_> = generators(1).map(loader).collect();
         let mut readers = self.getters(&database, TINY_READERS, 1);
         let until = Until::Passed(self.config.row_time / ROUND_COUNT);
         let mut sums: [Option<Outcome>; 4] = Default::default();
         for _ in 0..ROUND_COUNT {
-            let (written, again) = self.ours(plan.name, writer, until).await?;
-            writer = again;
-            let (read, again) = self.ours(plan.name, readers, until).await?;
-            readers = again;
-            let both =
-                tokio::join!(self.ours(plan.name, writer, until), self.ours(plan.name, readers, until));
-            let ((written_beside, again), (read_beside, readers_again)) = (both.0?, both.1?);
-            (writer, readers) = (again, readers_again);
+            let (written, returned) = self.drive_target(plan.name, writer, until).await?;
+            writer = returned;
+            let (read, returned) = self.drive_target(plan.name, readers, until).await?;
+            readers = returned;
+            let both = tokio::join!(
+                self.drive_target(plan.name, writer, until),
+                self.drive_target(plan.name, readers, until)
+            );
+            let ((written_beside, returned_writer), (read_beside, returned_readers)) = (both.0?, both.1?);
+            (writer, readers) = (returned_writer, returned_readers);
             for (sum, next) in sums.iter_mut().zip([written, read, written_beside, read_beside]) {
-                tally(sum, next);
+                add_outcome(sum, next);
             }
         }
         self.check_count(plan.name, &database, numbers.taken()).await?;
@@ -244,9 +252,13 @@ impl Bench<'_> {
     }
 }
 
-/// A lone client waits for one sync and one round trip: what is reached of what they allow. Judged
-/// by medians, since a disk's few slow syncs meet one side more than the other.
-fn beside_lone_limit(mut row: Row, writes: &Samples, LoneLimit { syncs, trips }: &LoneLimit) -> Row {
+/// Compares a single client's writes with one sync and one round trip, for which such a client waits. The
+/// limit is computed from medians, since a disk's few slow syncs may affect one of the two more.
+fn against_single_limit(
+    mut row: Row,
+    writes: &Samples,
+    SingleWriteLimit { syncs, trips }: &SingleWriteLimit,
+) -> Row {
     let median = |samples: &Samples| samples.percentiles([0.5]).map(|[half]| half.as_secs_f64());
     let mean = Samples::mean_seconds;
     let of = |seconds: &dyn Fn(&Samples) -> Option<f64>| {
@@ -276,23 +288,23 @@ fn millis(seconds: f64) -> f64 {
     seconds * 1e3
 }
 
-/// Holds the stretch in the middle (the thousandth update is its last) and the last one against
-/// the first, by the server's processor time.
-fn judged_by_history(mut row: Row, stretches: &[Outcome], stretch: u64) -> Row {
-    let cost = |index: usize| stretches.get(index).and_then(Outcome::server_cpu_us);
-    let (middle, last) = (stretches.len() / 2 - 1, stretches.len() - 1);
+/// Compares the middle slice (whose last update is the thousandth) and the last one with the first, by the
+/// server's processor time. `updates` is the number of updates of a slice.
+fn judged_by_history(mut row: Row, slices: &[Outcome], updates: u64) -> Row {
+    let cost = |index: usize| slices.get(index).and_then(Outcome::server_cpu_us);
+    let (middle, last) = (slices.len() / 2 - 1, slices.len() - 1);
     let name =
-        |index: usize| format!("updates {} to {}", index as u64 * stretch + 1, (index as u64 + 1) * stretch);
+        |index: usize| format!("updates {} to {}", index as u64 * updates + 1, (index as u64 + 1) * updates);
     for index in [middle, last] {
         let grown = cost(0).zip(cost(index)).map(|(first, later)| later / first);
-        let what = format!("CPU of {} × the first {stretch}", name(index));
+        let what = format!("CPU of {} × the first {updates}", name(index));
         row = row.aim(what, Bound::AtMost(SAME_COST_MAX), grown);
     }
-    let told = [0, middle, last].map(|index| {
+    let figures = [0, middle, last].map(|index| {
         let cpu = cost(index).map_or("–".to_owned(), |cost| format!("{cost:.1}"));
-        format!("{}: {cpu} µs, {:.0}/s", name(index), stretches[index].rate())
+        format!("{}: {cpu} µs, {:.0}/s", name(index), slices[index].rate())
     });
-    row.note(format!("{} documents, one after the other; {}", HISTORY_DOCUMENTS, told.join("; ")))
+    row.note(format!("{} documents, one after the other; {}", HISTORY_DOCUMENTS, figures.join("; ")))
 }
 
 #[cfg(test)]
@@ -311,32 +323,32 @@ mod tests {
         Outcome { operations, elapsed, latencies: Samples::default() }
     }
 
-    fn bare_row() -> Row {
+    fn empty_row() -> Row {
         Row::new("update", "docs", 1, &Elapsed::default(), &Samples::default())
     }
 
     #[test]
-    fn a_history_that_grows_misses_its_aims() {
-        let stretches: Vec<Outcome> = (0..20).map(|index| outcome(100, 100 + 10 * index)).collect();
-        let row = judged_by_history(bare_row(), &stretches, 100);
+    fn updates_of_growing_cost_miss_the_aims() {
+        let slices: Vec<Outcome> = (0..20).map(|index| outcome(100, 100 + 10 * index)).collect();
+        let row = judged_by_history(empty_row(), &slices, 100);
         let aims: Vec<_> = row.aims.iter().map(|aim| (aim.reached, aim.met)).collect();
         assert_eq!(aims, [(Some(1.9), Some(false)), (Some(2.9), Some(false))]);
         assert!(row.aims[0].what.contains("updates 901 to 1000"), "{}", row.aims[0].what);
         assert!(row.aims[1].what.contains("updates 1901 to 2000"), "{}", row.aims[1].what);
         let even: Vec<Outcome> = (0..20).map(|_| outcome(100, 100)).collect();
-        let row = judged_by_history(bare_row(), &even, 100);
+        let row = judged_by_history(empty_row(), &even, 100);
         assert!(row.aims.iter().all(|aim| aim.met == Some(true)));
     }
 
     #[test]
-    fn a_lone_writers_limit_is_one_sync_and_one_round_trip() {
+    fn a_single_writers_limit_is_one_sync_and_one_round_trip() {
         let samples = |micros: u64| {
             let mut samples = Samples::default();
             samples.push(Duration::from_micros(micros));
             samples
         };
-        let limit = LoneLimit { syncs: samples(150), trips: samples(50) };
-        let row = beside_lone_limit(bare_row(), &samples(250), &limit);
+        let limit = SingleWriteLimit { syncs: samples(150), trips: samples(50) };
+        let row = against_single_limit(empty_row(), &samples(250), &limit);
         let Limit { rate, share, .. } = row.limit.unwrap();
         assert_eq!((rate.round(), (share * 100.0).round()), (5000.0, 80.0));
         assert!(row.notes[0].ends_with("0.80 of the limit"), "{}", row.notes[0]);

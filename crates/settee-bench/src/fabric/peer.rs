@@ -1,7 +1,7 @@
-//! One client's end of the workload: the documents' API in this process, or a connection.
+//! One client of the workload: on the API of `settee-doc` in this process, or over HTTP.
 //!
-//! In this process each operation ends where a server would hand bytes to a socket: documents
-//! are parsed on their way in and written as JSON on their way out.
+//! In this process each operation includes the work of a server up to the socket: documents are parsed when
+//! they are stored and rendered as JSON when they are read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::drive::count_in_stream;
 use crate::error::{Error, Result};
 use crate::http::{Connection, Server, encode_segment};
 
-/// Bytes of JSON made from a listing before they are let go, as a server would send them.
+/// Bytes of JSON of a listing after which the output buffer is cleared, as a server would send it.
 const OUTPUT_BYTES: usize = 64 << 10;
 
-/// Documents' JSON texts as the body of a `_bulk_docs` request.
+/// JSON texts of documents, as the body of a `_bulk_docs` request.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     body: Vec<u8>,
@@ -40,7 +40,7 @@ impl Batch {
     }
 }
 
-/// A listing of all documents.
+/// The listings of all documents.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scan {
     AllDocs,
@@ -66,7 +66,7 @@ impl Scan {
     }
 }
 
-/// The query that asks for a durability, empty for the one that servers have by default.
+/// The query string for a durability; empty for the servers' default.
 pub(crate) fn durability_query(stage: Stage) -> &'static str {
     match stage {
         Stage::Accepted => "?durability=accepted",
@@ -150,7 +150,7 @@ impl Peer {
         }
     }
 
-    /// Stores one new document: the only one of `batch`.
+    /// Stores the only document of `batch` as a new one.
     pub(super) async fn put(&mut self, id: &str, batch: &Batch) -> Result<()> {
         let text = batch.documents().next().expect("a batch of one");
         match self {
@@ -166,7 +166,7 @@ impl Peer {
         }
     }
 
-    /// Reads a listing to its end and returns how many rows it had.
+    /// Reads a listing to its end and returns its number of rows.
     pub(super) async fn scan(&mut self, scan: Scan) -> Result<u64> {
         match self {
             Peer::Process(peer) => peer.scan(scan).await,
@@ -192,8 +192,8 @@ impl Http {
         match answer.status {
             200..300 => Ok(answer.body),
             status => {
-                let said: String = String::from_utf8_lossy(answer.body).chars().take(300).collect();
-                Err(Error::wrong(&format!("{method} {target}"), format!("status {status}: {said}")))
+                let text: String = String::from_utf8_lossy(answer.body).chars().take(300).collect();
+                Err(Error::wrong(&format!("{method} {target}"), format!("status {status}: {text}")))
             }
         }
     }
@@ -201,12 +201,12 @@ impl Http {
 
 impl Process {
     async fn scan(&mut self, scan: Scan) -> Result<u64> {
-        let view = self.database.snapshot();
+        let snapshot = self.database.snapshot();
         let mut rows = match scan {
             Scan::AllDocs | Scan::AllDocsWithDocuments => {
-                view.all_docs(&settee_doc::Range::default()).await?
+                snapshot.all_docs(&settee_doc::Range::default()).await?
             }
-            Scan::Changes => view.changes(settee_doc::Seq::default(), false),
+            Scan::Changes => snapshot.changes(settee_doc::Seq::default(), false),
         };
         let mut count = 0;
         let mut id = String::new();
@@ -222,7 +222,7 @@ impl Process {
             }
             self.write_row(scan, &id, &summary);
             if matches!(scan, Scan::AllDocsWithDocuments) {
-                let document = view.read(&id, summary, body).await?;
+                let document = snapshot.read(&id, summary, body).await?;
                 self.output.extend_from_slice(b",\"doc\":");
                 document.write_json(&Extras::default(), &mut self.output);
             }
@@ -231,7 +231,7 @@ impl Process {
         }
     }
 
-    /// A row as a server would write it, up to where its document would follow.
+    /// Appends a row as a server would render it, without its document and closing brace.
     fn write_row(&mut self, scan: Scan, id: &str, summary: &settee_doc::Summary) {
         use std::io::Write as _;
         let out = &mut self.output;

@@ -1,4 +1,4 @@
-//! What hostile clients do.
+//! The attacks: the requests of hostile clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,31 +21,31 @@ use crate::api::followers::raise_descriptors;
 use crate::error::{Error, Result};
 use crate::http::Server;
 
-/// Time between two bytes of what is trickled.
+/// Pause between two bytes of a trickled body or head.
 const TRICKLE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Time before a client whose connection failed tries again.
-const AGAIN_PAUSE: Duration = Duration::from_millis(50);
+/// Pause before a client repeats its attempt.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a body declares that never comes.
+/// Declared content length of a body that never arrives.
 const DECLARED_BYTES: u64 = 256 << 20;
 
-/// Bytes of the large texts of small things.
+/// Bytes of JSON texts of many small values, at full scale.
 const TEXT_BYTES: f64 = (250 << 20) as f64;
 
-/// Bytes that a piece of such a text has.
+/// Bytes of such a text that are sent at once.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Descriptors of this process besides an attack's.
 const DESCRIPTORS_SPARE: u64 = 200;
 
-/// Bytes that a login unfolds to.
-const UNFOLDED_BYTES: f64 = (256 << 20) as f64;
+/// Decompressed bytes of a compressed login, at full scale.
+const DECOMPRESSED_BYTES: f64 = (256 << 20) as f64;
 
-/// What a group of hostile clients does.
+/// An attack by a group of hostile clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attack {
-    /// 64 anonymous logins that declare 256 MiB, and trickle.
+    /// 64 anonymous logins that declare 256 MiB and trickle.
     DeclaredLogins,
     /// 41 HTTP/2 connections with 100 trickled logins each.
     TrickledStreams,
@@ -55,20 +55,20 @@ pub enum Attack {
     IdleConnections,
     /// 2,000 connections whose request's head never ends.
     EndlessHeads,
-    /// 64 uploads of the administrator's that declare 256 MiB, and trickle.
+    /// 64 uploads by the administrator that declare 256 MiB and trickle.
     DeclaredUploads,
-    /// 2 bodies of zeros for a number, 250 MiB each.
+    /// 2 bodies with an array of zeros instead of a number, 250 MiB each.
     ManyNumbers,
-    /// 2 documents of members without a name, 250 MiB each.
+    /// 2 documents of members with an empty name, 250 MiB each.
     ManyMembers,
-    /// 2 lists of names of databases, 250 MiB each.
+    /// 2 lists of database names, 250 MiB each.
     ManyNames,
-    /// 20 HTTP/2 connections that read none of their 100 answers.
+    /// 20 HTTP/2 connections that don't read their 100 responses.
     UnreadStreams,
 }
 
 impl Attack {
-    /// All of them.
+    /// All attacks.
     pub const ALL: [Attack; 10] = [
         Attack::DeclaredLogins,
         Attack::TrickledStreams,
@@ -82,7 +82,7 @@ impl Attack {
         Attack::UnreadStreams,
     ];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Attack::DeclaredLogins => "declared-logins",
@@ -98,7 +98,7 @@ impl Attack {
         }
     }
 
-    /// Its clients at full scale.
+    /// Number of clients at full scale.
     fn clients(self) -> f64 {
         match self {
             Attack::DeclaredLogins | Attack::DeclaredUploads => 64.0,
@@ -111,29 +111,29 @@ impl Attack {
         }
     }
 
-    /// Begins it: its clients are tasks that never end.
+    /// Starts the attack's clients as tasks that never end.
     pub(super) fn begin(self, config: &Config, begun: &Begun, tasks: &mut JoinSet<()>) -> Result<()> {
         let count = (self.clients() * config.scale).ceil() as u64;
         raise_descriptors(count + DESCRIPTORS_SPARE).map_err(|reason| Error::wrong(self.name(), reason))?;
         let compressed = match self {
-            Attack::CompressedLogins => compressed_login((UNFOLDED_BYTES * config.scale) as usize),
+            Attack::CompressedLogins => compressed_login((DECOMPRESSED_BYTES * config.scale) as usize),
             _ => Bytes::new(),
         };
         for _ in 0..count {
             let (config, begun, compressed) = (config.clone(), begun.clone(), compressed.clone());
             tasks.spawn(async move {
                 loop {
-                    // Whatever the server says to it, it comes again.
-                    self.once(&config, &begun, &compressed).await.ok();
-                    tokio::time::sleep(AGAIN_PAUSE).await;
+                    // The outcome doesn't matter: the client repeats its attempt.
+                    self.attempt(&config, &begun, &compressed).await.ok();
+                    tokio::time::sleep(RETRY_PAUSE).await;
                 }
             });
         }
         Ok(())
     }
 
-    /// One client's doing, until the server ends it.
-    async fn once(self, config: &Config, begun: &Begun, compressed: &Bytes) -> std::io::Result<()> {
+    /// One attempt of one client, until the server ends it.
+    async fn attempt(self, config: &Config, begun: &Begun, compressed: &Bytes) -> std::io::Result<()> {
         let text_bytes = (TEXT_BYTES * config.scale) as u64;
         match self {
             Attack::DeclaredLogins => trickle(&config.anonymous, "POST", "/_session", begun).await,
@@ -141,7 +141,7 @@ impl Attack {
                 trickle(&config.admin, "PUT", &format!("/{DATABASE}/never/file"), begun).await
             }
             Attack::TrickledStreams => streams(&config.anonymous, begun, trickled_login).await,
-            Attack::UnreadStreams => streams(&config.admin, begun, large_answer).await,
+            Attack::UnreadStreams => streams(&config.admin, begun, large_listing).await,
             Attack::CompressedLogins => {
                 let mut stream = connect(&config.anonymous, begun).await?;
                 let mut request = Vec::new();
@@ -177,7 +177,7 @@ impl Attack {
     }
 }
 
-/// How often something was begun.
+/// Counter of the connections, requests or streams that an attack began.
 #[derive(Clone, Default)]
 pub(super) struct Begun(Arc<AtomicU64>);
 
@@ -197,7 +197,7 @@ async fn connect(server: &Server, begun: &Begun) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A byte now and then, until the server answers or closes.
+/// Sends a byte every [`TRICKLE_PAUSE`] until the server responds or closes the connection.
 async fn trickle_into(stream: &mut TcpStream) -> std::io::Result<()> {
     loop {
         stream.write_all(b"x").await?;
@@ -216,7 +216,7 @@ async fn trickle(server: &Server, method: &str, target: &str, begun: &Begun) -> 
     trickle_into(&mut stream).await
 }
 
-/// Sends a text that repeats its middle until it is as long as it should be, and waits for the answer.
+/// Sends a body of about `bytes` that repeats `middle` between `front` and `end`, and waits for the response.
 async fn send_text(
     config: &Config,
     method: &str,
@@ -247,7 +247,7 @@ async fn send_text(
 
 type Content = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
-/// An HTTP/2 connection with 100 requests, of whose answers nothing is read.
+/// Opens an HTTP/2 connection and sends 100 requests, without reading the bodies of their responses.
 async fn streams(
     server: &Server,
     begun: &Begun,
@@ -255,7 +255,7 @@ async fn streams(
 ) -> std::io::Result<()> {
     let stream = TcpStream::connect(server.address()).await?;
     let mut builder = http2::Builder::new(TokioExecutor::new());
-    // The server may send no byte of an answer's body: it has to keep it.
+    // With a window of 0 the server can't send the bodies of its responses and has to keep them.
     builder.initial_stream_window_size(0);
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;
@@ -269,7 +269,7 @@ async fn streams(
             begun.add();
             let answer = sender.send_request(request(server));
             tasks.spawn(async move {
-                // The answer is kept, unread, as long as the connection lasts.
+                // Keeps the response, unread, as long as the connection lasts.
                 let _unread = answer.await;
                 std::future::pending::<()>().await;
             });
@@ -299,12 +299,12 @@ fn trickled_login(server: &Server) -> Request<Content> {
     head(server, "POST", "/_session").body(body).expect("a request")
 }
 
-fn large_answer(server: &Server) -> Request<Content> {
+fn large_listing(server: &Server) -> Request<Content> {
     let target = format!("/{DATABASE}/_all_docs?include_docs=true");
     head(server, "GET", &target).body(Empty::new().boxed_unsync()).expect("a request")
 }
 
-/// A login whose name is that long, compressed by gzip.
+/// A login with a name of about `name_bytes`, compressed by gzip.
 fn compressed_login(name_bytes: usize) -> Bytes {
     use std::io::Write as _;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
@@ -316,7 +316,7 @@ fn compressed_login(name_bytes: usize) -> Bytes {
         }
         encoder.try_finish()
     };
-    write().expect("memory takes it");
+    write().expect("writing to memory");
     encoder.get_ref().clone().into()
 }
 
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_attack_has_a_name_of_its_own() {
+    fn attack_names_are_unique() {
         let names: std::collections::HashSet<_> = Attack::ALL.map(Attack::name).into();
         assert_eq!(names.len(), Attack::ALL.len());
     }

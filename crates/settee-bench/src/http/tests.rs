@@ -1,5 +1,5 @@
-//! Goal: an answer comes out the same however the network cuts it, and a cut answer is an error.
-//! Method: scripted streams that deliver given bytes in given pieces.
+//! Goal: a response is decoded alike whatever the sizes of reads, and a truncated response is an error.
+//! Method: scripted streams deliver given bytes in pieces of given sizes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,7 +9,8 @@ use tokio::io::ReadBuf;
 
 use super::*;
 
-/// Delivers `script` in pieces of the given sizes (round and round), then ends; keeps what is sent.
+/// A stream that delivers `script` in pieces of the given sizes, cyclically, and then ends. It records the
+/// bytes that are sent.
 #[derive(Debug)]
 struct Scripted {
     script: Vec<u8>,
@@ -83,7 +84,7 @@ fn fixed(body: &[u8]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn chunked_answers_are_whole_however_they_are_cut(
+    fn chunked_responses_are_decoded_whatever_the_sizes_of_reads(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
         sizes in prop::collection::vec(1_usize..50, 1..5),
     ) {
@@ -93,11 +94,12 @@ proptest! {
     }
 
     #[test]
-    fn answers_with_a_length_follow_each_other_on_one_connection(
+    fn a_connection_carries_responses_one_after_the_other(
         bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..6),
         sizes in prop::collection::vec(1_usize..200, 1..5),
     ) {
-        let script: Vec<u8> = bodies.iter().flat_map(|body| [fixed(body), chunked(std::slice::from_ref(body))].concat()).collect();
+        let both = |body: &Vec<u8>| [fixed(body), chunked(std::slice::from_ref(body))].concat();
+        let script: Vec<u8> = bodies.iter().flat_map(both).collect();
         let mut connection = Connection::new(Scripted::new(&script, &sizes));
         for body in &bodies {
             let answer = run(connection.exchange(b"x")).unwrap();
@@ -109,7 +111,9 @@ proptest! {
     }
 
     #[test]
-    fn an_answer_cut_anywhere_is_an_error(body in prop::collection::vec(any::<u8>(), 1..60), cut in any::<prop::sample::Index>()) {
+    fn a_response_truncated_anywhere_is_an_error(
+        body in prop::collection::vec(any::<u8>(), 1..60), cut in any::<prop::sample::Index>(),
+    ) {
         for script in [fixed(&body), chunked(std::slice::from_ref(&body))] {
             let cut = cut.index(script.len());
             let error = exchange_once(&script[..cut], &[7]).unwrap_err();
@@ -118,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn streamed_chunks_add_up_to_the_body(
+    fn streamed_chunks_concatenate_to_the_body(
         body in prop::collection::vec(any::<u8>(), 0..200_000), size in 1_usize..100_000,
     ) {
         let mut connection = Connection::new(Scripted::new(&fixed(&body), &[size]));
@@ -135,19 +139,19 @@ proptest! {
 }
 
 #[test]
-fn a_body_without_length_lasts_until_the_connection_closes() {
+fn a_body_without_a_length_ends_when_the_connection_closes() {
     let (status, body) = exchange_once(b"HTTP/1.0 404 No\r\nServer: x\r\n\r\nabc", &[5]).unwrap();
     assert_eq!((status, body.as_slice()), (404, b"abc".as_slice()));
 }
 
 #[test]
-fn statuses_without_a_body_end_at_the_head_and_interim_answers_are_passed_over() {
+fn a_304_has_no_body_and_interim_responses_are_skipped() {
     let script = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n";
     assert_eq!(exchange_once(script, &[3]).unwrap(), (304, Vec::new()));
 }
 
 #[test]
-fn a_server_that_will_close_is_told_from_one_that_will_not() {
+fn the_connection_header_announces_whether_the_server_closes() {
     for (header, closing) in [("Connection: close", true), ("Connection: keep-alive", false)] {
         let script = format!("HTTP/1.1 200 OK\r\n{header}\r\nContent-Length: 0\r\n\r\n");
         let mut connection = Connection::new(Scripted::new(script.as_bytes(), &[9]));
@@ -157,7 +161,7 @@ fn a_server_that_will_close_is_told_from_one_that_will_not() {
 }
 
 #[test]
-fn what_is_not_http_is_malformed() {
+fn an_invalid_response_is_malformed() {
     let cases: [&[u8]; 8] = [
         b"HTTP/2 200 OK\r\n\r\n",
         b"HTTP/1.1 2x0 OK\r\n\r\n",
@@ -177,7 +181,7 @@ fn what_is_not_http_is_malformed() {
 }
 
 #[test]
-fn a_url_gives_host_prefix_and_credentials() {
+fn a_url_is_parsed_into_host_prefix_and_credentials() {
     let server: Server = "http://us%40er:p%3Ass@127.0.0.1:5984/prefix/".parse().unwrap();
     assert_eq!(server.address(), "127.0.0.1:5984");
     let mut request = Vec::new();
@@ -193,7 +197,7 @@ fn a_url_gives_host_prefix_and_credentials() {
 }
 
 #[test]
-fn a_bad_url_is_refused_without_showing_its_password() {
+fn the_error_of_an_invalid_url_does_not_show_its_password() {
     for url in [
         "https://u:secret@h",
         "u:secret@h",
@@ -209,6 +213,6 @@ fn a_bad_url_is_refused_without_showing_its_password() {
 }
 
 #[test]
-fn segments_are_encoded() {
+fn path_segments_are_percent_encoded() {
     assert_eq!(encode_segment("a/b+c d_é"), "a%2Fb%2Bc%20d_%C3%A9");
 }

@@ -1,7 +1,7 @@
-//! The peer: `fio`, where it is installed.
+//! The peer `fio`, if it is installed.
 //!
-//! It runs on the same file in the same round, as a process of its own, with io_uring and past
-//! the page cache. What it reports is taken as it is; where it fails, there is no figure.
+//! It runs on the same file in the same round, in a separate process, with io_uring and past the page cache.
+//! Its report is used unchanged; if it fails, there is no figure.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,28 +11,28 @@ use serde_json::Value;
 
 use super::row::{Latency, Window};
 
-/// Most characters of its error output that are shown.
+/// Maximum characters of its error output that an error shows.
 const MESSAGE_LENGTH_MAX: usize = 200;
 
-/// A `fio` that can be run.
+/// An installed `fio`.
 #[derive(Debug, Clone)]
 pub(crate) struct Fio {
-    /// As it names its version.
+    /// The output of `fio --version`.
     pub(crate) version: String,
 }
 
 impl Fio {
-    /// The one on the path; none where there is none.
+    /// Finds `fio` on the path.
     pub(crate) fn find() -> Option<Fio> {
         let output = Command::new("fio").arg("--version").stderr(Stdio::null()).output().ok()?;
         let version = String::from_utf8(output.stdout).ok()?.trim().to_owned();
         (output.status.success() && !version.is_empty()).then_some(Fio { version })
     }
 
-    /// Reads random 4 KiB blocks of the first `bytes` of `file`, `depth` outstanding.
+    /// Reads random 4 KiB blocks of the first `bytes` of `file`, with `depth` reads in flight.
     ///
     /// # Errors
-    /// Why there is no figure, in its words.
+    /// The reason, or fio's error output.
     pub(crate) fn random_reads(
         &self,
         file: &Path,
@@ -51,10 +51,10 @@ impl Fio {
         self.run(file, bytes, &arguments, "read")
     }
 
-    /// Writes `bytes` to `file` in order, 1 MiB at a time, `depth` outstanding, and syncs it once.
+    /// Writes `bytes` to `file` in order, in writes of 1 MiB, `depth` in flight, and syncs it once.
     ///
     /// # Errors
-    /// Why there is no figure, in its words.
+    /// The reason, or fio's error output.
     pub(crate) fn sequential_writes(&self, file: &Path, bytes: u64, depth: usize) -> Result<Window, String> {
         let arguments = [
             "--rw=write".to_owned(),
@@ -69,7 +69,7 @@ impl Fio {
     }
 
     fn run(&self, file: &Path, bytes: u64, arguments: &[String], kind: &str) -> Result<Window, String> {
-        // A colon separates names.
+        // In fio a colon separates file names.
         let name = file.to_str().ok_or("the file's name is not UTF-8")?.replace(':', "\\:");
         let output = Command::new("fio")
             .args(["--name=peer", "--ioengine=io_uring", "--direct=1", "--output-format=json"])
@@ -79,9 +79,9 @@ impl Fio {
             .output()
             .map_err(|error| format!("fio: {error}"))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said: String = said.trim().chars().take(MESSAGE_LENGTH_MAX).collect();
-            return Err(format!("fio: {}: {said}", output.status));
+            let text = String::from_utf8_lossy(&output.stderr);
+            let text: String = text.trim().chars().take(MESSAGE_LENGTH_MAX).collect();
+            return Err(format!("fio: {}: {text}", output.status));
         }
         parse(&output.stdout, kind).ok_or_else(|| "fio: its report isn't as expected".to_owned())
     }
@@ -89,7 +89,7 @@ impl Fio {
 
 /// The window of the only job in fio's report.
 fn parse(report: &[u8], kind: &str) -> Option<Window> {
-    // Warnings may come before the report itself.
+    // Warnings may precede the report.
     let start = report.iter().position(|&byte| byte == b'{')?;
     let report: Value = serde_json::from_slice(&report[start..]).ok()?;
     let job = report["jobs"].get(0)?;
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_read_behind_warnings() {
+    fn a_report_is_parsed_after_warnings() {
         let report = r#"fio: a warning
             {"jobs": [{"error": 0, "job_runtime": 2000, "usr_cpu": 10.0, "sys_cpu": 15.0, "ctx": 500,
               "read": {"total_ios": 1000, "runtime": 2000,

@@ -1,8 +1,8 @@
-//! Flushing large buffers: how large, how many in flight, by which engine, buffered or direct.
+//! Flushes of large buffers, for each combination of size, number in flight, engine and mode.
 //!
-//! Every cell writes the same random bytes in order into the same file, whose blocks are reserved
-//! and unwritten each time (as the log's are), and syncs it once at the end: the time is that of
-//! all of it. `fio` writes as many bytes to the same file, past the page cache, in the same round.
+//! Each combination writes the same random bytes in order to the same file, whose blocks are reserved and
+//! unwritten each time (as the log's are), and syncs it once at the end, within the measured time. `fio`
+//! writes as many bytes to the same file, past the page cache, in the same round.
 
 use std::fs;
 use std::path::Path;
@@ -16,36 +16,37 @@ use rustix::fs::{Advice, FallocateFlags};
 use settee_io::{AlignedBuffer, Alignment, Engine, EngineKind, File, OpenMode, RingUse};
 
 use super::random::{ended, run_blocking};
-use super::row::{Latency, Row, Series, Window, switch_count};
+use super::row::{IoRow, Latency, Series, Window, switch_count};
 use super::{Config, failed, set_direct, start_engine};
 use crate::random::RandomBytes;
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
 
-/// Bytes of each write.
+/// Sizes of writes in bytes.
 pub const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 
-/// Writes in flight at once.
+/// Numbers of writes in flight.
 pub const IN_FLIGHT_COUNTS: [usize; 3] = [1, 2, 4];
 
-/// Writes that `fio` has in flight, of 1 MiB each.
+/// Number of fio's writes in flight, of 1 MiB each.
 const FIO_DEPTH: usize = 4;
 
-/// After how many cells `fio` has its turn again.
+/// Number of combinations between two runs of `fio`.
 const CELLS_BETWEEN: usize = 12;
 
-/// Random bytes that are written again and again: more than a processor's caches hold.
+/// Size of the random source, which is written cyclically: more than fits a processor's caches.
 const SOURCE_BYTES: usize = 64 << 20;
 
-/// What the source is aligned to: as much as any device wants.
+/// Alignment of the source in bytes, sufficient for any device.
 const SOURCE_ALIGNMENT: usize = 4096;
 
-/// What share of the best rate comes near it.
+/// Share of the best rate from which on a combination counts as near it.
 const NEAR: f64 = 0.9;
 
 const MIB: u64 = 1 << 20;
 const MB_OF_MIB: f64 = 1.048_576;
 
+/// One combination of parameters.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     size: usize,
@@ -74,13 +75,12 @@ impl Cell {
     }
 }
 
-/// Measures every cell and hands out its row; the last rows say which is the best of
-/// each mode.
-pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+/// Measures every combination and reports its row, then the best of each mode.
+pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl FnMut(IoRow)) -> Result<()> {
     let path = directory.join("flush");
     let bytes = config.flush_bytes;
     let source = run_blocking(|| Ok(source())).await?;
-    // On the ring's side everything goes through the ring.
+    // The uring engine does all operations through the ring.
     let engines = [
         (EngineKind::Threads, start_engine(EngineKind::Threads, None)),
         (EngineKind::Uring, start_engine(EngineKind::Uring, Some(RingUse::All))),
@@ -109,28 +109,28 @@ pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl F
             }
         }
     }
-    hand_out(&cells, &peers, each);
+    report(&cells, &peers, each);
     Ok(())
 }
 
-fn hand_out(
+fn report(
     cells: &[(Cell, Result<Series, String>)],
     peers: &[Result<Series, String>],
-    each: &mut impl FnMut(Row),
+    each: &mut impl FnMut(IoRow),
 ) {
     let name = format!("flush: fio, direct, 1024 KiB, {FIO_DEPTH} in flight");
     let windows = peers.iter().flatten().flat_map(|series| series.0.clone());
     let all_fio = Series(windows.collect());
     each(match peers.iter().find_map(|peer| peer.as_ref().err()) {
-        Some(reason) => Row::missing(name, "MB/s", reason),
-        None => Row::new(name, "MB/s", &all_fio),
+        Some(reason) => IoRow::missing(name, "MB/s", reason),
+        None => IoRow::new(name, "MB/s", &all_fio),
     });
     let mut rows = Vec::new();
     for (index, (cell, series)) in cells.iter().enumerate() {
         let peer = peers.get(index / CELLS_BETWEEN).and_then(|peer| peer.as_ref().ok());
         let row = match series {
-            Ok(series) => Row::new(cell.name(), "MB/s", series).against("fio", series, peer),
-            Err(reason) => Row::missing(cell.name(), "MB/s", reason),
+            Ok(series) => IoRow::new(cell.name(), "MB/s", series).against("fio", series, peer),
+            Err(reason) => IoRow::missing(cell.name(), "MB/s", reason),
         };
         each(row.clone());
         rows.push(row);
@@ -146,13 +146,13 @@ fn hand_out(
     }
 }
 
-fn rate(row: &Row) -> f64 {
+fn rate(row: &IoRow) -> f64 {
     row.rate.unwrap_or(0.0)
 }
 
-/// The cells of a mode that come near its best, and the cheapest among them, in words.
-fn near_best(rows: &[Row], mode: &str, best: &Row) -> String {
-    let near = |row: &&Row| row.workload.contains(mode) && rate(row) >= rate(best) * NEAR;
+/// A note on the combinations of a mode that are near its best, and on the cheapest of them.
+fn near_best(rows: &[IoRow], mode: &str, best: &IoRow) -> String {
+    let near = |row: &&IoRow| row.workload.contains(mode) && rate(row) >= rate(best) * NEAR;
     let count = rows.iter().filter(near).count();
     let cheapest = rows.iter().filter(near).min_by(|one, other| {
         f64::total_cmp(&one.cpu_us.unwrap_or(f64::MAX), &other.cpu_us.unwrap_or(f64::MAX))
@@ -191,7 +191,7 @@ async fn write(
         return Ok(Err(reason));
     }
     let source = source.clone();
-    // A task like any other, on the runtime's own threads.
+    // In a task, so that it runs on the runtime's threads.
     let written = tokio::task::spawn(async move { write_all(&file, cell, bytes, &source).await });
     written.await.map_err(ended)?.map(Ok)
 }
@@ -223,7 +223,7 @@ async fn write_all(file: &File, cell: Cell, bytes: u64, source: &Bytes) -> Resul
     Ok(window)
 }
 
-/// Random bytes that direct writes take as they are.
+/// Random bytes, aligned for direct writes.
 fn source() -> Bytes {
     let alignment = Alignment::new(SOURCE_ALIGNMENT).expect("a power of two");
     let mut buffer = AlignedBuffer::new(SOURCE_BYTES, alignment);
@@ -237,10 +237,10 @@ async fn prepare_in_thread(path: &Path, bytes: u64) -> Result<()> {
     run_blocking(move || prepare(&path, bytes).map_err(|error| Error::file(&path, error))).await
 }
 
-/// Makes all of the file's blocks reserved and unwritten, and leaves nothing of it in memory.
+/// Makes all of the file's blocks reserved and unwritten, and drops the file from the page cache.
 fn prepare(path: &Path, bytes: u64) -> std::io::Result<()> {
     let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
-    // Keeps the blocks and takes their content; not every file system can.
+    // Keeps the blocks and clears their content. Not every file system supports it.
     if rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, 0, bytes).is_err() {
         file.set_len(0)?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;

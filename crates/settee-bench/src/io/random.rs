@@ -1,7 +1,7 @@
-//! Random reads of 4 KiB: cold and past the page cache against `fio`, cached against pread(2).
+//! Random reads of 4 KiB: cold and past the page cache, compared with `fio`; cached, compared with pread(2).
 //!
-//! Every workload of a group is measured once a round, each round begins with another of them,
-//! and `fio` is one of them: a noisy moment meets all alike, and ratios are between neighbours.
+//! Every workload of a group, `fio` included, is measured once per round, and each round begins with another
+//! one. So other load on the machine affects all alike, and ratios compare measurements close in time.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -15,29 +15,29 @@ use futures_util::stream::FuturesUnordered;
 use settee_io::{EngineKind, File};
 use tokio::task::{self, JoinSet};
 
-use super::row::{Aim, Latency, Row, Series, Window, switch_count};
-use super::subject::{self, BLOCK_BYTES, Places};
+use super::data_file::{self, BLOCK_BYTES, Offsets};
+use super::row::{IoRow, Latency, RatioAim, Series, Window, switch_count};
 use super::{Config, failed, open_direct, start_engine};
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
 
-/// How many reads are outstanding, of the cold workloads.
+/// Numbers of reads in flight of the cold workloads.
 const DEPTHS: [usize; 3] = [1, 32, 128];
 
-/// How many tasks read what is cached.
+/// Numbers of tasks of the cached workloads.
 const TASK_COUNTS: [usize; 3] = [1, 4, 64];
 
-/// Cached reads of a task before it lets others run: half of what tokio's own budget allows.
+/// Cached reads of a task before it yields: half of tokio's budget of a task.
 const CACHED_BURST_COUNT: u64 = 64;
 
-/// Who asks for the reads.
+/// The way in which reads are issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// A thread that waits in the call.
+    /// By a thread that blocks in each call.
     Blocking,
-    /// One task with so many outstanding.
+    /// By one task with this many in flight.
     OneTask(usize),
-    /// So many tasks with one outstanding each.
+    /// By this many tasks with one in flight each.
     Tasks(usize),
 }
 
@@ -58,24 +58,24 @@ impl Form {
         }
     }
 
-    fn aim(self, depth: usize) -> Aim {
-        Aim::AtLeast(if depth == 1 && self != Form::Blocking { 0.7 } else { 0.95 })
+    fn aim(self, depth: usize) -> RatioAim {
+        RatioAim::AtLeast(if depth == 1 && self != Form::Blocking { 0.7 } else { 0.95 })
     }
 }
 
-/// A workload of ours with a file of its own engine.
-struct Subject {
+/// A workload through `settee-io`, on a file of its engine.
+struct Workload {
     form: Form,
     name: String,
     file: Result<Arc<File>, String>,
     series: Series,
 }
 
-/// Measures the cold reads of `path`, past the page cache, and hands out the rows.
-pub(super) async fn cold(config: &Config, path: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+/// Measures the cold reads of `path`, past the page cache, and reports the rows.
+pub(super) async fn cold(config: &Config, path: &Path, each: &mut impl FnMut(IoRow)) -> Result<()> {
     let engines = [EngineKind::Threads, EngineKind::Uring].map(|kind| (kind, start_engine(kind, None)));
     for depth in DEPTHS {
-        let mut subjects = Vec::new();
+        let mut workloads = Vec::new();
         for (kind, engine) in &engines {
             let file = match engine {
                 Ok(engine) => open_direct(engine, path).await?.map(Arc::new),
@@ -90,10 +90,10 @@ pub(super) async fn cold(config: &Config, path: &Path, each: &mut impl FnMut(Row
                     Form::Blocking => form.name(),
                     _ => format!("{}, {kind}", form.name()),
                 };
-                subjects.push(Subject { form, name, file: file.clone(), series: Series::default() });
+                workloads.push(Workload { form, name, file: file.clone(), series: Series::default() });
             }
         }
-        cold_at_depth(config, path, depth, subjects, each).await?;
+        cold_at_depth(config, path, depth, workloads, each).await?;
     }
     Ok(())
 }
@@ -102,39 +102,39 @@ async fn cold_at_depth(
     config: &Config,
     path: &Path,
     depth: usize,
-    mut subjects: Vec<Subject>,
-    each: &mut impl FnMut(Row),
+    mut workloads: Vec<Workload>,
+    each: &mut impl FnMut(IoRow),
 ) -> Result<()> {
     let mut peer: Result<Series, String> =
         config.fio.as_ref().map(|_| Series::default()).ok_or_else(|| "no fio".to_owned());
-    let turns = subjects.len() + 1;
+    let turns = workloads.len() + 1;
     for round in 0..config.rounds {
         for turn in 0..turns {
             match (turn + round) % turns {
                 0 => fio_turn(config, path, depth, &mut peer).await?,
                 index => {
-                    let subject = &mut subjects[index - 1];
-                    let Ok(file) = &subject.file else { continue };
-                    let places = (round as u64, config.file_bytes);
-                    let window = read_for(file, subject.form, config.duration, places).await?;
-                    subject.series.0.push(window);
+                    let workload = &mut workloads[index - 1];
+                    let Ok(file) = &workload.file else { continue };
+                    let offsets = (round as u64, config.file_bytes);
+                    let window = read_for(file, workload.form, config.duration, offsets).await?;
+                    workload.series.0.push(window);
                 }
             }
         }
     }
     let title = |what: &str| format!("4 KiB, direct, {depth} outstanding: {what}");
     let fio_row = match &peer {
-        Ok(series) => Row::new(title("fio"), "reads/s", series),
-        Err(reason) => Row::missing(title("fio"), "reads/s", reason),
+        Ok(series) => IoRow::new(title("fio"), "reads/s", series),
+        Err(reason) => IoRow::missing(title("fio"), "reads/s", reason),
     };
     each(fio_row);
-    for Subject { form, name, file, series } in subjects {
+    for Workload { form, name, file, series } in workloads {
         let aim = form.aim(depth);
         each(match file {
-            Ok(_) => Row::new(title(&name), "reads/s", &series)
+            Ok(_) => IoRow::new(title(&name), "reads/s", &series)
                 .against("fio", &series, peer.as_ref().ok())
                 .with_aim(aim),
-            Err(reason) => Row::missing(title(&name), "reads/s", reason).with_aim(aim),
+            Err(reason) => IoRow::missing(title(&name), "reads/s", reason).with_aim(aim),
         });
     }
     Ok(())
@@ -156,21 +156,22 @@ async fn fio_turn(
     Ok(())
 }
 
-/// Reads random blocks for `duration`, one at least. `places` are the seed and the file's size.
-async fn read_for(file: &Arc<File>, form: Form, duration: Duration, places: (u64, u64)) -> Result<Window> {
+/// Reads random blocks for `duration`, at least one. `offsets` is the seed and the file's size.
+async fn read_for(file: &Arc<File>, form: Form, duration: Duration, offsets: (u64, u64)) -> Result<Window> {
     let (switches, stopwatch) = (switch_count(), Stopwatch::start(None));
     let until = Instant::now() + duration;
     let samples = match form {
         Form::Blocking => {
             let file = file.clone();
-            run_blocking(move || blocking_reads(&file, Places::new(places.0, places.1), until)).await?
+            run_blocking(move || blocking_reads(&file, Offsets::new(offsets.0, offsets.1), until)).await?
         }
         Form::OneTask(depth) => {
             let file = file.clone();
-            let reads = async move { many_reads(&file, depth, Places::new(places.0, places.1), until).await };
+            let reads =
+                async move { many_reads(&file, depth, Offsets::new(offsets.0, offsets.1), until).await };
             task::spawn(reads).await.map_err(ended)??
         }
-        Form::Tasks(count) => task_reads(file, count, places, until).await?,
+        Form::Tasks(count) => task_reads(file, count, offsets, until).await?,
     };
     let mut window = Window::new(samples.count() as u64, stopwatch.read());
     window.switches = switch_count().zip(switches).map(|(now, then)| now.saturating_sub(then));
@@ -178,11 +179,11 @@ async fn read_for(file: &Arc<File>, form: Form, duration: Duration, places: (u64
     Ok(window)
 }
 
-fn blocking_reads(file: &File, mut places: Places, until: Instant) -> Result<Samples> {
+fn blocking_reads(file: &File, mut offsets: Offsets, until: Instant) -> Result<Samples> {
     let mut samples = Samples::default();
     let mut start = Instant::now();
     loop {
-        let offset = places.block();
+        let offset = offsets.block();
         let bytes = file.read_at_blocking(offset, BLOCK_BYTES).map_err(failed)?;
         check(offset, &bytes)?;
         let now = Instant::now();
@@ -195,27 +196,27 @@ fn blocking_reads(file: &File, mut places: Places, until: Instant) -> Result<Sam
 }
 
 /// Keeps `depth` reads in flight from one task.
-async fn many_reads(file: &File, depth: usize, mut places: Places, until: Instant) -> Result<Samples> {
+async fn many_reads(file: &File, depth: usize, mut offsets: Offsets, until: Instant) -> Result<Samples> {
     let mut samples = Samples::default();
-    let mut in_flight: FuturesUnordered<_> = (0..depth).map(|_| read_block(file, places.block())).collect();
+    let mut in_flight: FuturesUnordered<_> = (0..depth).map(|_| read_block(file, offsets.block())).collect();
     while let Some(read) = in_flight.next().await {
         samples.push(read?);
         if Instant::now() < until {
-            in_flight.push(read_block(file, places.block()));
+            in_flight.push(read_block(file, offsets.block()));
         }
     }
     Ok(samples)
 }
 
-async fn task_reads(file: &Arc<File>, count: usize, places: (u64, u64), until: Instant) -> Result<Samples> {
+async fn task_reads(file: &Arc<File>, count: usize, offsets: (u64, u64), until: Instant) -> Result<Samples> {
     let mut tasks = JoinSet::new();
     for index in 0..count {
         let file = file.clone();
-        let mut places = Places::new(places.0 * count as u64 + index as u64, places.1);
+        let mut offsets = Offsets::new(offsets.0 * count as u64 + index as u64, offsets.1);
         tasks.spawn(async move {
             let mut samples = Samples::default();
             loop {
-                samples.push(read_block(&file, places.block()).await?);
+                samples.push(read_block(&file, offsets.block()).await?);
                 if Instant::now() >= until {
                     return Ok::<_, Error>(samples);
                 }
@@ -236,9 +237,9 @@ async fn read_block(file: &File, offset: u64) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Measures the cached reads of `path`, which must be in the page cache, against pread(2) on as
-/// many cores.
-pub(super) async fn cached(config: &Config, path: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+/// Measures the cached reads of `path`, which must be in the page cache, compared with pread(2) on as many
+/// cores.
+pub(super) async fn cached(config: &Config, path: &Path, each: &mut impl FnMut(IoRow)) -> Result<()> {
     let core_count = thread::available_parallelism().map_or(1, usize::from);
     let engine = start_engine(EngineKind::Auto, None).map_err(failed)?;
     let file = Arc::new(File::open(&engine, path, settee_io::OpenMode::Read).await.map_err(failed)?);
@@ -265,7 +266,7 @@ pub(super) async fn cached(config: &Config, path: &Path, each: &mut impl FnMut(R
     }
     let title = |what: &str| format!("4 KiB, cached: {what}");
     for (threads, series) in &peers {
-        each(Row::new(title(&format!("pread in a loop, {threads} thread(s)")), "reads/s", series));
+        each(IoRow::new(title(&format!("pread in a loop, {threads} thread(s)")), "reads/s", series));
     }
     let one = ours[0].1.clone();
     for (count, series) in ours {
@@ -275,9 +276,9 @@ pub(super) async fn cached(config: &Config, path: &Path, each: &mut impl FnMut(R
         let scale = series.ratio_to(&one).unwrap_or_default();
         let per_cpu = series.per_cpu_ratio_to(peer).unwrap_or_default();
         each(
-            Row::new(title(&format!("{count} task(s)")), "reads/s", &series)
+            IoRow::new(title(&format!("{count} task(s)")), "reads/s", &series)
                 .against("pread", &series, Some(peer))
-                .with_aim(Aim::AtLeast(0.9))
+                .with_aim(RatioAim::AtLeast(0.9))
                 .with_note(format!(
                     "on {cores} of {core_count} cores; {scale:.2} × one task; by processor time {per_cpu:.2} × pread"
                 )),
@@ -297,12 +298,12 @@ async fn cached_for(
     let mut tasks = JoinSet::new();
     for index in 0..count {
         let file = file.clone();
-        let mut places = Places::new(seed * count as u64 + index as u64, bytes);
+        let mut offsets = Offsets::new(seed * count as u64 + index as u64, bytes);
         tasks.spawn(async move {
             let mut done = 0;
             loop {
                 for _ in 0..CACHED_BURST_COUNT {
-                    let offset = places.block();
+                    let offset = offsets.block();
                     check(offset, &file.read_at(offset, BLOCK_BYTES).await.map_err(failed)?)?;
                 }
                 done += CACHED_BURST_COUNT;
@@ -320,16 +321,16 @@ async fn cached_for(
     Ok(Window::new(done, stopwatch.read()))
 }
 
-/// The limit: pread(2) into one buffer, with the same random places and the same check.
+/// Measures the limit: pread(2) into one buffer, with the same random offsets and the same check.
 fn pread_for(path: &Path, threads: usize, duration: Duration, (seed, bytes): (u64, u64)) -> Result<Window> {
     let file = fs::File::open(path).map_err(|error| Error::file(path, error))?;
     let stopwatch = Stopwatch::start(None);
     let until = Instant::now() + duration;
-    let read = |mut places: Places| {
+    let read = |mut offsets: Offsets| {
         let (mut buffer, mut done) = (vec![0; BLOCK_BYTES], 0);
         loop {
             for _ in 0..CACHED_BURST_COUNT {
-                let offset = places.block();
+                let offset = offsets.block();
                 file.read_exact_at(&mut buffer, offset).map_err(|error| Error::file(path, error))?;
                 check(offset, &buffer)?;
             }
@@ -341,7 +342,7 @@ fn pread_for(path: &Path, threads: usize, duration: Duration, (seed, bytes): (u6
     };
     let done: Result<Vec<u64>> = thread::scope(|scope| {
         let started: Vec<_> = (0..threads as u64)
-            .map(|index| scope.spawn(move || read(Places::new(seed * threads as u64 + index, bytes))))
+            .map(|index| scope.spawn(move || read(Offsets::new(seed * threads as u64 + index, bytes))))
             .collect();
         started.into_iter().map(|thread| thread.join().expect("a reader doesn't panic")).collect()
     });
@@ -349,13 +350,13 @@ fn pread_for(path: &Path, threads: usize, duration: Duration, (seed, bytes): (u6
 }
 
 fn check(offset: u64, bytes: &[u8]) -> Result<()> {
-    if bytes.len() == BLOCK_BYTES && subject::verify(offset, bytes) {
+    if bytes.len() == BLOCK_BYTES && data_file::verify(offset, bytes) {
         return Ok(());
     }
     Err(Error::wrong("random reads", format!("wrong bytes, {} of them, at {offset}", bytes.len())))
 }
 
-/// Runs what waits in a thread of its own, so that the command can be interrupted.
+/// Runs blocking work in a separate thread, so that the command can be interrupted.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

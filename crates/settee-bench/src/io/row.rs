@@ -1,4 +1,4 @@
-//! What one measurement gave, several of them as rounds, and the line of the table they make.
+//! One measurement, the rounds of a workload, and the row that they make.
 
 use std::time::Duration;
 
@@ -9,68 +9,68 @@ use crate::stats::{Elapsed, Samples};
 /// Width of the column of workloads, in characters.
 const WORKLOAD_WIDTH: usize = 68;
 
-/// What a ratio ought to be.
+/// The bound of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Aim {
-    /// So much or more.
+pub enum RatioAim {
+    /// A minimum.
     AtLeast(f64),
-    /// So much or less.
+    /// A maximum.
     AtMost(f64),
 }
 
-impl Aim {
-    /// Whether `ratio` reaches it.
+impl RatioAim {
+    /// Whether `ratio` is within the bound.
     pub fn is_met(self, ratio: f64) -> bool {
         match self {
-            Aim::AtLeast(least) => ratio >= least,
-            Aim::AtMost(most) => ratio <= most,
+            RatioAim::AtLeast(least) => ratio >= least,
+            RatioAim::AtMost(most) => ratio <= most,
         }
     }
 
     fn text(self) -> String {
         match self {
-            Aim::AtLeast(least) => format!("≥ {least}"),
-            Aim::AtMost(most) => format!("≤ {most}"),
+            RatioAim::AtLeast(least) => format!("≥ {least}"),
+            RatioAim::AtMost(most) => format!("≤ {most}"),
         }
     }
 }
 
-/// One row of the tables of `bench io` and `bench reads`.
+/// One row of the tables of `bench io`, `bench reads` and `bench store`.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
-    /// What was done, in words.
+pub struct IoRow {
+    /// A description of the workload.
     pub workload: String,
-    /// What `rate` counts: `reads/s`, `MB/s`.
+    /// The unit of `rate`: `reads/s`, `MB/s`.
     pub unit: &'static str,
-    /// The median of the rounds; none where it couldn't be measured, and `note` says why.
+    /// The rate, the median of the rounds. None: not measured, for the reason in `note`.
     pub rate: Option<f64>,
-    /// Operations of all rounds.
+    /// Number of operations of all rounds.
     pub operations: u64,
-    /// Median and 99th percentile of the latency in microseconds.
+    /// Median latency in microseconds.
     pub p50_us: Option<f64>,
-    /// The 99th percentile.
+    /// 99th percentile of the latency in microseconds.
     pub p99_us: Option<f64>,
-    /// Processor time of an operation in microseconds: the process's own, all threads.
+    /// This process's processor time per operation in microseconds, all threads together.
     pub cpu_us: Option<f64>,
-    /// How often a thread went to sleep for an operation (voluntary context switches).
+    /// Voluntary context switches per operation.
     pub switches: Option<f64>,
-    /// What `ratio` is to.
+    /// The peer's name.
     pub peer: Option<String>,
-    /// This over the peer: the median over the rounds.
+    /// The rate divided by the peer's, the median over the rounds.
     pub ratio: Option<f64>,
-    /// What the ratio ought to be.
-    pub aim: Option<Aim>,
-    /// Whether it is; none where there is no aim or no ratio.
+    /// The bound of the ratio.
+    pub aim: Option<RatioAim>,
+    /// Whether the ratio is within the bound. None: there is no bound or no ratio.
     pub met: Option<bool>,
-    /// Something else to know.
+    /// A further remark.
     pub note: Option<String>,
 }
 
-impl Row {
-    /// A row of what was measured in `series`.
-    pub(crate) fn new(workload: impl Into<String>, unit: &'static str, series: &Series) -> Row {
-        Row {
+impl IoRow {
+    /// Computes the row of a workload's rounds.
+    pub(crate) fn new(workload: impl Into<String>, unit: &'static str, series: &Series) -> IoRow {
+        IoRow {
             workload: workload.into(),
             unit,
             rate: series.median(|window| Some(window.rate())),
@@ -87,23 +87,27 @@ impl Row {
         }
     }
 
-    /// A row for what couldn't be measured, and why.
-    pub(crate) fn missing(workload: impl Into<String>, unit: &'static str, reason: impl Into<String>) -> Row {
-        let mut row = Row::new(workload, unit, &Series::default());
+    /// A row without figures, with the reason why the workload couldn't be measured.
+    pub(crate) fn missing(
+        workload: impl Into<String>,
+        unit: &'static str,
+        reason: impl Into<String>,
+    ) -> IoRow {
+        let mut row = IoRow::new(workload, unit, &Series::default());
         row.note = Some(reason.into());
         row
     }
 
-    /// Adds what the ratio ought to be.
-    pub(crate) fn with_aim(mut self, aim: Aim) -> Row {
+    /// Adds the bound of the ratio and judges it.
+    pub(crate) fn with_aim(mut self, aim: RatioAim) -> IoRow {
         self.aim = Some(aim);
         self.met = self.ratio.map(|ratio| aim.is_met(ratio));
         self
     }
 
-    /// Adds the ratio to `peer`, whose `series` was measured in the same rounds; without one,
-    /// the row says so.
-    pub(crate) fn against(mut self, peer: &str, ours: &Series, series: Option<&Series>) -> Row {
+    /// Adds the ratio to `peer`, whose `series` was measured in the same rounds. Without a series, a note
+    /// says that there is no peer.
+    pub(crate) fn against(mut self, peer: &str, ours: &Series, series: Option<&Series>) -> IoRow {
         self.peer = Some(peer.to_owned());
         self.ratio = series.and_then(|series| ours.ratio_to(series));
         self.met = self.aim.zip(self.ratio).map(|(aim, ratio)| aim.is_met(ratio));
@@ -114,7 +118,7 @@ impl Row {
     }
 
     /// Adds a ratio that was computed elsewhere.
-    pub(crate) fn with_ratio(mut self, peer: &str, ratio: f64) -> Row {
+    pub(crate) fn with_ratio(mut self, peer: &str, ratio: f64) -> IoRow {
         self.peer = Some(peer.to_owned());
         self.ratio = Some(ratio);
         self.met = self.aim.map(|aim| aim.is_met(ratio));
@@ -122,7 +126,7 @@ impl Row {
     }
 
     /// Adds a note.
-    pub(crate) fn with_note(mut self, note: impl Into<String>) -> Row {
+    pub(crate) fn with_note(mut self, note: impl Into<String>) -> IoRow {
         self.note = Some(note.into());
         self
     }
@@ -171,7 +175,7 @@ pub fn heading() -> String {
     )
 }
 
-/// Median, 99th percentile and maximum of what operations took.
+/// Median, 99th percentile and maximum of the latencies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Latency {
     pub(crate) p50: Duration,
@@ -185,11 +189,11 @@ impl Latency {
     }
 }
 
-/// One measurement: so many operations in such a time.
+/// One measurement of a workload.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     pub(crate) operations: u64,
-    /// What the rate counts, for each operation: 1, or megabytes.
+    /// Units of the rate per operation: 1, or megabytes.
     pub(crate) weight: f64,
     pub(crate) wall: Duration,
     pub(crate) cpu: Option<Duration>,
@@ -218,30 +222,31 @@ impl Window {
     }
 }
 
-/// The rounds of one workload.
+/// The measurements of one workload, one per round.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Series(pub(crate) Vec<Window>);
 
 impl Series {
-    /// The median over the rounds of what `of` gives; none where no round gives any.
+    /// The median over the rounds of `of`. None if no round has a value.
     pub(crate) fn median(&self, of: impl Fn(&Window) -> Option<f64>) -> Option<f64> {
         median(self.0.iter().filter_map(of).collect())
     }
 
-    /// The median over the rounds of this rate over the other's in the same round.
+    /// The median over the rounds of the rate divided by the peer's in the same round.
     pub(crate) fn ratio_to(&self, peer: &Series) -> Option<f64> {
         let ratios = self.0.iter().zip(&peer.0).map(|(ours, peer)| ours.rate() / peer.rate().max(1e-9));
         median(ratios.collect())
     }
 
-    /// The same of operations a second of processor time, which what else runs changes less.
+    /// Like [`Series::ratio_to`], for operations per second of processor time, which other load affects
+    /// less.
     pub(crate) fn per_cpu_ratio_to(&self, peer: &Series) -> Option<f64> {
         let cost = |window: &Window| window.each(window.cpu?.as_secs_f64()).filter(|cost| *cost > 0.0);
         let pairs = self.0.iter().zip(&peer.0);
         median(pairs.filter_map(|(ours, peer)| Some(cost(peer)? / cost(ours)?)).collect())
     }
 
-    /// The longest operation of all rounds.
+    /// The longest latency of all rounds.
     pub(crate) fn longest(&self) -> Option<Duration> {
         self.0.iter().filter_map(|window| Some(window.latency?.longest)).max()
     }
@@ -258,9 +263,8 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// How often threads of this process have gone to sleep; none where the system doesn't tell.
-///
-/// From `/proc/self/task/*/status` (proc(5)).
+/// Voluntary context switches of this process's threads, from `/proc/self/task/*/status` (proc(5)). None if
+/// the system doesn't report them.
 pub(crate) fn switch_count() -> Option<u64> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     let counts = tasks.flatten().filter_map(|task| {
@@ -271,7 +275,7 @@ pub(crate) fn switch_count() -> Option<u64> {
     Some(counts.sum())
 }
 
-/// Three significant digits, or all before the point.
+/// Formats a number with three significant digits, or as an integer.
 fn figure(value: f64) -> String {
     match value.abs() {
         magnitude if magnitude >= 99.95 => format!("{value:.0}"),
@@ -295,34 +299,37 @@ mod tests {
         let peer = Series(vec![window(100), window(100), window(100)]);
         assert_eq!(ours.ratio_to(&peer), Some(0.9));
         assert_eq!(ours.per_cpu_ratio_to(&peer), Some(0.9));
-        let row = Row::new("reads", "reads/s", &ours)
+        let row = IoRow::new("reads", "reads/s", &ours)
             .against("peer", &ours, Some(&peer))
-            .with_aim(Aim::AtLeast(0.9));
+            .with_aim(RatioAim::AtLeast(0.9));
         assert_eq!((row.rate, row.operations, row.met), (Some(45.0), 200, Some(true)));
         assert!(row.line().ends_with("0.90 × peer              ≥ 0.9  met"), "{}", row.line());
     }
 
     #[test]
-    fn a_missed_aim_says_so_and_a_missing_peer_gives_no_ratio() {
+    fn a_missed_aim_is_shown_and_without_a_peer_there_is_no_ratio() {
         let ours = Series(vec![window(100)]);
-        let row = Row::new("reads", "reads/s", &ours).with_ratio("alone", 1.6).with_aim(Aim::AtMost(1.5));
+        let row =
+            IoRow::new("reads", "reads/s", &ours).with_ratio("alone", 1.6).with_aim(RatioAim::AtMost(1.5));
         assert_eq!(row.met, Some(false));
         assert!(row.line().ends_with("≤ 1.5  MISSED"), "{}", row.line());
-        let row = Row::new("reads", "reads/s", &ours).against("fio", &ours, None).with_aim(Aim::AtLeast(0.9));
+        let row = IoRow::new("reads", "reads/s", &ours)
+            .against("fio", &ours, None)
+            .with_aim(RatioAim::AtLeast(0.9));
         assert_eq!((row.ratio, row.met, row.note.as_deref()), (None, None, Some("no fio")));
         assert!(row.line().ends_with("≥ 0.9  unknown"), "{}", row.line());
     }
 
     #[test]
     fn a_row_without_measurement_keeps_its_reason() {
-        let row = Row::missing("reads, io_uring", "reads/s", "not permitted");
+        let row = IoRow::missing("reads, io_uring", "reads/s", "not permitted");
         assert_eq!((row.rate, row.operations, row.note.as_deref()), (None, 0, Some("not permitted")));
         let parsed: serde_json::Value = serde_json::from_str(&row.json()).unwrap();
         assert_eq!(parsed["rate"], serde_json::Value::Null);
     }
 
     #[test]
-    fn going_to_sleep_is_counted() {
+    fn sleeping_threads_are_counted() {
         let before = switch_count().unwrap();
         (0..5).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
         assert!(switch_count().unwrap() >= before + 5);

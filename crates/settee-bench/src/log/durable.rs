@@ -1,4 +1,4 @@
-//! Durable appends of 1 KiB by one writer, against write(2) and fdatasync(2) in a loop.
+//! Durable appends of 1 KiB by one writer, compared with write(2) and fdatasync(2) in a loop.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,48 +10,48 @@ use bytes::Bytes;
 use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 
 use super::peers::{self, ENGINES};
-use super::row::{Aim, Better, Row, figure};
-use super::{Bench, Subject, median, random_bytes, refused};
+use super::row::{Better, LogAim, LogRow, figure};
+use super::{Bench, TestLog, median, random_bytes, refused};
 use crate::stats::Samples;
 use crate::{Error, Result};
 
 /// Bytes of each value.
 pub(super) const VALUE_BYTES: usize = 1 << 10;
 
-/// Short rounds, and many, so that a noisy moment meets all kinds alike.
+/// Number of rounds: many short ones, so that other load on the machine affects all workloads alike.
 const ROUND_COUNT: usize = 20;
 
-/// Rounds in which the peers run, each a process.
+/// Number of rounds in which the peers run, each in a separate process.
 const PEER_ROUND_COUNT: usize = 5;
 
-/// Durable writes of each kind in a round.
+/// Number of durable writes of each workload in a round.
 const BURST_COUNT: usize = 50;
 
-/// A pause before each kind's turn: nobody pays for what the one before left to be done.
+/// Pause before each workload, so that it isn't slowed by the work that the one before left to the system.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// Values that the writers take in turn.
+/// Bytes of the values that the writers use cyclically.
 pub(super) const SOURCE_BYTES: usize = 1 << 20;
 
-/// Where each raw write begins: at a multiple of this, as the log's synced groups do.
+/// Alignment of raw writes in bytes, that of the log's synced groups.
 const RAW_STRIDE: u64 = 4096;
 
-pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let count = bench.config.scaled(BURST_COUNT, 2);
     let values = random_bytes(SOURCE_BYTES);
     let mut raw_file = RawFile::create(bench.path(), ((ROUND_COUNT + 1) * count) as u64 * RAW_STRIDE)?;
-    let subject = bench.open(&bench.default_env(), LogOptions::default())?;
+    let test_log = bench.open(&bench.default_env(), LogOptions::default())?;
     let (mut raw, mut blocking, mut task) = (Samples::default(), Samples::default(), Samples::default());
     let mut peers = ENGINES.map(|engine| (engine, Vec::new(), String::new()));
     for round in 0..=ROUND_COUNT {
-        // The first round lets the log prepare its segments, and is left out.
+        // In the first round the log preallocates its segments; it doesn't count.
         let counts = round > 0;
         for turn in 0..3 {
             std::thread::sleep(SETTLE_TIME);
             let (samples, burst) = match (round + turn) % 3 {
                 0 => (&mut raw, raw_file.burst(&values[..VALUE_BYTES], count)?.whole),
-                1 => (&mut blocking, burst_blocking(&subject.log, &values, count)?),
-                _ => (&mut task, burst_in_task(bench, &subject, &values, count)?),
+                1 => (&mut blocking, burst_blocking(&test_log.log, &values, count)?),
+                _ => (&mut task, burst_in_task(bench, &test_log, &values, count)?),
             };
             if counts {
                 samples.append(burst);
@@ -67,21 +67,21 @@ pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
             *setup = run.setup;
         }
     }
-    bench.remove(subject)?;
+    bench.remove(test_log)?;
     let [raw, blocking, task] = [raw, blocking, task].map(|samples| Latency::of(&samples));
     let row = |how: &str, latency: &Latency| {
         let row =
-            Row::new(format!("durable append of 1 KiB, 1 writer, {how}"), "persisted", "µs", latency.p50);
+            LogRow::new(format!("durable append of 1 KiB, 1 writer, {how}"), "persisted", "µs", latency.p50);
         row.note(latency.text())
     };
     let name = "write, fdatasync";
     each(
         row("blocking", &blocking)
             .against(Better::Lower, name, raw.p50)
-            .aim(Aim::RatioAtLeast(0.9))
+            .aim(LogAim::RatioAtLeast(0.9))
             .note(format!("raw, into a file of zeros that was synced: {}", raw.text())),
     );
-    each(row("through a task", &task).against(Better::Lower, name, raw.p50).aim(Aim::RatioAtLeast(0.7)));
+    each(row("through a task", &task).against(Better::Lower, name, raw.p50).aim(LogAim::RatioAtLeast(0.7)));
     let mut beside = row("blocking", &blocking).note("no aim");
     let measured: Vec<_> = peers.iter().filter(|(_, medians, _)| !medians.is_empty()).collect();
     let best = measured.iter().map(|(engine, medians, _)| (engine, median(medians)));
@@ -113,12 +113,12 @@ impl Latency {
     }
 }
 
-/// A microsecond's worth.
+/// A time in microseconds.
 pub(super) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// A batch of one value of [`VALUE_BYTES`], the `index`th of `values` in turn.
+/// A batch of one value of [`VALUE_BYTES`], the `index`th of `values`, cyclically.
 pub(super) fn batch(values: &Bytes, index: usize) -> Batch {
     let start = index * VALUE_BYTES % values.len();
     let mut batch = Batch::new();
@@ -137,8 +137,8 @@ fn burst_blocking(log: &Log, values: &Bytes, count: usize) -> Result<Samples> {
     Ok(samples)
 }
 
-fn burst_in_task(bench: &Bench, subject: &Subject, values: &Bytes, count: usize) -> Result<Samples> {
-    let (log, values) = (subject.log.clone(), values.clone());
+fn burst_in_task(bench: &Bench, test_log: &TestLog, values: &Bytes, count: usize) -> Result<Samples> {
+    let (log, values) = (test_log.log.clone(), values.clone());
     bench.in_task(async move {
         let mut samples = Samples::default();
         for index in 0..count {
@@ -151,24 +151,24 @@ fn burst_in_task(bench: &Bench, subject: &Subject, values: &Bytes, count: usize)
     })
 }
 
-/// A file of zeros, synced, that is written to and synced in a loop: what the machine gives.
+/// The machine's limit: a synced file of zeros that is written and synced in a loop.
 pub(super) struct RawFile {
     file: File,
     offset: u64,
     bytes: u64,
 }
 
-/// What a burst took.
+/// The latencies of a burst.
 #[derive(Default)]
 pub(super) struct Burst {
-    /// Writes with their syncs.
+    /// Latencies of writes with their syncs.
     pub whole: Samples,
-    /// The syncs alone.
+    /// Latencies of the syncs alone.
     pub sync: Samples,
 }
 
 impl RawFile {
-    /// Makes it in `directory`, of at least `bytes`; its name is gone at once.
+    /// Creates the file in `directory`, of at least `bytes`, and removes its name at once.
     pub(super) fn create(directory: &Path, bytes: u64) -> Result<RawFile> {
         let path = directory.join("raw");
         let make = || -> io::Result<File> {
@@ -185,8 +185,8 @@ impl RawFile {
         Ok(RawFile { file, offset: 0, bytes: bytes.next_multiple_of(1 << 20) })
     }
 
-    /// Writes `value` `count` times, one behind another, each synced before the next; from the
-    /// front again where the file ends.
+    /// Writes `value` `count` times, one after the other, each synced before the next. At the end of the file
+    /// it continues at the beginning.
     pub(super) fn burst(&mut self, value: &[u8], count: usize) -> Result<Burst> {
         let mut burst = Burst::default();
         for _ in 0..count {

@@ -1,10 +1,10 @@
-//! A stream under a memory limit, where the page cache must write back: how long it holds up a
-//! task that shares its thread, and how fast it is.
+//! A stream under a memory limit, where the page cache must write back: its rate, and how long it delays a
+//! task on the same thread.
 //!
-//! It runs in a process of its own, since the limit is a control group's (cgroups(7), version 2
-//! or 1). There one executor thread runs a task that wants to wake every millisecond, beside each
-//! of the phases in turn: nothing, the log, a writer that calls write(2) on that thread. A
-//! hold-up is how late the task wakes.
+//! It runs in a separate process, since the limit is a control group's (cgroups(7), version 2 or 1). There
+//! one executor thread runs a task that wakes every millisecond, beside each of the phases in turn: the log,
+//! the log in direct mode, nothing, and a writer that calls write(2) on that thread. A hold-up is the delay
+//! with which the task wakes.
 
 use std::fs;
 use std::io::Write;
@@ -19,7 +19,7 @@ use settee_io::{EngineKind, Env};
 use settee_log::{Batch, Flags, LogOptions, Stage};
 use tokio::runtime::Runtime;
 
-use super::row::{Aim, Better, Row, figure};
+use super::row::{Better, LogAim, LogRow, figure};
 use super::stream::{fio_rate, rate};
 use super::{
     Bench, median, open, peers, random_bytes, refused, remove_directory, rounds_text, start_engine,
@@ -28,48 +28,50 @@ use super::{
 use crate::stats::Samples;
 use crate::{Error, Result};
 
-/// The limit.
+/// The memory limit in bytes.
 const LIMIT_BYTES: u64 = 256 << 20;
 
-/// Rounds, each in a process of its own.
+/// Number of rounds, each in a separate process.
 const ROUND_COUNT: usize = 3;
 
-/// Bytes of each value and values of a batch; after each the writer lets other tasks run.
+/// Bytes of each value.
 const VALUE_BYTES: usize = 8 << 10;
+
+/// Number of values of a batch. The writer yields after each batch.
 const BATCH_COUNT: usize = 16;
 
-/// Bytes of random values that are written again and again: they count against the limit.
+/// Bytes of random values that are written cyclically. They count against the limit.
 const SOURCE_BYTES: usize = 16 << 20;
 
-/// How often the other task wants to wake.
+/// Interval at which the other task wakes.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How often, and how far apart, it is tried to remove a control group whose last process is
-/// just ending.
+/// Maximum number of attempts to remove a control group whose last process is exiting.
 const REMOVE_COUNT_MAX: usize = 50;
-const REMOVE_EVERY: Duration = Duration::from_millis(20);
 
-/// What one phase did.
+/// Pause between two such attempts.
+const REMOVE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The result of one phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Phase {
-    /// Which: `idle`, `log`, `log, direct` or `std`.
+    /// The name: `idle`, `log`, `log, direct` or `std`.
     pub name: String,
-    /// MB/s, until all was on stable storage; 0 of the idle one.
+    /// MB/s until all is on stable storage; 0 for `idle`.
     pub rate: f64,
-    /// The longest hold-up, and the 99th percentile, in milliseconds.
+    /// The longest hold-up in milliseconds.
     pub longest_ms: f64,
-    /// See there.
+    /// The 99th percentile of hold-ups in milliseconds.
     pub p99_ms: f64,
 }
 
-/// The names of the phases.
 const IDLE: &str = "idle";
 const LOG: &str = "log";
 const LOG_DIRECT: &str = "log, direct";
 const STD: &str = "std";
 
-/// Runs every phase once with `bytes` each, in this process and thread, which first joins the
-/// control group in the directory `group`, if any.
+/// Runs every phase once with `bytes` each, on the calling thread, after the process has joined the control
+/// group in the directory `group`, if any. Calls `each` with the result of each phase.
 ///
 /// # Errors
 /// [`Error::File`] and [`Error::Wrong`].
@@ -88,7 +90,7 @@ pub fn hold_up(
     let engine = start_engine(engine)?;
     let env = Env::with_engine(runtime.handle().clone(), engine);
     let values = random_bytes(SOURCE_BYTES.min(bytes));
-    let mut told = |name: &str, taken: Duration, bytes: usize, ticks: &Samples| {
+    let mut report = |name: &str, taken: Duration, bytes: usize, ticks: &Samples| {
         let percentiles = ticks.percentiles([0.99, 1.0]).unwrap_or_default();
         let [p99_ms, longest_ms] = percentiles.map(|time| time.as_secs_f64() * 1e3);
         each(Phase { name: name.to_owned(), rate: rate(bytes, taken), longest_ms, p99_ms });
@@ -100,22 +102,22 @@ pub fn hold_up(
             beside_ticks(&runtime, write_log(&env, &path, stream_options(direct), values.clone(), bytes))?;
         remove_directory(&path)?;
         longest = longest.max(taken);
-        told(name, taken, bytes, &ticks);
+        report(name, taken, bytes, &ticks);
     }
-    // As long as the log took: a longer stretch would find a longer hold-up.
+    // As long as the log's phases: in a longer phase, longer hold-ups would occur.
     let (taken, ticks) = beside_ticks(&runtime, async {
         tokio::time::sleep(longest).await;
         Ok(())
     })?;
-    told(IDLE, taken, 0, &ticks);
+    report(IDLE, taken, 0, &ticks);
     let path = directory.join("hold-up-std");
     let (taken, ticks) = beside_ticks(&runtime, write_std(&path, values, bytes))?;
     fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
-    told(STD, taken, bytes, &ticks);
+    report(STD, taken, bytes, &ticks);
     Ok(())
 }
 
-/// Runs `work` beside the task that ticks: how long it took, and how late each tick came.
+/// Runs `work` beside the ticking task. Returns the duration, and the delay of each tick.
 fn beside_ticks(runtime: &Runtime, work: impl Future<Output = Result<()>>) -> Result<(Duration, Samples)> {
     let over = Rc::new(std::cell::Cell::new(false));
     let local = tokio::task::LocalSet::new();
@@ -173,9 +175,9 @@ async fn write_std(path: &Path, values: Bytes, bytes: usize) -> Result<()> {
     file.sync_data().map_err(failed)
 }
 
-pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let bytes = bench.config.scaled(2 << 30, 8 << 20).next_multiple_of(1 << 20);
-    let group = Group::make(LIMIT_BYTES);
+    let group = Group::create(LIMIT_BYTES);
     let (mut rounds, mut disk) = (Vec::new(), Vec::new());
     for _ in 0..ROUND_COUNT {
         let mut command = Command::new(&bench.config.program);
@@ -184,8 +186,8 @@ pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
         if let Ok(group) = &group {
             command.arg(&group.directory);
         }
-        let told = peers::output(&mut command).and_then(|text| parse(&text));
-        rounds.push(told.map_err(|said| Error::wrong("a stream under a memory limit", said))?);
+        let phases = peers::output(&mut command).and_then(|text| parse(&text));
+        rounds.push(phases.map_err(|reason| Error::wrong("a stream under a memory limit", reason))?);
         disk.push(fio_rate(bench, bytes as u64)?);
     }
     let disk: Result<Vec<f64>, String> = disk.into_iter().collect();
@@ -203,40 +205,40 @@ fn parse(text: &str) -> Result<Vec<Phase>, String> {
         .collect()
 }
 
-/// The rows; `limit` says what limited the memory, or why nothing did.
+/// The rows. `limit` describes the memory limit, or is the reason why there was none.
 fn report(
     bytes: usize,
     rounds: &[Vec<Phase>],
     disk: &Result<Vec<f64>, String>,
     limit: &Result<String, String>,
-) -> Vec<Row> {
+) -> Vec<LogRow> {
     let figures = |name: &str, of: fn(&Phase) -> f64| -> Vec<f64> {
         rounds.iter().flatten().filter(|phase| phase.name == name).map(of).collect()
     };
     let longest = |name: &str| figures(name, |phase| phase.longest_ms);
     let most = |name: &str| longest(name).into_iter().fold(0.0, f64::max);
-    let said = limit.clone().unwrap_or_else(|reason| format!("NO LIMIT, and so no aim: {reason}"));
-    let aimed = |row: Row, aim: Aim| if limit.is_ok() { row.aim(aim) } else { row };
+    let limit_text = limit.clone().unwrap_or_else(|reason| format!("NO LIMIT, and so no aim: {reason}"));
+    let aimed = |row: LogRow, aim: LogAim| if limit.is_ok() { row.aim(aim) } else { row };
     let name = |what: &str| format!("append {} MiB under a memory limit, {what}", bytes >> 20);
     let mut rows = Vec::new();
     for (phase, mode) in [(LOG, "buffered"), (LOG_DIRECT, "direct")] {
-        let row = Row::new(name(&format!("hold-up, {mode}")), "persisted", "ms", most(phase))
+        let row = LogRow::new(name(&format!("hold-up, {mode}")), "persisted", "ms", most(phase))
             .against(Better::Multiple, "idle", most(IDLE))
             .note(format!(
-                "longest of all rounds ({}) against idle ({}) and a std writer on the thread ({}); {said}",
+                "longest of all rounds ({}) against idle ({}) and a std writer on the thread ({}); {limit_text}",
                 rounds_text(&longest(phase)),
                 rounds_text(&longest(IDLE)),
                 rounds_text(&longest(STD))
             ))
             .note(format!("p99 of hold-ups: {}", rounds_text(&figures(phase, |phase| phase.p99_ms))));
-        rows.push(aimed(row, Aim::ExcessAtMost(5.0)));
+        rows.push(aimed(row, LogAim::ExcessAtMost(5.0)));
         let rates = figures(phase, |phase| phase.rate);
-        let row = Row::new(name(mode), "persisted", "MB/s", median(&rates)).note(format!(
+        let row = LogRow::new(name(mode), "persisted", "MB/s", median(&rates)).note(format!(
             "one executor thread; timed: until all is persisted; rounds: {}; a std writer: {}",
             rounds_text(&rates),
             figure(median(&figures(STD, |phase| phase.rate)))
         ));
-        let row = aimed(row, Aim::RatioAtLeast(0.9));
+        let row = aimed(row, LogAim::RatioAtLeast(0.9));
         rows.push(match disk {
             Ok(disk) => row
                 .against(Better::Higher, "fio, direct, 4 × 1 MiB", median(disk))
@@ -247,16 +249,18 @@ fn report(
     rows
 }
 
-/// A control group with the limit; gone with the value.
+/// A control group with a memory limit, removed on drop.
 pub(crate) struct Group {
     pub(crate) directory: PathBuf,
     pub(crate) kind: &'static str,
 }
 
 impl Group {
-    /// Makes one whose processes have so much memory together, their files' pages included, or
-    /// says why that can't be.
-    pub(crate) fn make(limit_bytes: u64) -> Result<Group, String> {
+    /// Creates a group whose processes together have `limit_bytes` of memory, their files' pages included.
+    ///
+    /// # Errors
+    /// The reason why it can't be created.
+    pub(crate) fn create(limit_bytes: u64) -> Result<Group, String> {
         let name = format!("settee-bench-{}", std::process::id());
         let root = Path::new("/sys/fs/cgroup");
         let is_second = root.join("cgroup.controllers").exists();
@@ -267,7 +271,7 @@ impl Group {
         let failed = |error: std::io::Error| format!("{kind}: {}: {error}", directory.display());
         fs::create_dir(&directory).map_err(failed)?;
         let group = Group { directory: directory.clone(), kind };
-        // A file of that name exists where the group has a memory controller: it isn't created.
+        // The file exists if the group has a memory controller, and must not be created otherwise.
         let limited = fs::OpenOptions::new()
             .write(true)
             .open(directory.join(file))
@@ -279,12 +283,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Its last process may not be all gone yet.
+        // Fails while the group's last process is exiting.
         for _ in 0..REMOVE_COUNT_MAX {
             if fs::remove_dir(&self.directory).is_ok() {
                 return;
             }
-            std::thread::sleep(REMOVE_EVERY);
+            std::thread::sleep(REMOVE_PAUSE);
         }
     }
 }
@@ -314,23 +318,23 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_or_fio_nothing_is_judged_and_the_rows_say_why() {
+    fn without_a_limit_or_fio_nothing_is_judged_and_the_rows_have_the_reason() {
         let rows =
             report(2 << 30, &[round(1.0, 2.0)], &Err("none".to_owned()), &Err("not allowed".to_owned()));
         assert!(rows.iter().all(|row| row.met.is_none()), "{rows:?}");
-        let text: String = rows.iter().map(Row::lines).collect();
+        let text: String = rows.iter().map(LogRow::lines).collect();
         assert!(
             text.contains("NO LIMIT, and so no aim: not allowed") && text.contains("no rate of fio: none")
         );
     }
 
     #[test]
-    fn every_phase_runs_and_what_it_tells_is_read() {
+    fn every_phase_runs_and_its_output_is_parsed() {
         let directory = tempfile::tempdir().unwrap();
-        let mut told = String::new();
-        let each = |phase: Phase| told += &(serde_json::to_string(&phase).unwrap() + "\n");
+        let mut output = String::new();
+        let each = |phase: Phase| output += &(serde_json::to_string(&phase).unwrap() + "\n");
         hold_up(directory.path(), 4 << 20, EngineKind::Auto, None, each).unwrap();
-        let phases = parse(&told).unwrap();
+        let phases = parse(&output).unwrap();
         let names: Vec<&str> = phases.iter().map(|phase| &*phase.name).collect();
         assert_eq!(names, [LOG, LOG_DIRECT, IDLE, STD]);
         assert!(phases.iter().all(|phase| (phase.rate > 0.0) == (phase.name != IDLE)), "{phases:?}");

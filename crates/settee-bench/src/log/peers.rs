@@ -1,4 +1,4 @@
-//! Other engines: the binary of the `peers` crate, a process for each run.
+//! Other engines: the binary of the `peers` crate, which runs once per workload and round.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -8,20 +8,20 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// The engines, as the binary knows them.
+/// The engines, by the binary's names.
 pub(super) const ENGINES: [&str; 2] = ["fjall", "rocksdb"];
 
-/// Most characters of a program's words that an error shows.
+/// Maximum characters of a program's error output that an error shows.
 const MESSAGE_LENGTH_MAX: usize = 500;
 
-/// What a peer tells of its run.
+/// A peer's report on its run.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct PeerRun {
     pub bytes: u64,
     pub seconds: f64,
-    /// The median latency, where each operation was timed.
+    /// The median latency, if each operation was timed.
     pub p50_us: Option<f64>,
-    /// How it is set up, in words.
+    /// A description of its configuration.
     pub setup: String,
 }
 
@@ -32,10 +32,10 @@ impl PeerRun {
     }
 }
 
-/// Runs `workload` on `engine` in a directory within `directory`, which is gone afterwards.
+/// Runs `workload` on `engine` in a directory within `directory`, which is removed afterwards.
 ///
 /// # Errors
-/// [`Error::Wrong`] with what the program said.
+/// [`Error::Wrong`] with the program's error output.
 pub(super) fn run(
     program: &Path,
     engine: &str,
@@ -46,24 +46,24 @@ pub(super) fn run(
     let directory = directory.join(format!("peer-{engine}"));
     let arguments = [OsStr::new(engine), OsStr::new(workload), directory.as_os_str()];
     let text = output(Command::new(program).args(arguments).arg(amount.to_string()));
-    // It isn't there where the peer failed before it made it.
+    // It doesn't exist if the peer failed before creating it.
     let _ = std::fs::remove_dir_all(&directory);
-    let told = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
-    told.map_err(|said| Error::wrong(&format!("{engine} {workload}"), said))
+    let report = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
+    report.map_err(|reason| Error::wrong(&format!("{engine} {workload}"), reason))
 }
 
-/// What it printed, or what went wrong in its words.
+/// Runs a command and returns its output.
+///
+/// # Errors
+/// The command's error output, or the reason why it didn't start.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
-    let said =
-        |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().chars().take(MESSAGE_LENGTH_MAX).collect();
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => {
-            let said: String = said(&output.stderr);
-            Err(format!("{}: {said}", output.status))
-        }
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
+    let text = String::from_utf8_lossy(&output.stderr);
+    let text: String = text.trim().chars().take(MESSAGE_LENGTH_MAX).collect();
+    Err(format!("{}: {text}", output.status))
 }
 
 #[cfg(test)]
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_fails_is_an_error_with_what_it_said() {
+    fn a_failed_peer_is_an_error_with_its_status() {
         let directory = tempfile::tempdir().unwrap();
         let error = run(Path::new("false"), "fjall", "durable", directory.path(), 1).unwrap_err();
         assert!(error.to_string().contains("fjall durable: exit status: 1"), "{error}");
@@ -81,10 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_tells_is_read() {
-        let told = r#"{"engine": "fjall", "operations": 3, "bytes": 3000000, "seconds": 2.0, "p50_us": null,
+    fn a_peers_report_is_parsed() {
+        let report = r#"{"engine": "fjall", "operations": 3, "bytes": 3000000, "seconds": 2.0, "p50_us": null,
             "p99_us": null, "setup": "as it comes"}"#;
-        let run: PeerRun = serde_json::from_str(told).unwrap();
+        let run: PeerRun = serde_json::from_str(report).unwrap();
         assert_eq!((run.rate(), run.p50_us, &*run.setup), (1.5, None, "as it comes"));
     }
 }

@@ -1,72 +1,72 @@
-//! One line of the table: what the log reached, what it is held against, the aim.
+//! One row of the table: the log's figure, the peer's, and the aim.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// What a row is held against, measured in the same run.
+/// The figure with which a row is compared, measured in the same run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Against {
-    /// What it is.
+    /// The peer's name.
     pub name: String,
-    /// Its figure, in the row's unit.
+    /// The peer's figure, in the row's unit.
     pub figure: f64,
 }
 
-/// What a row should reach.
+/// The bound of a row's figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub enum Aim {
-    /// A ratio no smaller than this.
+pub enum LogAim {
+    /// Minimum of the ratio.
     RatioAtLeast(f64),
-    /// A ratio no larger than this.
+    /// Maximum of the ratio.
     RatioAtMost(f64),
-    /// No more than this above what it is held against, in the row's unit.
+    /// Maximum difference to the peer's figure, in the row's unit.
     ExcessAtMost(f64),
 }
 
-/// Which way a figure is good.
+/// The kind of a figure, which determines the ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Better {
-    /// A rate: the ratio is ours over theirs.
+    /// A rate: the ratio is the log's figure divided by the peer's.
     Higher,
-    /// A time that is compared as a rate: the ratio is theirs over ours.
+    /// A time, compared as a rate: the ratio is the peer's figure divided by the log's.
     Lower,
-    /// A time that is told as a multiple: the ratio is ours over theirs.
+    /// A time, as a multiple: the ratio is the log's figure divided by the peer's.
     Multiple,
 }
 
-/// One workload's result.
+/// The result of one workload.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
-    /// What was done, in words.
+pub struct LogRow {
+    /// A description of the workload.
     pub workload: String,
-    /// How far every write had got when the clock stopped.
+    /// Stage that every write has reached at the end of the measured time.
     pub durability: &'static str,
-    /// What the figures are in.
+    /// The unit of the figures.
     pub unit: &'static str,
     /// The log's figure.
     pub ours: f64,
-    /// What it is held against; none where that isn't there.
+    /// The peer. None: not measured.
     pub against: Option<Against>,
-    /// The one over the other, as the aim wants it.
+    /// The ratio of the figures, by their kind.
     pub ratio: Option<f64>,
-    /// What the ratio should be, where the row has an aim.
-    pub aim: Option<Aim>,
-    /// Whether it is; none where there is no aim, or nothing to hold the row against.
+    /// The bound, if the row has one.
+    pub aim: Option<LogAim>,
+    /// Whether the figure is within the bound. None: there is no bound or no peer.
     pub met: Option<bool>,
-    /// What else there is to know: settings, other figures.
+    /// Further remarks: settings, other figures.
     pub notes: Vec<String>,
 }
 
-impl Row {
+impl LogRow {
     pub(super) fn new(
         workload: impl Into<String>,
         durability: &'static str,
         unit: &'static str,
         ours: f64,
-    ) -> Row {
+    ) -> LogRow {
         let workload = workload.into();
-        Row {
+        LogRow {
             workload,
             durability,
             unit,
@@ -79,7 +79,7 @@ impl Row {
         }
     }
 
-    pub(super) fn against(mut self, better: Better, name: impl Into<String>, figure: f64) -> Row {
+    pub(super) fn against(mut self, better: Better, name: impl Into<String>, figure: f64) -> LogRow {
         let (over, under) = match better {
             Better::Higher | Better::Multiple => (self.ours, figure),
             Better::Lower => (figure, self.ours),
@@ -90,22 +90,22 @@ impl Row {
         self
     }
 
-    pub(super) fn aim(mut self, aim: Aim) -> Row {
+    pub(super) fn aim(mut self, aim: LogAim) -> LogRow {
         self.aim = Some(aim);
         self.judge();
         self
     }
 
-    pub(super) fn note(mut self, note: impl Into<String>) -> Row {
+    pub(super) fn note(mut self, note: impl Into<String>) -> LogRow {
         self.notes.push(note.into());
         self
     }
 
     fn judge(&mut self) {
         self.met = match (self.aim, self.ratio, &self.against) {
-            (Some(Aim::RatioAtLeast(least)), Some(ratio), _) => Some(ratio >= least),
-            (Some(Aim::RatioAtMost(most)), Some(ratio), _) => Some(ratio <= most),
-            (Some(Aim::ExcessAtMost(most)), _, Some(against)) => Some(self.ours - against.figure <= most),
+            (Some(LogAim::RatioAtLeast(least)), Some(ratio), _) => Some(ratio >= least),
+            (Some(LogAim::RatioAtMost(most)), Some(ratio), _) => Some(ratio <= most),
+            (Some(LogAim::ExcessAtMost(most)), _, Some(against)) => Some(self.ours - against.figure <= most),
             _ => None,
         };
     }
@@ -124,9 +124,9 @@ impl Row {
         let ratio = self.ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
         let aim = match self.aim {
             None => "–".to_owned(),
-            Some(Aim::RatioAtLeast(least)) => format!("≥ {least}"),
-            Some(Aim::RatioAtMost(most)) => format!("≤ {most}"),
-            Some(Aim::ExcessAtMost(most)) => format!("≤ +{most}"),
+            Some(LogAim::RatioAtLeast(least)) => format!("≥ {least}"),
+            Some(LogAim::RatioAtMost(most)) => format!("≤ {most}"),
+            Some(LogAim::ExcessAtMost(most)) => format!("≤ +{most}"),
         };
         let met = match self.met {
             None => "",
@@ -161,7 +161,7 @@ pub fn heading() -> String {
     )
 }
 
-/// A number with as many decimals as tell something.
+/// Formats a number with at least three significant digits, at most two decimals.
 pub(super) fn figure(value: f64) -> String {
     match value.abs() {
         magnitude if magnitude >= 99.95 => format!("{value:.0}"),
@@ -175,24 +175,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_judged_by_its_aim_and_only_where_there_is_something_to_hold_it_against() {
-        let row = |ours| Row::new("w", "written", "MB/s", ours).aim(Aim::RatioAtLeast(2.0));
+    fn a_row_is_judged_by_its_aim_only_if_it_has_a_peer() {
+        let row = |ours| LogRow::new("w", "written", "MB/s", ours).aim(LogAim::RatioAtLeast(2.0));
         assert_eq!(row(1.0).met, None);
         assert_eq!(row(4.0).against(Better::Higher, "peer", 2.0).met, Some(true));
         assert_eq!(row(3.9).against(Better::Higher, "peer", 2.0).met, Some(false));
         assert_eq!(row(3.9).against(Better::Higher, "peer", 0.0).met, None);
-        let time = |ours, aim| Row::new("w", "persisted", "µs", ours).aim(aim);
-        let rated = time(100.0, Aim::RatioAtLeast(0.9)).against(Better::Lower, "raw", 90.0);
+        let time = |ours, aim| LogRow::new("w", "persisted", "µs", ours).aim(aim);
+        let rated = time(100.0, LogAim::RatioAtLeast(0.9)).against(Better::Lower, "raw", 90.0);
         assert_eq!((rated.ratio, rated.met), (Some(0.9), Some(true)));
-        let multiple = time(301.0, Aim::RatioAtMost(3.0)).against(Better::Multiple, "sync", 100.0);
+        let multiple = time(301.0, LogAim::RatioAtMost(3.0)).against(Better::Multiple, "sync", 100.0);
         assert_eq!((multiple.ratio, multiple.met), (Some(3.01), Some(false)));
-        let excess = |ours| time(ours, Aim::ExcessAtMost(5.0)).against(Better::Multiple, "idle", 2.0);
+        let excess = |ours| time(ours, LogAim::ExcessAtMost(5.0)).against(Better::Multiple, "idle", 2.0);
         assert_eq!((excess(7.0).met, excess(7.1).met), (Some(true), Some(false)));
     }
 
     #[test]
     fn a_row_shows_its_aim_and_whether_it_was_met() {
-        let row = Row::new("append", "written", "MB/s", 50.0).aim(Aim::RatioAtLeast(2.0)).note("said");
+        let row = LogRow::new("append", "written", "MB/s", 50.0).aim(LogAim::RatioAtLeast(2.0)).note("said");
         assert!(row.lines().contains("no peer") && row.lines().ends_with("    said\n"), "{}", row.lines());
         let missed = row.against(Better::Higher, "peer", 40.0);
         let lines = missed.lines();

@@ -1,4 +1,4 @@
-//! Values of 8 KiB: into memory against memcpy, and as a stream to the disk against `fio`.
+//! Values of 8 KiB: accepted in memory, compared with memcpy, and streamed to the disk, compared with `fio`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use rustix::fs::FallocateFlags;
 use settee_io::{BufferPool, Env};
 use settee_log::{Batch, Flags, Log, LogOptions, SEGMENT_BYTES_LIMIT, Stage};
 
-use super::row::{Aim, Better, Row, figure};
+use super::row::{Better, LogAim, LogRow, figure};
 use super::{Bench, ROUND_COUNT, median, random_bytes, refused, rounds_text, settle, stream_options};
 use crate::io::fio::Fio;
 use crate::{Error, Result};
@@ -16,25 +16,25 @@ use crate::{Error, Result};
 /// Bytes of each value.
 const VALUE_BYTES: usize = 8 << 10;
 
-/// Bytes of random values that a stream goes through again and again.
+/// Bytes of random values that a stream uses cyclically.
 const SOURCE_BYTES: usize = 64 << 20;
 
-/// Rounds of the stream, which writes much.
+/// Number of rounds of the stream: few, since it writes much.
 const DISK_ROUND_COUNT: usize = 3;
 
-/// Blocks of 1 MiB that `fio` keeps in flight.
+/// Number of fio's writes in flight, of 1 MiB each.
 const FIO_DEPTH: usize = 4;
 
-/// Bytes on the disk that a value takes besides itself, at most: for the segment's size.
+/// Upper bound of the bytes on disk that a value takes besides itself, for the segment's size.
 const OVERHEAD_BYTES_MAX: usize = 256;
 
-/// 128 MiB accepted in memory, against memcpy of the same.
-pub(super) fn memory(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+/// Measures 128 MiB accepted in memory, compared with memcpy of the same.
+pub(super) fn memory(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let bytes = bench.config.scaled(128 << 20, 1 << 20).next_multiple_of(VALUE_BYTES);
     let values = random_bytes(bytes);
     let env = bench.env((4 * bytes).max(64 << 20));
     let default = LogOptions::default();
-    // One segment takes all rounds, so that no round waits for the disk.
+    // One segment holds all rounds, so that no round waits for the disk.
     let all = (ROUND_COUNT + 1) * bytes / VALUE_BYTES * (VALUE_BYTES + OVERHEAD_BYTES_MAX) + (8 << 20);
     let segment = (all.min(SEGMENT_BYTES_LIMIT as usize) as u32).max(default.segment_bytes_max);
     let options = LogOptions {
@@ -45,12 +45,12 @@ pub(super) fn memory(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
         ..default
     };
     fault_in(&env, 2 * bytes, default.buffer_bytes_max);
-    let subject = bench.open(&env, options)?;
+    let test_log = bench.open(&env, options)?;
     let mut target = vec![1; bytes];
     let (mut ours, mut copies) = (Vec::new(), Vec::new());
     for round in 0..=ROUND_COUNT {
         let copied = copy(&values, &mut target);
-        let (log, values) = (subject.log.clone(), values.clone());
+        let (log, values) = (test_log.log.clone(), values.clone());
         let accepted = bench.in_task(async move {
             let start = Instant::now();
             append_all(&log, &values, values.len()).await?;
@@ -58,14 +58,14 @@ pub(super) fn memory(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
             log.flush().await.map_err(refused)?;
             Ok(accepted)
         })?;
-        // The first round makes the segment, and is left out.
+        // In the first round the segment is created; it doesn't count.
         if round > 0 {
             ours.push(rate(bytes, accepted));
             copies.push(rate(bytes, copied));
         }
     }
-    bench.remove(subject)?;
-    let row = Row::new(
+    bench.remove(test_log)?;
+    let row = LogRow::new(
         format!("append {} MiB of 8 KiB values to memory", bytes >> 20),
         "accepted",
         "MB/s",
@@ -73,7 +73,7 @@ pub(super) fn memory(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     );
     each(
         row.against(Better::Higher, "memcpy", median(&copies))
-            .aim(Aim::RatioAtLeast(0.5))
+            .aim(LogAim::RatioAtLeast(0.5))
             .note(format!(
                 "copied, checksums on, one batch each; timed: until the last is accepted, while the writer \
                  already writes; memory of both faulted in; pool of {} MiB",
@@ -84,7 +84,7 @@ pub(super) fn memory(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     Ok(())
 }
 
-/// Lets the pool keep buffers of `bytes` in all whose memory is there.
+/// Fills the pool with buffers of `bytes` in all whose memory is faulted in.
 fn fault_in(env: &Env, bytes: usize, buffer_bytes: usize) {
     let pool: &Arc<BufferPool> = &env.buffers;
     let page = vec![1; buffer_bytes];
@@ -95,7 +95,7 @@ fn fault_in(env: &Env, bytes: usize, buffer_bytes: usize) {
     }
 }
 
-/// memcpy of `values`, one at a time.
+/// Copies `values` with memcpy, one at a time. Returns the duration.
 fn copy(values: &[u8], target: &mut [u8]) -> Duration {
     let start = Instant::now();
     for (from, to) in values.chunks(VALUE_BYTES).zip(target.chunks_mut(VALUE_BYTES)) {
@@ -106,7 +106,7 @@ fn copy(values: &[u8], target: &mut [u8]) -> Duration {
     taken
 }
 
-/// Appends `bytes` of `values`, a batch each, from the front again and again.
+/// Appends `bytes` of `values`, cyclically, each in a batch.
 async fn append_all(log: &Log, values: &Bytes, bytes: usize) -> Result<()> {
     for index in 0..bytes / VALUE_BYTES {
         let start = index * VALUE_BYTES % values.len();
@@ -118,8 +118,8 @@ async fn append_all(log: &Log, values: &Bytes, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// 2 GiB to the disk in direct mode, against `fio`.
-pub(super) fn disk(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+/// Measures a stream of 2 GiB to the disk in direct mode, compared with `fio`.
+pub(super) fn disk(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let bytes = bench.config.scaled(2 << 30, 8 << 20).next_multiple_of(1 << 20);
     let values = random_bytes(SOURCE_BYTES.min(bytes));
     let options = stream_options(true);
@@ -134,13 +134,13 @@ pub(super) fn disk(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
             }
         }
     }
-    let row = Row::new(
+    let row = LogRow::new(
         format!("append {} MiB of 8 KiB values to the disk, direct", bytes >> 20),
         "persisted",
         "MB/s",
         median(&ours),
     )
-    .aim(Aim::RatioAtLeast(0.9))
+    .aim(LogAim::RatioAtLeast(0.9))
     .note(format!(
         "timed: appends, writes and the last sync of both; {} MiB of random values again and again; \
          segments of {} MiB, {} writes of up to {} KiB in flight",
@@ -160,22 +160,22 @@ pub(super) fn disk(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     Ok(())
 }
 
-/// What a stream of `bytes` into a new log takes until all of it is persisted.
+/// Streams `bytes` into a new log. Returns the time until all of it is persisted.
 fn stream(bench: &Bench, values: &Bytes, bytes: usize, options: LogOptions) -> Result<Duration> {
-    let subject = bench.open(&bench.default_env(), options)?;
-    let (log, values) = (subject.log.clone(), values.clone());
+    let test_log = bench.open(&bench.default_env(), options)?;
+    let (log, values) = (test_log.log.clone(), values.clone());
     let taken = bench.in_task(async move {
         let start = Instant::now();
         append_all(&log, &values, bytes).await?;
         log.flush().await.map_err(refused)?;
         Ok(start.elapsed())
     })?;
-    bench.remove(subject)?;
+    bench.remove(test_log)?;
     Ok(taken)
 }
 
-/// The rate of `fio` in MB/s, writing `bytes` in order to a file with room reserved, past the page
-/// cache, with a sync at the end; or why there is none.
+/// Measures the rate of `fio` in MB/s, writing `bytes` in order to a preallocated file, past the page cache,
+/// with a sync at the end. Returns the reason if there is no rate.
 pub(super) fn fio_rate(bench: &Bench, bytes: u64) -> Result<Result<f64, String>> {
     let Some(fio) = Fio::find() else { return Ok(Err("no fio".to_owned())) };
     let path = bench.path().join("fio");
@@ -185,17 +185,17 @@ pub(super) fn fio_rate(bench: &Bench, bytes: u64) -> Result<Result<f64, String>>
     });
     let rate = match made {
         Ok(()) => fio.sequential_writes(&path, bytes, FIO_DEPTH).map(|window| window.rate()),
-        Err(error) => Err(format!("no room reserved: {error}")),
+        Err(error) => Err(format!("no space reserved: {error}")),
     };
     std::fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
     settle(bench.path())?;
     Ok(rate.and_then(|rate| match rate > 0.0 {
         true => Ok(rate),
-        false => Err(format!("fio told a rate of {}", figure(rate))),
+        false => Err(format!("fio reported a rate of {}", figure(rate))),
     }))
 }
 
-/// MB/s.
+/// The rate in MB/s.
 pub(super) fn rate(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / 1e6 / time.as_secs_f64().max(1e-9)
 }

@@ -1,13 +1,13 @@
-//! Goal: each part of the table runs from end to end, tells every row, and cleans up.
-//! Method: the smallest amounts; nothing timed is asserted. A shell script stands in for the
-//! peers' binary, which no test builds.
+//! Goal: each part of the table runs from end to end, reports every row, and removes its files.
+//! Method: the smallest amounts; no timing is asserted. A shell script replaces the peers' binary, which no
+//! test builds.
 
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// The rows of `parts`, in a directory that must be empty afterwards.
-fn rows(parts: &[Part], peers: Option<PathBuf>) -> Vec<Row> {
+/// Runs `parts` in a directory that must be empty afterwards, and returns the rows.
+fn rows(parts: &[Part], peers: Option<PathBuf>) -> Vec<LogRow> {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         directory: directory.path().to_owned(),
@@ -37,7 +37,7 @@ fn streams_are_measured_against_memcpy_and_fio() {
         ["append 1 MiB of 8 KiB values to memory", "append 8 MiB of 8 KiB values to the disk, direct"]
     );
     assert!(rows.iter().all(|row| row.aim.is_some()), "{rows:?}");
-    // Where fio isn't installed, or doesn't work here, the row says so.
+    // If fio isn't installed or doesn't work, a note has the reason.
     assert!(rows[1].against.is_some() || rows[1].notes.iter().any(|note| note.contains("fio")), "{rows:?}");
 }
 
@@ -58,8 +58,8 @@ fn batches_are_measured_against_the_best_peer_and_without_one_there_is_no_ratio(
 
     let directory = tempfile::tempdir().unwrap();
     let script = directory.path().join("peers");
-    let told = r#"{"bytes": 1000000, "seconds": '$seconds', "p50_us": 5.0, "setup": "'"$1 $2 $4"'"}"#;
-    let text = format!("#!/bin/sh\nseconds=1; [ $1 = rocksdb ] && seconds=0.5\necho '{told}'\n");
+    let report = r#"{"bytes": 1000000, "seconds": '$seconds', "p50_us": 5.0, "setup": "'"$1 $2 $4"'"}"#;
+    let text = format!("#!/bin/sh\nseconds=1; [ $1 = rocksdb ] && seconds=0.5\necho '{report}'\n");
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let beside = rows(&[Part::Batches, Part::Durable], Some(script));
@@ -67,7 +67,7 @@ fn batches_are_measured_against_the_best_peer_and_without_one_there_is_no_ratio(
         let against = row.against.as_ref().unwrap();
         assert_eq!((&*against.name, against.figure), ("rocksdb", 2.0), "{row:?}");
     }
-    let text: String = beside.iter().map(Row::lines).collect();
+    let text: String = beside.iter().map(LogRow::lines).collect();
     for setup in ["fjall batches-buffered 1", "rocksdb batches-written 1", "fjall durable 8"] {
         assert!(text.contains(setup), "{setup} in {text}");
     }

@@ -1,7 +1,7 @@
-//! Durable appends of 1 KiB by many writers at once: how they share syncs.
+//! Durable appends of 1 KiB by many concurrent writers, which share syncs.
 //!
-//! Each writer is a task that appends, waits until it is persisted, and begins again. The
-//! processor time is the whole process's: the writers' own work is in it.
+//! Each writer is a task that repeatedly appends and waits until the append is persisted. The processor time
+//! is the whole process's and includes the writers' own work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -11,36 +11,41 @@ use bytes::Bytes;
 use settee_log::{Log, LogOptions, LogStats, Stage};
 
 use super::durable::{RawFile, SOURCE_BYTES, batch, micros};
-use super::row::{Aim, Better, Row, figure};
+use super::row::{Better, LogAim, LogRow, figure};
 use super::{Bench, random_bytes, refused};
 use crate::Result;
 use crate::stats::{Elapsed, Samples, Stopwatch};
 
-/// How many writers.
+/// Numbers of writers.
 const WRITER_COUNTS: [usize; 5] = [1, 10, 50, 200, 2000];
 
-/// How long the writers run before they are measured, and how long they are.
+/// How long the writers run before the measured period.
 const WARM_TIME: Duration = Duration::from_millis(500);
+
+/// Duration of the measured period. It is extended until there is a commit.
 const MEASURE_TIME: Duration = Duration::from_secs(2);
 
-/// How far apart, and how often at most, a stretch without a commit is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-const LOOK_COUNT_MAX: usize = 2000;
+/// Interval between two checks for the first commit, after the end of the period.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Syncs by which the machine's own time for a group's bytes is told.
+/// Maximum number of such checks.
+const POLL_COUNT_MAX: usize = 2000;
+
+/// Number of raw syncs that measure the machine's limit.
 const RAW_COUNT: usize = 100;
 
-/// Bytes of the file for them.
+/// Bytes of the file for the raw syncs.
 const RAW_BYTES: u64 = 32 << 20;
 
-/// The share of all processors' time from which on they are the limit.
+/// Share of all processors' time from which on the processors count as the limit.
 const BUSY_SHARE: f64 = 0.9;
 
-/// The stretch that is measured, as the writers see it.
+/// The measured period, shared with the writers.
 #[derive(Default)]
-struct Stretch {
+struct Period {
+    /// [`WARMING`], [`MEASURING`] or [`STOPPING`].
     state: AtomicU8,
-    /// How often a writer saw its append persisted within it.
+    /// Number of appends that were persisted within the period.
     commit_count: AtomicU64,
 }
 
@@ -48,7 +53,7 @@ const WARMING: u8 = 0;
 const MEASURING: u8 = 1;
 const STOPPING: u8 = 2;
 
-pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let values = random_bytes(SOURCE_BYTES);
     let mut raw = RawFile::create(bench.path(), RAW_BYTES)?;
     let mut before: Option<(usize, f64)> = None;
@@ -65,7 +70,7 @@ pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     Ok(())
 }
 
-/// What so many writers did in the stretch.
+/// The result of the measured period.
 struct Measured {
     latencies: Samples,
     elapsed: Elapsed,
@@ -89,9 +94,9 @@ impl Measured {
     }
 }
 
-fn rate_row(count: usize, measured: &Measured, before: Option<(usize, f64)>) -> Row {
+fn rate_row(count: usize, measured: &Measured, before: Option<(usize, f64)>) -> LogRow {
     let commits = measured.latencies.count().max(1) as f64;
-    let mut row = Row::new(
+    let mut row = LogRow::new(
         format!("durable appends of 1 KiB, {}", writers(count)),
         "persisted",
         "commits/s",
@@ -107,16 +112,16 @@ fn rate_row(count: usize, measured: &Measured, before: Option<(usize, f64)>) -> 
     row = row.against(Better::Higher, writers(fewer), rate);
     match measured.busy() >= BUSY_SHARE {
         true => row.note("the processors are the limit: it need not grow"),
-        false => row.aim(Aim::RatioAtLeast(1.0)),
+        false => row.aim(LogAim::RatioAtLeast(1.0)),
     }
 }
 
-fn latency_row(count: usize, measured: &Measured, sync_us: f64, group_bytes: usize) -> Row {
+fn latency_row(count: usize, measured: &Measured, sync_us: f64, group_bytes: usize) -> LogRow {
     let [p50, p99] = measured.latencies.percentiles([0.5, 0.99]).unwrap_or_default().map(micros);
     let cpu_us = micros(measured.elapsed.client_cpu) / measured.sync_count.max(1) as f64;
-    Row::new(format!("the same, p99 of {}", writers(count)), "persisted", "µs", p99)
+    LogRow::new(format!("the same, p99 of {}", writers(count)), "persisted", "µs", p99)
         .against(Better::Multiple, "sync + group's CPU", sync_us + cpu_us)
-        .aim(Aim::RatioAtMost(3.0))
+        .aim(LogAim::RatioAtMost(3.0))
         .note(format!(
             "p50 {} µs; {} µs fdatasync behind a write of {group_bytes} B, a group's mean, on a prefilled \
              file; {} µs of processor time a group",
@@ -131,27 +136,27 @@ fn writers(count: usize) -> String {
 }
 
 fn measure(bench: &Bench, values: &Bytes, count: usize) -> Result<Measured> {
-    let subject = bench.open(&bench.default_env(), LogOptions::default())?;
-    let (log, values) = (subject.log.clone(), values.clone());
+    let test_log = bench.open(&bench.default_env(), LogOptions::default())?;
+    let (log, values) = (test_log.log.clone(), values.clone());
     let (warm, time) = (WARM_TIME.mul_f64(bench.config.scale), MEASURE_TIME.mul_f64(bench.config.scale));
     let measured = bench.in_task(async move {
-        let stretch = Arc::new(Stretch::default());
+        let period = Arc::new(Period::default());
         let mut writers = tokio::task::JoinSet::new();
         for index in 0..count {
-            writers.spawn(write(log.clone(), values.clone(), index, stretch.clone()));
+            writers.spawn(write(log.clone(), values.clone(), index, period.clone()));
         }
         tokio::time::sleep(warm).await;
         let (stopwatch, before) = (Stopwatch::start(None), log.stats());
-        stretch.state.store(MEASURING, Ordering::Relaxed);
+        period.state.store(MEASURING, Ordering::Relaxed);
         tokio::time::sleep(time).await;
-        // A stretch without a commit would tell nothing: it waits for one.
-        for _ in 0..LOOK_COUNT_MAX {
-            if stretch.commit_count.load(Ordering::Relaxed) > 0 {
+        // A period without a commit has no figures, so it waits for one.
+        for _ in 0..POLL_COUNT_MAX {
+            if period.commit_count.load(Ordering::Relaxed) > 0 {
                 break;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        stretch.state.store(STOPPING, Ordering::Relaxed);
+        period.state.store(STOPPING, Ordering::Relaxed);
         let (elapsed, after): (Elapsed, LogStats) = (stopwatch.read(), log.stats());
         let mut latencies = Samples::default();
         while let Some(writer) = writers.join_next().await {
@@ -164,22 +169,22 @@ fn measure(bench: &Bench, values: &Bytes, count: usize) -> Result<Measured> {
             written_bytes: after.written_bytes - before.written_bytes,
         })
     })?;
-    bench.remove(subject)?;
+    bench.remove(test_log)?;
     Ok(measured)
 }
 
-/// Appends until the stretch ends; what ended within it counts.
-async fn write(log: Arc<Log>, values: Bytes, index: usize, stretch: Arc<Stretch>) -> Result<Samples> {
+/// Appends until the period ends. An append counts if it is persisted within the period.
+async fn write(log: Arc<Log>, values: Bytes, index: usize, period: Arc<Period>) -> Result<Samples> {
     let mut samples = Samples::default();
     loop {
         let start = Instant::now();
         let appended = log.append(&batch(&values, index), Stage::Persisted).await.map_err(refused)?;
         log.wait(appended.last_seq, Stage::Persisted).await.map_err(refused)?;
-        match stretch.state.load(Ordering::Relaxed) {
+        match period.state.load(Ordering::Relaxed) {
             WARMING => {}
             MEASURING => {
                 samples.push(start.elapsed());
-                stretch.commit_count.fetch_add(1, Ordering::Relaxed);
+                period.commit_count.fetch_add(1, Ordering::Relaxed);
             }
             _ => return Ok(samples),
         }

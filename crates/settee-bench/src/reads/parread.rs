@@ -10,67 +10,72 @@ use settee_io::{Engine, EngineKind, File, OpenMode, ReadAt, ReadPolicy};
 use tokio::task::JoinSet;
 
 use super::{Config, FILE_COUNT, PARALLEL_COUNT, READ_BYTES};
-use crate::io::row::{Aim, Latency, Row, Series, Window, switch_count};
-use crate::io::subject::{self, Places};
+use crate::io::data_file::{self, Offsets};
+use crate::io::row::{IoRow, Latency, RatioAim, Series, Window, switch_count};
 use crate::io::{ended, failed, open_direct, run_blocking, start_engine};
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
 
-/// In which order, and by whom, the reads are asked for.
+/// The order of the reads and the way in which they are issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// A thread that waits in each call, in random order.
+enum Order {
+    /// By a thread that blocks in each call, in random order.
     Serial,
-    /// The same, in order of the offsets.
+    /// By a thread that blocks in each call, in order of the offsets.
     Sorted,
-    /// Tasks that each take the next read: so many are outstanding.
+    /// By [`PARALLEL_COUNT`] tasks that each take the next read.
     Parallel(EngineKind),
-    /// All reads of each file at once, by way of the planner.
+    /// All reads of each file at once, through the planner.
     Grouped,
 }
 
-const FORMS: [Form; 5] = [
-    Form::Serial,
-    Form::Sorted,
-    Form::Parallel(EngineKind::Threads),
-    Form::Parallel(EngineKind::Auto),
-    Form::Grouped,
+const ORDERS: [Order; 5] = [
+    Order::Serial,
+    Order::Sorted,
+    Order::Parallel(EngineKind::Threads),
+    Order::Parallel(EngineKind::Auto),
+    Order::Grouped,
 ];
 
-/// The forms that others are compared with.
+/// Index in [`ORDERS`] of the serial reads, with which others are compared.
 const SERIAL: usize = 0;
+
+/// Index in [`ORDERS`] of the parallel reads on the default engine, with which the grouped ones are compared.
 const PARALLEL: usize = 3;
 
-impl Form {
+impl Order {
     fn name(self, default_engine: &str) -> String {
         match self {
-            Form::Serial => "serial".to_owned(),
-            Form::Sorted => "sorted".to_owned(),
-            Form::Parallel(EngineKind::Auto) => format!("parallel, {PARALLEL_COUNT} tasks, {default_engine}"),
-            Form::Parallel(kind) => format!("parallel, {PARALLEL_COUNT} tasks, {kind}"),
-            Form::Grouped => format!("grouped by the planner, {default_engine}"),
+            Order::Serial => "serial".to_owned(),
+            Order::Sorted => "sorted".to_owned(),
+            Order::Parallel(EngineKind::Auto) => {
+                format!("parallel, {PARALLEL_COUNT} tasks, {default_engine}")
+            }
+            Order::Parallel(kind) => format!("parallel, {PARALLEL_COUNT} tasks, {kind}"),
+            Order::Grouped => format!("grouped by the planner, {default_engine}"),
         }
     }
 }
 
-/// What was measured of a form.
+/// The measurements of one order.
 #[derive(Default)]
 struct Measured {
     series: Series,
-    /// Bytes that came from the device.
+    /// Bytes read from the device.
     device_bytes: Option<u64>,
-    /// Of the blocks probed before, how many were cached, and how many were probed.
+    /// Number of probed blocks that were cached before the reads.
     cached: usize,
+    /// Number of blocks probed before the reads.
     probed: usize,
 }
 
-/// Measures every form on cold files, buffered and then direct, and hands out the rows.
-pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl FnMut(Row)) -> Result<()> {
+/// Measures every order on cold files, buffered and then direct, and reports the rows.
+pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl FnMut(IoRow)) -> Result<()> {
     let paths: Vec<PathBuf> =
         (0..FILE_COUNT).map(|index| directory.join(format!("random-{index}"))).collect();
     for (index, path) in paths.iter().enumerate() {
         let (path, bytes) = (path.clone(), config.file_bytes);
-        run_blocking(move || subject::create(&path, bytes, index as u64)).await?;
+        run_blocking(move || data_file::create(&path, bytes, index as u64)).await?;
     }
     let engine = start_engine(EngineKind::Auto, None).map_err(failed)?;
     let threads = start_engine(EngineKind::Threads, None).map_err(failed)?;
@@ -80,24 +85,24 @@ pub(super) async fn measure(config: &Config, directory: &Path, each: &mut impl F
         let (files, thread_files) = match opened {
             (Ok(files), Ok(thread_files)) => (files, thread_files),
             (Err(reason), _) | (_, Err(reason)) => {
-                each(Row::missing(format!("parread, cold, {mode}"), "reads/s", reason));
+                each(IoRow::missing(format!("parread, cold, {mode}"), "reads/s", reason));
                 continue;
             }
         };
-        let mut measured = FORMS.map(|_| Measured::default());
+        let mut measured = ORDERS.map(|_| Measured::default());
         for round in 0..config.rounds {
-            for turn in 0..FORMS.len() {
-                let index = (turn + round) % FORMS.len();
-                let form = FORMS[index];
-                let files = match form {
-                    Form::Parallel(EngineKind::Threads) => &thread_files,
+            for turn in 0..ORDERS.len() {
+                let index = (turn + round) % ORDERS.len();
+                let order = ORDERS[index];
+                let files = match order {
+                    Order::Parallel(EngineKind::Threads) => &thread_files,
                     _ => &files,
                 };
-                let seed = ((mode_index * config.rounds + round) * FORMS.len() + index) as u64;
-                one(config, form, files, &paths, seed, &mut measured[index]).await?;
+                let seed = ((mode_index * config.rounds + round) * ORDERS.len() + index) as u64;
+                read_once(config, order, files, &paths, seed, &mut measured[index]).await?;
             }
         }
-        hand_out(mode, engine.name(), &measured, each);
+        report(mode, engine.name(), &measured, each);
     }
     Ok(())
 }
@@ -121,46 +126,46 @@ async fn open(
     Ok(Ok(files))
 }
 
-/// Chills the files, then reads once in this form.
-async fn one(
+/// Evicts the files from the page cache, then reads them once.
+async fn read_once(
     config: &Config,
-    form: Form,
+    order: Order,
     files: &[Arc<File>],
     paths: &[PathBuf],
     seed: u64,
     measured: &mut Measured,
 ) -> Result<()> {
-    let chilled = paths.to_owned();
+    let evicted = paths.to_owned();
     let counts: Vec<(usize, usize)> =
-        run_blocking(move || chilled.iter().map(|path| subject::chill(path, seed)).collect()).await?;
+        run_blocking(move || evicted.iter().map(|path| data_file::evict(path, seed)).collect()).await?;
     measured.cached += counts.iter().map(|(cached, _)| cached).sum::<usize>();
     measured.probed += counts.iter().map(|(_, probed)| probed).sum::<usize>();
     let mut reads = Vec::new();
     for index in 0..files.len() {
-        let mut places = Places::new(seed * FILE_COUNT as u64 + index as u64, config.file_bytes);
-        reads.extend((0..config.read_count).map(|_| (index, places.piece(READ_BYTES))));
+        let mut offsets = Offsets::new(seed * FILE_COUNT as u64 + index as u64, config.file_bytes);
+        reads.extend((0..config.read_count).map(|_| (index, offsets.piece(READ_BYTES))));
     }
-    let (device, switches, stopwatch) = (subject::device_bytes(), switch_count(), Stopwatch::start(None));
-    let samples = match form {
-        Form::Serial => serial(files.to_owned(), reads).await?,
-        Form::Sorted => {
+    let (device, switches, stopwatch) = (data_file::device_bytes(), switch_count(), Stopwatch::start(None));
+    let samples = match order {
+        Order::Serial => serial(files.to_owned(), reads).await?,
+        Order::Sorted => {
             reads.sort_unstable();
             serial(files.to_owned(), reads).await?
         }
-        Form::Parallel(_) => parallel(files, reads).await?,
-        Form::Grouped => grouped(files, &reads).await?,
+        Order::Parallel(_) => parallel(files, reads).await?,
+        Order::Grouped => grouped(files, &reads).await?,
     };
     let count = config.read_count * files.len();
     let mut window = Window::new(count as u64, stopwatch.read());
     window.switches = switch_count().zip(switches).map(|(now, then)| now.saturating_sub(then));
     window.latency = Latency::of(&samples);
     measured.series.0.push(window);
-    let fetched = subject::device_bytes().zip(device).map(|(now, then)| now.saturating_sub(then));
+    let fetched = data_file::device_bytes().zip(device).map(|(now, then)| now.saturating_sub(then));
     measured.device_bytes = fetched.map(|bytes| bytes + measured.device_bytes.unwrap_or(0));
     Ok(())
 }
 
-/// One read after the other, each by a call that waits.
+/// Reads one after the other, each by a blocking call.
 async fn serial(files: Vec<Arc<File>>, reads: Vec<(usize, u64)>) -> Result<Samples> {
     run_blocking(move || {
         let mut samples = Samples::default();
@@ -196,7 +201,7 @@ async fn parallel(files: &[Arc<File>], reads: Vec<(usize, u64)>) -> Result<Sampl
     Ok(all)
 }
 
-/// The reads of each file in one call, the files side by side in tasks of their own.
+/// Reads each file in one call, the files concurrently, each in a task.
 async fn grouped(files: &[Arc<File>], reads: &[(usize, u64)]) -> Result<Samples> {
     let tasks = files.iter().enumerate().map(|(index, file)| {
         let wanted = reads.iter().filter(|(of, _)| *of == index);
@@ -204,7 +209,7 @@ async fn grouped(files: &[Arc<File>], reads: &[(usize, u64)]) -> Result<Samples>
         let file = file.clone();
         tokio::spawn(async move {
             let start = Instant::now();
-            // In direct mode it reads whole chunks whatever the policy.
+            // In direct mode it reads whole chunks under any policy.
             let values = file.read_many(&wanted, ReadPolicy::ADJACENT_ONLY).await;
             let elapsed: Duration = start.elapsed();
             for (read, value) in wanted.iter().zip(values) {
@@ -221,29 +226,31 @@ async fn grouped(files: &[Arc<File>], reads: &[(usize, u64)]) -> Result<Samples>
 }
 
 fn check(offset: u64, bytes: &[u8]) -> Result<()> {
-    if bytes.len() == READ_BYTES && subject::verify(offset, bytes) {
+    if bytes.len() == READ_BYTES && data_file::verify(offset, bytes) {
         return Ok(());
     }
     Err(Error::wrong("parread", format!("wrong bytes, {} of them, at {offset}", bytes.len())))
 }
 
-fn hand_out(mode: &str, engine: &str, measured: &[Measured], each: &mut impl FnMut(Row)) {
+fn report(mode: &str, engine: &str, measured: &[Measured], each: &mut impl FnMut(IoRow)) {
     let (serial, parallel) = (&measured[SERIAL].series, &measured[PARALLEL].series);
-    for (form, Measured { series, device_bytes, cached, probed }) in FORMS.into_iter().zip(measured) {
-        let row = Row::new(format!("parread, cold, {mode}: {}", form.name(engine)), "reads/s", series);
+    for (order, Measured { series, device_bytes, cached, probed }) in ORDERS.into_iter().zip(measured) {
+        let row = IoRow::new(format!("parread, cold, {mode}: {}", order.name(engine)), "reads/s", series);
         let mut note = format!("{cached} of {probed} blocks probed beforehand were cached");
         if let Some(bytes) = device_bytes {
             let kib = *bytes as f64 / 1024.0 / row.operations.max(1) as f64;
             note += &format!("; {kib:.1} KiB came from the device for each read");
         }
-        let row = match form {
-            Form::Serial => row,
-            Form::Sorted => row.against("serial", series, Some(serial)),
-            Form::Parallel(_) => row.against("serial", series, Some(serial)).with_aim(Aim::AtLeast(4.0)),
-            Form::Grouped => {
+        let row = match order {
+            Order::Serial => row,
+            Order::Sorted => row.against("serial", series, Some(serial)),
+            Order::Parallel(_) => {
+                row.against("serial", series, Some(serial)).with_aim(RatioAim::AtLeast(4.0))
+            }
+            Order::Grouped => {
                 let to_serial = series.ratio_to(serial).unwrap_or_default();
                 note = format!("{to_serial:.2} × serial; p50/p99 are of whole files; {note}");
-                row.against("parallel", series, Some(parallel)).with_aim(Aim::AtLeast(1.0))
+                row.against("parallel", series, Some(parallel)).with_aim(RatioAim::AtLeast(1.0))
             }
         };
         each(row.with_note(note));

@@ -1,4 +1,4 @@
-//! One connection of the soak's, and what all its tasks share.
+//! The HTTP client of the soak, and the context that all its tasks share.
 
 use std::collections::HashSet;
 use std::sync::Mutex as StdMutex;
@@ -10,99 +10,99 @@ use tokio::sync::{Mutex, watch};
 use super::model::Model;
 use crate::http::{Connection, HttpError, Server};
 
-/// Past this a request should have been answered.
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest wait for a response.
+const RESPONSE_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// How long after a broken connection it must be known that the server was killed.
-const KILL_NEWS_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest time from a broken connection to the change of phase that follows a kill.
+const PAUSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What the tasks are to do.
+/// The phase of the soak, which controls its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Write and read.
+    /// Clients write and read.
     Running,
-    /// Let go: the server was killed, or what it holds is compared.
+    /// Clients release their models: the server was killed, or its content is being compared.
     Paused,
-    /// End.
+    /// Clients end.
     Done,
 }
 
-/// Why a step of a task wasn't done.
+/// Why a client's step failed.
 #[derive(Debug)]
-pub(super) enum Trouble {
-    /// The connection broke: right after a kill, and only then.
+pub(super) enum Failure {
+    /// The connection broke, which is allowed only after a kill.
     Broken(HttpError),
-    /// The server contradicts what it acknowledged.
+    /// The server contradicts its acknowledgements.
     Wrong(String),
 }
 
-impl From<HttpError> for Trouble {
-    fn from(error: HttpError) -> Trouble {
-        Trouble::Broken(error)
+impl From<HttpError> for Failure {
+    fn from(error: HttpError) -> Failure {
+        Failure::Broken(error)
     }
 }
 
-pub(super) type Step<T> = Result<T, Trouble>;
+pub(super) type StepResult<T> = Result<T, Failure>;
 
-pub(super) fn wrong<T>(text: impl Into<String>) -> Step<T> {
-    Err(Trouble::Wrong(text.into()))
+pub(super) fn wrong<T>(text: impl Into<String>) -> StepResult<T> {
+    Err(Failure::Wrong(text.into()))
 }
 
-/// What all tasks share.
-pub(super) struct Shared {
+/// The context that all tasks of a soak share.
+pub(super) struct Context {
     pub(super) server: Server,
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) databases: Vec<String>,
-    /// A model for each client; held while the client runs.
+    /// Each writer's model, locked while the writer runs a step.
     pub(super) models: Vec<Mutex<Model>>,
-    /// Ids that were purged: they are in no feed any more, and whoever followed it has them still.
+    /// Ids of purged documents, which no feed contains any more; a follower may have received them before.
     pub(super) purged: StdMutex<HashSet<String>>,
-    /// Documents of requests that never came to their end.
+    /// Databases and ids of the documents of aborted requests.
     pub(super) aborted: StdMutex<Vec<(String, String)>>,
     pub(super) seed: u64,
 }
 
-impl Shared {
+impl Context {
     pub(super) fn is_running(&self) -> bool {
         *self.phase.borrow() == Phase::Running
     }
 
-    /// Waits until there is something to do; false at the end.
-    pub(super) async fn runs(&self) -> bool {
+    /// Waits while the soak is paused. Returns false if it is done.
+    pub(super) async fn wait_until_running(&self) -> bool {
         let mut phase = self.phase.clone();
         let found = phase.wait_for(|phase| *phase != Phase::Paused).await;
         found.is_ok_and(|phase| *phase == Phase::Running)
     }
 
-    /// What trouble comes to: nothing, where the server was killed.
+    /// Accepts a failed step if the server was killed.
     ///
     /// # Errors
-    /// What the server did wrong.
-    pub(super) async fn excuse(&self, who: &str, trouble: Trouble) -> Result<(), String> {
-        let error = match trouble {
-            Trouble::Wrong(text) => return Err(format!("{who}: {text}")),
-            Trouble::Broken(error) => error,
+    /// The server's fault, after the name of `client`.
+    pub(super) async fn accept_if_killed(&self, client: &str, failure: Failure) -> Result<(), String> {
+        let error = match failure {
+            Failure::Wrong(text) => return Err(format!("{client}: {text}")),
+            Failure::Broken(error) => error,
         };
         let mut phase = self.phase.clone();
         let paused = phase.wait_for(|phase| *phase != Phase::Running);
-        match tokio::time::timeout(KILL_NEWS_WAIT_MAX, paused).await {
+        match tokio::time::timeout(PAUSE_WAIT_MAX, paused).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(format!("{who}: the connection broke while the server ran: {error}")),
+            Err(_) => Err(format!("{client}: the connection broke while the server ran: {error}")),
         }
     }
 }
 
-/// An answer.
-pub(super) struct Answer {
+/// A response with its whole body.
+pub(super) struct Reply {
     pub(super) status: u16,
     pub(super) body: Vec<u8>,
 }
 
-impl Answer {
-    pub(super) fn json(&self) -> Step<Value> {
+impl Reply {
+    pub(super) fn json(&self) -> StepResult<Value> {
         match serde_json::from_slice(&self.body) {
             Ok(value) => Ok(value),
-            Err(error) => wrong(format!("an answer is no JSON: {error}: {}", self.shown())),
+            Err(error) => wrong(format!("a response isn't JSON: {error}: {}", self.shown())),
         }
     }
 
@@ -111,8 +111,8 @@ impl Answer {
         format!("{} {}", self.status, text.trim_end())
     }
 
-    /// Checks the status.
-    pub(super) fn expect(self, what: &str, allowed: &[u16]) -> Step<Answer> {
+    /// Returns the response if its status is allowed; otherwise fails with `what`.
+    pub(super) fn expect(self, what: &str, allowed: &[u16]) -> StepResult<Reply> {
         match allowed.contains(&self.status) {
             true => Ok(self),
             false => wrong(format!("{what}: {}", self.shown())),
@@ -120,10 +120,11 @@ impl Answer {
     }
 }
 
-/// A client with one connection, which it opens when it needs one.
+/// A client with one connection, opened on demand.
 pub(super) struct Http {
     server: Server,
     connection: Option<Connection>,
+    /// Number of responses received.
     pub(super) requests: u64,
 }
 
@@ -132,26 +133,26 @@ impl Http {
         Http { server: server.clone(), connection: None, requests: 0 }
     }
 
-    /// One request with its whole answer; `content` is a body and its media type.
+    /// Sends a request and returns the whole response. `content` is the body and its media type.
     pub(super) async fn send(
         &mut self,
         method: &str,
         target: &str,
         content: Option<(&str, &[u8])>,
-    ) -> Step<Answer> {
+    ) -> StepResult<Reply> {
         let mut head = Vec::new();
         let declared = content.map(|(kind, body)| (kind, body.len()));
         self.server.render_head(method, target, declared, &mut head);
         let body = content.map_or(&[][..], |(_, body)| body);
-        let late = || HttpError::Malformed("it didn't come in time");
-        // Taken out while it is in use, so that a broken exchange is never resumed.
+        let late = || HttpError::Malformed("it didn't arrive in time");
+        // Removed from `self` while in use, so that a broken exchange is never resumed.
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => Connection::open(&self.server).await?,
         };
-        let exchange = tokio::time::timeout(ANSWER_WAIT_MAX, connection.exchange_parts(&head, body));
+        let exchange = tokio::time::timeout(RESPONSE_WAIT_MAX, connection.exchange_parts(&head, body));
         let answer = exchange.await.map_err(|_| late())??;
-        let answer = Answer { status: answer.status, body: answer.body.to_vec() };
+        let answer = Reply { status: answer.status, body: answer.body.to_vec() };
         if !connection.is_closing() {
             self.connection = Some(connection);
         }
@@ -162,16 +163,16 @@ impl Http {
         Ok(answer)
     }
 
-    pub(super) async fn get(&mut self, target: &str) -> Step<Answer> {
+    pub(super) async fn get(&mut self, target: &str) -> StepResult<Reply> {
         self.send("GET", target, None).await
     }
 
-    pub(super) async fn post(&mut self, target: &str, body: &Value) -> Step<Answer> {
+    pub(super) async fn post(&mut self, target: &str, body: &Value) -> StepResult<Reply> {
         let text = body.to_string();
         self.send("POST", target, Some(("application/json", text.as_bytes()))).await
     }
 
-    pub(super) async fn put(&mut self, target: &str, body: &Value) -> Step<Answer> {
+    pub(super) async fn put(&mut self, target: &str, body: &Value) -> StepResult<Reply> {
         let text = body.to_string();
         self.send("PUT", target, Some(("application/json", text.as_bytes()))).await
     }

@@ -1,4 +1,4 @@
-//! Clients that follow the changes of a database: each change comes, in order, and comes once.
+//! Clients that follow a database's changes feed: each change must arrive, in order, and only once.
 
 use std::collections::HashMap;
 use std::sync::Mutex as StdMutex;
@@ -6,84 +6,84 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::client::{Http, Shared, Step, Trouble, wrong};
+use super::client::{Context, Failure, Http, StepResult, wrong};
 use crate::http::{Connection, HttpError};
 
-/// A sign of life is asked for as often.
+/// The requested interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// Past this a feed that gives signs of life has died.
+/// Longest time without data after which a continuous feed counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Pause before a connection is tried again.
-const AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// Pause before a follower reconnects, and between two checks of its progress.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a follower may take to hear of the last change once nobody writes.
+/// Longest time until a follower has received the last change once the writers have stopped.
 const CATCH_UP_MAX: Duration = Duration::from_secs(30);
 
-/// How a follower follows.
+/// The feed's mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FeedMode {
     Continuous,
     Longpoll,
 }
 
-/// A follower, and what it has heard.
+/// A follower and the changes that it has received.
 pub(super) struct Follower {
     pub(super) database: String,
-    pub(super) kind: Kind,
-    pub(super) heard: StdMutex<Heard>,
+    pub(super) mode: FeedMode,
+    pub(super) received: StdMutex<Received>,
 }
 
-/// What a follower has heard.
+/// The changes that a follower has received.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct Received {
     since: String,
     number: u64,
-    /// Of each document its revision, and whether that deletes it.
+    /// Each document's revision, and whether it is a deletion.
     docs: HashMap<String, (String, bool)>,
     pub(super) changes: u64,
 }
 
 impl Follower {
-    pub(super) fn new(database: &str, kind: Kind) -> Follower {
-        let heard = Heard { since: "0".to_owned(), number: 0, docs: HashMap::new(), changes: 0 };
-        Follower { database: database.to_owned(), kind, heard: StdMutex::new(heard) }
+    pub(super) fn new(database: &str, mode: FeedMode) -> Follower {
+        let received = Received { since: "0".to_owned(), number: 0, docs: HashMap::new(), changes: 0 };
+        Follower { database: database.to_owned(), mode, received: StdMutex::new(received) }
     }
 
-    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
-        self.heard.lock().expect("nobody panics with it")
+    fn received(&self) -> std::sync::MutexGuard<'_, Received> {
+        self.received.lock().expect("not poisoned")
     }
 
-    /// Follows until the task is ended. While the server is away it tries again.
-    pub(super) async fn run(&self, shared: &Shared, index: usize) -> Result<(), String> {
+    /// Follows until the task is cancelled. Reconnects while the server is down.
+    pub(super) async fn run(&self, context: &Context, index: usize) -> Result<(), String> {
         loop {
-            let trouble = match self.kind {
-                Kind::Continuous => self.stream(shared).await,
-                Kind::Longpoll => self.poll(shared).await,
+            let failure = match self.mode {
+                FeedMode::Continuous => self.stream(context).await,
+                FeedMode::Longpoll => self.poll(context).await,
             };
-            if let Err(trouble) = trouble {
-                let who = format!("follower {index} of {} ({:?})", self.database, self.kind);
-                shared.excuse(&who, trouble).await?;
+            if let Err(failure) = failure {
+                let name = format!("follower {index} of {} ({:?})", self.database, self.mode);
+                context.accept_if_killed(&name, failure).await?;
             }
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
-    async fn stream(&self, shared: &Shared) -> Step<()> {
-        let mut connection = Connection::open(&shared.server).await?;
-        let (since, heartbeat) = (self.heard().since.clone(), HEARTBEAT.as_millis());
+    async fn stream(&self, context: &Context) -> StepResult<()> {
+        let mut connection = Connection::open(&context.server).await?;
+        let (since, heartbeat) = (self.received().since.clone(), HEARTBEAT.as_millis());
         let target =
             format!("/{}/_changes?feed=continuous&heartbeat={heartbeat}&since={since}", self.database);
         let mut request = Vec::new();
-        shared.server.render_head("GET", &target, None, &mut request);
+        context.server.render_head("GET", &target, None, &mut request);
         let status = connection.begin(&request).await?;
         if status != 200 {
-            return wrong(format!("a feed answers {status}"));
+            return wrong(format!("a feed has status {status}"));
         }
         let mut line = Vec::new();
         loop {
-            let late = |_| HttpError::Malformed("a feed gives no sign of life");
+            let late = |_| HttpError::Malformed("a feed sent no heartbeat");
             let chunk = tokio::time::timeout(SILENCE_MAX, connection.chunk()).await.map_err(late)??;
             let Some(chunk) = chunk else { return wrong("a continuous feed ended") };
             for byte in chunk {
@@ -99,69 +99,69 @@ impl Follower {
         }
     }
 
-    fn take_line(&self, line: &[u8]) -> Step<()> {
+    fn take_line(&self, line: &[u8]) -> StepResult<()> {
         match serde_json::from_slice::<Value>(line) {
-            Ok(row) => self.heard().take(&row).or_else(wrong),
-            Err(error) => wrong(format!("a feed's line is no JSON: {error}")),
+            Ok(row) => self.received().take(&row).or_else(wrong),
+            Err(error) => wrong(format!("a feed's line isn't JSON: {error}")),
         }
     }
 
-    async fn poll(&self, shared: &Shared) -> Step<()> {
-        let mut http = Http::new(&shared.server);
+    async fn poll(&self, context: &Context) -> StepResult<()> {
+        let mut http = Http::new(&context.server);
         loop {
-            let since = self.heard().since.clone();
+            let since = self.received().since.clone();
             let target = format!("/{}/_changes?feed=longpoll&timeout=5000&since={since}", self.database);
             let answer = http.get(&target).await?.expect("a longpoll", &[200])?.json()?;
-            let mut heard = self.heard();
+            let mut received = self.received();
             for row in answer["results"].as_array().into_iter().flatten() {
-                heard.take(row).or_else(wrong)?;
+                received.take(row).or_else(wrong)?;
             }
             match answer["last_seq"].as_str() {
-                Some(last) => heard.since = last.to_owned(),
+                Some(last) => received.since = last.to_owned(),
                 None => return wrong("a longpoll has no last_seq"),
             }
         }
     }
 
-    /// Compares what was heard with the whole feed, once all of that could be heard.
-    pub(super) async fn compare(&self, shared: &Shared, feed: &Feed) -> Step<()> {
-        let begun = Instant::now();
-        while self.heard().number < feed.number {
-            if begun.elapsed() > CATCH_UP_MAX {
+    /// Waits until the follower has received the last change, and compares it with the whole feed.
+    pub(super) async fn compare(&self, context: &Context, feed: &Feed) -> StepResult<()> {
+        let started = Instant::now();
+        while self.received().number < feed.number {
+            if started.elapsed() > CATCH_UP_MAX {
                 return wrong(format!(
-                    "a {:?} follower of {} has heard up to {}, the feed is at {}",
-                    self.kind,
+                    "a {:?} follower of {} has received up to {}, the feed is at {}",
+                    self.mode,
                     self.database,
-                    self.heard().number,
+                    self.received().number,
                     feed.number
                 ));
             }
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
-        let mut heard = self.heard();
+        let mut received = self.received();
         for (id, known) in &feed.docs {
-            if heard.docs.get(id) != Some(known) {
-                let found = heard.docs.get(id);
-                return wrong(format!("a {:?} follower has {found:?} of {id}, not {known:?}", self.kind));
+            if received.docs.get(id) != Some(known) {
+                let found = received.docs.get(id);
+                return wrong(format!("a {:?} follower has {found:?} of {id}, not {known:?}", self.mode));
             }
         }
-        let purged = shared.purged.lock().expect("nobody panics with it");
-        heard.docs.retain(|id, _| feed.docs.contains_key(id) || !purged.contains(id));
-        match heard.docs.keys().find(|id| !feed.docs.contains_key(*id)) {
-            Some(id) => wrong(format!("a follower heard of {id}, which the feed doesn't have")),
+        let purged = context.purged.lock().expect("not poisoned");
+        received.docs.retain(|id, _| feed.docs.contains_key(id) || !purged.contains(id));
+        match received.docs.keys().find(|id| !feed.docs.contains_key(*id)) {
+            Some(id) => wrong(format!("a follower received {id}, which the feed doesn't have")),
             None => Ok(()),
         }
     }
 }
 
-impl Heard {
+impl Received {
     fn take(&mut self, row: &Value) -> Result<(), String> {
         let (seq, number, id, state) = parse_row(row)?;
         if number <= self.number {
             return Err(format!("change {number} ({id}) came after {}", self.number));
         }
         if self.docs.get(&id) == Some(&state) {
-            return Err(format!("change {number} tells of {id} at {} again", state.0));
+            return Err(format!("change {number} repeats {id} at {}", state.0));
         }
         self.docs.insert(id, state);
         (self.since, self.number) = (seq, number);
@@ -177,14 +177,14 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Reads it: each document is there once, in order.
-    pub(super) async fn read(http: &mut Http, database: &str) -> Step<Feed> {
+    /// Reads the feed and checks that each document occurs once, in order.
+    pub(super) async fn read(http: &mut Http, database: &str) -> StepResult<Feed> {
         let answer = http.get(&format!("/{database}/_changes")).await?.expect("a feed", &[200])?.json()?;
         let mut feed = Feed { number: 0, docs: HashMap::new() };
         for row in answer["results"].as_array().into_iter().flatten() {
-            let (_, number, id, state) = parse_row(row).map_err(Trouble::Wrong)?;
+            let (_, number, id, state) = parse_row(row).map_err(Failure::Wrong)?;
             if number <= feed.number || feed.docs.insert(id.clone(), state).is_some() {
-                return wrong(format!("the feed tells of {id} twice, or out of order"));
+                return wrong(format!("the feed has {id} twice, or out of order"));
             }
             feed.number = number;
         }
@@ -192,13 +192,13 @@ impl Feed {
     }
 }
 
-/// A row's position, its number, its document, and what became of that.
+/// Parses a row: its `seq`, the number in that, the document's id, its revision and whether it is deleted.
 fn parse_row(row: &Value) -> Result<(String, u64, String, (String, bool)), String> {
     let text =
-        |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| format!("a strange row: {row}"));
+        |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| format!("an unexpected row: {row}"));
     let seq = text(&row["seq"])?;
     let number = seq.split('-').next().and_then(|number| number.parse().ok());
-    let number = number.ok_or_else(|| format!("a strange position: {seq}"))?;
+    let number = number.ok_or_else(|| format!("an unexpected seq: {seq}"))?;
     let revision = text(&row["changes"][0]["rev"])?;
     Ok((seq, number, text(&row["id"])?, (revision, row["deleted"] == true)))
 }
@@ -210,15 +210,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_that_comes_twice_or_too_late_is_seen() {
-        let follower = Follower::new("db", Kind::Longpoll);
+    fn a_repeated_or_late_change_is_an_error() {
+        let follower = Follower::new("db", FeedMode::Longpoll);
         let row = |seq: &str, rev: &str| json!({ "seq": seq, "id": "a", "changes": [{ "rev": rev }] });
-        let mut heard = follower.heard();
-        assert_eq!(heard.take(&row("1-x", "1-a")), Ok(()));
-        assert_eq!(heard.take(&row("2-x", "2-b")), Ok(()));
-        assert!(heard.take(&row("2-x", "3-c")).is_err(), "the same position");
-        assert!(heard.take(&row("3-x", "2-b")).is_err(), "the same revision");
-        assert!(heard.take(&json!({ "seq": 4 })).is_err(), "no row");
-        assert_eq!((heard.number, heard.changes), (2, 2));
+        let mut received = follower.received();
+        assert_eq!(received.take(&row("1-x", "1-a")), Ok(()));
+        assert_eq!(received.take(&row("2-x", "2-b")), Ok(()));
+        assert!(received.take(&row("2-x", "3-c")).is_err(), "the same position");
+        assert!(received.take(&row("3-x", "2-b")).is_err(), "the same revision");
+        assert!(received.take(&json!({ "seq": 4 })).is_err(), "no row");
+        assert_eq!((received.number, received.changes), (2, 2));
     }
 }

@@ -1,12 +1,12 @@
-//! What a client knows that the server has acknowledged.
+//! A writer's model of the content that the server has acknowledged.
 //!
-//! Contents are made from seeds, so that a model holds numbers and can tell each byte.
+//! Contents are generated from seeds, so that a model stores only numbers and can reproduce each byte.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
 
-/// SplitMix64: the soak's own, so that a seed means the same for ever.
+/// A SplitMix64 generator. It is implemented here so that a seed always gives the same run.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
@@ -28,14 +28,14 @@ impl Random {
         self.next() % count
     }
 
-    /// From 1 to `most`, each order of magnitude as often as another.
-    pub(super) fn size(&mut self, most: u64) -> usize {
-        let bits = self.below(u64::from(most.ilog2()) + 1);
-        (1 + self.below(1 << bits) + (1 << bits) - 1).min(most) as usize
+    /// A size from 1 to `max`. Each power of two is equally probable.
+    pub(super) fn size(&mut self, max: u64) -> usize {
+        let bits = self.below(u64::from(max.ilog2()) + 1);
+        (1 + self.below(1 << bits) + (1 << bits) - 1).min(max) as usize
     }
 }
 
-/// The bytes of a seed: text of letters and digits, which gzip makes smaller, or any bytes.
+/// The content of a seed: text of letters and digits, which gzip can compress, or random bytes.
 pub(super) fn content(seed: u64, size: usize, is_text: bool) -> Vec<u8> {
     const LETTERS: &[u8; 64] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .";
     let mut random = Random::new(seed);
@@ -51,10 +51,10 @@ pub(super) fn content(seed: u64, size: usize, is_text: bool) -> Vec<u8> {
     bytes
 }
 
-/// Bytes of the longest text in a document.
+/// Maximum bytes of the text in a document.
 const TEXT_BYTES_MAX: u64 = 8 << 10;
 
-/// The members of a document of that seed.
+/// The members of the document of a seed.
 pub(super) fn body(seed: u64) -> serde_json::Map<String, Value> {
     let mut random = Random::new(seed);
     let size = random.size(TEXT_BYTES_MAX);
@@ -66,7 +66,7 @@ pub(super) fn body(seed: u64) -> serde_json::Map<String, Value> {
     members
 }
 
-/// An attachment: what it holds.
+/// The content of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct File {
     pub(super) seed: u64,
@@ -84,88 +84,89 @@ impl File {
     }
 }
 
-/// A revision of a document, or what an edit makes of it.
+/// The state of a document, or the state after an edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum State {
-    /// It never was, or was purged.
+pub(super) enum DocState {
+    /// It was never stored, or it was purged.
     Absent,
-    /// The revision is unknown where the answer was lost.
+    /// Deleted. The revision is unknown if the response was lost.
     Deleted(Option<String>),
-    /// The seed of its body, and its attachments.
+    /// Live, with the seed of its body and its attachments. The revision is empty before the response.
     Live { rev: String, seed: u64, files: BTreeMap<String, File> },
 }
 
-impl State {
+impl DocState {
     pub(super) fn rev(&self) -> Option<&str> {
         match self {
-            State::Live { rev, .. } => Some(rev),
-            State::Deleted(rev) => rev.as_deref(),
-            State::Absent => None,
+            DocState::Live { rev, .. } => Some(rev),
+            DocState::Deleted(rev) => rev.as_deref(),
+            DocState::Absent => None,
         }
     }
 
     pub(super) fn is_live(&self) -> bool {
-        matches!(self, State::Live { .. })
+        matches!(self, DocState::Live { .. })
     }
 
-    /// Whether a document is as this says; of one whose answer is to come the revision is unknown.
-    fn is_shown_by(&self, found: &Value) -> bool {
-        let State::Live { rev, seed, files } = self else { return false };
+    /// Whether a document read from the server is in this state. An empty revision matches any.
+    fn matches(&self, found: &Value) -> bool {
+        let DocState::Live { rev, seed, files } = self else { return false };
         let has_rev = rev.is_empty() || found["_rev"] == rev.as_str();
         has_rev && has_body(found, *seed) && has_files(found, files)
     }
 }
 
-/// A document: what was acknowledged, and what was sent since and never answered.
+/// A document of the model.
 #[derive(Debug, Clone)]
 pub(super) struct Doc {
-    pub(super) state: State,
-    /// Its revision isn't known yet: empty.
-    pub(super) pending: Option<State>,
+    /// The acknowledged state.
+    pub(super) state: DocState,
+    /// The state after an edit without a response, with an empty revision.
+    pub(super) pending: Option<DocState>,
 }
 
-/// A local document: its seed and revision, and the seed of a write that was never answered.
+/// A local document: its acknowledged seed and revision, and the seed of a write without a response.
 pub(super) type Local = (Option<(u64, String)>, Option<u64>);
 
-/// What a backup may hold of one client's documents: what was known when it began, and what was sent and
-/// acknowledged while it was made.
+/// The states of one writer's documents that a backup may contain: the model at its beginning, and the edits
+/// sent and acknowledged while it was made.
 #[derive(Debug, Default)]
-pub(super) struct Window {
+pub(super) struct BackupWindow {
     docs: HashMap<String, Doc>,
-    since: HashMap<String, Vec<State>>,
+    since: HashMap<String, Vec<DocState>>,
     locals: HashMap<String, Local>,
     locals_since: HashMap<String, Vec<u64>>,
 }
 
-impl Window {
-    /// The documents that are known, deleted ones included.
+impl BackupWindow {
+    /// The ids of all documents, deleted ones included.
     pub(super) fn ids(&self) -> impl Iterator<Item = &String> {
         self.docs.keys().chain(self.since.keys().filter(|id| !self.docs.contains_key(*id)))
     }
 
-    /// Which of the states that a document may have `found` shows.
+    /// Returns the state, of those that a document may have, that matches `found`.
     ///
     /// # Errors
-    /// None of them.
-    pub(super) fn state_of(&self, id: &str, found: Option<&Value>) -> Result<&State, String> {
-        let begun = self.docs.get(id);
-        let before = begun.map_or(&State::Absent, |doc| &doc.state);
-        let pending = begun.and_then(|doc| doc.pending.as_ref());
+    /// A description if none matches.
+    pub(super) fn state_of(&self, id: &str, found: Option<&Value>) -> Result<&DocState, String> {
+        let doc = self.docs.get(id);
+        let before = doc.map_or(&DocState::Absent, |doc| &doc.state);
+        let pending = doc.and_then(|doc| doc.pending.as_ref());
         let since = self.since.get(id).into_iter().flatten();
         let states = || [Some(before), pending].into_iter().flatten().chain(since.clone());
-        let is_it = |state: &&State| match found {
-            Some(found) => state.is_shown_by(found),
+        let matches = |state: &&DocState| match found {
+            Some(found) => state.matches(found),
             None => !state.is_live(),
         };
-        // One whose revision is known tells more.
-        let known = states().filter(|state| state.rev().is_some_and(|rev| !rev.is_empty())).find(is_it);
-        known.or_else(|| states().find(is_it)).ok_or_else(|| {
-            let states: Vec<&State> = states().collect();
-            format!("it is {}; known: {states:?}", shown(found.unwrap_or(&Value::Null)))
+        // Prefers a state with a known revision.
+        let known = states().filter(|state| state.rev().is_some_and(|rev| !rev.is_empty())).find(matches);
+        known.or_else(|| states().find(matches)).ok_or_else(|| {
+            let states: Vec<&DocState> = states().collect();
+            format!("it is {}; expected: {states:?}", shown(found.unwrap_or(&Value::Null)))
         })
     }
 
-    /// The local documents: whether each may be missing, and the seeds that it may have.
+    /// The local documents, each with whether it may be missing and with the seeds that it may have.
     pub(super) fn locals(&self) -> impl Iterator<Item = (&String, (bool, Vec<u64>))> {
         let names = self.locals_since.keys().filter(|name| !self.locals.contains_key(*name));
         self.locals.keys().chain(names).map(|name| {
@@ -177,7 +178,7 @@ impl Window {
     }
 }
 
-/// What one client wrote. Nobody else writes its documents.
+/// The model of one writer. No other client writes its documents.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) docs: HashMap<String, Doc>,
@@ -187,30 +188,33 @@ pub(super) struct Model {
     pub(super) purged: HashSet<String>,
     /// Local documents by name.
     pub(super) locals: HashMap<String, Local>,
-    /// Answered with 202: id and seed.
-    pub(super) maybe: Vec<(String, u64)>,
+    /// Ids and seeds of documents written with response 202.
+    pub(super) accepted: Vec<(String, u64)>,
     pub(super) counts: Counts,
-    /// There while a backup is made.
-    pub(super) window: Option<Window>,
+    /// Set while a backup is made.
+    pub(super) window: Option<BackupWindow>,
 }
 
-/// What was done.
+/// Counters of a writer.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Counts {
-    /// Requests that were answered.
+    /// Requests with a response.
     pub(super) requests: u64,
-    /// Writes of documents that were acknowledged by 200 or 201.
+    /// Writes of documents with response 200 or 201.
     pub(super) acknowledged: u64,
-    /// By 202.
+    /// Writes with response 202.
     pub(super) accepted: u64,
-    /// Of these, found when they were looked for, and gone.
+    /// Writes with response 202 that a verification found.
     pub(super) accepted_found: u64,
+    /// Writes with response 202 that a verification didn't find.
     pub(super) accepted_lost: u64,
-    /// Sent and never answered: found done, and not done.
+    /// Writes without a response that the server executed.
     pub(super) unanswered_done: u64,
+    /// Writes without a response that the server didn't execute.
     pub(super) unanswered_undone: u64,
-    /// Documents, and attachments, whose content was compared at a verification.
+    /// Documents whose content was compared at verifications.
     pub(super) verified: u64,
+    /// Attachments whose content was compared at verifications.
     pub(super) verified_files: u64,
 }
 
@@ -229,19 +233,19 @@ impl Counts {
 }
 
 impl Model {
-    /// From now on notes what a backup may hold.
+    /// Begins to record the states that a backup may contain.
     pub(super) fn begin_window(&mut self) {
         let (docs, locals) = (self.docs.clone(), self.locals.clone());
-        self.window = Some(Window { docs, locals, ..Window::default() });
+        self.window = Some(BackupWindow { docs, locals, ..BackupWindow::default() });
     }
 
-    fn note(&mut self, id: &str, state: &State) {
+    fn record_in_window(&mut self, id: &str, state: &DocState) {
         if let Some(window) = &mut self.window {
             window.since.entry(id.to_owned()).or_default().push(state.clone());
         }
     }
 
-    /// Notes what is being sent of a local document.
+    /// Records a write of a local document before it is sent.
     pub(super) fn send_local(&mut self, name: &str, local: Local) {
         if let (Some(window), Some(seed)) = (&mut self.window, local.1) {
             window.locals_since.entry(name.to_owned()).or_default().push(seed);
@@ -249,10 +253,10 @@ impl Model {
         self.locals.insert(name.to_owned(), local);
     }
 
-    /// Takes in what an answer said of a document.
-    pub(super) fn set(&mut self, id: &str, state: State) {
+    /// Records the acknowledged state of a document.
+    pub(super) fn set(&mut self, id: &str, state: DocState) {
         self.counts.acknowledged += 1;
-        self.note(id, &state);
+        self.record_in_window(id, &state);
         match self.docs.get_mut(id) {
             Some(doc) => *doc = Doc { state, pending: None },
             None => {
@@ -262,26 +266,25 @@ impl Model {
         }
     }
 
-    /// Notes what is being sent.
-    pub(super) fn send(&mut self, id: &str, pending: State) {
-        self.note(id, &pending);
+    /// Records an edit before it is sent.
+    pub(super) fn send(&mut self, id: &str, pending: DocState) {
+        self.record_in_window(id, &pending);
         let doc = self.docs.entry(id.to_owned()).or_insert_with(|| {
             self.ids.push(id.to_owned());
-            Doc { state: State::Absent, pending: None }
+            Doc { state: DocState::Absent, pending: None }
         });
         doc.pending = Some(pending);
     }
 
-    pub(super) fn forget(&mut self, id: &str) {
-        self.note(id, &State::Absent);
+    pub(super) fn remove(&mut self, id: &str) {
+        self.record_in_window(id, &DocState::Absent);
         self.docs.remove(id);
         self.ids.retain(|other| other != id);
     }
 
-    /// A document for which nothing is pending; None where the one that was drawn isn't such.
-    pub(super) fn draw(&self, random: &mut Random, wanted: impl Fn(&State) -> bool) -> Option<String> {
+    /// Returns a random document in a wanted state without a pending edit, if a few draws find one.
+    pub(super) fn draw(&self, random: &mut Random, wanted: impl Fn(&DocState) -> bool) -> Option<String> {
         let count = self.ids.len() as u64;
-        // A few draws find one where there are many.
         (0..8).filter(|_| count > 0).find_map(|_| {
             let id = &self.ids[random.below(count) as usize];
             let doc = &self.docs[id];
@@ -290,22 +293,22 @@ impl Model {
     }
 }
 
-/// What the server says of a document, judged by what the model knows: the state that it is in.
+/// Compares a document read from the server with the model. Returns its state.
 ///
 /// # Errors
-/// How it contradicts everything that it may be.
-pub(super) fn judge(doc: &Doc, found: Option<&Value>) -> Result<State, String> {
+/// A description if it is in none of the expected states.
+pub(super) fn judge(doc: &Doc, found: Option<&Value>) -> Result<DocState, String> {
     let candidates = [Some(&doc.state), doc.pending.as_ref()];
     let Some(found) = found else {
-        let gone = candidates.into_iter().flatten().find(|state| !state.is_live());
-        return gone.cloned().ok_or_else(|| format!("it is gone; known: {:?}", doc.state));
+        let absent = candidates.into_iter().flatten().find(|state| !state.is_live());
+        return absent.cloned().ok_or_else(|| format!("it is missing; expected: {:?}", doc.state));
     };
-    match candidates.into_iter().flatten().find(|state| state.is_shown_by(found)) {
-        Some(State::Live { seed, files, .. }) => {
+    match candidates.into_iter().flatten().find(|state| state.matches(found)) {
+        Some(DocState::Live { seed, files, .. }) => {
             let rev = found["_rev"].as_str().unwrap_or_default().to_owned();
-            Ok(State::Live { rev, seed: *seed, files: files.clone() })
+            Ok(DocState::Live { rev, seed: *seed, files: files.clone() })
         }
-        _ => Err(format!("it is {}; known: {:?}, pending: {:?}", shown(found), doc.state, doc.pending)),
+        _ => Err(format!("it is {}; expected: {:?}, pending: {:?}", shown(found), doc.state, doc.pending)),
     }
 }
 
@@ -336,11 +339,11 @@ fn has_files(found: &Value, files: &BTreeMap<String, File>) -> bool {
 mod tests {
     use super::*;
 
-    fn live(rev: &str, seed: u64) -> State {
-        State::Live { rev: rev.to_owned(), seed, files: BTreeMap::new() }
+    fn live(rev: &str, seed: u64) -> DocState {
+        DocState::Live { rev: rev.to_owned(), seed, files: BTreeMap::new() }
     }
 
-    fn answer(rev: &str, seed: u64) -> Value {
+    fn document(rev: &str, seed: u64) -> Value {
         let mut members = body(seed);
         members.insert("_id".to_owned(), "x".into());
         members.insert("_rev".to_owned(), rev.into());
@@ -348,45 +351,45 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_must_be_there_and_what_was_not_may_be() {
+    fn an_acknowledged_state_must_be_found_and_a_pending_one_may_be() {
         let doc = Doc { state: live("1-a", 5), pending: Some(live("", 6)) };
-        assert_eq!(judge(&doc, Some(&answer("1-a", 5))), Ok(live("1-a", 5)));
-        assert_eq!(judge(&doc, Some(&answer("2-b", 6))), Ok(live("2-b", 6)));
-        assert!(judge(&doc, Some(&answer("1-b", 5))).is_err(), "another revision");
-        assert!(judge(&doc, Some(&answer("2-b", 7))).is_err(), "other content");
+        assert_eq!(judge(&doc, Some(&document("1-a", 5))), Ok(live("1-a", 5)));
+        assert_eq!(judge(&doc, Some(&document("2-b", 6))), Ok(live("2-b", 6)));
+        assert!(judge(&doc, Some(&document("1-b", 5))).is_err(), "another revision");
+        assert!(judge(&doc, Some(&document("2-b", 7))).is_err(), "other content");
         assert!(judge(&doc, None).is_err(), "lost");
-        let deleting = Doc { state: live("1-a", 5), pending: Some(State::Deleted(None)) };
-        assert_eq!(judge(&deleting, None), Ok(State::Deleted(None)));
+        let deleting = Doc { state: live("1-a", 5), pending: Some(DocState::Deleted(None)) };
+        assert_eq!(judge(&deleting, None), Ok(DocState::Deleted(None)));
     }
 
     #[test]
-    fn a_backup_may_hold_what_was_known_when_it_began_and_what_came_meanwhile() {
+    fn a_backup_may_contain_the_states_from_its_beginning_to_its_end() {
         let mut model = Model::default();
         model.set("kept", live("1-a", 1));
-        model.set("purged", State::Deleted(Some("2-b".to_owned())));
+        model.set("purged", DocState::Deleted(Some("2-b".to_owned())));
         model.begin_window();
         model.send("kept", live("", 2));
         model.set("kept", live("2-c", 2));
         model.send("new", live("", 3));
-        model.forget("purged");
+        model.remove("purged");
         let window = model.window.take().unwrap();
-        assert_eq!(window.state_of("kept", Some(&answer("1-a", 1))), Ok(&live("1-a", 1)));
-        assert_eq!(window.state_of("kept", Some(&answer("2-c", 2))), Ok(&live("2-c", 2)));
+        assert_eq!(window.state_of("kept", Some(&document("1-a", 1))), Ok(&live("1-a", 1)));
+        assert_eq!(window.state_of("kept", Some(&document("2-c", 2))), Ok(&live("2-c", 2)));
         assert!(window.state_of("kept", None).is_err(), "lost");
-        assert!(window.state_of("kept", Some(&answer("1-x", 1))).is_err(), "another revision");
-        assert!(window.state_of("kept", Some(&answer("3-d", 4))).is_err(), "other content");
+        assert!(window.state_of("kept", Some(&document("1-x", 1))).is_err(), "another revision");
+        assert!(window.state_of("kept", Some(&document("3-d", 4))).is_err(), "other content");
         assert!(
-            window.state_of("new", None).is_ok() && window.state_of("new", Some(&answer("1-e", 3))).is_ok()
+            window.state_of("new", None).is_ok() && window.state_of("new", Some(&document("1-e", 3))).is_ok()
         );
         assert!(window.state_of("purged", None).is_ok());
-        assert!(window.state_of("purged", Some(&answer("2-b", 1))).is_err(), "it was deleted before");
+        assert!(window.state_of("purged", Some(&document("2-b", 1))).is_err(), "it was deleted before");
         let mut ids: Vec<&String> = window.ids().collect();
         ids.sort();
         assert_eq!(ids, ["kept", "new", "purged"]);
     }
 
     #[test]
-    fn a_seed_gives_the_same_bytes_and_another_one_others() {
+    fn a_seed_determines_the_content() {
         assert_eq!(content(1, 1_000, false), content(1, 1_000, false));
         assert_ne!(content(1, 1_000, true), content(2, 1_000, true));
         assert!(content(3, 999, true).is_ascii());

@@ -1,4 +1,4 @@
-//! Clients that list, that are slow or go away half-way, and one that makes and deletes databases.
+//! Clients that list, that are slow or abort requests, and one that creates and deletes databases.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,39 +7,39 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::client::{Http, Shared, Step, Trouble, wrong};
+use super::client::{Context, Failure, Http, StepResult, wrong};
 use super::model::{Random, content};
 
-/// Documents of a database that is made to be deleted.
+/// Number of documents of a temporary database.
 const TEMPORARY_DOCS: usize = 10;
 
-/// Databases that are there at once, besides those of the writers.
+/// Maximum number of temporary databases at the same time.
 const TEMPORARY_MAX: usize = 5;
 
-/// Pause between two lists.
-const LIST_EVERY: Duration = Duration::from_millis(50);
+/// Pause between two listings.
+const LIST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Pause between two things that the administrator does.
-const ADMINISTER_EVERY: Duration = Duration::from_millis(500);
+/// Pause between two operations of the administrator.
+const ADMINISTER_PAUSE: Duration = Duration::from_millis(500);
 
-/// Reads lists, whose rows must be in order.
-pub(super) async fn list(shared: &Shared, index: usize) -> Result<(), String> {
-    let mut random = Random::new(shared.seed ^ 0x5ead ^ ((index as u64) << 20));
-    while shared.runs().await {
-        let mut http = Http::new(&shared.server);
-        while shared.is_running() {
-            if let Err(trouble) = list_once(shared, &mut http, &mut random).await {
-                shared.excuse(&format!("reader {index}"), trouble).await?;
+/// Reads listings and checks that their rows are in order.
+pub(super) async fn list(context: &Context, index: usize) -> Result<(), String> {
+    let mut random = Random::new(context.seed ^ 0x5ead ^ ((index as u64) << 20));
+    while context.wait_until_running().await {
+        let mut http = Http::new(&context.server);
+        while context.is_running() {
+            if let Err(failure) = list_once(context, &mut http, &mut random).await {
+                context.accept_if_killed(&format!("reader {index}"), failure).await?;
                 break;
             }
-            tokio::time::sleep(LIST_EVERY).await;
+            tokio::time::sleep(LIST_PAUSE).await;
         }
     }
     Ok(())
 }
 
-async fn list_once(shared: &Shared, http: &mut Http, random: &mut Random) -> Step<()> {
-    let database = &shared.databases[random.below(shared.databases.len() as u64) as usize];
+async fn list_once(context: &Context, http: &mut Http, random: &mut Random) -> StepResult<()> {
+    let database = &context.databases[random.below(context.databases.len() as u64) as usize];
     let start = format!("w{}-{:08}", random.below(10), random.below(2_000));
     match random.below(4) {
         0 | 1 => {
@@ -67,27 +67,27 @@ async fn list_once(shared: &Shared, http: &mut Http, random: &mut Random) -> Ste
     Ok(())
 }
 
-/// Begins requests and goes away, or reads answers slowly. Nothing of it is ever stored.
-pub(super) async fn dawdle(shared: &Shared, index: usize) -> Result<(), String> {
-    let mut random = Random::new(shared.seed ^ 0xa807 ^ ((index as u64) << 20));
+/// Aborts requests, or reads responses slowly. None of its requests may store anything.
+pub(super) async fn run_slow_client(context: &Context, index: usize) -> Result<(), String> {
+    let mut random = Random::new(context.seed ^ 0xa807 ^ ((index as u64) << 20));
     let mut number = 0_u64;
-    while shared.runs().await {
-        while shared.is_running() {
+    while context.wait_until_running().await {
+        while context.is_running() {
             number += 1;
             let id = format!("abort{index}-{number}");
-            let database = shared.databases[random.below(shared.databases.len() as u64) as usize].clone();
-            shared.aborted.lock().expect("nobody panics with it").push((database.clone(), id.clone()));
-            // It expects nothing of a server that it treats so: its errors are its own doing.
-            let _ = dawdle_once(shared, &database, &id, &mut random).await;
+            let database = context.databases[random.below(context.databases.len() as u64) as usize].clone();
+            context.aborted.lock().expect("not poisoned").push((database.clone(), id.clone()));
+            // Errors are expected: the client aborts its requests.
+            let _ = abort_once(context, &database, &id, &mut random).await;
             tokio::time::sleep(Duration::from_millis(20 + random.below(200))).await;
         }
     }
     Ok(())
 }
 
-async fn dawdle_once(shared: &Shared, database: &str, id: &str, random: &mut Random) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect(shared.server.address()).await?;
-    let host = shared.server.address();
+async fn abort_once(context: &Context, database: &str, id: &str, random: &mut Random) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(context.server.address()).await?;
+    let host = context.server.address();
     let head = |target: &str, length: usize| {
         format!(
             "PUT /{database}/{target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: text/plain\r\n\
@@ -102,14 +102,14 @@ async fn dawdle_once(shared: &Shared, database: &str, id: &str, random: &mut Ran
             stream.write_all(head(id, 1_000).as_bytes()).await?;
             stream.write_all(b"{\"half\":[1,2,").await?;
         }
-        // Part of an attachment: chunks of it have been stored by then.
+        // Part of an attachment, of which the server has stored chunks by then.
         2 | 3 => {
             let bytes = content(random.next(), 1 + random.size(3 << 20), random.below(2) == 0);
             stream.write_all(head(&format!("{id}/file"), bytes.len() + 100).as_bytes()).await?;
             stream.write_all(&bytes).await?;
             tokio::time::sleep(Duration::from_millis(random.below(300))).await;
         }
-        // An answer that is read slowly, and never to its end.
+        // A response that is read slowly, and not to its end.
         _ => {
             let request =
                 format!("GET /{database}/_all_docs?include_docs=true HTTP/1.1\r\nHost: {host}\r\n\r\n");
@@ -126,28 +126,27 @@ async fn dawdle_once(shared: &Shared, database: &str, id: &str, random: &mut Ran
     Ok(())
 }
 
-/// Checks that nothing is there of what never came to its end.
-pub(super) async fn verify_aborted(shared: &Shared, http: &mut Http) -> Step<usize> {
-    let aborted = std::mem::take(&mut *shared.aborted.lock().expect("nobody panics with it"));
+/// Checks that aborted requests have stored nothing. Returns their number.
+pub(super) async fn verify_aborted(context: &Context, http: &mut Http) -> StepResult<usize> {
+    let aborted = std::mem::take(&mut *context.aborted.lock().expect("not poisoned"));
     for (database, id) in &aborted {
         http.get(&format!("/{database}/{id}")).await?.expect("half a request", &[404])?;
     }
     Ok(aborted.len())
 }
 
-/// What is known of a database that is made to be deleted.
+/// The expected state of a temporary database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Temporary {
-    /// Asked for, and not answered.
-    Making,
-    /// There, with documents or maybe with them.
-    Made {
-        has_docs: bool,
-    },
+    /// Its creation has no response yet.
+    Creating,
+    /// Created. `has_docs` is set once its documents are acknowledged.
+    Created { has_docs: bool },
+    /// Its deletion has no response yet.
     Deleting,
 }
 
-/// What the administrator knows.
+/// The administrator's model of the temporary databases.
 #[derive(Debug, Default)]
 pub(super) struct Admin {
     temporary: BTreeMap<String, Temporary>,
@@ -156,53 +155,58 @@ pub(super) struct Admin {
     pub(super) compactions: u64,
 }
 
-/// Compacts, makes databases and deletes them.
-pub(super) async fn administer(shared: &Shared, admin: &tokio::sync::Mutex<Admin>) -> Result<(), String> {
-    let mut random = Random::new(shared.seed ^ 0xad31);
-    while shared.runs().await {
-        let mut http = Http::new(&shared.server);
+/// Compacts databases and creates and deletes temporary ones.
+pub(super) async fn administer(context: &Context, admin: &tokio::sync::Mutex<Admin>) -> Result<(), String> {
+    let mut random = Random::new(context.seed ^ 0xad31);
+    while context.wait_until_running().await {
+        let mut http = Http::new(&context.server);
         let mut admin = admin.lock().await;
-        while shared.is_running() {
-            let trouble = match random.below(4) {
-                0 => compact(shared, &mut http, &mut admin, &mut random).await,
-                1 | 2 => make(&mut http, &mut admin).await,
+        while context.is_running() {
+            let failure = match random.below(4) {
+                0 => compact(context, &mut http, &mut admin, &mut random).await,
+                1 | 2 => create(&mut http, &mut admin).await,
                 _ => delete(&mut http, &mut admin).await,
             };
-            if let Err(trouble) = trouble {
-                shared.excuse("the administrator", trouble).await?;
+            if let Err(failure) = failure {
+                context.accept_if_killed("the administrator", failure).await?;
                 break;
             }
-            tokio::time::sleep(ADMINISTER_EVERY).await;
+            tokio::time::sleep(ADMINISTER_PAUSE).await;
         }
     }
     Ok(())
 }
 
-async fn compact(shared: &Shared, http: &mut Http, admin: &mut Admin, random: &mut Random) -> Step<()> {
-    let database = &shared.databases[random.below(shared.databases.len() as u64) as usize];
+async fn compact(
+    context: &Context,
+    http: &mut Http,
+    admin: &mut Admin,
+    random: &mut Random,
+) -> StepResult<()> {
+    let database = &context.databases[random.below(context.databases.len() as u64) as usize];
     http.post(&format!("/{database}/_compact"), &json!({})).await?.expect("a compaction", &[202])?;
     admin.compactions += 1;
     Ok(())
 }
 
-async fn make(http: &mut Http, admin: &mut Admin) -> Step<()> {
+async fn create(http: &mut Http, admin: &mut Admin) -> StepResult<()> {
     if admin.temporary.len() >= TEMPORARY_MAX {
         return Ok(());
     }
     admin.next += 1;
     let name = format!("temporary-{}", admin.next);
-    admin.temporary.insert(name.clone(), Temporary::Making);
+    admin.temporary.insert(name.clone(), Temporary::Creating);
     http.send("PUT", &format!("/{name}"), None).await?.expect("a database", &[201])?;
-    admin.temporary.insert(name.clone(), Temporary::Made { has_docs: false });
+    admin.temporary.insert(name.clone(), Temporary::Created { has_docs: false });
     let docs: Vec<Value> = (0..TEMPORARY_DOCS).map(|number| json!({ "_id": format!("t{number}") })).collect();
     http.post(&format!("/{name}/_bulk_docs"), &json!({ "docs": docs })).await?.expect("a bulk", &[201])?;
-    admin.temporary.insert(name, Temporary::Made { has_docs: true });
+    admin.temporary.insert(name, Temporary::Created { has_docs: true });
     Ok(())
 }
 
-async fn delete(http: &mut Http, admin: &mut Admin) -> Step<()> {
-    let made = admin.temporary.iter().find(|(_, state)| matches!(state, Temporary::Made { .. }));
-    let Some(name) = made.map(|(name, _)| name.clone()) else { return Ok(()) };
+async fn delete(http: &mut Http, admin: &mut Admin) -> StepResult<()> {
+    let created = admin.temporary.iter().find(|(_, state)| matches!(state, Temporary::Created { .. }));
+    let Some(name) = created.map(|(name, _)| name.clone()) else { return Ok(()) };
     admin.temporary.insert(name.clone(), Temporary::Deleting);
     http.send("DELETE", &format!("/{name}"), None).await?.expect("a deletion", &[200])?;
     admin.temporary.remove(&name);
@@ -211,8 +215,8 @@ async fn delete(http: &mut Http, admin: &mut Admin) -> Step<()> {
 }
 
 impl Admin {
-    /// Compares what is known with what is there. What was never answered is settled.
-    pub(super) async fn verify(&mut self, http: &mut Http) -> Step<()> {
+    /// Compares the model with the server and resolves the operations without a response.
+    pub(super) async fn verify(&mut self, http: &mut Http) -> StepResult<()> {
         for name in std::mem::take(&mut self.deleted) {
             http.get(&format!("/{name}")).await?.expect("a deleted database", &[404])?;
         }
@@ -220,16 +224,16 @@ impl Admin {
             let answer = http.get(&format!("/{name}")).await?;
             let count = if answer.status == 200 { answer.json()?["doc_count"].as_u64() } else { None };
             let is_right = match state {
-                Temporary::Making | Temporary::Deleting => [200, 404].contains(&answer.status),
-                Temporary::Made { has_docs: false } => count.is_some(),
-                Temporary::Made { has_docs: true } => count == Some(TEMPORARY_DOCS as u64),
+                Temporary::Creating | Temporary::Deleting => [200, 404].contains(&answer.status),
+                Temporary::Created { has_docs: false } => count.is_some(),
+                Temporary::Created { has_docs: true } => count == Some(TEMPORARY_DOCS as u64),
             };
             if !is_right {
-                return Err(Trouble::Wrong(format!("{name} ({state:?}): {}", answer.shown())));
+                return Err(Failure::Wrong(format!("{name} ({state:?}): {}", answer.shown())));
             }
             if answer.status == 200 {
                 self.temporary
-                    .insert(name, Temporary::Made { has_docs: count == Some(TEMPORARY_DOCS as u64) });
+                    .insert(name, Temporary::Created { has_docs: count == Some(TEMPORARY_DOCS as u64) });
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The server under test: a process that is killed and started again on the same directory.
+//! The server under test: a process that is killed and restarted on the same directory.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,45 +10,46 @@ use crate::couch::Couch;
 use crate::error::{Error, Result};
 use crate::http::Server;
 
-/// Longest wait for a server to answer its first request.
+/// Longest wait for the server's first response, and for its exit.
 const START_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval between two checks of a server that starts or stops.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Bytes at the end of its log that are shown where it fails.
+/// Bytes at the end of the server's log that an error shows.
 const LOG_BYTES_SHOWN: usize = 4_000;
 
-/// A server, and what is needed to start it again.
-pub(super) struct Subject {
+/// A server with the parameters to restart it. It is killed on drop.
+pub(super) struct ServerUnderTest {
     program: PathBuf,
     directory: PathBuf,
     address: String,
     child: Option<Child>,
 }
 
-/// What a process holds, as `/proc` tells.
+/// Resources of the server's process, from `/proc`.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Held {
+pub(super) struct Usage {
     pub(super) resident_bytes: u64,
     pub(super) descriptors: u64,
     pub(super) sockets: u64,
-    /// Descriptors of files that have no name any more.
-    pub(super) nameless: u64,
+    /// Number of open files that have been removed.
+    pub(super) removed_files: u64,
     pub(super) threads: u64,
 }
 
-impl Subject {
-    pub(super) async fn start(program: &Path, directory: &Path) -> Result<Subject> {
+impl ServerUnderTest {
+    pub(super) async fn start(program: &Path, directory: &Path) -> Result<ServerUnderTest> {
         let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
         let port = port.map_err(|error| Error::file(directory, error))?.port();
         let (program, directory) = (program.to_owned(), directory.to_owned());
-        let mut subject = Subject { program, directory, address: format!("127.0.0.1:{port}"), child: None };
-        subject.start_again().await?;
-        Ok(subject)
+        let address = format!("127.0.0.1:{port}");
+        let mut server = ServerUnderTest { program, directory, address, child: None };
+        server.restart().await?;
+        Ok(server)
     }
 
-    /// Where it listens, before and after it was started again.
+    /// The server's address, which restarts don't change.
     pub(super) fn server(&self) -> Server {
         format!("http://{}", self.address).parse().expect("it is an address")
     }
@@ -61,114 +62,114 @@ impl Subject {
         self.directory.join("server.log")
     }
 
-    /// Starts it; returns once it answers, with how long that took.
-    pub(super) async fn start_again(&mut self) -> Result<Duration> {
+    /// Starts the server. Returns once it responds, with the time that it took.
+    pub(super) async fn restart(&mut self) -> Result<Duration> {
         let log = fs::File::options().create(true).append(true).open(self.log());
         let log = log.map_err(|error| Error::file(&self.directory, error))?;
         let mut command = Command::new(&self.program);
         command.args(["serve", "--no-admin", "--listen", &self.address, "--data-dir"]).arg(self.data());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let begun = Instant::now();
+        let started = Instant::now();
         self.child = Some(command.spawn().map_err(|error| Error::Server(error.to_string()))?);
         let mut couch = Couch::new(self.server());
         while couch.call("GET", "/_up", None).await.is_err() {
             if let Some(ended) = self.has_ended() {
                 return Err(Error::Server(ended));
             }
-            if begun.elapsed() > START_WAIT_MAX {
-                return Err(Error::Server(format!("it answers nothing: {}", self.said())));
+            if started.elapsed() > START_WAIT_MAX {
+                return Err(Error::Server(format!("it doesn't respond: {}", self.log_tail())));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        Ok(begun.elapsed())
+        Ok(started.elapsed())
     }
 
-    /// How it ended by itself, where it did.
+    /// A description of the server's exit, if it has exited by itself.
     pub(super) fn has_ended(&mut self) -> Option<String> {
         let status = self.child.as_mut()?.try_wait().ok()??;
-        Some(format!("the server ended by itself ({status}): {}", self.said()))
+        Some(format!("the server ended by itself ({status}): {}", self.log_tail()))
     }
 
-    /// The end of its log.
-    pub(super) fn said(&self) -> String {
+    /// The end of the server's log.
+    pub(super) fn log_tail(&self) -> String {
         let text = fs::read(self.log()).unwrap_or_default();
         String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_BYTES_SHOWN)..]).into_owned()
     }
 
-    /// Ends it by SIGKILL.
+    /// Kills the server by SIGKILL and waits for its exit.
     pub(super) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended by itself: then there is nothing to kill.
+            // Fails if it has exited by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Ends it by SIGTERM, and checks what it left.
+    /// Stops the server by SIGTERM and runs `settee check` on its files.
     pub(super) async fn stop_and_check(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {
-            let asked = rustix::process::kill_process(
+            let signalled = rustix::process::kill_process(
                 rustix::process::Pid::from_child(&child),
                 rustix::process::Signal::TERM,
             );
-            asked.map_err(|error| Error::file(&self.directory, error.into()))?;
-            let begun = Instant::now();
+            signalled.map_err(|error| Error::file(&self.directory, error.into()))?;
+            let started = Instant::now();
             let status = loop {
                 match child.try_wait().map_err(|error| Error::file(&self.directory, error))? {
                     Some(status) => break status,
-                    None if begun.elapsed() > START_WAIT_MAX => {
+                    None if started.elapsed() > START_WAIT_MAX => {
                         let _ = child.kill();
                         let _ = child.wait();
-                        return Err(Error::Server("it did not stop when it was asked to".to_owned()));
+                        return Err(Error::Server("it did not stop after SIGTERM".to_owned()));
                     }
-                    None => tokio::time::sleep(LOOK_EVERY).await,
+                    None => tokio::time::sleep(POLL_INTERVAL).await,
                 }
             };
             if !status.success() {
-                return Err(Error::Server(format!("it stopped with {status}: {}", self.said())));
+                return Err(Error::Server(format!("it stopped with {status}: {}", self.log_tail())));
             }
         }
         let mut check = Command::new(&self.program);
         check.arg("check").arg(self.data()).stdin(Stdio::null());
         let output = check.output().map_err(|error| Error::Server(error.to_string()))?;
         if !output.status.success() {
-            let said = [output.stdout, output.stderr].concat();
-            let said = String::from_utf8_lossy(&said).into_owned();
-            return Err(Error::Server(format!("settee check: {}: {said}", output.status)));
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            return Err(Error::Server(format!("settee check: {}: {text}", output.status)));
         }
         Ok(())
     }
 
-    /// What it holds now.
-    pub(super) fn held(&self) -> Result<Held> {
+    /// The process's current usage.
+    pub(super) fn usage(&self) -> Result<Usage> {
         let pid = self.child.as_ref().map_or(0, Child::id);
-        let at = PathBuf::from(format!("/proc/{pid}"));
-        let read = || -> std::io::Result<Held> {
-            let status = fs::read_to_string(at.join("status"))?;
+        let proc_directory = PathBuf::from(format!("/proc/{pid}"));
+        let read = || -> std::io::Result<Usage> {
+            let status = fs::read_to_string(proc_directory.join("status"))?;
             let number = |name: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name));
                 line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0_u64)
             };
-            let mut held = Held {
+            let mut usage = Usage {
                 resident_bytes: number("VmRSS:") << 10,
                 threads: number("Threads:"),
-                ..Held::default()
+                ..Usage::default()
             };
-            for entry in fs::read_dir(at.join("fd"))? {
-                // One that was closed meanwhile isn't held.
+            for entry in fs::read_dir(proc_directory.join("fd"))? {
+                // A descriptor that was closed meanwhile doesn't count.
                 let Ok(target) = fs::read_link(entry?.path()) else { continue };
                 let target = target.to_string_lossy();
-                held.descriptors += 1;
-                held.sockets += u64::from(target.starts_with("socket:"));
-                held.nameless += u64::from(target.ends_with(" (deleted)"));
+                usage.descriptors += 1;
+                usage.sockets += u64::from(target.starts_with("socket:"));
+                usage.removed_files += u64::from(target.ends_with(" (deleted)"));
             }
-            Ok(held)
+            Ok(usage)
         };
-        read().map_err(|error| Error::file(&at, error))
+        read().map_err(|error| Error::file(&proc_directory, error))
     }
 }
 
-impl Drop for Subject {
+impl Drop for ServerUnderTest {
     fn drop(&mut self) {
         self.kill();
     }

@@ -1,49 +1,50 @@
-//! Clients that write documents of their own, read them back, and compare them with what they know.
+//! Clients that write their own documents, read them back, and compare them with their models.
 
 use std::collections::BTreeMap;
 
 use md5::{Digest as _, Md5};
 use serde_json::{Value, json};
 
-use super::client::{Answer, Http, Shared, Step, wrong};
-use super::model::{Doc, File, Model, Random, State, body, judge};
+use super::client::{Context, Http, Reply, StepResult, wrong};
+use super::model::{Doc, DocState, File, Model, Random, body, judge};
 
-/// Documents of a client, deleted ones included: then what a run holds stays as large as it is.
+/// Number of documents of a client, deleted ones included, from which on it adds none singly, so that the
+/// data stops growing.
 const DOCS_MAX: usize = 1_200;
 
-/// Documents of a client that have an attachment.
+/// Maximum number of documents of a client that have an attachment.
 const FILES_MAX: usize = 60;
 
-/// Bytes of the largest attachment.
+/// Maximum size of an attachment in bytes.
 const FILE_BYTES_MAX: u64 = 2 << 20;
 
-/// Documents in a bulk request.
+/// Number of documents of a bulk request.
 const BULK_COUNT: u64 = 20;
 
-/// Documents of a client that were answered with 202 and wait to be looked for.
-const MAYBE_MAX: usize = 200;
+/// Maximum number of a client's documents with response 202 that aren't verified yet.
+const ACCEPTED_MAX: usize = 200;
 
-/// Local documents of a client.
+/// Number of local documents of a client.
 const LOCALS: u64 = 20;
 
-/// Runs a client for as long as the soak lasts.
-pub(super) async fn run(shared: &Shared, index: usize) -> Result<(), String> {
-    let mut random = Random::new(shared.seed ^ (index as u64 + 1));
-    while shared.runs().await {
-        let mut http = Http::new(&shared.server);
+/// Runs a client until the soak ends.
+pub(super) async fn run(context: &Context, index: usize) -> Result<(), String> {
+    let mut random = Random::new(context.seed ^ (index as u64 + 1));
+    while context.wait_until_running().await {
+        let mut http = Http::new(&context.server);
         loop {
-            // Free between two steps: a backup notes what is known then.
-            let mut model = shared.models[index].lock().await;
-            if !shared.is_running() {
+            // Unlocked between two steps, so that a backup can begin a window.
+            let mut model = context.models[index].lock().await;
+            if !context.is_running() {
                 break;
             }
-            let database = format!("/{}", shared.databases[index % shared.databases.len()]);
+            let database = format!("/{}", context.databases[index % context.databases.len()]);
             let writer =
-                Writer { shared, index, database, http: &mut http, model: &mut model, random: &mut random };
+                Writer { context, index, database, http: &mut http, model: &mut model, random: &mut random };
             let done = writer.step().await;
             model.counts.requests += std::mem::take(&mut http.requests);
-            if let Err(trouble) = done {
-                shared.excuse(&format!("writer {index}"), trouble).await?;
+            if let Err(failure) = done {
+                context.accept_if_killed(&format!("writer {index}"), failure).await?;
                 break;
             }
         }
@@ -52,7 +53,7 @@ pub(super) async fn run(shared: &Shared, index: usize) -> Result<(), String> {
 }
 
 struct Writer<'a> {
-    shared: &'a Shared,
+    context: &'a Context,
     index: usize,
     database: String,
     http: &'a mut Http,
@@ -61,7 +62,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    async fn step(mut self) -> Step<()> {
+    async fn step(mut self) -> StepResult<()> {
         match self.random.below(100) {
             0..22 => self.put_new().await,
             22..42 => self.update().await,
@@ -72,7 +73,7 @@ impl Writer<'_> {
             82..88 => self.attach().await,
             88..92 => self.read_file().await,
             92..94 => self.stale().await,
-            94..97 => self.maybe().await,
+            94..97 => self.put_accepted().await,
             _ => self.purge().await,
         }
     }
@@ -86,50 +87,50 @@ impl Writer<'_> {
         format!("w{}-{:08}", self.index, self.model.next_id)
     }
 
-    fn draw(&mut self, wanted: impl Fn(&State) -> bool) -> Option<String> {
+    fn draw(&mut self, wanted: impl Fn(&DocState) -> bool) -> Option<String> {
         self.model.draw(self.random, wanted)
     }
 
-    /// Sends an edit, whose answer names the new revision.
-    async fn edit(&mut self, id: &str, new: State, members: Value) -> Step<()> {
+    /// Sends an edit and records its new revision.
+    async fn edit(&mut self, id: &str, new: DocState, members: Value) -> StepResult<()> {
         self.model.send(id, new.clone());
         let answer = self.http.put(&self.path(id), &members).await?.expect("a put", &[201])?;
         self.acknowledge(id, new, &answer)
     }
 
-    fn acknowledge(&mut self, id: &str, new: State, answer: &Answer) -> Step<()> {
-        let said = answer.json()?;
-        let Some(revision) = said["rev"].as_str() else {
+    fn acknowledge(&mut self, id: &str, new: DocState, answer: &Reply) -> StepResult<()> {
+        let body = answer.json()?;
+        let Some(revision) = body["rev"].as_str() else {
             return wrong(format!("no revision: {}", answer.shown()));
         };
         self.model.set(id, with_revision(new, revision));
         Ok(())
     }
 
-    async fn put_new(&mut self) -> Step<()> {
+    async fn put_new(&mut self) -> StepResult<()> {
         let id = match self.model.ids.len() < DOCS_MAX {
             true => self.new_id(),
-            // A deleted one begins anew.
-            false => match self.draw(|state| matches!(state, State::Deleted(_))) {
+            // Recreates a deleted document.
+            false => match self.draw(|state| matches!(state, DocState::Deleted(_))) {
                 Some(id) => id,
                 None => return self.delete().await,
             },
         };
         let seed = self.random.next();
-        let new = State::Live { rev: String::new(), seed, files: BTreeMap::new() };
+        let new = DocState::Live { rev: String::new(), seed, files: BTreeMap::new() };
         self.edit(&id, new, Value::Object(body(seed))).await
     }
 
-    async fn update(&mut self) -> Step<()> {
-        let Some(id) = self.draw(State::is_live) else { return self.put_new().await };
+    async fn update(&mut self) -> StepResult<()> {
+        let Some(id) = self.draw(DocState::is_live) else { return self.put_new().await };
         let (new, members) = self.updated(&id);
         self.edit(&id, new, members).await
     }
 
-    /// An edit of a live document, and its text: its attachments stay.
-    fn updated(&mut self, id: &str) -> (State, Value) {
-        let State::Live { rev, files, .. } = self.model.docs[id].state.clone() else {
-            unreachable!("it was drawn for being live");
+    /// An edit of a live document that keeps its attachments: the state after it, and the JSON text.
+    fn updated(&mut self, id: &str) -> (DocState, Value) {
+        let DocState::Live { rev, files, .. } = self.model.docs[id].state.clone() else {
+            unreachable!("a live document was drawn");
         };
         let seed = self.random.next();
         let mut members = body(seed);
@@ -139,29 +140,29 @@ impl Writer<'_> {
             let stubs = files.keys().map(|name| (name.clone(), json!({ "stub": true })));
             members.insert("_attachments".to_owned(), Value::Object(stubs.collect()));
         }
-        (State::Live { rev: String::new(), seed, files }, Value::Object(members))
+        (DocState::Live { rev: String::new(), seed, files }, Value::Object(members))
     }
 
-    async fn delete(&mut self) -> Step<()> {
-        let Some(id) = self.draw(State::is_live) else { return Ok(()) };
+    async fn delete(&mut self) -> StepResult<()> {
+        let Some(id) = self.draw(DocState::is_live) else { return Ok(()) };
         let target =
             format!("{}?rev={}", self.path(&id), self.model.docs[&id].state.rev().unwrap_or_default());
-        self.model.send(&id, State::Deleted(None));
+        self.model.send(&id, DocState::Deleted(None));
         let answer = self.http.send("DELETE", &target, None).await?.expect("a delete", &[200])?;
-        self.acknowledge(&id, State::Deleted(None), &answer)
+        self.acknowledge(&id, DocState::Deleted(None), &answer)
     }
 
-    async fn read(&mut self) -> Step<()> {
+    async fn read(&mut self) -> StepResult<()> {
         let Some(id) = self.draw(|_| true) else { return Ok(()) };
         let answer = self.http.get(&self.path(&id)).await?;
         check(&id, &self.model.docs[&id], &answer).map(drop)
     }
 
-    async fn bulk(&mut self) -> Step<()> {
+    async fn bulk(&mut self) -> StepResult<()> {
         let mut docs: Vec<Value> = Vec::new();
-        let mut news: Vec<(String, State)> = Vec::new();
+        let mut news: Vec<(String, DocState)> = Vec::new();
         for _ in 0..BULK_COUNT {
-            let drawn = self.draw(State::is_live);
+            let drawn = self.draw(DocState::is_live);
             let (id, new, doc) = match drawn {
                 Some(id) if self.random.below(2) == 0 || self.model.ids.len() >= DOCS_MAX => {
                     let (new, doc) = self.updated(&id);
@@ -171,7 +172,7 @@ impl Writer<'_> {
                     let (id, seed) = (self.new_id(), self.random.next());
                     let mut members = body(seed);
                     members.insert("_id".to_owned(), id.as_str().into());
-                    (id, State::Live { rev: String::new(), seed, files: BTreeMap::new() }, members.into())
+                    (id, DocState::Live { rev: String::new(), seed, files: BTreeMap::new() }, members.into())
                 }
             };
             self.model.send(&id, new.clone());
@@ -192,7 +193,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    async fn local(&mut self) -> Step<()> {
+    async fn local(&mut self) -> StepResult<()> {
         let name = format!("l{}-{}", self.index, self.random.below(LOCALS));
         let target = format!("{}/_local/{name}", self.database);
         let (known, pending) = self.model.locals.get(&name).cloned().unwrap_or_default();
@@ -212,12 +213,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    async fn attach(&mut self) -> Step<()> {
-        let has_file = |state: &State| matches!(state, State::Live { files, .. } if !files.is_empty());
+    async fn attach(&mut self) -> StepResult<()> {
+        let has_file = |state: &DocState| matches!(state, DocState::Live { files, .. } if !files.is_empty());
         let holders = self.model.docs.values().filter(|doc| has_file(&doc.state)).count();
         let drawn = self.draw(|state| state.is_live() && (holders < FILES_MAX || has_file(state)));
         let Some(id) = drawn else { return Ok(()) };
-        let State::Live { rev, seed, mut files } = self.model.docs[&id].state.clone() else { return Ok(()) };
+        let DocState::Live { rev, seed, mut files } = self.model.docs[&id].state.clone() else {
+            return Ok(());
+        };
         let file = File {
             seed: self.random.next(),
             size: self.random.size(FILE_BYTES_MAX),
@@ -225,7 +228,7 @@ impl Writer<'_> {
         };
         let name = format!("f{}", self.random.below(2));
         files.insert(name.clone(), file);
-        let new = State::Live { rev: String::new(), seed, files };
+        let new = DocState::Live { rev: String::new(), seed, files };
         self.model.send(&id, new.clone());
         let target = format!("{}/{name}?rev={rev}", self.path(&id));
         let bytes = file.bytes();
@@ -234,65 +237,64 @@ impl Writer<'_> {
         self.acknowledge(&id, new, &answer)
     }
 
-    async fn read_file(&mut self) -> Step<()> {
-        let drawn = self.draw(|state| matches!(state, State::Live { files, .. } if !files.is_empty()));
+    async fn read_file(&mut self) -> StepResult<()> {
+        let drawn = self.draw(|state| matches!(state, DocState::Live { files, .. } if !files.is_empty()));
         let Some(id) = drawn else { return Ok(()) };
-        let State::Live { files, .. } = &self.model.docs[&id].state else { return Ok(()) };
+        let DocState::Live { files, .. } = &self.model.docs[&id].state else { return Ok(()) };
         let (name, file) = files.iter().next().map(|(name, file)| (name.clone(), *file)).expect("it has one");
         let target = format!("{}/{name}", self.path(&id));
         let answer = self.http.get(&target).await?;
         check_file(&target, &file, &answer)
     }
 
-    /// An edit of a revision that isn't the newest is a conflict.
-    async fn stale(&mut self) -> Step<()> {
-        let Some(id) = self.draw(State::is_live) else { return Ok(()) };
+    /// Edits an outdated revision, which must be a conflict.
+    async fn stale(&mut self) -> StepResult<()> {
+        let Some(id) = self.draw(DocState::is_live) else { return Ok(()) };
         let stale = json!({ "_rev": "1-00000000000000000000000000000000", "stale": true });
         self.http.put(&self.path(&id), &stale).await?.expect("a stale put", &[409]).map(drop)
     }
 
-    /// An edit that the server may lose, as its 202 says.
-    async fn maybe(&mut self) -> Step<()> {
-        if self.model.maybe.len() >= MAYBE_MAX {
+    /// Writes a document with `batch=ok`, which the server may lose.
+    async fn put_accepted(&mut self) -> StepResult<()> {
+        if self.model.accepted.len() >= ACCEPTED_MAX {
             return Ok(());
         }
         let (id, seed) = (format!("m{}", self.new_id()), self.random.next());
         let target = format!("{}?batch=ok", self.path(&id));
-        self.model.maybe.push((id, seed));
+        self.model.accepted.push((id, seed));
         self.http.put(&target, &Value::Object(body(seed))).await?.expect("batch=ok", &[202])?;
         self.model.counts.accepted += 1;
         Ok(())
     }
 
-    async fn purge(&mut self) -> Step<()> {
-        let drawn = self.draw(|state| matches!(state, State::Deleted(Some(_))));
+    async fn purge(&mut self) -> StepResult<()> {
+        let drawn = self.draw(|state| matches!(state, DocState::Deleted(Some(_))));
         let Some(id) = drawn else { return Ok(()) };
         let revision = self.model.docs[&id].state.rev().unwrap_or_default().to_owned();
-        // Known before it is done: a feed may show it until then.
-        self.shared.purged.lock().expect("nobody panics with it").insert(id.clone());
+        // Recorded before the request: a follower may have received the document.
+        self.context.purged.lock().expect("not poisoned").insert(id.clone());
         self.model.purged.insert(id.clone());
-        self.model.forget(&id);
+        self.model.remove(&id);
         let target = format!("{}/_purge", self.database);
         let answer =
             self.http.post(&target, &json!({ &id: [&revision] })).await?.expect("a purge", &[201])?;
-        let said = answer.json()?;
-        if said["purged"][&id] != json!([&revision]) {
+        if answer.json()?["purged"][&id] != json!([&revision]) {
             return wrong(format!("{id} {revision} wasn't purged: {}", answer.shown()));
         }
         Ok(())
     }
 }
 
-fn with_revision(state: State, revision: &str) -> State {
+fn with_revision(state: DocState, revision: &str) -> DocState {
     match state {
-        State::Live { seed, files, .. } => State::Live { rev: revision.to_owned(), seed, files },
-        State::Deleted(_) => State::Deleted(Some(revision.to_owned())),
-        State::Absent => State::Absent,
+        DocState::Live { seed, files, .. } => DocState::Live { rev: revision.to_owned(), seed, files },
+        DocState::Deleted(_) => DocState::Deleted(Some(revision.to_owned())),
+        DocState::Absent => DocState::Absent,
     }
 }
 
-/// What an answer to a document's read makes of it.
-fn check(id: &str, doc: &Doc, answer: &Answer) -> Step<State> {
+/// Compares the response to a document's GET with the model. Returns the document's state.
+fn check(id: &str, doc: &Doc, answer: &Reply) -> StepResult<DocState> {
     let found = match answer.status {
         200 => Some(answer.json()?),
         404 => None,
@@ -301,7 +303,7 @@ fn check(id: &str, doc: &Doc, answer: &Answer) -> Step<State> {
     judge(doc, found.as_ref()).or_else(|reason| wrong(format!("{id}: {reason}")))
 }
 
-pub(super) fn check_file(target: &str, file: &File, answer: &Answer) -> Step<()> {
+pub(super) fn check_file(target: &str, file: &File, answer: &Reply) -> StepResult<()> {
     if answer.status != 200 {
         return wrong(format!("{target}: {}", answer.shown()));
     }
@@ -312,8 +314,8 @@ pub(super) fn check_file(target: &str, file: &File, answer: &Answer) -> Step<()>
     Ok(())
 }
 
-/// Compares all that a client knows with what the server has. What was never answered is settled.
-pub(super) async fn verify(http: &mut Http, database: &str, model: &mut Model) -> Step<()> {
+/// Compares a client's model with the server's content, and resolves the writes without a response.
+pub(super) async fn verify(http: &mut Http, database: &str, model: &mut Model) -> StepResult<()> {
     for id in model.ids.clone() {
         let (doc, path) = (model.docs[&id].clone(), format!("/{database}/{id}"));
         let answer = http.get(&path).await?;
@@ -325,7 +327,7 @@ pub(super) async fn verify(http: &mut Http, database: &str, model: &mut Model) -
             *count += 1;
         }
         model.counts.verified += 1;
-        if let State::Live { files, .. } = &state {
+        if let DocState::Live { files, .. } = &state {
             for (name, file) in files {
                 let target = format!("{path}/{name}");
                 check_file(&target, file, &http.get(&target).await?)?;
@@ -333,8 +335,8 @@ pub(super) async fn verify(http: &mut Http, database: &str, model: &mut Model) -
             }
         }
         match state {
-            // What was never answered and never came to be leaves nothing behind.
-            State::Absent => model.forget(&id),
+            // A creation without a response wasn't executed.
+            DocState::Absent => model.remove(&id),
             state => {
                 model.docs.insert(id, Doc { state, pending: None });
             }
@@ -344,16 +346,16 @@ pub(super) async fn verify(http: &mut Http, database: &str, model: &mut Model) -
         http.get(&format!("/{database}/{id}")).await?.expect("a purged document", &[404])?;
     }
     verify_locals(http, database, model).await?;
-    for (id, seed) in std::mem::take(&mut model.maybe) {
+    for (id, seed) in std::mem::take(&mut model.accepted) {
         let path = format!("/{database}/{id}");
-        let answer = http.get(&path).await?.expect("a document that may be there", &[200, 404])?;
+        let answer = http.get(&path).await?.expect("a document written with 202", &[200, 404])?;
         if answer.status == 404 {
             model.counts.accepted_lost += 1;
             continue;
         }
         let (state, found) =
-            (State::Live { rev: String::new(), seed, files: BTreeMap::new() }, answer.json()?);
-        let doc = Doc { state: State::Absent, pending: Some(state) };
+            (DocState::Live { rev: String::new(), seed, files: BTreeMap::new() }, answer.json()?);
+        let doc = Doc { state: DocState::Absent, pending: Some(state) };
         judge(&doc, Some(&found)).or_else(|reason| wrong(format!("{id}: {reason}")))?;
         model.counts.accepted_found += 1;
         let target = format!("{path}?rev={}", found["_rev"].as_str().unwrap_or_default());
@@ -362,7 +364,7 @@ pub(super) async fn verify(http: &mut Http, database: &str, model: &mut Model) -
     Ok(())
 }
 
-async fn verify_locals(http: &mut Http, database: &str, model: &mut Model) -> Step<()> {
+async fn verify_locals(http: &mut Http, database: &str, model: &mut Model) -> StepResult<()> {
     for (name, known) in &mut model.locals {
         let answer = http.get(&format!("/{database}/_local/{name}")).await?;
         let answer =
@@ -377,7 +379,7 @@ async fn verify_locals(http: &mut Http, database: &str, model: &mut Model) -> St
         let is_known = known.0.as_ref().is_some_and(|(one, rev)| Some(*one) == seed && *rev == revision);
         let is_whole = seed.is_some_and(|seed| body(seed).iter().all(|(name, value)| found[name] == *value));
         if !is_whole || !(is_known || known.1.is_some() && known.1 == seed) {
-            return wrong(format!("_local/{name}: {}; known: {known:?}", answer.shown()));
+            return wrong(format!("_local/{name}: {}; expected: {known:?}", answer.shown()));
         }
         *known = (seed.map(|seed| (seed, revision)), None);
         model.counts.verified += 1;

@@ -1,4 +1,4 @@
-//! What a read costs at least: a map in memory from keys to places, and pread(2).
+//! The minimum cost of a read: a map in memory from keys to offsets, and pread(2).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,14 +11,14 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::work::data::Source;
-use super::work::{Failure, Key, Reader, Spec, Subject};
+use super::work::{Failure, Key, Reader, Spec, TestEngine};
 
-/// The file and the map, which opening makes from the spec.
+/// A file of values and the map of their offsets, both created from the spec.
 pub(super) struct Bare(Arc<Inner>);
 
 struct Inner {
     file: File,
-    places: BTreeMap<Key, u64>,
+    offsets: BTreeMap<Key, u64>,
     value_bytes: usize,
 }
 
@@ -33,21 +33,21 @@ impl Bare {
             }
             file.into_inner()?.sync_all()?;
         }
-        let place = |record| (spec.order.key(record), record * spec.value_bytes as u64);
-        let places = (0..spec.records).map(place).collect();
+        let offset = |record| (spec.order.key(record), record * spec.value_bytes as u64);
+        let offsets = (0..spec.records).map(offset).collect();
         let file = File::open(path)?;
-        Ok(Bare(Arc::new(Inner { file, places, value_bytes: spec.value_bytes })))
+        Ok(Bare(Arc::new(Inner { file, offsets, value_bytes: spec.value_bytes })))
     }
 }
 
-impl Subject for Bare {
+impl TestEngine for Bare {
     type Reader = BareReader;
 
     async fn write(&self, _pairs: &[(Key, Bytes)], _durable: bool) -> Result<(), Failure> {
         Err("a bare file isn't written to".into())
     }
 
-    async fn hand_over(&self) -> Result<(), Failure> {
+    async fn flush_to_kernel(&self) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl Subject for Bare {
         Ok(results)
     }
 
-    async fn breathe(&self) {}
+    async fn yield_now(&self) {}
 
     async fn pause(&self, time: Duration) {
         tokio::time::sleep(time).await;
@@ -102,8 +102,8 @@ impl Reader for BareReader {
     }
 
     async fn get(&mut self, key: &Key, check: impl FnOnce(&[u8]) + Send) -> Result<bool, Failure> {
-        let Some(place) = self.inner.places.get(key) else { return Ok(false) };
-        self.inner.file.read_exact_at(&mut self.buffer, *place)?;
+        let Some(offset) = self.inner.offsets.get(key) else { return Ok(false) };
+        self.inner.file.read_exact_at(&mut self.buffer, *offset)?;
         check(&self.buffer);
         Ok(true)
     }

@@ -2,23 +2,23 @@
 
 use super::ingest::setup;
 use super::work::{Operation, Spec};
-use super::{Bench, Contender, load_text, table};
+use super::{Bench, EngineRuns, load_text, table};
 use crate::Result;
-use crate::io::row::{Aim, Row};
+use crate::io::row::{IoRow, RatioAim};
 
 /// Bytes of the values.
 const VALUE_BYTES: usize = 1 << 10;
 
-/// Records that are there before.
+/// Number of records that are loaded before.
 const RECORDS_BEFORE: u64 = 1_000;
 
-/// No engine gets more time for them: those that don't share syncs would take minutes.
+/// Longest time of a run in seconds: engines that don't share syncs would take minutes.
 const SECONDS_MAX: u64 = 15;
 
-/// Writers at once; many of them write so many times as much as one.
+/// Numbers of concurrent writers, each with the factor for the number of writes.
 const WRITER_COUNTS: [(usize, u64); 2] = [(1, 1), (50, 10)];
 
-pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     for (lanes, times) in WRITER_COUNTS {
         let before = bench.spec(Operation::Ingest, VALUE_BYTES, RECORDS_BEFORE);
         let before = Spec { write_out: true, ..before };
@@ -26,11 +26,11 @@ pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
         let durable =
             Spec { operation: Operation::Durable, lanes, count, seconds_max: SECONDS_MAX, ..before.clone() };
         let load = load_text();
-        let contenders = bench.rounds(&bench.everyone(), &[before, durable])?;
+        let all_runs = bench.rounds(&bench.all_engines(), &[before, durable])?;
         let name = format!("durable writes of 1 KiB, random keys, {lanes} writer(s)");
-        let note = |contender: &Contender| format!("{}; {load}", setup(contender));
-        let aim = Some(Aim::AtLeast(1.0));
-        table(&name, "w/s", |_| 1.0, &contenders, aim, note).into_iter().for_each(&mut *each);
+        let note = |engine_runs: &EngineRuns| format!("{}; {load}", setup(engine_runs));
+        let aim = Some(RatioAim::AtLeast(1.0));
+        table(&name, "w/s", |_| 1.0, &all_runs, aim, note).into_iter().for_each(&mut *each);
     }
     Ok(())
 }

@@ -1,17 +1,17 @@
-//! Loads without a sync: the cases of Neon's `bench_ingest`, and loads of ever more records.
+//! Loads without a sync: the cases of Neon's `bench_ingest`, and loads of increasing numbers of records.
 
 use super::work::{Operation, Order, Spec};
-use super::{Bench, Contender, Run, Who, load_text, table};
+use super::{Bench, EngineId, EngineRuns, Run, load_text, table};
 use crate::Result;
-use crate::io::row::{Aim, Row};
+use crate::io::row::{IoRow, RatioAim};
 
-/// Sizes of values.
+/// Sizes of values in bytes.
 const VALUE_SIZES: [usize; 2] = [100, 8192];
 
 /// Sizes of the growing loads, in tenths of the records.
 const GROWTH_TENTHS: [u64; 4] = [1, 3, 10, 30];
 
-/// Bytes of the values there.
+/// Bytes of the values of the growing loads.
 const GROWTH_VALUE_BYTES: usize = 100;
 
 fn order_text(order: Order) -> &'static str {
@@ -22,12 +22,12 @@ fn order_text(order: Order) -> &'static str {
     }
 }
 
-/// MiB of values of an operation.
+/// MiB of values per operation.
 fn mib(value_bytes: usize) -> f64 {
     value_bytes as f64 / f64::from(1 << 20)
 }
 
-pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     for value_bytes in VALUE_SIZES {
         for order in [Order::Sequential, Order::Random, Order::Reuse] {
             for write_out in [false, true] {
@@ -41,25 +41,25 @@ pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
 }
 
 /// One load, alone and beside a reader.
-fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(Row)) -> Result<()> {
+fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let end = if alone.write_out { "written out" } else { "handed over" };
     let name = format!("ingest {} B, {}, {end}", alone.value_bytes, order_text(alone.order));
     let load = load_text();
     let weight = |_: &Run| mib(alone.value_bytes);
-    let without = bench.rounds(&bench.everyone(), std::slice::from_ref(&alone))?;
-    let aim = Some(Aim::AtLeast(2.0));
-    let note = |contender: &Contender| match contender.who {
-        Who::Ours => format!("latencies are of batches of 16; {load}; {}", setup(contender)),
-        _ => setup(contender),
+    let without = bench.rounds(&bench.all_engines(), std::slice::from_ref(&alone))?;
+    let aim = Some(RatioAim::AtLeast(2.0));
+    let note = |engine_runs: &EngineRuns| match engine_runs.engine_id {
+        EngineId::Ours => format!("latencies are of batches of 16; {load}; {}", setup(engine_runs)),
+        _ => setup(engine_runs),
     };
     table(&name, "MiB/s", weight, &without, aim, note).into_iter().for_each(&mut *each);
     let beside = Spec { operation: Operation::IngestBesideReader, ..alone.clone() };
-    let with = bench.rounds(&bench.everyone(), &[beside])?;
+    let with = bench.rounds(&bench.all_engines(), &[beside])?;
     let name = format!("{name}, beside a reader");
-    let reader = |contender: &Contender| {
-        let rate = contender.median(|run| run.report.beside_reads as f64 / run.report.seconds.max(1e-9));
-        let lag = contender.median(|run| run.report.beside_lag).unwrap_or(0.0);
-        let missed = contender.median(|run| (run.report.beside_reads - run.report.beside_found) as f64);
+    let reader = |engine_runs: &EngineRuns| {
+        let rate = engine_runs.median(|run| run.report.beside_reads as f64 / run.report.seconds.max(1e-9));
+        let lag = engine_runs.median(|run| run.report.beside_lag).unwrap_or(0.0);
+        let missed = engine_runs.median(|run| (run.report.beside_reads - run.report.beside_found) as f64);
         format!(
             "reader of the newest 32 keys: {:.0} reads/s, {:.0} of nothing yet, {lag:.0} records behind the writer on \
              average",
@@ -70,16 +70,16 @@ fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(Row)) -> Result<()> {
     let mut rows = table(&name, "MiB/s", weight, &with, aim, reader);
     let (ours, ours_alone) = (with[0].series(weight), without[0].series(weight));
     if !ours.0.is_empty() && !ours_alone.0.is_empty() {
-        let row = Row::new("  the writer beside a reader, over the writer alone", "MiB/s", &ours);
-        rows.push(row.against("alone", &ours, Some(&ours_alone)).with_aim(Aim::AtLeast(0.8)));
+        let row = IoRow::new("  the writer beside a reader, over the writer alone", "MiB/s", &ours);
+        rows.push(row.against("alone", &ours, Some(&ours_alone)).with_aim(RatioAim::AtLeast(0.8)));
     }
     rows.into_iter().for_each(each);
     Ok(())
 }
 
-/// How the engine was set up, and what it says of itself.
-pub(super) fn setup(contender: &Contender) -> String {
-    let Some(run) = contender.runs.last() else { return String::new() };
+/// The engine's configuration and its own counters.
+pub(super) fn setup(engine_runs: &EngineRuns) -> String {
+    let Some(run) = engine_runs.runs.last() else { return String::new() };
     let report = &run.report;
     match report.engine.is_empty() {
         true => report.setup.clone(),
@@ -87,27 +87,27 @@ pub(super) fn setup(contender: &Contender) -> String {
     }
 }
 
-/// Loads of ever more records by the store, each against the first.
-pub(super) fn growth(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+/// Measures loads of increasing numbers of records by the store, each compared with the first.
+pub(super) fn growth(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let mut first = None;
     for tenths in GROWTH_TENTHS {
         let records = (bench.config.records * tenths / 10).max(1);
         let spec = bench.spec(Operation::Ingest, GROWTH_VALUE_BYTES, records);
         let load = load_text();
-        let ours = bench.rounds(&[Who::Ours], &[Spec { write_out: true, ..spec }])?.remove(0);
+        let ours = bench.rounds(&[EngineId::Ours], &[Spec { write_out: true, ..spec }])?.remove(0);
         let name = format!("load {records} of {GROWTH_VALUE_BYTES} B, random keys, written out");
         if ours.runs.is_empty() {
-            each(Row::missing(name, "rec/s", ours.failure.unwrap_or_default()));
+            each(IoRow::missing(name, "rec/s", ours.failure.unwrap_or_default()));
             continue;
         }
         let series = ours.series(|_| 1.0);
-        let mut row = Row::new(name, "rec/s", &series);
+        let mut row = IoRow::new(name, "rec/s", &series);
         match &first {
             None => first = Some(series),
             Some(first) => {
                 row = row.against("the first", &series, Some(first));
                 if tenths == *GROWTH_TENTHS.last().expect("there are sizes") {
-                    row = row.with_aim(Aim::AtLeast(0.7));
+                    row = row.with_aim(RatioAim::AtLeast(0.7));
                 }
             }
         }

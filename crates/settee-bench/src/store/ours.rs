@@ -1,4 +1,4 @@
-//! The store, as the workloads want it; and what a read costs at least.
+//! The store's implementation of [`TestEngine`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use settee_io::Env;
 use settee_store::{Batch, ChunkCache, LogOptions, NodeCache, Snapshot, Stage, Store, StoreOptions};
 
-use super::work::{Failure, Key, Operation, Reader, Spec, Subject};
+use super::work::{Failure, Key, Operation, Reader, Spec, TestEngine};
 
 /// The store, open.
 pub(super) struct Settee {
@@ -16,8 +16,9 @@ pub(super) struct Settee {
     setup: String,
 }
 
-/// What the memory is for. Loads: half for what is recent, half for the tree's nodes. Reads: the
-/// nodes first; and values where there is memory for all, or no page cache. No sums: the peers keep none.
+/// The store's options for a spec. Loads have half of the memory for recent entries and half for the tree's
+/// nodes. Reads have most for the nodes, or for values if the memory holds all of them; and some for values
+/// if there is no page cache. There are no aggregates, since the peers have none.
 fn options(spec: &Spec) -> StoreOptions {
     let part = |parts: u64| (spec.memory_bytes / 8 * parts) as usize;
     let is_read = spec.operation == Operation::Read;
@@ -31,7 +32,7 @@ fn options(spec: &Spec) -> StoreOptions {
         memory_bytes_max: part(recent),
         cache: Some(Arc::new(NodeCache::new(part(nodes)))),
         chunks: (chunks > 0).then(|| Arc::new(ChunkCache::new(part(chunks)))),
-        // There is never more garbage than a hundred hundredths.
+        // Garbage never exceeds 100 %, so that nothing is compacted.
         garbage_percent_max: if spec.compaction { StoreOptions::DEFAULT.garbage_percent_max } else { 100 },
         ..StoreOptions::DEFAULT
     }
@@ -54,7 +55,7 @@ impl Settee {
     }
 }
 
-impl Subject for Settee {
+impl TestEngine for Settee {
     type Reader = Snapshot;
 
     async fn write(&self, pairs: &[(Key, Bytes)], durable: bool) -> Result<(), Failure> {
@@ -70,7 +71,7 @@ impl Subject for Settee {
         Ok(())
     }
 
-    async fn hand_over(&self) -> Result<(), Failure> {
+    async fn flush_to_kernel(&self) -> Result<(), Failure> {
         let last = self.store.writer().await.last_seq();
         Ok(self.store.wait(last, Stage::Written).await?)
     }
@@ -81,8 +82,8 @@ impl Subject for Settee {
         Ok(())
     }
 
-    /// What it does in the background has no end that it tells: a checkpoint waits for the one
-    /// under way, and there is nothing to be compacted after a load of new keys.
+    /// The store doesn't report the end of background work. A new checkpoint waits for the one in progress,
+    /// and after a load of new keys there is nothing to be compacted.
     async fn settle(&self) -> Result<(), Failure> {
         self.store.checkpoint().await?;
         Ok(())
@@ -106,7 +107,7 @@ impl Subject for Settee {
         Ok(results)
     }
 
-    async fn breathe(&self) {
+    async fn yield_now(&self) {
         tokio::task::yield_now().await;
     }
 

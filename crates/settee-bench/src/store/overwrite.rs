@@ -1,27 +1,29 @@
-//! Overwriting everything again and again while it is read: space and reads over time.
+//! Overwriting all records repeatedly while they are read: disk space and reads over time.
 
 use super::ingest::setup;
 use super::runs::Run;
 use super::work::{Operation, Spec};
-use super::{Bench, Who, figure_row, load_text};
+use super::{Bench, EngineId, figure_row, load_text};
 use crate::Result;
-use crate::io::row::{Aim, Row, Series};
+use crate::io::row::{IoRow, RatioAim, Series};
 
-/// Bytes of the values, and by how much there are fewer records of them.
+/// Bytes of the values, each with the divisor of the number of records.
 const SIZES: [(usize, u64); 2] = [(100, 1), (1024, 10)];
 
-/// How often everything is overwritten: with compaction; without, as the disk must hold it all.
+/// Number of times that all records are overwritten with compaction.
 const TIMES: u64 = 10;
+
+/// Number of times without compaction, when the disk holds all versions.
 const TIMES_WITHOUT: u64 = 2;
 
-pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     for (value_bytes, divisor) in SIZES {
         size(bench, value_bytes, (bench.config.records / divisor).max(1), each)?;
     }
     Ok(())
 }
 
-fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Row)) -> Result<()> {
+fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let before = bench.spec(Operation::Ingest, value_bytes, records);
     let before = Spec { write_out: true, ..before };
     let overwrite = Spec { operation: Operation::Overwrite, ..before.clone() };
@@ -38,7 +40,7 @@ fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Ro
             "×",
             most,
             ("live bytes", 1.0),
-            Some(Aim::AtMost(1.5)),
+            Some(RatioAim::AtMost(1.5)),
         )
         .with_note(format!("the steady state: the second half of the seconds; {load}")),
     );
@@ -49,12 +51,12 @@ fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Ro
         "µs",
         p99(&with),
         limit,
-        Some(Aim::AtMost(2.0)),
+        Some(RatioAim::AtMost(2.0)),
     ));
     Ok(())
 }
 
-/// Bytes on disk, bytes that live and the p99 of reads, of each second of the second half.
+/// For each second of the run's second half: bytes on disk, live bytes, and the p99 of reads in microseconds.
 fn steady(run: &Run) -> Vec<(f64, f64, f64)> {
     let half = run.seconds.len() / 2;
     let figures = |second: &super::work::Second| {
@@ -63,26 +65,26 @@ fn steady(run: &Run) -> Vec<(f64, f64, f64)> {
     run.seconds[half..].iter().map(figures).collect()
 }
 
-fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(Row)) -> Result<Option<Run>> {
+fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(IoRow)) -> Result<Option<Run>> {
     let [_, overwrite] = specs;
     let Spec { records, value_bytes, count, .. } = overwrite;
     let name = format!("overwrite {records} of {value_bytes} B {count} times, {how}");
-    let mut contender = super::Contender::new(Who::Ours);
+    let mut engine_runs = super::EngineRuns::new(EngineId::Ours);
     let directory = bench.new_directory();
-    let loaded = bench.programs.run(Who::Ours, &directory, &specs[0]);
-    let run = loaded.and_then(|_| bench.programs.run(Who::Ours, &directory, overwrite));
+    let loaded = bench.programs.run(EngineId::Ours, &directory, &specs[0]);
+    let run = loaded.and_then(|_| bench.programs.run(EngineId::Ours, &directory, overwrite));
     bench.remove(&directory)?;
-    contender.take(bench, run);
-    let Some(run) = contender.runs.last().cloned() else {
-        each(Row::missing(name, "w/s", contender.failure.unwrap_or_default()));
+    engine_runs.take(bench, run);
+    let Some(run) = engine_runs.runs.last().cloned() else {
+        each(IoRow::missing(name, "w/s", engine_runs.failure.unwrap_or_default()));
         return Ok(None);
     };
     let series = Series(vec![run.report.window(1.0)]);
     let reads = run.report.beside_reads as f64 / run.report.seconds.max(1e-9);
-    let note = format!("latencies are the reader's, of {reads:.0} reads/s; {}", setup(&contender));
-    each(Row::new(name, "w/s", &series).with_note(note));
+    let note = format!("latencies are the reader's, of {reads:.0} reads/s; {}", setup(&engine_runs));
+    each(IoRow::new(name, "w/s", &series).with_note(note));
     for second in &run.seconds {
-        let mut row = Row::missing(format!("  second {}", second.second), "w/s", "");
+        let mut row = IoRow::missing(format!("  second {}", second.second), "w/s", "");
         row.rate = Some(second.writes as f64);
         row.operations = second.writes;
         (row.p50_us, row.p99_us) = (Some(second.read_p50_us), Some(second.read_p99_us));

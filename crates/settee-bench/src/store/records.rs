@@ -1,7 +1,7 @@
-//! Large data sets: loading them, what is read of them afterwards, and opening after a kill.
+//! Large data sets: loads, reads, and opening after a kill.
 //!
-//! The disk holds one engine's data set at a time, so that here engine goes after engine; the
-//! reads of one are repeated in rounds.
+//! The disk holds one engine's data set at a time, so the engines run one after the other; the reads of each
+//! are repeated in rounds.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,39 +9,43 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::ingest::setup;
-use super::runs::{Run, Who};
+use super::runs::{EngineId, Run};
 use super::work::{Operation, Order, Spec};
-use super::{Bench, Contender, figure_row, load_text, table};
+use super::{Bench, EngineRuns, figure_row, load_text, table};
+use crate::io::data_file;
 use crate::io::fio::Fio;
-use crate::io::row::{Aim, Row, Series};
-use crate::io::subject;
+use crate::io::row::{IoRow, RatioAim, Series};
 use crate::log::limit::Group;
 use crate::{Error, Result};
 
-/// The share of the data for which there is memory, where there isn't enough.
+/// Divisor of the data's size for the memory of runs with too little memory.
 const MEMORY_DIVISOR: u64 = 10;
 
-/// What a process has besides its engine: its code, and the values that are compared.
+/// Memory of a process besides its engine: its code, and the expected values.
 const PROCESS_BYTES: u64 = 48 << 20;
 
-/// Least memory of an engine.
+/// Minimum memory of an engine in bytes.
 const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
-/// Reads at once.
+/// Number of concurrent reads of rows with many readers.
 const MANY: usize = 32;
 
-/// Of all records: cold reads of a lone reader, and of many; keys that a scan with values takes.
+/// Divisor of the number of records for the cold reads of a single reader.
 const COLD_DIVISOR: u64 = 500;
+
+/// Divisor of the number of records for the cold reads of many readers.
 const COLD_MANY_DIVISOR: u64 = 100;
 
-/// Of all records: reads before cold ones are counted, so that what there is memory for is in it.
+/// Divisor of the number of records for the reads before measured cold ones, which fill the memory.
 const COLD_WARM_DIVISOR: u64 = 10;
+
+/// Divisor of the number of records for the keys of a scan with values.
 const SCAN_DIVISOR: u64 = 10;
 
-/// Most bytes of the file that `fio` reads.
+/// Maximum bytes of the file that `fio` reads.
 const FIO_BYTES_MAX: u64 = 4 << 30;
 
-/// What is done to a data set, in the table's order.
+/// The measurements of a data set, in the table's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Load,
@@ -66,16 +70,16 @@ const STEPS: [Step; 9] = [
 ];
 
 /// A data set.
-struct Set<'a> {
+struct DataSet<'a> {
     bench: &'a Bench,
     value_bytes: usize,
-    /// Bytes of its keys and values.
+    /// Bytes of all keys and values.
     bytes: u64,
-    /// The control group of the runs that have memory for a tenth, or why there is none.
+    /// The control group of the runs with memory for a tenth, or the reason why there is none.
     group: std::result::Result<Group, String>,
 }
 
-impl Set<'_> {
+impl DataSet<'_> {
     fn memory_bytes(&self) -> u64 {
         (self.bytes / MEMORY_DIVISOR).max(MEMORY_BYTES_MIN)
     }
@@ -90,7 +94,7 @@ impl Set<'_> {
             Step::Load => {
                 Spec { operation: Operation::Ingest, order: Order::Random, write_out: true, ..spec }
             }
-            // Twice the data: an engine keeps half of its memory for other things than its cache.
+            // Twice the data for the cache: an engine uses half of its memory for other purposes.
             Step::Cached(lanes) => Spec {
                 lanes,
                 count: of(most, lanes),
@@ -133,50 +137,55 @@ impl Set<'_> {
         }
     }
 
-    /// Who takes part.
-    fn has(&self, step: Step, who: Who) -> bool {
-        match (step, who) {
-            (Step::PageCache, Who::Bare) => true,
-            (_, Who::Bare) => false,
-            // To find the keys, most peers read the values too: nothing would be cold.
-            (Step::ReadInOrder, _) => who == Who::Ours,
+    /// Whether an engine runs a step.
+    fn has(&self, step: Step, engine_id: EngineId) -> bool {
+        match (step, engine_id) {
+            (Step::PageCache, EngineId::Bare) => true,
+            (_, EngineId::Bare) => false,
+            // To find the keys, most peers also read the values, which would be cached then.
+            (Step::ReadInOrder, _) => engine_id == EngineId::Ours,
             _ => true,
         }
     }
 
-    /// Why the step can't be measured here.
+    /// The reason why a step can't be measured on this machine, if there is one.
     fn obstacle(&self, step: Step) -> Option<String> {
         match step {
-            // An engine uses half of it, and the page cache has the files as well.
-            Step::Cached(_) if 3 * self.bytes > memory_of_the_machine() => Some(
+            // The engine uses half of its memory, and the page cache holds the files as well.
+            Step::Cached(_) if 3 * self.bytes > machine_memory_bytes() => Some(
                 "the machine hasn't the memory for it twice, in a cache and in the page cache".to_owned(),
             ),
             _ => None,
         }
     }
 
-    /// One run of the step, with the files as warm as it wants them.
-    fn run(&self, who: Who, directory: &Path, step: Step) -> Result<std::result::Result<Run, String>> {
+    /// Runs a step, after evicting the files from the page cache or reading them into it.
+    fn run(
+        &self,
+        engine_id: EngineId,
+        directory: &Path,
+        step: Step,
+    ) -> Result<std::result::Result<Run, String>> {
         if matches!(step, Step::Cold(_) | Step::ScanValues | Step::ReadInOrder) {
             for path in files(directory)? {
-                subject::chill(&path, 1)?;
+                data_file::evict(&path, 1)?;
             }
         }
         if matches!(step, Step::PageCache | Step::ScanKeys) {
             files(directory)?.iter().try_for_each(|path| warm(path))?;
         }
-        Ok(self.bench.programs.run(who, directory, &self.spec(step)))
+        Ok(self.bench.programs.run(engine_id, directory, &self.spec(step)))
     }
 }
 
-/// The whole memory, in bytes; 0 where the system doesn't tell (proc(5)).
-fn memory_of_the_machine() -> u64 {
+/// The machine's memory in bytes (proc(5)). 0 if the system doesn't report it.
+fn machine_memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap_or_default();
     line.split_ascii_whitespace().next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// The files below a directory that hold something.
+/// The files below a directory that have more than 4 KiB.
 fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let (mut found, mut directories) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(directory) = directories.pop() {
@@ -194,8 +203,8 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Reads as much of the file's front as it takes on the disk: an engine that maps its file makes it
-/// far longer than what is in it.
+/// Reads a file from its beginning, as many bytes as it takes on disk: an engine that maps its file makes it
+/// far longer than its content.
 fn warm(path: &Path) -> Result<()> {
     let failed = |error| Error::file(path, error);
     let file = File::open(path).map_err(failed)?;
@@ -204,49 +213,49 @@ fn warm(path: &Path) -> Result<()> {
     read.map(drop).map_err(failed)
 }
 
-/// Loads a data set with each engine, reads it in every way, and compares.
-pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(Row)) -> Result<()> {
+/// Runs all steps on a data set of each engine and reports the rows.
+pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let bytes = bench.config.records * (value_bytes + super::work::data::KEY_BYTES) as u64;
     let limit = (bytes / MEMORY_DIVISOR).max(MEMORY_BYTES_MIN) + PROCESS_BYTES;
-    let set = Set { bench, value_bytes, bytes, group: Group::make(limit) };
+    let set = DataSet { bench, value_bytes, bytes, group: Group::create(limit) };
     let load = load_text();
-    let mut everyone = bench.everyone();
-    everyone.push(Who::Bare);
-    let mut results: Vec<Vec<Contender>> = STEPS.iter().map(|_| Vec::new()).collect();
-    for who in everyone {
+    let mut all_engines = bench.all_engines();
+    all_engines.push(EngineId::Bare);
+    let mut results: Vec<Vec<EngineRuns>> = STEPS.iter().map(|_| Vec::new()).collect();
+    for engine_id in all_engines {
         let directory = bench.new_directory();
-        let taken = STEPS.iter().filter(|step| set.has(**step, who) && set.obstacle(**step).is_none());
+        let taken = STEPS.iter().filter(|step| set.has(**step, engine_id) && set.obstacle(**step).is_none());
         for step in taken {
-            let mut contender = Contender::new(who);
+            let mut engine_runs = EngineRuns::new(engine_id);
             let rounds = if *step == Step::Load { 1 } else { bench.config.rounds };
             for _ in 0..rounds {
-                if contender.failure.is_none() {
+                if engine_runs.failure.is_none() {
                     std::fs::create_dir_all(&directory).map_err(|error| Error::file(&directory, error))?;
-                    contender.take(bench, set.run(who, &directory, *step)?);
+                    engine_runs.take(bench, set.run(engine_id, &directory, *step)?);
                 }
             }
             let index = STEPS.iter().position(|other| other == step).expect("it is one of them");
-            results[index].push(contender);
+            results[index].push(engine_runs);
         }
         bench.remove(&directory)?;
     }
     let fio = fio_rates(bench, &set)?;
-    for (step, contenders) in STEPS.iter().zip(&results) {
+    for (step, all_runs) in STEPS.iter().zip(&results) {
         match set.obstacle(*step) {
-            Some(reason) => each(Row::missing(set.name(*step), "op/s", reason)),
-            None => report(&set, *step, contenders, &results, &fio, &load, each),
+            Some(reason) => each(IoRow::missing(set.name(*step), "op/s", reason)),
+            None => report(&set, *step, all_runs, &results, &fio, &load, each),
         }
     }
     Ok(())
 }
 
-/// Random reads by `fio`, one by one and many at once; or why there are none.
+/// Random reads by `fio`, one and many at a time, or the reason why there are none.
 type FioRates = [(usize, std::result::Result<Series, String>); 2];
 
-fn fio_rates(bench: &Bench, set: &Set<'_>) -> Result<FioRates> {
+fn fio_rates(bench: &Bench, set: &DataSet<'_>) -> Result<FioRates> {
     let path = bench.new_directory();
     let bytes = set.bytes.clamp(1 << 20, FIO_BYTES_MAX);
-    subject::create(&path, bytes, 7)?;
+    data_file::create(&path, bytes, 7)?;
     let rates = [1, MANY].map(|depth| {
         let fio = Fio::find().ok_or_else(|| "no fio".to_owned());
         let window = fio.and_then(|fio| fio.random_reads(&path, bytes, depth, bench.config.fio_time));
@@ -257,48 +266,55 @@ fn fio_rates(bench: &Bench, set: &Set<'_>) -> Result<FioRates> {
 }
 
 fn report(
-    set: &Set<'_>,
+    set: &DataSet<'_>,
     step: Step,
-    contenders: &[Contender],
-    all: &[Vec<Contender>],
+    all_runs: &[EngineRuns],
+    all: &[Vec<EngineRuns>],
     fio: &FioRates,
     load: &str,
-    each: &mut dyn FnMut(Row),
+    each: &mut dyn FnMut(IoRow),
 ) {
     let name = set.name(step);
     let aim = match step {
-        Step::Load => Some(Aim::AtLeast(2.0)),
-        Step::Cold(MANY) | Step::ScanKeys => Some(Aim::AtLeast(1.0)),
+        Step::Load => Some(RatioAim::AtLeast(2.0)),
+        Step::Cold(MANY) | Step::ScanKeys => Some(RatioAim::AtLeast(1.0)),
         _ => None,
     };
-    let note = |contender: &Contender| format!("{}; {load}", note(step, contender));
-    table(&name, "op/s", |_| 1.0, contenders, aim, note).into_iter().for_each(&mut *each);
-    let Some(ours) =
-        contenders.iter().find(|contender| contender.who == Who::Ours && !contender.runs.is_empty())
+    let note = |engine_runs: &EngineRuns| format!("{}; {load}", note(step, engine_runs));
+    table(&name, "op/s", |_| 1.0, all_runs, aim, note).into_iter().for_each(&mut *each);
+    let Some(ours) = all_runs
+        .iter()
+        .find(|engine_runs| engine_runs.engine_id == EngineId::Ours && !engine_runs.runs.is_empty())
     else {
         return;
     };
     match step {
-        Step::Load => load_rows(set, contenders, each),
-        Step::Cached(1) => cached_rows(ours, contenders, each),
+        Step::Load => load_rows(set, all_runs, each),
+        Step::Cached(1) => cached_rows(ours, all_runs, each),
         Step::PageCache => {
-            let bare = contenders.iter().find(|contender| contender.who == Who::Bare);
-            versus(ours, bare, "  over a bare lookup and pread", Aim::AtLeast(0.8), each);
+            let bare = all_runs.iter().find(|engine_runs| engine_runs.engine_id == EngineId::Bare);
+            versus(ours, bare, "  over a bare lookup and pread", RatioAim::AtLeast(0.8), each);
         }
         Step::Cold(lanes) => cold_rows(set, lanes, ours, fio, each),
         Step::ReadInOrder => {
             let scans = STEPS.iter().position(|step| *step == Step::ScanValues).expect("it is one of them");
-            let scan = all[scans].iter().find(|contender| contender.who == Who::Ours);
+            let scan = all[scans].iter().find(|engine_runs| engine_runs.engine_id == EngineId::Ours);
             if let Some(scan) = scan.filter(|scan| !scan.runs.is_empty()) {
-                versus(scan, Some(ours), "  the scan over a loop of single reads", Aim::AtLeast(4.0), each);
+                versus(
+                    scan,
+                    Some(ours),
+                    "  the scan over a loop of single reads",
+                    RatioAim::AtLeast(4.0),
+                    each,
+                );
             }
         }
         Step::Cached(_) | Step::ScanKeys | Step::ScanValues => {}
     }
 }
 
-fn note(step: Step, contender: &Contender) -> String {
-    let Some(run) = contender.runs.last() else { return String::new() };
+fn note(step: Step, engine_runs: &EngineRuns) -> String {
+    let Some(run) = engine_runs.runs.last() else { return String::new() };
     let report = &run.report;
     let mib = |bytes: u64| bytes >> 20;
     match step {
@@ -307,67 +323,80 @@ fn note(step: Step, contender: &Contender) -> String {
             report.written_bytes_in_all as f64 / report.bytes.max(1) as f64,
             mib(report.peak_bytes),
             mib(report.disk_bytes),
-            setup(contender)
+            setup(engine_runs)
         ),
         Step::Cold(_) | Step::ScanValues | Step::ReadInOrder => format!(
             "{:.2} device reads and {:.0} B fetched each, opened in {:.0} ms, {}",
             report.device_reads as f64 / report.operations.max(1) as f64,
             report.fetched_bytes as f64 / report.operations.max(1) as f64,
             report.open_seconds * 1e3,
-            setup(contender)
+            setup(engine_runs)
         ),
         _ => format!(
             "{} MiB of memory at most, opened in {:.0} ms, {}",
             mib(report.peak_bytes),
             report.open_seconds * 1e3,
-            setup(contender)
+            setup(engine_runs)
         ),
     }
 }
 
-/// Bytes written and memory, ours with aims, the peers' without.
-fn load_rows(set: &Set<'_>, contenders: &[Contender], each: &mut dyn FnMut(Row)) {
-    for contender in contenders {
-        let is_ours = contender.who == Who::Ours;
+/// Reports bytes written and memory, of the store with aims, of the peers without.
+fn load_rows(set: &DataSet<'_>, all_runs: &[EngineRuns], each: &mut dyn FnMut(IoRow)) {
+    for engine_runs in all_runs {
+        let is_ours = engine_runs.engine_id == EngineId::Ours;
         let of = |what: &str| match is_ours {
             true => format!("  {what}"),
-            false => format!("    {}", contender.who.name()),
+            false => format!("    {}", engine_runs.engine_id.name()),
         };
-        let aim = |most| is_ours.then_some(Aim::AtMost(most));
-        let written = contender.median(|run| run.report.written_bytes_in_all as f64 / f64::from(1 << 20));
-        let given = contender.median(|run| run.report.bytes as f64 / f64::from(1 << 20)).unwrap_or(0.0);
+        let aim = |most| is_ours.then_some(RatioAim::AtMost(most));
+        let written = engine_runs.median(|run| run.report.written_bytes_in_all as f64 / f64::from(1 << 20));
+        let given = engine_runs.median(|run| run.report.bytes as f64 / f64::from(1 << 20)).unwrap_or(0.0);
         let name = of("bytes written for bytes given");
         each(figure_row(name, "MiB", written, ("given", given), aim(1.6)));
-        let peak = contender.median(|run| run.report.peak_bytes as f64 / f64::from(1 << 20));
+        let peak = engine_runs.median(|run| run.report.peak_bytes as f64 / f64::from(1 << 20));
         let limit = (set.bench.config.memory_bytes >> 20) as f64;
         each(figure_row(of("memory at most"), "MiB", peak, ("the limit", limit), aim(1.0)));
     }
 }
 
-/// Ours over another's, where that was measured.
-fn versus(ours: &Contender, other: Option<&Contender>, name: &str, aim: Aim, each: &mut dyn FnMut(Row)) {
+/// Reports the ratio of the store's rate to another's, if that was measured.
+fn versus(
+    ours: &EngineRuns,
+    other: Option<&EngineRuns>,
+    name: &str,
+    aim: RatioAim,
+    each: &mut dyn FnMut(IoRow),
+) {
     let Some(other) = other else { return };
     let (series, its_series) = (ours.series(|_| 1.0), other.series(|_| 1.0));
     if its_series.0.is_empty() {
         return;
     }
-    let who = if other.who == Who::Ours { "single reads" } else { other.who.name() };
-    each(Row::new(name, "op/s", &series).against(who, &series, Some(&its_series)).with_aim(aim));
+    let engine_id = if other.engine_id == EngineId::Ours { "single reads" } else { other.engine_id.name() };
+    each(IoRow::new(name, "op/s", &series).against(engine_id, &series, Some(&its_series)).with_aim(aim));
 }
 
-/// Cached reads have another aim for engines of memtables than for those that map their pages.
-fn cached_rows(ours: &Contender, contenders: &[Contender], each: &mut dyn FnMut(Row)) {
-    for other in contenders {
-        let aim = match other.who {
-            Who::Peer("fjall" | "rocksdb") => Aim::AtLeast(2.0),
-            Who::Peer(_) => Aim::AtLeast(0.5),
-            Who::Ours | Who::Bare => continue,
+/// Reports the ratios of cached reads. Engines with memtables have another aim than those that map their
+/// pages.
+fn cached_rows(ours: &EngineRuns, all_runs: &[EngineRuns], each: &mut dyn FnMut(IoRow)) {
+    for other in all_runs {
+        let aim = match other.engine_id {
+            EngineId::Peer("fjall" | "rocksdb") => RatioAim::AtLeast(2.0),
+            EngineId::Peer(_) => RatioAim::AtLeast(0.5),
+            EngineId::Ours | EngineId::Bare => continue,
         };
-        versus(ours, Some(other), &format!("  cached, over {}", other.who.name()), aim, each);
+        versus(ours, Some(other), &format!("  cached, over {}", other.engine_id.name()), aim, each);
     }
 }
 
-fn cold_rows(set: &Set<'_>, lanes: usize, ours: &Contender, fio: &FioRates, each: &mut dyn FnMut(Row)) {
+fn cold_rows(
+    set: &DataSet<'_>,
+    lanes: usize,
+    ours: &EngineRuns,
+    fio: &FioRates,
+    each: &mut dyn FnMut(IoRow),
+) {
     let limit = match &set.group {
         Ok(group) => format!("memory for a tenth of the data, and the process itself, by {}", group.kind),
         Err(reason) => format!("NO LIMIT of memory: {reason}"),
@@ -380,50 +409,50 @@ fn cold_rows(set: &Set<'_>, lanes: usize, ours: &Contender, fio: &FioRates, each
             "reads",
             reads,
             ("a read", 1.0),
-            Some(Aim::AtMost(most)),
+            Some(RatioAim::AtMost(most)),
         );
-        each(row.with_note(format!("all of the device's, whoever asked; {limit}")));
+        each(row.with_note(format!("all reads of the device, by any process; {limit}")));
     }
     let rates = fio.iter().find(|(depth, _)| *depth == lanes).expect("each depth is measured");
     let series = ours.series(|_| 1.0);
-    let row = Row::new(format!("  over fio, 4 KiB, {lanes} outstanding"), "op/s", &series);
+    let row = IoRow::new(format!("  over fio, 4 KiB, {lanes} outstanding"), "op/s", &series);
     let row = match &rates.1 {
         Ok(rates) => {
-            // fio ran once: each round is held against that.
+            // fio runs once; each round is compared with that.
             let rates = Series(vec![rates.0[0].clone(); series.0.len()]);
             let row = row.against("fio", &series, Some(&rates));
             row.with_note(format!("fio: {:.0} reads/s", rates.0.first().map_or(0.0, |window| window.rate())))
         }
         Err(reason) => row.with_note(reason.clone()),
     };
-    each(if lanes == MANY { row.with_aim(Aim::AtLeast(0.9)) } else { row });
+    each(if lanes == MANY { row.with_aim(RatioAim::AtLeast(0.9)) } else { row });
 }
 
-/// Loads, kills, and opens again.
-pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
+/// Loads records with each engine, kills it, and measures the next opening.
+pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     const VALUE_BYTES: usize = 100;
     let load = bench.spec(Operation::LoadAndHold, VALUE_BYTES, bench.config.records);
     let open = Spec { operation: Operation::Open, ..load.clone() };
     let average = load_text();
-    for who in bench.everyone() {
+    for engine_id in bench.all_engines() {
         let directory = bench.new_directory();
-        let killed = bench.programs.kill_when_held(who, &directory, &load);
-        let mut contender = Contender::new(who);
-        contender.take(bench, killed.and_then(|()| bench.programs.run(who, &directory, &open)));
+        let killed = bench.programs.kill_when_loaded(engine_id, &directory, &load);
+        let mut engine_runs = EngineRuns::new(engine_id);
+        engine_runs.take(bench, killed.and_then(|()| bench.programs.run(engine_id, &directory, &open)));
         bench.remove(&directory)?;
-        let is_ours = who == Who::Ours;
+        let is_ours = engine_id == EngineId::Ours;
         let name = match is_ours {
             true => format!("open after SIGKILL, {} of {VALUE_BYTES} B, and read one", load.records),
-            false => format!("  {}", who.name()),
+            false => format!("  {}", engine_id.name()),
         };
-        let Some(run) = contender.runs.last() else {
-            each(Row::missing(name, "ms", contender.failure.unwrap_or_default()));
+        let Some(run) = engine_runs.runs.last() else {
+            each(IoRow::missing(name, "ms", engine_runs.failure.unwrap_or_default()));
             continue;
         };
         let milliseconds = (run.report.open_seconds + run.report.seconds) * 1e3;
-        let aim = is_ours.then_some(Aim::AtMost(1.0));
+        let aim = is_ours.then_some(RatioAim::AtMost(1.0));
         let row = figure_row(name, "ms", Some(milliseconds), ("a second", 1000.0), aim);
-        each(row.with_note(format!("files in the page cache; {}; {average}", setup(&contender))));
+        each(row.with_note(format!("files in the page cache; {}; {average}", setup(&engine_runs))));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Runs: each a process of its own, ours as the peers'.
+//! Runs, each a separate process of this program or of the peers'.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -10,37 +10,39 @@ use settee_io::{EngineKind, EngineOptions, Env};
 
 use super::bare::Bare;
 use super::ours::Settee;
-use super::work::meter::Base;
-use super::work::{self, Failure, Operation, Report, Second, Spec, Told};
+use super::work::meter::Baseline;
+use super::work::{self, Failure, Message, Operation, Report, Second, Spec};
 use crate::io::row::{Latency, Window};
 
-/// Most bytes of a failed process's error output that are shown.
+/// Maximum bytes of a failed process's error output that an error shows.
 const MESSAGE_BYTES_MAX: u64 = 300;
 
-/// Who runs a spec.
+/// The engine that runs a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Who {
+pub(super) enum EngineId {
+    /// The store.
     Ours,
     /// A bare lookup and pread.
     Bare,
+    /// One of [`PEERS`].
     Peer(&'static str),
 }
 
-impl Who {
-    /// The name by which the process knows it, and the table.
+impl EngineId {
+    /// The name on the command line and in the table.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Who::Ours => "settee",
-            Who::Bare => "bare",
-            Who::Peer(name) => name,
+            EngineId::Ours => "settee",
+            EngineId::Bare => "bare",
+            EngineId::Peer(name) => name,
         }
     }
 }
 
-/// The other engines, as their binary knows them.
+/// The other engines, by the peers' binary's names.
 pub const PEERS: [&str; 4] = ["fjall", "lmdb", "redb", "rocksdb"];
 
-/// What starts the processes.
+/// The programs that are started for runs.
 #[derive(Debug, Clone)]
 pub(super) struct Programs {
     pub ours: PathBuf,
@@ -48,7 +50,7 @@ pub(super) struct Programs {
     pub engine: EngineKind,
 }
 
-/// What a run told.
+/// The messages of a run.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Run {
     pub report: Report,
@@ -56,18 +58,18 @@ pub(super) struct Run {
 }
 
 impl Programs {
-    fn command(&self, who: Who, directory: &Path, spec: &Spec) -> Result<Command, String> {
+    fn command(&self, engine_id: EngineId, directory: &Path, spec: &Spec) -> Result<Command, String> {
         let spec = serde_json::to_string(spec).expect("a spec is plain data");
-        let mut command = match (who, &self.peers) {
-            (Who::Peer(name), Some(program)) => {
+        let mut command = match (engine_id, &self.peers) {
+            (EngineId::Peer(name), Some(program)) => {
                 let mut command = Command::new(program);
                 command.args([name, "store"]).arg(directory).arg(spec);
                 command
             }
-            (Who::Peer(_), None) => return Err("no program of the peers".to_owned()),
-            (Who::Ours | Who::Bare, _) => {
+            (EngineId::Peer(_), None) => return Err("no program of the peers".to_owned()),
+            (EngineId::Ours | EngineId::Bare, _) => {
                 let mut command = Command::new(&self.ours);
-                command.args(["bench", "store-run", who.name()]).arg(directory).arg(spec);
+                command.args(["bench", "store-run", engine_id.name()]).arg(directory).arg(spec);
                 command.arg(self.engine.to_string());
                 command
             }
@@ -76,52 +78,57 @@ impl Programs {
         Ok(command)
     }
 
-    /// Runs the spec in `directory` to its end.
+    /// Runs the spec in `directory` and waits for its end.
     ///
     /// # Errors
-    /// What went wrong, in the process's words.
-    pub(super) fn run(&self, who: Who, directory: &Path, spec: &Spec) -> Result<Run, String> {
-        let mut command = self.command(who, directory, spec)?;
+    /// The process's status and its error output.
+    pub(super) fn run(&self, engine_id: EngineId, directory: &Path, spec: &Spec) -> Result<Run, String> {
+        let mut command = self.command(engine_id, directory, spec)?;
         let mut child = command.stdin(Stdio::null()).spawn().map_err(|error| error.to_string())?;
         let mut run = Run::default();
-        let mut is_told = false;
-        let told = listen(&mut child, |told| {
-            match told {
-                Told::Second(second) => run.seconds.push(second),
-                Told::Report(report) => (run.report, is_told) = (*report, true),
-                Told::Held => {}
+        let mut has_report = false;
+        let received = receive(&mut child, |message| {
+            match message {
+                Message::Second(second) => run.seconds.push(second),
+                Message::Report(report) => (run.report, has_report) = (*report, true),
+                Message::Loaded => {}
             }
             true
         });
         let status = child.wait().map_err(|error| error.to_string())?;
-        match told {
-            Ok(()) if status.success() && is_told => Ok(run),
-            Ok(()) => Err(format!("{status}: {}", said(&mut child))),
-            Err(error) => Err(format!("{status}: {error}: {}", said(&mut child))),
+        match received {
+            Ok(()) if status.success() && has_report => Ok(run),
+            Ok(()) => Err(format!("{status}: {}", error_output(&mut child))),
+            Err(error) => Err(format!("{status}: {error}: {}", error_output(&mut child))),
         }
     }
 
-    /// Runs the spec until it says that it holds, and kills it.
-    pub(super) fn kill_when_held(&self, who: Who, directory: &Path, spec: &Spec) -> Result<(), String> {
+    /// Runs the spec until the process reports that its records are loaded, and kills the process.
+    pub(super) fn kill_when_loaded(
+        &self,
+        engine_id: EngineId,
+        directory: &Path,
+        spec: &Spec,
+    ) -> Result<(), String> {
         assert_eq!(spec.operation, Operation::LoadAndHold);
-        let mut command = self.command(who, directory, spec)?;
+        let mut command = self.command(engine_id, directory, spec)?;
         let mut child = command.stdin(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
-        let mut is_held = false;
-        let told = listen(&mut child, |told| {
-            is_held = matches!(told, Told::Held);
-            !is_held
+        let mut is_loaded = false;
+        let received = receive(&mut child, |message| {
+            is_loaded = matches!(message, Message::Loaded);
+            !is_loaded
         });
         let killed = child.kill();
         let status = child.wait().map_err(|error| error.to_string())?;
-        match (told, killed) {
-            (Ok(()), Ok(())) if is_held => Ok(()),
-            _ => Err(format!("{status} before it was to be killed: {}", said(&mut child))),
+        match (received, killed) {
+            (Ok(()), Ok(())) if is_loaded => Ok(()),
+            _ => Err(format!("{status} before it was to be killed: {}", error_output(&mut child))),
         }
     }
 }
 
-/// Gives each line to `each` until that has enough.
-fn listen(child: &mut Child, mut each: impl FnMut(Told) -> bool) -> Result<(), String> {
+/// Calls `each` with each message of the process until it returns false.
+fn receive(child: &mut Child, mut each: impl FnMut(Message) -> bool) -> Result<(), String> {
     let output = BufReader::new(child.stdout.take().expect("its output is a pipe"));
     for line in output.lines() {
         let line = line.map_err(|error| error.to_string())?;
@@ -132,17 +139,17 @@ fn listen(child: &mut Child, mut each: impl FnMut(Told) -> bool) -> Result<(), S
     Ok(())
 }
 
-fn said(child: &mut Child) -> String {
+fn error_output(child: &mut Child) -> String {
     let mut text = Vec::new();
     if let Some(stderr) = child.stderr.take() {
-        // What can't be read isn't shown.
+        // If reading fails, the text so far is shown.
         let _ = stderr.take(MESSAGE_BYTES_MAX).read_to_end(&mut text);
     }
     String::from_utf8_lossy(&text).trim().to_owned()
 }
 
 impl Report {
-    /// As a round of a row: operations, each worth `weight` of the row's unit.
+    /// Converts the report to a measurement. `weight` is the number of the row's units per operation.
     pub(super) fn window(&self, weight: f64) -> Window {
         let time = |us: Option<f64>| Some(Duration::from_secs_f64(us? / 1e6));
         let latency = time(self.p50_us).zip(time(self.p99_us));
@@ -157,13 +164,13 @@ impl Report {
     }
 }
 
-/// Runs one spec, in JSON, in this process: what the command behind [`Programs::run`] does.
+/// Runs one spec, in JSON, in this process. The command that [`Programs::run`] starts calls this.
 pub(super) fn run_here(
-    who: &str,
+    engine_id: &str,
     directory: &Path,
     spec: &str,
     engine: EngineKind,
-    tell: impl FnMut(Told) + Send,
+    send: impl FnMut(Message) + Send,
 ) -> Result<(), Failure> {
     let spec: Spec = serde_json::from_str(spec)?;
     if let Some(group) = &spec.group {
@@ -172,19 +179,19 @@ pub(super) fn run_here(
     std::fs::create_dir_all(directory)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let base = Base::new();
-        match who {
+        let baseline = Baseline::new();
+        match engine_id {
             "settee" => {
                 let engine = EngineOptions { kind: engine, ..EngineOptions::default() }.start()?;
                 let env = Env::with_engine(runtime.handle().clone(), engine);
-                let subject = Arc::new(Settee::open(&env, directory, &spec).await?);
-                work::run(subject, &spec, directory, base.opened(), tell).await
+                let engine = Arc::new(Settee::open(&env, directory, &spec).await?);
+                work::run(engine, &spec, directory, baseline.opened(), send).await
             }
             "bare" => {
-                let subject = Arc::new(Bare::open(directory, &spec)?);
-                work::run(subject, &spec, directory, base.opened(), tell).await
+                let engine = Arc::new(Bare::open(directory, &spec)?);
+                work::run(engine, &spec, directory, baseline.opened(), send).await
             }
-            _ => Err(format!("there is no engine {who:?}").into()),
+            _ => Err(format!("there is no engine {engine_id:?}").into()),
         }
     })
 }

@@ -1,11 +1,11 @@
-//! Goal: every operation runs on the store and finds out a store that gives other bytes; each part
-//! of the table tells every row, judges it, and cleans up; a run that fails shows.
-//! Method: the small form in this process; for the table, a shell script stands in for all
-//! programs, ours too. Nothing timed is asserted.
+//! Goal: every operation runs on the store and detects a store that returns other bytes; each part of the
+//! table reports every row, judges it, and removes its files; a failed run is reported.
+//! Method: the small form in this process; for the table, a shell script replaces all programs, this one
+//! included. No timing is asserted.
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::work::{Report, Told};
+use super::work::{Message, Report};
 use super::*;
 
 fn small_spec(operation: Operation, order: Order) -> Spec {
@@ -27,26 +27,27 @@ fn small_spec(operation: Operation, order: Order) -> Spec {
     }
 }
 
-/// What a run in this process told.
-fn tell(who: &str, directory: &Path, spec: &Spec) -> Result<(Report, usize), String> {
+/// Runs a spec in this process. Returns its report and its number of seconds.
+fn run_spec(engine_id: &str, directory: &Path, spec: &Spec) -> Result<(Report, usize), String> {
     let spec = serde_json::to_string(spec).unwrap();
     let (mut report, mut seconds) = (None, 0);
-    let each = |told| match told {
-        Told::Report(told) => report = Some(*told),
-        Told::Second(_) => seconds += 1,
-        Told::Held => panic!("nothing holds here"),
+    let each = |message| match message {
+        Message::Report(found) => report = Some(*found),
+        Message::Second(_) => seconds += 1,
+        Message::Loaded => panic!("no spec waits to be killed"),
     };
-    runs::run_here(who, directory, &spec, EngineKind::Auto, each).map_err(|error| error.to_string())?;
+    runs::run_here(engine_id, directory, &spec, EngineKind::Auto, each).map_err(|error| error.to_string())?;
     Ok((report.expect("a run ends with a report"), seconds))
 }
 
 #[test]
-fn every_operation_runs_on_the_store_and_counts_what_it_did() {
+fn every_operation_runs_on_the_store_and_counts_its_operations() {
     for order in [Order::Sequential, Order::Random] {
         let directory = tempfile::tempdir().unwrap();
         let spec = |operation| small_spec(operation, order);
         let (loaded, _) =
-            tell("settee", directory.path(), &Spec { write_out: true, ..spec(Operation::Ingest) }).unwrap();
+            run_spec("settee", directory.path(), &Spec { write_out: true, ..spec(Operation::Ingest) })
+                .unwrap();
         assert_eq!((loaded.operations, loaded.bytes), (500, 500 * 116));
         assert!(loaded.disk_bytes >= loaded.bytes, "{loaded:?}");
         for (operation, operations) in [
@@ -60,7 +61,7 @@ fn every_operation_runs_on_the_store_and_counts_what_it_did() {
         ] {
             let spec =
                 Spec { warm: 8, lanes: if operation == Operation::Read { 4 } else { 1 }, ..spec(operation) };
-            let (report, seconds) = tell("settee", directory.path(), &spec).unwrap();
+            let (report, seconds) = run_spec("settee", directory.path(), &spec).unwrap();
             assert_eq!(report.operations, operations, "{operation:?} {report:?}");
             assert!(report.seconds > 0.0 && report.setup.contains("store"), "{operation:?} {report:?}");
             assert_eq!(seconds > 0, operation == Operation::Overwrite);
@@ -69,30 +70,30 @@ fn every_operation_runs_on_the_store_and_counts_what_it_did() {
 }
 
 #[test]
-fn a_load_beside_a_reader_of_reused_keys_finds_only_what_was_written() {
+fn a_reader_beside_a_load_of_reused_keys_finds_only_written_values() {
     let directory = tempfile::tempdir().unwrap();
     let spec = small_spec(Operation::IngestBesideReader, Order::Reuse);
-    let (report, _) = tell("settee", directory.path(), &Spec { records: 5000, ..spec }).unwrap();
+    let (report, _) = run_spec("settee", directory.path(), &Spec { records: 5000, ..spec }).unwrap();
     assert_eq!(report.operations, 5000);
     assert!(report.beside_found <= report.beside_reads, "{report:?}");
 }
 
 #[test]
-fn a_bare_lookup_reads_what_it_wrote_and_does_nothing_else() {
+fn a_bare_lookup_supports_only_reads() {
     let directory = tempfile::tempdir().unwrap();
     let spec = small_spec(Operation::Read, Order::Random);
     for _ in 0..2 {
-        assert_eq!(tell("bare", directory.path(), &spec).unwrap().0.operations, 40);
+        assert_eq!(run_spec("bare", directory.path(), &spec).unwrap().0.operations, 40);
     }
-    assert!(tell("bare", directory.path(), &small_spec(Operation::Ingest, Order::Random)).is_err());
-    assert!(tell("other", directory.path(), &spec).unwrap_err().contains("other"));
+    assert!(run_spec("bare", directory.path(), &small_spec(Operation::Ingest, Order::Random)).is_err());
+    assert!(run_spec("other", directory.path(), &spec).unwrap_err().contains("other"));
 }
 
 #[test]
-fn other_bytes_and_missing_records_are_found_out() {
+fn other_bytes_and_missing_records_are_detected() {
     let directory = tempfile::tempdir().unwrap();
     let spec = |operation| small_spec(operation, Order::Random);
-    tell("settee", directory.path(), &spec(Operation::Ingest)).unwrap();
+    run_spec("settee", directory.path(), &spec(Operation::Ingest)).unwrap();
     for spoilt in [
         Spec { value_bytes: 101, ..spec(Operation::Read) },
         Spec { records: 1000, ..spec(Operation::Read) },
@@ -100,11 +101,11 @@ fn other_bytes_and_missing_records_are_found_out() {
         Spec { value_bytes: 99, ..spec(Operation::ScanValues) },
         Spec { records: 501, ..spec(Operation::Open) },
     ] {
-        assert!(tell("settee", directory.path(), &spoilt).is_err(), "{spoilt:?}");
+        assert!(run_spec("settee", directory.path(), &spoilt).is_err(), "{spoilt:?}");
     }
 }
 
-/// Stands for all programs: `bench store-run WHO DIRECTORY SPEC ENGINE` and `WHO store DIRECTORY SPEC`.
+/// Replaces all programs: `bench store-run WHO DIRECTORY SPEC ENGINE` and `WHO store DIRECTORY SPEC`.
 const SCRIPT: &str = r#"#!/bin/sh
 case "$*" in *FAIL*) echo told why >&2; exit 3;; *LoadAndHold*) echo '"Held"'; cat; exit;; esac
 case "$1" in bench) seconds=2;; redb) seconds=1;; *) seconds=4;; esac
@@ -112,8 +113,8 @@ case "$*" in *Overwrite*) echo '{"Second":{"second":1,"writes":9,"reads":7,"read
 echo '{"Report":{"operations":100,"bytes":1000,"seconds":'$seconds',"p50_us":5,"p99_us":6,"cpu_seconds":1,"written_bytes_in_all":1500,"device_reads":105,"beside_reads":10,"setup":"as it comes"}}'
 "#;
 
-/// The rows of `parts`, in a directory that must be empty afterwards.
-fn rows(script: &str, parts: &[Part], has_peers: bool) -> (Vec<Row>, Result<()>) {
+/// Runs `parts` in a directory that must be empty afterwards, and returns the rows.
+fn rows(script: &str, parts: &[Part], has_peers: bool) -> (Vec<IoRow>, Result<()>) {
     let directory = tempfile::tempdir().unwrap();
     let programs = tempfile::tempdir().unwrap();
     let program = programs.path().join("program");
@@ -133,7 +134,7 @@ fn rows(script: &str, parts: &[Part], has_peers: bool) -> (Vec<Row>, Result<()>)
 }
 
 #[test]
-fn every_part_tells_its_rows_against_the_best_peer() {
+fn every_part_compares_its_rows_with_the_best_peer() {
     for (part, judged) in [
         // Two sizes, three orders, with and without writing out: alone, beside, beside over alone.
         (Part::Ingest, 2 * 3 * 2 * 3),
@@ -152,7 +153,7 @@ fn every_part_tells_its_rows_against_the_best_peer() {
 }
 
 #[test]
-fn data_sets_are_loaded_and_read_in_every_way() {
+fn data_sets_are_loaded_and_every_step_is_measured() {
     let (rows, result) = rows(SCRIPT, &[Part::Large, Part::Small], true);
     result.unwrap();
     let find = |start: &str| rows.iter().filter(|row| row.workload.trim_start().starts_with(start)).count();
@@ -166,7 +167,7 @@ fn data_sets_are_loaded_and_read_in_every_way() {
 }
 
 #[test]
-fn without_peers_nothing_is_held_against_one() {
+fn without_peers_no_row_is_compared_with_one() {
     let (rows, result) = rows(SCRIPT, &[Part::Durable, Part::Large], false);
     result.unwrap();
     assert!(rows.iter().all(|row| row.peer.as_deref() != Some("redb")), "{rows:?}");
@@ -174,7 +175,7 @@ fn without_peers_nothing_is_held_against_one() {
 }
 
 #[test]
-fn a_run_that_fails_shows_and_is_an_error_at_the_end() {
+fn a_failed_run_has_a_row_and_is_an_error_at_the_end() {
     let script = SCRIPT.replace("*FAIL*", "lmdb*|*Durable*");
     let (rows, result) = rows(&script, &[Part::Ingest, Part::Durable, Part::Open], true);
     assert!(result.unwrap_err().to_string().contains("failed"));
@@ -184,7 +185,7 @@ fn a_run_that_fails_shows_and_is_an_error_at_the_end() {
 }
 
 #[test]
-fn nothing_is_no_amount_and_more_than_the_disk_holds_is_refused() {
+fn amounts_of_zero_and_beyond_the_free_space_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let small = || Config::new(directory.path(), "false").small();
     for config in [

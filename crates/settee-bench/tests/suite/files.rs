@@ -1,11 +1,11 @@
-//! Goal: the tables of files run from end to end, count what they did, and leave nothing behind;
-//! without a peer they have no ratio.
-//! Method: the small form of the same parameters that a full run has; nothing timed is asserted.
+//! Goal: the tables of `bench io` and `bench reads` run from end to end, count their operations, and remove
+//! their files; without a peer they have no ratio.
+//! Method: the small form of a full run's parameters; no timing is asserted.
 
 use std::path::Path;
 use std::process::Command;
 
-use settee_bench::io::{self, IN_FLIGHT_COUNTS, Row, SIZES};
+use settee_bench::io::{self, IN_FLIGHT_COUNTS, IoRow, SIZES};
 use settee_bench::reads::{self, FILE_COUNT};
 use settee_io::{DirectMode, EngineKind, EngineOptions, File, OpenMode};
 
@@ -14,7 +14,7 @@ fn block_on<T>(test: impl Future<Output = T>) -> T {
     builder.worker_threads(2).enable_all().build().unwrap().block_on(test)
 }
 
-fn io_rows(config: &io::Config) -> Vec<Row> {
+fn io_rows(config: &io::Config) -> Vec<IoRow> {
     let mut rows = Vec::new();
     block_on(io::run(config, |row| rows.push(row))).unwrap();
     rows
@@ -41,8 +41,8 @@ fn has_direct(directory: &Path) -> bool {
     is_direct
 }
 
-/// Figures are finite and not negative, and a verdict comes of an aim and a ratio.
-fn assert_sound(row: &Row) {
+/// Checks that figures are finite and not negative, and that a row with an aim and a ratio is judged.
+fn assert_sound(row: &IoRow) {
     for figure in
         [row.rate, row.p50_us, row.p99_us, row.cpu_us, row.switches, row.ratio].into_iter().flatten()
     {
@@ -62,7 +62,7 @@ fn assert_empty(directory: &Path) {
 }
 
 #[test]
-fn reads_and_flushes_give_every_row_and_leave_nothing() {
+fn reads_and_flushes_have_every_row_and_leave_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let config = io::Config::new(directory.path()).small();
     let rows = io_rows(&config);
@@ -70,7 +70,8 @@ fn reads_and_flushes_give_every_row_and_leave_nothing() {
     assert_empty(directory.path());
     let starting =
         |start: &str| rows.iter().filter(|row| row.workload.starts_with(start)).collect::<Vec<_>>();
-    // With each depth: fio; by both engines from a task, and from one and from many; and the call.
+    // For depth 1: fio, the blocking call, and a task of each engine. For the others: fio, and one task and
+    // many tasks of each engine.
     assert_eq!(starting("4 KiB, direct, 1 outstanding").len(), 4);
     assert_eq!(starting("4 KiB, direct, 32 outstanding").len(), 5);
     assert_eq!(starting("4 KiB, direct, 128 outstanding").len(), 5);
@@ -83,9 +84,9 @@ fn reads_and_flushes_give_every_row_and_leave_nothing() {
     assert_eq!(flushes.len(), 4 * SIZES.len() * IN_FLIGHT_COUNTS.len());
     let mib = config.flush_bytes >> 20;
     for row in &flushes {
-        let is_there = (has_uring() || !row.workload.contains("io_uring"))
+        let is_supported = (has_uring() || !row.workload.contains("io_uring"))
             && (has_direct(directory.path()) || !row.workload.contains("direct"));
-        assert_eq!(row.operations, if is_there { mib } else { 0 }, "{row:?}");
+        assert_eq!(row.operations, if is_supported { mib } else { 0 }, "{row:?}");
     }
     let modes = if has_direct(directory.path()) { 2 } else { 1 };
     assert_eq!(starting("flush, the best ").len(), modes);
@@ -95,7 +96,7 @@ fn reads_and_flushes_give_every_row_and_leave_nothing() {
 }
 
 #[test]
-fn without_fio_rows_say_so_and_have_no_ratio_to_it() {
+fn without_fio_rows_have_a_note_and_no_ratio() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = io::Config::new(directory.path()).small().without_fio();
     config.parts = vec![io::Part::Cold, io::Part::Flush];
@@ -109,24 +110,24 @@ fn without_fio_rows_say_so_and_have_no_ratio_to_it() {
 }
 
 #[test]
-fn many_small_reads_are_counted_in_every_form_and_leave_nothing() {
+fn small_reads_are_counted_in_every_order_and_leave_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let config = reads::Config::new(directory.path()).small();
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<IoRow> = Vec::new();
     block_on(reads::run(&config, |row| rows.push(row))).unwrap();
     rows.iter().for_each(assert_sound);
     assert_empty(directory.path());
-    let of_form = (config.read_count * FILE_COUNT * config.rounds) as u64;
+    let read_count = (config.read_count * FILE_COUNT * config.rounds) as u64;
     for mode in ["buffered", "direct"] {
         if mode == "direct" && !has_direct(directory.path()) {
             continue;
         }
         let start = format!("parread, cold, {mode}: ");
-        let forms: Vec<_> = rows.iter().filter(|row| row.workload.starts_with(&start)).collect();
-        assert_eq!(forms.len(), 5, "{mode}");
-        assert!(forms.iter().all(|row| row.operations == of_form), "{forms:?}");
-        assert_eq!(forms.iter().filter(|row| row.ratio.is_some()).count(), 4, "{mode}");
-        assert_eq!(forms.iter().filter(|row| row.aim.is_some()).count(), 3, "{mode}");
+        let orders: Vec<_> = rows.iter().filter(|row| row.workload.starts_with(&start)).collect();
+        assert_eq!(orders.len(), 5, "{mode}");
+        assert!(orders.iter().all(|row| row.operations == read_count), "{orders:?}");
+        assert_eq!(orders.iter().filter(|row| row.ratio.is_some()).count(), 4, "{mode}");
+        assert_eq!(orders.iter().filter(|row| row.aim.is_some()).count(), 3, "{mode}");
     }
     let beside =
         rows.iter().filter(|row| row.workload.contains("cached reads") && row.operations > 0).count();
@@ -136,7 +137,7 @@ fn many_small_reads_are_counted_in_every_form_and_leave_nothing() {
 }
 
 #[test]
-fn sizes_that_cannot_be_measured_are_refused_before_anything_is_written() {
+fn invalid_sizes_are_refused_before_anything_is_written() {
     let directory = tempfile::tempdir().unwrap();
     let spoilt: [fn(&mut io::Config); 5] = [
         |config| config.file_bytes = 0,

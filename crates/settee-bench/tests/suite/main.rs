@@ -1,4 +1,4 @@
-//! The benchmarks' tests, in one program: each module's head gives its goal and its method.
+//! The tests of the benchmarks, in one program. Each module's head has its goal and method.
 
 mod files;
 mod workloads;

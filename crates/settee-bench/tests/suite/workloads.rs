@@ -1,5 +1,5 @@
-//! Goal: each table runs from end to end, in this process and over HTTP, and cleans up.
-//! Method: small values of the same parameters that a full run has; nothing timed is asserted.
+//! Goal: each table runs from end to end, in this process and over HTTP, and deletes its databases.
+//! Method: small values of a full run's parameters; no timing is asserted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use settee_bench::api::{self, Target};
 use settee_bench::couch::{Couch, CouchError};
 use settee_bench::documents::DocumentSize;
-use settee_bench::fabric::{self, Place};
+use settee_bench::fabric::{self, Backend};
 use settee_bench::hostile::{self, Attack};
 use settee_bench::http::Server;
 use settee_bench::limits;
@@ -18,8 +18,7 @@ use settee_http::ServerOptions;
 use settee_io::{Env, ThreadOptions};
 use tokio::net::TcpListener;
 
-/// Runs `test` beside a server with its data in a directory of its own; checks that no database is
-/// left behind.
+/// Runs `test` with a server on a temporary directory, and checks that it leaves no database.
 fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
     let directory = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -47,15 +46,15 @@ async fn serve(databases: &Arc<Databases>) -> (Server, tokio::sync::oneshot::Sen
     (server, stop)
 }
 
-async fn floor() -> Target {
+async fn bare_server() -> Target {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-    tokio::spawn(limits::serve_floor(listener));
+    tokio::spawn(limits::serve_bare(listener));
     Target { server, pid: None }
 }
 
-fn fabric_config(place: Place, size: DocumentSize, clients: u64, durability: Stage) -> fabric::Config {
-    fabric::Config { place, size, documents: 25, batch: 10, clients, updates: 3, durability }
+fn fabric_config(backend: Backend, size: DocumentSize, clients: u64, durability: Stage) -> fabric::Config {
+    fabric::Config { backend, size, documents: 25, batch: 10, clients, updates: 3, durability }
 }
 
 fn assert_fabric_rows(rows: &[Row]) {
@@ -73,9 +72,9 @@ fn the_fabric_table_runs_in_process() {
         (DocumentSize::Large, 1, Stage::Accepted),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::Process { directory: directory.path().to_owned() };
+        let backend = Backend::Process { directory: directory.path().to_owned() };
         let mut rows = Vec::new();
-        let config = fabric_config(place, size, clients, durability);
+        let config = fabric_config(backend, size, clients, durability);
         let run = fabric::run(&config, |row| rows.push(row));
         runtime.block_on(run).unwrap_or_else(|error| panic!("{size:?}: {error}"));
         assert_fabric_rows(&rows);
@@ -88,9 +87,9 @@ fn the_fabric_table_runs_over_http() {
         for (size, clients, durability) in
             [(DocumentSize::Small, 2, Stage::Persisted), (DocumentSize::Large, 1, Stage::Written)]
         {
-            let place = Place::Server { server: server.clone(), pid: Some(std::process::id()) };
+            let backend = Backend::Server { server: server.clone(), pid: Some(std::process::id()) };
             let mut rows = Vec::new();
-            let config = fabric_config(place, size, clients, durability);
+            let config = fabric_config(backend, size, clients, durability);
             let run = fabric::run(&config, |row| rows.push(row));
             run.await.unwrap_or_else(|error| panic!("{size:?}: {error}"));
             assert_fabric_rows(&rows);
@@ -98,10 +97,10 @@ fn the_fabric_table_runs_over_http() {
     });
 }
 
-fn api_config(server: Server, floor: Option<Target>, directory: Option<&Path>, rows: &[&str]) -> api::Config {
+fn api_config(server: Server, bare: Option<Target>, directory: Option<&Path>, rows: &[&str]) -> api::Config {
     api::Config {
         target: Target { server, pid: Some(std::process::id()) },
-        floor,
+        bare,
         directory: directory.map(Path::to_owned),
         scale: 0.001,
         row_time: Duration::from_millis(40),
@@ -110,7 +109,7 @@ fn api_config(server: Server, floor: Option<Target>, directory: Option<&Path>, r
     }
 }
 
-/// Runs the table: the rows that were measured, and those that failed.
+/// Runs the table. Returns the measured rows and the failed ones.
 async fn run_api(config: &api::Config) -> (Vec<Row>, Vec<Failed>) {
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     let count = api::run(config, |reported| match reported {
@@ -125,14 +124,14 @@ async fn run_api(config: &api::Config) -> (Vec<Row>, Vec<Failed>) {
 fn every_row_of_the_api_runs_beside_its_limit() {
     let directory = tempfile::tempdir().unwrap();
     with_server(async |server: Server| {
-        let config = api_config(server, Some(floor().await), Some(directory.path()), &[]);
+        let config = api_config(server, Some(bare_server().await), Some(directory.path()), &[]);
         let (rows, failed) = run_api(&config).await;
         assert!(failed.is_empty(), "{failed:?}");
         // Writer and readers are four rows, followers two.
         assert_eq!(rows.len(), api::row_names().count() + 4);
         assert!(rows.iter().all(|row| row.operations > 0 && row.rate > 0.0), "{rows:?}");
         let limited = rows.iter().filter(|row| row.limit.is_some()).count();
-        assert_eq!(limited, 18, "gets, listings, bulk gets, attachments, and lone writes");
+        assert_eq!(limited, 18, "gets, listings, bulk gets, attachments, and writes of one client");
         let recorded = rows.iter().filter(|row| row.rate_ratio.is_some()).count();
         assert_eq!(recorded, rows.len() - 3, "all but the history and the followers");
     });
@@ -145,14 +144,14 @@ fn a_read_row_alone_loads_what_it_reads_and_needs_no_limit() {
         let (rows, failed) = run_api(&config).await;
         assert!(failed.is_empty(), "{failed:?}");
         let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
-        // And the attachments that are put by 1 and 10 clients.
+        // "put-1" also selects the rows of attachments.
         assert_eq!(names, ["put-1", "bulk-get-1", "bulk-get-10", "attachment-put-1", "attachment-put-10"]);
         assert!(rows.iter().all(|row| row.limit.is_none()), "{rows:?}");
     });
 }
 
-/// A server whose every answer is 200 with the same few bytes of JSON.
-async fn liar() -> Server {
+/// A server that responds to every request with 200 and the same few bytes of JSON.
+async fn wrong_server() -> Server {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -173,11 +172,11 @@ async fn liar() -> Server {
 }
 
 #[test]
-fn a_row_with_wrong_answers_fails_and_has_no_figure() {
+fn a_row_with_wrong_responses_fails_and_has_no_figure() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let names = ["get-1", "load-sequential", "put-50", "update-1", "all-docs", "bulk-get-1", "followers"];
-        let config = api_config(liar().await, None, None, &names);
+        let config = api_config(wrong_server().await, None, None, &names);
         let (rows, failed) = run_api(&config).await;
         assert!(rows.is_empty(), "{rows:?}");
         let failed: Vec<&str> = failed.iter().map(|row| row.name).collect();
@@ -188,7 +187,7 @@ fn a_row_with_wrong_answers_fails_and_has_no_figure() {
 }
 
 #[test]
-fn refusals_come_with_couchdbs_words() {
+fn refusals_have_couchdbs_status_and_error_name() {
     with_server(async |server: Server| {
         let mut couch = Couch::new(server);
         let refused = couch.call("GET", "/nowhere", None).await.unwrap_err();
@@ -205,7 +204,7 @@ fn refusals_come_with_couchdbs_words() {
 }
 
 #[test]
-fn every_attack_is_made_and_others_are_served_meanwhile() {
+fn every_attack_runs_and_other_clients_are_served_meanwhile() {
     with_server(|server| async move {
         let (time, scale) = (Duration::from_millis(100), 0.001);
         let config = hostile::Config { anonymous: server.clone(), admin: server, pid: None, time, scale };

@@ -92,7 +92,7 @@ impl FilesArgs {
         }
     }
 
-    fn row(&self, row: &io::Row) {
+    fn row(&self, row: &io::IoRow) {
         match (self.json, &row.note) {
             (true, _) => say!("{}", row.json()),
             (false, None) => say!("{}", row.line()),

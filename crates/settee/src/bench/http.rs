@@ -62,10 +62,10 @@ pub(super) async fn run(args: Args) -> CommandResult {
     let connections = api::follower_count(args.scale) + CONNECTIONS_SPARE;
     let settings = ["--max-connections".to_owned(), connections.to_string()];
     let host = Host::open(&args.common, needed, &settings).await?;
-    let floor = ServerProcess::floor(&std::env::current_exe()?)?;
+    let bare = ServerProcess::bare(&std::env::current_exe()?)?;
     let config = api::Config {
         target: host.server.clone().expect("given or started"),
-        floor: Some(Target { server: floor.server().clone(), pid: Some(floor.pid()) }),
+        bare: Some(Target { server: bare.server().clone(), pid: Some(bare.pid()) }),
         directory: host.directory().map(Path::to_owned),
         scale: args.scale,
         row_time,

@@ -100,7 +100,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        let print = |row: log::Row| match args.json {
+        let print = |row: log::LogRow| match args.json {
             true => say!("{}", row.json()),
             false => say!("{}", row.lines().trim_end()),
         };

@@ -135,7 +135,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        let print = |mut row: io::Row| {
+        let print = |mut row: io::IoRow| {
             if args.small {
                 // Too short to judge by.
                 (row.aim, row.met) = (None, None);

@@ -1,5 +1,4 @@
-//! Goal: each rule bites. Method: small made-up trees, each with one breach, beside the same
-//! tree without it.
+//! Goal: each rule reports its breaches. Method: small artificial trees, with one breach each and without it.
 
 use super::*;
 
@@ -7,7 +6,7 @@ fn source(path: &str, text: &str) -> Source {
     Source { path: path.to_owned(), bytes: text.as_bytes().to_vec() }
 }
 
-/// The breaches in a tree of one file, beside the `clippy.toml`s that the engine's crates need.
+/// The breaches in a tree of one file and the `clippy.toml`s of the engine's crates.
 fn breaches(path: &str, text: &str) -> Vec<String> {
     let rules = ENGINE.map(|name| source(&format!("crates/{name}/clippy.toml"), "a = 1\n"));
     let mut tree = Vec::from(rules);
@@ -15,7 +14,7 @@ fn breaches(path: &str, text: &str) -> Vec<String> {
     check(&tree)
 }
 
-/// The breaches of a crate `name` whose manifest has the lines `dependencies` after its package.
+/// The breaches of a crate `name` whose manifest has the lines `dependencies` after the package's name.
 fn manifest_breaches(name: &str, dependencies: &str) -> Vec<String> {
     let text = format!("[package]\nname = \"{name}\"\n{}\n", dependencies.trim_end());
     breaches(&format!("crates/{name}/Cargo.toml"), &text)
@@ -24,20 +23,20 @@ fn manifest_breaches(name: &str, dependencies: &str) -> Vec<String> {
 #[test]
 fn a_crate_depends_on_those_below_it() {
     let all: Vec<String> = ORDER.iter().map(|name| format!("{name}.workspace = true\n")).collect();
-    for (place, name) in ORDER.iter().enumerate() {
+    for (rank, name) in ORDER.iter().enumerate() {
         for (other, dependency) in all.iter().enumerate() {
-            let unknown = UNKNOWN_TO.iter().any(|(who, what)| who == name && what.contains(&ORDER[other]));
+            let forbidden = FORBIDDEN.iter().any(|(from, to)| from == name && to.contains(&ORDER[other]));
             for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
                 let found = manifest_breaches(name, &format!("[{kind}]\n{dependency}"));
-                let below = place < other || place == other && kind == "dev-dependencies";
-                assert_eq!(found.is_empty(), below && !unknown, "{name} -> {dependency}: {found:?}");
+                let below = rank < other || rank == other && kind == "dev-dependencies";
+                assert_eq!(found.is_empty(), below && !forbidden, "{name} -> {dependency}: {found:?}");
             }
         }
     }
 }
 
 #[test]
-fn a_crate_depends_on_nothing_it_must_know_nothing_of() {
+fn a_crate_has_no_forbidden_dependency() {
     assert_eq!(manifest_breaches("settee-http", "[dependencies]\nhyper = \"1\""), [""; 0]);
     assert_eq!(
         manifest_breaches("settee-doc", "[dependencies]\nhyper = \"1\""),
@@ -48,7 +47,7 @@ fn a_crate_depends_on_nothing_it_must_know_nothing_of() {
 }
 
 #[test]
-fn the_direction_holds_under_another_name_and_for_one_target() {
+fn renamed_and_target_specific_dependencies_are_checked() {
     let renamed = "[dependencies]\nsofa = { path = \"../settee-doc\", package = \"settee-doc\" }";
     assert_eq!(manifest_breaches("settee-io", renamed).len(), 1);
     let target = "[target.'cfg(unix)'.dependencies]\nsettee-doc.workspace = true";
@@ -57,7 +56,7 @@ fn the_direction_holds_under_another_name_and_for_one_target() {
 }
 
 #[test]
-fn the_simulation_is_for_tests_alone_and_knows_files_alone() {
+fn the_simulation_is_only_for_tests_and_depends_only_on_files() {
     assert_eq!(manifest_breaches("settee-log", "[dev-dependencies]\nsettee-sim.workspace = true"), [""; 0]);
     assert_eq!(manifest_breaches("settee-log", "[dependencies]\nsettee-sim.workspace = true").len(), 1);
     assert_eq!(manifest_breaches("settee-sim", "[dependencies]\nsettee-io.workspace = true"), [""; 0]);
@@ -65,7 +64,7 @@ fn the_simulation_is_for_tests_alone_and_knows_files_alone() {
 }
 
 #[test]
-fn faults_are_planted_by_a_crates_own_tests_alone() {
+fn only_a_crates_own_tests_enable_failpoints() {
     let own = "settee-log = { path = \".\", features = [\"failpoints\"] }";
     assert_eq!(manifest_breaches("settee-log", &format!("[dev-dependencies]\n{own}")), [""; 0]);
     assert_eq!(manifest_breaches("settee-log", "[features]\nfailpoints = []"), [""; 0]);
@@ -77,31 +76,31 @@ fn faults_are_planted_by_a_crates_own_tests_alone() {
 }
 
 #[test]
-fn the_tasks_stand_apart() {
+fn the_tasks_and_other_crates_are_independent() {
     assert_eq!(manifest_breaches("xtask", "[dependencies]\ntoml.workspace = true"), [""; 0]);
     assert_eq!(manifest_breaches("xtask", "[dependencies]\nsettee-io.workspace = true").len(), 1);
     assert_eq!(manifest_breaches("settee", "[dependencies]\nxtask = { path = \"../xtask\" }").len(), 1);
 }
 
 #[test]
-fn a_crate_has_its_directories_name_and_a_place() {
+fn a_crate_has_its_directorys_name_and_a_rank_in_the_order() {
     assert_eq!(breaches("crates/settee-io/Cargo.toml", "[package]\nname = \"settee-files\"\n").len(), 1);
     assert_eq!(manifest_breaches("settee-cushion", "[dependencies]").len(), 1);
     assert_eq!(breaches("crates/settee-io/Cargo.toml", "[package\n").len(), 1, "not TOML");
 }
 
 #[test]
-fn unsafe_code_occurs_in_settee_io_alone() {
+fn unsafe_code_is_allowed_only_in_settee_io() {
     let code = "//! Files.\nfn f() { unsafe { g() } }\n";
     assert_eq!(breaches("crates/settee-io/src/file.rs", code), [""; 0]);
     assert_eq!(
         breaches("crates/settee-log/src/file.rs", code),
-        ["crates/settee-log/src/file.rs:2: `unsafe` belongs in settee-io alone"]
+        ["crates/settee-log/src/file.rs:2: `unsafe` is allowed only in settee-io"]
     );
 }
 
 #[test]
-fn unsafe_in_text_is_no_code() {
+fn unsafe_in_comments_and_literals_is_allowed() {
     let texts = [
         "// unsafe\n",
         "/* unsafe /* nested */ unsafe */\n",
@@ -119,7 +118,7 @@ fn unsafe_in_text_is_no_code() {
 }
 
 #[test]
-fn code_after_text_is_code() {
+fn unsafe_code_after_comments_and_literals_is_reported() {
     let codes = [
         "/* a */ unsafe fn f() {}\n",
         "const A: &str = \"\\\\\"; unsafe fn f() {}\n",
@@ -142,7 +141,7 @@ fn no_rust_test_is_ignored() {
 }
 
 #[test]
-fn no_node_test_is_left_out() {
+fn no_node_test_is_skipped() {
     for text in ["test.skip('a', () => {});\n", "test('a', { skip: true }, () => {});\n", "it.only('a');\n"] {
         assert_eq!(breaches("tests/interop/a.test.js", text).len(), 1, "{text}");
     }
@@ -158,7 +157,7 @@ fn a_file_is_shorter_than_the_limit() {
 }
 
 #[test]
-fn no_file_names_a_path_of_one_machine() {
+fn no_file_contains_a_path_of_a_particular_machine() {
     for start in MACHINE_PATHS {
         assert_eq!(breaches("README.md", &format!("Run `{start}me/settee`.\n")).len(), 1, "{start}");
         assert_eq!(breaches("README.md", &format!("http://127.0.0.1{start}x and docs{start}x\n")), [""; 0]);
@@ -166,7 +165,7 @@ fn no_file_names_a_path_of_one_machine() {
 }
 
 #[test]
-fn text_is_plain() {
+fn text_has_no_control_characters_and_one_final_newline() {
     let breached = ["a\0b\n", "a\tb\n", "a\r\n", "a \n", "a", "a\n\n"];
     for text in breached {
         assert_eq!(breaches("docs/a.md", text).len(), 1, "{text:?}");
@@ -187,7 +186,7 @@ fn a_crates_root_begins_with_its_doc() {
 }
 
 #[test]
-fn the_engines_crates_forbid_the_same() {
+fn the_engines_crates_have_equal_clippy_settings() {
     let manifest =
         |name: &str| source(&format!("crates/{name}/Cargo.toml"), &format!("package.name = \"{name}\"\n"));
     let clippy = |name: &str, text: &str| source(&format!("crates/{name}/clippy.toml"), text);
@@ -195,7 +194,7 @@ fn the_engines_crates_forbid_the_same() {
     assert_eq!(check(&both).len(), 2);
     let [log, doc] = both;
     let mut tree = vec![log, doc, clippy("settee-log", "a = 1\n")];
-    assert_eq!(check(&tree), ["crates/settee-doc/clippy.toml: must be there, the same as settee-log's"]);
+    assert_eq!(check(&tree), ["crates/settee-doc/clippy.toml: must exist and equal settee-log's"]);
     tree.push(clippy("settee-doc", "a = 2\n"));
     assert_eq!(check(&tree).len(), 1);
     tree[3] = clippy("settee-doc", "a = 1\n");

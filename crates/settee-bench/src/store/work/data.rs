@@ -1,4 +1,4 @@
-//! Keys and values: functions of a record's number.
+//! Keys and values, which are functions of a record's number.
 
 use std::sync::OnceLock;
 
@@ -11,28 +11,28 @@ pub(crate) const KEY_BYTES: usize = 16;
 
 pub(crate) type Key = [u8; KEY_BYTES];
 
-/// Keys that are written again and again where they are reused.
+/// Number of distinct keys of [`Order::Reuse`].
 pub(crate) const REUSED_COUNT: u64 = 1024;
 
 /// Random bytes of which values are slices.
 const SOURCE_BYTES: usize = 16 << 20;
 
-/// Bytes at both ends of a value by which it is known.
+/// Bytes at each end of a value that are compared with the expected ones.
 const CHECKED_BYTES: usize = 16;
 
-/// In which order keys are written.
+/// The order in which keys are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Each key behind the last.
+    /// In ascending order.
     Sequential,
-    /// Keys are hashes.
+    /// At random: the keys are hashes.
     Random,
-    /// [`REUSED_COUNT`] hashes at random.
+    /// At random, of [`REUSED_COUNT`] hashes.
     Reuse,
 }
 
 impl Order {
-    /// The record that the `index`th write is of.
+    /// The record of the `index`th write.
     pub(crate) fn record(self, index: u64) -> u64 {
         match self {
             Order::Sequential | Order::Random => index,
@@ -52,8 +52,8 @@ impl Order {
     }
 }
 
-/// A number that looks random, another for each (splitmix64's last step: Steele, Lea, Flood:
-/// Fast splittable pseudorandom number generators, OOPSLA 2014).
+/// Maps each number to another pseudo-random one (the last step of SplitMix64: Steele, Lea, Flood, Fast
+/// splittable pseudorandom number generators, OOPSLA 2014).
 pub(crate) fn mix(number: u64) -> u64 {
     let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -68,20 +68,20 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// The one of this process, which is made by the first call.
+    /// The source of this process, created by the first call.
     pub(crate) fn get() -> Source {
         static BYTES: OnceLock<Bytes> = OnceLock::new();
         let make = || random_bytes(1, SOURCE_BYTES).into();
         Source { bytes: BYTES.get_or_init(make).clone() }
     }
 
-    /// The value of a record in one of its versions.
+    /// The value of one version of a record.
     pub(crate) fn value(&self, record: u64, version: u64, bytes: usize) -> Bytes {
         let start = self.start(record, version, bytes);
         self.bytes.slice(start..start + bytes)
     }
 
-    /// Whether `value` is what [`Source::value`] gives, by its length and its ends.
+    /// Whether `value` equals [`Source::value`], judged by its length and its ends.
     pub(crate) fn is_value(&self, value: &[u8], record: u64, version: u64, bytes: usize) -> bool {
         let start = self.start(record, version, bytes);
         let expected = &self.bytes[start..start + bytes];
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_known_and_another_is_not() {
+    fn only_the_right_value_is_accepted() {
         let source = Source::get();
         let value = source.value(7, 1, 100);
         assert!(source.is_value(&value, 7, 1, 100));

@@ -1,26 +1,26 @@
-//! Writing: in batches without a sync, alone or beside a reader, and durably one by one.
+//! Writes: in batches without a sync, alone or beside a reader, and durable single ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::data::{KEY_BYTES, Source};
-use super::meter::{Latencies, Stretch};
-use super::{Failure, Operation, Reader, Report, Spec, Subject, pairs};
+use super::meter::{Latencies, Meter};
+use super::{Failure, Operation, Reader, Report, Spec, TestEngine, pairs};
 
-/// Keys that the reader beside a load reads again and again: the newest.
+/// Number of the newest keys, which the reader beside a load reads.
 const NEWEST_COUNT: u64 = 32;
 
-/// What the writer and the reader beside it tell each other.
+/// The load's progress, shared by the writer and the reader beside it.
 #[derive(Default)]
-struct Shared {
+struct LoadProgress {
     written: AtomicU64,
     is_over: AtomicBool,
 }
 
-/// What the reader did.
+/// Statistics of the reader.
 #[derive(Default)]
-struct Beside {
+struct ReaderStats {
     reads: u64,
     found: u64,
     passes: u64,
@@ -29,31 +29,31 @@ struct Beside {
 
 enum Lane {
     Wrote(Latencies, Box<Report>),
-    Read(Beside),
+    Read(ReaderStats),
 }
 
-/// Writes all records. The latencies are those of batches.
-pub(super) async fn ingest<S: Subject>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
+/// Writes all records, beside a reader if the spec has one. The latencies are those of batches.
+pub(super) async fn ingest<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
     let source = Source::get();
-    let shared = Arc::new(Shared::default());
+    let progress = Arc::new(LoadProgress::default());
     let lane_count = if spec.operation == Operation::IngestBesideReader { 2 } else { 1 };
-    let (captured, spec_of_lanes) = (source.clone(), spec.clone());
+    let (captured, lane_spec) = (source.clone(), spec.clone());
     let lanes = subject
         .lanes(lane_count, move |subject, lane| {
-            let (shared, source, spec) = (shared.clone(), captured.clone(), spec_of_lanes.clone());
+            let (progress, source, spec) = (progress.clone(), captured.clone(), lane_spec.clone());
             async move {
                 if lane == 1 {
-                    return Ok(Lane::Read(read_newest(&*subject, &spec, &source, &shared).await?));
+                    return Ok(Lane::Read(read_newest(&*subject, &spec, &source, &progress).await?));
                 }
-                let wrote = write_all(&*subject, &spec, &source, &shared).await;
-                shared.is_over.store(true, Ordering::Relaxed);
+                let wrote = write_all(&*subject, &spec, &source, &progress).await;
+                progress.is_over.store(true, Ordering::Relaxed);
                 let (latencies, report) = wrote?;
                 Ok(Lane::Wrote(latencies, Box::new(report)))
             }
         })
         .await?;
     let mut report = Report::default();
-    let mut beside = Beside::default();
+    let mut beside = ReaderStats::default();
     let mut latencies = Latencies::default();
     for lane in lanes {
         match lane {
@@ -67,22 +67,22 @@ pub(super) async fn ingest<S: Subject>(subject: &Arc<S>, spec: &Spec) -> Result<
     report.beside_reads = beside.reads;
     report.beside_found = beside.found;
     report.beside_lag = beside.lag as f64 / beside.passes.max(1) as f64;
-    // After the clock has stopped: what the load left to be done counts as written by it.
+    // Not part of the measured time, but background work counts for the bytes written.
     if spec.write_out {
         subject.settle().await?;
     }
     Ok(report)
 }
 
-async fn write_all<S: Subject>(
+async fn write_all<S: TestEngine>(
     subject: &S,
     spec: &Spec,
     source: &Source,
-    shared: &Shared,
+    progress: &LoadProgress,
 ) -> Result<(Latencies, Report), Failure> {
     let mut batch = Vec::with_capacity(spec.batch);
     let mut latencies = Latencies::default();
-    let stretch = Stretch::start();
+    let meter = Meter::start();
     let mut from = 0;
     while from < spec.records {
         let to = spec.records.min(from + spec.batch as u64);
@@ -91,25 +91,25 @@ async fn write_all<S: Subject>(
         subject.write(&batch, false).await?;
         latencies.push(before.elapsed());
         from = to;
-        shared.written.store(to, Ordering::Release);
+        progress.written.store(to, Ordering::Release);
     }
     match spec.write_out {
         true => subject.write_out().await?,
-        false => subject.hand_over().await?,
+        false => subject.flush_to_kernel().await?,
     }
-    Ok((latencies, stretch.end()))
+    Ok((latencies, meter.end()))
 }
 
-/// Reads the newest keys that its view shows, in a new view each time, until the writer is done.
-async fn read_newest<S: Subject>(
+/// Reads the newest visible keys, each time in a new snapshot, until the writer has finished.
+async fn read_newest<S: TestEngine>(
     subject: &S,
     spec: &Spec,
     source: &Source,
-    shared: &Shared,
-) -> Result<Beside, Failure> {
-    let mut beside = Beside::default();
-    while !shared.is_over.load(Ordering::Relaxed) {
-        let written = shared.written.load(Ordering::Acquire);
+    progress: &LoadProgress,
+) -> Result<ReaderStats, Failure> {
+    let mut beside = ReaderStats::default();
+    while !progress.is_over.load(Ordering::Relaxed) {
+        let written = progress.written.load(Ordering::Acquire);
         let mut reader = subject.reader()?;
         let visible = reader.visible().unwrap_or(written);
         beside.passes += 1;
@@ -126,24 +126,24 @@ async fn read_newest<S: Subject>(
             beside.found += u64::from(found);
         }
         drop(reader);
-        subject.breathe().await;
+        subject.yield_now().await;
     }
     Ok(beside)
 }
 
-/// Writes records behind those that are there, each on stable storage before its lane's next, until
-/// all are there or the time is over.
-pub(super) async fn durable<S: Subject>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
+/// Writes `count` further records, each on stable storage before its lane's next, until all are written or
+/// the time has passed.
+pub(super) async fn durable<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
     let source = Source::get();
     let next = Arc::new(AtomicU64::new(spec.records));
     let end = spec.records + spec.count;
-    let of_lanes = spec.clone();
+    let lane_spec = spec.clone();
     let time = if spec.seconds_max == 0 { Duration::MAX } else { Duration::from_secs(spec.seconds_max) };
-    let stretch = Stretch::start();
+    let meter = Meter::start();
     let start = Instant::now();
     let lanes = subject
         .lanes(spec.lanes, move |subject, _| {
-            let (next, source, spec) = (next.clone(), source.clone(), of_lanes.clone());
+            let (next, source, spec) = (next.clone(), source.clone(), lane_spec.clone());
             async move {
                 let mut latencies = Latencies::default();
                 let mut one = Vec::with_capacity(1);
@@ -160,7 +160,7 @@ pub(super) async fn durable<S: Subject>(subject: &Arc<S>, spec: &Spec) -> Result
             }
         })
         .await?;
-    let mut report = stretch.end();
+    let mut report = meter.end();
     let mut latencies = Latencies::default();
     lanes.into_iter().for_each(|lane| latencies.append(lane));
     (report.p50_us, report.p99_us) = latencies.percentiles();

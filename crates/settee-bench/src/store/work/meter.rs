@@ -1,4 +1,4 @@
-//! What a process used: time, memory, bytes of files.
+//! Resources used by a process: time, memory, bytes of files.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::data::Source;
 use super::{Failure, Report};
 
-/// Most latencies that one lane keeps; later ones count for the rate alone.
+/// Maximum number of latencies that one lane keeps. Later ones count only for the rate.
 const LATENCY_COUNT_MAX: usize = 4 << 20;
 
 /// Latencies in nanoseconds.
@@ -26,12 +26,12 @@ impl Latencies {
         self.0.append(&mut other.0);
     }
 
-    /// How many there are.
+    /// Number of latencies.
     pub(crate) fn count(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// In microseconds; none where there is no latency.
+    /// Median and 99th percentile in microseconds. None if there is no latency.
     pub(crate) fn percentiles(&mut self) -> (Option<f64>, Option<f64>) {
         self.0.sort_unstable();
         let at = |share: f64| {
@@ -42,9 +42,9 @@ impl Latencies {
     }
 }
 
-/// The process before the engine was opened.
+/// The counters of the process before the engine was opened.
 #[derive(Debug)]
-pub(crate) struct Base {
+pub(crate) struct Baseline {
     resident: u64,
     anonymous: u64,
     written: u64,
@@ -52,11 +52,11 @@ pub(crate) struct Base {
     open_seconds: f64,
 }
 
-impl Base {
-    pub(crate) fn new() -> Base {
-        // The data is no memory of the engine's.
+impl Baseline {
+    pub(crate) fn new() -> Baseline {
+        // Created first, so that the source doesn't count as the engine's memory.
         let _made = Source::get();
-        Base {
+        Baseline {
             resident: status("VmHWM:"),
             anonymous: status("RssAnon:"),
             written: counter("write_bytes:"),
@@ -65,8 +65,8 @@ impl Base {
         }
     }
 
-    /// The engine is open.
-    pub(crate) fn opened(mut self) -> Base {
+    /// Records the duration of the opening, which has finished.
+    pub(crate) fn opened(mut self) -> Baseline {
         self.open_seconds = self.opening.elapsed().as_secs_f64();
         self
     }
@@ -81,8 +81,8 @@ impl Base {
     }
 }
 
-/// The clock and the counters of a stretch.
-pub(crate) struct Stretch {
+/// Measures the time and the counters of a part of a run.
+pub(crate) struct Meter {
     start: Instant,
     cpu: f64,
     written: u64,
@@ -91,18 +91,18 @@ pub(crate) struct Stretch {
     device_reads: u64,
 }
 
-impl Stretch {
-    pub(crate) fn start() -> Stretch {
-        Stretch::of_device(None)
+impl Meter {
+    pub(crate) fn start() -> Meter {
+        Meter::of_device(None)
     }
 
-    /// Counts the reads of the directory's device as well, whoever asks for them.
-    pub(crate) fn with_reads(directory: &Path) -> Stretch {
-        Stretch::of_device(device(directory))
+    /// Also counts the reads of the directory's device, by all processes.
+    pub(crate) fn with_reads(directory: &Path) -> Meter {
+        Meter::of_device(device(directory))
     }
 
-    fn of_device(device: Option<(u32, u32)>) -> Stretch {
-        Stretch {
+    fn of_device(device: Option<(u32, u32)>) -> Meter {
+        Meter {
             device,
             device_reads: device_reads(device),
             written: counter("write_bytes:"),
@@ -130,12 +130,12 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// From `/proc/self/io` (proc(5)); 0 where the system doesn't tell.
+/// A counter of `/proc/self/io` (proc(5)). 0 if the system doesn't report it.
 fn counter(name: &str) -> u64 {
     field("/proc/self/io", name)
 }
 
-/// From `/proc/self/status` (proc(5)), in bytes; 0 where the system doesn't tell.
+/// A size in `/proc/self/status` (proc(5)), in bytes. 0 if the system doesn't report it.
 fn status(name: &str) -> u64 {
     field("/proc/self/status", name) << 10
 }
@@ -152,8 +152,8 @@ fn device(directory: &Path) -> Option<(u32, u32)> {
     Some((rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
-/// Reads that a device has completed, from `/proc/diskstats` (Documentation/admin-guide/iostats.rst
-/// in Linux's source); 0 where the system doesn't tell.
+/// Number of reads that a device has completed, from `/proc/diskstats`
+/// (Documentation/admin-guide/iostats.rst in Linux's source). 0 if the system doesn't report it.
 fn device_reads(device: Option<(u32, u32)>) -> u64 {
     let Some((major, minor)) = device else { return 0 };
     let text = fs::read_to_string("/proc/diskstats").unwrap_or_default();
@@ -165,7 +165,7 @@ fn device_reads(device: Option<(u32, u32)>) -> u64 {
     count.unwrap_or(0)
 }
 
-/// Bytes that the files below a directory take on the disk. Files that go meanwhile don't count.
+/// Bytes that the files below a directory take on disk. Files that are removed meanwhile don't count.
 pub(crate) fn disk_bytes(directory: &Path) -> Result<u64, Failure> {
     let mut sum = 0;
     let mut directories = vec![directory.to_owned()];
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_tells_memory_and_processor_time() {
+    fn the_system_reports_memory_and_processor_time() {
         assert!(status("VmHWM:") > 1 << 20);
         assert!(cpu_seconds() > 0.0);
     }

@@ -1,24 +1,24 @@
-//! Reading: at random, in the order of keys, and once after opening.
+//! Reads: at random, in the order of keys, and one after opening.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::data::{KEY_BYTES, Key, Order, Source, mix};
-use super::meter::{Latencies, Stretch};
-use super::{Failure, Operation, Reader, Report, Spec, Subject};
+use super::meter::{Latencies, Meter};
+use super::{Failure, Operation, Reader, Report, Spec, TestEngine};
 
-/// Reads between two occasions for other tasks.
-const BREATHE_EVERY: u64 = 64;
+/// Number of reads between two yields.
+const YIELD_INTERVAL: u64 = 64;
 
-/// Cached reads of which one is timed: the clock costs a tenth of one.
+/// One of this many cached reads is timed, since reading the clock costs a tenth of a cached read.
 const TIMED_EVERY: u64 = 8;
 
-/// Reads at once before the clock starts.
+/// Number of lanes of the reads before the measured time.
 const WARM_LANES: usize = 32;
 
 /// Reads `count` records at random, split among the lanes.
-pub(super) async fn random<S: Subject>(
+pub(super) async fn random<S: TestEngine>(
     subject: &Arc<S>,
     spec: &Spec,
     directory: &Path,
@@ -28,16 +28,16 @@ pub(super) async fn random<S: Subject>(
         let warm = Spec { count: spec.warm, lanes: WARM_LANES, ..spec.clone() };
         read(subject, warm, &source, 0x3a3a).await?;
     }
-    let stretch = Stretch::with_reads(directory);
+    let meter = Meter::with_reads(directory);
     let mut latencies = read(subject, spec.clone(), &source, 0x7b7b).await?;
-    let mut report = stretch.end();
+    let mut report = meter.end();
     (report.p50_us, report.p99_us) = latencies.percentiles();
     report.operations = spec.count / spec.lanes as u64 * spec.lanes as u64;
     report.bytes = report.operations * (KEY_BYTES + spec.value_bytes) as u64;
     Ok(report)
 }
 
-async fn read<S: Subject>(
+async fn read<S: TestEngine>(
     subject: &Arc<S>,
     spec: Spec,
     source: &Source,
@@ -55,7 +55,7 @@ async fn read<S: Subject>(
     Ok(latencies)
 }
 
-async fn read_lane<S: Subject>(
+async fn read_lane<S: TestEngine>(
     subject: &S,
     spec: &Spec,
     source: &Source,
@@ -71,8 +71,8 @@ async fn read_lane<S: Subject>(
         if let Some(before) = before {
             latencies.push(before.elapsed());
         }
-        if turn % BREATHE_EVERY == 0 {
-            subject.breathe().await;
+        if turn % YIELD_INTERVAL == 0 {
+            subject.yield_now().await;
         }
     }
     Ok(latencies)
@@ -93,8 +93,8 @@ async fn one<R: Reader>(
     }
 }
 
-/// Walks over keys from the front, or over `count` of them with their values from the middle.
-pub(super) async fn scan<S: Subject>(
+/// Scans all keys, or `count` of them with their values from the middle.
+pub(super) async fn scan<S: TestEngine>(
     subject: &Arc<S>,
     spec: &Spec,
     directory: &Path,
@@ -108,7 +108,7 @@ pub(super) async fn scan<S: Subject>(
     let mut last = Vec::new();
     let mut is_right = true;
     let mut reader = subject.reader()?;
-    let stretch = Stretch::with_reads(directory);
+    let meter = Meter::with_reads(directory);
     let found = reader
         .scan(&start, count, values, |key, value| {
             is_right &= key > &last[..] && value.len() == value_bytes;
@@ -116,7 +116,7 @@ pub(super) async fn scan<S: Subject>(
             last.extend_from_slice(key);
         })
         .await?;
-    let mut report = stretch.end();
+    let mut report = meter.end();
     if !is_right || found != count {
         return Err(format!("a scan of {count} keys found {found}, in order and whole: {is_right}").into());
     }
@@ -125,7 +125,7 @@ pub(super) async fn scan<S: Subject>(
     Ok(report)
 }
 
-/// A key that half of all are before, about: what is behind it is as many as a scan may ask for.
+/// A key near the middle, after which there are enough keys for a scan.
 fn middle(spec: &Spec) -> Key {
     match spec.order {
         Order::Sequential => spec.order.key(spec.records / 2),
@@ -137,9 +137,9 @@ fn middle(spec: &Spec) -> Key {
     }
 }
 
-/// Reads the values of the keys that a scan with values gives, each by itself. Finding the keys
-/// is not timed.
-pub(super) async fn in_order<S: Subject>(
+/// Reads one by one the values of the keys that a scan with values returns. Finding the keys isn't part of
+/// the measured time.
+pub(super) async fn in_order<S: TestEngine>(
     subject: &Arc<S>,
     spec: &Spec,
     directory: &Path,
@@ -149,13 +149,13 @@ pub(super) async fn in_order<S: Subject>(
     reader.scan(&middle(spec), spec.count, false, |key, _| keys.extend(<Key>::try_from(key))).await?;
     let mut is_right = keys.len() as u64 == spec.count;
     let mut latencies = Latencies::default();
-    let stretch = Stretch::with_reads(directory);
+    let meter = Meter::with_reads(directory);
     for key in &keys {
         let before = Instant::now();
         is_right &= reader.get(key, |_| {}).await?;
         latencies.push(before.elapsed());
     }
-    let mut report = stretch.end();
+    let mut report = meter.end();
     if !is_right {
         return Err(format!("{} keys in order, not all found", keys.len()).into());
     }
@@ -165,13 +165,13 @@ pub(super) async fn in_order<S: Subject>(
     Ok(report)
 }
 
-/// Reads the last record: proof that what was opened is all there.
-pub(super) async fn first<S: Subject>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
+/// Reads the last record, which shows that the database is complete.
+pub(super) async fn first<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Result<Report, Failure> {
     let source = Source::get();
-    let stretch = Stretch::start();
+    let meter = Meter::start();
     let record = spec.order.record(spec.records - 1);
     one(&mut subject.reader()?, spec, &source, record, &spec.order.key(record)).await?;
-    let mut report = stretch.end();
+    let mut report = meter.end();
     report.operations = 1;
     Ok(report)
 }

@@ -1,5 +1,4 @@
-//! Overwriting everything again and again, while a reader reads: what space and reads do over
-//! time.
+//! Overwriting all records repeatedly beside a reader: disk space and latencies of reads over time.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,77 +6,77 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use super::data::{KEY_BYTES, Source, mix};
-use super::meter::{Latencies, Stretch, disk_bytes};
-use super::{Failure, Operation, Reader, Report, Second, Spec, Subject, Told, pairs};
+use super::meter::{Latencies, Meter, disk_bytes};
+use super::{Failure, Message, Operation, Reader, Report, Second, Spec, TestEngine, pairs};
 
-/// Reads in one view.
-const VIEW_READ_COUNT: u64 = 64;
+/// Number of reads in one snapshot.
+const SNAPSHOT_READ_COUNT: u64 = 64;
 
-/// How often the run is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval between two samples. A shorter run has one sample at its end.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A run shorter than that is looked at once all the same.
-const LOOK_STEP: Duration = Duration::from_millis(20);
+/// Interval between two checks for the end of the run.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
-struct Shared {
+struct OverwriteProgress {
     writes: AtomicU64,
     reads: AtomicU64,
-    /// The reader's latencies since the last look.
+    /// The reader's latencies since the last sample.
     recent: Mutex<Latencies>,
     is_over: AtomicBool,
 }
 
-/// Writes each record `count` times over, after it was loaded; in an order of its own each time.
-pub(super) async fn overwrite<S: Subject>(
+/// Overwrites each record `count` times, in the order of the load, beside a reader.
+pub(super) async fn overwrite<S: TestEngine>(
     subject: &Arc<S>,
     spec: &Spec,
     directory: &Path,
-    tell: &mut (impl FnMut(Told) + Send),
+    send: &mut (impl FnMut(Message) + Send),
 ) -> Result<Report, Failure> {
     assert_eq!(spec.operation, Operation::Overwrite);
     let source = Source::get();
-    let shared = Arc::new(Shared::default());
-    let (of_lanes, spec_of_lanes, directory) = (shared.clone(), spec.clone(), directory.to_owned());
-    // Lanes may be threads: what they tell goes through a channel, and is told at the end.
-    let (teller, told) = mpsc::channel();
-    let stretch = Stretch::start();
+    let progress = Arc::new(OverwriteProgress::default());
+    let (lane_progress, lane_spec, directory) = (progress.clone(), spec.clone(), directory.to_owned());
+    // Lanes may be threads, so the samples pass through a channel and are sent at the end.
+    let (sender, receiver) = mpsc::channel();
+    let meter = Meter::start();
     let lanes = subject
         .lanes(3, move |subject, lane| {
-            let (shared, spec, source) = (of_lanes.clone(), spec_of_lanes.clone(), source.clone());
-            let (directory, teller) = (directory.clone(), teller.clone());
+            let (progress, spec, source) = (lane_progress.clone(), lane_spec.clone(), source.clone());
+            let (directory, sender) = (directory.clone(), sender.clone());
             async move {
                 match lane {
                     0 => {
-                        let wrote = write_over(&*subject, &spec, &source, &shared).await;
-                        shared.is_over.store(true, Ordering::Relaxed);
+                        let wrote = write_over(&*subject, &spec, &source, &progress).await;
+                        progress.is_over.store(true, Ordering::Relaxed);
                         wrote.map(|()| Latencies::default())
                     }
-                    1 => read_meanwhile(&*subject, &spec, &source, &shared).await,
-                    _ => look(&*subject, &spec, directory, &shared, &teller)
+                    1 => read_meanwhile(&*subject, &spec, &source, &progress).await,
+                    _ => sample(&*subject, &spec, directory, &progress, &sender)
                         .await
                         .map(|()| Latencies::default()),
                 }
             }
         })
         .await?;
-    let mut report = stretch.end();
-    told.try_iter().for_each(|second| tell(Told::Second(second)));
+    let mut report = meter.end();
+    receiver.try_iter().for_each(|second| send(Message::Second(second)));
     let mut latencies = Latencies::default();
     lanes.into_iter().for_each(|lane| latencies.append(lane));
     (report.p50_us, report.p99_us) = latencies.percentiles();
     report.operations = spec.records * spec.count;
     report.bytes = report.operations * (KEY_BYTES + spec.value_bytes) as u64;
-    report.beside_reads = shared.reads.load(Ordering::Relaxed);
+    report.beside_reads = progress.reads.load(Ordering::Relaxed);
     report.beside_found = report.beside_reads;
     Ok(report)
 }
 
-async fn write_over<S: Subject>(
+async fn write_over<S: TestEngine>(
     subject: &S,
     spec: &Spec,
     source: &Source,
-    shared: &Shared,
+    progress: &OverwriteProgress,
 ) -> Result<(), Failure> {
     let mut batch = Vec::with_capacity(spec.batch);
     for version in 1..=spec.count {
@@ -85,25 +84,25 @@ async fn write_over<S: Subject>(
             let to = spec.records.min(from + spec.batch as u64);
             pairs(source, spec, from, to, version, &mut batch);
             subject.write(&batch, false).await?;
-            shared.writes.fetch_add(to - from, Ordering::Relaxed);
+            progress.writes.fetch_add(to - from, Ordering::Relaxed);
         }
     }
     subject.write_out().await
 }
 
-/// Reads at random until the writer is done; any version will do, no other value.
-async fn read_meanwhile<S: Subject>(
+/// Reads at random until the writer has finished. A value may be of any version of its record.
+async fn read_meanwhile<S: TestEngine>(
     subject: &S,
     spec: &Spec,
     source: &Source,
-    shared: &Shared,
+    progress: &OverwriteProgress,
 ) -> Result<Latencies, Failure> {
     let mut all = Latencies::default();
     let mut turn = 0;
-    while !shared.is_over.load(Ordering::Relaxed) {
+    while !progress.is_over.load(Ordering::Relaxed) {
         let mut reader = subject.reader()?;
         let mut recent = Latencies::default();
-        for _ in 0..VIEW_READ_COUNT {
+        for _ in 0..SNAPSHOT_READ_COUNT {
             turn += 1;
             let record = mix(turn ^ 0x0e0e) % spec.records;
             let mut is_right = false;
@@ -119,32 +118,32 @@ async fn read_meanwhile<S: Subject>(
             }
         }
         all.append(recent.clone());
-        shared.recent.lock().unwrap_or_else(PoisonError::into_inner).append(recent);
-        shared.reads.fetch_add(VIEW_READ_COUNT, Ordering::Relaxed);
+        progress.recent.lock().unwrap_or_else(PoisonError::into_inner).append(recent);
+        progress.reads.fetch_add(SNAPSHOT_READ_COUNT, Ordering::Relaxed);
         drop(reader);
-        subject.breathe().await;
+        subject.yield_now().await;
     }
     Ok(all)
 }
 
-async fn look<S: Subject>(
+async fn sample<S: TestEngine>(
     subject: &S,
     spec: &Spec,
     directory: PathBuf,
-    shared: &Shared,
-    teller: &mpsc::Sender<Second>,
+    progress: &OverwriteProgress,
+    sender: &mpsc::Sender<Second>,
 ) -> Result<(), Failure> {
     let live_bytes = spec.records * (KEY_BYTES + spec.value_bytes) as u64;
     let (mut writes, mut reads) = (0, 0);
     for second in 1.. {
         let start = Instant::now();
-        while start.elapsed() < LOOK_EVERY && !shared.is_over.load(Ordering::Relaxed) {
-            subject.pause(LOOK_STEP).await;
+        while start.elapsed() < SAMPLE_INTERVAL && !progress.is_over.load(Ordering::Relaxed) {
+            subject.pause(POLL_INTERVAL).await;
         }
-        let mut recent = std::mem::take(&mut *shared.recent.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut recent = std::mem::take(&mut *progress.recent.lock().unwrap_or_else(PoisonError::into_inner));
         let (p50, p99) = recent.percentiles();
-        let now = (shared.writes.load(Ordering::Relaxed), shared.reads.load(Ordering::Relaxed));
-        let told = Second {
+        let now = (progress.writes.load(Ordering::Relaxed), progress.reads.load(Ordering::Relaxed));
+        let sampled = Second {
             second,
             writes: now.0 - writes,
             reads: now.1 - reads,
@@ -155,9 +154,9 @@ async fn look<S: Subject>(
             engine: subject.counters(),
         };
         (writes, reads) = now;
-        // Nobody listens any more where another lane failed.
-        let _ = teller.send(told);
-        if shared.is_over.load(Ordering::Relaxed) {
+        // Fails if another lane has failed.
+        let _ = sender.send(sampled);
+        if progress.is_over.load(Ordering::Relaxed) {
             return Ok(());
         }
     }

@@ -1,7 +1,7 @@
-//! The files that are read and written, and what the machine says of them.
+//! The files that are read, and descriptions of the machine.
 //!
-//! Their bytes are random, but for the front of each block of 4 KiB, which tells where the block
-//! lies: a read that gives other bytes than it should is found out ([`verify`]).
+//! Their bytes are random, but each block of 4 KiB begins with its offset in the file, so that [`verify`]
+//! detects a read that returns other bytes.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write};
@@ -19,13 +19,13 @@ use crate::{Error, Result};
 /// Bytes of a block, and of each random read of `bench io`.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Bytes that are written at once while a file is made.
+/// Bytes of each write while a file is created.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// How many blocks are looked at to tell whether a file is in the page cache.
+/// Number of blocks that are probed to find out whether a file is in the page cache.
 const PROBE_COUNT: usize = 64;
 
-/// Makes a file of `bytes` (rounded down to whole blocks) and puts it on stable storage.
+/// Creates a file of `bytes` (rounded down to whole blocks) and syncs it.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -46,7 +46,7 @@ pub(crate) fn create(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     file.sync_all().map_err(failed)
 }
 
-/// Writes into the front of each block where it lies.
+/// Writes each block's offset at its beginning.
 fn mark(blocks: &mut [u8], mut offset: u64) {
     for block in blocks.chunks_mut(BLOCK_BYTES) {
         block[..8].copy_from_slice(&offset.to_le_bytes());
@@ -54,8 +54,8 @@ fn mark(blocks: &mut [u8], mut offset: u64) {
     }
 }
 
-/// Whether `bytes`, read at `offset`, are those that [`create`] wrote there, as far as the fronts
-/// of the blocks among them tell.
+/// Whether `bytes`, read at `offset`, are those that [`create`] wrote there, judged by the offsets at the
+/// beginnings of blocks.
 pub(crate) fn verify(offset: u64, bytes: &[u8]) -> bool {
     let first = offset.next_multiple_of(BLOCK_BYTES as u64);
     let blocks = bytes.get((first - offset) as usize..).unwrap_or_default().chunks(BLOCK_BYTES);
@@ -65,50 +65,50 @@ pub(crate) fn verify(offset: u64, bytes: &[u8]) -> bool {
     })
 }
 
-/// Random places of whole blocks, or of pieces of any length, in a file of `bytes`.
+/// Random offsets of blocks, or of pieces of any length, in a file of `bytes`.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Offsets {
     random: StdRng,
     bytes: u64,
 }
 
-impl Places {
-    pub(crate) fn new(seed: u64, bytes: u64) -> Places {
-        Places { random: StdRng::seed_from_u64(seed), bytes }
+impl Offsets {
+    pub(crate) fn new(seed: u64, bytes: u64) -> Offsets {
+        Offsets { random: StdRng::seed_from_u64(seed), bytes }
     }
 
-    /// Where a block begins.
+    /// The offset of a random block.
     pub(crate) fn block(&mut self) -> u64 {
         self.random.random_range(0..self.bytes / BLOCK_BYTES as u64) * BLOCK_BYTES as u64
     }
 
-    /// Where a piece of `length` bytes may begin: anywhere.
+    /// A random offset, not aligned, of a piece of `length` bytes.
     pub(crate) fn piece(&mut self, length: usize) -> u64 {
         self.random.random_range(0..=self.bytes - length as u64)
     }
 }
 
-/// Puts the file out of the page cache, and says how many of a sample of its blocks are in it
-/// nevertheless, of how many.
+/// Evicts a file from the page cache. Returns how many blocks of a sample are cached nevertheless, and the
+/// sample's size.
 ///
 /// # Errors
 /// [`Error::File`].
-pub(crate) fn chill(path: &Path, seed: u64) -> Result<(usize, usize)> {
+pub(crate) fn evict(path: &Path, seed: u64) -> Result<(usize, usize)> {
     let failed = |error: io::Error| Error::file(path, error);
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
-    // What is dirty would stay.
+    // Dirty pages can't be evicted.
     file.sync_all().map_err(failed)?;
     rustix::fs::fadvise(&file, 0, NonZeroU64::new(bytes), Advice::DontNeed)
         .map_err(|error| failed(error.into()))?;
-    let (mut places, mut cached) = (Places::new(seed, bytes), 0);
+    let (mut offsets, mut cached) = (Offsets::new(seed, bytes), 0);
     for _ in 0..PROBE_COUNT {
-        cached += usize::from(is_cached(&file, places.block()).map_err(failed)?);
+        cached += usize::from(is_cached(&file, offsets.block()).map_err(failed)?);
     }
     Ok((cached, PROBE_COUNT))
 }
 
-/// Whether a read of the byte at `offset` needs no wait (preadv2(2), `RWF_NOWAIT`).
+/// Whether the byte at `offset` can be read without waiting (preadv2(2), `RWF_NOWAIT`).
 fn is_cached(file: &File, offset: u64) -> io::Result<bool> {
     let mut byte = [0];
     match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) {
@@ -118,7 +118,7 @@ fn is_cached(file: &File, offset: u64) -> io::Result<bool> {
     }
 }
 
-/// Reads the file once, so that the page cache holds it as far as there is memory.
+/// Reads the file once, so that it is in the page cache as far as memory allows.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -127,14 +127,14 @@ pub(crate) fn warm(path: &Path) -> Result<()> {
     copied.map(drop).map_err(|error| Error::file(path, error))
 }
 
-/// Bytes that this process has had fetched from block devices (proc(5), `/proc/self/io`); none
-/// where the system doesn't tell.
+/// Bytes that this process has read from block devices (proc(5), `/proc/self/io`). None if the system doesn't
+/// report it.
 pub(crate) fn device_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
-/// The machine as it is now, in words: cores, what else wants them, and the device of `directory`.
+/// A description of the machine: its cores, their load, and the device of `directory`.
 pub(crate) fn machine(directory: &Path) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -142,14 +142,14 @@ pub(crate) fn machine(directory: &Path) -> String {
     format!("{cores} core(s), load average {load} beforehand; device: {}", device(directory))
 }
 
-/// The device that `directory` is on and its I/O scheduler, in words.
+/// A description of the device of `directory` and its I/O scheduler.
 fn device(directory: &Path) -> String {
     let Ok(metadata) = std::fs::metadata(directory) else { return "unknown".to_owned() };
     let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
     let Ok(mut block) = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else {
         return "no block device".to_owned();
     };
-    // A partition's queue is that of its disk.
+    // A partition has no queue but its disk's.
     if !block.join("queue").exists() {
         block = block.parent().map(PathBuf::from).unwrap_or_default();
     }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_verified_at_every_place_and_found_out_at_a_wrong_one() {
+    fn verification_succeeds_at_the_right_offset_and_fails_at_a_wrong_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("random");
         create(&path, 10 * BLOCK_BYTES as u64 + 17, 3).unwrap();
@@ -181,15 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn a_chilled_file_is_cold_and_a_warmed_one_is_not() {
+    fn an_evicted_file_is_cold_and_a_warmed_one_is_not() {
         let directory = tempfile::tempdir().unwrap();
-        // What lies in memory can't be chilled.
+        // A file in memory can't be evicted.
         if crate::space::is_in_memory(directory.path()) {
             return;
         }
         let path = directory.path().join("random");
         create(&path, 1024 * BLOCK_BYTES as u64, 4).unwrap();
-        let (cached, probed) = chill(&path, 1).unwrap();
+        let (cached, probed) = evict(&path, 1).unwrap();
         assert!(cached < probed, "{cached} of {probed}");
         warm(&path).unwrap();
         let file = File::open(&path).unwrap();
@@ -197,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn places_lie_within_the_file() {
-        let mut places = Places::new(5, 3 * BLOCK_BYTES as u64);
+    fn offsets_are_within_the_file() {
+        let mut offsets = Offsets::new(5, 3 * BLOCK_BYTES as u64);
         for _ in 0..1000 {
-            assert!(places.block() <= 2 * BLOCK_BYTES as u64);
-            assert!(places.piece(1024) + 1024 <= 3 * BLOCK_BYTES as u64);
+            assert!(offsets.block() <= 2 * BLOCK_BYTES as u64);
+            assert!(offsets.piece(1024) + 1024 <= 3 * BLOCK_BYTES as u64);
         }
     }
 }
