@@ -36,7 +36,7 @@ use settee_log::SegmentInfo;
 
 use crate::error::StoreError;
 use crate::manifest::{Manifest, tree_name};
-use crate::store::Shared;
+use crate::shared::Shared;
 
 /// Number of bytes copied at once.
 const COPY_BYTES: u64 = 1 << 20;

@@ -23,35 +23,28 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
-use settee_io::{File, OnPanic, OpenMode, ReadAt, ReadPolicy, directory, yield_now};
-use settee_log::{Entry, EntryRef, Flags, Record, SegmentIndex, SegmentIndexBuilder, footer_start};
+use settee_io::{OnPanic, directory};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::checkpoint_state::{CheckpointState, CheckpointTree};
-use crate::error::{ReadError, StoreError};
+use crate::error::StoreError;
 use crate::failpoints::Failpoint;
 use crate::manifest::SegmentName;
-use crate::segments::{Contents, Segment, SparseBlockIndex, address};
-use crate::store::Shared;
-use crate::tree_index::{BY_KEY, decode};
-use crate::version::Version;
+use crate::segments::Segment;
+use crate::shared::Shared;
+use crate::version::CheckpointState;
 
 mod choose;
+mod copy;
+mod survivors;
 
 use choose::{Overview, live_of};
-
-/// Number of keys looked up in the tree at once.
-const LOOKUP_COUNT: usize = 4096;
-
-/// Number of bytes copied at once.
-const COPY_BYTES: u64 = 1 << 20;
+use copy::SegmentCopy;
+use survivors::{Plan, Survivors, find_survivors};
 
 /// Largest number of records in a segment made of several: its segment index is built in memory.
 const RECORD_COUNT_MAX: usize = 1 << 20;
@@ -76,46 +69,6 @@ struct Victims {
     checkpoint: Arc<CheckpointState>,
     /// Segments without garbage as of that checkpoint.
     clean: Vec<Arc<Segment>>,
-}
-
-/// The records of a segment that are copied.
-struct Plan {
-    segment: Arc<Segment>,
-    /// `None` if nothing is copied.
-    segment_index: Option<SegmentIndex>,
-    survivors: Survivors,
-}
-
-/// The records of a segment that are kept, by ascending `Seq`.
-#[derive(Default)]
-struct Survivors {
-    live: Vec<u64>,
-    /// Size of the live records in bytes.
-    live_bytes: u64,
-    /// Each with its size in bytes.
-    tombstones: Vec<(u64, u32)>,
-}
-
-impl Survivors {
-    /// Bytes and number of the records kept if tombstones up to `tombstones_to` are dropped.
-    fn size(&self, tombstones_to: u64) -> (u64, usize) {
-        let first = self.tombstones.partition_point(|(seq, _)| *seq <= tombstones_to);
-        let kept = &self.tombstones[first..];
-        let bytes = kept.iter().map(|(_, bytes)| u64::from(*bytes)).sum::<u64>();
-        (self.live_bytes + bytes, self.live.len() + kept.len())
-    }
-
-    fn has(&self, seq: u64, tombstones_to: u64) -> bool {
-        let is_tombstone = || self.tombstones.binary_search_by_key(&seq, |(seq, _)| *seq).is_ok();
-        self.live.binary_search(&seq).is_ok() || (seq > tombstones_to && is_tombstone())
-    }
-}
-
-/// A record that is to be copied.
-struct Survivor {
-    entry: Entry,
-    /// Its offset in the old file.
-    file_offset: u64,
 }
 
 impl Shared {
@@ -186,16 +139,6 @@ impl Shared {
             }
             shared.is_compacting.store(false, Ordering::Release);
         });
-    }
-
-    /// Makes the log seal its closed segments soon, waits for that, and transfers them.
-    pub(crate) async fn transfer_soon(&self) -> Result<(), StoreError> {
-        let open = self.log.seal_soon();
-        let mut sealed = self.log.sealed_below();
-        while sealed < open && !self.is_closed() {
-            sealed = self.log.sealed_changed(sealed).await?;
-        }
-        self.transfer_sealed().await
     }
 
     fn overview(&self, checkpoint: &CheckpointState) -> Overview {
@@ -454,209 +397,4 @@ fn note_unreadable<T>(
         unreadable.insert(segment.name.last);
     }
     result
-}
-
-/// A segment's live records, and its tombstones.
-async fn find_survivors(
-    segment_index: &SegmentIndex,
-    checkpoint: &CheckpointState,
-    failpoint: Option<&Version>,
-) -> Result<Survivors, StoreError> {
-    let mut found = Survivors::default();
-    let Some(CheckpointTree { root, .. }) = &checkpoint.tree else { return Ok(found) };
-    let mut scan = segment_index.scan_keys(..);
-    let mut keys: Vec<Vec<u8>> = Vec::new();
-    let mut rows: Vec<(usize, u64, u32)> = Vec::new();
-    loop {
-        let entry = scan.next().await?;
-        let is_end = entry.is_none();
-        if let Some(entry) = entry {
-            if entry.flags.has(Flags::TOMBSTONE) {
-                found.tombstones.push((entry.seq.0, entry.location.length));
-                continue;
-            }
-            if failpoint.is_some_and(|version| {
-                version.memtables().any(|memtable| memtable.by_key.get(entry.key).is_some())
-            }) {
-                continue;
-            }
-            if keys.last().is_none_or(|last| last[1..] != *entry.key) {
-                keys.push([&[BY_KEY], entry.key].concat());
-            }
-            rows.push((keys.len() - 1, entry.seq.0, entry.location.length));
-        }
-        if is_end || keys.len() >= LOOKUP_COUNT {
-            // The last key may have more records.
-            let mut pointers: Vec<Vec<u64>> = vec![Vec::new(); keys.len()];
-            let mut damaged: Result<(), ReadError> = Ok(());
-            root.get_many(&keys, |index, value| match value.map(decode).transpose() {
-                Ok(Some(entry)) => {
-                    pointers[index] = entry.pointers().map(|pointer| pointer.location.seq).collect();
-                }
-                Ok(None) => {}
-                Err(error) => damaged = Err(error),
-            })
-            .await?;
-            damaged?;
-            yield_now().await;
-            for (_, seq, length) in rows.drain(..).filter(|(key, seq, _)| pointers[*key].contains(seq)) {
-                found.live.push(seq);
-                found.live_bytes += u64::from(length);
-            }
-            keys.clear();
-        }
-        if is_end {
-            found.live.sort_unstable();
-            found.tombstones.sort_unstable();
-            return Ok(found);
-        }
-    }
-}
-
-/// A segment that is being written.
-struct SegmentCopy<'a> {
-    shared: &'a Shared,
-    path: PathBuf,
-    name: SegmentName,
-    file: Arc<File>,
-    /// The bytes to write next, at offset `written`.
-    buffer: BytesMut,
-    written: u64,
-    block_index: SparseBlockIndex,
-    segment_index: SegmentIndexBuilder,
-    contents: Contents,
-    tombstone_bytes: u64,
-    /// The permit for background work, released while it sleeps.
-    turn: Option<SemaphorePermit<'a>>,
-}
-
-impl<'a> SegmentCopy<'a> {
-    async fn new(
-        shared: &'a Shared,
-        path: &std::path::Path,
-        name: SegmentName,
-        turn: SemaphorePermit<'a>,
-    ) -> Result<SegmentCopy<'a>, StoreError> {
-        let file = File::open(&shared.context.env.engine, path, OpenMode::CreateNew).await?;
-        Ok(SegmentCopy {
-            shared,
-            path: path.to_path_buf(),
-            file: Arc::new(file),
-            buffer: BytesMut::new(),
-            written: 0,
-            block_index: SparseBlockIndex::default(),
-            segment_index: SegmentIndexBuilder::covering(name.first, name.last, name.epoch),
-            contents: Contents::default(),
-            tombstone_bytes: 0,
-            turn: Some(turn),
-            name,
-        })
-    }
-
-    /// Copies the kept records of a segment.
-    async fn take(&mut self, plan: &Plan, tombstones_to: u64) -> Result<(), StoreError> {
-        let Plan { segment, segment_index: Some(segment_index), survivors: wanted } = plan else {
-            return Ok(());
-        };
-        let file = segment.file().await?.clone();
-        let is_original = segment.name.generation == 0;
-        let mut scan = segment_index.scan_seq(settee_log::Seq(0));
-        let mut survivors: Vec<Survivor> = Vec::new();
-        let (mut file_offset, mut bytes) = (0, 0);
-        while let Some((entry, _)) = scan.next().await? {
-            let length = u64::from(entry.location.length);
-            let at = if is_original { entry.location.offset.into() } else { file_offset };
-            file_offset += length;
-            if !wanted.has(entry.seq.0, tombstones_to) {
-                continue;
-            }
-            survivors.push(Survivor { entry: entry.to_entry(), file_offset: at });
-            bytes += length;
-            if bytes >= COPY_BYTES {
-                self.copy(&file, &mut survivors).await?;
-                bytes = 0;
-            }
-        }
-        self.copy(&file, &mut survivors).await
-    }
-
-    /// Copies records, and verifies each.
-    async fn copy(&mut self, file: &File, survivors: &mut Vec<Survivor>) -> Result<(), StoreError> {
-        let reads: Vec<_> = survivors
-            .iter()
-            .map(|survivor| ReadAt::new(survivor.file_offset, survivor.entry.location.length as usize))
-            .collect();
-        let values = file.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
-        for (value, survivor) in values.into_iter().zip(survivors.drain(..)) {
-            let entry = survivor.entry;
-            let damaged = |what| StoreError::Damaged {
-                path: file.path().to_path_buf(),
-                offset: survivor.file_offset,
-                what,
-            };
-            let record = Record::decode(value?).map_err(damaged)?;
-            if record.seq() != entry.seq {
-                return Err(damaged("it holds another record there"));
-            }
-            let is_lost = self.shared.context.options.is_enabled(Failpoint::RemapLost);
-            let offset = if is_lost { 0 } else { entry.location.offset };
-            self.block_index.push(address(entry.location.segment, offset), entry.location.length);
-            let Entry { seq, flags, key, meta, location } = &entry;
-            let entry_ref = EntryRef { seq: *seq, flags: *flags, key, meta, location: *location };
-            self.segment_index.push(entry_ref, record.checksum());
-            self.buffer.extend_from_slice(record.bytes());
-            self.contents.last_seq = seq.0;
-            self.contents.record_count += 1;
-            self.contents.record_bytes += u64::from(location.length);
-            if flags.has(Flags::TOMBSTONE) {
-                self.contents.tombstone_count += 1;
-                self.tombstone_bytes += u64::from(location.length);
-            }
-        }
-        self.write().await
-    }
-
-    async fn write(&mut self) -> Result<(), StoreError> {
-        let bytes = self.buffer.split().freeze();
-        let size = bytes.len() as u64;
-        self.file.write_at(self.written, bytes).await?;
-        self.written += size;
-        if !self.shared.is_closed() {
-            // Other work goes on meanwhile, and closing the store does not wait long.
-            self.turn = None;
-            self.shared.pace(size).await;
-            self.turn = self.shared.context.env.background.acquire().await.ok();
-        }
-        Ok(())
-    }
-
-    /// Completes the file, and makes it durable; `None` if it has no records.
-    async fn finish(mut self) -> Result<Option<Arc<Segment>>, StoreError> {
-        let engine = &*self.shared.context.env.engine;
-        if self.contents.record_count == 0 {
-            directory::remove(engine, &self.path).await?;
-            return Ok(None);
-        }
-        self.buffer.extend_from_slice(&self.block_index.encode());
-        self.write().await?;
-        let bytes = self.written;
-        let footer = self.segment_index.finish(bytes, 0).await;
-        self.file.write_at(footer_start(bytes), Bytes::from(footer)).await?;
-        self.file.sync().await?;
-        self.shared.context.sync_directory().await?;
-        let name = SegmentName { bytes, ..self.name };
-        let shared = self.shared;
-        let segment = Segment::new(
-            &shared.context.env,
-            &shared.context.directory,
-            name,
-            shared.context.options.log.direct,
-        );
-        if shared.context.options.log.direct {
-            self.file.set_direct(true).await?;
-        }
-        let segment = segment.with_chunks(shared.context.chunks.as_ref());
-        let segment = segment.with_file(self.file).with_block_index(self.block_index);
-        Ok(Some(Arc::new(segment.with_contents(self.contents, self.tombstone_bytes))))
-    }
 }

@@ -6,7 +6,8 @@ use settee_io::OperationKind;
 use settee_log::{AppendError, InvalidLimit, SegmentIndexError, Stopped};
 use settee_tree::TreeError;
 
-use crate::tree_index::INDEX;
+/// Path of the tree's file in the error of an invalid index entry.
+pub(crate) const INDEX: &str = "the index";
 
 /// Why a read failed. The store stays usable.
 #[derive(Debug, Clone, thiserror::Error)]

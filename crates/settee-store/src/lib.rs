@@ -18,51 +18,55 @@
 //! `cargo run -p settee-store --example store`
 #![doc = concat!("```\n", include_str!("../examples/store.rs"), "```\n")]
 
-mod backup;
 mod batch;
 mod budget;
-mod check;
-mod checkpoint;
-mod checkpoint_state;
-mod chunks;
-mod compact;
-mod entry;
 mod error;
 mod failpoints;
+mod options;
+
+mod index;
 mod manifest;
 mod memtable;
-mod merge;
-mod open;
-mod options;
-mod repair;
-mod replay;
 mod segments;
-mod snapshot;
-mod store;
-mod tree_index;
-mod values;
+
 mod version;
+
+mod read;
+
+mod shared;
+
+mod backup;
+mod check;
+mod checkpoint;
+mod compact;
+
+mod repair;
+mod store;
+
+#[cfg(feature = "failpoints")]
+#[path = "../tests/failpoints/mod.rs"]
+mod faults;
 
 pub use backup::{Backup, BackupFile, BackupFiles, Checksum, EarlierBackup, checksum_file, copy_file};
 pub use batch::{Batch, KEY_SIZE_MAX, VALUE_SIZE_MAX};
 pub use budget::MemoryBudget;
 pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
 pub use checkpoint::Checkpoint;
-pub use chunks::{CHUNK_BYTES, ChunkCache, ChunkStats};
 pub use compact::Compaction;
-pub use entry::{Location, OPERAND_COUNT_MAX, Pointer};
 pub use error::{CommitError, ReadError, StoreError};
 #[cfg(feature = "failpoints")]
-pub use failpoints::{Failpoint, LiveTable};
+pub use failpoints::Failpoint;
+#[cfg(feature = "failpoints")]
+pub use faults::LiveTable;
+pub use index::{Aggregate, Entry, EntryRef, Location, OPERAND_COUNT_MAX, Pointer};
 pub use memtable::{Aggregates, Cursor, Found, MemtableMap};
 pub use options::{MergeOperator, StoreOptions, StoreStats};
+pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, Scan, Snapshot, ValueRef, ValueScan};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
+pub use segments::{CHUNK_BYTES, ChunkCache, ChunkStats};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
     Recovery, Seq, Stage, Stopped, Value,
 };
 pub use settee_tree::NodeCache;
-pub use snapshot::{Entry, EntryRef, Scan, Snapshot};
 pub use store::{Store, Writer};
-pub use tree_index::Aggregate;
-pub use values::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ValueRef, ValueScan};

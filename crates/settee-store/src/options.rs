@@ -7,10 +7,9 @@ use settee_log::{InvalidLimit, LogOptions};
 use settee_tree::NodeCache;
 
 use crate::budget::MemoryBudget;
-use crate::chunks::ChunkCache;
-use crate::entry::OPERAND_COUNT_MAX;
-use crate::tree_index::Aggregate;
-use crate::version::Rules;
+use crate::failpoints::Failpoint;
+use crate::index::{Aggregate, OPERAND_COUNT_MAX};
+use crate::segments::ChunkCache;
 
 /// Combines the values of several records of a key, newest first, into one value.
 pub type MergeOperator = fn(&[Bytes]) -> Bytes;
@@ -25,15 +24,15 @@ pub struct StoreOptions {
     /// seq index.
     pub aggregate: Option<Aggregate>,
     /// Combines a key's records, newest first: the merge operands, then the base value if there is one.
-    /// Called where [`Batch::merge`](crate::Batch::merge) would give the key more than [`OPERAND_COUNT_MAX`] records. Default
-    /// `None`: such a commit fails.
+    /// Called where [`Batch::merge`](crate::Batch::merge) would give the key more than [`OPERAND_COUNT_MAX`]
+    /// records. Default `None`: such a commit fails.
     pub merge_operator: Option<MergeOperator>,
-    /// Number of replaced versions kept per key until the next checkpoint, for [`Entry::pointers_at`](crate::Entry::pointers_at); at
-    /// most [`OPERAND_COUNT_MAX`] − 1. Default 0.
+    /// Number of replaced versions kept per key until the next checkpoint, for
+    /// [`Entry::pointers_at`](crate::Entry::pointers_at); at most [`OPERAND_COUNT_MAX`] − 1. Default 0.
     pub versions_max: usize,
     /// Size of the memtables in bytes at which writers wait for a checkpoint; at least 1. A checkpoint begins
-    /// once the mutable memtable has half of it. A writer that already holds the [`Writer`](crate::Writer) is refused at one
-    /// and a half times the size. Default 256 MiB.
+    /// once the mutable memtable has half of it. A writer that already holds the [`Writer`](crate::Writer) is
+    /// refused at one and a half times the size. Default 256 MiB.
     pub memory_bytes_max: usize,
     /// Number of immutable memtables; writers wait while there are more. Default 8.
     pub frozen_layers_max: usize,
@@ -53,7 +52,8 @@ pub struct StoreOptions {
     pub checkpoint_bytes_max: u64,
     /// Percentage of the segments' bytes that may be garbage before compaction begins. Default 30.
     pub garbage_percent_max: u64,
-    /// Rate in bytes per second at which compaction and backups write or read; 0 counts as 1. Default 256 MiB/s.
+    /// Rate in bytes per second at which compaction and backups write or read; 0 counts as 1. Default
+    /// 256 MiB/s.
     pub compaction_bytes_per_second: u64,
     /// Memory budget shared with other stores, in addition to [`StoreOptions::memory_bytes_max`]. Default
     /// `None`.
@@ -67,7 +67,7 @@ pub struct StoreOptions {
     pub chunks: Option<Arc<ChunkCache>>,
     /// The enabled failpoint: see `failpoints.rs`. Default `None`.
     #[cfg(feature = "failpoints")]
-    pub failpoint: Option<crate::failpoints::Failpoint>,
+    pub failpoint: Option<Failpoint>,
 }
 
 impl Default for StoreOptions {
@@ -115,6 +115,7 @@ impl StoreOptions {
         }
     }
 
+    /// The options that apply to changing a version.
     pub(crate) fn rules(&self) -> Rules {
         Rules {
             aggregate: self.aggregate,
@@ -122,6 +123,40 @@ impl StoreOptions {
             #[cfg(feature = "failpoints")]
             failpoint: self.failpoint,
         }
+    }
+
+    /// Whether the failpoint is enabled.
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn is_enabled(&self, fault: Failpoint) -> bool {
+        self.failpoint == Some(fault)
+    }
+
+    #[cfg(not(feature = "failpoints"))]
+    pub(crate) const fn is_enabled(&self, _: Failpoint) -> bool {
+        false
+    }
+}
+
+/// The options that apply to changing a version.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub aggregate: Option<Aggregate>,
+    /// Number of replaced versions that a memtable keeps per key.
+    pub versions_max: usize,
+    #[cfg(feature = "failpoints")]
+    pub failpoint: Option<Failpoint>,
+}
+
+impl Rules {
+    /// As [`StoreOptions::is_enabled`].
+    #[cfg(feature = "failpoints")]
+    pub(crate) fn is_enabled(&self, fault: Failpoint) -> bool {
+        self.failpoint == Some(fault)
+    }
+
+    #[cfg(not(feature = "failpoints"))]
+    pub(crate) const fn is_enabled(&self, _: Failpoint) -> bool {
+        false
     }
 }
 

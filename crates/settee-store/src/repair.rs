@@ -22,11 +22,10 @@ use settee_tree::TreeError;
 
 use crate::batch::Batch;
 use crate::check::{CheckEvent, Salvaged, Survey};
-use crate::entry::OPERAND_COUNT_MAX;
 use crate::error::{ReadError, StoreError};
+use crate::index::{BY_KEY, OPERAND_COUNT_MAX, decode};
 use crate::options::StoreOptions;
 use crate::store::Store;
-use crate::tree_index::{BY_KEY, decode};
 
 /// Approximate number of bytes per commit.
 const BATCH_BYTES: usize = 256 << 10;

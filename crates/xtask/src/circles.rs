@@ -114,11 +114,25 @@ fn load(
             path.push(name.clone());
             let beside = directory.join(&name).with_extension("rs");
             let below = directory.join(&name);
-            let file = if beside.exists() { beside } else { below.join("mod.rs") };
+            let (file, below) = match named_file(&declared.attrs) {
+                // The modules that it declares lie beside it.
+                Some(named) => (file.with_file_name(&named), file.with_file_name(named).with_file_name("")),
+                None if beside.exists() => (beside, below),
+                None => (below.join("mod.rs"), below),
+            };
             load(&file, &below, path, modules)?;
         }
     }
     Ok(())
+}
+
+/// The file that `#[path = "…"]` names, relative to the declaring file's directory.
+fn named_file(attributes: &[syn::Attribute]) -> Option<String> {
+    attributes.iter().find_map(|attribute| {
+        let syn::Meta::NameValue(named) = &attribute.meta else { return None };
+        let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(file), .. }) = &named.value else { return None };
+        named.path.is_ident("path").then(|| file.value())
+    })
 }
 
 /// Whether an item is compiled for tests alone.
@@ -357,6 +371,19 @@ mod tests {
             ("a/inner.rs", "pub struct Inner; fn g() { assert!(1 == 1 && super::f()); }"),
         ];
         assert_eq!(circles_of(&files), [["a.rs", "a/inner.rs"]]);
+    }
+
+    #[test]
+    fn a_file_that_an_attribute_names_is_looked_into() {
+        let files = [
+            ("lib.rs", "#[path = \"other/b.rs\"] mod a; pub struct Root;"),
+            ("other/b.rs", "mod c; use crate::Root;"),
+            ("other/c.rs", "use super::super::Root; pub struct C;"),
+        ];
+        assert_eq!(circles_of(&files), [[""; 0]; 0]);
+        let b = "mod c; use c::C; pub struct B;";
+        let files = [files[0], ("other/b.rs", b), ("other/c.rs", "use super::B; pub struct C;")];
+        assert_eq!(circles_of(&files), [["other/b.rs", "other/c.rs"]]);
     }
 
     #[test]

@@ -1,19 +1,21 @@
 //! Compares the tree with the segments: every entry and every record.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::RangeInclusive;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::{Bound, RangeInclusive};
+use std::path::{Path, PathBuf};
 
+use settee_io::{File, OpenMode};
 use settee_log::Flags;
-use settee_tree::TreeError;
+use settee_tree::{Tree, TreeError};
 
-use super::sources::RecordRow;
-use super::{CheckEvent, Problem, Survey, Touched, key_hash, meta_hash};
-use crate::checkpoint_state::Live;
-use crate::entry::{EntryView, Location, Pointer};
+use super::problem::{CheckEvent, Problem, Touched};
+use super::row::{RecordRow, key_hash, meta_hash};
+use super::survey::Survey;
 use crate::error::StoreError;
+use crate::index::{BY_KEY, BY_SEQ, EntryView, IndexAggregates, Location, Pointer, SEQ_SIZE, decode};
 use crate::manifest::tree_name;
 use crate::segments::Segments;
-use crate::tree_index::{BY_KEY, BY_SEQ, SEQ_SIZE, decode};
+use crate::version::Live;
 
 /// Records, by the hash of their keys, of which the index has neither them nor a newer record, so far.
 #[derive(Default)]
@@ -244,7 +246,7 @@ impl Survey<'_> {
     }
 
     /// The file that has a record, and its offset there; in a rewritten segment, the record's first offset.
-    fn file_of(&self, location: Location) -> (std::path::PathBuf, u64) {
+    fn file_of(&self, location: Location) -> (PathBuf, u64) {
         let path = match self.segments.get(location.segment) {
             Some(segment) => segment.path().to_path_buf(),
             None => self.context.directory.join(format!("{:010}.log", location.segment)),
@@ -300,16 +302,15 @@ impl Survey<'_> {
             return segment.read(location).await.ok();
         }
         let path = self.context.directory.join(format!("{:010}.log", location.segment));
-        let file =
-            settee_io::File::open(&self.context.env.engine, &path, settee_io::OpenMode::Read).await.ok()?;
+        let file = File::open(&self.context.env.engine, &path, OpenMode::Read).await.ok()?;
         settee_log::read_record(&file, location.offset.into(), location.length).await.ok()
     }
 
     /// Compares the root's totals and attachment with all entries.
     async fn compare_totals(
         &mut self,
-        path: &std::path::Path,
-        tree: &settee_tree::Tree<crate::tree_index::IndexAggregates>,
+        path: &Path,
+        tree: &Tree<IndexAggregates>,
         totals: IndexTotals,
     ) -> Result<(), StoreError> {
         self.summary.entry_count = totals.entry_count;
@@ -318,7 +319,7 @@ impl Survey<'_> {
         }
         let Some(facts) = self.facts.take() else { return Ok(()) };
         let numbers = facts.live.keys().chain(totals.live.keys()).copied();
-        for number in numbers.collect::<std::collections::BTreeSet<u32>>() {
+        for number in numbers.collect::<BTreeSet<u32>>() {
             let said = facts.live.get(&number).copied().unwrap_or_default();
             let found = totals.live.get(&number).copied().unwrap_or_default();
             if said != found {
@@ -340,11 +341,11 @@ impl Survey<'_> {
     /// Reports the keys that are not in both the index by key and the seq index.
     async fn report_index_mismatches(
         &mut self,
-        path: &std::path::Path,
-        tree: &settee_tree::Tree<crate::tree_index::IndexAggregates>,
+        path: &Path,
+        tree: &Tree<IndexAggregates>,
     ) -> Result<(), StoreError> {
         let root = tree.root();
-        let mut scan = root.scan((std::ops::Bound::Unbounded, std::ops::Bound::Unbounded), false);
+        let mut scan = root.scan((Bound::Unbounded, Bound::Unbounded), false);
         while let Some((key, value)) = scan.next().await? {
             let Ok(entry) = decode(value) else { continue };
             let (other, own) = match key.split_first() {

@@ -18,10 +18,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-use crate::checkpoint_state::{CheckpointState, Live};
+use super::copy::COPY_BYTES;
 use crate::segments::Segment;
-
-use super::COPY_BYTES;
+use crate::version::{CheckpointState, Live};
 
 /// Number of segments that a store's live bytes are divided into.
 const SEGMENT_COUNT_TARGET: u64 = 16;

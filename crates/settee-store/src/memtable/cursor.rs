@@ -7,8 +7,8 @@
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use super::MemtableMap;
 use super::entry::Found;
+use super::map::MemtableMap;
 use super::node::{Node, Subtree};
 
 /// A scan over the entries of a [`MemtableMap`] within bounds. It owns a snapshot: later changes to the map
@@ -24,6 +24,13 @@ pub struct Cursor {
     leaf_ranks: Range<u64>,
     /// Index in the leaf of the entry that [`Cursor::current`] returns.
     at: Option<usize>,
+}
+
+impl MemtableMap {
+    /// A cursor over all entries, in ascending order.
+    pub fn cursor(&self) -> Cursor {
+        Cursor::range(self, Bound::Unbounded, Bound::Unbounded, false)
+    }
 }
 
 impl Cursor {

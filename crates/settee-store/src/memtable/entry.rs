@@ -1,5 +1,13 @@
-//! The tail of a leaf's record, which follows the key: the three numbers of the aggregate, and the value up
-//! to the record's end. The numbers are zigzag LEB128, as most are small and some negative.
+//! The map's entries, their limits, and their aggregates.
+//!
+//! A leaf's record is an entry's key and a tail: the three numbers of the aggregate, then the value up to the
+//! record's end. The numbers are zigzag LEB128, as most are small and some negative.
+
+/// Longest key in bytes.
+pub(super) const KEY_SIZE_MAX: usize = (8 << 10) + 16;
+
+/// Longest value in bytes.
+pub(super) const VALUE_SIZE_MAX: usize = 4 << 10;
 
 /// What entries add to the aggregate over a range; the caller defines the three components. They are added
 /// with wrapping: an entry that subtracts adds the two's complement.

@@ -6,8 +6,7 @@
 use std::ops::{Add, Bound, Sub};
 use std::sync::Arc;
 
-use super::VALUE_SIZE_MAX;
-use super::entry::{self, Aggregates, Found, add, subtract};
+use super::entry::{self, Aggregates, Found, VALUE_SIZE_MAX, add, subtract};
 use super::page::{self, Page, PageRecord, RECORD_COUNT_MAX};
 
 /// A full node is split at the end of a run of adjacent insertions instead of in the middle if the run
@@ -425,7 +424,7 @@ fn middle(records: &[PageRecord<'_>]) -> usize {
 /// Approximate size of the largest record in bytes. Halves of an oversized leaf may exceed a page by two
 /// records.
 #[cfg(test)]
-const RECORD_SIZE_MAX: usize = super::KEY_SIZE_MAX + VALUE_SIZE_MAX + 64;
+const RECORD_SIZE_MAX: usize = entry::KEY_SIZE_MAX + VALUE_SIZE_MAX + 64;
 
 #[cfg(test)]
 impl Subtree {

@@ -9,8 +9,9 @@ use std::ops::{Bound, RangeBounds};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use super::entry::KEY_SIZE_MAX;
 use super::page::{PAGE_SIZE_MAX, RECORD_COUNT_MAX};
-use super::{Aggregates, Cursor, Found, KEY_SIZE_MAX, MemtableMap};
+use super::{Aggregates, Cursor, Found, MemtableMap};
 
 /// Largest value that the store keeps with a key, older records excluded, in bytes.
 const META_SIZE_MAX: usize = 512;

@@ -4,41 +4,21 @@
 //! pointers to older records follow, newest first, up to the base value (`is_base`): the operand chain.
 //! Numbers are LEB128; the format is in `docs/format.md`.
 
-use settee_log::{Flags, Seq};
+use settee_log::Flags;
 
-/// Largest number of records that make up a key's value.
-pub const OPERAND_COUNT_MAX: usize = 32;
+use super::location::{Location, Pointer, until_base};
 
 /// The key is removed; its previous entry is hidden.
 const TOMBSTONE: u8 = 1;
+
 /// The entry is also in the seq index.
 const IN_SEQ_INDEX: u8 = 2;
+
 /// The newest record is a merge operand, and needs the older ones.
 const OPERAND: u8 = 4;
+
 /// Pointers to older records follow.
 const HAS_OLDER: u8 = 8;
-
-/// Location of a record in the log. It never changes, even when the segment is rewritten.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Location {
-    /// The update number.
-    pub seq: u64,
-    /// The segment's number.
-    pub segment: u32,
-    /// Offset of the record in its segment, in bytes.
-    pub offset: u32,
-    /// Size of the record in bytes.
-    pub length: u32,
-}
-
-/// A pointer to one record of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pointer {
-    /// The record's location.
-    pub location: Location,
-    /// Whether the record is a base value, which needs no older record.
-    pub is_base: bool,
-}
 
 /// An entry, borrowed from its encoded bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,16 +115,6 @@ impl<'a> EntryView<'a> {
     }
 }
 
-/// The records, given newest first, up to the first base value.
-pub(crate) fn until_base(pointers: impl Iterator<Item = Pointer>) -> impl Iterator<Item = Pointer> {
-    let mut done = false;
-    pointers.take_while(move |pointer| {
-        let is_needed = !done;
-        done |= pointer.is_base;
-        is_needed
-    })
-}
-
 /// Appends an entry.
 pub(crate) fn encode(flags: Flags, location: Location, older: &[Pointer], meta: &[u8], out: &mut Vec<u8>) {
     let bit = |is: bool, bit: u8| if is { bit } else { 0 };
@@ -219,12 +189,5 @@ impl Reader<'_> {
             offset: self.small()?,
             length: self.small()?,
         })
-    }
-}
-
-impl Location {
-    /// The record's update number.
-    pub fn seq(&self) -> Seq {
-        Seq(self.seq)
     }
 }

@@ -3,7 +3,9 @@
 use std::cmp::Ordering;
 use std::ops::Bound;
 
-use crate::memtable::{Cursor, Found, MemtableMap};
+use super::cursor::Cursor;
+use super::entry::Found;
+use super::map::MemtableMap;
 
 /// A scan over memtables, newest first, tombstones included.
 pub(crate) struct Merged {

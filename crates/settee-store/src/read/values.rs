@@ -25,10 +25,11 @@ use std::task::{Context, Poll};
 use futures_util::future::join_all;
 use settee_log::{Record, Seq};
 
-use crate::entry::Location;
+use super::scan::Scan;
+use super::snapshot::Snapshot;
 use crate::error::ReadError;
+use crate::index::Location;
 use crate::segments::Segment;
-use crate::snapshot::{Scan, Snapshot};
 
 /// Largest number of rows in a window.
 pub const READ_AHEAD_ROWS_MAX: usize = 256;

@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use settee_log::Flags;
 
-use crate::entry::Location;
+use super::state::{Incoming, PreviousEntry, Version};
+use crate::index::Location;
 use crate::memtable::Aggregates;
-use crate::version::{Incoming, PreviousEntry, Rules, Version};
+use crate::options::Rules;
 
 /// Number of records collected before they are inserted.
 const RECORD_COUNT_MAX: usize = 256 << 10;

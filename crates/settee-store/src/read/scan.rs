@@ -1,209 +1,21 @@
-//! Snapshots: point-in-time reads.
+//! Scans: the entries of a snapshot within a range, in the order of keys or of `Seq`.
 //!
-//! A snapshot pins a version of the index, and through it the files that the version refers to. Taking one
-//! costs nothing, and no writer, checkpoint or compaction changes it. Replaced files are released when the
-//! last snapshot that pins them is dropped.
+//! A scan merges the memtables with the tree. Of entries with the same key the newest is returned, with the
+//! older records that its value needs; tombstones are left out. Skipping by a sum narrows the range with one
+//! descent of the tree, and begins again there.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
-use crate::checkpoint_state::CheckpointTree;
-use crate::entry::{EntryView, Location, Pointer, until_base};
+use settee_log::Seq;
+
+use super::order::{Order, as_slice};
+use super::snapshot::Snapshot;
 use crate::error::ReadError;
-use crate::memtable::{Aggregates, Memtable, MemtableMap, add};
-use crate::merge::Merged;
-use crate::tree_index::{Aggregate, BY_KEY, BY_SEQ, IndexAggregates, SEQ_SIZE, decode, own_aggregates};
-use crate::version::Version;
-use settee_log::{Log, Record, Seq};
-
-/// A point-in-time state of the store, unchanged by later writes. Cheap to clone.
-#[derive(Clone)]
-pub struct Snapshot {
-    pub(crate) log: Arc<Log>,
-    pub(crate) version: Arc<Version>,
-    pub(crate) aggregate: Option<Aggregate>,
-}
-
-/// A key's index entry. Its value has not been read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The meta of the newest record.
-    pub meta: Vec<u8>,
-    /// Location of the newest record.
-    pub location: Location,
-    /// Whether [`Snapshot::scan_by_seq`] returns it.
-    pub in_seq_index: bool,
-    /// Whether the newest record is a base value, which needs no older record.
-    pub(crate) is_base: bool,
-    /// Older records of the value, newest first.
-    pub(crate) older: Vec<Pointer>,
-}
-
-impl Entry {
-    pub(crate) fn new(view: &EntryView<'_>) -> Entry {
-        Entry {
-            meta: view.meta.to_vec(),
-            location: view.location,
-            in_seq_index: view.is_in_seq_index(),
-            is_base: view.is_base(),
-            older: view.versions().skip(1).collect(),
-        }
-    }
-
-    /// Adds the records of an older entry of the same key.
-    pub(crate) fn gather(found: &mut Option<Entry>, view: &EntryView<'_>) {
-        match found {
-            None if view.is_tombstone() => {}
-            None => *found = Some(Entry::new(view)),
-            Some(entry) => entry.older.extend(view.versions()),
-        }
-    }
-
-    /// The `Seq` of the newest record.
-    pub fn seq(&self) -> Seq {
-        Seq(self.location.seq)
-    }
-
-    /// The records that make up the value, newest first: up to the first base value, or all there are.
-    pub fn pointers(&self) -> impl Iterator<Item = Pointer> {
-        until_base(self.versions())
-    }
-
-    /// The records that made up the value at `seq`, newest first; `None` if the index no longer holds them
-    /// all.
-    pub fn pointers_at(&self, seq: Seq) -> Option<Vec<Pointer>> {
-        let versions = self.versions().skip_while(|pointer| pointer.location.seq > seq.0);
-        let pointers: Vec<_> = until_base(versions).collect();
-        pointers.last().is_some_and(|oldest| oldest.is_base).then_some(pointers)
-    }
-
-    fn versions(&self) -> impl Iterator<Item = Pointer> {
-        let newest = Pointer { location: self.location, is_base: self.is_base };
-        std::iter::once(newest).chain(self.older.iter().copied())
-    }
-}
-
-/// An [`Entry`] with its key, borrowed from the scan that found it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EntryRef<'a> {
-    /// The key.
-    pub key: &'a [u8],
-    /// The meta of the newest record.
-    pub meta: &'a [u8],
-    /// Location of the newest record.
-    pub location: Location,
-    view: EntryView<'a>,
-    /// Records of older memtables or the tree, which follow those of `view`.
-    older: &'a [Pointer],
-}
-
-impl<'a> EntryRef<'a> {
-    fn new(key: &'a [u8], view: EntryView<'a>) -> EntryRef<'a> {
-        EntryRef { key, meta: view.meta, location: view.location, view, older: &[] }
-    }
-
-    /// Copies the entry.
-    pub fn to_entry(&self) -> Entry {
-        let mut entry = Entry::new(&self.view);
-        entry.older.extend_from_slice(self.older);
-        entry
-    }
-
-    /// The `Seq` of the newest record.
-    pub fn seq(&self) -> Seq {
-        Seq(self.location.seq)
-    }
-
-    /// As [`Entry::pointers`].
-    pub fn pointers(&self) -> impl Iterator<Item = Pointer> + use<'a> {
-        until_base(self.view.versions().chain(self.older.iter().copied()))
-    }
-}
-
-/// One of the two indexes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    Key,
-    Seq,
-}
-
-impl Order {
-    fn map(self, memtable: &Memtable) -> &MemtableMap {
-        match self {
-            Order::Key => &memtable.by_key,
-            Order::Seq => &memtable.by_seq,
-        }
-    }
-
-    /// Bounds of the tree's keys, where the two indexes follow one another.
-    fn tree_bounds(self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
-        let prefix = if self == Order::Key { BY_KEY } else { BY_SEQ };
-        let of = |key: &[u8]| [&[prefix], key].concat();
-        let start = match start.map(of) {
-            Bound::Unbounded => Bound::Included(vec![prefix]),
-            bound => bound,
-        };
-        let end = match end.map(of) {
-            Bound::Unbounded => Bound::Excluded(vec![prefix + 1]),
-            bound => bound,
-        };
-        (start, end)
-    }
-
-    /// Offset of the record's key in this index's keys.
-    fn key_at(self) -> usize {
-        if self == Order::Key { 0 } else { SEQ_SIZE }
-    }
-}
-
-fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
-}
-
-impl Version {
-    async fn aggregates_between(
-        &self,
-        order: Order,
-        start: Bound<&[u8]>,
-        end: Bound<&[u8]>,
-    ) -> Result<Aggregates, ReadError> {
-        let in_memory = self.memtable_aggregates_between(order, start, end);
-        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(in_memory) };
-        let (start, end) = order.tree_bounds(start, end);
-        Ok(add(in_memory, root.summary_in((as_slice(&start), as_slice(&end))).await?))
-    }
-
-    fn memtable_aggregates_between(
-        &self,
-        order: Order,
-        start: Bound<&[u8]>,
-        end: Bound<&[u8]>,
-    ) -> Aggregates {
-        let memtables = self.memtables().map(|memtable| order.map(memtable).aggregates_in((start, end)));
-        memtables.fold(Aggregates::default(), add)
-    }
-}
+use crate::index::{EntryRef, EntryView, IndexAggregates, Pointer, decode, own_aggregates};
+use crate::memtable::{Aggregates, Merged, add};
+use crate::version::CheckpointTree;
 
 impl Snapshot {
-    /// The last record that the snapshot shows.
-    pub fn seq(&self) -> Seq {
-        Seq(self.version.last_seq)
-    }
-
-    /// The last record that was ever in the seq index, though it may have been replaced since; 0 if there was
-    /// none.
-    pub fn last_in_seq_index(&self) -> Seq {
-        Seq(self.version.last_in_seq_index)
-    }
-
-    /// The entry of `key`.
-    ///
-    /// # Errors
-    /// See [`ReadError`]; the store stays usable.
-    pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
-        self.version.get(key).await
-    }
-
     /// Scans the entries between two keys, in ascending or descending order. `start` is the lower bound in
     /// either direction.
     pub fn scan(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, descending: bool) -> Scan {
@@ -215,69 +27,6 @@ impl Snapshot {
     pub fn scan_by_seq(&self, after: Seq, descending: bool) -> Scan {
         let start = after.0.saturating_add(1).to_be_bytes();
         Scan::new(self, Order::Seq, Bound::Included(&start), Bound::Unbounded, descending)
-    }
-
-    /// The aggregate over the entries between two keys. Costs O(log n).
-    ///
-    /// # Errors
-    /// See [`ReadError`]; the store stays usable.
-    pub async fn aggregates(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Result<Aggregates, ReadError> {
-        self.version.aggregates_between(Order::Key, start, end).await
-    }
-
-    /// The aggregate over all entries. Needs no read.
-    pub fn total_aggregates(&self) -> Aggregates {
-        self.version.aggregates()
-    }
-
-    /// The aggregate over the entries in the seq index whose `Seq` is greater than `after`. Costs O(log n).
-    ///
-    /// # Errors
-    /// See [`ReadError`]; the store stays usable.
-    pub async fn aggregates_after(&self, after: Seq) -> Result<Aggregates, ReadError> {
-        let start = after.0.saturating_add(1).to_be_bytes();
-        self.version.aggregates_between(Order::Seq, Bound::Included(&start), Bound::Unbounded).await
-    }
-
-    /// Reads the record at a location with one positional read, or from the chunk cache.
-    ///
-    /// # Errors
-    /// See [`ReadError`]; the store stays usable.
-    pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
-        let Location { segment, offset, length, .. } = location;
-        if let Some(segment) = self.version.checkpoint.segments.get(segment) {
-            return segment.read(location).await;
-        }
-        let in_log = settee_log::Location { segment, offset, length };
-        Snapshot::expect(self.log.read_in(&self.version.files, in_log).await?, location)
-    }
-
-    /// Checks that a record read from the log is the one that the location names.
-    pub(crate) fn expect(record: Record, location: Location) -> Result<Record, ReadError> {
-        if record.seq() == location.seq() {
-            return Ok(record);
-        }
-        let path = format!("segment {}", location.segment).into();
-        let what = "it holds another record there";
-        Err(ReadError::Damaged { path, offset: location.offset.into(), what })
-    }
-
-    /// Reads the records that make up a value, as [`Entry::pointers`] returns them, each with a read of its
-    /// own.
-    ///
-    /// # Errors
-    /// See [`ReadError`]; the store stays usable.
-    pub async fn read_parts(
-        &self,
-        pointers: impl IntoIterator<Item = Pointer>,
-    ) -> Result<Vec<Record>, ReadError> {
-        let reads = pointers.into_iter().map(|pointer| self.read(pointer.location));
-        futures_util::future::try_join_all(reads).await
-    }
-
-    /// Approximate size of the memtables in bytes.
-    pub fn index_bytes(&self) -> usize {
-        self.version.memory_bytes()
     }
 }
 
@@ -466,13 +215,13 @@ impl Scan {
                 return Ok(None);
             }
             let (key, view) = rows.current()?;
-            if !view.is_tombstone() && wanted(&EntryRef::new(&key[key_at..], view)) {
+            if !view.is_tombstone() && wanted(&EntryRef::new(&key[key_at..], view, &[])) {
                 break;
             }
         }
         rows.gather(&mut self.older)?;
         let (key, view) = rows.current()?;
-        Ok(Some(EntryRef { older: &self.older, ..EntryRef::new(&key[key_at..], view) }))
+        Ok(Some(EntryRef::new(&key[key_at..], view, &self.older)))
     }
 
     /// Skips the fewest entries whose aggregates add up to at least `amount` in `component`, or all remaining

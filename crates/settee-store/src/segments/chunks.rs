@@ -156,7 +156,8 @@ impl ChunkCache {
 /// A file's part of a cache; dropping it removes the file's chunks.
 pub(crate) struct FileChunks {
     cache: Arc<ChunkCache>,
-    file: u64,
+    /// The file's number in the cache.
+    pub(crate) file: u64,
     /// Number of the file's bytes that may be cached.
     length: u64,
 }
@@ -166,12 +167,6 @@ impl FileChunks {
     pub(crate) fn new(cache: &Arc<ChunkCache>, length: u64) -> FileChunks {
         let file = cache.next_file.fetch_add(1, Ordering::Relaxed);
         FileChunks { cache: cache.clone(), file, length: length.min(1 << 32) }
-    }
-
-    /// Uses the other file's number (a failpoint).
-    #[cfg(feature = "failpoints")]
-    pub(crate) fn stale(&self, length: u64) -> FileChunks {
-        FileChunks { cache: self.cache.clone(), file: self.file, length }
     }
 
     /// The range of the chunks that a range touches, in bytes, if it may be cached.

@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use settee_tree::{Root, Tree};
 
-use crate::entry::{self, Reader};
 use crate::error::ReadError;
+use crate::index::{BY_KEY, IndexAggregates, Reader, push_number};
 use crate::memtable::Aggregates;
 use crate::segments::Segments;
-use crate::tree_index::{BY_KEY, IndexAggregates};
 
 /// Live bytes and records of a segment, as of a checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -80,11 +79,11 @@ pub(crate) struct CheckpointFacts {
 impl CheckpointFacts {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        entry::push_number(self.last_in_seq_index, &mut bytes);
+        push_number(self.last_in_seq_index, &mut bytes);
         for (segment, live) in &self.live {
-            entry::push_number((*segment).into(), &mut bytes);
-            entry::push_number(live.bytes, &mut bytes);
-            entry::push_number(live.count, &mut bytes);
+            push_number((*segment).into(), &mut bytes);
+            push_number(live.bytes, &mut bytes);
+            push_number(live.count, &mut bytes);
         }
         bytes
     }

@@ -4,8 +4,8 @@
 
 use settee_tree::Reduction;
 
-use crate::entry::{self, EntryView};
-use crate::error::ReadError;
+use super::format::{EntryView, Reader, push_number};
+use crate::error::{INDEX, ReadError};
 use crate::memtable::{Aggregates, add};
 
 /// Computes what an entry adds to the aggregates from its key, its meta and the length of its newest record.
@@ -16,9 +16,6 @@ pub(crate) const BY_KEY: u8 = b'K';
 
 /// First byte of the tree's keys in the seq index.
 pub(crate) const BY_SEQ: u8 = b'S';
-
-/// Stands for the tree's file in the error of an invalid entry.
-pub(crate) const INDEX: &str = "the index";
 
 /// Size in bytes of the `Seq` that precedes the key in the seq index.
 pub(crate) const SEQ_SIZE: usize = 8;
@@ -48,11 +45,11 @@ impl Reduction for IndexAggregates {
     }
 
     fn encode(&self, aggregates: &Aggregates, out: &mut Vec<u8>) {
-        aggregates.iter().for_each(|sum| entry::push_number(*sum, out));
+        aggregates.iter().for_each(|sum| push_number(*sum, out));
     }
 
     fn decode(&self, bytes: &[u8]) -> Option<Aggregates> {
-        let mut reader = entry::Reader(bytes);
+        let mut reader = Reader(bytes);
         let aggregates = [reader.number()?, reader.number()?, reader.number()?];
         reader.0.is_empty().then_some(aggregates)
     }

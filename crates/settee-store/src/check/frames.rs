@@ -1,0 +1,98 @@
+//! Reads a segment as the log wrote it: its frames, compared with its segment index.
+
+use std::sync::Arc;
+
+use settee_io::File;
+use settee_log::{Damage, Location, RecordRef, SegmentCheck, Seq, check_segment};
+
+use super::problem::{Problem, Touched};
+use super::row::RecordRow;
+use super::salvage::{SalvageOut, Salvaged};
+use super::segment_index::Missed;
+use super::survey::{SegmentSource, Survey};
+use crate::error::StoreError;
+
+impl Survey<'_> {
+    /// Reads a segment as the log wrote it.
+    pub(super) async fn take_frames(
+        &mut self,
+        source: &SegmentSource,
+        file: &Arc<File>,
+        rows: &mut Vec<RecordRow>,
+        mut out: SalvageOut<'_>,
+    ) -> Result<(), StoreError> {
+        let number = source.name.first;
+        let first = rows.len();
+        let mut doubted: Vec<(u64, Vec<u8>, u64)> = Vec::new();
+        let known = Seq(self.checkpoint_seq());
+        let visit = |location: Location, record: RecordRef<'_>, is_sound: bool| match is_sound {
+            _ if record.is_extent() => {}
+            true => {
+                rows.push(RecordRow::of(location, &record));
+                out.iter_mut().for_each(|out| out.push(Salvaged::of(&record)));
+            }
+            false => doubted.push((location.offset.into(), record.key.to_vec(), record.seq.0)),
+        };
+        let checked = check_segment(file, number, source.end, self.log_id, known, visit).await?;
+        let segment_index = self.open_segment_index(source, file, out.is_none(), checked.frames_end).await?;
+        let mut missed = Missed::new(&checked.damage);
+        if let Some(segment_index) = &segment_index {
+            self.compare_segment_index(source, segment_index, &mut rows[first..], &mut missed, out.is_none())
+                .await?;
+        }
+        // The records that the segment index has and the frames no longer do.
+        let found = missed.read(file, rows, out.as_deref_mut()).await?;
+        if out.is_some() {
+            return Ok(());
+        }
+        for damage in &checked.damage {
+            let Damage { offset, what, is_doubtful, .. } = *damage;
+            let what = what.to_owned();
+            self.report_problem(Problem {
+                path: source.path.clone(),
+                offset,
+                what,
+                touched: Touched::Unknown,
+                is_doubtful,
+            });
+        }
+        for (offset, key, seq) in doubted {
+            // Without a segment index to compare with, the record's own key and update are reported.
+            if !found.iter().any(|(known, ..)| *known == offset) {
+                let touched = self.touched_by(seq, key);
+                let what =
+                    "a record's checksum doesn't match; its key and update are reported as found in it";
+                self.report(&source.path, offset, what, touched);
+            }
+        }
+        for (offset, what, key, seq) in found {
+            let touched = self.touched_by(seq, key);
+            self.report(&source.path, offset, what, touched);
+        }
+        self.check_succession(source, &checked);
+        self.summary.last_seq = self.summary.last_seq.max(checked.last_seq.0);
+        Ok(())
+    }
+
+    /// Checks that a segment follows the one before it.
+    fn check_succession(&mut self, source: &SegmentSource, checked: &SegmentCheck) {
+        let number = source.name.first;
+        let before = self.log_end.take().filter(|(before, ..)| before + 1 == number);
+        if let Some(head) = checked.head {
+            if *self.log_id.get_or_insert(head.log_id) != head.log_id {
+                self.report(&source.path, 24, "it belongs to another log", Touched::Unknown);
+            }
+            if let Some((_, end, checksum)) = before
+                && (head.previous_end, head.previous_checksum) != (end, checksum)
+            {
+                let what = "its header doesn't follow the segment before it";
+                self.report(&source.path, 0, what, Touched::Unknown);
+            }
+        }
+        if source.end.is_some_and(|end| end != checked.frames_end) && checked.damage.is_empty() {
+            let what = format!("its frames end here, and not at {}", source.end.unwrap_or_default());
+            self.report(&source.path, checked.frames_end, what, Touched::Unknown);
+        }
+        self.log_end = checked.frames_checksum.map(|checksum| (number, checked.frames_end, checksum));
+    }
+}

@@ -1,0 +1,108 @@
+//! Snapshots: point-in-time reads.
+//!
+//! A snapshot pins a version of the index, and through it the files that the version refers to. Taking one
+//! costs nothing, and no writer, checkpoint or compaction changes it. Replaced files are released when the
+//! last snapshot that pins them is dropped.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use settee_log::{Log, Record, Seq};
+
+use super::order::Order;
+use crate::error::ReadError;
+use crate::index::{Aggregate, Entry, Location, Pointer};
+use crate::memtable::Aggregates;
+use crate::version::Version;
+
+/// A point-in-time state of the store, unchanged by later writes. Cheap to clone.
+#[derive(Clone)]
+pub struct Snapshot {
+    pub(crate) log: Arc<Log>,
+    pub(crate) version: Arc<Version>,
+    pub(crate) aggregate: Option<Aggregate>,
+}
+
+impl Snapshot {
+    /// The last record that the snapshot shows.
+    pub fn seq(&self) -> Seq {
+        Seq(self.version.last_seq)
+    }
+
+    /// The last record that was ever in the seq index, though it may have been replaced since; 0 if there was
+    /// none.
+    pub fn last_in_seq_index(&self) -> Seq {
+        Seq(self.version.last_in_seq_index)
+    }
+
+    /// The entry of `key`.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
+        self.version.get(key).await
+    }
+
+    /// The aggregate over the entries between two keys. Costs O(log n).
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn aggregates(&self, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Result<Aggregates, ReadError> {
+        self.version.aggregates_between(Order::Key, start, end).await
+    }
+
+    /// The aggregate over all entries. Needs no read.
+    pub fn total_aggregates(&self) -> Aggregates {
+        self.version.aggregates()
+    }
+
+    /// The aggregate over the entries in the seq index whose `Seq` is greater than `after`. Costs O(log n).
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn aggregates_after(&self, after: Seq) -> Result<Aggregates, ReadError> {
+        let start = after.0.saturating_add(1).to_be_bytes();
+        self.version.aggregates_between(Order::Seq, Bound::Included(&start), Bound::Unbounded).await
+    }
+
+    /// Reads the record at a location with one positional read, or from the chunk cache.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
+        let Location { segment, offset, length, .. } = location;
+        if let Some(segment) = self.version.checkpoint.segments.get(segment) {
+            return segment.read(location).await;
+        }
+        let in_log = settee_log::Location { segment, offset, length };
+        Snapshot::expect(self.log.read_in(&self.version.files, in_log).await?, location)
+    }
+
+    /// Checks that a record read from the log is the one that the location names.
+    pub(crate) fn expect(record: Record, location: Location) -> Result<Record, ReadError> {
+        if record.seq() == location.seq() {
+            return Ok(record);
+        }
+        let path = format!("segment {}", location.segment).into();
+        let what = "it holds another record there";
+        Err(ReadError::Damaged { path, offset: location.offset.into(), what })
+    }
+
+    /// Reads the records that make up a value, as [`Entry::pointers`] returns them, each with a read of its
+    /// own.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn read_parts(
+        &self,
+        pointers: impl IntoIterator<Item = Pointer>,
+    ) -> Result<Vec<Record>, ReadError> {
+        let reads = pointers.into_iter().map(|pointer| self.read(pointer.location));
+        futures_util::future::try_join_all(reads).await
+    }
+
+    /// Approximate size of the memtables in bytes.
+    pub fn index_bytes(&self) -> usize {
+        self.version.memory_bytes()
+    }
+}

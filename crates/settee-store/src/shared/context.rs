@@ -1,0 +1,66 @@
+//! A store's directory, environment, options and caches: what exists before its log is open.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use settee_io::Env;
+use settee_io::directory::{self, DirectorySyncs};
+use settee_tree::{NodeCache, TreeOptions};
+
+use crate::options::StoreOptions;
+use crate::segments::ChunkCache;
+
+/// A store's directory, environment, options and caches.
+pub(crate) struct StoreContext {
+    pub env: Env,
+    pub directory: PathBuf,
+    pub options: StoreOptions,
+    pub cache: Arc<NodeCache>,
+    pub chunks: Option<Arc<ChunkCache>>,
+    /// See [`StoreStats::rebuild_count`](crate::StoreStats::rebuild_count).
+    pub rebuild_count: AtomicU64,
+    /// Syncs of the store's directory, shared with the log once the log is locked.
+    pub syncs: OnceLock<Arc<DirectorySyncs>>,
+}
+
+impl StoreContext {
+    pub(crate) fn new(
+        env: &Env,
+        directory: &Path,
+        options: StoreOptions,
+        cache: Arc<NodeCache>,
+        chunks: Option<Arc<ChunkCache>>,
+    ) -> StoreContext {
+        let (env, directory) = (env.clone(), directory.to_path_buf());
+        let (rebuild_count, syncs) = (AtomicU64::new(0), OnceLock::new());
+        StoreContext { env, directory, options, cache, chunks, rebuild_count, syncs }
+    }
+
+    pub(crate) fn syncs(&self) -> Arc<DirectorySyncs> {
+        self.syncs.get_or_init(|| Arc::new(DirectorySyncs::new(&self.directory))).clone()
+    }
+
+    /// Puts the directory's entries on stable storage.
+    pub(crate) async fn sync_directory(&self) -> settee_io::Result<()> {
+        self.syncs().sync(&*self.env.engine).await
+    }
+
+    pub(crate) fn tree_options(&self, incarnation: &[u8; 16]) -> TreeOptions {
+        TreeOptions {
+            incarnation: Some(*incarnation),
+            direct: self.options.log.direct,
+            ..TreeOptions::new(self.cache.clone())
+        }
+    }
+
+    /// Removes a file that no manifest names. If that fails, the next open removes it.
+    pub(crate) async fn remove_file(&self, path: &Path) {
+        match directory::remove(&*self.env.engine, path).await {
+            Err(error) if !error.is_not_found() => {
+                tracing::warn!(%error, "an unneeded file could not be removed; the next open removes it");
+            }
+            _ => {}
+        }
+    }
+}

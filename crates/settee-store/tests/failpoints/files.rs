@@ -1,0 +1,34 @@
+//! Faults in the files of rewritten segments.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use settee_io::{File, OpenMode};
+
+use crate::error::StoreError;
+use crate::failpoints::Failpoint;
+use crate::segments::Segment;
+use crate::shared::Shared;
+
+impl Shared {
+    /// [`Failpoint::SnapshotFileRecycled`]: overwrites the file with arbitrary bytes.
+    pub(crate) async fn recycle(&self, segment: &Segment) -> Result<(), StoreError> {
+        if self.context.options.is_enabled(Failpoint::SnapshotFileRecycled) {
+            let file = File::open(&self.context.env.engine, segment.path(), OpenMode::Write).await?;
+            file.write_at(0, Bytes::from(vec![0xDB; segment.name.bytes as usize])).await?;
+        }
+        Ok(())
+    }
+
+    /// [`Failpoint::StaleCache`]: the new segment uses the number of the old one in the chunk cache.
+    pub(crate) fn with_stale_chunks(&self, new: Option<Arc<Segment>>, old: &Segment) -> Option<Arc<Segment>> {
+        if !self.context.options.is_enabled(Failpoint::StaleCache) {
+            return new;
+        }
+        let mut new = new.and_then(Arc::into_inner)?;
+        if let (Some(chunks), Some(stale)) = (&mut new.chunks, &old.chunks) {
+            chunks.file = stale.file;
+        }
+        Some(Arc::new(new))
+    }
+}
