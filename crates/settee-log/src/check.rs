@@ -11,9 +11,10 @@ use settee_io::File;
 
 use crate::format::{
     FORMAT_VERSION, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, Frame, FrameHeader, FrameSeed, HeaderError,
-    RECORD_HEADER_SIZE, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+    RECORD_HEADER_SIZE, Record, RecordRef, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
+    SegmentHeader,
 };
-use crate::log::{Location, SEGMENT_BYTES_LIMIT, Seq};
+use crate::types::{Location, Seq};
 
 /// Size of the used part of a header; the rest is zeros.
 const HEADER_USED: usize = 80;
@@ -324,7 +325,7 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         let mut offset = if is_here { at } else { aligned } + FRAME_HEADER_SIZE;
         while offset + RECORD_HEADER_SIZE <= end
             && !is_zeros(&self.bytes[offset..offset + RECORD_HEADER_SIZE])
-            && let Some((_, size)) = crate::format::Record::peek(&self.bytes[offset..end])
+            && let Some((_, size)) = Record::peek(&self.bytes[offset..end])
         {
             let bytes = &self.bytes[offset..offset + size];
             let is_sound = RecordRef::decode(bytes).is_ok();

@@ -1,9 +1,12 @@
-//! Errors: why the log refused a batch, stopped, or could not be opened or read.
+//! Errors: why the log refused a batch, stopped, or could not be opened or read; and which I/O errors are
+//! refusals, after which the log stays usable.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::log::Seq;
+use settee_io::OperationKind;
+
+use crate::types::Seq;
 
 /// An option that contradicts another one or the format: see [`crate::LogOptions::check`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -145,4 +148,38 @@ pub enum OpenError {
     /// An I/O operation failed.
     #[error(transparent)]
     Io(#[from] settee_io::Error),
+}
+
+/// Why a reservation failed.
+pub(crate) enum ReservationError {
+    /// The disk has no space, or the process no file descriptor; nothing has changed.
+    Refused(settee_io::Error),
+    /// Another failure: the log stops.
+    Failed(settee_io::Error),
+    /// The log had stopped.
+    Stopped(Stopped),
+}
+
+impl From<settee_io::Error> for ReservationError {
+    fn from(error: settee_io::Error) -> ReservationError {
+        match is_refusal(&error) {
+            true => ReservationError::Refused(error),
+            false => ReservationError::Failed(error),
+        }
+    }
+}
+
+/// Whether the only failure was missing disk space or a missing file descriptor.
+pub(crate) fn is_refusal(error: &settee_io::Error) -> bool {
+    is_no_space(error) || error.is_no_descriptor()
+}
+
+/// Whether the only failure was missing disk space.
+pub(crate) fn is_no_space(error: &settee_io::Error) -> bool {
+    error.is_no_space() && !is_sync_error(error)
+}
+
+/// Whether a sync failed. It may have dropped earlier writes, and so is never treated as just a full disk.
+pub(crate) fn is_sync_error(error: &settee_io::Error) -> bool {
+    matches!(error.operation(), Some(OperationKind::Sync | OperationKind::SyncDirectory))
 }

@@ -15,21 +15,26 @@
 #![doc = concat!("```\n", include_str!("../examples/wal.rs"), "```\n")]
 
 mod check;
-mod chunk;
 mod closed;
 mod error;
 mod failpoints;
 mod format;
 mod log;
-mod many;
+mod options;
 mod read_view;
 mod recovery;
 mod reservation;
 mod segment_index;
+mod segment_name;
+mod shared;
 mod state;
 mod submit_loop;
-mod waiters;
+mod types;
 mod watermark;
+
+#[cfg(feature = "failpoints")]
+#[path = "../tests/failpoints/freed_buffer.rs"]
+mod freed_buffer;
 
 pub use check::{Damage, SegmentCheck, SegmentHead, check_segment, segment_head};
 pub use closed::scan_segment;
@@ -38,15 +43,16 @@ pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 pub use failpoints::Failpoint;
 pub use format::{
     BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record,
-    RecordRef, Value,
+    RecordRef, SEGMENT_BYTES_LIMIT, Value,
 };
-pub use log::{
-    Appended, Location, Log, LogOptions, LogStats, SEGMENT_BYTES_LIMIT, SegmentInfo, Seq, Stage, read_record,
-};
-pub use many::read_policy;
+pub use log::Log;
+pub use log::many::read_policy;
+pub use log::read::read_record;
+pub use options::LogOptions;
 pub use read_view::Files;
 pub use recovery::{LogLock, Recovery, Start};
 pub use segment_index::{
     Entry, EntryRef, KeyScan, SegmentIndex, SegmentIndexBuilder, SegmentIndexError, SeqScan, TRAILER_SIZE,
     Trailer, footer_start,
 };
+pub use types::{Appended, Location, LogStats, SegmentInfo, Seq, Stage};

@@ -8,15 +8,14 @@
 //! 1. A view with a frame's bytes is published before the frame's append returns.
 //! 2. A chunk leaves the view after all of it is in its file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
 use settee_io::File;
 
-use crate::chunk::{Chunk, ChunkMemory};
-use crate::state::LogState;
+use crate::state::{Chunk, ChunkMemory};
 use crate::watermark::Position;
 
 /// The segments' files, by number.
@@ -80,10 +79,10 @@ struct ReadChunk {
 }
 
 impl ReadView {
-    pub(crate) fn new(files: Arc<FileMap>, state: &LogState) -> ReadView {
+    pub(crate) fn new(files: Arc<FileMap>, accepted: &VecDeque<Chunk>) -> ReadView {
         let see =
             |chunk: &Chunk| ReadChunk { start: chunk.start, end: chunk.end, memory: chunk.memory.clone() };
-        let mut chunks: Vec<ReadChunk> = state.chunks.iter().map(see).collect();
+        let mut chunks: Vec<ReadChunk> = accepted.iter().map(see).collect();
         if let Some(last) = chunks.last_mut() {
             last.end = Position::END;
         }

@@ -8,6 +8,8 @@
 //! without later records only the header is read, and a sealed segment's records are taken from its segment
 //! index if that agrees with the headers. The last segment is always read completely.
 //!
+//! `locking` opens the segments and locks them, `segment` checks a single one and sets it aside.
+//!
 //! Invariants:
 //! 1. Records passed to `replay` are whole, in order, and persisted before `recover` returns.
 //! 2. Nothing is appended after a cut: the log then continues in a new segment, whose header says where the
@@ -23,24 +25,29 @@
 //! no frame lies beyond them.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
 
-use settee_io::directory::{self, DirectorySyncs};
-use settee_io::{Env, File, OpenMode};
+use settee_io::{Env, directory};
 
-use crate::closed::SegmentMeta;
 use crate::error::OpenError;
 use crate::failpoints::Failpoint;
 use crate::format::{
-    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameHeader, FrameKind, FrameSeed, HeaderError, RecordRef,
-    SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+    Frame, FrameKind, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+    Tail, next_frame,
 };
-use crate::log::{Location, LogOptions, SEGMENT_BYTES_LIMIT, Seq};
+use crate::options::LogOptions;
 use crate::read_view::{FileMap, FileSlot};
-use crate::reservation::OpenSegment;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
+use crate::segment_name::segment_path;
+use crate::state::{OpenSegment, SegmentMeta};
+use crate::types::{Location, Seq};
+use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, torn_bytes};
+
+mod locking;
+mod segment;
+
+pub use locking::LogLock;
+pub(crate) use locking::lock;
 
 /// Summary of opening a log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,43 +81,11 @@ pub(crate) enum Replay<'a> {
     Entries(&'a mut (dyn FnMut(EntryRef<'_>) + Send)),
 }
 
-/// The end of a log; all zeros for one without segments.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tail {
-    pub segment: u32,
-    /// Offset where the segment's frames end.
-    pub end: u64,
-    /// Checksum of the last frame, or of the header if there is none.
-    pub checksum: u64,
-}
-
-impl Tail {
-    /// Offsets at which the next frame may begin.
-    fn next_starts(&self) -> [usize; 2] {
-        let end = self.end as usize;
-        [end, end.next_multiple_of(SYNC_ALIGNMENT as usize)]
-    }
-}
-
 /// Recovery yields to other tasks after this many bytes of a segment.
 const YIELD_BYTES: usize = 1 << 20;
 
-/// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
-/// completed yet; the current one, to which nothing is written until then; and the preallocated next one.
-const TORN_SEGMENT_COUNT_MAX: usize = 3;
-
-/// Number of attempts to lock a segment that another log may hold.
-const LOCK_TRIES_MAX: usize = 25;
-/// Delay between these attempts.
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
-
-/// Error text for a segment of another log.
-const FOREIGN: &str = "it belongs to another log";
-const DAMAGED_HEADER: &str = "its header is damaged";
+/// Error text for a segment whose header names another end of the previous one.
 const NOT_CONSECUTIVE: &str = "it doesn't follow the segment before it";
-
-/// Largest part of a file that can contain frames, in bytes.
-const BYTES_MAX: u64 = SEGMENT_BYTES_LIMIT as u64;
 
 /// The recovered state of a log.
 #[derive(Default)]
@@ -134,65 +109,6 @@ pub(crate) struct Recovered {
     /// The last segment, if the log may continue in it.
     pub open: Option<OpenSegment>,
     pub summary: Recovery,
-}
-
-/// Path of a segment's file.
-pub(crate) fn segment_path(directory: &Path, segment: u32) -> PathBuf {
-    directory.join(format!("{segment:010}.log"))
-}
-
-fn segment_number(name: &str) -> Option<u32> {
-    let digits = name.strip_suffix(".log")?;
-    let is_number = digits.len() == 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    digits.parse().ok().filter(|number| is_number && *number > 0)
-}
-
-/// The numbers of the segments in `directory` that are at least `first`, in order.
-async fn segments_from(env: &Env, directory: &Path, first: u32) -> Result<Vec<u32>, OpenError> {
-    let entries = directory::list(&*env.engine, directory).await?;
-    let numbers = entries.iter().filter_map(|entry| segment_number(&entry.name));
-    Ok(numbers.filter(|number| *number >= first).collect())
-}
-
-/// The segments of a log, locked against other logs: see [`crate::Log::lock`].
-pub struct LogLock {
-    first: u32,
-    segments: Vec<Segment>,
-    syncs: Arc<DirectorySyncs>,
-}
-
-impl LogLock {
-    /// The syncs of the log's directory, for other components that change the directory.
-    pub fn directory_syncs(&self) -> &Arc<DirectorySyncs> {
-        &self.syncs
-    }
-}
-
-/// Opens the segments from number `first` on, and locks them against other logs.
-pub(crate) async fn lock(env: &Env, directory: &Path, first: u32) -> Result<LogLock, OpenError> {
-    let syncs = Arc::new(DirectorySyncs::new(directory));
-    Ok(LogLock { first, segments: open_segments(env, directory, first).await?, syncs })
-}
-
-async fn open_segments(env: &Env, directory: &Path, first: u32) -> Result<Vec<Segment>, OpenError> {
-    let mut segments = Vec::new();
-    for number in segments_from(env, directory, first).await? {
-        segments.push(Segment::open(env, directory, number).await?);
-    }
-    // Whatever a crash has left after the last segment, another log would write to one of these. The oldest
-    // is locked first: a log that owns the directory has held that lock for long, and while we wait for it we
-    // don't prevent that log from locking its next segment.
-    for segment in &segments[segments.len().saturating_sub(TORN_SEGMENT_COUNT_MAX + 1)..] {
-        segment.lock(env).await?;
-    }
-    // Another log may have truncated a locked segment in the meantime, so that its lock protects nothing.
-    let numbers = segments_from(env, directory, first).await?;
-    if let Some(last) = segments.last()
-        && !numbers.into_iter().eq(segments.iter().map(|segment| segment.number))
-    {
-        return Err(OpenError::InUse { path: last.path.clone() });
-    }
-    Ok(segments)
 }
 
 /// Reads the log in `directory`; see [`crate::Log::open_after`].
@@ -500,219 +416,8 @@ impl Recovered {
     }
 }
 
-/// The next frame of a segment whose frames so far end at `tail` with the record `last_seq`, and its offset:
-/// right after the tail, or at the next boundary. `bytes` are the segment's bytes from `base` on.
-pub(crate) fn next_frame<'a>(
-    (base, bytes): (usize, &'a [u8]),
-    segment: &SegmentHeader,
-    tail: &Tail,
-    last_seq: u64,
-) -> Option<(usize, Frame<'a>)> {
-    let next = |start: usize| {
-        let bytes = bytes.get(start.checked_sub(base)?..)?;
-        // A frame without its padding is torn too.
-        next_header(bytes, segment, tail, last_seq).filter(|header| header.frame_size() <= bytes.len())?;
-        Some((start, Frame::decode(bytes, segment.frame_seed())?))
-    };
-    tail.next_starts().into_iter().find_map(next)
-}
-
-/// End of that frame according to its header, even if `bytes` don't contain all of it.
-pub(crate) fn next_frame_end(
-    (base, bytes): (usize, &[u8]),
-    segment: &SegmentHeader,
-    tail: &Tail,
-    last_seq: u64,
-) -> Option<usize> {
-    tail.next_starts().into_iter().find_map(|start| {
-        let header = next_header(bytes.get(start.checked_sub(base)?..)?, segment, tail, last_seq)?;
-        Some(start + header.frame_size())
-    })
-}
-
-/// The header at the start of `bytes`, if it is that of the next frame.
-fn next_header(bytes: &[u8], segment: &SegmentHeader, tail: &Tail, last_seq: u64) -> Option<FrameHeader> {
-    let belongs = |header: &FrameHeader| {
-        header.segment == segment.segment
-            && header.epoch == segment.epoch
-            && header.first_seq == last_seq + 1
-            && header.previous == tail.checksum
-    };
-    FrameHeader::decode(bytes, segment.frame_seed()).filter(belongs)
-}
-
 /// Whether a footer belongs to the segment with this header and agrees with that of the segment after it.
 fn agrees(trailer: &Trailer, header: &SegmentHeader, next: &SegmentHeader) -> bool {
     (trailer.frames_end, trailer.frames_checksum) == (next.previous_end, next.previous_checksum)
         && trailer.record_count == next.first_seq - header.first_seq
-}
-
-/// Number of bytes after the last frame that were ever written; reserved and unused space reads as zeros.
-fn torn_bytes(behind: &[u8]) -> u64 {
-    behind.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1)
-}
-
-/// A segment's file and its decoded header.
-struct Segment {
-    number: u32,
-    path: PathBuf,
-    file: Arc<File>,
-    length: u64,
-    header: Result<(SegmentHeader, u64), HeaderError>,
-}
-
-impl Segment {
-    async fn open(env: &Env, directory: &Path, number: u32) -> Result<Segment, OpenError> {
-        let path = segment_path(directory, number);
-        let file = Arc::new(File::open(&env.engine, &path, OpenMode::Write).await?);
-        let length = file.length().await?;
-        let header = SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?);
-        Ok(Segment { number, path, file, length, header })
-    }
-
-    /// Locks the file against other logs. A log that was just closed may have reported the end of an
-    /// operation before releasing its file, hence the retries; they are much shorter than those of a log that
-    /// owns the directory and meets this lock.
-    async fn lock(&self, env: &Env) -> Result<(), OpenError> {
-        for _ in 0..LOCK_TRIES_MAX {
-            match self.file.lock().await {
-                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
-                    env.clock.sleep(LOCK_PAUSE).await;
-                }
-                locked => return Ok(locked?),
-            }
-        }
-        Err(OpenError::InUse { path: self.path.clone() })
-    }
-
-    /// Its first `end` bytes, limited to those that can contain frames.
-    async fn read(&self, end: u64) -> Result<bytes::Bytes, OpenError> {
-        Ok(self.file.read_exact_at(0, end.min(BYTES_MAX) as usize).await?)
-    }
-
-    /// Checks that the file has at least `end` bytes.
-    fn check_length(&self, end: u64) -> Result<(), OpenError> {
-        match end > self.length {
-            true => Err(self.damaged(self.length, "it is shorter than it should be")),
-            false => Ok(()),
-        }
-    }
-
-    fn damaged(&self, offset: u64, what: &'static str) -> OpenError {
-        OpenError::Damaged { path: self.path.clone(), offset, what }
-    }
-
-    /// The header and its checksum.
-    fn header(&self) -> Result<(SegmentHeader, u64), OpenError> {
-        match self.header {
-            Ok((header, checksum)) if header.segment == self.number => Ok((header, checksum)),
-            Ok(_) => Err(self.damaged(0, "it is another segment, renamed")),
-            Err(HeaderError::Invalid) => Err(self.damaged(0, DAMAGED_HEADER)),
-            Err(HeaderError::Impossible(what)) => Err(self.damaged(0, what)),
-            Err(HeaderError::Version(found)) => {
-                Err(OpenError::OtherFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
-            }
-        }
-    }
-
-    /// Removes the segment from the log: renames its file if something had been written to it, for later
-    /// inspection, and otherwise removes it. Returns the number of bytes written.
-    async fn set_aside(
-        &self,
-        env: &Env,
-        directory: &Path,
-        seed: Option<FrameSeed>,
-    ) -> Result<u64, OpenError> {
-        let bytes = self.read(self.length).await?;
-        // A file that was about to be recycled has a zeroed header, followed by its old content.
-        let is_unused = bytes.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0)
-            && !self.has_frames(&bytes, seed);
-        let written = if is_unused { 0 } else { torn_bytes(&bytes) };
-        if written > 0 || self.length > BYTES_MAX {
-            let aside = self.path.with_extension("torn");
-            tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
-            directory::rename(&*env.engine, &self.path, &aside).await?;
-        } else {
-            if self.length == 0 {
-                tracing::warn!(
-                    path = %self.path.display(),
-                    "removed an empty segment: never written, or cut"
-                );
-            }
-            directory::remove(&*env.engine, &self.path).await?;
-        }
-        directory::sync(&*env.engine, directory).await?;
-        Ok(written)
-    }
-
-    /// Checks that this truncated segment isn't another log's, as far as its header shows.
-    fn check_truncated(&self, log_id: Option<[u8; 16]>) -> Result<(), OpenError> {
-        // The header of a file that is about to be recycled was zeroed.
-        let is_foreign = self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.log_id) != log_id;
-        if is_foreign { Err(self.damaged(0, FOREIGN)) } else { Ok(()) }
-    }
-
-    /// Removes the file, or sets it aside if its header is damaged.
-    async fn remove_truncated(
-        &self,
-        env: &Env,
-        directory: &Path,
-        seed: Option<FrameSeed>,
-    ) -> Result<(), OpenError> {
-        let head = self.file.read_at(0, SEGMENT_HEADER_SIZE).await?;
-        if self.header.is_err() && head.iter().any(|byte| *byte != 0) {
-            return self.set_aside(env, directory, seed).await.map(drop);
-        }
-        Ok(directory::remove(&*env.engine, &self.path).await?)
-    }
-
-    /// The frames in `bytes` from `start` on that were written for this segment, at any offset; without a
-    /// seed, everything that looks like one.
-    fn frames(
-        &self,
-        bytes: &[u8],
-        start: usize,
-        seed: Option<FrameSeed>,
-    ) -> impl Iterator<Item = (usize, FrameHeader)> {
-        let epoch = self.header.ok().map(|(header, _)| header.epoch);
-        let places = (start.next_multiple_of(FRAME_ALIGNMENT)..bytes.len()).step_by(FRAME_ALIGNMENT);
-        places.filter_map(move |at| {
-            let bytes = &bytes[at..];
-            let header = match seed {
-                Some(seed) => FrameHeader::decode(bytes, seed)?,
-                None => FrameHeader::guess(bytes)?,
-            };
-            let belongs = header.segment == self.number && epoch.is_none_or(|epoch| header.epoch == epoch);
-            // Only bytes that may be a frame are hashed.
-            (belongs && seed.is_none_or(|seed| Frame::decode(bytes, seed).is_some())).then_some((at, header))
-        })
-    }
-
-    /// Whether there are frames that were written for this segment.
-    fn has_frames(&self, bytes: &[u8], seed: Option<FrameSeed>) -> bool {
-        self.frames(bytes, 0, seed).next().is_some()
-    }
-
-    /// Checks that the headers allow this segment to follow the segment `before`.
-    fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
-        let ((header, _), (before, _)) = (self.header()?, before.header()?);
-        if header.log_id != before.log_id || header.epoch < before.epoch {
-            return Err(self.damaged(0, FOREIGN));
-        }
-        Ok(())
-    }
-
-    /// Checks that everything from `cut` on may be cut: no whole frame after it says that more than `cut` had
-    /// been persisted.
-    fn check_cut(&self, bytes: &[u8], cut: u64, seed: Option<FrameSeed>) -> Result<(), OpenError> {
-        // A log never writes a frame that declares more persisted than precedes the frame.
-        let proves_more_persisted = |(at, header): (usize, FrameHeader)| {
-            let persisted = u64::from(header.persisted);
-            persisted <= at as u64 && persisted > cut
-        };
-        match self.frames(bytes, cut as usize, seed).any(proves_more_persisted) {
-            true => Err(self.damaged(cut, "a frame is damaged below what had been persisted")),
-            false => Ok(()),
-        }
-    }
 }

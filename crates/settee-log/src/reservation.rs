@@ -5,10 +5,11 @@
 //! write fails instead: see `submit_loop.rs`.) A process without a free file descriptor for the next segment
 //! is refused in the same way: a file that could not be opened has not been changed.
 //!
-//! A background job prepares what will be needed soon: more space in the open segment, and the next segment.
-//! If callers wait for syncs of small groups, the space is also filled with zeros: a sync of bytes written
-//! over zeros that are on the medium changes no metadata, and takes about two thirds of the time of a sync
-//! into merely reserved space (`settee bench sync`). For bulk streams zero-filling costs more than it saves.
+//! A background job (`background`) prepares what will be needed soon: more space in the open segment, and
+//! the next segment. If callers wait for syncs of small groups, the space is also filled with zeros: a sync
+//! of bytes written over zeros that are on the medium changes no metadata, and takes about two thirds of the
+//! time of a sync into merely reserved space (`settee bench sync`). For bulk streams zero-filling costs more
+//! than it saves.
 //!
 //! Invariants:
 //! 1. Space reserved here ends at multiples of [`SYNC_ALIGNMENT`]: zeros never begin in a block that a sync
@@ -23,192 +24,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::{Either, select};
-use settee_io::{File, OpenMode, OperationKind, TailBuffer, directory};
+use settee_io::{File, OpenMode, TailBuffer, directory};
 
-use crate::closed::SegmentMeta;
-use crate::error::{AppendError, Stopped};
-use crate::format::{FrameSeed, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
-use crate::log::{LogOptions, Shared};
+use crate::error::{AppendError, ReservationError, Stopped, is_sync_error};
+use crate::format::{SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
 use crate::read_view::{FileSlot, ReadView};
-use crate::recovery::segment_path;
-use crate::state::{AppendBlocked, LogState, SpaceRequest};
+use crate::segment_name::segment_path;
+use crate::shared::{DiskReservation, PreallocatedSegment, Shared};
+use crate::state::{AppendBlocked, OpenSegment, SegmentMeta, SpaceRequest, fitting_bytes_max, reserve_bytes};
+
+mod background;
 
 /// First disk reservation of a segment in bytes; it keeps small databases small.
 const FIRST_RESERVATION_BYTES: u32 = 64 << 10;
-
-/// Space at the end of the open segment, in bytes, that is reserved for batches which free space, so that
-/// they succeed on a full disk. In a small segment it is a quarter of the segment.
-pub(crate) const RESERVE_BYTES: u32 = 32 << 10;
-
-/// Largest number of bytes that one background job fills with zeros.
-const FILL_BYTES_MAX: u32 = 1 << 20;
-
-/// Space is filled with zeros if groups are smaller than this on average; for larger ones the zeros cost more
-/// than the syncs gain.
-const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
-
-/// The bytes of one write of zeros.
-const ZEROS: &[u8] = &[0; 256 << 10];
-
-/// Number of segments that a log aims for; a fast stream makes segments larger and so fewer.
-const SEGMENT_COUNT_AIM: u64 = 16;
 
 /// A segment holds at least this many batches like its first one, as long as that is no more than twice the
 /// log's size. With less, each batch would fill a segment and cost a sync and a new file; and overwritten
 /// records in the open segment can't be freed.
 const SEGMENT_BATCH_COUNT_MIN: usize = 8;
 
-/// Smallest log in bytes for which the next segment is preallocated: then the preallocated file is at most a
-/// twentieth of it.
-const PREALLOCATE_LOG_BYTES_MIN: u64 = 20 * FIRST_RESERVATION_BYTES as u64;
-
 /// Number of attempts to lock a new segment's file.
 const LOCK_TRIES_MAX: usize = 1000;
 /// Delay between these attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
-
-/// The segment that takes appends.
-pub(crate) struct OpenSegment {
-    pub number: u32,
-    pub epoch: u32,
-    pub seed: FrameSeed,
-    pub file: Arc<File>,
-    /// Offset at which it is full.
-    pub bytes_max: u32,
-    /// Disk space is reserved up to this offset.
-    pub allocated: u32,
-    /// Checksum of the last frame, which the next frame includes.
-    pub checksum: u64,
-    /// Its header, until it is accepted together with the first frame.
-    pub header: Option<[u8; SEGMENT_HEADER_SIZE]>,
-}
-
-/// Bytes at a segment's end that are reserved for batches which free space.
-pub(crate) fn reserve_bytes(bytes_max: u32) -> u32 {
-    RESERVE_BYTES.min(bytes_max / 4)
-}
-
-/// Capacity of a segment that was planned for `bytes_max` but holds a frame that ends at `end`.
-pub(crate) fn fitting_bytes_max(bytes_max: u32, end: u32) -> u32 {
-    if end + reserve_bytes(bytes_max) <= bytes_max { bytes_max } else { end + RESERVE_BYTES }
-}
-
-/// Disk space reserved beyond the open segment: the preallocated next segment, if there is one.
-#[derive(Default)]
-pub(crate) struct DiskReservation {
-    pub next: Option<PreallocatedSegment>,
-}
-
-/// A segment's file that isn't in use yet.
-pub(crate) struct PreallocatedSegment {
-    pub number: u32,
-    pub file: Arc<File>,
-    pub allocated: u32,
-    /// Whether the file held another segment before.
-    pub is_reused: bool,
-}
-
-/// Work done in the background, by one task at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BackgroundJob {
-    /// Reserve more space in the open segment.
-    Reserve,
-    /// Create the next segment.
-    Preallocate,
-    /// Remove segments that are no longer needed.
-    Truncate,
-}
-
-/// Why a reservation failed.
-pub(crate) enum ReservationError {
-    /// The disk has no space, or the process no file descriptor; nothing has changed.
-    Refused(settee_io::Error),
-    /// Another failure: the log stops.
-    Failed(settee_io::Error),
-    /// The log had stopped.
-    Stopped(Stopped),
-}
-
-impl From<settee_io::Error> for ReservationError {
-    fn from(error: settee_io::Error) -> ReservationError {
-        match is_refusal(&error) {
-            true => ReservationError::Refused(error),
-            false => ReservationError::Failed(error),
-        }
-    }
-}
-
-/// Whether the only failure was missing disk space or a missing file descriptor.
-pub(crate) fn is_refusal(error: &settee_io::Error) -> bool {
-    is_no_space(error) || error.is_no_descriptor()
-}
-
-/// Whether the only failure was missing disk space.
-pub(crate) fn is_no_space(error: &settee_io::Error) -> bool {
-    error.is_no_space() && !is_sync_error(error)
-}
-
-/// Whether a sync failed. It may have dropped earlier writes, and so is never treated as just a full disk.
-fn is_sync_error(error: &settee_io::Error) -> bool {
-    matches!(error.operation(), Some(OperationKind::Sync | OperationKind::SyncDirectory))
-}
-
-impl LogOptions {
-    /// Capacity in bytes of the next segment in a log of `log_bytes`, the last `under_way` of which aren't
-    /// persisted yet: a sixteenth of the log or, if that is more, twice `under_way` (at most the log's size),
-    /// within the configured limits. A segment isn't written before the previous one is persisted, so a stream
-    /// that fills small segments would wait for a sync after each.
-    pub(crate) fn segment_bytes(&self, log_bytes: u64, under_way: u64) -> u32 {
-        let most = self.segment_bytes_max;
-        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * under_way).min(log_bytes));
-        let aim = u32::try_from(aim).unwrap_or(most);
-        aim.clamp(self.segment_bytes_min.min(most), most)
-    }
-}
-
-impl LogState {
-    /// The background job to run now.
-    fn next_background_job(&self) -> Option<BackgroundJob> {
-        let segment = self.segment.as_ref()?;
-        if self.has_files_to_remove() {
-            return Some(BackgroundJob::Truncate);
-        }
-        if self.background_job_refused {
-            return None;
-        }
-        let used = self.next.offset();
-        let available = segment.allocated.saturating_sub(used);
-        if segment.allocated < segment.bytes_max {
-            // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
-            // more is available.
-            let step = reserve_ahead_bytes(segment.allocated);
-            let low = if segment.allocated < FILL_BYTES_MAX { step / 2 } else { step };
-            if available < low + reserve_bytes(segment.bytes_max) {
-                return Some(BackgroundJob::Reserve);
-            }
-        }
-        // Early, since a stream that reaches the end before the next segment exists waits for a directory
-        // sync.
-        let is_begun = used > segment.bytes_max / 4;
-        let pays =
-            self.log_bytes() >= PREALLOCATE_LOG_BYTES_MIN && self.preallocated_number <= segment.number;
-        (is_begun && pays).then_some(BackgroundJob::Preallocate)
-    }
-
-    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
-    /// large in a stream without waiters.
-    fn zero_fill_pays(&self) -> bool {
-        self.stats.sync_count > 0 && self.group_bytes.max(self.forming_bytes()) < FILL_GROUP_BYTES_MAX
-    }
-}
-
-/// Bytes to reserve ahead in a segment with `allocated` bytes. Few large steps, since each one and the writes
-/// in flight to the same file wait for each other.
-fn reserve_ahead_bytes(allocated: u32) -> u32 {
-    allocated / 2
-}
 
 impl Shared {
     /// Provides what blocks a batch. Another append may use it first, so the caller checks again.
@@ -465,105 +304,7 @@ impl Shared {
             header: Some(header),
         });
         state.read_view_is_stale = false;
-        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), &state)));
-    }
-
-    /// Starts the background job that is due, if any, and sealing.
-    pub(crate) fn run_background_jobs(self: &Arc<Self>, state: &mut LogState) {
-        self.start_sealing(state);
-        if state.rolling || state.has_background_job {
-            return;
-        }
-        let Some(job) = state.next_background_job() else { return };
-        state.has_background_job = true;
-        let shared = self.clone();
-        self.env.spawn("log background job", async move {
-            let mut reservation = shared.reservation.lock().await;
-            let _stop = shared.stop_on_panic();
-            if shared.is_stopped() {
-                return;
-            }
-            let done = match job {
-                BackgroundJob::Reserve => shared.reserve_ahead().await,
-                BackgroundJob::Preallocate => shared.preallocate(&mut reservation).await,
-                BackgroundJob::Truncate => shared.truncate(&mut reservation).await,
-            };
-            let mut refused = false;
-            match done {
-                Ok(()) | Err(ReservationError::Stopped(_)) => {}
-                // The append that needs the space will report it.
-                Err(ReservationError::Refused(_)) => refused = true,
-                Err(ReservationError::Failed(error))
-                    if job == BackgroundJob::Preallocate && !is_sync_error(&error) =>
-                {
-                    tracing::warn!(
-                        %error, directory = %shared.directory.display(),
-                        "could not preallocate a segment"
-                    );
-                    refused = true;
-                }
-                Err(ReservationError::Failed(error)) => shared.stop(error),
-            }
-            let mut state = shared.lock();
-            (state.has_background_job, state.background_job_refused) = (false, refused);
-        });
-    }
-
-    /// Reserves more space in the open segment, filled with zeros if that pays.
-    async fn reserve_ahead(&self) -> Result<(), ReservationError> {
-        let (number, file, allocated, bytes_max) = self.open_segment();
-        let fill = self.lock().zero_fill_pays();
-        let count = if fill {
-            reserve_ahead_bytes(allocated).min(FILL_BYTES_MAX)
-        } else {
-            reserve_ahead_bytes(allocated)
-        };
-        let end =
-            (allocated + count.max(FIRST_RESERVATION_BYTES)).min(bytes_max).next_multiple_of(SYNC_ALIGNMENT);
-        // The next segment may have begun meanwhile, with more space than it needs.
-        if end <= allocated {
-            return Ok(());
-        }
-        file.allocate(u64::from(allocated), u64::from(end - allocated)).await?;
-        if fill {
-            self.fill_with_zeros(number, allocated, end).await?;
-        }
-        let mut state = self.lock();
-        if let Some(segment) = state.segment.as_mut() {
-            segment.allocated = segment.allocated.max(end);
-        }
-        Ok(())
-    }
-
-    /// Creates the next segment's file in advance.
-    async fn preallocate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
-        let (number, fill, log_bytes) = {
-            let state = self.lock();
-            let Some(segment) = &state.segment else {
-                return Ok(());
-            };
-            (segment.number + 1, state.zero_fill_pays(), state.log_bytes())
-        };
-        if reservation.next.as_ref().is_some_and(|preallocated| preallocated.number == number) {
-            return Ok(());
-        }
-        // For a stream, all of the space is reserved before anything is written, so that writes and
-        // reservations don't wait for each other.
-        let most = self.options.segment_bytes(log_bytes, 0);
-        let preallocated_bytes_max = if fill { 0 } else { log_bytes * self.options.spare_percent_max / 100 };
-        let allocated = u32::try_from(preallocated_bytes_max)
-            .unwrap_or(most)
-            .clamp(FIRST_RESERVATION_BYTES.min(most), most);
-        let preallocated = self.create(number, allocated).await?;
-        if fill && let Err(error) = self.fill_with_zeros(number, 0, preallocated.allocated).await {
-            drop(preallocated);
-            // Otherwise the segment couldn't be created later.
-            directory::remove(&*self.env.engine, &segment_path(&self.directory, number)).await?;
-            return Err(error.into());
-        }
-        reservation.next = Some(preallocated);
-        self.lock().preallocated_number = number;
-        Ok(())
+        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), &state.chunks)));
     }
 
     /// Removes the preallocated segment, if there is one. If that fails, the next opening removes it; until
@@ -578,19 +319,10 @@ impl Shared {
         self.lock().preallocated_number = 0;
         Ok(())
     }
+}
 
-    /// Writes zeros over a segment's reserved space and syncs them.
-    async fn fill_with_zeros(&self, number: u32, from: u32, to: u32) -> Result<(), settee_io::Error> {
-        let path = segment_path(&self.directory, number);
-        let file = File::open(&self.env.engine, &path, OpenMode::Write).await?;
-        self.apply_direct_mode(&file).await?;
-        // In a segment that was opened again, the reserved space may begin at any offset.
-        let mut at = from.next_multiple_of(SYNC_ALIGNMENT);
-        while at < to && !self.is_stopped() {
-            let count = ZEROS.len().min((to - at) as usize);
-            file.write_at(u64::from(at), Bytes::from_static(&ZEROS[..count])).await?;
-            at += count as u32;
-        }
-        file.sync().await
-    }
+/// Bytes to reserve ahead in a segment with `allocated` bytes. Few large steps, since each one and the writes
+/// in flight to the same file wait for each other.
+fn reserve_ahead_bytes(allocated: u32) -> u32 {
+    allocated / 2
 }

@@ -26,107 +26,30 @@
 //! Bytes: `docs/format.md`, "A segment's footer".
 
 use std::ops::{Bound, Range, RangeBounds};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use settee_io::{File, yield_now};
 
-use crate::format::{Flags, KEY_SIZE_MAX, xxh3_64};
-use crate::log::{Location, Seq};
+use crate::format::{KEY_SIZE_MAX, xxh3_64};
+use crate::types::{Location, Seq};
 use block::{Block, COUNT_SIZE, Cursor, EntryHeader, KeyEntry, SeqEntry, decode_index};
+use error::damaged;
 
 mod block;
 mod builder;
+mod entry;
+mod error;
 mod filter;
 mod trailer;
 
 pub use builder::SegmentIndexBuilder;
+pub use entry::{Entry, EntryRef};
+pub use error::SegmentIndexError;
 pub use trailer::{TRAILER_SIZE, Trailer, footer_start};
 
 /// Largest read of a scan in bytes. A scan begins with one block and doubles the size with each read.
 const READ_BYTES_MAX: usize = 256 << 10;
-
-/// Why a segment index can't be read. The segment's frames may be sound nevertheless, and contain the same
-/// information.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum SegmentIndexError {
-    /// The file doesn't end with a footer: the segment is not sealed, or the footer's last bytes are damaged.
-    #[error("{} doesn't end with a segment index", path.display())]
-    Absent {
-        /// The segment's file.
-        path: PathBuf,
-    },
-
-    /// The footer's bytes are not those that were written.
-    #[error("damaged segment index in {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The segment's file.
-        path: PathBuf,
-        /// Offset of the damaged part in bytes.
-        offset: u64,
-        /// Description of the damage.
-        what: &'static str,
-    },
-
-    /// The footer was written by a later version.
-    #[error("the segment index in {} has format {found}; this version reads up to {known}", path.display())]
-    NewerFormat {
-        /// The segment's file.
-        path: PathBuf,
-        /// The format version of the footer.
-        found: u32,
-        /// The newest format version that can be read.
-        known: u32,
-    },
-
-    /// The read failed.
-    #[error(transparent)]
-    Io(#[from] settee_io::Error),
-}
-
-/// A segment index's entry for one record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EntryRef<'a> {
-    /// The record's `Seq`.
-    pub seq: Seq,
-    /// The record's flags.
-    pub flags: Flags,
-    /// The key.
-    pub key: &'a [u8],
-    /// The meta.
-    pub meta: &'a [u8],
-    /// Location of the record.
-    pub location: Location,
-}
-
-impl EntryRef<'_> {
-    /// An owned copy.
-    pub fn to_entry(&self) -> Entry {
-        Entry {
-            seq: self.seq,
-            flags: self.flags,
-            key: self.key.to_vec(),
-            meta: self.meta.to_vec(),
-            location: self.location,
-        }
-    }
-}
-
-/// An owned [`EntryRef`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The record's `Seq`.
-    pub seq: Seq,
-    /// The record's flags.
-    pub flags: Flags,
-    /// The key.
-    pub key: Vec<u8>,
-    /// The meta.
-    pub meta: Vec<u8>,
-    /// Location of the record.
-    pub location: Location,
-}
 
 /// The segment index of a sealed segment. It can be used from many tasks at once; reading takes no lock.
 #[derive(Debug)]
@@ -495,10 +418,6 @@ impl<'a> BlockScan<'a> {
 fn is_within(key: &[u8], start: Bound<&Vec<u8>>, end: Bound<&Vec<u8>>) -> bool {
     let range = (start.map(Vec::as_slice), end.map(Vec::as_slice));
     RangeBounds::<[u8]>::contains(&range, key)
-}
-
-fn damaged(file: &File, offset: u64, what: &'static str) -> SegmentIndexError {
-    SegmentIndexError::Damaged { path: file.path().to_path_buf(), offset, what }
 }
 
 #[cfg(test)]

@@ -1,9 +1,14 @@
 //! Goal: the bytes are those of `docs/format.md`, and no damaged bytes are accepted.
 //! Method: golden bytes; every single-bit flip of a frame; proptest for round trips.
 
+use std::ops::Range;
+
+use bytes::Bytes;
 use proptest::prelude::*;
 
+use super::segment_header::SEGMENT_HEADER_USED;
 use super::*;
+use crate::types::{Location, Seq};
 
 const LOG_ID: [u8; 16] = *b"0123456789abcdef";
 

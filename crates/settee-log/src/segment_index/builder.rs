@@ -17,8 +17,9 @@ use settee_io::yield_now;
 use super::block::{
     BLOCK_ALIGNMENT, BlockWriter, EntryHeader, FIXED_SIZE_MAX, KeyEntry, SeqEntry, put_varint,
 };
+use super::entry::EntryRef;
+use super::filter;
 use super::trailer::{SectionSizes, TRAILER_SIZE, Trailer};
-use super::{EntryRef, filter};
 use crate::format::{Flags, KEY_SIZE_MAX, META_SIZE_MAX, xxh3_64};
 
 /// Number of positions sorted at a time, between yields to other tasks.

@@ -19,7 +19,7 @@ use settee_sim::{Sim, SimDisk};
 
 use super::block::{BLOCK_ALIGNMENT, Cursor, put_varint};
 use super::*;
-use crate::format::META_SIZE_MAX;
+use crate::format::{Flags, META_SIZE_MAX};
 
 const SEGMENT: u32 = 3;
 const EPOCH: u32 = 2;

@@ -3,10 +3,10 @@
 use settee_io::File;
 
 use super::block::{BLOCK_ALIGNMENT, Cursor};
+use super::error::{SegmentIndexError, damaged};
 use super::filter::LINE_SIZE;
-use super::{SegmentIndexError, damaged};
 use crate::format::xxh3_64;
-use crate::log::Seq;
+use crate::types::Seq;
 
 /// Size of a trailer in bytes.
 pub const TRAILER_SIZE: usize = 152;

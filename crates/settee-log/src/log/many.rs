@@ -6,10 +6,12 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use settee_io::{Alignment, File, ReadAt, ReadPolicy};
 
+use super::Log;
+use super::read::RecordSource;
 use crate::error::ReadError;
 use crate::format::Record;
-use crate::log::{Location, Log, RecordSource};
 use crate::read_view::Files;
+use crate::types::Location;
 
 /// Reads with a gap of less than this many bytes are joined: the gap is read too.
 const NEAR_BYTES: usize = 4 << 10;

@@ -1,0 +1,190 @@
+//! Sealing: one task per log writes the segment indexes of closed segments, one after another.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use settee_io::{File, OnPanic};
+
+use super::scan::walk;
+use crate::error::is_no_space;
+use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader, Tail};
+use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexBuilder, SegmentIndexError, footer_start};
+use crate::segment_name::segment_path;
+use crate::shared::Shared;
+use crate::state::LogState;
+use crate::types::Location;
+
+/// Sealing starts when no segment has been closed for this long.
+const SEAL_PAUSE: Duration = Duration::from_millis(200);
+
+/// Sealing doesn't wait for a pause if more than this many segments wait for it: about as many as a log has.
+const SEAL_BACKLOG_MAX: u32 = 16;
+
+/// Seals a segment, and returns the next one to seal.
+async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
+    let shared = log.upgrade()?;
+    let _permit = shared.env.background.acquire().await;
+    let _sealing = shared.sealing.lock().await;
+    if shared.is_stopped() {
+        return None;
+    }
+    let sealed = shared.seal(number).await;
+    let without_space = failed_for_space(&sealed).then_some(number);
+    if let Err(error) = &sealed {
+        tracing::warn!(
+            %error, number, directory = %shared.directory.display(),
+            "could not write a segment index"
+        );
+    }
+    if matches!(sealed, Ok(true)) {
+        shared.retry_sealing().await;
+    }
+    let (below, next) = {
+        let mut state = shared.lock();
+        state.closed.without_space.extend(without_space);
+        if !sealed.unwrap_or(false) && state.segments.contains_key(&number) {
+            state.closed.unsealed.insert(number);
+        }
+        state.closed.seal_next = state.closed.seal_next.max(number + 1);
+        state.closed.is_sealing = false;
+        let next = state.to_seal();
+        state.closed.is_sealing = next.is_some();
+        (state.closed.seal_next, next)
+    };
+    shared.sealed_below.send_replace(below);
+    next
+}
+
+impl Shared {
+    /// Starts sealing if there are segments to seal.
+    pub(crate) fn start_sealing(self: &Arc<Self>, state: &mut LogState) {
+        let Some(mut number) = state.to_seal() else { return };
+        state.closed.is_sealing = true;
+        let (log, clock) = (Arc::downgrade(self), self.env.clock.clone());
+        self.env.spawn("log seal", async move {
+            // The open segment when the last pause began; sealing delays no append for it.
+            let mut seen = 0;
+            let numbers = || {
+                let shared = log.upgrade()?;
+                let state = shared.lock();
+                let open = state.segment.as_ref().map(|segment| segment.number);
+                Some((open.unwrap_or(state.persisted.at.segment()), state.closed.seal_soon))
+            };
+            loop {
+                let this = number;
+                let _skip =
+                    OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.skip_sealing(this)));
+                let Some((open, seal_soon)) = numbers() else { return };
+                if open != seen && open - number <= SEAL_BACKLOG_MAX && number >= seal_soon {
+                    seen = open;
+                    clock.sleep(SEAL_PAUSE).await;
+                    continue;
+                }
+                let Some(next) = seal_one(&log, number).await else { return };
+                number = next;
+            }
+        });
+    }
+
+    /// Leaves a segment without a segment index, because sealing it panicked, and continues with the next.
+    fn skip_sealing(self: &Arc<Self>, number: u32) {
+        tracing::error!(
+            number, directory = %self.directory.display(),
+            "sealing panicked: the segment has no segment index"
+        );
+        let mut state = self.lock();
+        if state.segments.contains_key(&number) {
+            state.closed.unsealed.insert(number);
+        }
+        state.closed.seal_next = state.closed.seal_next.max(number + 1);
+        state.closed.is_sealing = false;
+        self.start_sealing(&mut state);
+        let below = state.closed.seal_next;
+        drop(state);
+        self.sealed_below.send_replace(below);
+    }
+
+    /// Seals segments whose sealing failed for lack of disk space, until space runs out again.
+    async fn retry_sealing(&self) {
+        let numbers = self.lock().closed.without_space.clone();
+        for number in numbers {
+            let sealed = self.seal(number).await;
+            if failed_for_space(&sealed) {
+                return;
+            }
+            let mut state = self.lock();
+            state.closed.without_space.remove(&number);
+            if matches!(sealed, Ok(true)) {
+                state.closed.unsealed.remove(&number);
+            }
+        }
+    }
+
+    /// Writes a segment's index, unless it has one or was removed. Returns whether it has one.
+    async fn seal(&self, number: u32) -> Result<bool, SegmentIndexError> {
+        let files = self.read_view.load().files.clone();
+        let file = |number| files.get(&number).and_then(|slot| slot.get());
+        let (Some(file), Some(next)) = (file(number), file(number + 1)) else { return Ok(false) };
+        let (Some((header, checksum)), Some((following, _))) = (header(&file).await?, header(&next).await?)
+        else {
+            return Ok(false);
+        };
+        if SegmentIndex::open(file.clone(), number, header.epoch).await.is_ok() {
+            // A process that was killed may have left it only in the page cache.
+            file.sync().await?;
+            return Ok(true);
+        }
+        let end = following.previous_end;
+        let (builder, tail) = index_of_segment(&file, &header, checksum, end).await?;
+        if (tail.end, tail.checksum) != (end, following.previous_checksum) {
+            let (path, what) = (segment_path(&self.directory, number), "a frame is damaged");
+            return Err(SegmentIndexError::Damaged { path, offset: tail.end, what });
+        }
+        let footer = builder.finish(end, tail.checksum).await;
+        let start = footer_start(end);
+        let length = start + footer.len() as u64;
+        file.allocate(start, footer.len() as u64).await?;
+        // The trailer is written last: if it is whole, so are the blocks.
+        let blocks = Bytes::from(footer);
+        let trailer_start = length - u64::from(SYNC_ALIGNMENT);
+        let trailer = blocks.slice((trailer_start - start) as usize..);
+        file.write_at(start, blocks.slice(..(trailer_start - start) as usize)).await?;
+        // The footer must end the file, so reserved space behind it is released.
+        file.set_length(length).await?;
+        file.sync().await?;
+        file.write_at(trailer_start, trailer).await?;
+        file.sync().await?;
+        Ok(true)
+    }
+}
+
+/// Whether sealing failed only for lack of disk space. After a failed sync, for any reason, a later one
+/// proves nothing about earlier writes.
+fn failed_for_space(sealed: &Result<bool, SegmentIndexError>) -> bool {
+    matches!(sealed, Err(SegmentIndexError::Io(error)) if is_no_space(error))
+}
+
+/// A segment's header and its checksum, if it is whole.
+async fn header(file: &File) -> Result<Option<(SegmentHeader, u64)>, settee_io::Error> {
+    let bytes = file.read_at(0, SEGMENT_HEADER_SIZE).await?;
+    Ok(SegmentHeader::decode(&bytes).ok())
+}
+
+/// Builds the segment index of a segment's frames up to `end`, and returns where the whole frames end.
+async fn index_of_segment(
+    file: &File,
+    header: &SegmentHeader,
+    checksum: u64,
+    end: u64,
+) -> Result<(SegmentIndexBuilder, Tail), settee_io::Error> {
+    let mut builder = SegmentIndexBuilder::new(header.segment, header.epoch);
+    let push = |location: Location, record: RecordRef<'_>| {
+        if !record.is_extent() {
+            let RecordRef { seq, flags, key, meta, .. } = record;
+            builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
+        }
+    };
+    let tail = walk(file, header, checksum, end, push).await?;
+    Ok((builder, tail))
+}

@@ -1,0 +1,164 @@
+//! Frames: a header, and the records of one batch, or one extent.
+
+use super::checksum::{FrameSeed, frame_checksum};
+use super::flags::Flags;
+use super::integers::{u16_at, u32_at, u64_at};
+use super::record::RecordRef;
+use super::sizes::{FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, frame_size};
+use crate::types::Seq;
+
+/// The content of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum FrameKind {
+    /// Records with consecutive `Seq`s, atomic.
+    Batch = 1,
+    /// One record without a `Seq`, unreferenced until a batch refers to it.
+    Extent = 2,
+}
+
+/// A frame's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FrameHeader {
+    pub seed: FrameSeed,
+    pub kind: FrameKind,
+    /// Size of the records after the header in bytes, without padding.
+    pub length: u32,
+    pub segment: u32,
+    pub epoch: u32,
+    /// The `Seq` of the first record here, or of the next one to come.
+    pub first_seq: u64,
+    pub record_count: u32,
+    /// Offset up to which the segment was persisted when this frame was appended.
+    pub persisted: u32,
+    /// Checksum of the previous frame, or of the segment's header.
+    pub previous: u64,
+}
+
+impl FrameHeader {
+    /// Distance in bytes from this frame to the next.
+    pub(crate) fn frame_size(&self) -> usize {
+        frame_size(self.length as usize)
+    }
+
+    /// The `Seq` of the first record after this frame.
+    pub(crate) fn next_seq(&self) -> u64 {
+        match self.kind {
+            FrameKind::Batch => self.first_seq + u64::from(self.record_count),
+            FrameKind::Extent => self.first_seq,
+        }
+    }
+
+    /// The header's bytes, with the checksum over them and the records' checksums.
+    pub(crate) fn encode(
+        &self,
+        record_checksums: impl Iterator<Item = u64>,
+    ) -> ([u8; FRAME_HEADER_SIZE], u64) {
+        let mut bytes = [0; FRAME_HEADER_SIZE];
+        bytes[..2].copy_from_slice(&self.seed.magic());
+        bytes[2] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.segment.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.first_seq.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.record_count.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.persisted.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.previous.to_le_bytes());
+        let checksum = frame_checksum(self.seed, &bytes[..40], record_checksums);
+        bytes[40..48].copy_from_slice(&checksum.to_le_bytes());
+        (bytes, checksum)
+    }
+
+    /// Decodes the header at the start of `bytes` if it may be one; its checksum isn't verified.
+    pub(crate) fn decode(bytes: &[u8], seed: FrameSeed) -> Option<FrameHeader> {
+        let head = bytes.get(..FRAME_HEADER_SIZE)?;
+        if head[..2] != seed.magic() || head[3] != 0 {
+            return None;
+        }
+        let kind = match head[2] {
+            1 => FrameKind::Batch,
+            2 => FrameKind::Extent,
+            _ => return None,
+        };
+        let header = FrameHeader {
+            seed,
+            kind,
+            length: u32_at(head, 4),
+            segment: u32_at(head, 8),
+            epoch: u32_at(head, 12),
+            first_seq: u64_at(head, 16),
+            record_count: u32_at(head, 24),
+            persisted: u32_at(head, 28),
+            previous: u64_at(head, 32),
+        };
+        let count_max = match kind {
+            FrameKind::Batch => header.length as usize / RECORD_HEADER_SIZE,
+            FrameKind::Extent => 1,
+        };
+        (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
+    }
+
+    /// As [`FrameHeader::decode`] for an unknown seed, so that bytes made up by a client may be accepted;
+    /// therefore its first record must look like one, too.
+    pub(crate) fn guess(bytes: &[u8]) -> Option<FrameHeader> {
+        let seed = FrameSeed(u64::from(u16_at(bytes.get(..FRAME_HEADER_SIZE)?, 0)));
+        let header = FrameHeader::decode(bytes, seed)?;
+        let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
+        let (record, _) = RecordRef::split(records).ok()?;
+        header.accepts(&record, 0).then_some(header)
+    }
+
+    /// Whether the record may be the frame's record at `index`.
+    fn accepts(&self, record: &RecordRef<'_>, index: usize) -> bool {
+        let is_extent = record.flags.has(Flags::EXTENT);
+        match self.kind {
+            FrameKind::Batch => !is_extent && self.first_seq.checked_add(index as u64) == Some(record.seq.0),
+            FrameKind::Extent => is_extent && record.seq == Seq(0),
+        }
+    }
+}
+
+/// A whole frame found in a segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame<'a> {
+    pub header: FrameHeader,
+    pub checksum: u64,
+    records: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// Decodes and verifies the frame at the start of `bytes`, whose position in the log isn't checked.
+    pub(crate) fn decode(bytes: &'a [u8], seed: FrameSeed) -> Option<Frame<'a>> {
+        let header = FrameHeader::decode(bytes, seed)?;
+        let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
+        let frame = Frame { header, checksum: u64_at(bytes, 40), records };
+        // The frame's checksum first: if it matches, a log has written this header, and only then the
+        // records, which may be large, are hashed.
+        let mut checksums = Vec::with_capacity(header.record_count as usize);
+        let mut end = 0;
+        for (offset, record) in frame.records().take(header.record_count as usize) {
+            if !header.accepts(&record, checksums.len()) {
+                return None;
+            }
+            checksums.push(record.checksum());
+            end = offset + record.size() - FRAME_HEADER_SIZE;
+        }
+        let is_whole = checksums.len() == header.record_count as usize
+            && end == records.len()
+            && frame_checksum(seed, &bytes[..40], checksums.into_iter()) == frame.checksum
+            && frame.records().all(|(offset, _)| RecordRef::decode(&bytes[offset..]).is_ok());
+        is_whole.then_some(frame)
+    }
+
+    /// Its records, each with its offset in bytes relative to the frame.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (usize, RecordRef<'a>)> + use<'a> {
+        let records = self.records;
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let (record, _) = RecordRef::split(&records[at..]).ok()?;
+            let offset = FRAME_HEADER_SIZE + at;
+            at += record.size();
+            Some((offset, record))
+        })
+    }
+}

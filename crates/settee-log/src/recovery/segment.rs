@@ -1,0 +1,201 @@
+//! One segment during recovery: its file and its header, what they allow, and setting it aside.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use settee_io::{Env, File, OpenMode, directory};
+
+use crate::error::OpenError;
+use crate::format::{
+    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameHeader, FrameSeed, HeaderError, SEGMENT_BYTES_LIMIT,
+    SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+};
+use crate::segment_name::segment_path;
+
+/// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
+/// completed yet; the current one, to which nothing is written until then; and the preallocated next one.
+pub(super) const TORN_SEGMENT_COUNT_MAX: usize = 3;
+
+/// Number of attempts to lock a segment that another log may hold.
+const LOCK_TRIES_MAX: usize = 25;
+/// Delay between these attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// Error text for a segment of another log.
+const FOREIGN: &str = "it belongs to another log";
+/// Error text for a segment whose header is not whole.
+pub(super) const DAMAGED_HEADER: &str = "its header is damaged";
+
+/// Largest part of a file that can contain frames, in bytes.
+pub(super) const BYTES_MAX: u64 = SEGMENT_BYTES_LIMIT as u64;
+
+/// A segment's file and its decoded header.
+pub(super) struct Segment {
+    pub number: u32,
+    pub path: PathBuf,
+    pub file: Arc<File>,
+    pub length: u64,
+    pub header: Result<(SegmentHeader, u64), HeaderError>,
+}
+
+impl Segment {
+    pub(super) async fn open(env: &Env, directory: &Path, number: u32) -> Result<Segment, OpenError> {
+        let path = segment_path(directory, number);
+        let file = Arc::new(File::open(&env.engine, &path, OpenMode::Write).await?);
+        let length = file.length().await?;
+        let header = SegmentHeader::decode(&file.read_at(0, SEGMENT_HEADER_SIZE).await?);
+        Ok(Segment { number, path, file, length, header })
+    }
+
+    /// Locks the file against other logs. A log that was just closed may have reported the end of an
+    /// operation before releasing its file, hence the retries; they are much shorter than those of a log that
+    /// owns the directory and meets this lock.
+    pub(super) async fn lock(&self, env: &Env) -> Result<(), OpenError> {
+        for _ in 0..LOCK_TRIES_MAX {
+            match self.file.lock().await {
+                Err(error) if error.io_kind() == Some(std::io::ErrorKind::WouldBlock) => {
+                    env.clock.sleep(LOCK_PAUSE).await;
+                }
+                locked => return Ok(locked?),
+            }
+        }
+        Err(OpenError::InUse { path: self.path.clone() })
+    }
+
+    /// Its first `end` bytes, limited to those that can contain frames.
+    pub(super) async fn read(&self, end: u64) -> Result<bytes::Bytes, OpenError> {
+        Ok(self.file.read_exact_at(0, end.min(BYTES_MAX) as usize).await?)
+    }
+
+    /// Checks that the file has at least `end` bytes.
+    pub(super) fn check_length(&self, end: u64) -> Result<(), OpenError> {
+        match end > self.length {
+            true => Err(self.damaged(self.length, "it is shorter than it should be")),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn damaged(&self, offset: u64, what: &'static str) -> OpenError {
+        OpenError::Damaged { path: self.path.clone(), offset, what }
+    }
+
+    /// The header and its checksum.
+    pub(super) fn header(&self) -> Result<(SegmentHeader, u64), OpenError> {
+        match self.header {
+            Ok((header, checksum)) if header.segment == self.number => Ok((header, checksum)),
+            Ok(_) => Err(self.damaged(0, "it is another segment, renamed")),
+            Err(HeaderError::Invalid) => Err(self.damaged(0, DAMAGED_HEADER)),
+            Err(HeaderError::Impossible(what)) => Err(self.damaged(0, what)),
+            Err(HeaderError::Version(found)) => {
+                Err(OpenError::OtherFormat { path: self.path.clone(), found, known: FORMAT_VERSION })
+            }
+        }
+    }
+
+    /// Removes the segment from the log: renames its file if something had been written to it, for later
+    /// inspection, and otherwise removes it. Returns the number of bytes written.
+    pub(super) async fn set_aside(
+        &self,
+        env: &Env,
+        directory: &Path,
+        seed: Option<FrameSeed>,
+    ) -> Result<u64, OpenError> {
+        let bytes = self.read(self.length).await?;
+        // A file that was about to be recycled has a zeroed header, followed by its old content.
+        let is_unused = bytes.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0)
+            && !self.has_frames(&bytes, seed);
+        let written = if is_unused { 0 } else { torn_bytes(&bytes) };
+        if written > 0 || self.length > BYTES_MAX {
+            let aside = self.path.with_extension("torn");
+            tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
+            directory::rename(&*env.engine, &self.path, &aside).await?;
+        } else {
+            if self.length == 0 {
+                tracing::warn!(
+                    path = %self.path.display(),
+                    "removed an empty segment: never written, or cut"
+                );
+            }
+            directory::remove(&*env.engine, &self.path).await?;
+        }
+        directory::sync(&*env.engine, directory).await?;
+        Ok(written)
+    }
+
+    /// Checks that this truncated segment isn't another log's, as far as its header shows.
+    pub(super) fn check_truncated(&self, log_id: Option<[u8; 16]>) -> Result<(), OpenError> {
+        // The header of a file that is about to be recycled was zeroed.
+        let is_foreign = self.header != Err(HeaderError::Invalid) && Some(self.header()?.0.log_id) != log_id;
+        if is_foreign { Err(self.damaged(0, FOREIGN)) } else { Ok(()) }
+    }
+
+    /// Removes the file, or sets it aside if its header is damaged.
+    pub(super) async fn remove_truncated(
+        &self,
+        env: &Env,
+        directory: &Path,
+        seed: Option<FrameSeed>,
+    ) -> Result<(), OpenError> {
+        let head = self.file.read_at(0, SEGMENT_HEADER_SIZE).await?;
+        if self.header.is_err() && head.iter().any(|byte| *byte != 0) {
+            return self.set_aside(env, directory, seed).await.map(drop);
+        }
+        Ok(directory::remove(&*env.engine, &self.path).await?)
+    }
+
+    /// The frames in `bytes` from `start` on that were written for this segment, at any offset; without a
+    /// seed, everything that looks like one.
+    fn frames(
+        &self,
+        bytes: &[u8],
+        start: usize,
+        seed: Option<FrameSeed>,
+    ) -> impl Iterator<Item = (usize, FrameHeader)> {
+        let epoch = self.header.ok().map(|(header, _)| header.epoch);
+        let places = (start.next_multiple_of(FRAME_ALIGNMENT)..bytes.len()).step_by(FRAME_ALIGNMENT);
+        places.filter_map(move |at| {
+            let bytes = &bytes[at..];
+            let header = match seed {
+                Some(seed) => FrameHeader::decode(bytes, seed)?,
+                None => FrameHeader::guess(bytes)?,
+            };
+            let belongs = header.segment == self.number && epoch.is_none_or(|epoch| header.epoch == epoch);
+            // Only bytes that may be a frame are hashed.
+            (belongs && seed.is_none_or(|seed| Frame::decode(bytes, seed).is_some())).then_some((at, header))
+        })
+    }
+
+    /// Whether there are frames that were written for this segment.
+    pub(super) fn has_frames(&self, bytes: &[u8], seed: Option<FrameSeed>) -> bool {
+        self.frames(bytes, 0, seed).next().is_some()
+    }
+
+    /// Checks that the headers allow this segment to follow the segment `before`.
+    pub(super) fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
+        let ((header, _), (before, _)) = (self.header()?, before.header()?);
+        if header.log_id != before.log_id || header.epoch < before.epoch {
+            return Err(self.damaged(0, FOREIGN));
+        }
+        Ok(())
+    }
+
+    /// Checks that everything from `cut` on may be cut: no whole frame after it says that more than `cut` had
+    /// been persisted.
+    pub(super) fn check_cut(&self, bytes: &[u8], cut: u64, seed: Option<FrameSeed>) -> Result<(), OpenError> {
+        // A log never writes a frame that declares more persisted than precedes the frame.
+        let proves_more_persisted = |(at, header): (usize, FrameHeader)| {
+            let persisted = u64::from(header.persisted);
+            persisted <= at as u64 && persisted > cut
+        };
+        match self.frames(bytes, cut as usize, seed).any(proves_more_persisted) {
+            true => Err(self.damaged(cut, "a frame is damaged below what had been persisted")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Number of bytes after the last frame that were ever written; reserved and unused space reads as zeros.
+pub(super) fn torn_bytes(behind: &[u8]) -> u64 {
+    behind.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1)
+}

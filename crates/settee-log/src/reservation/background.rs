@@ -1,0 +1,192 @@
+//! Background jobs: reserve more of the open segment, preallocate the next one, remove truncated ones.
+//!
+//! A log runs one job at a time, in a task that holds the reservation's mutex. After a refusal it reserves
+//! nothing ahead until an append has reserved space; an append that gets none reports the error.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use settee_io::{File, OpenMode, directory};
+
+use super::{FIRST_RESERVATION_BYTES, reserve_ahead_bytes};
+use crate::error::{ReservationError, is_sync_error};
+use crate::format::SYNC_ALIGNMENT;
+use crate::segment_name::segment_path;
+use crate::shared::{DiskReservation, Shared};
+use crate::state::{LogState, reserve_bytes};
+
+/// Largest number of bytes that one background job fills with zeros.
+const FILL_BYTES_MAX: u32 = 1 << 20;
+
+/// Space is filled with zeros if groups are smaller than this on average; for larger ones the zeros cost more
+/// than the syncs gain.
+const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
+
+/// The bytes of one write of zeros.
+const ZEROS: &[u8] = &[0; 256 << 10];
+
+/// Smallest log in bytes for which the next segment is preallocated: then the preallocated file is at most a
+/// twentieth of it.
+const PREALLOCATE_LOG_BYTES_MIN: u64 = 20 * FIRST_RESERVATION_BYTES as u64;
+
+/// Work done in the background, by one task at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BackgroundJob {
+    /// Reserve more space in the open segment.
+    Reserve,
+    /// Create the next segment.
+    Preallocate,
+    /// Remove segments that are no longer needed.
+    Truncate,
+}
+
+impl LogState {
+    /// The background job to run now.
+    fn next_background_job(&self) -> Option<BackgroundJob> {
+        let segment = self.segment.as_ref()?;
+        if self.has_files_to_remove() {
+            return Some(BackgroundJob::Truncate);
+        }
+        if self.background_job_refused {
+            return None;
+        }
+        let used = self.next.offset();
+        let available = segment.allocated.saturating_sub(used);
+        if segment.allocated < segment.bytes_max {
+            // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
+            // more is available.
+            let step = reserve_ahead_bytes(segment.allocated);
+            let low = if segment.allocated < FILL_BYTES_MAX { step / 2 } else { step };
+            if available < low + reserve_bytes(segment.bytes_max) {
+                return Some(BackgroundJob::Reserve);
+            }
+        }
+        // Early, since a stream that reaches the end before the next segment exists waits for a directory
+        // sync.
+        let is_begun = used > segment.bytes_max / 4;
+        let pays =
+            self.log_bytes() >= PREALLOCATE_LOG_BYTES_MIN && self.preallocated_number <= segment.number;
+        (is_begun && pays).then_some(BackgroundJob::Preallocate)
+    }
+
+    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
+    /// large in a stream without waiters.
+    fn zero_fill_pays(&self) -> bool {
+        self.stats.sync_count > 0 && self.group_bytes.max(self.forming_bytes()) < FILL_GROUP_BYTES_MAX
+    }
+}
+
+impl Shared {
+    /// Starts the background job that is due, if any, and sealing.
+    pub(crate) fn run_background_jobs(self: &Arc<Self>, state: &mut LogState) {
+        self.start_sealing(state);
+        if state.rolling || state.has_background_job {
+            return;
+        }
+        let Some(job) = state.next_background_job() else { return };
+        state.has_background_job = true;
+        let shared = self.clone();
+        self.env.spawn("log background job", async move {
+            let mut reservation = shared.reservation.lock().await;
+            let _stop = shared.stop_on_panic();
+            if shared.is_stopped() {
+                return;
+            }
+            let done = match job {
+                BackgroundJob::Reserve => shared.reserve_ahead().await,
+                BackgroundJob::Preallocate => shared.preallocate(&mut reservation).await,
+                BackgroundJob::Truncate => shared.truncate(&mut reservation).await,
+            };
+            let mut refused = false;
+            match done {
+                Ok(()) | Err(ReservationError::Stopped(_)) => {}
+                // The append that needs the space will report it.
+                Err(ReservationError::Refused(_)) => refused = true,
+                Err(ReservationError::Failed(error))
+                    if job == BackgroundJob::Preallocate && !is_sync_error(&error) =>
+                {
+                    tracing::warn!(
+                        %error, directory = %shared.directory.display(),
+                        "could not preallocate a segment"
+                    );
+                    refused = true;
+                }
+                Err(ReservationError::Failed(error)) => shared.stop(error),
+            }
+            let mut state = shared.lock();
+            (state.has_background_job, state.background_job_refused) = (false, refused);
+        });
+    }
+
+    /// Reserves more space in the open segment, filled with zeros if that pays.
+    async fn reserve_ahead(&self) -> Result<(), ReservationError> {
+        let (number, file, allocated, bytes_max) = self.open_segment();
+        let fill = self.lock().zero_fill_pays();
+        let count = if fill {
+            reserve_ahead_bytes(allocated).min(FILL_BYTES_MAX)
+        } else {
+            reserve_ahead_bytes(allocated)
+        };
+        let end =
+            (allocated + count.max(FIRST_RESERVATION_BYTES)).min(bytes_max).next_multiple_of(SYNC_ALIGNMENT);
+        // The next segment may have begun meanwhile, with more space than it needs.
+        if end <= allocated {
+            return Ok(());
+        }
+        file.allocate(u64::from(allocated), u64::from(end - allocated)).await?;
+        if fill {
+            self.fill_with_zeros(number, allocated, end).await?;
+        }
+        let mut state = self.lock();
+        if let Some(segment) = state.segment.as_mut() {
+            segment.allocated = segment.allocated.max(end);
+        }
+        Ok(())
+    }
+
+    /// Creates the next segment's file in advance.
+    async fn preallocate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
+        let (number, fill, log_bytes) = {
+            let state = self.lock();
+            let Some(segment) = &state.segment else {
+                return Ok(());
+            };
+            (segment.number + 1, state.zero_fill_pays(), state.log_bytes())
+        };
+        if reservation.next.as_ref().is_some_and(|preallocated| preallocated.number == number) {
+            return Ok(());
+        }
+        // For a stream, all of the space is reserved before anything is written, so that writes and
+        // reservations don't wait for each other.
+        let most = self.options.segment_bytes(log_bytes, 0);
+        let preallocated_bytes_max = if fill { 0 } else { log_bytes * self.options.spare_percent_max / 100 };
+        let allocated = u32::try_from(preallocated_bytes_max)
+            .unwrap_or(most)
+            .clamp(FIRST_RESERVATION_BYTES.min(most), most);
+        let preallocated = self.create(number, allocated).await?;
+        if fill && let Err(error) = self.fill_with_zeros(number, 0, preallocated.allocated).await {
+            drop(preallocated);
+            // Otherwise the segment couldn't be created later.
+            directory::remove(&*self.env.engine, &segment_path(&self.directory, number)).await?;
+            return Err(error.into());
+        }
+        reservation.next = Some(preallocated);
+        self.lock().preallocated_number = number;
+        Ok(())
+    }
+
+    /// Writes zeros over a segment's reserved space and syncs them.
+    async fn fill_with_zeros(&self, number: u32, from: u32, to: u32) -> Result<(), settee_io::Error> {
+        let path = segment_path(&self.directory, number);
+        let file = File::open(&self.env.engine, &path, OpenMode::Write).await?;
+        self.apply_direct_mode(&file).await?;
+        // In a segment that was opened again, the reserved space may begin at any offset.
+        let mut at = from.next_multiple_of(SYNC_ALIGNMENT);
+        while at < to && !self.is_stopped() {
+            let count = ZEROS.len().min((to - at) as usize);
+            file.write_at(u64::from(at), Bytes::from_static(&ZEROS[..count])).await?;
+            at += count as u32;
+        }
+        file.sync().await
+    }
+}

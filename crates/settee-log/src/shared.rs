@@ -1,0 +1,179 @@
+//! What the log's face, its tasks and its completed operations share.
+//!
+//! The state is locked for short steps that do no I/O; a panic in one of them stops the log. Readers take no
+//! lock: they load the read view and the written and persisted positions.
+
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use settee_io::directory::DirectorySyncs;
+use settee_io::{Env, File};
+use tokio::sync::{Notify, watch};
+
+use crate::format::Tail;
+use crate::options::LogOptions;
+use crate::read_view::{FileMap, ReadView};
+use crate::state::LogState;
+use crate::watermark::Position;
+
+mod ending;
+
+/// What all users of a log share: its environment, its state under one mutex, and what readers load.
+pub(crate) struct Shared {
+    pub env: Env,
+    pub directory: PathBuf,
+    pub directory_syncs: Arc<DirectorySyncs>,
+    pub options: LogOptions,
+    /// Whether segments are opened for direct I/O.
+    pub direct: AtomicBool,
+    pub log_id: [u8; 16],
+    /// Grows with each opening; new segments carry it.
+    pub epoch: u32,
+    /// Where the log ended when it was opened.
+    pub recovered: Tail,
+    state: Mutex<LogState>,
+    /// Held while disk space is reserved, so by one task at a time.
+    pub reservation: tokio::sync::Mutex<DiskReservation>,
+    /// Held while a segment is sealed.
+    pub sealing: tokio::sync::Mutex<()>,
+    /// Mirrors `ClosedSegments::seal_next`.
+    pub sealed_below: watch::Sender<u32>,
+    /// Replaced only while the state's lock is held.
+    pub read_view: ArcSwap<ReadView>,
+    /// End of the written bytes, as bits. A reader of anything below it need not look into memory.
+    pub written_position: AtomicU64,
+    /// Mirrors the `Seq` of `LogState::persisted`.
+    pub persisted_seq: AtomicU64,
+    /// Whether the file handles were released, so that reads fail.
+    pub closed: AtomicBool,
+    /// Notified when the log stops, when its last operation completes after that, and when an operation
+    /// fails.
+    pub status_changed: Notify,
+    /// Notified when the timer must fire earlier.
+    pub timer_moved: Arc<Notify>,
+    /// Notified to retry suspended writes immediately.
+    pub retry_now: Arc<Notify>,
+}
+
+/// Disk space reserved beyond the open segment: the preallocated next segment, if there is one.
+#[derive(Default)]
+pub(crate) struct DiskReservation {
+    pub next: Option<PreallocatedSegment>,
+}
+
+/// A segment's file that isn't in use yet.
+pub(crate) struct PreallocatedSegment {
+    pub number: u32,
+    pub file: Arc<File>,
+    pub allocated: u32,
+    /// Whether the file held another segment before.
+    pub is_reused: bool,
+}
+
+/// What an opened log continues with: the headers of its next segments contain it.
+pub(crate) struct Continuation {
+    pub log_id: [u8; 16],
+    pub epoch: u32,
+    /// Where the log ends.
+    pub tail: Tail,
+}
+
+impl Shared {
+    /// The shared part of a log in the state `state`, with the segments' files `files`.
+    pub(crate) fn new(
+        env: &Env,
+        directory: &Path,
+        directory_syncs: Arc<DirectorySyncs>,
+        continuation: Continuation,
+        files: FileMap,
+        state: LogState,
+    ) -> Arc<Shared> {
+        let Continuation { log_id, epoch, tail } = continuation;
+        Arc::new(Shared {
+            env: env.clone(),
+            directory: directory.to_path_buf(),
+            directory_syncs,
+            options: state.options,
+            direct: AtomicBool::new(state.options.direct),
+            log_id,
+            epoch,
+            recovered: tail,
+            read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(files), &state.chunks)),
+            written_position: AtomicU64::new(state.written.at.bits()),
+            persisted_seq: AtomicU64::new(state.persisted.seq),
+            closed: AtomicBool::new(false),
+            status_changed: Notify::new(),
+            timer_moved: Arc::default(),
+            retry_now: Arc::default(),
+            sealed_below: watch::Sender::new(state.closed.seal_next),
+            state: Mutex::new(state),
+            reservation: tokio::sync::Mutex::default(),
+            sealing: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// End of the bytes that the operating system has accepted.
+    pub(crate) fn written(&self) -> Position {
+        Position::from_bits(self.written_position.load(Ordering::Acquire))
+    }
+
+    /// Locks the state.
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        let was_panicking = std::thread::panicking();
+        // A panic under the lock has stopped the log: see the guard.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        StateGuard { shared: self, state: Some(state), was_panicking }
+    }
+
+    /// Publishes the current chunks to readers if they have changed.
+    pub(crate) fn publish(&self, state: &mut LogState) {
+        if std::mem::take(&mut state.read_view_is_stale) {
+            let files = self.read_view.load().files.clone();
+            self.read_view.store(Arc::new(ReadView::new(files, &state.chunks)));
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Handles in [`Files`] that outlive the log don't keep the directory locked.
+        self.read_view.load().files.values().for_each(|slot| slot.clear());
+    }
+}
+
+/// The state's lock. A panic while it is held leaves the state unknown, and stops the log.
+pub(crate) struct StateGuard<'a> {
+    shared: &'a Shared,
+    /// `None` while it is being dropped.
+    state: Option<MutexGuard<'a, LogState>>,
+    was_panicking: bool,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = LogState;
+
+    fn deref(&self) -> &LogState {
+        self.state.as_ref().expect("it is not being dropped")
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut LogState {
+        self.state.as_mut().expect("it is not being dropped")
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if !self.was_panicking && std::thread::panicking() {
+            let shared = self.shared;
+            let released = shared.stop_locked(self, shared.panic_error());
+            // Unlocks before waking the waiters.
+            self.state = None;
+            drop(released);
+        }
+    }
+}
