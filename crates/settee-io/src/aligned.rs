@@ -24,6 +24,10 @@ use bytes::{Buf, Bytes};
 /// Largest alignment, in bytes. The block sizes of devices and file systems are far smaller.
 pub const ALIGNMENT_MAX: usize = 1 << 20;
 
+/// Largest offset at which a file can end. A value beyond it is past the end of any file, and an offset up to
+/// it can be rounded up to any alignment within the system's range (`off_t`).
+pub const OFFSET_MAX: u64 = i64::MAX as u64 & !(ALIGNMENT_MAX as u64 - 1);
+
 /// A power of two between 1 and [`ALIGNMENT_MAX`], in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(usize);

@@ -26,8 +26,11 @@ use std::task::Poll;
 
 use bytes::Bytes;
 
-use crate::planner::Planner;
-use crate::{DeviceRead, Error, File, ReadAt, ReadPolicy, Result, yield_now};
+use crate::{Error, File, Result, yield_now};
+
+pub(crate) mod planner;
+
+use planner::{DeviceRead, Planner, ReadAt, ReadPolicy};
 
 /// Default number of device reads that a [`ReadStream`] holds.
 pub const READ_AHEAD_COUNT_MAX: usize = 32;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::engine::{Engine, Entry, Operation, Outcome};
-use crate::file::submit;
+use crate::engine::operation::{Entry, Operation, Outcome};
+use crate::engine::request::{Engine, submit};
 use crate::{Env, Error, Result};
 
 /// Time between two attempts to sync a directory while no file descriptor is free.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::OperationKind;
+use crate::engine::operation::OperationKind;
 
 /// The result of an operation on files.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,76 +1,43 @@
 //! A shared, positional file handle.
 //!
-//! Owns the descriptor together with the requests in flight. Many tasks use a `File` at once. PendingRead
-//! takes no lock; a write takes that of its write gate (`write.rs`) for a moment.
+//! Owns the descriptor together with the requests in flight. Many tasks use a `File` at once. A read
+//! (`file/read.rs`) takes no lock; a write takes that of its write gate (`file/write.rs`) for a moment.
 //!
 //! A handle has a descriptor through the page cache and, after the first [`File::set_direct`], a second one
-//! for direct I/O. Each request takes one of the two by the mode at that moment and by its own alignment, so
-//! the mode can change while requests are in flight. In direct mode too, unaligned requests go through the
-//! page cache, with the same results: the kernel keeps the two coherent, and the gate excludes the one case
-//! in which it doesn't (both kinds of writes at once).
+//! for direct I/O (`file/open.rs`). Each request takes one of the two by the mode at that moment and by its
+//! own alignment, so the mode can change while requests are in flight. In direct mode too, unaligned requests
+//! go through the page cache, with the same results: the kernel keeps the two coherent, and the gate excludes
+//! the one case in which it doesn't (both kinds of writes at once).
 //!
 //! Invariants:
 //! 1. The system's descriptor is closed only after the last in-flight operation has finished, even if the
 //!    future that waited for it was dropped.
 //! 2. After [`File::close`] no operation begins: each fails with [`Error::Closed`].
 
-use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once, OnceLock};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::descriptors::DescriptorPermit;
-use crate::engine::{
-    Completion, Descriptor, Engine, FileIdentity, OpenMode, Operation, OperationKind, Outcome, Request,
-};
-use crate::read::{PendingRead, read_in_place};
-use crate::write::{PendingWrite, WriteGate, write_blocking};
-use crate::{Alignment, Descriptors, Error, OFFSET_MAX, Result};
+use crate::engine::operation::{FileIdentity, OpenMode, Operation, OperationKind, Outcome};
+use crate::engine::request::{Completion, Engine, Request, begin, stopped, submit};
+use crate::{Alignment, Error, Result};
+
+mod open;
+mod read;
+mod write;
+
+pub use open::DirectMode;
+use open::OpenFile;
+use read::{PendingRead, read_in_place};
+use write::{FileShared, PendingWrite, WriteGate, write_blocking};
 
 /// An open file. Offsets and lengths are in bytes.
 pub struct File {
     shared: Arc<FileShared>,
     closed: AtomicBool,
-}
-
-/// The part of a handle that it shares with its in-flight writes, which may outlive it.
-pub(crate) struct FileShared {
-    pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) path: Arc<Path>,
-    pub(crate) descriptor: Arc<Descriptor>,
-    /// The result of [`Engine::reads_in_place`].
-    pub(crate) reads_in_place: bool,
-    /// The direct descriptor. Set once and kept, since after a change of the mode requests on it may be in
-    /// flight.
-    direct: OnceLock<Direct>,
-    /// Whether new requests use it.
-    is_direct: AtomicBool,
-    pub(crate) gate: WriteGate,
-    /// Whether its descriptors may come from the reserve.
-    uses_reserve: bool,
-    /// Counts `descriptor` as an open file.
-    _permit: Option<DescriptorPermit>,
-}
-
-struct Direct {
-    descriptor: Arc<Descriptor>,
-    alignment: Alignment,
-    /// Counts `descriptor` as an open file.
-    _permit: Option<DescriptorPermit>,
-}
-
-/// How a handle reads and writes; the result of [`File::set_direct`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DirectMode {
-    /// Through the page cache, as requested.
-    Buffered,
-    /// With direct I/O, for requests whose offset and length are multiples of this alignment.
-    Direct(Alignment),
-    /// Through the page cache, because direct I/O isn't available for this file, for this reason.
-    Refused(String),
 }
 
 impl File {
@@ -79,48 +46,27 @@ impl File {
     /// # Errors
     /// The system's error; no file was created, unless the system crashes.
     pub async fn open(engine: &Arc<dyn Engine>, path: &Path, mode: OpenMode) -> Result<File> {
-        File::open_counted(engine, path, mode, false).await
+        Ok(File::new(OpenFile::open(engine, path, mode, false).await?))
     }
 
     /// Opens `path` as [`File::open`] does with [`OpenMode::CreateNew`]; the descriptors may come from the
-    /// reserve ([`Descriptors::reserve`]). For files that other work already waits for.
+    /// reserve ([`Descriptors::reserve`](crate::Descriptors::reserve)). For files that other work already
+    /// waits for.
     ///
     /// # Errors
     /// As [`File::open`].
     pub async fn create_reserved(engine: &Arc<dyn Engine>, path: &Path) -> Result<File> {
-        File::open_counted(engine, path, OpenMode::CreateNew, true).await
+        Ok(File::new(OpenFile::open(engine, path, OpenMode::CreateNew, true).await?))
     }
 
-    async fn open_counted(
-        engine: &Arc<dyn Engine>,
-        path: &Path,
-        mode: OpenMode,
-        uses_reserve: bool,
-    ) -> Result<File> {
-        let acquire = |descriptors: &Arc<Descriptors>| descriptors.acquire(uses_reserve);
-        let permit = engine.descriptors().map(acquire).transpose();
-        let permit = permit.map_err(|error| Error::io(OperationKind::Open, path, error))?;
-        let operation = Operation::Open { path: path.to_path_buf(), mode };
-        let Outcome::Opened(descriptor) = submit(&**engine, path, operation).await? else {
-            unreachable!("open returns a descriptor");
-        };
-        let shared = FileShared {
-            engine: engine.clone(),
-            path: path.into(),
-            descriptor: Arc::new(descriptor),
-            reads_in_place: engine.reads_in_place(),
-            direct: OnceLock::new(),
-            is_direct: AtomicBool::new(false),
-            gate: WriteGate::default(),
-            uses_reserve,
-            _permit: permit,
-        };
-        Ok(File { shared: Arc::new(shared), closed: AtomicBool::new(false) })
+    fn new(file: OpenFile) -> File {
+        let shared = FileShared { file, gate: WriteGate::default() };
+        File { shared: Arc::new(shared), closed: AtomicBool::new(false) }
     }
 
     /// Returns the path by which the file was opened.
     pub fn path(&self) -> &Arc<Path> {
-        &self.shared.path
+        &self.shared.file.path
     }
 
     /// Switches later requests to direct or to buffered mode; requests in flight end as they began. In direct
@@ -134,37 +80,12 @@ impl File {
     /// descriptor is free. The mode is then unchanged.
     pub async fn set_direct(&self, direct: bool) -> Result<DirectMode> {
         self.check_open()?;
-        if direct && self.shared.direct.get().is_none() {
-            // A new segment needs both of its descriptors, so this one may come from the reserve too.
-            let acquire = |descriptors: &Arc<Descriptors>| descriptors.acquire(self.shared.uses_reserve);
-            let permit = self.shared.engine.descriptors().map(acquire).transpose();
-            let permit = permit.map_err(|error| Error::io(OperationKind::OpenDirect, self.path(), error))?;
-            let open = Operation::OpenDirect { file: self.shared.descriptor.clone() };
-            match self.submit(open).await {
-                Ok(Outcome::OpenedDirect { descriptor, alignment }) => {
-                    // If another task was first, this descriptor is dropped unused.
-                    let _ = self.shared.direct.set(Direct {
-                        descriptor: Arc::new(descriptor),
-                        alignment,
-                        _permit: permit,
-                    });
-                }
-                Ok(_) => unreachable!("open for direct I/O returns a descriptor"),
-                Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::Unsupported => {
-                    let why = source.to_string();
-                    self.shared.log_refusal(&why);
-                    return Ok(DirectMode::Refused(why));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        self.shared.is_direct.store(direct, Ordering::Relaxed);
-        Ok(self.direct().map_or(DirectMode::Buffered, DirectMode::Direct))
+        self.shared.file.set_direct(direct).await
     }
 
     /// The alignment of direct mode; `None` in buffered mode.
     pub fn direct(&self) -> Option<Alignment> {
-        self.shared.direct()
+        self.shared.file.direct()
     }
 
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. In buffered mode, bytes in the
@@ -180,7 +101,7 @@ impl File {
     /// Reads as [`File::read_at`] does, but may return as soon as the first `wanted` bytes are read.
     pub(crate) async fn read_until(&self, offset: u64, length: usize, wanted: usize) -> Result<Bytes> {
         self.check_open()?;
-        let first = read_in_place(&self.shared, offset, length);
+        let first = read_in_place(&self.shared.file, offset, length);
         if first.len() >= wanted {
             return Ok(first);
         }
@@ -191,7 +112,7 @@ impl File {
     /// holds.
     pub(crate) fn read_cached(&self, offset: u64, length: usize) -> Result<Bytes> {
         self.check_open()?;
-        Ok(read_in_place(&self.shared, offset, length))
+        Ok(read_in_place(&self.shared.file, offset, length))
     }
 
     /// The second half of [`File::read_until`]: reads the bytes after `first` through the engine.
@@ -204,9 +125,9 @@ impl File {
     ) -> Result<Bytes> {
         let mut read = PendingRead::new(first, offset, length, wanted);
         while !read.is_done() {
-            let (part, operation) = read.next(&self.shared);
-            let result = begin(&*self.shared.engine, operation).await;
-            read.finish_request(&self.shared, part, result.unwrap_or_else(|_| Err(stopped())))?;
+            let (part, operation) = read.next(&self.shared.file);
+            let result = begin(&*self.shared.file.engine, operation).await;
+            read.finish_request(&self.shared.file, part, result.unwrap_or_else(|_| Err(stopped())))?;
         }
         Ok(read.into_bytes())
     }
@@ -218,15 +139,15 @@ impl File {
     #[inline]
     pub fn read_at_blocking(&self, offset: u64, length: usize) -> Result<Bytes> {
         self.check_open()?;
-        let first = read_in_place(&self.shared, offset, length);
+        let first = read_in_place(&self.shared.file, offset, length);
         if first.len() >= length { Ok(first) } else { self.read_rest_blocking(first, offset, length) }
     }
 
     fn read_rest_blocking(&self, first: Bytes, offset: u64, length: usize) -> Result<Bytes> {
         let mut read = PendingRead::new(first, offset, length, length);
         while !read.is_done() {
-            let (part, operation) = read.next(&self.shared);
-            read.finish_request(&self.shared, part, self.shared.engine.run(operation))?;
+            let (part, operation) = read.next(&self.shared.file);
+            read.finish_request(&self.shared.file, part, self.shared.file.engine.run(operation))?;
         }
         Ok(read.into_bytes())
     }
@@ -263,7 +184,7 @@ impl File {
     async fn write(&self, offset: u64, buffer: Bytes, sync: bool) -> Result<()> {
         let (sender, receiver) = oneshot::channel();
         self.begin_write(offset, buffer, sync, move |result| drop(sender.send(result)));
-        receiver.await.unwrap_or_else(|_| Err(self.shared.stopped(OperationKind::Write)))
+        receiver.await.unwrap_or_else(|_| Err(self.shared.file.stopped(OperationKind::Write)))
     }
 
     /// Begins to write all of `buffer` at `offset`, and returns without waiting. `done` is called exactly
@@ -301,8 +222,8 @@ impl File {
         let completion = Completion::call(move |result| {
             done(result.map(drop).map_err(|error| Error::io(OperationKind::Sync, &path, error)));
         });
-        let operation = Operation::Sync { file: self.shared.descriptor.clone() };
-        self.shared.engine.submit(Request { operation, completion });
+        let operation = Operation::Sync { file: self.shared.file.descriptor.clone() };
+        self.shared.file.engine.submit(Request { operation, completion });
     }
 
     /// Writes as [`File::write_at`] does, in the caller's thread. In direct mode it waits for in-flight
@@ -334,7 +255,8 @@ impl File {
     /// As [`File::sync`].
     pub fn sync_blocking(&self) -> Result<()> {
         self.check_open()?;
-        let result = self.shared.engine.run(Operation::Sync { file: self.shared.descriptor.clone() });
+        let result =
+            self.shared.file.engine.run(Operation::Sync { file: self.shared.file.descriptor.clone() });
         result.map(drop).map_err(|error| Error::io(OperationKind::Sync, self.path(), error))
     }
 
@@ -345,7 +267,7 @@ impl File {
     /// and a later sync that succeeds proves nothing about those writes.
     pub async fn sync(&self) -> Result<()> {
         self.check_open()?;
-        self.submit(Operation::Sync { file: self.shared.descriptor.clone() }).await.map(drop)
+        self.submit(Operation::Sync { file: self.shared.file.descriptor.clone() }).await.map(drop)
     }
 
     /// Reserves disk space for the range, which reads as zeros where nothing was written.
@@ -354,7 +276,7 @@ impl File {
     /// [`Error::is_no_space`] if the disk is full; the file may have grown.
     pub async fn allocate(&self, offset: u64, length: u64) -> Result<()> {
         self.check_open()?;
-        self.submit(Operation::Allocate { file: self.shared.descriptor.clone(), offset, length })
+        self.submit(Operation::Allocate { file: self.shared.file.descriptor.clone(), offset, length })
             .await
             .map(drop)
     }
@@ -365,7 +287,9 @@ impl File {
     /// [`Error::Closed`], or the system's error.
     pub async fn set_length(&self, length: u64) -> Result<()> {
         self.check_open()?;
-        self.submit(Operation::SetLength { file: self.shared.descriptor.clone(), length }).await.map(drop)
+        self.submit(Operation::SetLength { file: self.shared.file.descriptor.clone(), length })
+            .await
+            .map(drop)
     }
 
     /// Returns the file's length in bytes.
@@ -375,7 +299,7 @@ impl File {
     pub async fn length(&self) -> Result<u64> {
         self.check_open()?;
         let Outcome::Count(length) =
-            self.submit(Operation::Length { file: self.shared.descriptor.clone() }).await?
+            self.submit(Operation::Length { file: self.shared.file.descriptor.clone() }).await?
         else {
             unreachable!("length returns a count");
         };
@@ -388,7 +312,7 @@ impl File {
     /// [`Error::Closed`], or the system's error.
     pub async fn link_count(&self) -> Result<u64> {
         self.check_open()?;
-        let operation = Operation::LinkCount { file: self.shared.descriptor.clone() };
+        let operation = Operation::LinkCount { file: self.shared.file.descriptor.clone() };
         let Outcome::Count(count) = self.submit(operation).await? else {
             unreachable!("link count returns a count");
         };
@@ -401,7 +325,7 @@ impl File {
     /// [`Error::Closed`], or the system's error.
     pub async fn identity(&self) -> Result<FileIdentity> {
         self.check_open()?;
-        let operation = Operation::Identity { file: self.shared.descriptor.clone() };
+        let operation = Operation::Identity { file: self.shared.file.descriptor.clone() };
         let Outcome::Identity(identity) = self.submit(operation).await? else {
             unreachable!("identity returns an identity");
         };
@@ -415,7 +339,7 @@ impl File {
     /// An I/O error of kind `WouldBlock` if another handle holds it.
     pub async fn lock(&self) -> Result<()> {
         self.check_open()?;
-        self.submit(Operation::Lock { file: self.shared.descriptor.clone() }).await.map(drop)
+        self.submit(Operation::Lock { file: self.shared.file.descriptor.clone() }).await.map(drop)
     }
 
     /// Closes the handle: requests in flight finish, later ones fail with [`Error::Closed`]. The descriptor
@@ -432,7 +356,7 @@ impl File {
     }
 
     async fn submit(&self, operation: Operation) -> Result<Outcome> {
-        submit(&*self.shared.engine, self.path(), operation).await
+        submit(&*self.shared.file.engine, self.path(), operation).await
     }
 }
 
@@ -443,70 +367,4 @@ impl std::fmt::Debug for File {
             .field("direct", &self.direct())
             .finish_non_exhaustive()
     }
-}
-
-impl FileShared {
-    /// The alignment of direct mode; `None` in buffered mode.
-    pub(crate) fn direct(&self) -> Option<Alignment> {
-        // Relaxed: a request that sees an older mode takes the other descriptor, which serves as well.
-        if !self.is_direct.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.direct.get().map(|direct| direct.alignment)
-    }
-
-    /// Returns the alignment of direct mode if the range is aligned to it and ends within [`OFFSET_MAX`].
-    pub(crate) fn direct_for(&self, offset: u64, length: usize) -> Option<Alignment> {
-        let is_in_files = offset.checked_add(length as u64).is_some_and(|end| end <= OFFSET_MAX);
-        self.direct()
-            .filter(|alignment| is_in_files && alignment.divides(offset) && alignment.divides(length as u64))
-    }
-
-    /// Returns the descriptor for direct I/O.
-    ///
-    /// # Panics
-    /// If direct mode was never on.
-    pub(crate) fn direct_descriptor(&self) -> Arc<Descriptor> {
-        self.direct.get().expect("direct mode has a descriptor").descriptor.clone()
-    }
-
-    /// Whether the error of a direct request means that the file system has no direct I/O, at least for this
-    /// request. If so, switches the handle to buffered mode.
-    pub(crate) fn is_refusal(&self, error: &io::Error) -> bool {
-        let refused = matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported);
-        if refused {
-            self.is_direct.store(false, Ordering::Relaxed);
-            self.log_refusal(&error.to_string());
-        }
-        refused
-    }
-
-    fn log_refusal(&self, why: &str) {
-        static FIRST: Once = Once::new();
-        FIRST.call_once(|| {
-            tracing::warn!(path = %self.path.display(), why, "no direct I/O for this file: it goes through the page cache");
-        });
-        tracing::debug!(path = %self.path.display(), why, "no direct I/O");
-    }
-
-    pub(crate) fn stopped(&self, kind: OperationKind) -> Error {
-        Error::io(kind, &self.path, stopped())
-    }
-}
-
-fn stopped() -> io::Error {
-    io::Error::other("the engine has stopped")
-}
-
-fn begin(engine: &dyn Engine, operation: Operation) -> oneshot::Receiver<io::Result<Outcome>> {
-    let (completion, done) = Completion::new();
-    engine.submit(Request { operation, completion });
-    done
-}
-
-/// Submits an operation and waits for its result.
-pub(crate) async fn submit(engine: &dyn Engine, path: &Path, operation: Operation) -> Result<Outcome> {
-    let kind = operation.kind();
-    let result = begin(engine, operation).await.unwrap_or_else(|_| Err(stopped()));
-    result.map_err(|source| Error::io(kind, path, source))
 }

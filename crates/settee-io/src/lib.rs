@@ -123,46 +123,36 @@
 #[allow(unsafe_code, reason = "the kernel writes to uninitialised memory")]
 mod aligned;
 mod bulk;
-mod descriptors;
 pub mod directory;
 mod engine;
 mod env;
 mod error;
 mod file;
 mod panic;
-mod planner;
-mod pool;
-mod read;
 mod system;
 #[allow(
     unsafe_code,
     reason = "the writer fills a buffer beyond the published part while readers read that part"
 )]
 mod tail;
-#[allow(unsafe_code, reason = "no safe preadv2(2) takes uninitialised memory")]
-mod threads;
 mod timer;
-#[allow(unsafe_code, reason = "the kernel uses buffers that the in-flight table owns")]
-mod uring;
-mod write;
 
-pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment};
+pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment, OFFSET_MAX};
+pub use bulk::planner::{DeviceRead, Merge, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
 pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream};
-pub use descriptors::Descriptors;
 pub use engine::{
-    Completion, Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, OperationKind, Outcome,
-    Request, SyncFailed,
+    Completion, Descriptor, Descriptors, Engine, Entry, FileIdentity, OpenMode, Operation, OperationKind,
+    Outcome, Request, RingUse, SyncFailed, ThreadEngine, ThreadOptions, UringEngine, UringOptions,
 };
 pub use env::{BACKGROUND_COUNT, COMPACTION_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
 pub use error::{Error, Result};
 pub use file::{DirectMode, File};
 pub use panic::OnPanic;
-pub use planner::{DeviceRead, Merge, OFFSET_MAX, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
-pub use pool::{BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation, Stall};
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};
-pub use tail::{TAIL_ALIGNMENT, TailBuffer, TailReader};
-pub use threads::{ThreadEngine, ThreadOptions};
-pub use uring::{RingUse, UringEngine, UringOptions};
+pub use tail::{
+    BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation, Stall, TAIL_ALIGNMENT, TailBuffer,
+    TailReader,
+};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 //! A buffer is a fixed piece of memory and the number of its bytes that are published. The writer writes
 //! beyond the published bytes and then raises their number (Release); a reader loads the number (Acquire) and
 //! touches only bytes below it. So each byte is written once, before any reader can see it, and never again
-//! while one can. A pool leases the memory and gets it back.
+//! while one can. A [`BufferPool`] (`tail/pool.rs`) leases the memory (`tail/memory.rs`) and gets it back.
 //!
 //! Invariants:
 //! 1. `published <= length <= capacity`; none decreases while the buffer lives.
@@ -15,24 +15,23 @@
 //!
 //! Loom checks the races of this protocol (`tail/races.rs`).
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::Arc as PoolArc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use crate::pool::BufferPool;
+mod memory;
+#[deny(unsafe_code)]
+mod pool;
+#[deny(unsafe_code)]
+mod sync;
 
-pub(crate) mod sync;
-
-use sync::{Arc, AtomicUsize, Shadow};
-
-/// Alignment of a buffer's address and capacity, in bytes: a page, and no less than direct I/O requires on
-/// today's devices.
-pub const TAIL_ALIGNMENT: usize = 4096;
+use memory::Memory;
+pub use memory::TAIL_ALIGNMENT;
+pub use pool::{BUFFER_SIZE_MIN, BufferPool, PoolOptions, PoolStats, Reservation, Stall};
+use sync::{Arc, AtomicUsize};
 
 /// Memory of fixed capacity to append to, with a single owner. From [`BufferPool::take`]. Its readers keep
 /// the published bytes after it is dropped.
@@ -44,7 +43,7 @@ pub struct TailBuffer {
 
 impl TailBuffer {
     /// Returns an empty buffer in `memory`, which returns to `pool` at the end.
-    pub(crate) fn new(memory: Memory, pool: PoolArc<BufferPool>) -> TailBuffer {
+    fn new(memory: Memory, pool: PoolArc<BufferPool>) -> TailBuffer {
         let capacity = memory.capacity();
         let shared = TailShared { published: AtomicUsize::new(0), memory: Some(memory), pool };
         TailBuffer { shared: Arc::new(shared), capacity, length: 0 }
@@ -115,6 +114,26 @@ impl fmt::Debug for TailBuffer {
             .field("length", &self.length)
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
+    }
+}
+
+/// # Buffers
+impl BufferPool {
+    /// Returns a buffer of [`BufferPool::buffer_size`] of `capacity`, or `None` if too few bytes are free or
+    /// other requests wait. Fresh memory is zeroed, which takes time; reused memory is not.
+    pub fn try_take(self: &PoolArc<Self>, capacity: usize) -> Option<TailBuffer> {
+        let memory = self.try_lease_memory(Self::buffer_size(capacity)?)?;
+        Some(TailBuffer::new(memory, self.clone()))
+    }
+
+    /// Waits for a buffer as of [`BufferPool::try_take`]; first come, first served. Cancel-safe: a dropped
+    /// future leaves the queue, and returns a buffer that it was granted.
+    ///
+    /// # Panics
+    /// If the buffer would exceed the pool's limit.
+    pub async fn take(self: &PoolArc<Self>, capacity: usize) -> TailBuffer {
+        let bytes = Self::buffer_size(capacity).unwrap_or(usize::MAX);
+        TailBuffer::new(self.lease_memory(bytes).await, self.clone())
     }
 }
 
@@ -195,90 +214,6 @@ struct Slice {
 impl AsRef<[u8]> for Slice {
     fn as_ref(&self) -> &[u8] {
         self.shared.read(self.range.clone()).expect("published bytes stay published")
-    }
-}
-
-/// Memory at an aligned address, zeroed when allocated and freed on drop. Accessed by raw pointers only, so
-/// references to one part of it may live while another part is written.
-pub(crate) struct Memory {
-    start: NonNull<u8>,
-    layout: Layout,
-    shadow: Shadow,
-}
-
-// SAFETY: it owns its allocation, which any thread may free. What is shared is reached through
-// unsafe functions only, whose callers rule out races.
-unsafe impl Send for Memory {}
-
-// SAFETY: as above: `&Memory` alone gives no access to the bytes.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    /// Allocates `capacity` zeros. Aborts the process if the system has no memory.
-    ///
-    /// # Panics
-    /// If `capacity` is zero or exceeds the size of any allocation.
-    pub(crate) fn new(capacity: usize) -> Memory {
-        assert!(capacity > 0, "memory of 0 bytes");
-        let layout =
-            Layout::from_size_align(capacity, TAIL_ALIGNMENT).expect("no larger than an allocation can be");
-        // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Memory { start, layout, shadow: Shadow::new() }
-    }
-
-    pub(crate) fn capacity(&self) -> usize {
-        self.layout.size()
-    }
-
-    /// Copies `bytes` into `range`, which has the same length, and returns the copy.
-    ///
-    /// # Safety
-    /// `range` is within the capacity, and nothing else reads or writes it, or holds a reference into it,
-    /// while the returned reference lives.
-    #[expect(clippy::mut_from_ref, reason = "the memory is accessed by raw pointers; see Safety")]
-    unsafe fn write(&self, range: Range<usize>, bytes: &[u8]) -> &mut [u8] {
-        debug_assert!(range.len() == bytes.len() && range.end <= self.capacity());
-        self.shadow.write(range.clone());
-        // SAFETY: the range is inside the allocation and ours, as the caller promises, and
-        // `bytes`, being a reference, can't overlap it.
-        unsafe {
-            let start = self.start.add(range.start).as_ptr();
-            start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            std::slice::from_raw_parts_mut(start, bytes.len())
-        }
-    }
-
-    /// Fills `range` with zeros.
-    ///
-    /// # Safety
-    /// As for [`Memory::write`].
-    unsafe fn clear(&self, range: Range<usize>) {
-        debug_assert!(range.end <= self.capacity());
-        self.shadow.write(range.clone());
-        // SAFETY: the range is inside the allocation and ours, as the caller promises.
-        unsafe { self.start.add(range.start).as_ptr().write_bytes(0, range.len()) };
-    }
-
-    /// Returns the bytes in `range`.
-    ///
-    /// # Safety
-    /// `range` is within the capacity. Earlier writes to it have happened before, and none happens while the
-    /// reference lives.
-    unsafe fn read(&self, range: Range<usize>) -> &[u8] {
-        debug_assert!(range.start <= range.end && range.end <= self.capacity());
-        self.shadow.read(range.clone());
-        // SAFETY: the range is inside the allocation, initialised (invariant 5) and not written
-        // while the reference lives, as the caller promises.
-        unsafe { std::slice::from_raw_parts(self.start.add(range.start).as_ptr(), range.len()) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
 

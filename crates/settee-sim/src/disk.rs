@@ -7,18 +7,8 @@ use std::sync::Arc;
 use settee_io::OperationKind;
 
 use crate::files::Files;
-use crate::machine::{Machine, Plan, PlannedFailure, PowerCut};
-
-/// The error with which an operation fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// EIO.
-    Io,
-    /// ENOSPC.
-    NoSpace,
-    /// EMFILE: the process has no file descriptor left. Only operations that open something fail with it.
-    NoDescriptor,
-}
+use crate::machine::Machine;
+use crate::plan::{Fault, Plan, PlannedFailure, PowerCut};
 
 /// A simulated disk, and the machine around it. Clones share the same disk, so settings made on a clone
 /// affect a run in progress. By itself the disk produces occasional short reads and writes, and delays of 10

@@ -13,10 +13,10 @@ use settee_io::{
 };
 
 use crate::content::SECTOR_SIZE;
-use crate::disk::Fault;
 use crate::files::{File, write_within};
 use crate::machine::{Event, Machine, MachineState};
 use crate::names::NodeId;
+use crate::plan::Fault;
 use crate::random::Generator;
 
 /// An open file of the simulation.
@@ -446,16 +446,5 @@ fn handle(descriptor: &Descriptor) -> &SimHandle {
         Descriptor::System(_) | Descriptor::Direct { .. } => {
             panic!("a file of the operating system was passed to the simulation")
         }
-    }
-}
-
-impl Fault {
-    fn error(self) -> io::Error {
-        // Linux's error numbers; their kinds follow from them.
-        io::Error::from_raw_os_error(match self {
-            Fault::Io => 5,
-            Fault::NoSpace => 28,
-            Fault::NoDescriptor => 24,
-        })
     }
 }

@@ -11,16 +11,15 @@
 
 mod json;
 mod mutate;
+mod source;
 
 use std::time::{Duration, Instant};
 
 pub use json::{JsonFacts, check_json};
 use rustix::time::{ClockId, clock_gettime};
+pub use source::{INPUT_BYTES_MAX, Source};
 
 use crate::random::Generator;
-
-/// Size of the largest input, in bytes.
-pub const INPUT_BYTES_MAX: usize = 64 << 10;
 
 /// Most processor time of one execution; a longer one fails, since parsing in a request's task delays other
 /// requests. Time in which the thread does not run is not counted.
@@ -47,56 +46,6 @@ pub struct Target {
     pub generate: fn(&mut Source<'_>) -> Vec<u8>,
 }
 
-/// The source of a grammar's random choices.
-pub struct Source<'a> {
-    random: Generator,
-    words: &'a [&'static str],
-}
-
-impl Source<'_> {
-    /// Returns a number below `count`, which must not be 0.
-    pub fn below(&mut self, count: usize) -> usize {
-        self.random.index(count)
-    }
-
-    /// Returns true with probability 1/2.
-    pub fn coin(&mut self) -> bool {
-        self.random.coin()
-    }
-
-    /// Returns one of the elements.
-    pub fn pick<'b, T: ?Sized>(&mut self, from: &[&'b T]) -> &'b T {
-        from[self.below(from.len())]
-    }
-
-    /// Returns one of the target's words.
-    pub fn word(&mut self) -> &'static str {
-        self.words[self.random.index(self.words.len())]
-    }
-
-    /// Returns at most `count_max` random bytes.
-    pub fn bytes(&mut self, count_max: usize) -> Vec<u8> {
-        let mut bytes = vec![0; self.below(count_max + 1)];
-        self.random.fill(&mut bytes);
-        bytes
-    }
-
-    /// Returns a JSON text of any kind. Its names and strings are often the target's words. Sometimes it is
-    /// slightly invalid.
-    pub fn json(&mut self) -> String {
-        let mut text = String::new();
-        json::write_value(self, 0, &mut text);
-        text
-    }
-
-    /// As [`Source::json`], but returns an object.
-    pub fn json_object(&mut self) -> String {
-        let mut text = String::new();
-        json::write_object(self, 0, &mut text);
-        text
-    }
-}
-
 impl Target {
     /// Returns the input of a seed.
     pub fn input(&self, seed: u64) -> Vec<u8> {
@@ -107,7 +56,7 @@ impl Target {
         };
         // Some stay unchanged: valid inputs must be accepted.
         if source.below(8) > 0 {
-            mutate::mutate(&mut input, self, &mut source);
+            mutate::mutate(&mut input, self.corpus, &mut source);
         }
         input.truncate(INPUT_BYTES_MAX);
         input

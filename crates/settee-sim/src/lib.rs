@@ -71,14 +71,16 @@ pub mod fuzz;
 mod machine;
 mod names;
 mod panics;
+mod plan;
 mod random;
 #[cfg(test)]
 mod tests;
 
 pub use content::SECTOR_SIZE;
-pub use disk::{Fault, SimDisk};
+pub use disk::SimDisk;
 pub use executor::{STEP_COUNT_MAX, Sim};
 pub use panics::Panics;
+pub use plan::Fault;
 
 /// Returns the seeds of a test: the first `count`, multiplied by the environment variable
 /// `SETTEE_SEED_FACTOR` for a longer search; or only the seed in the variable `SETTEE_SEED`, to replay a

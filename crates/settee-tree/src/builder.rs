@@ -15,11 +15,12 @@ use crate::append::Appender;
 use crate::error::TreeError;
 use crate::format::{KEY_SIZE_MAX, VALUE_SIZE_MAX};
 use crate::node::Child;
+use crate::options::TreeOptions;
 use crate::reduction::Reduction;
 use crate::run::Run;
 use crate::shared::{RootState, Top};
-use crate::tree::{Tree, TreeOptions};
-use crate::update::check_size;
+use crate::tree::Tree;
+use crate::update::changes::check_size;
 
 /// Bytes that a level collects before it is split into nodes.
 const LEVEL_BYTES_MAX: usize = 128 << 10;

@@ -9,7 +9,7 @@
 //!    node once.
 
 use std::fmt;
-use std::ops::{Bound, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,7 +18,6 @@ use crate::error::TreeError;
 use crate::format::{BLOCK_SIZE, HEAD_SIZE, Pointer, SLOTS, encode_header};
 use crate::node::Node;
 use crate::reduction::Reduction;
-use crate::scan::Scan;
 use crate::shared::{RootState, Shared};
 
 /// Number of keys that [`Root::get_many`] looks up in one descent: their leaves are in memory together.
@@ -223,11 +222,6 @@ impl<R: Reduction> Root<R> {
             }
         }
         Ok(())
-    }
-
-    /// A scan of the entries in the range, in ascending or descending key order: see [`Scan::next`].
-    pub fn scan(&self, range: (Bound<&[u8]>, Bound<&[u8]>), descending: bool) -> Scan<R> {
-        Scan::new(self.clone(), range, descending)
     }
 }
 

@@ -21,6 +21,14 @@ use crate::root::Root;
 /// Reads of up to this many leaves go into the cache.
 const LEAVES_KEPT_MAX: usize = 2;
 
+/// # Scans
+impl<R: Reduction> Root<R> {
+    /// A scan of the entries in the range, in ascending or descending key order: see [`Scan::next`].
+    pub fn scan(&self, range: (Bound<&[u8]>, Bound<&[u8]>), descending: bool) -> Scan<R> {
+        Scan::new(self.clone(), range, descending)
+    }
+}
+
 /// A scan over the entries of a root. It holds the root.
 pub struct Scan<R: Reduction> {
     root: Root<R>,
@@ -46,7 +54,7 @@ struct ScanFrame {
 }
 
 impl<R: Reduction> Scan<R> {
-    pub(crate) fn new(root: Root<R>, range: (Bound<&[u8]>, Bound<&[u8]>), descending: bool) -> Scan<R> {
+    fn new(root: Root<R>, range: (Bound<&[u8]>, Bound<&[u8]>), descending: bool) -> Scan<R> {
         let mut scan = Scan {
             start: range.0.map(<[u8]>::to_vec),
             end: range.1.map(<[u8]>::to_vec),
@@ -66,8 +74,8 @@ impl<R: Reduction> Scan<R> {
         scan
     }
 
-    /// The next entry, key and value; `None` after the last. Reads when no entry is remaining in memory. Dropping
-    /// the future loses no entry.
+    /// The next entry, key and value; `None` after the last. Reads when no entry is remaining in memory.
+    /// Dropping the future loses no entry.
     ///
     /// # Errors
     /// [`TreeError::Damaged`], or the system's error; a later call tries again.

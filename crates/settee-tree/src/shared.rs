@@ -15,8 +15,8 @@ use crate::cache::TreeNodes;
 use crate::error::TreeError;
 use crate::format::{AttachmentPointer, HEAD_SIZE, Pointer, RootRecord, Seed};
 use crate::node::Node;
+use crate::options::TreeOptions;
 use crate::reduction::Reduction;
-use crate::tree::TreeOptions;
 
 /// An open tree.
 pub(crate) struct Shared<R: Reduction> {

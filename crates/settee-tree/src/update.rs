@@ -1,10 +1,10 @@
 //! Copy-on-write updates: sorted changes, merged into their leaves in one pass.
 //!
 //! Changes are taken in bounded batches. Each batch descends level by level, reads the touched nodes of a
-//! level at once, and comes back up: touched neighbours are merged with their changes and split anew
-//! ([`Run`]), and the parent gets the resulting children. Untouched nodes aren't read; unchanged nodes aren't
-//! written. Each further batch of an update costs one more path, since it starts from the root of the batch
-//! before.
+//! level at once, and comes back up: touched neighbours are merged with their changes (`merge`) and split anew
+//! ([`crate::run`]), and the parent gets the resulting children. Untouched nodes aren't read; unchanged nodes
+//! aren't written. Each further batch of an update costs one more path, since it starts from the root of the
+//! batch before.
 //!
 //! Invariants:
 //! 1. A root is never changed: replaced nodes stay in the file.
@@ -20,33 +20,19 @@ use settee_io::yield_now;
 
 use crate::append::Appender;
 use crate::error::TreeError;
-use crate::format::{KEY_SIZE_MAX, Pointer, VALUE_SIZE_MAX};
+use crate::format::Pointer;
 use crate::node::{Child, Node};
 use crate::reduction::Reduction;
 use crate::root::{Root, partition};
-use crate::run::{Run, items_min};
 use crate::shared::{RootState, Shared, Top};
 use crate::tree::Tree;
 
-/// Number of changes per batch: the leaves they touch are in memory together.
-const CHANGES_AT_ONCE_MAX: usize = 8192;
+pub(crate) mod changes;
+mod merge;
 
-/// Bytes of keys per batch.
-const KEY_BYTES_AT_ONCE_MAX: usize = 1 << 20;
-
-/// A node smaller than the target divided by this is merged with a neighbour.
-const SMALL_SHARE: usize = 4;
-
-/// The effect of a change on its key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// The key keeps its value, or stays absent.
-    Keep,
-    /// The key gets this value.
-    Put(Vec<u8>),
-    /// The key is removed.
-    Remove,
-}
+use changes::Batch;
+pub use changes::Change;
+use merge::{Content, Inserted, Merging, NewChildren, OldChildren, Rebuilt, merge_leaf};
 
 impl<R: Reduction> Tree<R> {
     /// Applies `changes`, whose keys ascend strictly, to `root`, a root of this tree, and returns the new
@@ -90,46 +76,6 @@ impl<R: Reduction> Tree<R> {
     }
 }
 
-/// The current batch and the source of later ones.
-struct Batch<K, C, I> {
-    source: I,
-    changes: Vec<(K, Option<C>)>,
-    /// The last key of the previous batch.
-    last_key: Option<K>,
-    taken_count: u64,
-}
-
-impl<K: AsRef<[u8]>, C, I: Iterator<Item = (K, C)>> Batch<K, C, I> {
-    fn new(source: I) -> Batch<K, C, I> {
-        Batch { source, changes: Vec::new(), last_key: None, taken_count: 0 }
-    }
-
-    /// Takes the next batch; `false` after the last.
-    fn fill(&mut self) -> Result<bool, TreeError> {
-        if let Some((key, _)) = self.changes.pop() {
-            self.last_key = Some(key);
-            self.changes.clear();
-        }
-        let mut key_bytes = 0;
-        while self.changes.len() < CHANGES_AT_ONCE_MAX && key_bytes < KEY_BYTES_AT_ONCE_MAX {
-            let Some((key, change)) = self.source.next() else { break };
-            let before = self.changes.last().map(|(key, _)| key).or(self.last_key.as_ref());
-            if before.is_some_and(|before| before.as_ref() >= key.as_ref()) {
-                return Err(TreeError::KeyOrder { index: self.taken_count });
-            }
-            check_size("a key", key.as_ref().len(), KEY_SIZE_MAX)?;
-            key_bytes += key.as_ref().len();
-            self.taken_count += 1;
-            self.changes.push((key, Some(change)));
-        }
-        Ok(!self.changes.is_empty())
-    }
-}
-
-pub(crate) fn check_size(what: &'static str, size: usize, max: usize) -> Result<(), TreeError> {
-    if size > max { Err(TreeError::TooLarge { what, size, max }) } else { Ok(()) }
-}
-
 /// The tree that the next batch starts from.
 struct WorkingTree<S> {
     top: Option<Child<S>>,
@@ -161,49 +107,6 @@ struct Touched {
     is_cached: bool,
     /// Number of touched children.
     touched_count: usize,
-}
-
-/// The new contents of a touched node.
-enum Content<S> {
-    /// A leaf, whose entries are still to be merged.
-    Entries,
-    /// An inner node's new children; `None`: unchanged.
-    Children(Option<NewChildren<S>>),
-}
-
-/// New children of one parent.
-struct NewChildren<S> {
-    children: Vec<Child<S>>,
-    /// Whether the last of them received entries appended in order.
-    is_appended: bool,
-}
-
-/// Neighbours under one parent that are being merged.
-struct Merging {
-    run: Run,
-    separator: Vec<u8>,
-    node_count: usize,
-    is_cached: bool,
-    inserted: Inserted,
-}
-
-/// The new items, if they are adjacent.
-#[derive(Default)]
-enum Inserted {
-    #[default]
-    None,
-    Neighbours(Range<usize>),
-    Scattered,
-}
-
-impl Inserted {
-    fn add(&mut self, index: usize) {
-        *self = match self {
-            Inserted::None => Inserted::Neighbours(index..index + 1),
-            Inserted::Neighbours(range) if range.end == index => Inserted::Neighbours(range.start..index + 1),
-            _ => Inserted::Scattered,
-        };
-    }
 }
 
 struct Update<'a, R: Reduction> {
@@ -520,155 +423,5 @@ impl<'a, R: Reduction> Update<'a, R> {
             }
         }
         Ok(nodes.into_iter().flatten().collect())
-    }
-}
-
-/// Merges changes into a leaf's entries, and appends the result to `merging`. Returns whether they had an
-/// effect; if not, nothing is appended.
-fn merge_leaf<K: AsRef<[u8]>, C>(
-    merging: &mut Merging,
-    leaf: Option<&Node>,
-    changes: &mut [(K, Option<C>)],
-    decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
-) -> Result<bool, TreeError> {
-    let start = merging.run.len();
-    let mut is_changed = false;
-    let mut copied = 0;
-    for (key, change) in changes {
-        let key = key.as_ref();
-        let place = leaf.map_or(Err(0), |leaf| leaf.search(key));
-        let previous = leaf.zip(place.ok()).map(|(leaf, index)| leaf.payload(index));
-        let change = change.take().expect("each is decided once");
-        let decision = decide(key, change, previous);
-        if decision == Change::Keep {
-            continue;
-        }
-        if let Some(leaf) = leaf {
-            let (Ok(index) | Err(index)) = place;
-            merging.run.push_items(leaf, copied..index);
-            copied = index + usize::from(place.is_ok());
-        }
-        match decision {
-            Change::Put(value) => {
-                check_size("a value", value.len(), VALUE_SIZE_MAX)?;
-                is_changed |= previous != Some(&value[..]);
-                if previous.is_none() {
-                    merging.inserted.add(merging.run.len());
-                }
-                merging.run.push(key, &value);
-            }
-            Change::Remove | Change::Keep => is_changed |= previous.is_some(),
-        }
-    }
-    match leaf {
-        _ if !is_changed => merging.run.truncate(start),
-        Some(leaf) => merging.run.push_items(leaf, copied..leaf.len()),
-        None => {}
-    }
-    Ok(is_changed)
-}
-
-/// The children of a parent before the update.
-enum OldChildren<'a, S> {
-    Node(&'a Node),
-    /// The root node, of this level; it has no parent.
-    Top(&'a Child<S>, u8),
-}
-
-impl<S: Clone> OldChildren<'_, S> {
-    fn len(&self) -> usize {
-        match self {
-            OldChildren::Node(node) => node.len(),
-            OldChildren::Top(..) => 1,
-        }
-    }
-
-    fn child<R: Reduction<Summary = S>>(&self, reduction: &R, index: usize) -> Option<Child<S>> {
-        match self {
-            OldChildren::Node(node) => node.child(reduction, index),
-            OldChildren::Top(top, _) => Some((*top).clone()),
-        }
-    }
-
-    /// The parent's offset.
-    fn offset(&self) -> u64 {
-        match self {
-            OldChildren::Node(node) => node.offset(),
-            OldChildren::Top(top, _) => top.pointer.offset,
-        }
-    }
-
-    /// The children's level.
-    fn level(&self) -> u8 {
-        match self {
-            OldChildren::Node(node) => node.level() - 1,
-            OldChildren::Top(_, level) => *level,
-        }
-    }
-}
-
-/// The children of a parent after the update.
-struct Rebuilt<S> {
-    new_children: NewChildren<S>,
-    /// The merge in progress behind them.
-    merging: Option<Merging>,
-    level: u8,
-    is_changed: bool,
-}
-
-impl<S> Rebuilt<S> {
-    fn new(level: u8) -> Rebuilt<S> {
-        let new_children = NewChildren { children: Vec::new(), is_appended: false };
-        Rebuilt { new_children, merging: None, level, is_changed: false }
-    }
-}
-
-impl Merging {
-    fn new(separator: Vec<u8>) -> Merging {
-        Merging {
-            run: Run::default(),
-            separator,
-            node_count: 0,
-            is_cached: false,
-            inserted: Inserted::default(),
-        }
-    }
-
-    /// Whether a neighbour should join the merge: if the merged node would be small and has enough free
-    /// space, or would be an inner node with one child.
-    fn should_absorb(&self, level: u8, node_bytes: usize, neighbour: Pointer) -> bool {
-        if self.run.is_empty() {
-            return false;
-        }
-        let size = self.run.node_size(0..self.run.len());
-        let is_small = size * SMALL_SHARE < node_bytes && size + usize::from(neighbour.length) <= node_bytes;
-        is_small || self.run.len() < items_min(level)
-    }
-
-    /// Adds children of an inner node. The first of all gets the run's separator, since keys below its own
-    /// belong to it too.
-    fn push_children<R: Reduction>(&mut self, reduction: &R, new_children: &NewChildren<R::Summary>) {
-        if new_children.is_appended {
-            let end = self.run.len() + new_children.children.len();
-            self.inserted = Inserted::Neighbours(end.saturating_sub(1)..end);
-        }
-        for child in &new_children.children {
-            let key = if self.run.is_empty() { &self.separator } else { &child.separator };
-            self.run.push_with(key, |out| child.encode(reduction, out));
-        }
-    }
-
-    /// Adds a neighbour's items.
-    fn push_node(&mut self, node: &Node, is_cached: bool) {
-        self.run.push_items(node, 0..node.len());
-        self.node_count += 1;
-        self.is_cached |= is_cached;
-    }
-
-    fn push_run(&mut self, run: &Run) {
-        for index in 0..run.len() {
-            self.run.push(run.key(index), run.payload(index));
-        }
-        self.node_count += 1;
     }
 }

@@ -8,6 +8,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
+use crate::usage::USAGE;
+
 /// Default number of power losses.
 const COUNT: u64 = 1_000_000;
 
@@ -53,20 +55,19 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
     let mut options = Options { count: COUNT, seed: 0, tested: 0 };
     for pair in arguments.chunks(2) {
         let [name, value] = *pair else {
-            return Err(format!("{} needs a value\n{}", pair[0], crate::USAGE));
+            return Err(format!("{} needs a value\n{USAGE}", pair[0]));
         };
         if name == "--crate" {
             let found = CRATES.iter().position(|(short, package, _)| [*short, *package].contains(&value));
-            let unknown = || format!("no crate {value:?} has such a test\n{}", crate::USAGE);
+            let unknown = || format!("no crate {value:?} has such a test\n{USAGE}");
             options.tested = found.ok_or_else(unknown)?;
             continue;
         }
-        let number =
-            value.parse().map_err(|_| format!("{name} {value:?} isn't a number\n{}", crate::USAGE))?;
+        let number = value.parse().map_err(|_| format!("{name} {value:?} isn't a number\n{USAGE}"))?;
         match name {
             "--count" => options.count = number,
             "--seed" => options.seed = number,
-            _ => return Err(format!("unknown option {name:?}\n{}", crate::USAGE)),
+            _ => return Err(format!("unknown option {name:?}\n{USAGE}")),
         }
     }
     Ok(options)
@@ -85,7 +86,7 @@ mod tests {
         let wrong: [&[&str]; 5] =
             [&["--count"], &["--count", "many"], &["--seeds", "7"], &["7"], &["--crate", "none"]];
         for wrong in wrong {
-            assert!(options(wrong).is_err_and(|problem| problem.contains(crate::USAGE)), "{wrong:?}");
+            assert!(options(wrong).is_err_and(|problem| problem.contains(USAGE)), "{wrong:?}");
         }
     }
 

@@ -9,6 +9,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
+use crate::usage::USAGE;
+
 /// Default number of inputs of all targets together.
 const COUNT: u64 = 20_000_000;
 
@@ -79,10 +81,9 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
     let mut options = Options { count: COUNT, seed: 0, target: None };
     for pair in arguments.chunks(2) {
         let [name, value] = *pair else {
-            return Err(format!("{} needs a value\n{}", pair[0], crate::USAGE));
+            return Err(format!("{} needs a value\n{USAGE}", pair[0]));
         };
-        let number =
-            || value.parse().map_err(|_| format!("{name} {value:?} isn't a number\n{}", crate::USAGE));
+        let number = || value.parse().map_err(|_| format!("{name} {value:?} isn't a number\n{USAGE}"));
         match name {
             "--count" => options.count = number()?,
             "--seed" => options.seed = number()?,
@@ -94,7 +95,7 @@ fn options(arguments: &[&str]) -> Result<Options, String> {
                 }
                 options.target = Some(value.to_owned());
             }
-            _ => return Err(format!("unknown option {name:?}\n{}", crate::USAGE)),
+            _ => return Err(format!("unknown option {name:?}\n{USAGE}")),
         }
     }
     Ok(options)

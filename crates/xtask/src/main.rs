@@ -12,16 +12,9 @@ mod crashes;
 mod fuzz;
 mod steps;
 mod tidy;
+mod usage;
 
-const USAGE: &str = "\
-usage: cargo xtask test [--only STEP[,STEP]]   run the steps in order, stop at the first that fails
-       cargo xtask tidy                        check the rules of the source tree
-       cargo xtask circles                     print the files of each crate that import each other
-       cargo xtask crashes [--crate log|store|doc] [--count N] [--seed S]
-                                               try N power losses (1,000,000), from seed S (0) on
-       cargo xtask fuzz [--target NAME] [--count N] [--seed S]
-                                               try N inputs (20,000,000) on what parses them
-steps: tidy, fmt, npm, pip, go-mod, build, clippy, doc, interop, interop-py, interop-go, test, bench";
+use usage::USAGE;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

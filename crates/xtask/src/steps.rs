@@ -26,6 +26,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use crate::usage::USAGE;
+
 /// Reading the tree and looking at each line.
 const TIDY_SECONDS_MAX: u64 = 30;
 /// Parsing and comparing, without a build.
@@ -163,7 +165,7 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), String> {
         let names: Vec<&str> = only.split(',').collect();
         let known: Vec<&str> = lanes.iter().flatten().map(|step| step.name).collect();
         if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
-            return Err(format!("no step is named {unknown:?}\n{}", crate::USAGE));
+            return Err(format!("no step is named {unknown:?}\n{USAGE}"));
         }
         for step in lanes.iter_mut().flatten() {
             step.after = step.after.filter(|needed| names.contains(needed));

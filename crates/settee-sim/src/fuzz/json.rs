@@ -1,6 +1,6 @@
 //! JSON for fuzzing: a generator of mostly valid texts, and an independent validator.
 
-use super::Source;
+use super::source::Source;
 
 /// Largest nesting depth of generated values.
 const DEPTH_MAX: usize = 5;
@@ -65,13 +65,30 @@ const PIECES: [&str; 24] = [
 
 const SPACES: [&str; 4] = [" ", "\n", "\t", "\r\n  "];
 
+impl Source<'_> {
+    /// Returns a JSON text of any kind. Its names and strings are often the target's words. Sometimes it is
+    /// slightly invalid.
+    pub fn json(&mut self) -> String {
+        let mut text = String::new();
+        write_value(self, 0, &mut text);
+        text
+    }
+
+    /// As [`Source::json`], but returns an object.
+    pub fn json_object(&mut self) -> String {
+        let mut text = String::new();
+        write_object(self, 0, &mut text);
+        text
+    }
+}
+
 fn space(source: &mut Source<'_>, out: &mut String) {
     if source.below(8) == 0 {
         out.push_str(source.pick(&SPACES));
     }
 }
 
-pub(super) fn write_value(source: &mut Source<'_>, depth: usize, out: &mut String) {
+fn write_value(source: &mut Source<'_>, depth: usize, out: &mut String) {
     space(source, out);
     match source.below(if depth < DEPTH_MAX { 10 } else { 7 }) {
         0 => out.push_str(source.pick(&["null", "true", "false"])),
@@ -94,7 +111,7 @@ fn write_array(source: &mut Source<'_>, depth: usize, out: &mut String) {
     out.push(']');
 }
 
-pub(super) fn write_object(source: &mut Source<'_>, depth: usize, out: &mut String) {
+fn write_object(source: &mut Source<'_>, depth: usize, out: &mut String) {
     out.push('{');
     for index in 0..source.below(5) {
         if index > 0 {

@@ -1,6 +1,6 @@
 //! Mutations of an input: some are blind, some use knowledge of the input's syntax.
 
-use super::{INPUT_BYTES_MAX, Source, Target};
+use super::source::{INPUT_BYTES_MAX, Source};
 
 /// Most mutations of one input.
 const MUTATION_COUNT_MAX: usize = 6;
@@ -27,17 +27,17 @@ const NUMBERS: [&str; 12] = [
     "-0",
 ];
 
-/// Mutates an input in some places.
-pub(super) fn mutate(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
+/// Mutates an input in some places. Some mutations join it with an input of `corpus`.
+pub(super) fn mutate(input: &mut Vec<u8>, corpus: &[&[u8]], source: &mut Source<'_>) {
     // Few mutations, so that most of the input stays valid.
     let count = 1 + source.below(MUTATION_COUNT_MAX).min(source.below(MUTATION_COUNT_MAX));
     for _ in 0..count {
-        mutate_once(input, target, source);
+        mutate_once(input, corpus, source);
         input.truncate(INPUT_BYTES_MAX);
     }
 }
 
-fn mutate_once(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
+fn mutate_once(input: &mut Vec<u8>, corpus: &[&[u8]], source: &mut Source<'_>) {
     if input.is_empty() {
         input.extend_from_slice(source.word().as_bytes());
         return;
@@ -70,7 +70,7 @@ fn mutate_once(input: &mut Vec<u8>, target: &Target, source: &mut Source<'_>) {
         9 => input.truncate(at),
         10 | 11 => {
             // Joins the front of this input and the end of another.
-            let other = source.pick(target.corpus);
+            let other = source.pick(corpus);
             input.truncate(at);
             input.extend_from_slice(&other[source.below(other.len() + 1)..]);
         }

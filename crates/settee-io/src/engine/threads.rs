@@ -28,10 +28,10 @@ use std::thread;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::engine::{
-    Descriptor, Engine, Entry, FileIdentity, OpenMode, Operation, Outcome, Request, SyncFailed,
-};
-use crate::{AlignedBuffer, Alignment, Descriptors};
+use crate::engine::descriptors::Descriptors;
+use crate::engine::operation::{Descriptor, Entry, FileIdentity, OpenMode, Operation, Outcome, SyncFailed};
+use crate::engine::request::{Engine, Request};
+use crate::{AlignedBuffer, Alignment};
 
 /// Assumed alignment for direct I/O, in bytes, if the kernel doesn't report it.
 const UNKNOWN_ALIGNMENT: u32 = 4096;

@@ -5,6 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::ALIGNMENT_MAX;
 
 /// Offset after the last byte of the values, rounded out by the largest alignment.
 const END: usize = 4_096 + 64;

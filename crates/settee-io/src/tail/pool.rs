@@ -1,4 +1,4 @@
-//! A pool of memory for buffers, with one limit for all its users.
+//! A pool of memory for buffers, with one limit for all its users. `tail.rs` makes buffers of the memory.
 //!
 //! A pool's bytes are either leased, as buffers or as reservations for memory that others allocate, or kept:
 //! buffers that were returned and wait for their next use. A request for more bytes than are free waits in a
@@ -25,8 +25,8 @@ use std::task::{Context, Poll, Waker};
 use tokio::sync::watch;
 
 use crate::Error;
+use crate::tail::memory::{Memory, TAIL_ALIGNMENT};
 use crate::tail::sync::{Mutex, MutexGuard};
-use crate::tail::{Memory, TAIL_ALIGNMENT, TailBuffer};
 
 /// Smallest buffer, in bytes.
 pub const BUFFER_SIZE_MIN: usize = 64 << 10;
@@ -98,26 +98,6 @@ impl BufferPool {
         }
     }
 
-    /// Returns a buffer of [`BufferPool::buffer_size`] of `capacity`, or `None` if too few bytes are free or
-    /// other requests wait. Fresh memory is zeroed, which takes time; reused memory is not.
-    pub fn try_take(self: &Arc<Self>, capacity: usize) -> Option<TailBuffer> {
-        let request = LeaseRequest::Buffer(Self::buffer_size(capacity)?);
-        let grant = self.lock().grant_now(request)?;
-        Some(self.buffer(request, grant))
-    }
-
-    /// Waits for a buffer as of [`BufferPool::try_take`]; first come, first served. Cancel-safe: a dropped
-    /// future leaves the queue, and returns a buffer that it was granted.
-    ///
-    /// # Panics
-    /// If the buffer would exceed the pool's limit.
-    pub async fn take(self: &Arc<Self>, capacity: usize) -> TailBuffer {
-        let bytes = Self::buffer_size(capacity).unwrap_or(usize::MAX);
-        let request = LeaseRequest::Buffer(bytes);
-        let grant = self.acquire(request).await;
-        self.buffer(request, grant)
-    }
-
     /// Reserves `bytes` for memory that the caller allocates, or returns `None` if too few bytes are free or
     /// other requests wait.
     pub fn try_reserve(self: &Arc<Self>, bytes: usize) -> Option<Reservation> {
@@ -160,8 +140,23 @@ impl BufferPool {
         }
     }
 
+    /// Leases memory of `bytes`, a result of [`BufferPool::buffer_size`], or returns `None` if too few bytes
+    /// are free or other requests wait. [`BufferPool::return_memory`] ends the lease.
+    pub(super) fn try_lease_memory(&self, bytes: usize) -> Option<Memory> {
+        let grant = self.lock().grant_now(LeaseRequest::Buffer(bytes))?;
+        Some(grant.into_memory(bytes))
+    }
+
+    /// Waits for memory as of [`BufferPool::try_lease_memory`]; first come, first served.
+    ///
+    /// # Panics
+    /// If `bytes` exceeds the pool's limit.
+    pub(super) async fn lease_memory(&self, bytes: usize) -> Memory {
+        self.acquire(LeaseRequest::Buffer(bytes)).await.into_memory(bytes)
+    }
+
     /// Ends the lease of `memory` and keeps it for its next use.
-    pub(crate) fn return_memory(&self, memory: Memory) {
+    pub(super) fn return_memory(&self, memory: Memory) {
         let request = LeaseRequest::Buffer(memory.capacity());
         self.end_lease(request, Grant(Some(memory)));
     }
@@ -178,11 +173,6 @@ impl BufferPool {
         let bytes = request.bytes();
         assert!(bytes <= self.bytes_max, "{bytes} bytes of a pool of {}", self.bytes_max);
         Acquire { pool: self, request, number: None }
-    }
-
-    fn buffer(self: &Arc<Self>, request: LeaseRequest, grant: Grant) -> TailBuffer {
-        let memory = grant.0.unwrap_or_else(|| Memory::new(request.bytes()));
-        TailBuffer::new(memory, self.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
@@ -269,6 +259,13 @@ impl LeaseRequest {
 
 /// A granted lease. Holds memory if a kept buffer has the requested size.
 struct Grant(Option<Memory>);
+
+impl Grant {
+    /// Returns the kept memory, or fresh memory of `bytes`.
+    fn into_memory(self, bytes: usize) -> Memory {
+        self.0.unwrap_or_else(|| Memory::new(bytes))
+    }
+}
 
 struct PoolState {
     bytes_max: usize,

@@ -26,12 +26,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes};
 
-use crate::engine::{Completion, Operation, OperationKind, Outcome, Request, SyncFailed};
-use crate::file::FileShared;
+use crate::engine::operation::{Operation, OperationKind, Outcome, SyncFailed};
+use crate::engine::request::{Completion, Request};
+use crate::file::open::OpenFile;
 use crate::{AlignedBuffer, Alignment, Error, Result};
 
 /// Most bytes that a direct write copies at once if the caller's memory isn't aligned.
 const COPY_SIZE_MAX: usize = 1 << 20;
+
+/// The part of a handle that it shares with its in-flight writes, which may outlive it.
+pub(crate) struct FileShared {
+    pub(crate) file: OpenFile,
+    pub(crate) gate: WriteGate,
+}
 
 /// Called with the result of a write.
 pub(crate) type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -48,7 +55,7 @@ pub(crate) struct PendingWrite {
 impl PendingWrite {
     /// Submits the write, or queues it at the gate. `buffer` must not be empty.
     pub(crate) fn begin(self) {
-        let direct = self.shared.direct_for(self.offset, self.buffer.len());
+        let direct = self.shared.file.direct_for(self.offset, self.buffer.len());
         let shared = self.shared.clone();
         if let Some(write) = shared.gate.enter(direct.is_some(), self) {
             write.submit(direct);
@@ -56,16 +63,16 @@ impl PendingWrite {
     }
 
     fn submit(self, direct: Option<Alignment>) {
-        let operation = next_write(&self.shared, self.offset, &self.buffer, self.sync, direct);
+        let operation = next_write(&self.shared.file, self.offset, &self.buffer, self.sync, direct);
         let shared = self.shared.clone();
         let completion = Completion::call(move |result| self.finish_request(direct, result));
-        shared.engine.submit(Request { operation, completion });
+        shared.file.engine.submit(Request { operation, completion });
     }
 
     /// Continues or ends the write, and admits waiting writes.
     fn finish_request(mut self, direct: Option<Alignment>, result: io::Result<Outcome>) {
         let shared = self.shared.clone();
-        let result = advance(&shared, &mut self.offset, &mut self.buffer, direct, result);
+        let result = advance(&shared.file, &mut self.offset, &mut self.buffer, direct, result);
         if result.is_ok() && !self.buffer.is_empty() {
             shared.gate.lock().waiting.push_front(self);
             return shared.gate.leave();
@@ -80,14 +87,14 @@ impl PendingWrite {
 
 /// Returns the next request of a write.
 fn next_write(
-    shared: &FileShared,
+    file: &OpenFile,
     offset: u64,
     buffer: &Bytes,
     sync: bool,
     direct: Option<Alignment>,
 ) -> Operation {
     let Some(alignment) = direct else {
-        return Operation::Write { file: shared.descriptor.clone(), offset, buffer: buffer.clone(), sync };
+        return Operation::Write { file: file.descriptor.clone(), offset, buffer: buffer.clone(), sync };
     };
     let part = if buffer.as_ptr().addr().is_multiple_of(alignment.bytes()) {
         buffer.clone()
@@ -99,12 +106,12 @@ fn next_write(
     };
     // The sync of the last part covers the earlier ones.
     let sync = sync && part.len() == buffer.len();
-    Operation::Write { file: shared.direct_descriptor(), offset, buffer: part, sync }
+    Operation::Write { file: file.direct_descriptor(), offset, buffer: part, sync }
 }
 
 /// Removes the written bytes from the front of the buffer.
 fn advance(
-    shared: &FileShared,
+    file: &OpenFile,
     offset: &mut u64,
     buffer: &mut Bytes,
     direct: Option<Alignment>,
@@ -114,14 +121,14 @@ fn advance(
         Ok(Outcome::Count(count)) => usize::try_from(count).expect("no more than the buffer's length"),
         Ok(_) => unreachable!("write returns a count"),
         Err(error) => match error.downcast::<SyncFailed>() {
-            Ok(SyncFailed(error)) => return Err(Error::io(OperationKind::Sync, &shared.path, error)),
-            Err(error) if direct.is_some() && shared.is_refusal(&error) => return Ok(()),
-            Err(error) => return Err(Error::io(OperationKind::Write, &shared.path, error)),
+            Ok(SyncFailed(error)) => return Err(Error::io(OperationKind::Sync, &file.path, error)),
+            Err(error) if direct.is_some() && file.is_refusal(&error) => return Ok(()),
+            Err(error) => return Err(Error::io(OperationKind::Write, &file.path, error)),
         },
     };
     if count == 0 {
         let source = io::Error::from(io::ErrorKind::WriteZero);
-        return Err(Error::io(OperationKind::Write, &shared.path, source));
+        return Err(Error::io(OperationKind::Write, &file.path, source));
     }
     buffer.advance(count);
     *offset += count as u64;
@@ -137,16 +144,16 @@ pub(crate) fn write_blocking(
     sync: bool,
 ) -> Result<()> {
     while !buffer.is_empty() {
-        let direct = shared.direct_for(offset, buffer.len());
+        let direct = shared.file.direct_for(offset, buffer.len());
         if !shared.gate.try_enter(direct.is_some()) {
             let (sender, receiver) = std::sync::mpsc::sync_channel(1);
             let done: Done = Box::new(move |result| drop(sender.send(result)));
             PendingWrite { shared: shared.clone(), offset, buffer, sync, done }.begin();
-            return receiver.recv().unwrap_or_else(|_| Err(shared.stopped(OperationKind::Write)));
+            return receiver.recv().unwrap_or_else(|_| Err(shared.file.stopped(OperationKind::Write)));
         }
-        let result = shared.engine.run(next_write(shared, offset, &buffer, sync, direct));
+        let result = shared.file.engine.run(next_write(&shared.file, offset, &buffer, sync, direct));
         shared.gate.leave();
-        advance(shared, &mut offset, &mut buffer, direct, result)?;
+        advance(&shared.file, &mut offset, &mut buffer, direct, result)?;
     }
     Ok(())
 }
@@ -211,7 +218,7 @@ impl WriteGate {
         }
         state.is_admitting = true;
         while let Some(first) = state.waiting.front() {
-            let direct = first.shared.direct_for(first.offset, first.buffer.len());
+            let direct = first.shared.file.direct_for(first.offset, first.buffer.len());
             if !state.admits(direct.is_some()) {
                 break;
             }

@@ -14,6 +14,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::TailBuffer;
 
 /// Four of the smallest buffers.
 const BYTES_MAX: usize = 4 * BUFFER_SIZE_MIN;

@@ -10,9 +10,9 @@ use std::io;
 
 use bytes::{Buf, Bytes};
 
-use crate::engine::{Descriptor, Operation, OperationKind, Outcome};
-use crate::file::FileShared;
-use crate::threads::read_cached;
+use crate::engine::operation::{Descriptor, Operation, OperationKind, Outcome};
+use crate::engine::threads::read_cached;
+use crate::file::open::OpenFile;
 use crate::{AlignedBuffer, Alignment, Error, OFFSET_MAX, Result};
 
 /// Most bytes that one request reads. A longer read issues several, so its memory is bounded by the size of
@@ -46,14 +46,14 @@ pub(crate) struct RequestRange {
 /// Reads the part at the front of the range that the page cache holds; nothing in direct mode. Fewer bytes,
 /// or none after an error, say nothing about the medium.
 #[inline(always)]
-pub(crate) fn read_in_place(shared: &FileShared, offset: u64, length: usize) -> Bytes {
-    if length == 0 || shared.direct().is_some() {
+pub(crate) fn read_in_place(file: &OpenFile, offset: u64, length: usize) -> Bytes {
+    if length == 0 || file.direct().is_some() {
         return Bytes::new();
     }
     let mut buffer = AlignedBuffer::new(length.min(REQUEST_SIZE_MAX), Alignment::ONE);
-    let found = match &*shared.descriptor {
-        Descriptor::System(file) => shared.reads_in_place && read_cached(file, offset, &mut buffer),
-        other => matches!(shared.engine.read_cached(other, offset, &mut buffer), Some(Ok(()))),
+    let found = match &*file.descriptor {
+        Descriptor::System(system) => file.reads_in_place && read_cached(system, offset, &mut buffer),
+        other => matches!(file.engine.read_cached(other, offset, &mut buffer), Some(Ok(()))),
     };
     if found { buffer.into() } else { Bytes::new() }
 }
@@ -78,22 +78,22 @@ impl PendingRead {
     }
 
     /// Returns the next request, and the range that it is for.
-    pub(crate) fn next(&mut self, shared: &FileShared) -> (RequestRange, Operation) {
+    pub(crate) fn next(&mut self, file: &OpenFile) -> (RequestRange, Operation) {
         let offset = self.offset.saturating_add(self.found().len() as u64);
         let length = (self.length - self.found().len()).min(REQUEST_SIZE_MAX);
-        let direct = shared.direct().filter(|_| !self.buffered);
+        let direct = file.direct().filter(|_| !self.buffered);
         if let Some(alignment) = direct
             && offset.checked_add(length as u64).is_some_and(|end| end <= OFFSET_MAX)
         {
             let start = alignment.down(offset);
             let head = (offset - start) as usize;
             let buffer = AlignedBuffer::new(head + length, alignment);
-            let operation = Operation::Read { file: shared.direct_descriptor(), offset: start, buffer };
+            let operation = Operation::Read { file: file.direct_descriptor(), offset: start, buffer };
             return (RequestRange { head, length, direct }, operation);
         }
         let part = RequestRange { head: 0, length, direct: None };
         let buffer = AlignedBuffer::new(length, Alignment::ONE);
-        (part, Operation::Read { file: shared.descriptor.clone(), offset, buffer })
+        (part, Operation::Read { file: file.descriptor.clone(), offset, buffer })
     }
 
     /// Adds the bytes that the request found.
@@ -102,15 +102,15 @@ impl PendingRead {
     /// The system's error.
     pub(crate) fn finish_request(
         &mut self,
-        shared: &FileShared,
+        file: &OpenFile,
         part: RequestRange,
         result: io::Result<Outcome>,
     ) -> Result<()> {
         match result {
             Ok(Outcome::Read { buffer }) => self.add(part, buffer),
             Ok(_) => unreachable!("read returns a buffer"),
-            Err(error) if part.direct.is_some() && shared.is_refusal(&error) => self.buffered = true,
-            Err(error) => return Err(Error::io(OperationKind::Read, &shared.path, error)),
+            Err(error) if part.direct.is_some() && file.is_refusal(&error) => self.buffered = true,
+            Err(error) => return Err(Error::io(OperationKind::Read, &file.path, error)),
         }
         Ok(())
     }

@@ -24,14 +24,10 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use crate::{ALIGNMENT_MAX, Alignment};
+use crate::{Alignment, OFFSET_MAX};
 
 /// Default maximum size of a device read, in bytes.
 pub const READ_SIZE_MAX: usize = 128 << 10;
-
-/// Largest offset at which a file can end. A value beyond it is past the end of any file, and an offset up to
-/// it can be rounded up to any alignment within the system's range (`off_t`).
-pub const OFFSET_MAX: u64 = i64::MAX as u64 & !(ALIGNMENT_MAX as u64 - 1);
 
 /// A value to read: `length` bytes at `offset`, with a tag of the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

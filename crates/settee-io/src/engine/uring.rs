@@ -41,9 +41,10 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use crate::Descriptors;
-use crate::engine::{Completion, Descriptor, Engine, Operation, Outcome, Request, SyncFailed};
-use crate::threads::{ThreadEngine, system};
+use crate::engine::descriptors::Descriptors;
+use crate::engine::operation::{Descriptor, Operation, Outcome, SyncFailed};
+use crate::engine::request::{Completion, Engine, Request};
+use crate::engine::threads::{ThreadEngine, system};
 
 /// Most entries of a ring. The kernel's own limit is 32,768.
 const ENTRY_COUNT_MAX: u32 = 4096;
