@@ -91,7 +91,6 @@ impl Stats {
 /// Adds the counters; gauges end with their log.
 pub(crate) fn add_counters(sum: &mut DatabaseStats, of: &DatabaseStats) {
     sum.log.batch_count += of.log.batch_count;
-    sum.log.extent_count += of.log.extent_count;
     sum.log.write_count += of.log.write_count;
     sum.log.written_bytes += of.log.written_bytes;
     sum.log.sync_count += of.log.sync_count;

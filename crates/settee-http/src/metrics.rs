@@ -287,7 +287,6 @@ impl Collector for EngineMetrics {
         gauge(out, "buffer_pool_waiting", "Number of waiters for buffers", buffers.waiting_count as u64)?;
 
         counter(out, "log_batches", "Batches accepted by all logs", log.batch_count)?;
-        counter(out, "log_extents", "Extents accepted by all logs", log.extent_count)?;
         counter(out, "log_writes", "Writes handed to the system", log.write_count)?;
         counter(out, "log_written_bytes", "Bytes written", log.written_bytes)?;
         counter(out, "log_syncs", "Syncs that carried a group of batches", log.sync_count)?;

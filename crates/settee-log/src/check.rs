@@ -95,7 +95,7 @@ fn head_of(header: &SegmentHeader) -> SegmentHead {
 /// unused bytes are zeros where they must be. `end` is where its frames end, if known; the last segment of a
 /// log ends where its frames do. `log_id` is that of the log, for a segment whose header is damaged.
 /// `expected_seq` is a record that the log is known to have contained: a last segment that ends before it is
-/// damaged. Calls `visit` with every record, extents included, in the order of the file, and whether it is
+/// damaged. Calls `visit` with every record, in the order of the file, and whether it is
 /// sound; the content of an unsound one can't be trusted.
 ///
 /// # Errors

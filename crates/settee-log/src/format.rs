@@ -1,6 +1,6 @@
 //! The bytes of a segment: its header, frames, and the records in them.
 //!
-//! A segment is a header followed by frames; each frame is a batch of records, or one extent. A frame's
+//! A segment is a header followed by frames; each frame is a batch of records. A frame's
 //! checksum covers its header and its records' checksums, and a record's checksum covers the record: each
 //! byte is hashed once, a record read by its position can be verified alone, and a frame is whole only with
 //! all of its records. A record is hashed when the batch is built; its `Seq`, which is known only when it is
@@ -32,12 +32,10 @@ pub(crate) use batch::FrameSink;
 pub use batch::{Batch, Value};
 pub(crate) use checksum::{FrameSeed, xxh3_64};
 pub use flags::Flags;
-pub(crate) use frame::{Frame, FrameHeader, FrameKind};
+pub(crate) use frame::{Frame, FrameHeader};
 pub use record::{Record, RecordRef};
 pub(crate) use segment_header::{HeaderError, SegmentHeader};
-pub use sizes::{
-    BATCH_SIZE_MAX, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, KEY_SIZE_MAX, META_SIZE_MAX, SEGMENT_BYTES_LIMIT,
-};
+pub use sizes::{BATCH_SIZE_MAX, KEY_SIZE_MAX, META_SIZE_MAX, SEGMENT_BYTES_LIMIT};
 pub(crate) use sizes::{
     FORMAT_VERSION, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE,
     SYNC_ALIGNMENT,

@@ -42,8 +42,7 @@ pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 #[cfg(feature = "failpoints")]
 pub use failpoints::Failpoint;
 pub use format::{
-    BATCH_SIZE_MAX, Batch, EXTENT_COUNT_MAX, EXTENT_SIZE_MAX, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record,
-    RecordRef, SEGMENT_BYTES_LIMIT, Value,
+    BATCH_SIZE_MAX, Batch, Flags, KEY_SIZE_MAX, META_SIZE_MAX, Record, RecordRef, SEGMENT_BYTES_LIMIT, Value,
 };
 pub use log::Log;
 pub use log::many::read_policy;

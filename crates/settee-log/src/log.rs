@@ -14,11 +14,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::error::{AppendError, Stopped};
-use crate::format::{Batch, EXTENT_SIZE_MAX, FrameKind};
+use crate::format::Batch;
 use crate::shared::Shared;
 use crate::state::{AppendBlocked, Placement, SpaceRequest};
 use crate::types::{Appended, Location, LogStats, Seq, Stage};
@@ -52,23 +51,8 @@ impl Log {
     /// # Panics
     /// If the batch has no records.
     pub async fn append(&self, batch: &Batch, stage: Stage) -> Result<Appended, AppendError> {
-        let placed = self.place(batch, FrameKind::Batch, stage).await?;
+        let placed = self.place(batch, stage).await?;
         Ok(appended(batch, &placed))
-    }
-
-    /// Accepts an extent: up to [`EXTENT_SIZE_MAX`] bytes without a `Seq`, to which a later batch refers
-    /// ([`Batch::push_extents`]). It is persisted with that batch at the latest; until then recovery may lose
-    /// it.
-    ///
-    /// # Errors
-    /// As [`Log::append`].
-    pub async fn append_extent(&self, value: Bytes) -> Result<Location, AppendError> {
-        if value.len() > EXTENT_SIZE_MAX {
-            return Err(AppendError::TooLarge { size: value.len(), max: EXTENT_SIZE_MAX });
-        }
-        let extent = Batch::extent(value);
-        let placed = self.place(&extent, FrameKind::Extent, Stage::Accepted).await?;
-        Ok(locations(&extent, &placed)[0])
     }
 
     /// Appends a batch and returns once it is persisted, in the caller's thread: if no other thread is
@@ -84,7 +68,7 @@ impl Log {
         self.check(batch)?;
         let mut buffer = None;
         let placed = loop {
-            let placed = self.shared.try_place(batch, FrameKind::Batch, Stage::Persisted, &mut buffer)?;
+            let placed = self.shared.try_place(batch, Stage::Persisted, &mut buffer)?;
             match placed {
                 Ok(placed) => break placed,
                 Err(blocked) => {
@@ -113,11 +97,11 @@ impl Log {
         }
     }
 
-    async fn place(&self, batch: &Batch, kind: FrameKind, stage: Stage) -> Result<Placement, AppendError> {
+    async fn place(&self, batch: &Batch, stage: Stage) -> Result<Placement, AppendError> {
         self.check(batch)?;
         let mut buffer = None;
         loop {
-            match self.shared.try_place(batch, kind, stage, &mut buffer)? {
+            match self.shared.try_place(batch, stage, &mut buffer)? {
                 Ok(placed) => {
                     self.shared.submit_ready();
                     return Ok(placed);
@@ -250,7 +234,6 @@ impl Shared {
     fn try_place(
         self: &Arc<Self>,
         batch: &Batch,
-        kind: FrameKind,
         stage: Stage,
         buffer: &mut Option<settee_io::TailBuffer>,
     ) -> Result<Result<Placement, AppendBlocked>, Stopped> {
@@ -258,7 +241,7 @@ impl Shared {
         if let Some(stopped) = &state.stopped {
             return Err(stopped.clone());
         }
-        let placed = state.accept(batch, kind, buffer);
+        let placed = state.accept(batch, buffer);
         self.publish(&mut state);
         if placed.is_ok() {
             match stage {

@@ -32,8 +32,8 @@ use settee_io::{Env, directory};
 use crate::error::OpenError;
 use crate::failpoints::Failpoint;
 use crate::format::{
-    Frame, FrameKind, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
-    Tail, next_frame,
+    Frame, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader, Tail,
+    next_frame,
 };
 use crate::options::LogOptions;
 use crate::read_view::{FileMap, FileSlot};
@@ -343,7 +343,7 @@ impl Recovered {
                 settee_io::yield_now().await;
                 yield_at = start + YIELD_BYTES;
             }
-            for (offset, record) in frame.records().filter(|_| frame.header.kind == FrameKind::Batch) {
+            for (offset, record) in frame.records() {
                 let location = Location {
                     segment: header.segment,
                     offset: (start + offset) as u32,

@@ -46,8 +46,6 @@ pub struct Appended {
 pub struct LogStats {
     /// Accepted batches.
     pub batch_count: u64,
-    /// Accepted extents.
-    pub extent_count: u64,
     /// Completed writes.
     pub write_count: u64,
     /// Bytes written.

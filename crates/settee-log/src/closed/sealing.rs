@@ -180,10 +180,8 @@ async fn index_of_segment(
 ) -> Result<(SegmentIndexBuilder, Tail), settee_io::Error> {
     let mut builder = SegmentIndexBuilder::new(header.segment, header.epoch);
     let push = |location: Location, record: RecordRef<'_>| {
-        if !record.is_extent() {
-            let RecordRef { seq, flags, key, meta, .. } = record;
-            builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
-        }
+        let RecordRef { seq, flags, key, meta, .. } = record;
+        builder.push(EntryRef { seq, flags, key, meta, location }, record.checksum());
     };
     let tail = walk(file, header, checksum, end, push).await?;
     Ok((builder, tail))

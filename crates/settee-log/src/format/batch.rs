@@ -6,14 +6,12 @@ use bytes::Bytes;
 
 use super::checksum::{record_checksum, record_hash, xxh3_64};
 use super::flags::Flags;
-use super::frame::{FrameHeader, FrameKind};
+use super::frame::FrameHeader;
 use super::integers::u16_at;
-use super::record::{LOCATION_SIZE, PLACE_SIZE};
+use super::record::PLACE_SIZE;
 use super::sizes::{
-    EXTENT_COUNT_MAX, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, KEY_SIZE_MAX, META_SIZE_MAX, RECORD_HEADER_SIZE,
-    frame_size,
+    FRAME_ALIGNMENT, FRAME_HEADER_SIZE, KEY_SIZE_MAX, META_SIZE_MAX, RECORD_HEADER_SIZE, frame_size,
 };
-use crate::types::Location;
 
 /// Bytes reserved for a batch's first record, so that a few small records need no second allocation.
 const FIRST_CAPACITY: usize = 512;
@@ -103,27 +101,6 @@ impl Batch {
         } else {
             self.push_record(flags, key, meta, &[], Some(bytes), hash);
         }
-    }
-
-    /// Adds a record whose value is the concatenation of the extents' values. The extents are as durable as
-    /// the record, since they were appended before it.
-    ///
-    /// # Panics
-    /// As [`Batch::push`], and if there are more than [`EXTENT_COUNT_MAX`] extents.
-    pub fn push_extents(&mut self, flags: Flags, key: &[u8], meta: &[u8], extents: &[Location]) {
-        assert!(extents.len() <= EXTENT_COUNT_MAX, "{} extents", extents.len());
-        let mut list = Vec::with_capacity(extents.len() * LOCATION_SIZE);
-        for number in extents.iter().flat_map(|at| [at.segment, at.offset, at.length]) {
-            list.extend_from_slice(&number.to_le_bytes());
-        }
-        self.push_bytes(flags.with(Flags::EXTENTS), key, meta, list.into());
-    }
-
-    /// A batch that is one extent.
-    pub(crate) fn extent(value: Bytes) -> Batch {
-        let mut batch = Batch::new();
-        batch.push_bytes(Flags::EXTENT, &[], &[], value);
-        batch
     }
 
     fn push_record(
@@ -232,10 +209,7 @@ impl Batch {
     pub(crate) fn write_frame(&self, mut header: FrameHeader, sink: &mut impl FrameSink) -> u64 {
         header.length = self.size as u32;
         header.record_count = self.len() as u32;
-        let seq_at = |index: usize| match header.kind {
-            FrameKind::Batch => header.first_seq + index as u64,
-            FrameKind::Extent => 0,
-        };
+        let seq_at = |index: usize| header.first_seq + index as u64;
         let checksum_at = |index: usize| record_checksum(self.parts[index].hash, seq_at(index));
         let (bytes, checksum) = header.encode((0..self.len()).map(checksum_at));
         sink.copy(&bytes);

@@ -10,14 +10,10 @@ impl Flags {
     pub const TOMBSTONE: Flags = Flags(1);
     /// The record is in the seq index, from which the feed of changes is read.
     pub const IN_SEQ_INDEX: Flags = Flags(2);
-    /// The value is a list of extents: see [`crate::Batch::push_extents`].
-    pub const EXTENTS: Flags = Flags(4);
-    /// The record is an extent, which has no `Seq`.
-    pub(super) const EXTENT: Flags = Flags(8);
     /// The value is a merge operand, to be combined with the key's older values.
     pub const OPERAND: Flags = Flags(16);
     /// All flags that this version knows.
-    pub(super) const KNOWN: u32 = 31;
+    pub(super) const KNOWN: u32 = 1 | 2 | 16;
 
     /// No flag.
     pub const fn none() -> Flags {

@@ -1,32 +1,22 @@
-//! Frames: a header, and the records of one batch, or one extent.
+//! Frames: a header, and the records of one batch.
 
 use super::checksum::{FrameSeed, frame_checksum};
-use super::flags::Flags;
 use super::integers::{u16_at, u32_at, u64_at};
 use super::record::RecordRef;
 use super::sizes::{FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, frame_size};
-use crate::types::Seq;
 
-/// The content of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum FrameKind {
-    /// Records with consecutive `Seq`s, atomic.
-    Batch = 1,
-    /// One record without a `Seq`, unreferenced until a batch refers to it.
-    Extent = 2,
-}
+/// The kind of a frame that has the records of one batch: the only one.
+const BATCH_KIND: u8 = 1;
 
 /// A frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub seed: FrameSeed,
-    pub kind: FrameKind,
     /// Size of the records after the header in bytes, without padding.
     pub length: u32,
     pub segment: u32,
     pub epoch: u32,
-    /// The `Seq` of the first record here, or of the next one to come.
+    /// The `Seq` of the first record; the others follow consecutively.
     pub first_seq: u64,
     pub record_count: u32,
     /// Offset up to which the segment was persisted when this frame was appended.
@@ -43,10 +33,7 @@ impl FrameHeader {
 
     /// The `Seq` of the first record after this frame.
     pub(crate) fn next_seq(&self) -> u64 {
-        match self.kind {
-            FrameKind::Batch => self.first_seq + u64::from(self.record_count),
-            FrameKind::Extent => self.first_seq,
-        }
+        self.first_seq + u64::from(self.record_count)
     }
 
     /// The header's bytes, with the checksum over them and the records' checksums.
@@ -56,7 +43,7 @@ impl FrameHeader {
     ) -> ([u8; FRAME_HEADER_SIZE], u64) {
         let mut bytes = [0; FRAME_HEADER_SIZE];
         bytes[..2].copy_from_slice(&self.seed.magic());
-        bytes[2] = self.kind as u8;
+        bytes[2] = BATCH_KIND;
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.segment.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.epoch.to_le_bytes());
@@ -72,17 +59,11 @@ impl FrameHeader {
     /// Decodes the header at the start of `bytes` if it may be one; its checksum isn't verified.
     pub(crate) fn decode(bytes: &[u8], seed: FrameSeed) -> Option<FrameHeader> {
         let head = bytes.get(..FRAME_HEADER_SIZE)?;
-        if head[..2] != seed.magic() || head[3] != 0 {
+        if head[..2] != seed.magic() || head[2] != BATCH_KIND || head[3] != 0 {
             return None;
         }
-        let kind = match head[2] {
-            1 => FrameKind::Batch,
-            2 => FrameKind::Extent,
-            _ => return None,
-        };
         let header = FrameHeader {
             seed,
-            kind,
             length: u32_at(head, 4),
             segment: u32_at(head, 8),
             epoch: u32_at(head, 12),
@@ -91,10 +72,7 @@ impl FrameHeader {
             persisted: u32_at(head, 28),
             previous: u64_at(head, 32),
         };
-        let count_max = match kind {
-            FrameKind::Batch => header.length as usize / RECORD_HEADER_SIZE,
-            FrameKind::Extent => 1,
-        };
+        let count_max = header.length as usize / RECORD_HEADER_SIZE;
         (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
     }
 
@@ -110,11 +88,7 @@ impl FrameHeader {
 
     /// Whether the record may be the frame's record at `index`.
     fn accepts(&self, record: &RecordRef<'_>, index: usize) -> bool {
-        let is_extent = record.flags.has(Flags::EXTENT);
-        match self.kind {
-            FrameKind::Batch => !is_extent && self.first_seq.checked_add(index as u64) == Some(record.seq.0),
-            FrameKind::Extent => is_extent && record.seq == Seq(0),
-        }
+        self.first_seq.checked_add(index as u64) == Some(record.seq.0)
     }
 }
 

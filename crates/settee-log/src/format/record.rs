@@ -8,10 +8,7 @@ use super::checksum::{record_checksum, record_hash, xxh3_64};
 use super::flags::Flags;
 use super::integers::{u16_at, u32_at, u64_at};
 use super::sizes::{KEY_SIZE_MAX, META_SIZE_MAX, RECORD_HEADER_SIZE};
-use crate::types::{Location, Seq};
-
-/// Size of a reference to an extent in bytes.
-pub(super) const LOCATION_SIZE: usize = 12;
+use crate::types::Seq;
 
 /// Bytes at the start of a record that are known only when it is appended: checksum and `Seq`.
 pub(super) const PLACE_SIZE: usize = 16;
@@ -41,11 +38,6 @@ impl<'a> RecordRef<'a> {
     /// Its stored checksum.
     pub fn checksum(&self) -> u64 {
         self.checksum
-    }
-
-    /// Whether it is an extent.
-    pub fn is_extent(&self) -> bool {
-        self.flags.has(Flags::EXTENT)
     }
 
     /// Decodes and verifies the record at the start of `bytes`. It takes [`RecordRef::size`] bytes; another
@@ -175,21 +167,5 @@ impl Record {
     /// The value; shares the record's bytes.
     pub fn value(&self) -> Bytes {
         self.bytes.slice(self.value.clone())
-    }
-
-    /// Locations of the value's extents, in order; `None` if the record contains the value itself.
-    pub fn extents(&self) -> Option<Vec<Location>> {
-        let list = &self.bytes[self.value.clone()];
-        let location = |bytes: &[u8]| Location {
-            segment: u32_at(bytes, 0),
-            offset: u32_at(bytes, 4),
-            length: u32_at(bytes, 8),
-        };
-        self.flags.has(Flags::EXTENTS).then(|| list.chunks_exact(LOCATION_SIZE).map(location).collect())
-    }
-
-    /// Whether it is an extent.
-    pub fn is_extent(&self) -> bool {
-        self.flags.has(Flags::EXTENT)
     }
 }

@@ -10,12 +10,6 @@ pub const KEY_SIZE_MAX: usize = 16 << 10;
 /// Largest meta in bytes.
 pub const META_SIZE_MAX: usize = 512;
 
-/// Largest extent in bytes.
-pub const EXTENT_SIZE_MAX: usize = 1 << 20;
-
-/// Largest number of extents to which one record refers.
-pub const EXTENT_COUNT_MAX: usize = 64 << 10;
-
 /// Upper bound of [`crate::LogOptions::segment_bytes_max`], since offsets have 32 bits.
 pub const SEGMENT_BYTES_LIMIT: u32 = 1 << 30;
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::segment_header::SEGMENT_HEADER_USED;
 use super::*;
-use crate::types::{Location, Seq};
+use crate::types::Seq;
 
 const LOG_ID: [u8; 16] = *b"0123456789abcdef";
 
@@ -19,7 +19,6 @@ fn seed() -> FrameSeed {
 fn header() -> FrameHeader {
     FrameHeader {
         seed: seed(),
-        kind: FrameKind::Batch,
         length: 0,
         segment: 3,
         epoch: 2,
@@ -187,32 +186,6 @@ fn no_flipped_bit_and_no_cut_passes_as_a_frame() {
     }
 }
 
-#[test]
-fn an_extent_has_no_seq_and_is_found_by_the_record_that_refers_to_it() {
-    let mut bytes = Vec::new();
-    let value = Bytes::from(vec![7; 5_000]);
-    let header = FrameHeader { kind: FrameKind::Extent, ..header() };
-    write(&Batch::extent(value.clone()), header, &mut bytes);
-    let frame = Frame::decode(&bytes, seed()).unwrap();
-    let (offset, record) = frame.records().next().unwrap();
-    assert_eq!((record.seq, record.value), (Seq(0), &value[..]));
-    assert_eq!((frame.header.next_seq(), offset), (7, FRAME_HEADER_SIZE));
-    // The same bytes with the kind of a batch are not a frame: an extent never counts as a commit.
-    bytes[2] = FrameKind::Batch as u8;
-    assert!(Frame::decode(&bytes, seed()).is_none());
-
-    let places =
-        [Location { segment: 1, offset: 512, length: 5_028 }, Location { segment: 2, offset: 8, length: 9 }];
-    let mut batch = Batch::new();
-    batch.push_extents(Flags::IN_SEQ_INDEX, b"key", b"", &places);
-    let mut bytes = Vec::new();
-    write(&batch, self::header(), &mut bytes);
-    let range = batch.ranges().next().unwrap();
-    let record = Record::decode(Bytes::from(bytes).slice(range.start as usize..range.end as usize)).unwrap();
-    assert_eq!(record.extents().unwrap(), places);
-    assert!(record.flags().has(Flags::IN_SEQ_INDEX));
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -282,7 +255,7 @@ fn records_that_lie_back_to_back_are_found_one_after_another() {
     while let Some((record, size)) = Record::decode_first(&rest) {
         let by_reference = RecordRef::decode(&rest).unwrap();
         assert_eq!((by_reference.size(), by_reference.checksum()), (size, record.checksum()));
-        assert_eq!((record.bytes().len(), record.is_extent()), (size, false));
+        assert_eq!(record.bytes().len(), size);
         copied.extend_from_slice(record.bytes());
         keys.push(record.key().to_vec());
         rest = rest.slice(size..);

@@ -47,7 +47,7 @@ impl Log {
         for (index, location) in locations.iter().enumerate() {
             match self.find(*location, Some(files)) {
                 Ok(RecordSource::Memory(bytes)) => {
-                    results[index] = Some(self.commit_in(*location, Ok(bytes)))
+                    results[index] = Some(self.decode_record(*location, Ok(bytes)))
                 }
                 Ok(RecordSource::File(file)) => {
                     let (_, indexes) =
@@ -69,21 +69,17 @@ impl Log {
         let values = join_all(reads).await;
         for ((_, indexes), values) in by_segment.values().zip(values) {
             for (index, value) in indexes.iter().zip(values) {
-                results[*index] = Some(self.commit_in(locations[*index], value));
+                results[*index] = Some(self.decode_record(locations[*index], value));
             }
         }
         results.into_iter().map(|result| result.expect("each was found or not")).collect()
     }
 
-    fn commit_in(
+    fn decode_record(
         &self,
         location: Location,
         bytes: Result<bytes::Bytes, settee_io::Error>,
     ) -> Result<Record, ReadError> {
-        let record = Record::decode(bytes?).map_err(|what| self.damaged(location, what))?;
-        match record.is_extent() {
-            true => Err(self.damaged(location, "it is an extent and no record")),
-            false => Ok(record),
-        }
+        Record::decode(bytes?).map_err(|what| self.damaged(location, what))
     }
 }

@@ -1,4 +1,4 @@
-//! Reading one record or extent: from memory if it isn't written yet, otherwise from its segment's file.
+//! Reading one record: from memory if it isn't written yet, otherwise from its segment's file.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Log {
     /// # Errors
     /// See [`ReadError`].
     pub async fn read(&self, location: Location) -> Result<Record, ReadError> {
-        self.read_commit(location, None).await
+        self.read_record(location, None).await
     }
 
     /// As [`Log::read`], but a record that isn't in memory is read from `files` if they include the segment.
@@ -35,43 +35,7 @@ impl Log {
     /// # Errors
     /// See [`ReadError`].
     pub async fn read_in(&self, files: &Files, location: Location) -> Result<Record, ReadError> {
-        self.read_commit(location, Some(files)).await
-    }
-
-    async fn read_commit(&self, location: Location, files: Option<&Files>) -> Result<Record, ReadError> {
-        let record = self.read_record(location, files).await?;
-        match record.is_extent() {
-            true => Err(self.damaged(location, "it is an extent and no record")),
-            false => Ok(record),
-        }
-    }
-
-    /// Reads the extent at `location`, as [`Log::read`] does a record.
-    ///
-    /// # Errors
-    /// See [`ReadError`].
-    pub async fn read_extent(&self, location: Location) -> Result<Bytes, ReadError> {
-        self.read_extent_record(location, None).await
-    }
-
-    /// Reads an extent as [`Log::read_in`] does a record.
-    ///
-    /// # Errors
-    /// See [`ReadError`].
-    pub async fn read_extent_in(&self, files: &Files, location: Location) -> Result<Bytes, ReadError> {
-        self.read_extent_record(location, Some(files)).await
-    }
-
-    async fn read_extent_record(
-        &self,
-        location: Location,
-        files: Option<&Files>,
-    ) -> Result<Bytes, ReadError> {
-        let record = self.read_record(location, files).await?;
-        match record.is_extent() {
-            true => Ok(record.value()),
-            false => Err(self.damaged(location, "it is a record and no extent")),
-        }
+        self.read_record(location, Some(files)).await
     }
 
     async fn read_record(&self, location: Location, files: Option<&Files>) -> Result<Record, ReadError> {

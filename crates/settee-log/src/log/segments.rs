@@ -20,9 +20,6 @@ impl Log {
     /// caller has their content elsewhere. Segments that hold only such records are removed some time after
     /// the next segment has begun, and are then not replayed; until their removal they may still be read and
     /// replayed.
-    ///
-    /// Extents are removed with the records before them: a caller that needs a record with extents must not
-    /// truncate the last record appended before those extents, nor any later one.
     pub fn truncate_before(&self, seq: Seq) {
         let mut state = self.shared.lock();
         let seq = seq.0.min(state.accepted.seq + 1);

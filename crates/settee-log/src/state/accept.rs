@@ -10,7 +10,7 @@ use super::LogState;
 use super::capacity::{fitting_bytes_max, reserve_bytes};
 use super::chunk::{Chunk, ChunkMemory};
 use super::placement::{AppendBlocked, Placement, SpaceRequest};
-use crate::format::{Batch, FrameHeader, FrameKind, FrameSink, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
+use crate::format::{Batch, FrameHeader, FrameSink, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
 use crate::watermark::Watermark;
 
 /// Writes a frame into the open buffer, which has enough capacity.
@@ -43,7 +43,6 @@ impl LogState {
     pub(crate) fn accept(
         &mut self,
         batch: &Batch,
-        kind: FrameKind,
         buffer: &mut Option<TailBuffer>,
     ) -> Result<Placement, AppendBlocked> {
         self.check_space(SpaceRequest::of(batch))?;
@@ -69,7 +68,6 @@ impl LogState {
         let persisted = if persisted.segment() == segment.number { persisted.offset() } else { 0 };
         let frame = FrameHeader {
             seed: segment.seed,
-            kind,
             length: 0,
             segment: segment.number,
             epoch: segment.epoch,
@@ -80,10 +78,7 @@ impl LogState {
         };
         let checksum = batch.write_frame(frame, &mut BufferSink { state: self, reservation });
         self.segment.as_mut().expect("check_space found a segment").checksum = checksum;
-        let seq = match kind {
-            FrameKind::Batch => self.accepted.seq + batch.len() as u64,
-            FrameKind::Extent => self.accepted.seq,
-        };
+        let seq = self.accepted.seq + batch.len() as u64;
         self.accepted = Watermark { seq, at: self.next };
         self.open.as_mut().expect("provide_buffer opened one").publish();
         self.chunks.back_mut().expect("provide_buffer opened one").end = self.next;
@@ -94,8 +89,7 @@ impl LogState {
         for chunk in self.chunks.iter_mut().rev().take_while(|chunk| chunk.end > at) {
             chunk.frame_end = self.next;
         }
-        self.stats.batch_count += u64::from(kind == FrameKind::Batch);
-        self.stats.extent_count += u64::from(kind == FrameKind::Extent);
+        self.stats.batch_count += 1;
         self.stats.file_bytes += batch.size() as u64;
         self.group.batch_count += 1;
         self.group.bytes += batch.size();

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bytes::Bytes;
 use settee_io::OperationKind;
 use settee_log::{
     Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, SegmentIndexBuilder, Seq,
@@ -60,9 +59,6 @@ fn disk_of(image: &Image, seed: u64) -> SimDisk {
 }
 
 async fn append(log: &Log, numbers: &mut Numbers) -> Seq {
-    if numbers.below(8) == 0 {
-        log.append_extent(Bytes::from(vec![7; 100])).await.unwrap();
-    }
     let mut batch = Batch::new();
     for _ in 0..=numbers.below(3) {
         let key = numbers.below(20).to_be_bytes();

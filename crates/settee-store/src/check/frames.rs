@@ -26,7 +26,6 @@ impl Survey<'_> {
         let mut doubted: Vec<(u64, Vec<u8>, u64)> = Vec::new();
         let known = Seq(self.checkpoint_seq());
         let visit = |location: Location, record: RecordRef<'_>, is_sound: bool| match is_sound {
-            _ if record.is_extent() => {}
             true => {
                 rows.push(RecordRow::of(location, &record));
                 out.iter_mut().for_each(|out| out.push(Salvaged::of(&record)));

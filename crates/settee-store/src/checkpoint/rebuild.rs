@@ -108,7 +108,7 @@ impl Rebuild<'_> {
         let mut reached = 0;
         let version = &mut self.version;
         let scanned = scan_segment(&file, known.number, known.frame_bytes, |at, record| {
-            if record.is_extent() || record.seq.0 > up_to {
+            if record.seq.0 > up_to {
                 return;
             }
             reached = record.seq.0;

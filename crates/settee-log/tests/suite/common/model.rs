@@ -11,19 +11,11 @@ use settee_log::{Appended, Location, RecordRef};
 /// Size of a key in bytes: the batch's number, the record's index in it, and the number of its records.
 const KEY_SIZE: usize = 12;
 
-/// A record's value, as submitted.
-#[derive(Debug, Clone)]
-pub(crate) enum Value {
-    Inline(Bytes),
-    Extents(Vec<Bytes>),
-}
-
 /// A submitted batch.
 #[derive(Debug)]
 pub(crate) struct Submitted {
-    pub(crate) values: Vec<Value>,
-    /// The last `Seq` before its extents, with which they are truncated.
-    pub(crate) extents_after: u64,
+    /// The values of its records.
+    pub(crate) values: Vec<Bytes>,
     /// The result of `append`.
     pub(crate) appended: Option<Appended>,
 }
@@ -73,21 +65,16 @@ pub(crate) struct Model {
 
 impl Model {
     /// Adds a batch that is about to be submitted; returns its number.
-    pub(crate) fn submit(&mut self, values: Vec<Value>) -> u32 {
+    pub(crate) fn submit(&mut self, values: Vec<Bytes>) -> u32 {
         self.batch_count += 1;
-        self.batches
-            .insert(self.batch_count, Submitted { values, extents_after: self.accepted, appended: None });
+        self.batches.insert(self.batch_count, Submitted { values, appended: None });
         self.batch_count
     }
 
-    /// Whether its records and extents must be readable.
+    /// Whether its records must be readable.
     pub(crate) fn is_needed(&self, batch: u32) -> bool {
-        let Some(Submitted { values, extents_after, appended: Some(appended) }) = self.batches.get(&batch)
-        else {
-            return false;
-        };
-        let has_extents = values.iter().any(|value| matches!(value, Value::Extents(_)));
-        appended.first_seq.0 >= self.floor && (!has_extents || *extents_after >= self.floor)
+        let appended = self.batches.get(&batch).and_then(|submitted| submitted.appended.as_ref());
+        appended.is_some_and(|appended| appended.first_seq.0 >= self.floor)
     }
 
     /// The log refused the batch, or the append was cancelled: it must never be found.
@@ -182,7 +169,7 @@ impl Model {
                 if record.identity()? != (number, index, count) {
                     return Err(format!("another record in batch {number} at Seq {}", record.seq));
                 }
-                if matches!(value, Value::Inline(value) if *value != record.value) {
+                if *value != record.value {
                     return Err(format!("garbled value in batch {number} at Seq {}", record.seq));
                 }
             }

@@ -20,10 +20,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{Either, join, select};
 use settee_io::{Env, OperationKind};
-use settee_log::{AppendError, Appended, Batch, Failpoint, Flags, Location, Log, LogOptions, Seq, Stage};
+use settee_log::{AppendError, Appended, Batch, Failpoint, Flags, Log, LogOptions, Seq, Stage};
 use settee_sim::{Fault, Sim, SimDisk};
 
-use super::model::{Found, Model, Submitted, Value, key};
+use super::model::{Found, Model, Submitted, key};
 
 const DIRECTORY: &str = "/data/log";
 
@@ -133,14 +133,13 @@ struct Config {
     bypass: bool,
     /// Small segments that are sealed, truncated and recycled.
     truncates: bool,
-    extents: bool,
     large_buffers: bool,
     short_io: f64,
     stalls: f64,
 }
 
 /// Number of configurations, without the disk's variants; as many consecutive seeds cover each once.
-pub(crate) const CONFIG_COUNT: u64 = 3 * 3 * 2 * 2 * 2 * 2;
+pub(crate) const CONFIG_COUNT: u64 = 3 * 3 * 2 * 2 * 2;
 
 impl Config {
     fn of(seed: u64) -> Config {
@@ -157,7 +156,6 @@ impl Config {
             writes_in_flight_max: [2, 1, 4][digit(3)],
             bypass: digit(2) == 0,
             truncates: digit(2) == 0,
-            extents: digit(2) == 1,
             large_buffers: digit(2) == 1,
             short_io: [0.05, 0.3][(disk % 2) as usize],
             stalls: [0.0, 0.0, 0.02][(disk / 2 % 3) as usize],
@@ -574,16 +572,7 @@ impl Work<'_> {
         let mut batch = Batch::new();
         for (index, value) in values.iter().enumerate() {
             let key = key(number, index, values.len());
-            match value {
-                Value::Inline(value) => batch.push_bytes(Flags::IN_SEQ_INDEX, &key, b"meta", value.clone()),
-                Value::Extents(extents) => match self.append_extents(extents).await? {
-                    Ok(locations) => batch.push_extents(Flags::none(), &key, b"", &locations),
-                    Err(outcome) => {
-                        self.model.borrow_mut().refused(number);
-                        return Ok(outcome);
-                    }
-                },
-            }
+            batch.push_bytes(Flags::IN_SEQ_INDEX, &key, b"meta", value.clone());
         }
         let append = pin!(self.log.append(&batch, stage));
         let result = if random.one_in(8) {
@@ -608,37 +597,15 @@ impl Work<'_> {
         Ok(outcome)
     }
 
-    fn value(&self, random: &mut Random) -> Value {
+    fn value(&self, random: &mut Random) -> Bytes {
         let most = self.config.value_bytes_max();
-        let mut bytes = || {
-            let size = match random.below(4) {
-                0 => random.below(60),
-                1 => random.below(most),
-                _ => random.below(most / 4),
-            };
-            let start = random.below(BYTES.len() as u64 - size) as usize;
-            BYTES.slice(start..start + size as usize)
+        let size = match random.below(4) {
+            0 => random.below(60),
+            1 => random.below(most),
+            _ => random.below(most / 4),
         };
-        let value = Value::Inline(bytes());
-        let extents = [bytes(), bytes()];
-        match self.config.extents && random.one_in(3) {
-            true => Value::Extents(extents.into()),
-            false => value,
-        }
-    }
-
-    async fn append_extents(
-        &self,
-        extents: &[Bytes],
-    ) -> Result<Result<Vec<Location>, AppendOutcome>, String> {
-        let mut locations = Vec::new();
-        for extent in extents {
-            match self.log.append_extent(extent.clone()).await {
-                Ok(location) => locations.push(location),
-                Err(error) => return self.outcome_of(Err(error)).map(Err),
-            }
-        }
-        Ok(Ok(locations))
+        let start = random.below(BYTES.len() as u64 - size) as usize;
+        BYTES.slice(start..start + size as usize)
     }
 
     /// Refusals and stops are allowed only in lives in which something fails.
@@ -755,7 +722,7 @@ impl Work<'_> {
             }
         };
         for (value, location) in values.iter().zip(&appended.locations) {
-            let same = self.read_value(value, *location).await;
+            let same = self.log.read(*location).await.map(|record| record.value() == value);
             // It may have been truncated meanwhile.
             let is_needed = self.model.borrow().is_needed(number);
             match same {
@@ -767,21 +734,6 @@ impl Work<'_> {
             }
         }
         Ok(())
-    }
-
-    async fn read_value(&self, value: &Value, at: Location) -> Result<bool, settee_log::ReadError> {
-        let record = self.log.read(at).await?;
-        let extents = match value {
-            Value::Inline(value) => return Ok(record.value() == value),
-            Value::Extents(extents) => extents,
-        };
-        let Some(locations) = record.extents() else { return Ok(false) };
-        for (extent, location) in extents.iter().zip(&locations) {
-            if self.log.read_extent(*location).await? != *extent {
-                return Ok(false);
-            }
-        }
-        Ok(extents.len() == locations.len())
     }
 
     /// Checks the log at the end of a life, then closes or drops it.

@@ -1,5 +1,5 @@
 //! Goal: client data can't make a torn tail look like damage.
-//! Method: an extent contains bytes that look like frames, at every offset; the power fails before it is
+//! Method: a value contains bytes that look like frames, at every offset; the power fails before its batch is
 //! persisted. Frames forged with the log's id are accepted, which shows that they are otherwise correct;
 //! frames forged without it are not.
 
@@ -58,7 +58,9 @@ fn refused_count(log_id: impl Fn(&[u8]) -> Vec<u8>) -> u32 {
                 // Each at another offset modulo 8: one of eight is where a frame may be.
                 value.push(0);
             }
-            log.append_extent(value.into()).await.unwrap();
+            let mut batch = Batch::new();
+            batch.push(Flags::none(), b"forged", b"", &value);
+            log.append(&batch, Stage::Accepted).await.unwrap();
             env.clock.sleep(Duration::from_millis(60)).await;
         })
         .unwrap();

@@ -50,7 +50,7 @@ impl Random {
 }
 
 /// Appends `count` batches from the `Seq` `first` on; only the last `window` are needed. Every third has two
-/// records, every fourth refers to an extent. Returns all records.
+/// records, every fourth has one with a larger value. Returns all records.
 async fn fill(log: &Log, first: u64, count: u64, window: u64) -> Vec<Found> {
     let mut written = Vec::new();
     let mut last = first - 1;
@@ -64,10 +64,8 @@ async fn fill(log: &Log, first: u64, count: u64, window: u64) -> Vec<Found> {
             values.push(Vec::new());
         }
         if number % 4 == 0 {
-            let extent = log.append_extent(vec![number as u8; 300].into()).await.unwrap();
-            batch.push_extents(Flags::none(), b"large", b"", &[extent]);
-            let numbers = [extent.segment, extent.offset, extent.length];
-            values.push(numbers.into_iter().flat_map(u32::to_le_bytes).collect());
+            values.push(vec![number as u8; 300]);
+            batch.push(Flags::none(), b"large", b"", &values[values.len() - 1]);
         }
         let appended = log.append(&batch, Stage::Persisted).await.unwrap();
         written.extend((appended.first_seq.0..).zip(values));
@@ -84,6 +82,7 @@ fn log(seed: u64, open_count: u64, batch_count: u64, window: u64, power_loss: bo
     let sim = Sim::with_disk(&disk);
     let env = sim.env();
     let mut written = Vec::new();
+    let mut unsynced = None;
     sim.run(async {
         for turn in 1..=open_count {
             let (log, _) = Log::open(&env, Path::new(DIRECTORY), OPTIONS, |_, _| {}).await.unwrap();
@@ -91,7 +90,10 @@ fn log(seed: u64, open_count: u64, batch_count: u64, window: u64, power_loss: bo
             written.extend(fill(&log, first, batch_count, window).await);
             env.clock.sleep(Duration::from_secs(1)).await;
             if turn == open_count && power_loss {
-                log.append_extent(vec![7; 2_000].into()).await.unwrap();
+                let value = vec![7; 2_000];
+                let mut batch = Batch::new();
+                batch.push(Flags::none(), b"torn", b"", &value);
+                unsynced = Some((log.append(&batch, Stage::Accepted).await.unwrap().last_seq.0, value));
                 env.clock.sleep(Duration::from_millis(60)).await;
                 return;
             }
@@ -99,7 +101,14 @@ fn log(seed: u64, open_count: u64, batch_count: u64, window: u64, power_loss: bo
         }
     })
     .unwrap();
-    (if power_loss { disk.after_power_loss() } else { disk }, written)
+    if power_loss {
+        let disk = disk.after_power_loss();
+        // The last batch may have survived.
+        let (found, _) = open(&copy(&disk)).unwrap();
+        written.extend(unsynced.filter(|unsynced| found.last() == Some(unsynced)));
+        return (disk, written);
+    }
+    (disk, written)
 }
 
 /// A log whose first segments were truncated and their files recycled.
