@@ -1,5 +1,4 @@
-//! `settee backup` and `settee restore`: copies of all databases, made while a server runs or while none
-//! does.
+//! `settee backup` and `settee restore`: copy all databases of a running server or of a data directory.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,29 +8,30 @@ use settee_bench::couch::Couch;
 use settee_doc::{BackupProgress, BackupSummary, Databases, FailedDatabase};
 use settee_io::{Env, ThreadOptions};
 
-use crate::output::{complain, say};
+use crate::output::{print_stderr, print_stdout};
 use crate::secret::UserArgs;
-use crate::{CommandResult, place};
+use crate::{CommandResult, data_directory, progress};
 
-/// Time between two looks at how far a backup has got.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Time between two updates of the progress bar.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Each run is a directory of its own, 000001, 000002, …; what an earlier one has is not copied \
-    again. Runs may be deleted in any order. One without the file `complete` was interrupted, and the next run \
-    removes it. Verify one with `settee check DIR/000001`, and never serve it in place: restore it. A database \
-    that is damaged is left out, named, and the exit code is 1."
+    after_help = "Each run is a directory of its own: 000001, 000002, …. Files that an earlier run contains \
+    are linked and not copied again. Runs may be deleted in any order. A run without the file `complete` was \
+    interrupted; the next run removes it. Verify a run with `settee check DIR/000001`. Never serve a run in \
+    place: restore it. A damaged database is left out and reported, and the exit code is 1."
 )]
 pub(crate) struct Args {
-    /// Directory that holds the backup's runs, and nothing else; of the server's machine, where --url is given
+    /// Directory for the backup's runs, which contains nothing else; with --url a directory on the server's
+    /// machine
     dir: PathBuf,
 
-    /// Server whose databases are to be copied while it runs: `http://[user:password@]host:port`
+    /// Running server whose databases are copied: `http://[user:password@]host:port`
     #[arg(long, value_name = "URL", conflicts_with = "data_dir")]
     url: Option<String>,
 
-    /// Data directory, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
+    /// Data directory that no server has open [default: $SETTEE_DATA_DIR, or ./settee-data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -41,16 +41,16 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "The run's files are compared with the lengths and checksums of its list; where one differs, \
-    nothing is restored. The copy is another server: it draws a uuid of its own, and whoever followed or \
-    replicated the original's databases begins anew. Where the run lacks databases that were damaged when it \
-    was made, the others are restored, the missing ones are named, and the exit code is 1."
+    after_help = "The files are compared with the lengths and checksums recorded in the run; if one differs, \
+    nothing is restored. The copy is another server: it generates its own uuid, and followers and replications \
+    of the original's databases start over. If the run lacks databases that were damaged when it was made, the \
+    others are restored, the missing ones are reported, and the exit code is 1."
 )]
 pub(crate) struct RestoreArgs {
-    /// A run of a backup, or the directory of all runs: then the newest whole one
+    /// A run of a backup, or the directory of all runs, which selects the newest complete run
     backup: PathBuf,
 
-    /// Data directory to make
+    /// Data directory to create
     new_directory: PathBuf,
 }
 
@@ -68,20 +68,20 @@ async fn backup(args: Args) -> CommandResult {
         let mut couch = Couch::new(args.user.apply(url.parse()?)?);
         let body = serde_json::to_vec(&serde_json::json!({ "folder": dir }))?;
         let reply = couch.call("POST", "/_settee/backup", Some(&body)).await?;
-        say!("{}", String::from_utf8_lossy(&reply.body).trim_end());
+        print_stdout!("{}", String::from_utf8_lossy(&reply.body).trim_end());
         return Ok(());
     }
-    let dir = place::real(&args.dir)?;
-    let named = args.data_dir.or_else(|| std::env::var_os("SETTEE_DATA_DIR").map(PathBuf::from));
-    let directory = named.unwrap_or_else(|| PathBuf::from("./settee-data"));
-    let databases = place::open(&directory, "use --url with its address").await?;
-    let done = watched(&databases, &dir).await;
+    let dir = data_directory::resolve_path(&args.dir)?;
+    let given = args.data_dir.or_else(|| std::env::var_os("SETTEE_DATA_DIR").map(PathBuf::from));
+    let directory = given.unwrap_or_else(|| PathBuf::from("./settee-data"));
+    let databases = data_directory::open_existing(&directory, "use --url with its address").await?;
+    let result = backup_with_progress(&databases, &dir).await;
     databases.close().await?;
-    let BackupSummary { directory, database_count, failed, files, removed_count } = done?;
+    let BackupSummary { directory, database_count, failed, files, removed_count } = result?;
     if removed_count > 0 {
-        say!("interrupted runs that were removed: {removed_count}");
+        print_stdout!("removed interrupted runs: {removed_count}");
     }
-    say!(
+    print_stdout!(
         "{database_count} databases in {}: {} files copied ({} bytes), {} linked ({} bytes)",
         directory.display(),
         files.copied_count,
@@ -89,37 +89,43 @@ async fn backup(args: Args) -> CommandResult {
         files.linked_count,
         files.linked_bytes
     );
-    told("could not be backed up", &failed)
+    report_failed("could not be backed up", &failed)
 }
 
-/// Makes a backup, and shows how far it has got.
-async fn watched(databases: &Databases, dir: &std::path::Path) -> settee_doc::Result<BackupSummary> {
-    let progress = Arc::<BackupProgress>::default();
-    let bar = place::progress_bar("backup [{bar:30}] {pos}/{len} databases, eta {eta}");
-    let made = databases.backup_with(dir, settee_http::BACKED_UP_FILES, progress.clone());
-    let mut made = std::pin::pin!(made);
-    let done = loop {
+/// Makes a backup and shows its progress on stderr.
+async fn backup_with_progress(
+    databases: &Databases,
+    dir: &std::path::Path,
+) -> settee_doc::Result<BackupSummary> {
+    let counts = Arc::<BackupProgress>::default();
+    let bar = progress::progress_bar("backup [{bar:30}] {pos}/{len} databases, eta {eta}");
+    let backup = databases.backup_with(dir, settee_http::BACKED_UP_FILES, counts.clone());
+    let mut backup = std::pin::pin!(backup);
+    let result = loop {
         tokio::select! {
-            done = &mut made => break done,
-            () = tokio::time::sleep(PROGRESS_EVERY) => {
-                let (done, all) = progress.counts();
-                place::show(&bar, done, all);
+            result = &mut backup => break result,
+            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
+                let (done, total) = counts.counts();
+                progress::show_progress(&bar, done, total);
             }
         }
     };
     bar.finish_and_clear();
-    done
+    result
 }
 
-/// Names the databases that are missing: an error where there are any.
-fn told(what: &str, failed: &[FailedDatabase]) -> CommandResult {
+/// Prints the databases that are missing from a backup.
+///
+/// # Errors
+/// `failed` isn't empty.
+fn report_failed(problem: &str, failed: &[FailedDatabase]) -> CommandResult {
     for FailedDatabase { name, reason, .. } in failed {
-        complain!("settee: {name} {what}: {reason}");
+        print_stderr!("settee: {name} {problem}: {reason}");
     }
     match failed.len() {
         0 => Ok(()),
-        1 => Err(format!("1 database {what}; all others are there").into()),
-        count => Err(format!("{count} databases {what}; all others are there").into()),
+        1 => Err(format!("1 database {problem}; all others are complete").into()),
+        count => Err(format!("{count} databases {problem}; all others are complete").into()),
     }
 }
 
@@ -128,11 +134,11 @@ async fn restore(args: RestoreArgs) -> CommandResult {
         return Err(format!("there is no backup {}", args.backup.display()).into());
     }
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-    let to = place::real(&args.new_directory)?;
-    let done = settee_doc::restore(&env, &place::real(&args.backup)?, &to).await?;
-    if let Some(note) = done.note {
-        complain!("settee: {}: {note}", done.run.display());
+    let to = data_directory::resolve_path(&args.new_directory)?;
+    let summary = settee_doc::restore(&env, &data_directory::resolve_path(&args.backup)?, &to).await?;
+    if let Some(note) = summary.note {
+        print_stderr!("settee: {}: {note}", summary.run.display());
     }
-    say!("{} restored into {}: {} bytes", done.run.display(), to.display(), done.bytes);
-    told("could not be copied when this backup was made, and is missing", &done.failed)
+    print_stdout!("{} restored into {}: {} bytes", summary.run.display(), to.display(), summary.bytes);
+    report_failed("could not be copied when this backup was made, and is missing", &summary.failed)
 }

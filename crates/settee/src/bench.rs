@@ -1,4 +1,4 @@
-//! `settee bench`: the tables of `settee-bench` on the command line.
+//! `settee bench`: command line of the benchmarks in `settee-bench`.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use settee_doc::Stage;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::CommandResult;
-use crate::output::{self, complain, say};
+use crate::output::{self, print_stderr, print_stdout};
 use crate::secret::UserArgs;
 
 mod files;
@@ -31,18 +31,18 @@ mod store;
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    table: Option<Table>,
+    benchmark: Option<Benchmark>,
 
     #[command(flatten)]
     fabric: FabricArgs,
 }
 
 #[derive(Subcommand)]
-enum Table {
-    /// Measure the HTTP API against what was recorded of CouchDB 3.5.0 and the machine's limits
+enum Benchmark {
+    /// Measure the HTTP API against recorded results of CouchDB 3.5.0 and the machine's limits
     Http(http::Args),
 
-    /// Measure what each way of syncing costs on each kind of file
+    /// Measure the cost of each sync method on each kind of file
     Sync(SyncArgs),
 
     /// Measure random reads and flushes of files against fio and pread
@@ -54,29 +54,29 @@ enum Table {
     /// Measure the log against memcpy, fio, raw syncs, and other engines' logs
     Log(log::Args),
 
-    /// Hold up a task by a stream under a memory limit: a part of `bench log`
+    /// Measure how a stream delays a task under a memory limit; started by `bench log`
     #[command(hide = true)]
     LogHoldUp(log::HoldUpArgs),
 
     /// Measure the store against other engines, fio, and a bare pread
     Store(store::Args),
 
-    /// Run mixed clients on a server that is killed now and then, and compare what it has with what it said
+    /// Run mixed clients on a server that is killed repeatedly, and compare its data with its responses
     Soak(soak::Args),
 
-    /// Run hostile clients on a server, and measure how it serves others meanwhile
+    /// Run hostile clients on a server, and measure its service for other clients
     Hostile(hostile::Args),
 
-    /// Run one workload on the store: a part of `bench store`
+    /// Run one workload on the store; started by `bench store`
     #[command(hide = true)]
     StoreRun(store::RunArgs),
 
-    /// Serve one document from memory: the floor of any HTTP server
+    /// Serve one document from memory, as a lower bound for any HTTP server; started by `bench http`
     #[command(hide = true)]
     FloorServer,
 }
 
-/// What both tables understand.
+/// Arguments of the benchmarks of a server.
 #[derive(clap::Args)]
 struct CommonArgs {
     /// Server that speaks CouchDB's API: `http://[user:password@]host:port`
@@ -86,28 +86,29 @@ struct CommonArgs {
     #[command(flatten)]
     user: UserArgs,
 
-    /// The server's process, for its processor time
+    /// The server's process id, to measure its processor time
     #[arg(long, visible_alias = "pid", value_name = "PID", requires = "url")]
     server_pid: Option<u32>,
 
-    /// Start a server for the measurement, with its data in a directory of its own
+    /// Start a server for the measurement, with its data in a new directory
     #[arg(long, conflicts_with = "url")]
     spawn: bool,
 
-    /// Where that directory is made: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the new directory is created [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
-    /// How far writes have got when they are answered
+    /// Stage that writes have reached when they are acknowledged
     #[arg(long, value_name = "STAGE", default_value = "persisted")]
     durability: Durability,
 
-    /// Print JSON lines in place of a table
+    /// Print JSON lines instead of a table
     #[arg(long)]
     json: bool,
 }
 
 impl CommonArgs {
+    /// Whether the databases are opened in this process, without a server.
     fn is_in_process(&self) -> bool {
         self.url.is_none() && !self.spawn
     }
@@ -118,7 +119,7 @@ struct FabricArgs {
     #[command(flatten)]
     common: CommonArgs,
 
-    /// Documents to add [default: 100000, of large ones 5000]
+    /// Number of documents to add [default: 100000, or 5000 large ones]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     docs: Option<u64>,
 
@@ -126,16 +127,16 @@ struct FabricArgs {
     #[arg(long, value_name = "SIZE", default_value = "small")]
     doc_size: Size,
 
-    /// Documents in a batch
+    /// Number of documents in a batch
     #[arg(long, value_name = "N", default_value_t = fabric::BATCH_COUNT_DEFAULT,
         value_parser = clap::value_parser!(u64).range(1..=100_000))]
     batch: u64,
 
-    /// Tasks or connections that add, get and put
+    /// Number of tasks or connections that add, get and put
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     clients: u64,
 
-    /// Single documents to put at the end
+    /// Number of single documents to put at the end
     #[arg(long, value_name = "N", default_value_t = fabric::UPDATE_COUNT_DEFAULT,
         value_parser = clap::value_parser!(u64).range(1..))]
     updates: u64,
@@ -150,11 +151,11 @@ enum Size {
 
 #[derive(clap::Args)]
 struct SyncArgs {
-    /// Where the files are made: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the files are created [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
-    /// Durable writes of each row
+    /// Number of durable writes per row
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     count: usize,
 }
@@ -190,39 +191,50 @@ fn scale(text: &str) -> Result<f64, String> {
     number(text, 0.001, 10.0)
 }
 
-fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
+fn number(text: &str, min: f64, max: f64) -> Result<f64, String> {
     match text.parse() {
-        Ok(number) if (least..=most).contains(&number) => Ok(number),
-        _ => Err(format!("a number from {least} to {most}")),
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ => Err(format!("expected a number from {min} to {max}")),
     }
 }
 
 pub(crate) fn run(args: Args) -> CommandResult {
-    match args.table {
+    match args.benchmark {
         None if args.fabric.common.is_in_process() => {
             block_on(tokio::runtime::Builder::new_multi_thread(), run_fabric(args.fabric))
         }
-        // One thread for all clients: it shares the machine with the server.
+        // All clients run on one thread, since they share the machine with the server.
         None => block_on(tokio::runtime::Builder::new_current_thread(), run_fabric(args.fabric)),
-        Some(Table::Http(args)) => block_on(tokio::runtime::Builder::new_current_thread(), http::run(args)),
-        Some(Table::Sync(args)) => run_sync(&args),
-        Some(Table::Io(args)) => block_on(tokio::runtime::Builder::new_multi_thread(), files::run_io(args)),
-        Some(Table::Reads(args)) => {
+        Some(Benchmark::Http(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), http::run(args))
+        }
+        Some(Benchmark::Sync(args)) => run_sync(&args),
+        Some(Benchmark::Io(args)) => {
+            block_on(tokio::runtime::Builder::new_multi_thread(), files::run_io(args))
+        }
+        Some(Benchmark::Reads(args)) => {
             block_on(tokio::runtime::Builder::new_multi_thread(), files::run_reads(args))
         }
-        Some(Table::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
-        Some(Table::LogHoldUp(args)) => log::run_hold_up(&args),
-        Some(Table::Store(args)) => block_on(tokio::runtime::Builder::new_current_thread(), store::run(args)),
-        Some(Table::Soak(args)) => block_on(tokio::runtime::Builder::new_current_thread(), soak::run(args)),
-        Some(Table::Hostile(args)) => {
+        Some(Benchmark::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
+        Some(Benchmark::LogHoldUp(args)) => log::run_hold_up(&args),
+        Some(Benchmark::Store(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), store::run(args))
+        }
+        Some(Benchmark::Soak(args)) => {
+            block_on(tokio::runtime::Builder::new_current_thread(), soak::run(args))
+        }
+        Some(Benchmark::Hostile(args)) => {
             block_on(tokio::runtime::Builder::new_current_thread(), hostile::run(args))
         }
-        Some(Table::StoreRun(args)) => store::run_here(&args),
-        Some(Table::FloorServer) => block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server()),
+        Some(Benchmark::StoreRun(args)) => store::run_here(&args),
+        Some(Benchmark::FloorServer) => {
+            block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server())
+        }
     }
 }
 
-/// Runs until done or interrupted: either way servers are stopped and directories removed.
+/// Runs a benchmark until it completes or is interrupted. In both cases servers are stopped and directories
+/// are removed.
 fn block_on(
     mut builder: tokio::runtime::Builder,
     command: impl Future<Output = CommandResult>,
@@ -238,52 +250,57 @@ fn block_on(
     })
 }
 
-/// A server to measure and the directory it writes to, as far as they are known or were made.
-struct Host {
+/// The subject of a measurement: a server or this process, with the directory of its data.
+struct Subject {
+    /// None for a measurement in this process.
     server: Option<Target>,
-    /// Dropped before the directory: the server stops first.
+    /// Dropped before the directory, so that the server stops first.
     _process: Option<ServerProcess>,
+    /// None if the server's directory isn't known.
     directory: Option<Directory>,
 }
 
-impl Host {
-    /// `needed` is what will be written, in bytes of JSON; `settings` are flags of a server that
-    /// is started.
+impl Subject {
+    /// Prepares the subject that the arguments select. `needed` is the size of the documents to write, in
+    /// bytes of JSON; `settings` are flags of a server that is started.
+    ///
+    /// # Errors
+    /// The disk is too small, or the server can't be started.
     async fn open(
         common: &CommonArgs,
         needed: u64,
         settings: &[String],
-    ) -> Result<Host, Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<Subject, Box<dyn std::error::Error + Send + Sync>> {
         if let Some(server) = &common.url {
             let directory =
                 common.data_dir.as_deref().map(|parent| Directory::new(Some(parent))).transpose()?;
             let target = Target { server: common.user.apply(server.clone())?, pid: common.server_pid };
-            return Ok(Host { server: Some(target), _process: None, directory });
+            return Ok(Subject { server: Some(target), _process: None, directory });
         }
         let directory = Directory::new(common.data_dir.as_deref())?;
         space::check(directory.path(), needed)?;
         if space::is_in_memory(directory.path()) {
-            complain!(
-                "{} lies in memory, where a sync costs nothing: see --data-dir",
+            print_stderr!(
+                "{} is on a file system in memory, where a sync costs nothing: see --data-dir",
                 directory.path().display()
             );
         }
-        let mut host = Host { server: None, _process: None, directory: Some(directory) };
+        let mut subject = Subject { server: None, _process: None, directory: Some(directory) };
         if common.spawn {
-            let directory = host.directory.as_ref().expect("just made").path().join("server");
+            let directory = subject.directory.as_ref().expect("set above").path().join("server");
             let process =
                 ServerProcess::settee(&std::env::current_exe()?, &directory, None, settings).await?;
-            host.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
-            host._process = Some(process);
+            subject.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
+            subject._process = Some(process);
         }
-        Ok(host)
+        Ok(subject)
     }
 
     fn directory(&self) -> Option<&Path> {
         self.directory.as_ref().map(Directory::path)
     }
 
-    fn place(&self) -> String {
+    fn description(&self) -> String {
         match &self.server {
             None => "in process".to_owned(),
             Some(target) => format!("over HTTP at {}", target.server.address()),
@@ -298,11 +315,11 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
         _ => fabric::DOCUMENT_COUNT_DEFAULT,
     });
     let needed = (documents + args.updates).saturating_mul(size.bytes() as u64);
-    let host = Host::open(&args.common, needed, &[]).await?;
-    let backend = match (&host.server, host.directory()) {
+    let subject = Subject::open(&args.common, needed, &[]).await?;
+    let backend = match (&subject.server, subject.directory()) {
         (Some(Target { server, pid }), _) => Backend::Server { server: server.clone(), pid: *pid },
         (None, directory) => {
-            Backend::Process { directory: directory.expect("made where no URL is given").to_owned() }
+            Backend::Process { directory: directory.expect("created without a URL").to_owned() }
         }
     };
     let config = fabric::Config {
@@ -316,46 +333,46 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
     };
     let title = format!(
         "fabric_bench, {}: {documents} {} documents of {} bytes, {} client(s), {}",
-        host.place(),
+        subject.description(),
         size.name(),
         size.bytes(),
         args.clients,
         durability_text(&args.common),
     );
-    let printer = Printer::new(&args.common, &title);
+    let printer = RowPrinter::new(&args.common, &title);
     fabric::run(&config, |row| printer.row(&row)).await?;
     Ok(())
 }
 
 fn run_sync(args: &SyncArgs) -> CommandResult {
     let directory = args.data_dir.clone().unwrap_or_else(std::env::temp_dir);
-    say!(
+    print_stdout!(
         "{} durable writes of {} random bytes each, one at a time, under {}",
         args.count,
         sync::BLOCK_BYTES,
         directory.display()
     );
-    say!("{}", sync::table(&sync::measure(&directory, args.count)?).trim_end());
+    print_stdout!("{}", sync::table(&sync::measure(&directory, args.count)?).trim_end());
     Ok(())
 }
 
 fn durability_text(common: &CommonArgs) -> &'static str {
     match common.durability {
-        Durability::Accepted => "writes answered when accepted",
-        Durability::Written => "writes answered when written",
-        Durability::Persisted => "writes answered when persisted",
+        Durability::Accepted => "writes acknowledged when accepted",
+        Durability::Written => "writes acknowledged when written",
+        Durability::Persisted => "writes acknowledged when persisted",
     }
 }
 
-/// Prints its address and serves until its standard input ends, so that it goes with whoever
-/// started it.
+/// Prints the server's address and serves until the standard input ends, so that the server stops with the
+/// process that started it.
 async fn run_floor_server() -> CommandResult {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    say!("http://{}", listener.local_addr()?);
-    let (ended, wait) = tokio::sync::oneshot::channel();
+    print_stdout!("http://{}", listener.local_addr()?);
+    let (stdin_closed, wait) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
-        let _ = ended.send(());
+        let _ = stdin_closed.send(());
     });
     tokio::select! {
         served = limits::serve_bare(listener) => Ok(served?),
@@ -363,20 +380,20 @@ async fn run_floor_server() -> CommandResult {
     }
 }
 
-/// Prints each row as it comes.
-struct Printer {
+/// Prints the rows of a benchmark.
+struct RowPrinter {
     json: bool,
 }
 
-impl Printer {
-    fn new(common: &CommonArgs, title: &str) -> Printer {
+impl RowPrinter {
+    fn new(common: &CommonArgs, title: &str) -> RowPrinter {
         if !common.json {
-            say!("{title}\n{}", report::heading(false));
+            print_stdout!("{title}\n{}", report::heading(false));
         }
-        Printer { json: common.json }
+        RowPrinter { json: common.json }
     }
 
     fn row(&self, row: &Row) {
-        say!("{}", if self.json { row.json() } else { report::line(row, false) });
+        print_stdout!("{}", if self.json { row.json() } else { report::line(row, false) });
     }
 }

@@ -1,7 +1,7 @@
-//! `settee check`: whether the databases in a data directory are sound, what is wrong with them, and which
-//! documents that touches; and what can be read of damaged ones, in a new directory.
+//! `settee check`: verifies the databases of a data directory and prints each problem with the documents that
+//! it affects. With `--repair` it writes the readable records to a new directory.
 //!
-//! Exit code 0: sound. 1: there are problems, each of which was printed. 2: it could not be checked.
+//! Exit code 0: sound. 1: problems, each printed. 2: the directory could not be checked.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,27 +10,28 @@ use indicatif::ProgressBar;
 use settee_doc::{DatabasesOptions, ErrorKind, OfflineDatabases, OfflineEvent};
 use settee_io::{Env, ThreadOptions};
 
-use crate::output::{complain, say};
-use crate::place;
+use crate::output::{print_stderr, print_stdout};
 use crate::serve::read_server_uuid;
+use crate::{data_directory, progress};
 
-/// What the command ends with where it could not check.
-const FAILED: u8 = 2;
+/// Exit code if the directory could not be checked.
+const FAILURE_EXIT_CODE: u8 = 2;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Nothing is changed. Exit code: 0 sound, 1 problems (each is printed), 2 could not check."
+    after_help = "The directory isn't changed. Exit code: 0 sound, 1 problems (each is printed), 2 could not \
+    check."
 )]
 pub(crate) struct Args {
-    /// Data directory, or one run of a backup, while no server runs on it
+    /// Data directory that no server has open, or a run of a backup
     #[arg(value_name = "DATA_DIRECTORY", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
     directory: PathBuf,
 
-    /// Check this database alone
+    /// Check only this database
     #[arg(long, alias = "database", value_name = "NAME", conflicts_with = "repair")]
     db: Option<String>,
 
-    /// Write all that can be read of all databases to a new data directory
+    /// Write all readable records of all databases to a new data directory
     #[arg(long, value_name = "NEW_DIRECTORY")]
     repair: Option<PathBuf>,
 }
@@ -53,36 +54,39 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> ExitCode {
-    complain!("settee: {error}");
-    ExitCode::from(FAILED)
+    print_stderr!("settee: {error}");
+    ExitCode::from(FAILURE_EXIT_CODE)
 }
 
 async fn check(args: &Args) -> settee_doc::Result<bool> {
     let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
     let directory = std::path::absolute(&args.directory).unwrap_or_else(|_| args.directory.clone());
     if !directory.is_dir() {
-        return Err(settee_doc::Error::new(ErrorKind::NotFound, place::no_directory(&args.directory)));
+        return Err(settee_doc::Error::new(
+            ErrorKind::NotFound,
+            data_directory::missing_directory_text(&args.directory),
+        ));
     }
     let opened = OfflineDatabases::open(&env, &directory, DatabasesOptions::default()).await;
     let databases = opened.map_err(|error| match error.kind() {
         ErrorKind::InUse => settee_doc::Error::new(
             ErrorKind::InUse,
-            format!("{error} (where a server runs on the directory, stop it, or check a backup)"),
+            format!("{error} (if a server has the directory open, stop it, or check a backup)"),
         ),
         _ => error,
     })?;
     if !databases.is_protected() {
-        complain!(
-            "settee: {} can't be written, and has no lock: nobody who has it open elsewhere is kept from \
-             writing meanwhile",
+        print_stderr!(
+            "settee: {} is read-only and couldn't be locked: another process may write to it during the \
+             check",
             args.directory.display()
         );
     }
-    let mut printer = Printer::new();
+    let mut printer = EventPrinter::new();
     let has_identity = match read_server_uuid(&directory) {
         Ok(_) => true,
         Err(error) => {
-            say!("{error}");
+            print_stdout!("{error}");
             false
         }
     };
@@ -98,7 +102,7 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             printer.bar.finish_and_clear();
             let problem_count = sums.problem_count + u64::from(!has_identity);
             let verdict = if problem_count == 0 { "sound".to_owned() } else { problems(problem_count) };
-            say!(
+            print_stdout!(
                 "{verdict}: {} files, {} bytes, {} records, {} index entries checked",
                 sums.file_count,
                 sums.bytes,
@@ -108,13 +112,13 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
             problem_count == 0
         }
         Some(to) => {
-            let new = place::real(to)
+            let new = data_directory::resolve_path(to)
                 .map_err(|error| settee_doc::Error::new(ErrorKind::BadRequest, error.to_string()))?;
             let sums = databases.repair(&new, |event| printer.print(event)).await?;
             let problem_count = sums.problem_count + u64::from(!has_identity);
             printer.bar.finish_and_clear();
-            say!(
-                "{} records (of documents, their branches and local documents) salvaged into {}; {}, {} lost \
+            print_stdout!(
+                "{} records (documents, their branches and local documents) salvaged into {}; {}, {} lost \
                  their newest version",
                 sums.record_count,
                 to.display(),
@@ -131,16 +135,16 @@ fn problems(count: u64) -> String {
     if count == 1 { "1 problem".to_owned() } else { format!("{count} problems") }
 }
 
-struct Printer {
+struct EventPrinter {
     bar: ProgressBar,
     database: String,
 }
 
-impl Printer {
-    fn new() -> Printer {
-        let bar = place::progress_bar("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
-        // Before any database the run itself is looked at.
-        Printer { bar, database: "the run".to_owned() }
+impl EventPrinter {
+    fn new() -> EventPrinter {
+        let bar = progress::progress_bar("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
+        // The first problems concern the run itself, before any database is checked.
+        EventPrinter { bar, database: "the run".to_owned() }
     }
 
     fn print(&mut self, event: OfflineEvent) {
@@ -150,23 +154,18 @@ impl Printer {
                 self.bar.set_message(self.database.clone());
                 self.bar.set_position(0);
             }
-            OfflineEvent::Progress(done, all) => {
-                place::show(&self.bar, done, all);
-            }
-            OfflineEvent::Note(text) => self.bar.suspend(|| say!("{text}")),
+            OfflineEvent::Progress(done, total) => progress::show_progress(&self.bar, done, total),
+            OfflineEvent::Note(text) => self.bar.suspend(|| print_stdout!("{text}")),
             OfflineEvent::Problem { what, touched, is_doubtful } => {
-                let doubtful = if is_doubtful {
-                    " (if a crash left it, opening the database puts it right)"
-                } else {
-                    ""
-                };
+                let doubtful =
+                    if is_doubtful { " (if a crash caused it, opening the database repairs it)" } else { "" };
                 let text = format!("{}: {what}{doubtful}\n    touches {touched}", self.database);
-                self.bar.suspend(|| say!("{text}"));
+                self.bar.suspend(|| print_stdout!("{text}"));
             }
             OfflineEvent::Lost { what, has_older } => {
-                let kept = if has_older { "another version of it was kept" } else { "nothing of it is left" };
+                let kept = if has_older { "an older version was kept" } else { "no version is left" };
                 let text = format!("{}: lost the newest version of {what}; {kept}", self.database);
-                self.bar.suspend(|| say!("{text}"));
+                self.bar.suspend(|| print_stdout!("{text}"));
             }
         }
     }

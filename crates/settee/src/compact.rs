@@ -1,20 +1,20 @@
-//! `settee compact`: gives back the space of what was replaced, while no server runs on the directory.
+//! `settee compact`: rewrites segments of a data directory to free the disk space of replaced records.
 
 use std::path::PathBuf;
 
 use settee_doc::Databases;
 
-use crate::output::say;
-use crate::{CommandResult, place};
+use crate::output::print_stdout;
+use crate::{CommandResult, data_directory};
 
 #[derive(clap::Args)]
-#[command(after_help = "A server that runs does this by itself, and when POST /NAME/_compact asks for it.")]
+#[command(after_help = "A running server compacts in the background, and on POST /NAME/_compact.")]
 pub(crate) struct Args {
-    /// Data directory, while no server runs on it
+    /// Data directory that no server has open
     #[arg(value_name = "DATA_DIRECTORY", env = "SETTEE_DATA_DIR", default_value = "./settee-data")]
     directory: PathBuf,
 
-    /// Compact this database alone
+    /// Compact only this database
     #[arg(long, alias = "database", value_name = "NAME")]
     db: Option<String>,
 }
@@ -24,7 +24,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
 }
 
 async fn compact(args: Args) -> CommandResult {
-    let databases = place::open(&args.directory, "use POST /NAME/_compact").await?;
+    let databases = data_directory::open_existing(&args.directory, "use POST /NAME/_compact").await?;
     let names = match args.db {
         Some(name) if !databases.names().contains(&name) => {
             databases.close().await?;
@@ -36,7 +36,7 @@ async fn compact(args: Args) -> CommandResult {
     let mut result: CommandResult = Ok(());
     for name in names {
         match compact_one(&databases, &name).await {
-            Ok(text) => say!("{name}: {text}"),
+            Ok(text) => print_stdout!("{name}: {text}"),
             Err(error) => result = Err(format!("{name}: {error}").into()),
         }
     }
@@ -46,14 +46,14 @@ async fn compact(args: Args) -> CommandResult {
 
 async fn compact_one(databases: &Databases, name: &str) -> settee_doc::Result<String> {
     let database = databases.get(name).await?;
-    let done = database.compact().await?;
+    let summary = database.compact().await?;
     let info = database.info();
-    let now = format!("{} bytes live of {} in its files", info.active_bytes, info.file_bytes);
-    Ok(match done.segment_count {
-        0 => format!("nothing to give back: {now}"),
+    let sizes = format!("{} bytes live of {} in its files", info.active_bytes, info.file_bytes);
+    Ok(match summary.segment_count {
+        0 => format!("nothing to rewrite: {sizes}"),
         count => format!(
-            "{count} segments rewritten, of {} bytes, into {} bytes: {now}",
-            done.bytes_before, done.bytes_after
+            "{count} segments rewritten, from {} to {} bytes: {sizes}",
+            summary.bytes_before, summary.bytes_after
         ),
     })
 }

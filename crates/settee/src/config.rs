@@ -1,9 +1,8 @@
-//! What `settee serve` is told: by flags, by `SETTEE_*` variables, by a file, or not at all; and
-//! `settee config`, which shows it and converts what CouchDB was told.
+//! The configuration of `settee serve`, and `settee config`, which prints it and converts CouchDB's.
 //!
-//! One struct describes the settings to all three ([`settings`]). The first of flag, variable,
-//! file and default that says something counts, setting by setting. An unknown key in the file
-//! is an error that names it and its table.
+//! One struct declares the settings for flags, `SETTEE_*` variables and the settings file ([`settings`]). For
+//! each setting the flag takes precedence over the variable, the file and the default, in this order. An
+//! unknown key in the file is an error with the key and its table.
 
 use std::path::{Path, PathBuf};
 
@@ -25,65 +24,65 @@ pub(crate) use settings::{LogFormat, Settings};
 
 use crate::logging::{LogConfig, LogLevel};
 use crate::secret;
-use settings::{Group, IoEngine, IoLimits, Table};
+use settings::{IoEngine, IoLimits, LimitTable, TableName};
 
-/// Most threads of each kind for operations on files.
+/// Largest number of threads of each kind of the I/O engine.
 const IO_THREADS_MAX: usize = 1024;
 
-/// Most entries of the ring, as the engine takes them.
+/// Largest number of entries of the ring that the I/O engine accepts.
 const IO_RING_ENTRIES_MAX: u32 = 4096;
 
-/// One address may have one in this many of all connections, unless `max_connections_per_address` is set.
+/// One address may open 1/`ADDRESS_SHARE` of all connections, unless `max_connections_per_address` is set.
 const ADDRESS_SHARE: usize = 4;
 
-/// The configuration, every setting decided.
+/// The effective configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) data_dir: PathBuf,
     pub(crate) listen: String,
     pub(crate) admin: Option<Admin>,
-    /// Where the administrator came from, where that is a file of its own.
+    /// The file that `admin` was read from, if any.
     admin_file: Option<PathBuf>,
     pub(crate) log: LogConfig,
     pub(crate) access_log: bool,
-    /// Whether the server has no administrator. Where this is false and `admin` is None, the server
-    /// makes one.
+    /// Whether the server runs without an administrator. If false and `admin` is None, the server creates
+    /// one.
     pub(crate) no_admin: bool,
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) io_engine: EngineKind,
     pub(crate) limits: Limits,
-    /// Whether `max_connections_per_address` is set, by whatever source.
+    /// Whether a source sets `max_connections_per_address`.
     has_address_limit: bool,
-    /// With the limits of each database's log.
+    /// The options of the databases, including the limits of their logs and stores.
     pub(crate) databases: DatabasesOptions,
     pub(crate) io: IoLimits,
 }
 
 impl Config {
-    /// Decides every setting; `given` holds what flags and variables say.
+    /// Reads the settings file and merges it with `given`, the settings from flags and variables.
     ///
     /// # Errors
-    /// In words for the one who started the server; passwords aren't shown.
+    /// A message for the operator, without passwords.
     pub(crate) fn resolve(given: Settings, file: Option<&Path>) -> Result<Config, String> {
         let file = file.map_or_else(|| Ok(Settings::default()), file::settings)?;
         Config::merge(given, file)
     }
 
-    /// Decides every setting by what flags and variables say, and the file.
+    /// Merges the settings: `given` takes precedence over `file`, and both over the defaults.
     fn merge(given: Settings, file: Settings) -> Result<Config, String> {
-        // Where a nearer source names the administrator either way, a farther one is silent.
+        // The administrator settings of the file count only if flags and variables set none of them.
         let (admin, admin_file, no_admin) = match (given.admin, given.admin_file, given.no_admin) {
             (None, None, None | Some(false)) => {
                 (file.admin, file.admin_file, given.no_admin.or(file.no_admin))
             }
-            nearer => nearer,
+            given => given,
         };
         let no_admin = no_admin.unwrap_or(false);
         if no_admin && (admin.is_some() || admin_file.is_some()) {
-            return Err("give an administrator or `no_admin`, not both".to_owned());
+            return Err("set an administrator or `no_admin`, not both".to_owned());
         }
         let admin = match (admin, &admin_file) {
-            (Some(_), Some(_)) => return Err("give `admin` or `admin_file`, not both".to_owned()),
+            (Some(_), Some(_)) => return Err("set `admin` or `admin_file`, not both".to_owned()),
             (Some(text), None) => Some(Admin::parse(&text)?),
             (None, Some(path)) => {
                 let admin = Admin::parse(&secret::read(path)?);
@@ -127,7 +126,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Lowers the limit on connections of one address to a quarter of all connections, unless it is set.
+    /// Lowers the limit on connections of one address to a quarter of all connections, unless a source sets
+    /// it.
     pub(crate) fn share_connections(&mut self) {
         let limits = &mut self.limits;
         if !self.has_address_limit {
@@ -136,60 +136,59 @@ impl Config {
         }
     }
 
-    /// Every limit in force, as `name=value`.
+    /// Returns all limits as `name=value`, separated by spaces.
     pub(crate) fn limits_text(&self) -> String {
         let groups = self.groups();
         let limits = groups.iter().flat_map(|(_, limits)| limits);
         limits.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// Every table of limits.
-    fn groups(&self) -> [(Table, Vec<(&'static str, serde_json::Value)>); 5] {
+    /// Returns all limits by their tables.
+    fn groups(&self) -> [(TableName, Vec<(&'static str, serde_json::Value)>); 5] {
         [
-            ("limits", self.limits.each()),
-            ("databases", self.databases.each()),
-            ("store", self.databases.store.each()),
-            ("log", self.databases.log.each()),
-            ("io", self.io.each()),
+            ("limits", self.limits.values()),
+            ("databases", self.databases.values()),
+            ("store", self.databases.store.values()),
+            ("log", self.databases.log.values()),
+            ("io", self.io.values()),
         ]
     }
 }
 
-/// What limits must be beside each other and beside the engine's.
+/// Checks the server's limits against each other and against the largest document that can be stored.
 fn check_limits(limits: Limits) -> Result<Limits, String> {
-    let (document, most) = (limits.max_document_size, settee_doc::DOCUMENT_BYTES_LIMIT);
-    if document > most {
+    let (document, max) = (limits.max_document_size, settee_doc::DOCUMENT_BYTES_LIMIT);
+    if document > max {
         return Err(format!(
-            "the limit `max_document_size` is {document}: at most {most} bytes can be stored"
+            "the limit `max_document_size` is {document}: at most {max} bytes can be stored"
         ));
     }
-    let (all, one) = (limits.request_bytes_in_flight_max, limits.max_request_bytes);
-    if all < document as u64 {
-        return Err(format!(
-            "the limit `request_bytes_in_flight_max` is {all}: it must hold the largest document, `max_document_size`, {document}"
-        ));
-    }
-    if one < document as u64 {
-        return Err(format!(
-            "the limit `max_request_bytes` is {one}: it must hold the largest document, `max_document_size`, {document}"
-        ));
+    for (name, value) in [
+        ("request_bytes_in_flight_max", limits.request_bytes_in_flight_max),
+        ("max_request_bytes", limits.max_request_bytes),
+    ] {
+        if value < document as u64 {
+            return Err(format!(
+                "the limit `{name}` is {value}: it must be at least `max_document_size`, {document}"
+            ));
+        }
     }
     Ok(limits)
 }
 
-/// What the log's limits must be beside each other and beside the pool's.
+/// Checks the log's limits against each other and against the size of the buffer pool.
 fn check_log(log: LogOptions, buffer_pool_bytes_max: usize) -> Result<LogOptions, String> {
     log.check(buffer_pool_bytes_max).map_err(|error| format!("the limit {error}"))?;
-    let (least, most) = (log.segment_bytes_min, log.segment_bytes_max);
-    match least > most {
+    let (min, max) = (log.segment_bytes_min, log.segment_bytes_max);
+    match min > max {
         true => Err(format!(
-            "the limit `segment_bytes_min` is {least}: it must be at most {most}, `segment_bytes_max`"
+            "the limit `segment_bytes_min` is {min}: it must be at most `segment_bytes_max`, {max}"
         )),
         false => Ok(log),
     }
 }
 
-/// What the engine takes.
+/// Checks the limits of the I/O engine.
 fn check_io(io: IoLimits) -> Result<IoLimits, String> {
     let threads = [
         ("io_threads", io.io_threads),
@@ -204,24 +203,26 @@ fn check_io(io: IoLimits) -> Result<IoLimits, String> {
     let entries = io.io_ring_entries;
     if !entries.is_power_of_two() || entries > IO_RING_ENTRIES_MAX {
         return Err(format!(
-            "the limit `io_ring_entries` is {entries}: it must be a power of two, at most {IO_RING_ENTRIES_MAX}"
+            "the limit `io_ring_entries` is {entries}: it must be a power of two, at most \
+             {IO_RING_ENTRIES_MAX}"
         ));
     }
     Ok(io)
 }
 
-/// What a database's store takes.
+/// Checks the limits of the stores against each other.
 fn check_store(store: StoreLimits) -> Result<StoreLimits, String> {
-    let (least, most) = (store.checkpoint_entries_min, store.checkpoint_entries_max);
-    if least > most {
+    let (min, max) = (store.checkpoint_entries_min, store.checkpoint_entries_max);
+    if min > max {
         return Err(format!(
-            "the limit `checkpoint_entries_min` is {least}: it must be at most {most}, `checkpoint_entries_max`"
+            "the limit `checkpoint_entries_min` is {min}: it must be at most `checkpoint_entries_max`, {max}"
         ));
     }
     let (garbage, bytes) = (store.checkpoint_garbage_min, store.checkpoint_bytes_max);
     if garbage > bytes {
         return Err(format!(
-            "the limit `checkpoint_garbage_min` is {garbage}: it must be at most {bytes}, `checkpoint_bytes_max`"
+            "the limit `checkpoint_garbage_min` is {garbage}: it must be at most `checkpoint_bytes_max`, \
+             {bytes}"
         ));
     }
     Ok(store)

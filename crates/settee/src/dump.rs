@@ -1,12 +1,11 @@
-//! `settee dump`: a database's documents as JSON lines, the reverse of `settee load`.
+//! `settee dump`: writes a database's documents as JSON lines, which `settee load` reads.
 //!
-//! Rows are streamed; memory holds one document, of a server's documents with all revisions one answer. The
-//! end of the stream must be its proper end, and hold as many documents as its beginning announced: a dump that
-//! stops in the middle is an error, and then no file is left under the name asked for. What was left out is
-//! counted and printed.
+//! Rows are streamed. Memory holds one document, or one `_bulk_get` response for a server's documents with
+//! all revisions. A truncated response, or one with fewer documents than it announced, is an error; then no
+//! output file is created. The dump counts what it leaves out and prints the counts.
 //!
-//! With all revisions each line is a leaf with its `_revisions`, and deleted ones and local documents are
-//! among them: `settee load` merges such lines as replication does.
+//! With `--all-revisions` each line is a leaf with its `_revisions`; deleted leaves and local documents are
+//! included. `settee load` merges such lines as replication does.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -16,41 +15,41 @@ use settee_doc::Options;
 
 use crate::load::LINE_BYTES_MAX;
 use crate::load::identity::minify;
-use crate::load::target::{Error, Missing, Target, TargetArgs};
-use crate::output::{complain, write_error};
-use crate::{CommandResult, members};
+use crate::load::target::{Error, MissingDatabase, Target, TargetArgs};
+use crate::output::{print_stderr, write_error};
+use crate::{CommandResult, json_members};
 
-mod listing;
 mod local;
 mod remote;
+mod row_parser;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Without --all-revisions, deleted documents, conflicting revisions and local documents are \
-    left out, without --attachments the content of attachments; how many is printed. With both, `settee load` \
-    takes back the whole database."
+    after_help = "Without --all-revisions the dump leaves out deleted documents, conflicting revisions and \
+    local documents; without --attachments it leaves out the content of attachments. It prints their counts. \
+    With both flags `settee load` restores the whole database."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// File to write, in place of the standard output; it appears whole or not at all
+    /// File to write instead of the standard output; created or replaced atomically
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// Replace that file where there is one
+    /// Replace the file if it exists
     #[arg(long, requires = "out")]
     force: bool,
 
-    /// With the content of attachments, in base 64
+    /// Include the content of attachments, in base64
     #[arg(long)]
     attachments: bool,
 
-    /// With deleted documents, conflicting revisions, each revision's ancestors, and local documents
+    /// Include deleted documents, conflicting revisions, each revision's ancestors, and local documents
     #[arg(long)]
     all_revisions: bool,
 
-    /// Leave out _rev: loaded again, documents begin anew
+    /// Leave out _rev: loaded again, the documents begin with a first revision
     #[arg(long, conflicts_with = "all_revisions")]
     no_rev: bool,
 }
@@ -62,79 +61,80 @@ pub(crate) fn run(args: Args) -> CommandResult {
 
 async fn dump(args: Args) -> CommandResult {
     if let Some(path) = &args.out {
-        check_free(path, args.force)?;
+        check_replaceable(path, args.force)?;
     }
-    let mut target = Target::open(&args.target, Options::default(), Missing::Refuse, false).await?;
+    let mut target = Target::open(&args.target, Options::default(), MissingDatabase::Refuse, false).await?;
     let (count, left_out) = match &args.out {
         None => {
-            let mut sink = Sink::new(io::stdout().lock(), args.no_rev);
-            let left_out = write_documents(&mut target, &args, &mut sink).await?;
-            (sink.finish()?.1, left_out)
+            let mut writer = DocumentWriter::new(io::stdout().lock(), args.no_rev);
+            let left_out = write_documents(&mut target, &args, &mut writer).await?;
+            (writer.finish()?.1, left_out)
         }
         Some(path) if is_special(path) => {
-            // A device or a pipe is written to, never replaced.
-            let file = File::options().write(true).open(path).map_err(|error| named(path, error))?;
-            let mut sink = Sink::new(file, args.no_rev);
-            let left_out = write_documents(&mut target, &args, &mut sink).await?;
-            (sink.finish()?.1, left_out)
+            // A device or a pipe is written to and never replaced.
+            let file = File::options().write(true).open(path).map_err(|error| with_path(path, error))?;
+            let mut writer = DocumentWriter::new(file, args.no_rev);
+            let left_out = write_documents(&mut target, &args, &mut writer).await?;
+            (writer.finish()?.1, left_out)
         }
         Some(path) => {
-            // What a link leads to is replaced, not the link.
+            // A symbolic link is followed: its target is replaced.
             let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-            let temporary = Temporary::new(path)?;
-            let file = File::create(&temporary.path).map_err(|error| named(path, error))?;
-            let mut sink = Sink::new(file, args.no_rev);
-            let left_out = write_documents(&mut target, &args, &mut sink).await?;
-            let (file, count) = sink.finish()?;
+            let temporary = TemporaryFile::new(path)?;
+            let file = File::create(&temporary.path).map_err(|error| with_path(path, error))?;
+            let mut writer = DocumentWriter::new(file, args.no_rev);
+            let left_out = write_documents(&mut target, &args, &mut writer).await?;
+            let (file, count) = writer.finish()?;
             file.sync_all()?;
-            check_free(path, args.force)?;
+            check_replaceable(path, args.force)?;
             temporary.rename(path)?;
             (count, left_out)
         }
     };
     match args.all_revisions {
-        false => complain!("dumped {count} documents"),
-        true => complain!("dumped {count} leaf revisions and local documents"),
+        false => print_stderr!("dumped {count} documents"),
+        true => print_stderr!("dumped {count} leaf revisions and local documents"),
     }
     if let Some(left_out) = left_out.text() {
-        complain!("{left_out}");
+        print_stderr!("{left_out}");
     }
     Ok(())
 }
 
-/// Refuses to replace a file that nobody asked to replace.
-fn check_free(path: &Path, force: bool) -> Result<(), Error> {
+/// Refuses a directory, and an existing file unless `force` is set.
+fn check_replaceable(path: &Path, force: bool) -> Result<(), Error> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(format!("{} is a directory", path.display()).into()),
         Ok(found) if found.is_file() && !force => {
-            Err(format!("{} is there already; --force replaces it", path.display()).into())
+            Err(format!("{} already exists; --force replaces it", path.display()).into())
         }
         _ => Ok(()),
     }
 }
 
-/// Whether something is there that is no ordinary file.
+/// Whether `path` exists and is not a regular file.
 fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| !found.is_file())
 }
 
-fn named(path: &Path, error: io::Error) -> Error {
+fn with_path(path: &Path, error: io::Error) -> Error {
     format!("{}: {error}", path.display()).into()
 }
 
-/// A file that is removed unless it gets its name.
-struct Temporary {
+/// The output file under a temporary name. Dropping it without `rename` removes the file.
+struct TemporaryFile {
     path: PathBuf,
 }
 
-impl Temporary {
-    fn new(path: &Path) -> Result<Temporary, Error> {
-        let name = path.file_name().ok_or_else(|| format!("{} names no file", path.display()))?;
+impl TemporaryFile {
+    /// Chooses a temporary name in the directory of `path`.
+    fn new(path: &Path) -> Result<TemporaryFile, Error> {
+        let name = path.file_name().ok_or_else(|| format!("{} is not a file name", path.display()))?;
         let name = format!(".{}.{}", name.to_string_lossy(), std::process::id());
-        Ok(Temporary { path: path.with_file_name(name) })
+        Ok(TemporaryFile { path: path.with_file_name(name) })
     }
 
-    /// Gives the file its name, persisted when it returns.
+    /// Renames the file to `path`. The rename is persisted when this returns.
     fn rename(self, path: &Path) -> io::Result<()> {
         fs::rename(&self.path, path)?;
         let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -142,30 +142,36 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // It is gone already where it was renamed.
+        // Fails if the file was renamed.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Writes documents, one a line.
-struct Sink<W: Write> {
+/// Writes documents, one per line.
+struct DocumentWriter<W: Write> {
     writer: BufWriter<W>,
     no_rev: bool,
+    /// Number of documents written.
     count: u64,
     line: Vec<u8>,
 }
 
-impl<W: Write> Sink<W> {
-    fn new(writer: W, no_rev: bool) -> Sink<W> {
-        Sink { writer: BufWriter::with_capacity(256 << 10, writer), no_rev, count: 0, line: Vec::new() }
+impl<W: Write> DocumentWriter<W> {
+    fn new(writer: W, no_rev: bool) -> DocumentWriter<W> {
+        DocumentWriter {
+            writer: BufWriter::with_capacity(256 << 10, writer),
+            no_rev,
+            count: 0,
+            line: Vec::new(),
+        }
     }
 
     fn write(&mut self, document: &[u8]) -> Result<(), Error> {
         self.line.clear();
         if self.no_rev {
-            members::write_without("_rev", document, &mut self.line)?;
+            json_members::write_without("_rev", document, &mut self.line)?;
         } else {
             minify(document, &mut self.line);
         }
@@ -185,44 +191,44 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// Writes what was asked for.
+/// Writes the documents that the flags select. Returns the counts of what they leave out.
 async fn write_documents<W: Write>(
     target: &mut Target,
     args: &Args,
-    sink: &mut Sink<W>,
+    writer: &mut DocumentWriter<W>,
 ) -> Result<LeftOut, Error> {
-    let content = if args.attachments { Content::Inline } else { Content::Stubs };
+    let content = if args.attachments { AttachmentContent::Inline } else { AttachmentContent::Stubs };
     match (target, args.all_revisions) {
-        (Target::Local(database), false) => local::write_winners(database, content, sink).await,
-        (Target::Local(database), true) => local::write_all(database, content, sink).await,
-        (Target::Remote(database), false) => remote::write_winners(database, content, sink).await,
-        (Target::Remote(database), true) => remote::write_all(database, content, sink).await,
+        (Target::Local(database), false) => local::write_winners(database, content, writer).await,
+        (Target::Local(database), true) => local::write_all(database, content, writer).await,
+        (Target::Remote(database), false) => remote::write_winners(database, content, writer).await,
+        (Target::Remote(database), true) => remote::write_all(database, content, writer).await,
     }
 }
 
-/// What is written of attachments.
+/// How attachments are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
-    /// All but their content.
+enum AttachmentContent {
+    /// As stubs, without their content.
     Stubs,
-    /// Their content, in base 64.
+    /// With their content in base64.
     Inline,
 }
 
-/// What of a database a dump doesn't have.
+/// Counts of what a dump leaves out of a database.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LeftOut {
     deleted_count: u64,
-    /// Leaves that aren't their documents' winners.
+    /// Leaves other than the winning revisions.
     branch_count: u64,
-    /// Attachments without their content.
+    /// Attachments written without their content.
     attachment_count: u64,
-    /// None where the server doesn't tell.
+    /// Local documents. None if the server doesn't list them.
     local_count: Option<u64>,
 }
 
 impl LeftOut {
-    /// What was left out, and which flag has it; None where nothing was.
+    /// Describes what was left out and the flags that include it. None if the dump is complete.
     fn text(&self) -> Option<String> {
         let counted = |count: u64, what: &str| match count {
             0 => None,
@@ -254,15 +260,15 @@ fn check_count(found: u64, announced: u64) -> Result<(), Error> {
     if found == announced {
         Ok(())
     } else {
-        Err(format!("{found} documents came where {announced} were announced").into())
+        Err(format!("received {found} documents of {announced} announced").into())
     }
 }
 
-/// A document that no load would take.
+/// The error of a document that `settee load` would refuse.
 fn too_large(id: &str) -> Error {
     format!(
-        "{id} takes more than {LINE_BYTES_MAX} bytes with its attachments: copy the database by replication, or \
-         by `settee backup`"
+        "{id} exceeds {LINE_BYTES_MAX} bytes with its attachments: copy the database by replication or with \
+         `settee backup`"
     )
     .into()
 }

@@ -1,8 +1,8 @@
-//! The administrator that a server makes for itself where its settings name none.
+//! The administrator that a server creates if its settings name none.
 //!
-//! Name and password are `NAME:PASSWORD` in the file [`ADMIN_FILE`] of the data directory, which only
-//! the server's user may read. It is written and synced at the first start, and read at later ones;
-//! changing it changes the password from the next start on, and deleting it has a new one made.
+//! The file [`ADMIN_FILE`] in the data directory contains `NAME:PASSWORD` and is readable only by the
+//! server's user. The first start writes and syncs it; later starts read it. A changed file takes effect at
+//! the next start; after its deletion the next start creates a new administrator.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -13,52 +13,53 @@ use settee_http::Admin;
 
 use crate::secret;
 
-/// Holds name and password, beside the databases.
+/// File in the data directory with the administrator's name and password.
 pub(crate) const ADMIN_FILE: &str = "admin";
 
-/// The name of an administrator that is made.
+/// The name of a created administrator.
 const NAME: &str = "admin";
 
-/// Random bytes of a password; it has two hexadecimal digits for each.
+/// Number of random bytes of a password, which is written in hexadecimal.
 const PASSWORD_BYTES: usize = 16;
 
-/// An administrator, and the password where it was made just now.
+/// The administrator of a data directory.
 pub(crate) struct FirstAdmin {
     pub(crate) admin: Admin,
+    /// The password, if the administrator was created now.
     pub(crate) new_password: Option<String>,
 }
 
 impl FirstAdmin {
-    /// Reads the administrator of a data directory, or makes one.
+    /// Reads the administrator of a data directory, or creates and persists one.
     ///
     /// # Errors
-    /// What the system says of the file, that others can read it, or that it isn't `NAME:PASSWORD`;
-    /// passwords aren't shown.
-    pub(crate) fn of(data_dir: &Path) -> Result<FirstAdmin, String> {
+    /// The file can't be read or written, is readable by other users, or isn't `NAME:PASSWORD`. The text
+    /// contains no password.
+    pub(crate) fn load_or_create(data_dir: &Path) -> Result<FirstAdmin, String> {
         let path = data_dir.join(ADMIN_FILE);
-        let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        if path.try_exists().map_err(|error| problem(&error))? {
-            let admin = Admin::parse(&secret::read(&path)?).map_err(|error| problem(&error))?;
+        let with_path = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        if path.try_exists().map_err(|error| with_path(&error))? {
+            let admin = Admin::parse(&secret::read(&path)?).map_err(|error| with_path(&error))?;
             return Ok(FirstAdmin { admin, new_password: None });
         }
         let password = new_password();
         let text = format!("{NAME}:{password}");
-        write(data_dir, &text).map_err(|error| problem(&error))?;
-        let admin = Admin::parse(&text).expect("it has a name and a password");
+        write(data_dir, &text).map_err(|error| with_path(&error))?;
+        let admin = Admin::parse(&text).expect("a name and a password");
         Ok(FirstAdmin { admin, new_password: Some(password) })
     }
 }
 
 fn new_password() -> String {
     let mut bytes = [0; PASSWORD_BYTES];
-    getrandom::fill(&mut bytes).expect("the system gives randomness");
+    getrandom::fill(&mut bytes).expect("the system provides random bytes");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes the file, whole and synced, or leaves none behind under its name.
+/// Creates the file atomically. It is persisted when this returns.
 fn write(data_dir: &Path, text: &str) -> io::Result<()> {
     let unfinished = data_dir.join(format!("{ADMIN_FILE}.new"));
-    // A new file: one that was there may be somebody's else, or lead elsewhere.
+    // An existing file is replaced by a new one: it may be another user's, or a symbolic link.
     match std::fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

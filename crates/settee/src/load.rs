@@ -1,17 +1,18 @@
-//! `settee load`: JSON documents into a database, at a URL or in a data directory.
+//! `settee load`: stores JSON documents in a database of a server or of a data directory.
 //!
-//! One thread reads and splits the input and finds each document's id; batches go through a
-//! short queue to a task that stores them, one after the other. Ids are stable
-//! ([`identity`]), so that loading again what was loaded before adds nothing: where a batch was
-//! mostly there already, the next one asks first and sends only what is missing.
+//! One thread reads and splits the input and determines each document's id. It sends batches through a
+//! bounded queue to a task that stores them one after the other. Ids are stable ([`identity`]), so loading
+//! the same input again adds nothing. If most documents of a batch existed, the loader looks up the ids of
+//! the next batch first and sends only the missing documents.
 //!
-//! Documents with `_revisions` are merged into their trees as replication merges them, so that what
-//! `settee dump --all-revisions` wrote comes back with its conflicts and deletions.
+//! Documents with `_revisions` are merged into their revision trees as in replication, so a dump with
+//! `--all-revisions` restores conflicts and deletions.
 //!
 //! Invariants:
-//! 1. Memory holds [`BATCHES_AHEAD`] batches and what is being stored, whatever the input's size.
+//! 1. Memory holds [`BATCHES_AHEAD`] batches and the one being stored, independent of the input's size.
 //! 2. A document counts as loaded once it is persisted.
-//! 3. No document is overwritten: another one under its id is an error that names the line.
+//! 3. No document is overwritten: an existing document with the same id and other content is an error with
+//!    the line.
 
 use std::collections::HashSet;
 use std::io::{self, IsTerminal as _, Read};
@@ -24,10 +25,10 @@ use settee_doc::Options;
 use tokio::sync::mpsc;
 
 use crate::CommandResult;
-use crate::output::{complain, say};
+use crate::output::{print_stderr, print_stdout};
 use identity::{Identifier, Item};
 use split::{SplitError, Splitter};
-use target::{Error, Missing, Stored, Target, TargetArgs};
+use target::{Error, MissingDatabase, StoreOutcome, Target, TargetArgs};
 
 mod format;
 pub(crate) mod identity;
@@ -35,53 +36,53 @@ mod input;
 pub(crate) mod split;
 pub(crate) mod target;
 
-/// Most bytes of documents in a batch; one document may exceed it.
+/// Largest batch in bytes of documents. A batch of one document may exceed it.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// Most bytes of a document with its attachments, and of a line of couchbackup's. Without attachments a
-/// document has a limit of its own.
+/// Largest document with attachments, and largest line of a couchbackup file, in bytes. `--max-document-size`
+/// limits documents without attachments.
 pub(crate) const LINE_BYTES_MAX: usize = 256 << 20;
 
-/// Batches that are read ahead of the one being stored.
+/// Number of batches read ahead of the one being stored.
 const BATCHES_AHEAD: usize = 2;
 
-/// Most errors that are printed; the others are counted.
+/// Number of errors printed. Further errors are only counted.
 const ERRORS_SHOWN_MAX: u64 = 100;
 
-/// Time between two pictures of the progress bar.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Time between two updates of the progress bar on the terminal.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// JSON lines or a JSON array of documents, `{"docs":[…]}`, an answer of _all_docs with include_docs=true,
-    /// or couchbackup's; also compressed by gzip or zstd; - reads the standard input
+    /// File with JSON lines, a JSON array, `{"docs":[…]}`, a response of _all_docs with include_docs=true, or
+    /// a couchbackup; may be compressed with gzip or zstd; - reads the standard input
     file: PathBuf,
 
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Documents in a batch
+    /// Number of documents in a batch
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     batch: u64,
 
-    /// Make the database where it isn't there
+    /// Create the database if it doesn't exist
     #[arg(long)]
     create: bool,
 
-    /// Member that holds the id of documents without _id [default: a hash of the content]
+    /// Member with the id of documents that have no _id [default: a hash of the content]
     #[arg(long, value_name = "MEMBER")]
     id: Option<String>,
 
-    /// Bytes of a document
+    /// Largest document in bytes
     #[arg(long, value_name = "N", env = "SETTEE_MAX_DOCUMENT_SIZE", default_value_t = Options::default().document_bytes_max)]
     max_document_size: usize,
 
-    /// Store design documents with validate_doc_update, and what they would check, without running them; in a
-    /// data directory. A server has a setting of its own for that
+    /// Don't run validate_doc_update functions, and accept design documents that contain them. Only for a
+    /// data directory; a server has its own setting
     #[arg(long, conflicts_with = "url")]
     ignore_validation: bool,
 
-    /// Go on behind a document that can't be read or is refused, and count it
+    /// Skip and count documents that can't be read or are refused
     #[arg(long)]
     skip_errors: bool,
 }
@@ -99,16 +100,20 @@ pub(crate) fn run(args: Args) -> CommandResult {
 
 async fn load(args: Args) -> CommandResult {
     let input = input::open(&args.file)?;
-    let target =
-        Target::open(&args.target, args.options(), Missing::of_load(args.create), args.ignore_validation)
-            .await?;
-    let (mut loader, mut batches) = begin(target, input.size, input.reader, &args)?;
+    let target = Target::open(
+        &args.target,
+        args.options(),
+        MissingDatabase::of_load(args.create),
+        args.ignore_validation,
+    )
+    .await?;
+    let (mut loader, mut batches) = start_reader(target, input.size, input.reader, &args)?;
     let failed = loader.store_all(&mut batches).await;
     loader.finish(failed).await
 }
 
-/// Starts to read, in a thread of its own.
-fn begin(
+/// Starts the reader thread. Returns the loader and the queue that the thread fills.
+fn start_reader(
     target: Target,
     size: Option<u64>,
     input: Box<dyn Read + Send>,
@@ -125,19 +130,19 @@ fn begin(
     Ok((Loader::new(target, size, args.skip_errors), receiver))
 }
 
-/// What the reader hands over.
+/// Message from the reader to the loader.
 #[derive(Debug)]
 enum Message {
-    /// Documents, no two with the same id, and how far the input was read.
+    /// Documents with distinct keys ([`Item::key`]), and the number of input bytes read so far.
     Batch { items: Vec<Item>, bytes: u64 },
-    /// A place where there is no document to load.
-    Bad { line: u64, reason: String, is_last: bool },
+    /// An invalid document. `is_last` is set if the input can't be read beyond it.
+    Invalid { line: u64, reason: String, is_last: bool },
 }
 
-/// The storing side is gone: nobody wants the rest.
-struct Gone;
+/// The loader has stopped and takes no more messages.
+struct ReceiverClosed;
 
-/// Reads, splits and identifies, in a thread of its own.
+/// The reader thread: reads and splits the input and determines the documents' ids.
 struct Reader {
     identifier: Identifier,
     batch: usize,
@@ -147,22 +152,22 @@ struct Reader {
 
 impl Reader {
     fn run(mut self, input: impl Read) {
-        // Without a receiver there is nothing left to do.
+        // The loader has stopped; so does the reader.
         let _ = self.read(input);
     }
 
-    fn read(&mut self, input: impl Read) -> Result<(), Gone> {
+    fn read(&mut self, input: impl Read) -> Result<(), ReceiverClosed> {
         let mut splitter = match Splitter::new(input, LINE_BYTES_MAX) {
             Ok(splitter) => splitter,
             Err(error) => {
-                return self.send(Message::Bad { line: 1, reason: error.to_string(), is_last: true });
+                return self.send(Message::Invalid { line: 1, reason: error.to_string(), is_last: true });
             }
         };
         let (mut document, mut batch) = (Vec::new(), Batch::default());
         loop {
             let bytes = splitter.bytes_read();
             let found = match splitter.next(&mut document) {
-                Ok(Some(line)) => self.identify(line, &document).map_err(|bad| (bad, false)),
+                Ok(Some(line)) => self.identify(line, &document).map_err(|error| (error, false)),
                 Ok(None) => return self.send_batch(&mut batch, splitter.bytes_read()),
                 Err(error) => Err(split_error(error)),
             };
@@ -175,7 +180,7 @@ impl Reader {
                 }
                 Err(((line, reason), is_last)) => {
                     self.send_batch(&mut batch, bytes)?;
-                    self.send(Message::Bad { line, reason, is_last })?;
+                    self.send(Message::Invalid { line, reason, is_last })?;
                     if is_last {
                         return Ok(());
                     }
@@ -192,17 +197,17 @@ impl Reader {
         }
     }
 
-    fn send_batch(&mut self, batch: &mut Batch, bytes: u64) -> Result<(), Gone> {
+    fn send_batch(&mut self, batch: &mut Batch, bytes: u64) -> Result<(), ReceiverClosed> {
         let items = std::mem::take(batch).items;
         if items.is_empty() { Ok(()) } else { self.send(Message::Batch { items, bytes }) }
     }
 
-    fn send(&mut self, message: Message) -> Result<(), Gone> {
-        self.sender.blocking_send(message).map_err(|_| Gone)
+    fn send(&mut self, message: Message) -> Result<(), ReceiverClosed> {
+        self.sender.blocking_send(message).map_err(|_| ReceiverClosed)
     }
 }
 
-/// Line and reason, and whether nothing can be read behind it.
+/// Returns the line, the reason, and whether the input can't be read beyond the error.
 fn split_error(error: SplitError) -> ((u64, String), bool) {
     match error {
         SplitError::TooLarge { line, max } => ((line, too_large(max)), false),
@@ -239,12 +244,15 @@ impl Batch {
 struct Loader {
     target: Target,
     skip_errors: bool,
-    /// The last batch was mostly there: ask before sending.
-    ask_first: bool,
-    loaded: u64,
-    there: u64,
-    errors: u64,
-    /// Why it stopped before the input's end.
+    /// Whether to look up the ids of a batch before sending it, since most of the previous batch existed.
+    must_look_up: bool,
+    /// Documents stored by this load.
+    loaded_count: u64,
+    /// Documents that were in the database already.
+    existing_count: u64,
+    /// Documents that were not loaded.
+    error_count: u64,
+    /// The error that stopped the load before the end of the input.
     stopped: Option<String>,
     started: Instant,
     bar: ProgressBar,
@@ -255,18 +263,18 @@ impl Loader {
         Loader {
             target,
             skip_errors,
-            ask_first: true,
-            loaded: 0,
-            there: 0,
-            errors: 0,
+            must_look_up: true,
+            loaded_count: 0,
+            existing_count: 0,
+            error_count: 0,
             stopped: None,
             started: Instant::now(),
             bar: progress_bar(size),
         }
     }
 
-    /// Stores what comes until the input's end, or until something stops it: what failed is
-    /// returned.
+    /// Stores batches until the end of the input or an error. Returns the error if the target failed; an
+    /// invalid document sets `stopped` instead.
     async fn store_all(&mut self, batches: &mut mpsc::Receiver<Message>) -> Option<Error> {
         while let Some(message) = batches.recv().await {
             match message {
@@ -274,10 +282,10 @@ impl Loader {
                     if let Err(error) = self.batch(&items).await {
                         return Some(error);
                     }
-                    self.show(bytes);
+                    self.show_progress(bytes);
                 }
-                Message::Bad { line, reason, is_last } => {
-                    self.bad(line, &reason);
+                Message::Invalid { line, reason, is_last } => {
+                    self.reject(line, &reason);
                     if is_last {
                         self.stopped.get_or_insert_with(|| format!("line {line}: {reason}"));
                     }
@@ -290,9 +298,9 @@ impl Loader {
         None
     }
 
-    /// The end: everything is persisted before success is reported.
+    /// Closes the target and prints the summary. Success is reported only after all documents are persisted.
     async fn finish(self, failed: Option<Error>) -> CommandResult {
-        let Loader { target, loaded, there, errors, stopped, started, bar, .. } = self;
+        let Loader { target, loaded_count, existing_count, error_count, stopped, started, bar, .. } = self;
         bar.finish_and_clear();
         let failed = match failed {
             Some(error) => Some(error),
@@ -300,20 +308,23 @@ impl Loader {
         };
         if let Some(error) = failed {
             return Err(format!(
-                "{error}; {loaded} documents were stored before that ({there} already there): load again to go on"
+                "{error}; {loaded_count} documents were stored before that ({existing_count} already there): \
+                 load again to continue"
             )
             .into());
         }
-        say!("{}", summary(loaded, there, errors, started.elapsed()));
-        match (stopped, errors) {
-            (Some(place), _) => Err(format!("stopped at {place}; {loaded} documents were stored").into()),
+        print_stdout!("{}", summary(loaded_count, existing_count, error_count, started.elapsed()));
+        match (stopped, error_count) {
+            (Some(error), _) => {
+                Err(format!("stopped at {error}; {loaded_count} documents were stored").into())
+            }
             (None, 0) => Ok(()),
-            (None, errors) => Err(format!("{errors} documents were not loaded").into()),
+            (None, count) => Err(format!("{count} documents were not loaded").into()),
         }
     }
 
-    fn show(&self, bytes: u64) {
-        let documents = self.loaded + self.there;
+    fn show_progress(&self, bytes: u64) {
+        let documents = self.loaded_count + self.existing_count;
         self.bar.set_position(bytes);
         self.bar.set_message(format!(
             "{documents} documents, {:.0}/s",
@@ -321,23 +332,23 @@ impl Loader {
         ));
     }
 
-    /// Counts a document that isn't loaded, and shows why.
+    /// Counts a document that isn't loaded, and prints the reason.
     fn report(&mut self, line: u64, reason: &str) {
-        self.errors += 1;
-        if self.errors <= ERRORS_SHOWN_MAX {
-            self.bar.suspend(|| complain!("line {line}: {reason}"));
+        self.error_count += 1;
+        if self.error_count <= ERRORS_SHOWN_MAX {
+            self.bar.suspend(|| print_stderr!("line {line}: {reason}"));
         }
-        if self.errors == ERRORS_SHOWN_MAX {
-            self.bar.suspend(|| complain!("further errors are counted alone"));
+        if self.error_count == ERRORS_SHOWN_MAX {
+            self.bar.suspend(|| print_stderr!("further errors are only counted"));
         }
     }
 
-    /// A document that can't be loaded: it ends the run, or is passed over.
-    fn bad(&mut self, line: u64, reason: &str) {
+    /// Counts an invalid or refused document. Stops the load unless `skip_errors` is set.
+    fn reject(&mut self, line: u64, reason: &str) {
         if self.skip_errors {
             self.report(line, reason);
         } else {
-            self.errors += 1;
+            self.error_count += 1;
             self.stopped.get_or_insert_with(|| format!("line {line}: {reason}"));
         }
     }
@@ -348,7 +359,7 @@ impl Loader {
             listed.into_iter().partition(|item| item.has_history);
         let (replicated, new): (Vec<&Item>, Vec<&Item>) =
             others.into_iter().partition(|item| item.revision.is_some());
-        let there_before = self.there;
+        let existing_before = self.existing_count;
         for item in local {
             self.store_local(item).await?;
         }
@@ -361,46 +372,46 @@ impl Loader {
         if !new.is_empty() {
             self.store_new(new).await?;
         }
-        self.ask_first = 2 * (self.there - there_before) > items.len() as u64;
+        self.must_look_up = 2 * (self.existing_count - existing_before) > items.len() as u64;
         Ok(())
     }
 
-    /// A local document is stored where there is none of its id.
+    /// Stores a local document unless its id exists.
     async fn store_local(&mut self, item: &Item) -> Result<(), Error> {
         match self.target.local_document(&item.id).await? {
-            Some(document) if is_same(&document, &item.text) => self.there += 1,
-            Some(_) => self.report(item.line, &format!("{:?} is there with other content", item.id)),
+            Some(document) if is_same(&document, &item.text) => self.existing_count += 1,
+            Some(_) => self.report(item.line, &format!("{:?} already exists with other content", item.id)),
             None => match self.target.put_local(item).await? {
-                Stored::Yes => self.loaded += 1,
-                Stored::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
-                Stored::Refused(reason) => self.bad(item.line, &reason),
+                StoreOutcome::Stored => self.loaded_count += 1,
+                StoreOutcome::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
+                StoreOutcome::Refused(reason) => self.reject(item.line, &reason),
             },
         }
         Ok(())
     }
 
-    /// Documents with their ancestors are merged; those that are known are there.
+    /// Merges documents with their ancestors. A revision that the database has counts as existing.
     async fn store_branches(&mut self, items: &[&Item]) -> Result<(), Error> {
         let mut is_missing = self.target.missing(items).await?.into_iter();
-        let (missing, known): (Vec<&Item>, Vec<&Item>) =
-            items.iter().copied().partition(|_| is_missing.next().expect("an answer for each"));
-        self.there += known.len() as u64;
-        self.store_as_they_are(&missing).await
+        let (missing, existing): (Vec<&Item>, Vec<&Item>) =
+            items.iter().copied().partition(|_| is_missing.next().expect("one result per item"));
+        self.existing_count += existing.len() as u64;
+        self.store_with_revisions(&missing).await
     }
 
-    async fn store_as_they_are(&mut self, items: &[&Item]) -> Result<(), Error> {
+    async fn store_with_revisions(&mut self, items: &[&Item]) -> Result<(), Error> {
         for (item, stored) in items.iter().zip(self.store(items, true).await?) {
             match stored {
-                Stored::Yes => self.loaded += 1,
-                Stored::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
-                Stored::Refused(reason) => self.bad(item.line, &reason),
+                StoreOutcome::Stored => self.loaded_count += 1,
+                StoreOutcome::Conflict => self.report(item.line, &format!("{:?} is in conflict", item.id)),
+                StoreOutcome::Refused(reason) => self.reject(item.line, &reason),
             }
         }
         Ok(())
     }
 
-    /// Documents with revisions keep them. Where another revision is there, theirs would become
-    /// a conflict that nobody sees: that is an error instead.
+    /// Stores documents under the revisions they have. If the database has another revision of a document,
+    /// the new one would become an unnoticed conflict; that is reported as an error instead.
     async fn store_replicated(&mut self, items: &[&Item]) -> Result<(), Error> {
         let ids: Vec<&str> = items.iter().map(|item| item.id.as_str()).collect();
         let existing = self.target.existing(&ids, false).await?;
@@ -408,44 +419,48 @@ impl Loader {
         for (&item, existing) in items.iter().zip(existing) {
             match existing {
                 None => missing.push(item),
-                Some(existing) if Some(&existing.revision) == item.revision.as_ref() => self.there += 1,
+                Some(existing) if Some(&existing.revision) == item.revision.as_ref() => {
+                    self.existing_count += 1
+                }
                 Some(existing) => {
-                    let state = if existing.is_deleted { "was deleted with" } else { "is there with" };
+                    let state = if existing.is_deleted { "was deleted with" } else { "already exists with" };
                     self.report(item.line, &format!("{:?} {state} revision {}", item.id, existing.revision));
                 }
             }
         }
-        self.store_as_they_are(&missing).await
+        self.store_with_revisions(&missing).await
     }
 
     async fn store_new(&mut self, mut items: Vec<&Item>) -> Result<(), Error> {
-        let mut taken = Vec::new();
-        if self.ask_first {
+        let mut existing_items = Vec::new();
+        if self.must_look_up {
             let ids: Vec<&str> = items.iter().map(|item| item.id.as_str()).collect();
             let existing = self.target.existing(&ids, false).await?;
-            let mut is_there =
+            let mut exists =
                 existing.iter().map(|found| found.as_ref().is_some_and(|found| !found.is_deleted));
-            (taken, items) = items.into_iter().partition(|_| is_there.next().expect("a row for each"));
+            (existing_items, items) =
+                items.into_iter().partition(|_| exists.next().expect("one row per item"));
         }
         for (&item, stored) in items.iter().zip(self.store(&items, false).await?) {
             match stored {
-                Stored::Yes => self.loaded += 1,
-                Stored::Conflict => taken.push(item),
-                Stored::Refused(reason) => self.bad(item.line, &reason),
+                StoreOutcome::Stored => self.loaded_count += 1,
+                StoreOutcome::Conflict => existing_items.push(item),
+                StoreOutcome::Refused(reason) => self.reject(item.line, &reason),
             }
         }
-        self.compare(&taken).await
+        self.compare(&existing_items).await
     }
 
-    async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<Stored>, Error> {
+    async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<StoreOutcome>, Error> {
         if items.is_empty() { Ok(Vec::new()) } else { self.target.store(items, with_revisions).await }
     }
 
-    /// Ids that are taken: by the same document, or by another one, which stays.
-    async fn compare(&mut self, taken: &[&Item]) -> Result<(), Error> {
+    /// Compares documents with the existing ones of the same ids. Equal documents count as existing; others
+    /// are errors.
+    async fn compare(&mut self, existing_items: &[&Item]) -> Result<(), Error> {
         let (derived, given): (Vec<&Item>, Vec<&Item>) =
-            taken.iter().copied().partition(|item| item.is_derived);
-        self.there += derived.len() as u64;
+            existing_items.iter().copied().partition(|item| item.is_derived);
+        self.existing_count += derived.len() as u64;
         if given.is_empty() {
             return Ok(());
         }
@@ -454,17 +469,17 @@ impl Loader {
         for (item, existing) in given.iter().zip(existing) {
             let document = existing.and_then(|existing| existing.document);
             if document.is_some_and(|document| is_same(&document, &item.text)) {
-                self.there += 1;
+                self.existing_count += 1;
             } else {
-                self.report(item.line, &format!("{:?} is there with other content", item.id));
+                self.report(item.line, &format!("{:?} already exists with other content", item.id));
             }
         }
         Ok(())
     }
 }
 
-/// Whether two documents have the same members, whatever their order and revisions. Of attachments the names,
-/// types and digests are compared, not the content, which a stub hasn't.
+/// Whether two documents have equal members, regardless of order and revision. Attachments are compared by
+/// name, type and digest, since stubs have no content.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let members = |text| match serde_json::from_slice(text) {
         Ok(Value::Object(mut members)) => {
@@ -485,23 +500,25 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 fn has_same_attachments(one: Option<Value>, other: Option<Value>) -> bool {
     let (one, other) = (one.unwrap_or_else(|| json!({})), other.unwrap_or_else(|| json!({})));
     let (Value::Object(one), Value::Object(other)) = (one, other) else { return false };
-    let is_alike = |(name, attachment): (&String, &Value)| {
+    let is_equal = |(name, attachment): (&String, &Value)| {
         other.get(name).is_some_and(|other| {
             ["content_type", "digest"].iter().all(|member| attachment[member] == other[member])
         })
     };
-    one.len() == other.len() && one.iter().all(is_alike)
+    one.len() == other.len() && one.iter().all(is_equal)
 }
 
-fn summary(loaded: u64, there: u64, errors: u64, time: Duration) -> String {
+fn summary(loaded: u64, existing: u64, errors: u64, time: Duration) -> String {
     let seconds = time.as_secs_f64();
-    let rate = (loaded + there) as f64 / seconds;
+    let rate = (loaded + existing) as f64 / seconds;
     format!(
-        "loaded {loaded} documents ({there} already there, {errors} errors) in {seconds:.1} s, {rate:.0} docs/s"
+        "loaded {loaded} documents ({existing} already there, {errors} errors) in {seconds:.1} s, \
+         {rate:.0} docs/s"
     )
 }
 
-/// On a terminal a bar, or without a size a counter; elsewhere nothing.
+/// Returns a progress bar, or a counter if the input's size is unknown. It is hidden unless stderr is a
+/// terminal.
 fn progress_bar(size: Option<u64>) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -513,7 +530,7 @@ fn progress_bar(size: Option<u64>) -> ProgressBar {
         None => (ProgressBar::new_spinner(), "{spinner} {bytes}, {bytes_per_sec}, {msg}"),
     };
     bar.set_style(ProgressStyle::with_template(template).expect("the template is well-formed"));
-    bar.enable_steady_tick(PROGRESS_EVERY);
+    bar.enable_steady_tick(DRAW_INTERVAL);
     bar
 }
 

@@ -1,11 +1,11 @@
-//! The server's own log: what is logged, in which form, and where it goes.
+//! The server log: its levels, its format and its output.
 //!
-//! Events are formatted by `tracing-subscriber`, put in a bounded queue and written by a thread
-//! ([`writer`]), so that a log that can't be written delays no request and ends no task.
+//! `tracing-subscriber` formats events and appends them to a bounded queue that a thread writes ([`writer`]).
+//! So a log that can't be written neither delays a request nor stops a task.
 //!
 //! Invariants:
-//! 1. An event is one line, whatever its values hold: control characters are escaped.
-//! 2. Nothing that runs beside requests writes to stderr in another way; panics are events too.
+//! 1. An event is one line; control characters in its values are escaped.
+//! 2. While the server serves requests, all output to stderr goes through the log. Panics are events too.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write};
@@ -31,29 +31,29 @@ mod level;
 mod writer;
 
 pub(crate) use level::LogLevel;
-use writer::{LogWriter, Sink};
+use writer::{LogSink, LogWriter};
 
-/// How the log is written.
+/// Configuration of the server log.
 #[derive(Debug, Clone)]
 pub(crate) struct LogConfig {
     pub(crate) level: LogLevel,
     pub(crate) format: LogFormat,
-    /// The file that it is appended to; None: stderr.
+    /// File to append to. None: stderr.
     pub(crate) file: Option<PathBuf>,
 }
 
-/// The log of this process. When it is dropped, what waits is written, within a time limit.
+/// The log of this process. Dropping it writes the queued lines, within a time limit.
 pub(crate) struct ServerLog {
     writer: LogWriter,
 }
 
 impl ServerLog {
-    /// Starts the log for the whole process. To be called once.
+    /// Starts the log for the whole process and installs the panic hook. May be called once.
     ///
     /// # Errors
-    /// The file can't be opened, or the thread not started.
+    /// The file can't be opened, the thread can't be started, or the log was started before.
     pub(crate) fn start(config: &LogConfig) -> CommandResult<ServerLog> {
-        let sink = Sink::open(config.file.clone())?;
+        let sink = LogSink::open(config.file.clone())?;
         let has_colors = config.file.is_none() && std::io::stderr().is_terminal();
         let writer = LogWriter::start(sink).map_err(|error| format!("cannot start the log: {error}"))?;
         let targets = config.level.targets();
@@ -64,13 +64,13 @@ impl ServerLog {
         Ok(ServerLog { writer })
     }
 
-    /// Counts the lines that were dropped: those that found the queue full, and those that could
-    /// not be written.
+    /// Returns the counter of dropped lines: the queue was full, or the write failed.
     pub(crate) fn dropped_count(&self) -> Arc<AtomicU64> {
         self.writer.dropped_count()
     }
 
-    /// Opens the log's file again, by its name, before more is written. Does nothing to stderr.
+    /// Returns a function that makes the log reopen its file by name before the next write. It has no effect
+    /// on stderr.
     pub(crate) fn reopener(&self) -> impl Fn() + Send + 'static {
         let writer = self.writer.clone();
         move || writer.reopen()
@@ -97,7 +97,7 @@ where
     }
 }
 
-/// Writes `name=value`, and of the message the value alone, without control characters.
+/// Writes a field as `name=value`, and the message as its value. Control characters are escaped.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     match field.name() {
         "message" => write!(Escaped(writer), "{value:?}"),
@@ -105,7 +105,7 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
     }
 }
 
-/// Replaces control characters by Rust's escapes for them.
+/// A writer that replaces control characters with their Rust escapes.
 struct Escaped<'a, W>(&'a mut W);
 
 impl<W: Write> Write for Escaped<'_, W> {
@@ -120,7 +120,7 @@ impl<W: Write> Write for Escaped<'_, W> {
     }
 }
 
-/// Logs a panic. The default hook writes to stderr at once, which may wait for a reader.
+/// Logs a panic. The default hook writes to stderr directly, which blocks while nobody reads the pipe.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("unnamed");

@@ -11,24 +11,24 @@ mod bench;
 mod check;
 mod compact;
 mod config;
+mod data_directory;
 mod dump;
 mod first_admin;
+mod json_members;
 mod load;
 mod logging;
-mod members;
 mod output;
-mod place;
+mod progress;
 mod secret;
 mod serve;
 mod variables;
 
-use output::complain;
+use output::print_stderr;
 
-/// Permissions that no file or directory gets, whichever part of the program creates it: those of
-/// everybody but the user who runs it.
+/// Permission bits that no created file or directory gets: those of the group and of other users.
 const UMASK: u32 = 0o077;
 
-/// Memory that a burst took goes back to the system within seconds: decision 19.
+/// Returns memory that a burst used to the system within seconds: decision 19.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -43,32 +43,32 @@ struct Cli {
 enum Command {
     /// Serve databases over HTTP
     Serve(Box<serve::Args>),
-    /// Show the settings in force and where they come from, or convert CouchDB's
+    /// Show the effective settings and their sources, or convert CouchDB's settings
     Config(Box<config::Args>),
     /// Load JSON documents into a database
     Load(load::Args),
     /// Write a database's documents as JSON lines
     Dump(dump::Args),
-    /// Verify every byte of the databases in a directory, or salvage what can be read of them
+    /// Verify every byte of the databases in a directory, or salvage their readable records
     Check(check::Args),
-    /// Copy all databases, while a server runs or while none does
+    /// Copy all databases of a running server or of a data directory
     Backup(backup::Args),
-    /// Make a data directory of a backup
+    /// Create a data directory from a backup
     Restore(backup::RestoreArgs),
-    /// Give back the space of what was replaced
+    /// Free the disk space of replaced records
     Compact(compact::Args),
-    /// Measure this machine and what Settee reaches on it
+    /// Measure Settee against the limits of this machine
     Bench(Box<bench::Args>),
 }
 
-/// Exit code for arguments and variables that aren't understood, as clap has it.
+/// Exit code for invalid arguments and variables; clap uses the same.
 const USAGE_EXIT_CODE: u8 = 2;
 
 fn main() -> ExitCode {
     rustix::process::umask(Mode::from_raw_mode(UMASK));
     let command = Cli::parse().command;
     if let Err(error) = variables::check(&Cli::command(), std::env::vars_os().map(|(name, _)| name)) {
-        complain!("settee: {error}");
+        print_stderr!("settee: {error}");
         return ExitCode::from(USAGE_EXIT_CODE);
     }
     let result = match command {
@@ -90,11 +90,11 @@ fn main() -> ExitCode {
                 Some(CouchError::Refused { status: 401, .. }) => secret::USER_HINT,
                 _ => "",
             };
-            complain!("settee: {error}{hint}");
+            print_stderr!("settee: {error}{hint}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// What ends a command: a message for the one who ran it.
+/// Result of a command. The error's text is printed to the user.
 type CommandResult<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -1,27 +1,29 @@
-//! What commands print. The reader of a pipe may go at any time (`settee dump … | head`): that is no
-//! error to report, and nothing to panic at.
+//! Standard output and error output of the commands.
 //!
-//! A command that works elsewhere (`load`, `check`, `backup`) prints by [`say`] and goes on to its end. A
-//! command whose work is what it prints ends: `dump` and `config` by [`write_error`], the measurements by
-//! [`closed`].
+//! The reader of a pipe may close it at any time (`settee dump … | head`). That causes neither a panic nor an
+//! error message.
+//!
+//! A command whose work isn't its output (`load`, `check`, `backup`) prints with [`print_stdout`] and runs to
+//! completion. A command whose work is its output stops: `dump` and `config` through [`write_error`], the
+//! benchmarks through [`closed`].
 
 use std::io;
 
 use tokio::sync::Notify;
 
-/// Exit code of a command whose output nobody reads any more: what a shell shows for a program that
-/// SIGPIPE ended.
+/// Exit code of a command that stopped because its output was closed. A shell reports the same code for a
+/// program that SIGPIPE terminated.
 pub(crate) const CLOSED_EXIT_CODE: u8 = 128 + 13;
 
-/// Notified when a line couldn't be printed since the reader of stdout has gone.
+/// Notified when a line couldn't be printed because the reader closed stdout.
 static CLOSED: Notify = Notify::const_new();
 
-/// The reader of stdout has gone.
+/// The reader closed stdout.
 #[derive(Debug, thiserror::Error)]
-#[error("nobody reads the output")]
+#[error("the standard output was closed")]
 pub(crate) struct OutputClosed;
 
-/// What becomes of an error of writing to a command's output.
+/// Converts an error of writing to a command's output: a closed pipe becomes [`OutputClosed`].
 pub(crate) fn write_error(error: io::Error) -> Box<dyn std::error::Error + Send + Sync> {
     match error.kind() {
         io::ErrorKind::BrokenPipe => OutputClosed.into(),
@@ -29,32 +31,32 @@ pub(crate) fn write_error(error: io::Error) -> Box<dyn std::error::Error + Send 
     }
 }
 
-/// Returns once a line couldn't be printed because the reader of stdout has gone.
+/// Returns once a line couldn't be printed because the reader closed stdout.
 pub(crate) async fn closed() {
     CLOSED.notified().await;
 }
 
-/// See [`say`].
+/// Notifies [`closed`] if the result of [`print_stdout`] is a closed pipe.
 pub(crate) fn note_failure(printed: io::Result<()>) {
     if printed.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         CLOSED.notify_one();
     }
 }
 
-/// As `println`, but a reader that has gone is no error.
-macro_rules! say {
+/// Prints a line like `println`, except that a failed write doesn't panic.
+macro_rules! print_stdout {
     ($($text:tt)*) => {{
         use ::std::io::Write as _;
         $crate::output::note_failure(writeln!(::std::io::stdout(), $($text)*));
     }};
 }
 
-/// As `eprintln`, but a reader that has gone is no error.
-macro_rules! complain {
+/// Prints a line like `eprintln`, except that a failed write doesn't panic.
+macro_rules! print_stderr {
     ($($text:tt)*) => {{
         use ::std::io::Write as _;
         drop(writeln!(::std::io::stderr(), $($text)*));
     }};
 }
 
-pub(crate) use {complain, say};
+pub(crate) use {print_stderr, print_stdout};

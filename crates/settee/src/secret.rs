@@ -1,7 +1,7 @@
-//! Files that hold a password, and directories that hold what users stored: read by their owner alone.
+//! Permissions of files with a password and of data directories: only the owner may read them.
 //!
-//! The rule for a file with a password is PostgreSQL's for its private keys: nobody but its owner, and
-//! where that is root its group, which is how containers hand secrets over.
+//! The rule for a file with a password is PostgreSQL's rule for private keys: only the owner may read it, and
+//! the group of a file that root owns, which is how containers receive secrets.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read};
@@ -14,37 +14,37 @@ use settee_bench::http::Server;
 /// Largest file with a password, in bytes.
 const SECRET_BYTES_MAX: u64 = 1 << 20;
 
-/// Permissions of everybody but the owner.
-const OTHERS: u32 = 0o077;
+/// Mode bits of the group and of other users.
+const NOT_OWNER: u32 = 0o077;
 
-/// The same without reading by the group.
-const OTHERS_BUT_GROUP_READ: u32 = 0o037;
+/// Mode bits of the group and of other users, except that the group may read.
+const NOT_OWNER_EXCEPT_GROUP_READ: u32 = 0o037;
 
-/// Permissions with the bits for set-user-ID, set-group-ID and sticky.
+/// All mode bits, including set-user-ID, set-group-ID and sticky.
 const ALL_BITS: u32 = 0o7777;
 
-/// Set on directories that everybody writes to, as `/tmp`.
+/// Mode bit of directories that all users may write to, such as `/tmp`.
 const STICKY: u32 = 0o1000;
 
-/// The user of a client command where neither its URL nor a file names one: `NAME:PASSWORD`.
+/// Variable with the user of a client command, as `NAME:PASSWORD`, if neither the URL nor a file names one.
 pub(crate) const USER_VARIABLE: &str = "SETTEE_USER";
 
-/// What is said behind a server's answer that it wants to know the user.
+/// Appended to the error message of a 401 response.
 pub(crate) const USER_HINT: &str = " (name the user by --user-file, SETTEE_USER, or in the URL)";
 
-/// What a data directory holds, beside files of which each creates its own name.
+/// Subdirectories of a data directory.
 const DATA_DIRECTORIES: [&str; 3] = ["catalogue", "databases", "spool"];
 
-/// What file systems put into the root of a volume.
+/// Directory that file systems create in the root of a volume.
 const VOLUME_DIRECTORY: &str = "lost+found";
 
-/// Refuses a file with a password that others can read, or that another user but root owns: who owns a file can
-/// change it.
+/// Refuses a file with a password that other users can read, or whose owner is neither root nor the process's
+/// user, since an owner can change the file.
 ///
 /// # Errors
-/// Whose file it is, who can read it, and the command that changes that.
+/// The owner or the mode, and the command that corrects it.
 pub(crate) fn check_permissions(path: &Path, metadata: &Metadata) -> Result<(), String> {
-    // A pipe, as a shell's `<(…)` makes it, is nobody else's.
+    // A pipe, such as a shell's `<(…)`, isn't accessible to other users.
     match metadata.is_file() {
         true => check_owner(path, metadata.uid(), metadata.mode(), geteuid().as_raw()),
         false => Ok(()),
@@ -55,48 +55,50 @@ fn check_owner(path: &Path, owner: u32, mode: u32, own: u32) -> Result<(), Strin
     let (shown, mode) = (path.display(), mode & 0o777);
     if owner != 0 && owner != own {
         return Err(format!(
-            "{shown} holds a password and belongs to user {owner}, not to root or to user {own}, who runs \
-             this: chown {own} {shown}"
+            "{shown} contains a password and belongs to user {owner}; it must belong to root or to user \
+             {own}, who runs this process: chown {own} {shown}"
         ));
     }
-    let denied = if owner == 0 { OTHERS_BUT_GROUP_READ } else { OTHERS };
+    let denied = if owner == 0 { NOT_OWNER_EXCEPT_GROUP_READ } else { NOT_OWNER };
     if mode & denied == 0 {
         return Ok(());
     }
-    Err(format!("{shown} holds a password, and others can read it (mode {mode:04o}): chmod 600 {shown}"))
+    Err(format!("{shown} contains a password, and others can read it (mode {mode:04o}): chmod 600 {shown}"))
 }
 
-/// Reads a file that holds a password, without the line end behind it.
+/// Reads a file that contains a password. Trailing line ends are removed.
 ///
 /// # Errors
-/// In words, without what the file holds.
+/// The file can't be read, is too large, or has wrong permissions. The text contains nothing of the file's
+/// content.
 pub(crate) fn read(path: &Path) -> Result<String, String> {
-    let problem = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
-    let file = File::open(path).map_err(|error| problem(&error))?;
-    check_permissions(path, &file.metadata().map_err(|error| problem(&error))?)?;
+    let with_path = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
+    let file = File::open(path).map_err(|error| with_path(&error))?;
+    check_permissions(path, &file.metadata().map_err(|error| with_path(&error))?)?;
     let mut text = String::new();
-    let read = file.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| problem(&error))?;
+    let read =
+        file.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| with_path(&error))?;
     if read as u64 > SECRET_BYTES_MAX {
-        return Err(problem(&format!("it is larger than {SECRET_BYTES_MAX} bytes")));
+        return Err(with_path(&format!("it is larger than {SECRET_BYTES_MAX} bytes")));
     }
     text.truncate(text.trim_end_matches(['\r', '\n']).len());
     Ok(text)
 }
 
-/// Who a client command is to the server at its URL.
+/// The flag with the user of a client command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UserArgs {
-    /// File that holds NAME:PASSWORD for the server at --url, as does the variable SETTEE_USER; arguments
-    /// show in `ps`
+    /// File with NAME:PASSWORD for the server at --url. The variable SETTEE_USER can contain the same.
+    /// Arguments are visible in `ps`
     #[arg(long, env = "SETTEE_USER_FILE", value_name = "FILE")]
     user_file: Option<PathBuf>,
 }
 
 impl UserArgs {
-    /// Gives `server` the user of the file or the variable, unless its URL names one.
+    /// Sets the user of `server` from the file or the variable, unless its URL names one.
     ///
     /// # Errors
-    /// In words, without the password.
+    /// The file can't be read, or the value isn't `NAME:PASSWORD`. The text contains no password.
     pub(crate) fn apply(&self, server: Server) -> Result<Server, String> {
         if server.has_user() {
             return Ok(server);
@@ -117,86 +119,88 @@ impl UserArgs {
     }
 }
 
-/// What [`close_directory`] found.
+/// Result of [`restrict_directory`].
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Closed {
-    /// Files and directories whose permissions were changed.
+pub(crate) struct PermissionChanges {
+    /// Number of files and directories whose permissions were changed.
     pub(crate) changed_count: u64,
-    /// The directory itself stays open to others: it holds what isn't a server's.
+    /// Whether the directory contains other files and other users still have permissions on it.
     pub(crate) is_shared: bool,
 }
 
-/// Takes a data directory's permissions for others away, as an older version or `mkdir` left them: 0700,
-/// its files 0600. A directory whose `databases` is closed already isn't walked. One that holds other
-/// things, such as `/tmp` or a home, keeps its own permissions: then only what is the server's is closed.
+/// Removes the permissions of the group and of other users from a data directory and its files, which an
+/// older version or `mkdir` may have left. The modes become 0700 and 0600. A subdirectory that is restricted
+/// already isn't walked. A directory that contains other files, such as `/tmp` or a home directory, keeps its
+/// own mode; then only the server's files in it are restricted.
 ///
 /// # Errors
-/// What the system says, with the path; what comes behind it in the walk is as it was.
-pub(crate) fn close_directory(directory: &Path, own_files: &[&str]) -> io::Result<Closed> {
-    let mut closed = Closed::default();
+/// The system's error with the path. The rest of the walk is left unchanged.
+pub(crate) fn restrict_directory(directory: &Path, own_files: &[&str]) -> io::Result<PermissionChanges> {
+    let mut changes = PermissionChanges::default();
     if !directory.is_dir() {
-        return Ok(closed);
+        return Ok(changes);
     }
     for name in DATA_DIRECTORIES {
-        close_tree(&directory.join(name), &mut closed.changed_count)?;
+        restrict_tree(&directory.join(name), &mut changes.changed_count)?;
     }
     for name in own_files {
-        close(&directory.join(name), &mut closed.changed_count)?;
+        restrict(&directory.join(name), &mut changes.changed_count)?;
     }
-    closed.is_shared = fs::metadata(directory)?.mode() & STICKY != 0;
-    for entry in fs::read_dir(directory).map_err(|error| named(directory, &error))? {
+    changes.is_shared = fs::metadata(directory)?.mode() & STICKY != 0;
+    for entry in fs::read_dir(directory).map_err(|error| with_path(directory, &error))? {
         let name = entry?.file_name();
-        let is_ours = |known: &&str| name == **known;
-        closed.is_shared |= !(DATA_DIRECTORIES.iter().any(is_ours)
-            || own_files.iter().any(is_ours)
+        let is_name = |known: &&str| name == **known;
+        changes.is_shared |= !(DATA_DIRECTORIES.iter().any(is_name)
+            || own_files.iter().any(is_name)
             || name == VOLUME_DIRECTORY);
     }
-    if closed.is_shared {
-        closed.is_shared = fs::metadata(directory)?.mode() & OTHERS != 0;
+    if changes.is_shared {
+        changes.is_shared = fs::metadata(directory)?.mode() & NOT_OWNER != 0;
     } else {
-        close(directory, &mut closed.changed_count)?;
+        restrict(directory, &mut changes.changed_count)?;
     }
-    Ok(closed)
+    Ok(changes)
 }
 
-/// Closes a directory with all that it holds, the directory last: it is what says that all is closed.
-fn close_tree(directory: &Path, changed_count: &mut u64) -> io::Result<()> {
+/// Restricts a directory and its contents. The directory comes last: its mode indicates that its contents are
+/// restricted.
+fn restrict_tree(directory: &Path, changed_count: &mut u64) -> io::Result<()> {
     match fs::symlink_metadata(directory) {
-        Ok(found) if found.is_dir() && found.mode() & OTHERS != 0 => {}
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(named(directory, &error)),
+        Ok(found) if found.is_dir() && found.mode() & NOT_OWNER != 0 => {}
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(with_path(directory, &error)),
         _ => return Ok(()),
     }
-    for entry in fs::read_dir(directory).map_err(|error| named(directory, &error))? {
+    for entry in fs::read_dir(directory).map_err(|error| with_path(directory, &error))? {
         let path = entry?.path();
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-            close_tree(&path, changed_count)?;
+            restrict_tree(&path, changed_count)?;
         } else {
-            close(&path, changed_count)?;
+            restrict(&path, changed_count)?;
         }
     }
-    close(directory, changed_count)
+    restrict(directory, changed_count)
 }
 
-/// Takes the permissions for others away from a file or a directory; a link is left alone.
-fn close(path: &Path, changed_count: &mut u64) -> io::Result<()> {
+/// Restricts a file or a directory. A symbolic link is left unchanged.
+fn restrict(path: &Path, changed_count: &mut u64) -> io::Result<()> {
     let mode = match fs::symlink_metadata(path) {
         Ok(found) if !found.is_symlink() => found.mode() & ALL_BITS,
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(named(path, &error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(with_path(path, &error)),
         _ => return Ok(()),
     };
-    if mode & OTHERS != 0 {
-        fs::set_permissions(path, Permissions::from_mode(mode & !OTHERS))
-            .map_err(|error| named(path, &error))?;
+    if mode & NOT_OWNER != 0 {
+        fs::set_permissions(path, Permissions::from_mode(mode & !NOT_OWNER))
+            .map_err(|error| with_path(path, &error))?;
         *changed_count += 1;
     }
     Ok(())
 }
 
-fn named(path: &Path, error: &io::Error) -> io::Error {
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Writes a file that others can't read.
+/// Writes a file that only its owner can read.
 #[cfg(test)]
 pub(crate) fn write_private(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
@@ -216,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_read_only_from_a_file_that_others_can_not_read() {
+    fn a_password_is_read_only_from_a_file_that_other_users_cannot_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("admin");
         fs::write(&path, "ann:sesame\r\n").unwrap();
-        // Where the tests run as root its group may read.
+        // The group may read a file that root owns, and the tests may run as root.
         let group_may = rustix::process::getuid().is_root();
-        for (mode, is_taken) in [
+        for (mode, is_accepted) in [
             (0o600, true),
             (0o400, true),
             (0o640, group_may),
@@ -234,7 +238,7 @@ mod tests {
         ] {
             set(&path, mode);
             let found = read(&path);
-            assert_eq!(found.is_ok(), is_taken, "{mode:o}: {found:?}");
+            assert_eq!(found.is_ok(), is_accepted, "{mode:o}: {found:?}");
             match found {
                 Ok(text) => assert_eq!(text, "ann:sesame"),
                 Err(reason) => {
@@ -247,16 +251,17 @@ mod tests {
     #[test]
     fn a_password_of_another_user_is_refused_unless_that_is_root() {
         let path = Path::new("admin");
-        for (owner, own, is_taken) in [(7, 7, true), (0, 7, true), (0, 0, true), (8, 7, false), (8, 0, false)]
+        for (owner, own, is_accepted) in
+            [(7, 7, true), (0, 7, true), (0, 0, true), (8, 7, false), (8, 0, false)]
         {
             let checked = check_owner(path, owner, 0o600, own);
-            assert_eq!(checked.is_ok(), is_taken, "{owner} {own}: {checked:?}");
+            assert_eq!(checked.is_ok(), is_accepted, "{owner} {own}: {checked:?}");
             assert!(checked.err().is_none_or(|reason| reason.contains("belongs to user 8")));
         }
     }
 
     #[test]
-    fn a_data_directory_is_closed_and_what_is_not_the_servers_stays_as_it_is() {
+    fn a_data_directory_is_restricted_and_other_files_keep_their_modes() {
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("data");
         fs::create_dir_all(directory.join("databases/0000000001")).unwrap();
@@ -269,17 +274,17 @@ mod tests {
         for path in [&directory, &directory.join("databases"), &directory.join("databases/0000000001")] {
             set(path, 0o755);
         }
-        let closed = close_directory(&directory, &["server-uuid"]).unwrap();
-        assert_eq!(closed, Closed { changed_count: 5, is_shared: false });
+        let changes = restrict_directory(&directory, &["server-uuid"]).unwrap();
+        assert_eq!(changes, PermissionChanges { changed_count: 5, is_shared: false });
         assert_eq!((mode(&directory), mode(&log), mode(&uuid)), (0o700, 0o600, 0o600));
-        assert_eq!(close_directory(&directory, &["server-uuid"]).unwrap(), Closed::default());
+        assert_eq!(restrict_directory(&directory, &["server-uuid"]).unwrap(), PermissionChanges::default());
 
         fs::write(directory.join("letter"), "x").unwrap();
         for path in [&directory, &directory.join("databases"), &directory.join("letter")] {
             set(path, 0o755);
         }
-        let closed = close_directory(&directory, &["server-uuid"]).unwrap();
-        assert_eq!(closed, Closed { changed_count: 1, is_shared: true });
+        let changes = restrict_directory(&directory, &["server-uuid"]).unwrap();
+        assert_eq!(changes, PermissionChanges { changed_count: 1, is_shared: true });
         assert_eq!((mode(&directory), mode(&directory.join("letter"))), (0o755, 0o755));
         assert_eq!(mode(&directory.join("databases")), 0o700);
     }

@@ -1,4 +1,4 @@
-//! `settee serve`: the server as a process, from its settings to its last sync.
+//! `settee serve`: starts the server from its settings and runs it until a signal stops it.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -14,36 +14,36 @@ use tokio::runtime::{self, Handle};
 use crate::config::{Config, Settings};
 use crate::first_admin::{ADMIN_FILE, FirstAdmin};
 use crate::logging::ServerLog;
-use crate::{CommandResult, place};
+use crate::{CommandResult, data_directory};
 
 mod shutdown;
 
 use shutdown::Shutdown;
 
-/// Connections that the system keeps until they are accepted, where its own limit
-/// (`net.core.somaxconn`) allows as many. One beyond is tried again by its client after a second.
+/// Length of the listen queue in connections. `net.core.somaxconn` also limits it. A client beyond the limit
+/// retries after a second.
 const ACCEPT_QUEUE_COUNT: u32 = 4096;
 
-/// The target of the line that each start logs, at every level.
+/// Target of the line that each start logs at every level.
 pub(crate) const START_TARGET: &str = "settee::start";
 
-/// Holds the server's identity, beside the databases.
+/// File in the data directory with the server's identity.
 pub(crate) const UUID_FILE: &str = "server-uuid";
 
-/// What each start of a server without an administrator says.
-const NO_ADMIN: &str = "none (no_admin): every caller on this machine may do everything, and only this \
+/// Printed and logged at each start of a server without an administrator.
+const NO_ADMIN: &str = "none (no_admin): every caller on this machine has all rights, and only this \
                         machine is served";
 
-/// Descriptors for all but connections and the databases' files: the runtime, the listener, the log, the
-/// server's own files, and the directories that the engine's threads open in order to sync or list them.
+/// Descriptors reserved for everything but connections and the databases' files: the runtime, the listener,
+/// the log, the server's own files, and the directories that the engine's threads sync or list.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Files of each database that may be open, at least: its open segment, and another.
+/// Smallest number of open files per database: its open segment and another file.
 const FILES_PER_DATABASE: u64 = 2;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// TOML file with settings; flags and variables go before it
+    /// TOML file with settings; flags and variables take precedence
     #[arg(long, env = "SETTEE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -57,10 +57,10 @@ pub(crate) fn run(args: Args) -> CommandResult {
     runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(config, &log))
 }
 
-/// Listens on the first of the addresses that `address` names where that works.
+/// Resolves `address` and listens on the first address that can be bound.
 ///
 /// # Errors
-/// Those of the last address.
+/// The error of the last address.
 async fn listen(address: &str) -> io::Result<TcpListener> {
     let mut result = Err(io::ErrorKind::AddrNotAvailable.into());
     for address in lookup_host(address).await? {
@@ -74,7 +74,7 @@ async fn listen(address: &str) -> io::Result<TcpListener> {
 
 fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restart doesn't wait for the last process's connections to time out.
+    // Lets a restarted server bind while connections of the previous process are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(ACCEPT_QUEUE_COUNT)
@@ -102,8 +102,8 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     }
     let address = listener.local_addr()?;
 
-    if let Some(problem) = place::close_to_others(&config.data_dir) {
-        tracing::warn!("{problem}");
+    if let Some(warning) = data_directory::restrict_access(&config.data_dir) {
+        tracing::warn!("{warning}");
     }
     let mut engine = config.io.engine(config.io_engine);
     engine.threads.files_max = files_max;
@@ -116,7 +116,7 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     let databases = Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.databases)
         .await
         .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
-    let new_password = match identify(&config.data_dir, config.no_admin, &mut options) {
+    let new_password = match add_identity(&config.data_dir, config.no_admin, &mut options) {
         Ok(new_password) => new_password,
         Err(error) => {
             databases.close().await?;
@@ -125,37 +125,41 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     };
     let admin = options.admin.as_ref().map(Admin::name);
     log_start(address, &config.data_dir, admin, engine_name, ignores_validation);
-    greet(address, &config.data_dir, admin, new_password.as_deref(), ignores_validation);
+    print_start(address, &config.data_dir, admin, new_password.as_deref(), ignores_validation);
 
-    let served = settee_http::serve(listener, databases.clone(), options, shutdown.begun()).await;
+    let served = settee_http::serve(listener, databases.clone(), options, shutdown.requested()).await;
     databases.close().await?;
     tracing::info!("stopped");
     Ok(served?)
 }
 
-/// Takes as many descriptors as the system lets us: connections and segments need one each, and
-/// what shells set by default is meant for programs that use select(2).
-/// Returns how many those are, where there is a limit.
+/// Raises the soft limit on descriptors to the hard limit, since each connection and segment needs one and
+/// the default soft limit is meant for programs that use select(2). Returns the limit in force, or None if it
+/// is unlimited.
 fn raise_descriptor_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
     let shown = |count: Option<u64>| count.map_or("unlimited".to_owned(), |count| count.to_string());
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => {
-            tracing::debug!(before = shown(limit.current), now = shown(limit.maximum), "descriptors");
+            tracing::debug!(
+                before = shown(limit.current),
+                now = shown(limit.maximum),
+                "descriptor limit raised"
+            );
             limit.maximum
         }
         Err(error) => {
-            tracing::warn!(%error, limit = shown(limit.current), "the limit on descriptors stays");
+            tracing::warn!(%error, limit = shown(limit.current), "cannot raise the descriptor limit");
             limit.current
         }
     }
 }
 
-/// Shares the descriptors that there are among connections and the databases' files, so that neither takes
-/// the others': lowers the limits that ask for more. Returns how many files may be open. Databases whose
-/// files are more than that are closed while nobody uses them; of the files a part is kept for new
-/// segments ([`settee_io::Descriptors`]).
+/// Divides the descriptors between connections and the databases' files, so that neither can exhaust the
+/// other's share, and lowers limits in `config` that exceed the shares. Returns the largest number of open
+/// files. Beyond it idle databases are closed; part of the files is reserved for new segments
+/// ([`settee_io::Descriptors`]).
 fn share_descriptors(config: &mut Config, descriptor_count_max: Option<u64>) -> usize {
     let Some(count) = descriptor_count_max else { return usize::MAX };
     let shared = count.saturating_sub(OTHER_DESCRIPTORS).max(2);
@@ -166,58 +170,62 @@ fn share_descriptors(config: &mut Config, descriptor_count_max: Option<u64>) -> 
     usize::try_from(files).unwrap_or(usize::MAX)
 }
 
-fn lower(name: &str, limit: &mut usize, most: u64) {
-    let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
-    if *limit > most {
-        tracing::warn!(asked = *limit, now = most, "{name}: too few descriptors");
-        *limit = most;
+fn lower(name: &str, limit: &mut usize, max: u64) {
+    let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
+    if *limit > max {
+        tracing::warn!(asked = *limit, now = max, "{name}: lowered because of too few descriptors");
+        *limit = max;
     }
 }
 
-/// The identity kept with the data; `None` where there is none yet.
+/// Reads the server's identity from the data directory. None if it has none yet.
 ///
 /// # Errors
-/// What the system says; of kind `InvalidData` where the file holds something else.
+/// The file can't be read. `InvalidData`: it doesn't contain an identity.
 pub(crate) fn read_server_uuid(data_dir: &Path) -> io::Result<Option<String>> {
     match std::fs::read(data_dir.join(UUID_FILE)) {
         Ok(bytes) if bytes.len() == 32 && bytes.iter().all(u8::is_ascii_hexdigit) => {
             Ok(Some(bytes.into_iter().map(char::from).collect()))
         }
         Ok(_) => {
-            let what = format!(
-                "{} is damaged: it holds no 32 hex digits. Without the file the server gives itself a new \
-                 identity, and whoever replicates with it begins anew",
+            let reason = format!(
+                "{} is damaged: it doesn't consist of 32 hex digits. Without the file the server generates a \
+                 new identity, and replications with it start over",
                 data_dir.join(UUID_FILE).display()
             );
-            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+            Err(io::Error::new(io::ErrorKind::InvalidData, reason))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Completes the options with what is kept in the data directory: the server's identity, and the
-/// administrator where the settings name none. Returns the password of an administrator made now.
-fn identify(data_dir: &Path, no_admin: bool, options: &mut ServerOptions) -> Result<Option<String>, String> {
+/// Adds the server's identity from the data directory to the options, and the administrator unless the
+/// settings determine it. Returns the password of an administrator that was created now.
+fn add_identity(
+    data_dir: &Path,
+    no_admin: bool,
+    options: &mut ServerOptions,
+) -> Result<Option<String>, String> {
     options.uuid = server_uuid(data_dir)
         .map_err(|error| format!("cannot keep the server's identity in {}: {error}", data_dir.display()))?;
     if options.admin.is_some() || no_admin {
         return Ok(None);
     }
     let FirstAdmin { admin, new_password } =
-        FirstAdmin::of(data_dir).map_err(|error| format!("no administrator: {error}"))?;
+        FirstAdmin::load_or_create(data_dir).map_err(|error| format!("no administrator: {error}"))?;
     options.admin = Some(admin);
     Ok(new_password)
 }
 
-/// The identity kept with the data; a server that has none draws it.
+/// Returns the identity from the data directory. Generates and persists one if it has none.
 fn server_uuid(data_dir: &Path) -> io::Result<String> {
     let path = data_dir.join(UUID_FILE);
     match read_server_uuid(data_dir)? {
         Some(uuid) => Ok(uuid),
         None => {
             let fresh = settee_http::new_uuid();
-            // Renamed into place, so that there is never half of one.
+            // The rename makes the file appear complete or not at all.
             let unfinished = path.with_extension("new");
             let mut file = std::fs::File::create(&unfinished)?;
             file.write_all(fresh.as_bytes())?;
@@ -229,8 +237,8 @@ fn server_uuid(data_dir: &Path) -> io::Result<String> {
     }
 }
 
-/// Prints on stdout where the server is and what to try.
-fn greet(
+/// Prints the server's address, the administrator and an example request on stdout.
+fn print_start(
     address: SocketAddr,
     data_dir: &Path,
     admin: Option<&str>,
@@ -239,10 +247,10 @@ fn greet(
 ) {
     let version = env!("CARGO_PKG_VERSION");
     let file = data_dir.join(ADMIN_FILE);
-    let (user, who) = match (admin, new_password) {
+    let (user, admin_line) = match (admin, new_password) {
         (Some(name), Some(password)) => (
             format!("-u {name}:{password} "),
-            format!("Administrator: {name}, password: {password} (kept in {})", file.display()),
+            format!("Administrator: {name}, password: {password} (stored in {})", file.display()),
         ),
         (Some(name), None) => (format!("-u {name} "), format!("Administrator: {name}")),
         (None, _) => (String::new(), format!("Administrator: {NO_ADMIN}")),
@@ -254,17 +262,17 @@ fn greet(
     let text = format!(
         "Settee {version}, data in {}\n\
          listening on http://{address}/\n\
-         {who}\n{validation}\
+         {admin_line}\n{validation}\
          Open http://{address}/ or try:\n  \
          curl {user}-X PUT http://{address}/hello\n",
         data_dir.display()
     );
-    // Nobody has to be reading.
+    // The server starts even if stdout is closed.
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).ok();
 }
 
-/// Logs the one line of each start.
+/// Logs the line of each start.
 fn log_start(
     address: SocketAddr,
     data_dir: &Path,

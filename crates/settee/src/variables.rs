@@ -1,45 +1,46 @@
-//! Environment variables: every `SETTEE_*` variable that no command knows is an error, so that a typing
-//! error doesn't leave a default in force.
+//! Checks the names of environment variables: a `SETTEE_*` variable that no command reads is an error, so
+//! that a misspelled name doesn't silently leave the default in effect.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use crate::secret::USER_VARIABLE;
 
-/// What all variables of ours begin with.
+/// Prefix of all variables that commands read.
 const PREFIX: &str = "SETTEE_";
 
-/// What Kubernetes sets in every container beside a service named `settee`.
+/// Prefixes of the variables that Kubernetes sets in the containers of a namespace with a service named
+/// `settee`.
 const FOREIGN_PREFIXES: [&str; 2] = ["SETTEE_PORT", "SETTEE_SERVICE_"];
 
 /// Variables that belong to no argument.
-const OTHERS: [&str; 1] = [USER_VARIABLE];
+const WITHOUT_ARGUMENT: [&str; 1] = [USER_VARIABLE];
 
-/// How alike a variable must be to one that is known to be taken for a misspelt one: 1 is equal.
-const LIKENESS_MIN: f64 = 0.9;
+/// Smallest Jaro-Winkler similarity to a known name for which the error suggests that name. 1 means equal.
+const SIMILARITY_MIN: f64 = 0.9;
 
 /// Checks the names of `variables` against those of `command` and its subcommands.
 ///
 /// # Errors
-/// Names the first that is unknown, and what it may have been meant for.
+/// The first unknown name in alphabetical order, with the most similar known name.
 pub(crate) fn check(
     command: &clap::Command,
     variables: impl Iterator<Item = OsString>,
 ) -> Result<(), String> {
-    let mut known: BTreeSet<String> = OTHERS.map(str::to_owned).into();
+    let mut known: BTreeSet<String> = WITHOUT_ARGUMENT.map(str::to_owned).into();
     add_known(command, &mut known);
     let is_foreign = |name: &str| FOREIGN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let names = variables.map(|name| name.to_string_lossy().into_owned());
     let unknown =
         names.filter(|name| name.starts_with(PREFIX) && !is_foreign(name) && !known.contains(name)).min();
     let Some(unknown) = unknown else { return Ok(()) };
-    let alike = known.iter().map(|name| (strsim::jaro_winkler(name, &unknown), name));
-    let nearest = alike.max_by(|one, other| one.0.total_cmp(&other.0));
+    let similarities = known.iter().map(|name| (strsim::jaro_winkler(name, &unknown), name));
+    let nearest = similarities.max_by(|one, other| one.0.total_cmp(&other.0));
     let hint = match nearest {
-        Some((likeness, name)) if likeness >= LIKENESS_MIN => format!("; did you mean {name}?"),
+        Some((similarity, name)) if similarity >= SIMILARITY_MIN => format!("; did you mean {name}?"),
         _ => String::new(),
     };
-    Err(format!("the environment variable {unknown} is no setting{hint}"))
+    Err(format!("the environment variable {unknown} is not a setting{hint}"))
 }
 
 fn add_known(command: &clap::Command, known: &mut BTreeSet<String>) {
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn known_variables_those_of_others_and_those_of_kubernetes_are_taken() {
+    fn known_unprefixed_and_kubernetes_variables_are_accepted() {
         for name in [
             "SETTEE_DATA_DIR",
             "SETTEE_MAX_UUIDS",
@@ -77,10 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_variable_is_named_with_the_one_it_may_have_been_meant_for() {
-        let refusal = check_one("SETTEE_DATADIR").unwrap_err();
-        assert!(refusal.contains("SETTEE_DATADIR") && refusal.contains("mean SETTEE_DATA_DIR?"), "{refusal}");
-        let refusal = check_one("SETTEE_QQQ").unwrap_err();
-        assert!(refusal.contains("SETTEE_QQQ") && !refusal.contains("mean"), "{refusal}");
+    fn an_unknown_variable_is_reported_with_a_similar_known_one() {
+        let error = check_one("SETTEE_DATADIR").unwrap_err();
+        assert!(error.contains("SETTEE_DATADIR") && error.contains("mean SETTEE_DATA_DIR?"), "{error}");
+        let error = check_one("SETTEE_QQQ").unwrap_err();
+        assert!(error.contains("SETTEE_QQQ") && !error.contains("mean"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `settee bench io` and `settee bench reads`: files against what the machine gives.
+//! `settee bench io` and `settee bench reads`: file operations against the machine's limits.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,32 +7,32 @@ use clap::ValueEnum;
 use settee_bench::{io, reads, space};
 
 use crate::CommandResult;
-use crate::output::{complain, say};
+use crate::output::{print_stderr, print_stdout};
 
-/// What the tables of files understand.
+/// Arguments of the benchmarks of files.
 #[derive(clap::Args)]
 struct FilesArgs {
-    /// Where the files are made: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the files are created [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
-    /// A small form that ends within seconds, to see that it runs
+    /// Run with small parameters that take seconds, as a test
     #[arg(long)]
     small: bool,
 
-    /// Size of the file, or of each of them, that is read at random
+    /// Size in MiB of each file that is read at random
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     file_mib: Option<u64>,
 
-    /// How often each workload is measured; medians are shown
+    /// Number of measurements of each workload; medians are printed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     rounds: Option<u64>,
 
-    /// How long a workload lasts in a round where it isn't told by its size
+    /// Duration in milliseconds of a workload that isn't bounded by its size
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
     duration_ms: Option<u64>,
 
-    /// Print JSON lines in place of a table
+    /// Print JSON lines instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -42,7 +42,7 @@ pub(crate) struct IoArgs {
     #[command(flatten)]
     files: FilesArgs,
 
-    /// What each flush writes, a multiple of 4
+    /// Size in MiB of the data that each flush writes, a multiple of 4
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(4..=65_536))]
     flush_mib: Option<u64>,
 
@@ -56,7 +56,7 @@ pub(crate) struct ReadsArgs {
     #[command(flatten)]
     files: FilesArgs,
 
-    /// Random reads of each file
+    /// Number of random reads of each file
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     reads: Option<u64>,
 
@@ -85,18 +85,21 @@ impl FilesArgs {
 
     fn heading(&self, title: &str) {
         if space::is_in_memory(&self.directory()) {
-            complain!("{} lies in memory, where nothing is cold: see --data-dir", self.directory().display());
+            print_stderr!(
+                "{} is on a file system in memory, where no read is cold: see --data-dir",
+                self.directory().display()
+            );
         }
         if !self.json {
-            say!("{title}\n{}", io::row::heading());
+            print_stdout!("{title}\n{}", io::row::heading());
         }
     }
 
     fn row(&self, row: &io::IoRow) {
         match (self.json, &row.note) {
-            (true, _) => say!("{}", row.json()),
-            (false, None) => say!("{}", row.line()),
-            (false, Some(note)) => say!("{}\n    {note}", row.line()),
+            (true, _) => print_stdout!("{}", row.json()),
+            (false, None) => print_stdout!("{}", row.line()),
+            (false, Some(note)) => print_stdout!("{}\n    {note}", row.line()),
         }
     }
 }

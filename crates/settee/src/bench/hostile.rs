@@ -1,4 +1,4 @@
-//! `settee bench hostile`.
+//! `settee bench hostile`: hostile clients on a server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use settee_bench::space::{self, Directory};
 use super::scale;
 use crate::CommandResult;
 
-/// What is written meanwhile, with what large requests may store.
+/// Disk space needed for the writes of all clients, in bytes.
 const DISK_BYTES: u64 = 4 << 30;
 
 /// The administrator of the server that is attacked.
@@ -19,19 +19,20 @@ const ADMIN: &str = "hostile:hostile";
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Attacks whose names contain one of these, separated by commas
+    /// Run attacks whose names contain one of these strings, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = attack_name)]
     attacks: Vec<String>,
 
-    /// Multiplies connections and sizes
+    /// Factor for connections and sizes
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = scale)]
     scale: f64,
 
-    /// Seconds that each attack lasts
+    /// Duration of each attack in seconds
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 
-    /// Where data go: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the data directory is created [default: the system's temporary
+    /// directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
@@ -40,13 +41,16 @@ fn attack_name(text: &str) -> Result<String, String> {
     match Attack::ALL.iter().any(|attack| attack.name().contains(text)) {
         true => Ok(text.to_owned()),
         false => Err(format!(
-            "no attack has it in its name; they are {}",
+            "no attack's name contains it; the attacks are {}",
             Attack::ALL.map(Attack::name).join(", ")
         )),
     }
 }
 
-/// Fails past the limits, once all attacks are over.
+/// Runs the attacks and prints their reports.
+///
+/// # Errors
+/// A limit was exceeded. All attacks were run.
 pub(super) async fn run(args: Args) -> CommandResult {
     let directory = Directory::new(args.data_dir.as_deref())?;
     space::check(directory.path(), DISK_BYTES)?;
@@ -60,9 +64,9 @@ pub(super) async fn run(args: Args) -> CommandResult {
         time: Duration::from_secs(args.seconds),
         scale: args.scale,
     };
-    let is_wanted = |attack: &Attack| args.attacks.iter().any(|name| attack.name().contains(name.as_str()));
-    let wanted = |attack: &Attack| args.attacks.is_empty() || is_wanted(attack);
-    let attacks: Vec<Attack> = Attack::ALL.into_iter().filter(wanted).collect();
+    let is_named = |attack: &Attack| args.attacks.iter().any(|name| attack.name().contains(name.as_str()));
+    let is_selected = |attack: &Attack| args.attacks.is_empty() || is_named(attack);
+    let attacks: Vec<Attack> = Attack::ALL.into_iter().filter(is_selected).collect();
     println!(
         "{} s each, limits: _up {UP_MS_MAX} ms, another client's writes {WRITE_MS_MAX} ms\n{}",
         args.seconds,
@@ -79,6 +83,6 @@ pub(super) async fn run(args: Args) -> CommandResult {
     run.await?;
     match misses {
         0 => Ok(()),
-        misses => Err(format!("{misses} limits were passed").into()),
+        misses => Err(format!("{misses} limits were exceeded").into()),
     }
 }

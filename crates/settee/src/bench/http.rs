@@ -1,4 +1,4 @@
-//! `settee bench http`: its flags, its table, and what sums it up.
+//! `settee bench http`: command line and summary of the HTTP benchmark.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use settee_bench::api::{self, Target};
 use settee_bench::process::ServerProcess;
 use settee_bench::report::{self, Aim, Reported};
 
-use super::{CommonArgs, Host, durability_text, number, scale};
+use super::{CommonArgs, Subject, durability_text, number, scale};
 use crate::CommandResult;
-use crate::output::say;
+use crate::output::print_stdout;
 
-/// How long a row lasts that isn't a load.
+/// Duration of a row, except for loads.
 const ROW_TIME: Duration = Duration::from_secs(5);
 
-/// Shortest time of a scaled-down row.
+/// Shortest duration of a scaled-down row.
 const ROW_TIME_MIN: Duration = Duration::from_millis(20);
 
-/// Connections that a started server takes besides the followers'.
+/// Number of connections that a started server accepts in addition to the followers'.
 const CONNECTIONS_SPARE: u64 = 500;
 
 #[derive(clap::Args)]
@@ -25,15 +25,15 @@ pub(super) struct Args {
     #[command(flatten)]
     common: CommonArgs,
 
-    /// Rows whose names contain one of these, separated by commas
+    /// Run rows whose names contain one of these strings, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = row_name)]
     rows: Vec<String>,
 
-    /// Multiplies documents, updates, attachments, followers and seconds
+    /// Factor for documents, updates, attachments, followers and seconds
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = scale)]
     scale: f64,
 
-    /// Seconds of a row that isn't a load, whatever the scale
+    /// Duration of a row in seconds, except for loads, independent of the scale
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<f64>,
 }
@@ -47,12 +47,12 @@ fn row_name(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     let names: Vec<&str> = api::row_names().collect();
-    Err(format!("no row has it in its name; they are {}", names.join(", ")))
+    Err(format!("no row's name contains it; the rows are {}", names.join(", ")))
 }
 
 pub(super) async fn run(args: Args) -> CommandResult {
     if args.common.is_in_process() {
-        return Err("give --url of a server, or --spawn to start one".into());
+        return Err("set --url to a server, or use --spawn to start one".into());
     }
     let row_time = match args.seconds {
         Some(seconds) => Duration::from_secs_f64(seconds),
@@ -61,12 +61,12 @@ pub(super) async fn run(args: Args) -> CommandResult {
     let needed = api::written_bytes(&args.rows, args.scale, row_time);
     let connections = api::follower_count(args.scale) + CONNECTIONS_SPARE;
     let settings = ["--max-connections".to_owned(), connections.to_string()];
-    let host = Host::open(&args.common, needed, &settings).await?;
+    let subject = Subject::open(&args.common, needed, &settings).await?;
     let bare = ServerProcess::bare(&std::env::current_exe()?)?;
     let config = api::Config {
-        target: host.server.clone().expect("given or started"),
+        target: subject.server.clone().expect("given or started"),
         bare: Some(Target { server: bare.server().clone(), pid: Some(bare.pid()) }),
-        directory: host.directory().map(Path::to_owned),
+        directory: subject.directory().map(Path::to_owned),
         scale: args.scale,
         row_time,
         durability: args.common.durability.into(),
@@ -76,10 +76,10 @@ pub(super) async fn run(args: Args) -> CommandResult {
         let scale = if args.scale == 1.0 { String::new() } else { format!(", counts × {}", args.scale) };
         let settings =
             if args.common.spawn { format!(", with {}", settings.join(" ")) } else { String::new() };
-        say!(
+        print_stdout!(
             "{}{settings}: documents of {} bytes, {} s a row{scale}, {}\n\
              recorded: {}, on another day; limits and aims: of this run\n{}",
-            host.place(),
+            subject.description(),
             api::DOCUMENT_BYTES,
             row_time.as_secs_f64(),
             durability_text(&args.common),
@@ -94,24 +94,24 @@ pub(super) async fn run(args: Args) -> CommandResult {
     })
     .await?;
     if !args.common.json {
-        say!("{}, {failed} rows failed", verdicts.text());
+        print_stdout!("{}, {failed} rows failed", verdicts.text());
     }
     if failed > 0 { Err(format!("{failed} rows failed").into()) } else { Ok(()) }
 }
 
 fn print(reported: &Reported, json: bool) {
     match (reported, json) {
-        (Reported::Measured(row), true) => say!("{}", row.json()),
-        (Reported::Failed(failed), true) => say!("{}", failed.json()),
+        (Reported::Measured(row), true) => print_stdout!("{}", row.json()),
+        (Reported::Failed(failed), true) => print_stdout!("{}", failed.json()),
         (Reported::Measured(row), false) => {
-            say!("{}", report::line(row, true));
-            report::remarks(row).iter().for_each(|remark| say!("    {remark}"));
+            print_stdout!("{}", report::line(row, true));
+            report::remarks(row).iter().for_each(|remark| print_stdout!("    {remark}"));
         }
-        (Reported::Failed(failed), false) => say!("{}", failed.line()),
+        (Reported::Failed(failed), false) => print_stdout!("{}", failed.line()),
     }
 }
 
-/// How many aims were met, missed, and not measured.
+/// Numbers of performance aims that were met, missed, and not measured.
 #[derive(Debug, Default)]
 struct Verdicts {
     met: u64,
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_take_numbers_within_their_bounds_and_names_of_rows() {
+    fn flags_accept_numbers_within_bounds_and_names_of_rows() {
         assert_eq!(scale("0.5"), Ok(0.5));
         for bad in ["0", "11", "NaN", "x"] {
             assert!(scale(bad).is_err(), "{bad}");

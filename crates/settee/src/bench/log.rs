@@ -1,4 +1,4 @@
-//! `settee bench log`.
+//! `settee bench log`: command line of the log benchmark.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use settee_bench::space::{self, Directory};
 use settee_io::EngineKind;
 
 use crate::CommandResult;
-use crate::output::{complain, say};
+use crate::output::{print_stderr, print_stdout};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Where the files are made: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the files are created [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -20,11 +20,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     peers: Option<PathBuf>,
 
-    /// What does the log's I/O: auto, io_uring or threads
+    /// I/O engine of the log: auto, io_uring or threads
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     io_engine: EngineKind,
 
-    /// Multiplies bytes, counts and seconds
+    /// Factor for bytes, counts and seconds
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = super::scale)]
     scale: f64,
 
@@ -32,7 +32,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     parts: Vec<LogPart>,
 
-    /// Print JSON lines in place of a table
+    /// Print JSON lines instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -62,13 +62,13 @@ impl From<LogPart> for Part {
 
 #[derive(clap::Args)]
 pub(super) struct HoldUpArgs {
-    /// Where the files are made
+    /// Directory in which the files are created
     directory: PathBuf,
 
-    /// Bytes that each writer streams
+    /// Number of bytes that each writer streams
     bytes: usize,
 
-    /// What does the log's I/O
+    /// I/O engine of the log
     engine: EngineKind,
 
     /// Directory of the control group to join
@@ -76,7 +76,7 @@ pub(super) struct HoldUpArgs {
 }
 
 pub(super) async fn run(args: Args) -> CommandResult {
-    // The directory is ours, so that it goes also where the measurement is interrupted.
+    // This function owns the directory, so it is removed even if the measurement is interrupted.
     let directory = Directory::new(args.data_dir.as_deref())?;
     let config = Config {
         directory: directory.path().to_owned(),
@@ -90,27 +90,27 @@ pub(super) async fn run(args: Args) -> CommandResult {
         },
     };
     if space::is_in_memory(&config.directory) {
-        complain!(
-            "{} lies in memory, where a sync costs nothing: see --data-dir",
+        print_stderr!(
+            "{} is on a file system in memory, where a sync costs nothing: see --data-dir",
             config.directory.display()
         );
     }
     if !args.json {
-        say!("{}\n{}", config.title()?, log::heading());
+        print_stdout!("{}\n{}", config.title()?, log::heading());
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let print = |row: log::LogRow| match args.json {
-            true => say!("{}", row.json()),
-            false => say!("{}", row.lines().trim_end()),
+            true => print_stdout!("{}", row.json()),
+            false => print_stdout!("{}", row.lines().trim_end()),
         };
-        // Nobody listens any more where the command was interrupted.
+        // The receiver is closed if the command was interrupted.
         let _ = done.send(log::run(&config, print));
     });
-    Ok(result.await.map_err(|_| "the measurement broke off")??)
+    Ok(result.await.map_err(|_| "the measurement panicked")??)
 }
 
 pub(super) fn run_hold_up(args: &HoldUpArgs) -> CommandResult {
-    let each = |phase| say!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
-    Ok(log::hold_up(&args.directory, args.bytes, args.engine, args.group.as_deref(), each)?)
+    let print = |phase| print_stdout!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
+    Ok(log::hold_up(&args.directory, args.bytes, args.engine, args.group.as_deref(), print)?)
 }

@@ -1,4 +1,4 @@
-//! `settee bench soak`.
+//! `settee bench soak`: command line of the soak test.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,32 +7,31 @@ use settee_bench::soak;
 use settee_bench::space::{self, Directory};
 
 use crate::CommandResult;
-use crate::output::say;
+use crate::output::print_stdout;
 
-/// What a soak may write to its disk: live data stays small, and so does what isn't compacted yet. Of
-/// each there are some restored copies.
+/// Disk space needed, in bytes. Live data and garbage stay small; there are several restored copies of both.
 const DISK_BYTES: u64 = 3 << 30;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long the clients run
+    /// Duration in minutes
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=10_080))]
     minutes: u64,
 
-    /// How long the clients run, in place of minutes
+    /// Duration in seconds, instead of --minutes
     #[arg(long, value_name = "N", conflicts_with = "minutes",
         value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: Option<u64>,
 
-    /// How often the server is killed meanwhile
+    /// Number of times that the server is killed
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
     kills: u32,
 
-    /// Names the run: what the clients do and when the server is killed
+    /// Seed that determines the clients' operations and the times of the kills
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Where data go: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the data are created [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
@@ -47,7 +46,7 @@ pub(crate) async fn run(args: Args) -> CommandResult {
         kills: args.kills,
         seed: args.seed,
     };
-    say!("soak of {:?} with {} kill(s), seed {}", config.duration, config.kills, config.seed);
-    soak::run(&config, |line| say!("{line}")).await?;
+    print_stdout!("soak of {:?} with {} kill(s), seed {}", config.duration, config.kills, config.seed);
+    soak::run(&config, |line| print_stdout!("{line}")).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `settee bench store`.
+//! `settee bench store`: command line of the store benchmark.
 
 use std::path::PathBuf;
 
@@ -9,11 +9,11 @@ use settee_bench::store::{self, Config, PEERS, Part};
 use settee_io::EngineKind;
 
 use crate::CommandResult;
-use crate::output::{complain, say};
+use crate::output::{print_stderr, print_stdout};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Where the files are made: choose a disk [default: where temporary files go]
+    /// Directory on a disk, in which the files are created [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -21,31 +21,31 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     peers: Option<PathBuf>,
 
-    /// Which of them, separated by commas [default: all]
+    /// Names of the engines to compare with, separated by commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "peers", value_parser = PEERS)]
     engines: Vec<String>,
 
-    /// What does the store's I/O: auto, io_uring or threads
+    /// I/O engine of the store: auto, io_uring or threads
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     io_engine: EngineKind,
 
-    /// A small form that ends within seconds, to see that it runs
+    /// Run with small parameters that take seconds, as a test
     #[arg(long)]
     small: bool,
 
-    /// Records of the large data sets [default: 10000000]
+    /// Number of records of the large data sets [default: 10000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     records: Option<u64>,
 
-    /// Values that each load of the part `ingest` writes [default: 128]
+    /// Size in MiB of the values that each load of the part `ingest` writes [default: 128]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     ingest_mib: Option<u64>,
 
-    /// Memory of each engine while it loads [default: 512]
+    /// Memory in MiB of each engine while it loads [default: 512]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
     memory_mib: Option<u64>,
 
-    /// How often what can be made anew is measured; medians are shown [default: 3]
+    /// Number of measurements of repeatable workloads; medians are printed [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: Option<u64>,
 
@@ -53,24 +53,24 @@ pub(super) struct Args {
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     parts: Vec<StorePart>,
 
-    /// Print JSON lines in place of a table
+    /// Print JSON lines instead of a table
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum StorePart {
-    /// Loads after Neon's bench_ingest
+    /// Loads as in Neon's bench_ingest
     Ingest,
     /// Load, reads and scans of 1 KiB records
     Large,
-    /// The same of 100 B records
+    /// Load, reads and scans of 100 B records
     Small,
-    /// Loads of ever more records
+    /// Loads of increasing numbers of records
     Growth,
     /// Durable single writes
     Durable,
-    /// Overwriting while reading
+    /// Overwrites with concurrent reads
     Overwrite,
     /// Opening after a kill
     Open,
@@ -92,21 +92,21 @@ impl From<StorePart> for Part {
 
 #[derive(clap::Args)]
 pub(super) struct RunArgs {
-    /// The store, or a bare lookup: settee or bare
-    who: String,
+    /// Subject of the measurement: settee for the store, bare for a bare lookup
+    subject: String,
 
-    /// Where the files are, or are made
+    /// Directory of the files
     directory: PathBuf,
 
-    /// What is done, in JSON
+    /// The workload in JSON
     spec: String,
 
-    /// What does the store's I/O
+    /// I/O engine of the store
     engine: EngineKind,
 }
 
 pub(super) async fn run(args: Args) -> CommandResult {
-    // The directory is ours, so that it goes also where the measurement is interrupted.
+    // This function owns the directory, so it is removed even if the measurement is interrupted.
     let directory = Directory::new(args.data_dir.as_deref())?;
     let mut config = Config::new(directory.path(), std::env::current_exe()?);
     if args.small {
@@ -119,39 +119,39 @@ pub(super) async fn run(args: Args) -> CommandResult {
     config.memory_bytes = args.memory_mib.map_or(config.memory_bytes, |mib| mib << 20);
     config.rounds = args.rounds.map_or(config.rounds, |rounds| rounds as usize);
     if !args.engines.is_empty() {
-        config.peer_names.retain(|name| args.engines.iter().any(|wanted| wanted == name));
+        config.peer_names.retain(|name| args.engines.iter().any(|engine| engine == name));
     }
     if !args.parts.is_empty() {
         config.parts = args.parts.into_iter().map(Part::from).collect();
     }
     if space::is_in_memory(&config.directory) {
-        complain!(
-            "{} lies in memory, where a sync costs nothing: see --data-dir",
+        print_stderr!(
+            "{} is on a file system in memory, where a sync costs nothing: see --data-dir",
             config.directory.display()
         );
     }
     if !args.json {
-        say!("{}\n{}", config.title(), io::row::heading());
+        print_stdout!("{}\n{}", config.title(), io::row::heading());
     }
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let print = |mut row: io::IoRow| {
             if args.small {
-                // Too short to judge by.
+                // The small parameters are too short for a verdict.
                 (row.aim, row.met) = (None, None);
             }
             match (args.json, &row.note) {
-                (true, _) => say!("{}", row.json()),
-                (false, None) => say!("{}", row.line()),
-                (false, Some(note)) => say!("{}\n    {note}", row.line()),
+                (true, _) => print_stdout!("{}", row.json()),
+                (false, None) => print_stdout!("{}", row.line()),
+                (false, Some(note)) => print_stdout!("{}\n    {note}", row.line()),
             }
         };
-        // Nobody listens any more where the command was interrupted.
+        // The receiver is closed if the command was interrupted.
         let _ = done.send(store::run(&config, print));
     });
-    Ok(result.await.map_err(|_| "the measurement broke off")??)
+    Ok(result.await.map_err(|_| "the measurement panicked")??)
 }
 
 pub(super) fn run_here(args: &RunArgs) -> CommandResult {
-    Ok(store::run_here(&args.who, &args.directory, &args.spec, args.engine)?)
+    Ok(store::run_here(&args.subject, &args.directory, &args.spec, args.engine)?)
 }

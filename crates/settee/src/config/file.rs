@@ -1,7 +1,7 @@
-//! Reads the file of settings; what is wrong with it is told by line, key and table.
+//! Reads the settings file. Errors name the line, the key and the table.
 //!
-//! Of an error of TOML's the message alone is kept: what would be shown beside it is a line of
-//! the file, which may hold the password.
+//! Only the message of a TOML error is kept: its full text quotes a line of the file, which may contain the
+//! password.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -12,10 +12,10 @@ use toml::de::DeTable;
 use super::settings::Settings;
 use crate::secret;
 
-/// Largest file in bytes: of settings, of CouchDB's.
+/// Largest settings file or ini file in bytes.
 const FILE_SIZE_MAX: u64 = 1 << 20;
 
-/// Reads a file that there is.
+/// Reads a file.
 pub(super) fn read(path: &Path) -> Result<String, String> {
     read_with_metadata(path).map(|(text, _)| text)
 }
@@ -32,7 +32,7 @@ fn read_with_metadata(path: &Path) -> Result<(String, Metadata), String> {
     }
 }
 
-/// The settings of a file. One with a password is refused where others can read it.
+/// Reads the settings of a file. A file with a password that other users can read is refused.
 pub(super) fn settings(path: &Path) -> Result<Settings, String> {
     let (text, metadata) = read_with_metadata(path)?;
     let settings = parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -42,22 +42,22 @@ pub(super) fn settings(path: &Path) -> Result<Settings, String> {
     Ok(settings)
 }
 
-/// The settings of a file's text.
+/// Parses the text of a settings file.
 pub(super) fn parse(text: &str) -> Result<Settings, String> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start);
         let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
-        // What isn't TOML at all has no keys.
+        // Text that isn't valid TOML has no keys.
         let table = DeTable::parse(text).ok();
         let keys = table.and_then(|table| keys_to(table.get_ref(), at)).unwrap_or_default();
         match keys.split_last() {
             None => format!("line {line}: {}", error.message()),
-            Some((key, outer)) => format!("line {line}: {}", complaint(outer, key, error.message())),
+            Some((key, outer)) => format!("line {line}: {}", key_error(outer, key, error.message())),
         }
     })
 }
 
-/// The keys that lead to what stands at a byte, the outermost first.
+/// Returns the keys of the value at an offset of the text, the outermost first.
 fn keys_to(table: &DeTable<'_>, at: usize) -> Option<Vec<String>> {
     table.iter().find_map(|(key, value)| {
         let inner = value.get_ref().as_table().and_then(|table| keys_to(table, at));
@@ -68,21 +68,21 @@ fn keys_to(table: &DeTable<'_>, at: usize) -> Option<Vec<String>> {
     })
 }
 
-/// What is wrong with a key below others.
-fn complaint(outer: &[String], key: &str, message: &str) -> String {
-    let place = match outer {
+/// Returns the error message of a key in the tables `outer`.
+fn key_error(outer: &[String], key: &str, message: &str) -> String {
+    let position = match outer {
         [] => String::new(),
         outer => format!(" in [{}]", outer.join(".")),
     };
     if !message.starts_with("unknown field") {
-        return format!("`{key}`{place}: {message}");
+        return format!("`{key}`{position}: {message}");
     }
-    let belongs = Settings::names().into_iter().find(|(_, name)| *name == key);
-    let advice = match belongs {
+    let known = Settings::names().into_iter().find(|(_, name)| *name == key);
+    let hint = match known {
         None => String::new(),
-        Some(("", _)) => "; it belongs above all tables".to_owned(),
+        Some(("", _)) => "; it belongs before the first table".to_owned(),
         Some((table, _)) => format!("; it belongs in [{table}]"),
     };
-    let place = if place.is_empty() { " above all tables" } else { &place };
-    format!("unknown key `{key}`{place}{advice}")
+    let position = if position.is_empty() { " before the first table" } else { &position };
+    format!("unknown key `{key}`{position}{hint}")
 }

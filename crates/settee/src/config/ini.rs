@@ -1,58 +1,56 @@
-//! CouchDB's ini files, read as CouchDB 3.3 and later read them.
+//! Parser of CouchDB's ini files, in the syntax of CouchDB 3.3 and later.
 //!
-//! A line is a section, a key with its value, or nothing; there are no values of several lines,
-//! no quotes and no escapes. `;` begins a comment at the beginning of a line or behind a space or
-//! tab, `#` doesn't. A later file goes before an earlier one, and a later line before an earlier
-//! one. No reader of ini files that is at hand does the same: each has quotes, escapes or other
-//! comments of its own.
+//! A line is a section, a key with its value, or empty. There are no multi-line values, quotes or escapes.
+//! `;` begins a comment at the beginning of a line or after a space or tab; `#` doesn't. Later files and
+//! later lines take precedence. Existing ini parsers differ in quotes, escapes or comments.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Control-Z, which ends a line too.
+/// Control-Z, which also ends a line.
 const SUBSTITUTE: char = '\u{1a}';
 
-/// Where something stands.
+/// A line of a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    /// Which of the files it is, by their order.
+pub(super) struct SourceLine {
+    /// Index of the file.
     pub(super) order: usize,
     pub(super) file: String,
     pub(super) line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
     }
 }
 
-/// A value and where it stands.
+/// A value and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct IniValue {
     pub(super) value: String,
-    pub(super) place: Place,
+    pub(super) source: SourceLine,
 }
 
-/// What several files say together.
+/// The merged contents of several files.
 #[derive(Debug, Default)]
 pub(super) struct Ini {
-    /// By section and key.
-    pub(super) entries: BTreeMap<(String, String), Entry>,
-    /// Lines that mean nothing to CouchDB.
-    pub(super) ignored: Vec<Place>,
+    /// The values by section and key.
+    pub(super) entries: BTreeMap<(String, String), IniValue>,
+    /// Lines that CouchDB ignores.
+    pub(super) ignored: Vec<SourceLine>,
     file_count: usize,
 }
 
 impl Ini {
-    /// Reads the next file over what the ones before it said.
+    /// Parses the next file. Its values take precedence over those of earlier files.
     pub(super) fn read(&mut self, file: &str, text: &str) {
         let order = self.file_count;
         self.file_count += 1;
         let mut section = String::new();
         let mut read = Vec::new();
         for (index, line) in lines(text).enumerate() {
-            let place = Place { order, file: file.to_owned(), line: index + 1 };
+            let source = SourceLine { order, file: file.to_owned(), line: index + 1 };
             let line = uncommented(line);
             if line.is_empty() {
                 continue;
@@ -60,32 +58,32 @@ impl Ini {
             match line.strip_prefix('[') {
                 Some(rest) => match rest.split_once(']') {
                     Some((name, "")) if !name.is_empty() => section = name.to_owned(),
-                    _ => self.ignored.push(place),
+                    _ => self.ignored.push(source),
                 },
                 None => match key_and_value(line).filter(|_| !section.is_empty()) {
-                    Some((key, value)) => read.push(((section.clone(), key.to_owned()), value, place)),
-                    None => self.ignored.push(place),
+                    Some((key, value)) => read.push(((section.clone(), key.to_owned()), value, source)),
+                    None => self.ignored.push(source),
                 },
             }
         }
-        // A key without a value takes away what earlier files say; not what this one does.
+        // An empty value deletes the key of earlier files, but not of the same file.
         for (key, ..) in read.iter().filter(|(_, value, _)| value.is_empty()) {
             self.entries.remove(key);
         }
-        for (key, value, place) in read.into_iter().filter(|(_, value, _)| !value.is_empty()) {
-            self.entries.insert(key, Entry { value: value.to_owned(), place });
+        for (key, value, source) in read.into_iter().filter(|(_, value, _)| !value.is_empty()) {
+            self.entries.insert(key, IniValue { value: value.to_owned(), source });
         }
     }
 
-    /// Takes a key out.
-    pub(super) fn take(&mut self, section: &str, key: &str) -> Option<Entry> {
+    /// Removes a key and returns its value.
+    pub(super) fn take(&mut self, section: &str, key: &str) -> Option<IniValue> {
         self.entries.remove(&(section.to_owned(), key.to_owned()))
     }
 }
 
-/// Lines, however they end.
+/// Splits a text into lines, which may end with a newline, a carriage return, both, or Control-Z.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
-    // A carriage return and a newline end one line, not two.
+    // A carriage return before a newline doesn't end a line of its own.
     text.split('\n').flat_map(|line| line.strip_suffix('\r').unwrap_or(line).split(['\r', SUBSTITUTE]))
 }
 
@@ -98,10 +96,10 @@ fn uncommented(line: &str) -> &str {
     line[..end.unwrap_or(line.len())].trim()
 }
 
-/// Splits a line that has been trimmed; the value is empty where the key is to be taken away.
+/// Splits a trimmed line. An empty value deletes the key.
 fn key_and_value(line: &str) -> Option<(&str, &str)> {
     let (key, value) = match line.split_once(" = ") {
-        // So a key may hold `=`.
+        // A key may contain `=` without spaces.
         Some(halves) => halves,
         None => line.split_once('=').filter(|(key, _)| !key.is_empty())?,
     };
@@ -112,8 +110,8 @@ fn key_and_value(line: &str) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
 
-    /// What a text of one section means.
-    fn of(text: &str) -> Vec<(String, String)> {
+    /// Parses the text of one section.
+    fn parse(text: &str) -> Vec<(String, String)> {
         let mut ini = Ini::default();
         ini.read("a.ini", &format!("[s]\n{text}"));
         ini.entries.into_iter().map(|((_, key), entry)| (key, entry.value)).collect()
@@ -137,12 +135,12 @@ mod tests {
             ("# a = 1", "# a", "1"),
             ("a = \"1\"", "a", "\"1\""),
         ] {
-            assert_eq!(of(line), [(key.to_owned(), value.to_owned())], "{line:?}");
+            assert_eq!(parse(line), [(key.to_owned(), value.to_owned())], "{line:?}");
         }
     }
 
     #[test]
-    fn what_is_neither_is_ignored_with_its_place() {
+    fn an_invalid_line_is_ignored_and_listed() {
         for text in ["", ";a=1", " \t;a = 1", "a =", "a = ;1"] {
             let mut ini = Ini::default();
             ini.read("a.ini", &format!("[s]\n{text}"));
@@ -151,7 +149,11 @@ mod tests {
         for text in ["word", "=1", "= 1", "[t", "[]", "[t]u", "[t] a = 1"] {
             let mut ini = Ini::default();
             ini.read("a.ini", &format!("[s]\n{text}\nb = 2"));
-            assert_eq!(ini.ignored.iter().map(Place::to_string).collect::<Vec<_>>(), ["a.ini:2"], "{text:?}");
+            assert_eq!(
+                ini.ignored.iter().map(SourceLine::to_string).collect::<Vec<_>>(),
+                ["a.ini:2"],
+                "{text:?}"
+            );
             assert_eq!(ini.take("s", "b").unwrap().value, "2", "{text:?}");
         }
         let mut ini = Ini::default();
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_ends_where_the_next_begins_and_may_have_a_comment() {
+    fn a_section_extends_to_the_next_and_may_have_a_comment() {
         let mut ini = Ini::default();
         ini.read("a.ini", "[s] ; one\r\na = 1\r\n\r[cors:http://x.org]\x1aa = 2\n[s]\nb = 3");
         let found: Vec<_> =
@@ -169,15 +171,19 @@ mod tests {
     }
 
     #[test]
-    fn a_later_file_goes_before_an_earlier_one_and_takes_keys_away() {
+    fn a_later_file_takes_precedence_and_deletes_keys() {
         let mut ini = Ini::default();
         ini.read("a.ini", "[s]\na = 1\nb = 1\nc = 1\na = 2");
         ini.read("b.ini", "[s]\nb = 2\nc =\nd = 4\nd =");
-        let place = |key: &str| ini.entries.get(&("s".to_owned(), key.to_owned()));
-        let told = |key| place(key).map(|entry| (&*entry.value, entry.place.to_string()));
-        assert_eq!(told("a"), Some(("2", "a.ini:5".to_owned())));
-        assert_eq!(told("b"), Some(("2", "b.ini:2".to_owned())));
-        assert_eq!(told("c"), None);
-        assert_eq!(told("d"), Some(("4", "b.ini:4".to_owned())), "of the same file it stays, as in CouchDB");
+        let entry = |key: &str| ini.entries.get(&("s".to_owned(), key.to_owned()));
+        let found = |key| entry(key).map(|entry| (&*entry.value, entry.source.to_string()));
+        assert_eq!(found("a"), Some(("2", "a.ini:5".to_owned())));
+        assert_eq!(found("b"), Some(("2", "b.ini:2".to_owned())));
+        assert_eq!(found("c"), None);
+        assert_eq!(
+            found("d"),
+            Some(("4", "b.ini:4".to_owned())),
+            "the same file's key is kept, as in CouchDB"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What can be set, described once for flags, variables and the file alike.
+//! The settings of a server, declared once for flags, variables and the settings file.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,69 +10,69 @@ use settee_doc::{DatabasesOptions, LogOptions, StoreLimits};
 use settee_http::Limits;
 use settee_io::{EngineKind, EngineOptions, PoolOptions, ThreadOptions, UringOptions};
 
-/// No size is larger, in bytes: 16 TiB.
+/// Largest size that a limit accepts, in bytes: 16 TiB.
 pub(super) const BYTES_MAX: u64 = 16 << 40;
 
-/// No time is longer, in seconds: ten years.
+/// Longest time that a limit accepts, in seconds: ten years.
 pub(super) const SECONDS_MAX: u64 = 10 * 366 * 24 * 3600;
 
-/// No number of things is larger.
+/// Largest count that a limit accepts.
 pub(super) const COUNT_MAX: u64 = 1 << 40;
 
-/// The settings of a server; what isn't given is None.
+/// The settings of a server from one source. None: the source doesn't set it.
 #[derive(clap::Args, Deserialize, Default, Clone)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settings {
-    /// Directory that holds the databases [default: ./settee-data]
+    /// Data directory [default: ./settee-data]
     #[arg(long, env = "SETTEE_DATA_DIR", value_name = "DIR")]
     pub(super) data_dir: Option<PathBuf>,
 
-    /// Address to listen on; port 0 takes a free one [default: 127.0.0.1:5984]
+    /// Address to listen on; port 0 selects a free port [default: 127.0.0.1:5984]
     #[arg(long, env = "SETTEE_LISTEN", value_name = "HOST:PORT")]
     pub(super) listen: Option<String>,
 
-    /// The administrator. Arguments show in `ps`: a file or the variable are safer
+    /// The administrator. Arguments are visible in `ps`: prefer a file or the variable
     #[arg(long, env = "SETTEE_ADMIN", value_name = "NAME:PASSWORD", hide_env_values = true)]
     pub(super) admin: Option<String>,
 
-    /// File that holds NAME:PASSWORD. Where no administrator is given, one is made at the first
-    /// start and kept in the data directory
+    /// File with NAME:PASSWORD. Without an administrator the first start creates one and stores it in the
+    /// data directory
     #[arg(long, env = "SETTEE_ADMIN_FILE", value_name = "FILE", conflicts_with = "admin")]
     pub(super) admin_file: Option<PathBuf>,
 
-    /// No administrator: every caller on this machine is one, and only loopback is served
+    /// Run without an administrator: every caller on this machine has all rights, and only loopback is served
     #[arg(long, env = "SETTEE_NO_ADMIN", value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub(super) no_admin: Option<bool>,
 
-    /// What the server logs: off, error, warn, info, debug, trace; or a list that names crates, as in
+    /// Level of the server log: off, error, warn, info, debug, trace; or a list with levels of crates, as in
     /// warn,settee_http=debug [default: info]
     #[arg(long, alias = "log", env = "SETTEE_LOG", value_name = "LEVEL")]
     pub(super) log_level: Option<String>,
 
-    /// Proxies and their networks, separated by commas, to which max-connections-per-address doesn't
+    /// Addresses and networks of proxies, separated by commas, to which max-connections-per-address doesn't
     /// apply [default: 127.0.0.0/8, ::1]
     #[arg(long, env = "SETTEE_TRUSTED_PROXIES", value_name = "ADDRESSES")]
     pub(super) trusted_proxies: Option<String>,
 
-    /// How the server's log is written [default: text]
+    /// Format of the server log [default: text]
     #[arg(long, env = "SETTEE_LOG_FORMAT", value_name = "FORMAT")]
     pub(super) log_format: Option<LogFormat>,
 
-    /// File that the server's log is appended to; SIGHUP opens it again [default: stderr]
+    /// File that the server log is appended to; SIGHUP reopens it [default: stderr]
     #[arg(long, env = "SETTEE_LOG_FILE", value_name = "FILE")]
     pub(super) log_file: Option<PathBuf>,
 
-    /// Whether each request is logged once it is answered [default: false]
+    /// Whether each answered request is logged [default: false]
     #[arg(long, env = "SETTEE_ACCESS_LOG", value_name = "BOOL")]
     pub(super) access_log: Option<bool>,
 
-    /// What runs the operations on files [default: auto]
+    /// I/O engine for the databases' files [default: auto]
     #[arg(long, env = "SETTEE_IO_ENGINE", value_name = "ENGINE")]
     pub(super) io_engine: Option<IoEngine>,
 
-    /// Whether the databases' files go past the page cache (O_DIRECT), where their file system
-    /// lets them [default: false]
+    /// Whether the databases' files bypass the page cache (O_DIRECT) if their file system supports it
+    /// [default: false]
     #[arg(long, env = "SETTEE_DIRECT_IO", value_name = "BOOL")]
     pub(super) direct_io: Option<bool>,
 
@@ -97,11 +97,11 @@ pub(crate) struct Settings {
     pub(super) io: IoSettings,
 }
 
-/// A table of the file; `""` is what stands above all tables.
-pub(super) type Table = &'static str;
+/// Name of a table of the settings file. `""`: the settings before the first table.
+pub(super) type TableName = &'static str;
 
 impl Settings {
-    /// The names of those that are given.
+    /// Returns the names of the settings that are set.
     pub(super) fn given(&self) -> BTreeSet<&'static str> {
         let mut names = BTreeSet::new();
         let tops = [
@@ -127,8 +127,8 @@ impl Settings {
         names
     }
 
-    /// Every name, with the table that it stands in.
-    pub(super) fn names() -> Vec<(Table, &'static str)> {
+    /// Returns the names of all settings with their tables.
+    pub(super) fn names() -> Vec<(TableName, &'static str)> {
         let tops = [
             "data_dir",
             "listen",
@@ -143,8 +143,8 @@ impl Settings {
             "io_engine",
             "direct_io",
         ];
-        let mut names: Vec<(Table, &str)> = tops.map(|name| ("", name)).to_vec();
-        let groups: [(Table, &[&'static str]); 5] = [
+        let mut names: Vec<(TableName, &str)> = tops.map(|name| ("", name)).to_vec();
+        let groups: [(TableName, &[&'static str]); 5] = [
             ("limits", LimitSettings::NAMES),
             ("databases", DatabasesSettings::NAMES),
             ("store", StoreSettings::NAMES),
@@ -158,23 +158,24 @@ impl Settings {
     }
 }
 
-/// The variable of a setting: its name, but for the log's level, whose short name would be a
-/// table's in the file.
-pub(super) fn variable(name: &str) -> String {
+/// Returns the environment variable of a setting, which derives from its name. Exception: `log_level` has
+/// `SETTEE_LOG`; the setting can't be called `log`, which is a table.
+pub(super) fn variable_name(name: &str) -> String {
     match name {
         "log_level" => "SETTEE_LOG".to_owned(),
         name => format!("SETTEE_{}", name.to_uppercase()),
     }
 }
 
-/// Settings as flags and variables give them, and which of them are flags.
+/// The settings from flags and variables.
 #[derive(Default, Clone)]
-pub(crate) struct Given {
+pub(crate) struct GivenSettings {
     pub(super) settings: Settings,
+    /// Names of the settings that come from flags.
     pub(super) flags: BTreeSet<String>,
 }
 
-impl clap::Args for Given {
+impl clap::Args for GivenSettings {
     fn augment_args(command: clap::Command) -> clap::Command {
         Settings::augment_args(command)
     }
@@ -184,9 +185,9 @@ impl clap::Args for Given {
     }
 }
 
-impl clap::FromArgMatches for Given {
-    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Given, clap::Error> {
-        let mut given = Given::default();
+impl clap::FromArgMatches for GivenSettings {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<GivenSettings, clap::Error> {
+        let mut given = GivenSettings::default();
         given.update_from_arg_matches(matches)?;
         Ok(given)
     }
@@ -200,13 +201,13 @@ impl clap::FromArgMatches for Given {
     }
 }
 
-/// What runs the operations on files.
+/// I/O engine for the databases' files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 pub(crate) enum IoEngine {
-    /// io_uring where the machine has it, else threads.
+    /// io_uring if the kernel supports it, else threads.
     #[serde(rename = "auto")]
     Auto,
-    /// io_uring, or an error at start.
+    /// io_uring; the start fails without it.
     #[serde(rename = "io_uring")]
     #[value(name = "io_uring")]
     Uring,
@@ -225,22 +226,22 @@ impl From<IoEngine> for EngineKind {
     }
 }
 
-/// How the log is written.
+/// Format of the server log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Describes a group of limits to flags, variables and the file alike: each limit's name, the
-/// least that it may be, and the variable.
+/// Declares a table of limits for flags, variables and the settings file: each limit's help, name, type,
+/// smallest value and variable.
 macro_rules! limit_settings {
     ($settings:ident, $limits:ident, $heading:literal;
-     $($(#[doc = $doc:literal])* $name:ident: $type:ty, $least:literal, $variable:literal;)*) => {
-        #[doc = concat!("The limits of [`", stringify!($limits), "`]; what isn't given is None.")]
+     $($(#[doc = $doc:literal])* $name:ident: $type:ty, $min:literal, $variable:literal;)*) => {
+        #[doc = concat!("The limits of [`", stringify!($limits), "`] from one source. None: not set.")]
         #[derive(clap::Args, Deserialize, Default, Clone)]
         #[serde(deny_unknown_fields)]
         #[command(next_help_heading = $heading)]
@@ -255,22 +256,22 @@ macro_rules! limit_settings {
             )*
         }
 
-        impl Group for $limits {
-            fn each(&self) -> Vec<(&'static str, Value)> {
+        impl LimitTable for $limits {
+            fn values(&self) -> Vec<(&'static str, Value)> {
                 vec![$((stringify!($name), Value::from(self.$name))),*]
             }
 
-            fn take(&mut self, name: &str, from: &$limits) {
+            fn copy_limit(&mut self, name: &str, from: &$limits) {
                 match name {
                     $(stringify!($name) => self.$name = from.$name,)*
                     _ => panic!("there is no limit {name}"),
                 }
             }
 
-            fn in_bounds(&self) -> Result<(), String> {
+            fn check_bounds(&self) -> Result<(), String> {
                 $(
-                    at_least(stringify!($name), self.$name, $least)?;
-                    at_most(stringify!($name), self.$name as u64)?;
+                    check_min(stringify!($name), self.$name, $min)?;
+                    check_max(stringify!($name), self.$name as u64)?;
                 )*
                 Ok(())
             }
@@ -279,7 +280,10 @@ macro_rules! limit_settings {
         impl $settings {
             const NAMES: &[&'static str] = &[$(stringify!($name)),*];
 
-            /// The limits of the first source that has each, checked one by one.
+            /// Merges the sources: `self` takes precedence over `file`, and both over the defaults.
+            ///
+            /// # Errors
+            /// A limit is out of its bounds.
             pub(super) fn resolve(self, file: $settings) -> Result<$limits, String> {
                 let mut limits = $limits::default();
                 $(
@@ -287,7 +291,7 @@ macro_rules! limit_settings {
                         limits.$name = value;
                     }
                 )*
-                limits.in_bounds()?;
+                limits.check_bounds()?;
                 Ok(limits)
             }
 
@@ -303,7 +307,7 @@ macro_rules! limit_settings {
 }
 
 impl LimitSettings {
-    /// Whether it says how many connections one address may have.
+    /// Whether `max_connections_per_address` is set.
     pub(super) fn has_address_limit(&self) -> bool {
         self.max_connections_per_address.is_some()
     }
@@ -311,168 +315,174 @@ impl LimitSettings {
 
 limit_settings! {
     LimitSettings, Limits, "Limits";
-    /// Connections served at once
+    /// Largest number of open connections
     max_connections: usize, 1, "SETTEE_MAX_CONNECTIONS";
-    /// Connections of one address, or one IPv6 network of 64 bits, at once; see trusted-proxies
+    /// Largest number of open connections of one address or IPv6 network of 64 bits; see trusted-proxies
     max_connections_per_address: usize, 1, "SETTEE_MAX_CONNECTIONS_PER_ADDRESS";
-    /// Requests at work at once, whose answers haven't begun; past it: 503
+    /// Largest number of requests whose responses haven't begun; past it: 503
     max_requests_in_flight: usize, 1, "SETTEE_MAX_REQUESTS_IN_FLIGHT";
-    /// Requests that an HTTP/2 connection may have under way at once
+    /// Largest number of concurrent requests of an HTTP/2 connection
     max_streams: u32, 1, "SETTEE_MAX_STREAMS";
-    /// Bytes of a request's head
+    /// Largest head of a request in bytes
     max_head_bytes: usize, 1, "SETTEE_MAX_HEAD_BYTES";
-    /// Headers of a request
+    /// Largest number of headers of a request
     max_headers: usize, 1, "SETTEE_MAX_HEADERS";
-    /// Bytes of a request's body
+    /// Largest body of a request in bytes
     max_request_bytes: u64, 1, "SETTEE_MAX_REQUEST_BYTES";
-    /// Bytes of all requests' bodies that are held in memory at once; at least max-document-size
+    /// Bytes of all request bodies in memory; at least max-document-size
     request_bytes_in_flight_max: u64, 1, "SETTEE_REQUEST_BYTES_IN_FLIGHT_MAX";
-    /// Bytes of the data directory's disk that bodies of _bulk_docs may take which are too large for memory; 0 for none
+    /// Bytes of all spool files, which hold bodies of _bulk_docs that are too large for memory; 0 disables
+    /// spooling
     spool_bytes_max: u64, 0, "SETTEE_SPOOL_BYTES_MAX";
-    /// Bytes of all answers that are held until their clients take them
+    /// Bytes of all responses that clients haven't read yet
     answer_bytes_in_flight_max: u64, 1, "SETTEE_ANSWER_BYTES_IN_FLIGHT_MAX";
-    /// Bytes of a document
+    /// Largest document in bytes
     max_document_size: usize, 1, "SETTEE_MAX_DOCUMENT_SIZE";
-    /// Bytes of an attachment
+    /// Largest attachment in bytes
     max_attachment_size: u64, 1, "SETTEE_MAX_ATTACHMENT_SIZE";
     /// Bytes of a refused body that are read before the connection is closed
     max_discard_bytes: u64, 1, "SETTEE_MAX_DISCARD_BYTES";
-    /// Milliseconds to send a request's head, idle time before it included
+    /// Milliseconds in which a client must send a request's head, including idle time before it
     head_timeout_ms: u64, 1, "SETTEE_HEAD_TIMEOUT_MS";
-    /// Milliseconds for which a client may pause within a body, and in which all of a login's body has to come
+    /// Longest pause within a body, and longest time for the whole body of a login, in milliseconds
     body_timeout_ms: u64, 1, "SETTEE_BODY_TIMEOUT_MS";
-    /// Bytes of a body that a client must send in a second, on average; 0 is no limit
+    /// Smallest average rate at which a client must send a body, in bytes per second; 0 disables the limit
     body_bytes_per_second_min: u64, 0, "SETTEE_BODY_BYTES_PER_SECOND_MIN";
-    /// Whether answers are compressed for clients that take gzip
+    /// Whether responses are compressed for clients that accept gzip
     compress_answers: bool, false, "SETTEE_COMPRESS_ANSWERS";
-    /// Names that POST /_dbs_info takes
+    /// Largest number of names in a POST /_dbs_info
     max_dbs_info_names: usize, 1, "SETTEE_MAX_DBS_INFO_NAMES";
-    /// Identifiers that _uuids gives at once
+    /// Largest number of identifiers in a response of _uuids
     max_uuids: u64, 1, "SETTEE_MAX_UUIDS";
-    /// Ids that a feed filtered by _doc_ids takes
+    /// Largest number of ids of a feed filtered by _doc_ids
     max_feed_doc_ids: usize, 1, "SETTEE_MAX_FEED_DOC_IDS";
-    /// Bytes of a chunk of a streamed answer
+    /// Size of a chunk of a streamed response in bytes
     stream_chunk_bytes: usize, 1, "SETTEE_STREAM_CHUNK_BYTES";
-    /// Chunks of a streamed answer that wait for a slow client
+    /// Number of chunks of a streamed response that are buffered for a slow client
     stream_chunks: usize, 1, "SETTEE_STREAM_CHUNKS";
-    /// Milliseconds for which a client may take nothing of an answer
+    /// Milliseconds for which a client may read nothing of a response
     send_timeout_ms: u64, 1, "SETTEE_SEND_TIMEOUT_MS";
-    /// Milliseconds of the longest silence in a changes feed
+    /// Largest heartbeat and timeout of a changes feed in milliseconds, and the default of both
     changes_timeout_ms: u64, 1, "SETTEE_CHANGES_TIMEOUT_MS";
-    /// Seconds for which a session's cookie is good
+    /// Lifetime of a session cookie in seconds
     session_timeout_s: u64, 1, "SETTEE_SESSION_TIMEOUT_S";
-    /// Milliseconds that a stopping server waits for the requests in flight
+    /// Milliseconds that a server waits for requests in flight when it stops
     stop_timeout_ms: u64, 1, "SETTEE_STOP_TIMEOUT_MS";
 }
 
 limit_settings! {
-    DatabasesSettings, DatabasesOptions, "Many databases";
-    /// Databases open at once; past it the least recently used that is idle is closed. At most a quarter
-    /// of the descriptors that the system grants
+    DatabasesSettings, DatabasesOptions, "Open databases";
+    /// Largest number of open databases; past it the least recently used idle database is closed. At most
+    /// half of the descriptors that are left for files
     open_databases_max: usize, 1, "SETTEE_OPEN_DATABASES_MAX";
-    /// Seconds after which a database that nobody uses is closed
+    /// Seconds after which an idle database is closed
     database_idle_s: u64, 1, "SETTEE_DATABASE_IDLE_S";
-    /// Whether design documents with validate_doc_update, which isn't run, are stored all the same, and
-    /// documents written beside them
+    /// Whether design documents with validate_doc_update, which isn't run, are stored, and documents in their
+    /// databases
     ignore_validation: bool, false, "SETTEE_IGNORE_VALIDATION";
 }
 
 limit_settings! {
     StoreSettings, StoreLimits, "Databases' indexes, checkpoints and compaction";
-    /// Bytes of memory for index entries of recent changes, of all databases together: from half of it
-    /// on they are taken to disk, and with all of it taken writers wait for that
+    /// Memory of all databases for index entries of recent changes, in bytes. At half of it a checkpoint
+    /// begins; writers wait while it is exhausted
     index_memory_bytes_max: usize, 1048576, "SETTEE_INDEX_MEMORY_BYTES_MAX";
-    /// Bytes of the cache of index nodes that are on disk
+    /// Size of the cache of index nodes in bytes
     index_cache_bytes_max: usize, 65536, "SETTEE_INDEX_CACHE_BYTES_MAX";
-    /// Bytes of the cache of documents' bodies, with direct_io; otherwise the page cache has them
+    /// Size of the cache of documents' bodies in bytes, used with direct_io; otherwise the page cache holds
+    /// them
     value_cache_bytes_max: usize, 0, "SETTEE_VALUE_CACHE_BYTES_MAX";
-    /// Parts of that memory that may wait for a checkpoint of one database
+    /// Largest number of memtables of one database that wait for a checkpoint
     frozen_layers_max: usize, 1, "SETTEE_FROZEN_LAYERS_MAX";
-    /// A checkpoint begins when one in so many of a database's index entries is new, or of its bytes dead
+    /// A checkpoint begins when 1/N of a database's index entries are new, or 1/N of its bytes became garbage
     checkpoint_share: u64, 1, "SETTEE_CHECKPOINT_SHARE";
-    /// New index entries without which no checkpoint begins for their number
+    /// Smallest number of new index entries for which a checkpoint begins
     checkpoint_entries_min: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MIN";
-    /// New index entries with which a checkpoint begins at the latest; at least checkpoint-entries-min
+    /// Number of new index entries at which a checkpoint begins in any case; at least checkpoint-entries-min
     checkpoint_entries_max: u64, 1, "SETTEE_CHECKPOINT_ENTRIES_MAX";
-    /// Dead bytes without which no checkpoint begins for their number
+    /// Smallest number of garbage bytes for which a checkpoint begins
     checkpoint_garbage_min: u64, 1, "SETTEE_CHECKPOINT_GARBAGE_MIN";
-    /// New bytes with which a checkpoint begins at the latest
+    /// Number of new bytes at which a checkpoint begins in any case
     checkpoint_bytes_max: u64, 1048576, "SETTEE_CHECKPOINT_BYTES_MAX";
-    /// Hundredths of a database's files that may be garbage before some are rewritten; 100 at most
+    /// Largest share of garbage in a database's files, in percent; compaction starts above it
     garbage_percent_max: u64, 1, "SETTEE_GARBAGE_PERCENT_MAX";
-    /// Bytes that compaction copies in a second
+    /// Rate of compaction in bytes per second
     compaction_bytes_per_second: u64, 1048576, "SETTEE_COMPACTION_BYTES_PER_SECOND";
-    /// Seconds from which on a snapshot that keeps replaced files is counted in settee_old_snapshots
+    /// Age in seconds from which a snapshot that pins replaced files is counted in settee_old_snapshots
     snapshot_age_s_max: u64, 1, "SETTEE_SNAPSHOT_AGE_S_MAX";
 }
 
 limit_settings! {
     LogSettings, LogOptions, "Databases' logs";
-    /// Microseconds that a sync waits at most for those who may come again; a lone writer never waits
+    /// Longest time that a group of writes waits for further writes, in microseconds; a single writer never
+    /// waits
     group_delay_us_max: u64, 0, "SETTEE_GROUP_DELAY_US_MAX";
-    /// Bytes with which a group of writes waits no longer for its sync
+    /// Bytes at which a group of writes waits no longer
     group_bytes_max: usize, 1, "SETTEE_GROUP_BYTES_MAX";
-    /// Writes with which a group waits no longer for its sync
+    /// Number of writes at which a group waits no longer
     group_writes_max: usize, 1, "SETTEE_GROUP_WRITES_MAX";
-    /// Milliseconds within which what is accepted is written, though nobody waits for it
+    /// Milliseconds within which accepted bytes are written, even if no caller waits for them
     accepted_age_ms_max: u64, 0, "SETTEE_ACCEPTED_AGE_MS_MAX";
-    /// Milliseconds within which what is written is synced, though nobody waits for it
+    /// Milliseconds within which written bytes are synced, even if no caller waits for them
     written_age_ms_max: u64, 0, "SETTEE_WRITTEN_AGE_MS_MAX";
-    /// Bytes of a small database's files
+    /// Smallest capacity of a segment in bytes
     segment_bytes_min: u32, 1, "SETTEE_SEGMENT_BYTES_MIN";
-    /// Bytes of a large database's files
+    /// Largest capacity of a segment in bytes
     segment_bytes_max: u32, 1, "SETTEE_SEGMENT_BYTES_MAX";
-    /// Bytes of a database's first buffer after a pause
+    /// Size of a log's first buffer after an idle period, in bytes
     buffer_bytes_min: usize, 1, "SETTEE_BUFFER_BYTES_MIN";
-    /// Bytes of a busy database's buffers, each of which is a write
+    /// Largest buffer of a log in bytes; one write writes at most one buffer
     buffer_bytes_max: usize, 1, "SETTEE_BUFFER_BYTES_MAX";
-    /// Writes that a database has under way at once
+    /// Largest number of writes in flight of a log
     writes_in_flight_max: usize, 1, "SETTEE_WRITES_IN_FLIGHT_MAX";
-    /// Bytes from which on a document is written from where it is, without a copy
+    /// Bytes from which a document is written without being copied
     bypass_bytes_min: usize, 1, "SETTEE_BYPASS_BYTES_MIN";
-    /// Hundredths of a database's files that may be kept as spares
+    /// Largest truncated segment that is recycled for the next segment, in percent of the log's size
     spare_percent_max: u64, 0, "SETTEE_SPARE_PERCENT_MAX";
 }
 
 limit_settings! {
     IoSettings, IoLimits, "Files and memory";
-    /// Bytes of all databases' buffers together
+    /// Size of the buffer pool of all databases in bytes
     buffer_pool_bytes_max: usize, 1, "SETTEE_BUFFER_POOL_BYTES_MAX";
-    /// Threads for reads of files that the page cache can't serve, and for what else changes nothing
+    /// Threads for reads that the page cache can't serve, and for other operations that change nothing
     io_threads: usize, 1, "SETTEE_IO_THREADS";
-    /// Threads for writes to files, and for what else may wait for writes; not for syncs
+    /// Threads for writes and other operations that may wait for writes, except syncs
     io_write_threads: usize, 1, "SETTEE_IO_WRITE_THREADS";
-    /// Threads for syncs, and so how many are under way at once
+    /// Threads for syncs, and so the number of concurrent syncs
     io_sync_threads: usize, 1, "SETTEE_IO_SYNC_THREADS";
-    /// Operations that wait in each of the engine's queues; past it their callers run them
+    /// Length of each queue of the I/O engine; past it callers run their operations themselves
     io_queue_max: usize, 1, "SETTEE_IO_QUEUE_MAX";
-    /// Entries of the ring, where io_uring is used: a power of two
+    /// Number of entries of the io_uring ring, a power of two
     io_ring_entries: u32, 2, "SETTEE_IO_RING_ENTRIES";
 }
 
-/// A table's limits, by their names.
-pub(super) trait Group {
-    /// Each, in the order of the file.
-    fn each(&self) -> Vec<(&'static str, Value)>;
+/// The limits of a table of the settings file.
+pub(super) trait LimitTable {
+    /// Returns all names and values, in the order of the settings file.
+    fn values(&self) -> Vec<(&'static str, Value)>;
 
-    /// Takes one over from others.
-    fn take(&mut self, name: &str, from: &Self);
+    /// Copies the limit `name` from another instance.
+    fn copy_limit(&mut self, name: &str, from: &Self);
 
-    /// Whether each is in its bounds.
-    fn in_bounds(&self) -> Result<(), String>;
+    /// Checks each limit against its bounds.
+    ///
+    /// # Errors
+    /// The first limit that is out of its bounds.
+    fn check_bounds(&self) -> Result<(), String>;
 }
 
-fn at_least<T: PartialOrd + std::fmt::Display>(name: &str, value: T, least: T) -> Result<(), String> {
-    match value < least {
-        true => Err(format!("the limit `{name}` must be at least {least}")),
+fn check_min<T: PartialOrd + std::fmt::Display>(name: &str, value: T, min: T) -> Result<(), String> {
+    match value < min {
+        true => Err(format!("the limit `{name}` must be at least {min}")),
         false => Ok(()),
     }
 }
 
-/// What no setting means in earnest, by the unit that its name tells: a typing error.
-fn at_most(name: &str, value: u64) -> Result<(), String> {
+/// Refuses implausible values, which are typing errors. The unit in the name determines the maximum.
+fn check_max(name: &str, value: u64) -> Result<(), String> {
     let has = |unit: &str| name.split('_').any(|word| word == unit);
-    let most = match () {
+    let max = match () {
         () if has("bytes") || has("size") || has("garbage") && !has("percent") => BYTES_MAX,
         () if has("us") => SECONDS_MAX * 1_000_000,
         () if has("ms") => SECONDS_MAX * 1000,
@@ -480,18 +490,18 @@ fn at_most(name: &str, value: u64) -> Result<(), String> {
         () if has("percent") => 100,
         () => COUNT_MAX,
     };
-    match value > most {
-        true => Err(format!("the limit `{name}` is {value}: it must be at most {most}")),
+    match value > max {
+        true => Err(format!("the limit `{name}` is {value}: it must be at most {max}")),
         false => Ok(()),
     }
 }
 
-/// A setting's help, with what holds where it isn't given.
+/// Returns a setting's help text with its default.
 fn with_default(help: &str, default: impl std::fmt::Display) -> String {
     format!("{} [default: {default}]", help.trim_start())
 }
 
-/// The limits of what runs operations on files, and of the memory that writes wait in.
+/// The limits of the I/O engine and of the buffer pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IoLimits {
     pub(super) buffer_pool_bytes_max: usize,
@@ -517,7 +527,7 @@ impl Default for IoLimits {
 }
 
 impl IoLimits {
-    /// How the engine is to run.
+    /// Returns the options of the I/O engine.
     pub(crate) fn engine(&self, kind: EngineKind) -> EngineOptions {
         let threads = ThreadOptions {
             thread_count: self.io_threads,
@@ -534,7 +544,7 @@ impl IoLimits {
         EngineOptions { kind, threads, uring }
     }
 
-    /// How large the pool of buffers may grow.
+    /// Returns the options of the buffer pool.
     pub(crate) fn pool(&self) -> PoolOptions {
         PoolOptions { bytes_max: self.buffer_pool_bytes_max }
     }

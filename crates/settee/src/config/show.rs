@@ -1,11 +1,12 @@
-//! What holds, and where it comes from: as a file of settings with the origins in comments, or as JSON.
+//! Prints the effective settings and their origins: as a settings file with the origins in comments, or as
+//! JSON.
 //!
-//! What was set over HTTP, in the data directory, goes before all else, as in the server. What of it
-//! a file of settings can't hold beside the others is told in a comment, and the line says what
-//! holds without it.
+//! Values set over HTTP, which the data directory stores, take precedence over all other sources, as in the
+//! server. If such a value contradicts other settings in a settings file, it is printed in a comment, after a
+//! line with the value that is effective without it.
 //!
 //! Invariants:
-//! 1. What is printed as TOML is taken as a file of settings, and says the same again.
+//! 1. The printed TOML is a valid settings file that yields the same settings.
 //! 2. No password is printed.
 
 use std::collections::BTreeSet;
@@ -14,31 +15,31 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use settee_http::{CONFIG_FILE, Configured, Limits};
 
-use super::settings::{Given, Group, Settings, Table, variable};
+use super::settings::{GivenSettings, LimitTable, Settings, TableName, variable_name};
 use super::{Config, check_limits, file};
 
 #[cfg(test)]
 mod tests;
 
-/// Where comments begin.
+/// Column of the comments.
 const COMMENT_COLUMN: usize = 48;
 
-/// Stands in place of a password.
+/// Printed instead of a password.
 const HIDDEN: &str = "****";
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     Default,
     File(PathBuf),
     Variable(String),
     Flag(String),
-    /// The file of the data directory, and the section and key there.
+    /// Set over HTTP: the file in the data directory, and the key as `section/key`.
     Http(PathBuf, String),
 }
 
 impl Origin {
-    /// In words.
+    /// Returns the text of the comment.
     fn text(&self) -> String {
         match self {
             Origin::Default => "default".to_owned(),
@@ -49,7 +50,7 @@ impl Origin {
         }
     }
 
-    /// For programs: of what kind it is, and which one.
+    /// Returns the members `source` and `where` of the JSON output.
     fn json(&self) -> (&'static str, Value) {
         match self {
             Origin::Default => ("default", Value::Null),
@@ -61,119 +62,122 @@ impl Origin {
     }
 }
 
-/// A setting in force.
+/// A setting with its effective value.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Row {
-    pub(super) table: Table,
+pub(super) struct EffectiveSetting {
+    pub(super) table: TableName,
     pub(super) name: &'static str,
-    /// None where it isn't set and has no default.
+    /// None if it isn't set and has no default.
     pub(super) value: Option<Value>,
     pub(super) origin: Origin,
-    /// What a file of settings has to say in its place, where that isn't the same.
-    aside: Option<Aside>,
+    /// How the setting is printed in a settings file. None: as its value.
+    file_form: Option<FileForm>,
 }
 
+/// How a settings file represents a setting that can't be printed as its value.
 #[derive(Debug, Clone, PartialEq)]
-enum Aside {
-    /// Nothing: the value is told in a comment, with this.
+enum FileForm {
+    /// Only as a comment, to which this text is appended.
     Comment(&'static str),
-    /// What holds without what was set over HTTP, and why.
-    Without { value: Value, origin: Origin },
+    /// As the value and origin that are effective without the value set over HTTP, which is added as a
+    /// comment.
+    Replaced { value: Value, origin: Origin },
 }
 
-/// All settings in force.
-pub(super) struct Shown {
+/// All settings with their effective values.
+pub(super) struct EffectiveSettings {
     file: Option<PathBuf>,
-    pub(super) rows: Vec<Row>,
+    pub(super) settings: Vec<EffectiveSetting>,
     configured: Configured,
     configured_file: PathBuf,
 }
 
-impl Shown {
-    /// Decides every setting as `settee serve` does.
+impl EffectiveSettings {
+    /// Resolves all settings as `settee serve` does.
     ///
     /// # Errors
-    /// Those of a server that starts with the same flags, variables and file.
-    pub(super) fn gather(given: &Given, path: Option<&Path>) -> Result<Shown, String> {
+    /// The errors of a server that starts with the same flags, variables and file.
+    pub(super) fn resolve(given: &GivenSettings, path: Option<&Path>) -> Result<EffectiveSettings, String> {
         let of_file = path.map_or_else(|| Ok(Settings::default()), file::settings)?;
-        let named = Named { given, of_given: given.settings.given(), of_file: of_file.given(), path };
+        let sources = Sources { given, of_given: given.settings.given(), of_file: of_file.given(), path };
         let config = Config::merge(given.settings.clone(), of_file)?;
         let configured_file = config.data_dir.join(CONFIG_FILE);
         let configured = settee_http::read_configured(&configured_file, &config.limits);
 
-        let mut rows = above_tables(&config, &named)?;
+        let mut settings = before_tables(&config, &sources)?;
         for (table, limits) in config.groups() {
-            let row = |(name, value)| Row {
+            let setting = |(name, value)| EffectiveSetting {
                 table,
                 name,
                 value: Some(value),
-                origin: named.origin(name),
-                aside: None,
+                origin: sources.origin(name),
+                file_form: None,
             };
-            rows.extend(limits.into_iter().map(row));
+            settings.extend(limits.into_iter().map(setting));
         }
-        let fitting = fitting(&config.limits, &configured);
-        for (name, value) in configured.limits.each() {
+        let valid = valid_in_file(&config.limits, &configured);
+        for (name, value) in configured.limits.values() {
             let Some((_, key)) = configured.changed.iter().find(|(changed, _)| *changed == name) else {
                 continue;
             };
-            let row = rows.iter_mut().find(|row| row.name == name).expect("every limit has a row");
-            let without = (row.value.replace(value), row.origin.clone());
-            row.origin = Origin::Http(configured_file.clone(), key.clone());
-            if !fitting.contains(name) {
-                let value = without.0.expect("every limit has a value");
-                row.aside = Some(Aside::Without { value, origin: without.1 });
+            let setting =
+                settings.iter_mut().find(|setting| setting.name == name).expect("every limit has a row");
+            let start = (setting.value.replace(value), setting.origin.clone());
+            setting.origin = Origin::Http(configured_file.clone(), key.clone());
+            if !valid.contains(name) {
+                let value = start.0.expect("every limit has a value");
+                setting.file_form = Some(FileForm::Replaced { value, origin: start.1 });
             }
         }
-        Ok(Shown { file: path.map(Path::to_owned), rows, configured, configured_file })
+        Ok(EffectiveSettings { file: path.map(Path::to_owned), settings, configured, configured_file })
     }
 
-    /// What a server would log as left out, in words.
-    pub(super) fn left_out(&self) -> Vec<String> {
-        let left_out = self.configured.invalid.iter();
-        left_out
-            .map(|(what, reason)| format!("{what}: what was configured over HTTP is left out: {reason}"))
+    /// Returns messages about the values set over HTTP that the server would ignore as invalid.
+    pub(super) fn invalid(&self) -> Vec<String> {
+        let invalid = self.configured.invalid.iter();
+        invalid
+            .map(|(name, reason)| format!("{name}: the value configured over HTTP is ignored: {reason}"))
             .collect()
     }
 
-    /// As a file of settings.
+    /// Returns the text of a settings file.
     pub(super) fn toml(&self) -> String {
         let file = self.file.as_ref().map_or("none".to_owned(), |path| path.display().to_string());
         let mut text = format!(
-            "# What holds for `settee serve`, and where it comes from.\n# File: {}\n\n",
+            "# The effective settings of `settee serve` and their sources.\n# File: {}\n\n",
             plain(&file)
         );
         let mut table = "";
-        for row in &self.rows {
-            if row.table != table {
-                table = row.table;
+        for setting in &self.settings {
+            if setting.table != table {
+                table = setting.table;
                 text.push_str(&format!("\n[{table}]\n"));
             }
-            text.push_str(&row.toml());
+            text.push_str(&setting.toml());
         }
-        text.push_str("\n# What has no key in this file.\n");
+        text.push_str("\n# Configuration without a key in this file:\n");
         for (section, key, value) in &self.configured.others {
             let value = value.as_deref().map_or("(deleted)".to_owned(), quoted);
             let origin = format!("set over HTTP, file {}", self.configured_file.display());
             text.push_str(&line(&format!("# {} = {value}", plain(&format!("{section}/{key}"))), &origin));
         }
-        for left_out in self.left_out() {
-            text.push_str(&format!("# {}\n", plain(&left_out)));
+        for invalid in self.invalid() {
+            text.push_str(&format!("# {}\n", plain(&invalid)));
         }
         text
     }
 
-    /// For programs.
+    /// Returns the JSON output.
     pub(super) fn json(&self) -> Value {
         let mut settings = Map::new();
-        for row in &self.rows {
-            let (source, name) = row.origin.json();
-            let member = json!({ "value": row.value, "source": source, "where": name });
-            match row.table {
-                "" => settings.insert(row.name.to_owned(), member),
+        for setting in &self.settings {
+            let (source, name) = setting.origin.json();
+            let member = json!({ "value": setting.value, "source": source, "where": name });
+            match setting.table {
+                "" => settings.insert(setting.name.to_owned(), member),
                 table => {
                     let table = settings.entry(table).or_insert_with(|| json!({}));
-                    table.as_object_mut().and_then(|table| table.insert(row.name.to_owned(), member))
+                    table.as_object_mut().and_then(|table| table.insert(setting.name.to_owned(), member))
                 }
             };
         }
@@ -187,44 +191,48 @@ impl Shown {
             "over_http": {
                 "file": self.configured_file.display().to_string(),
                 "others": others,
-                "left_out": self.left_out(),
+                "left_out": self.invalid(),
             },
         })
     }
 }
 
-impl Row {
-    /// As a line of a file of settings, with its origin.
+impl EffectiveSetting {
+    /// Returns the lines of a settings file, with the origin in a comment.
     fn toml(&self) -> String {
         let (name, origin) = (self.name, self.origin.text());
         let value = self.value.as_ref().map_or("\"\"".to_owned(), toml_value);
-        match &self.aside {
+        match &self.file_form {
             None => line(&format!("{name} = {value}"), &origin),
-            Some(Aside::Comment(reason)) => line(&format!("#{name} = {value}"), &format!("{origin}{reason}")),
-            Some(Aside::Without { value: without, origin: without_origin }) => {
-                let told = line(&format!("{name} = {}", toml_value(without)), &without_origin.text());
-                let in_force = format!("{origin}; in force, but no file may say so beside the rest");
-                told + &line(&format!("#{name} = {value}"), &in_force)
+            Some(FileForm::Comment(reason)) => {
+                line(&format!("#{name} = {value}"), &format!("{origin}{reason}"))
+            }
+            Some(FileForm::Replaced { value: start_value, origin: start_origin }) => {
+                let start = line(&format!("{name} = {}", toml_value(start_value)), &start_origin.text());
+                let in_force = format!("{origin}; effective, but invalid in a file with the other settings");
+                start + &line(&format!("#{name} = {value}"), &in_force)
             }
         }
     }
 }
 
-/// Which source says something, by the settings' names.
-struct Named<'a> {
-    given: &'a Given,
+/// The sources of settings, from which a setting's origin is determined.
+struct Sources<'a> {
+    given: &'a GivenSettings,
+    /// Names of the settings from flags and variables.
     of_given: BTreeSet<&'static str>,
+    /// Names of the settings in the file.
     of_file: BTreeSet<&'static str>,
     path: Option<&'a Path>,
 }
 
-impl Named<'_> {
+impl Sources<'_> {
     fn origin(&self, name: &str) -> Origin {
         if self.given.flags.contains(name) {
             return Origin::Flag(format!("--{}", name.replace('_', "-")));
         }
         if self.of_given.contains(name) {
-            return Origin::Variable(variable(name));
+            return Origin::Variable(variable_name(name));
         }
         match self.path {
             Some(path) if self.of_file.contains(name) => Origin::File(path.to_owned()),
@@ -233,81 +241,88 @@ impl Named<'_> {
     }
 }
 
-/// The settings above all tables.
-fn above_tables(config: &Config, named: &Named<'_>) -> Result<Vec<Row>, String> {
+/// Returns the settings before the first table.
+fn before_tables(config: &Config, sources: &Sources<'_>) -> Result<Vec<EffectiveSetting>, String> {
     let text = |path: &Path| {
-        let text = path.to_str().ok_or_else(|| format!("{}: not UTF-8, which TOML is", path.display()))?;
+        let text =
+            path.to_str().ok_or_else(|| format!("{}: not UTF-8, which TOML requires", path.display()))?;
         Ok::<_, String>(json!(text))
     };
-    let row = |name, value| Row { table: "", name, value, origin: named.origin(name), aside: None };
+    let setting = |name, value| EffectiveSetting {
+        table: "",
+        name,
+        value,
+        origin: sources.origin(name),
+        file_form: None,
+    };
     let log_format = match config.log.format {
         super::LogFormat::Text => "text",
         super::LogFormat::Json => "json",
     };
-    // What isn't set has no value; what names nobody, since a nearer source does, isn't in force.
-    let silent = |name| Row {
+    // Also for an administrator setting that another source overrides.
+    let unset = |name| EffectiveSetting {
         table: "",
         name,
         value: None,
         origin: Origin::Default,
-        aside: Some(Aside::Comment(": none")),
+        file_form: Some(FileForm::Comment(": none")),
     };
     let log_file = match &config.log.file {
-        Some(path) => row("log_file", Some(text(path)?)),
-        None => silent("log_file"),
+        Some(path) => setting("log_file", Some(text(path)?)),
+        None => unset("log_file"),
     };
-    let mut rows = vec![
-        row("data_dir", Some(text(&config.data_dir)?)),
-        row("listen", Some(json!(config.listen))),
-        row("trusted_proxies", Some(json!(config.trusted_proxies.to_string()))),
-        row("log_level", Some(json!(config.log.level.as_str()))),
-        row("log_format", Some(json!(log_format))),
+    let mut settings = vec![
+        setting("data_dir", Some(text(&config.data_dir)?)),
+        setting("listen", Some(json!(config.listen))),
+        setting("trusted_proxies", Some(json!(config.trusted_proxies.to_string()))),
+        setting("log_level", Some(json!(config.log.level.as_str()))),
+        setting("log_format", Some(json!(log_format))),
         log_file,
-        row("access_log", Some(json!(config.access_log))),
-        row("io_engine", Some(json!(config.io_engine.to_string()))),
-        row("direct_io", Some(json!(config.databases.log.direct))),
+        setting("access_log", Some(json!(config.access_log))),
+        setting("io_engine", Some(json!(config.io_engine.to_string()))),
+        setting("direct_io", Some(json!(config.databases.log.direct))),
     ];
     let (admin, admin_file) = match (&config.admin, &config.admin_file) {
-        (None, _) => (silent("admin"), silent("admin_file")),
-        (Some(_), Some(path)) => (silent("admin"), row("admin_file", Some(text(path)?))),
+        (None, _) => (unset("admin"), unset("admin_file")),
+        (Some(_), Some(path)) => (unset("admin"), setting("admin_file", Some(text(path)?))),
         (Some(admin), None) => {
             let hidden = json!(format!("{}:{HIDDEN}", admin.name()));
-            let aside = Some(Aside::Comment("; the password isn't shown: it has to be given again"));
-            (Row { aside, ..row("admin", Some(hidden)) }, silent("admin_file"))
+            let file_form = Some(FileForm::Comment("; the password isn't printed and has to be set again"));
+            (EffectiveSetting { file_form, ..setting("admin", Some(hidden)) }, unset("admin_file"))
         }
     };
-    rows.splice(2..2, [admin, admin_file, row("no_admin", Some(json!(config.no_admin)))]);
-    Ok(rows)
+    settings.splice(2..2, [admin, admin_file, setting("no_admin", Some(json!(config.no_admin)))]);
+    Ok(settings)
 }
 
-/// The limits set over HTTP that a file of settings can have beside the others: as many as go
-/// together.
-fn fitting(start: &Limits, configured: &Configured) -> BTreeSet<&'static str> {
+/// Returns the names of the limits set over HTTP that are valid in a settings file with the other settings.
+/// The set is maximal.
+fn valid_in_file(start: &Limits, configured: &Configured) -> BTreeSet<&'static str> {
     let mut limits = start.clone();
-    let mut fitting = BTreeSet::new();
+    let mut valid = BTreeSet::new();
     loop {
-        let before = fitting.len();
+        let count_before = valid.len();
         for (name, _) in &configured.changed {
-            let mut with = limits.clone();
-            with.take(name, &configured.limits);
-            if with.in_bounds().is_ok() && check_limits(with.clone()).is_ok() {
-                limits = with;
-                fitting.insert(*name);
+            let mut changed = limits.clone();
+            changed.copy_limit(name, &configured.limits);
+            if changed.check_bounds().is_ok() && check_limits(changed.clone()).is_ok() {
+                limits = changed;
+                valid.insert(*name);
             }
         }
-        // One may go only after another.
-        if fitting.len() == before {
-            return fitting;
+        // Repeats, since one limit may become valid only after another.
+        if valid.len() == count_before {
+            return valid;
         }
     }
 }
 
-/// A line with a comment.
+/// Returns a line with a comment.
 pub(super) fn line(text: &str, comment: &str) -> String {
     format!("{text:<width$}  # {}\n", plain(comment), width = COMMENT_COLUMN - 2)
 }
 
-/// A value as TOML has it: numbers and truth values are alike in both.
+/// Formats a value as TOML. Numbers and booleans are the same in JSON.
 pub(super) fn toml_value(value: &Value) -> String {
     match value {
         Value::String(text) => quoted(text),
@@ -315,7 +330,7 @@ pub(super) fn toml_value(value: &Value) -> String {
     }
 }
 
-/// A string as TOML has it, on one line.
+/// Formats a string as TOML, on one line.
 pub(super) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for char in text.chars() {
@@ -329,7 +344,7 @@ pub(super) fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Text for a comment, which control characters would end or spoil.
+/// Replaces the control characters of a text, which aren't allowed in a comment.
 pub(super) fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }

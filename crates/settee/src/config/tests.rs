@@ -1,3 +1,6 @@
+//! Goal: each setting has the value of its most specific source, and invalid settings are refused by name.
+//! Method: flags parsed by the program's parser, and settings files.
+
 use std::path::Path;
 
 use clap::Parser;
@@ -7,13 +10,13 @@ use settee_io::{PoolOptions, ThreadOptions};
 use super::*;
 
 #[derive(Parser)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
     settings: Settings,
 }
 
 fn flags(flags: &[&str]) -> Settings {
-    let line = Line::try_parse_from(std::iter::once("settee").chain(flags.iter().copied()));
+    let line = CommandLine::try_parse_from(std::iter::once("settee").chain(flags.iter().copied()));
     line.unwrap_or_else(|error| panic!("{error}")).settings
 }
 
@@ -25,7 +28,7 @@ fn resolve(given: Settings, file: &str) -> Result<Config, String> {
 }
 
 #[test]
-fn without_any_word_the_defaults_hold() {
+fn without_sources_the_defaults_apply() {
     let config = Config::resolve(Settings::default(), None).unwrap();
     assert_eq!(config.listen, "127.0.0.1:5984");
     assert_eq!(config.data_dir, Path::new("./settee-data"));
@@ -34,7 +37,7 @@ fn without_any_word_the_defaults_hold() {
 }
 
 #[test]
-fn a_flag_goes_before_the_file_and_the_file_before_the_default() {
+fn a_flag_takes_precedence_over_the_file_and_the_file_over_the_default() {
     let file =
         "listen = \"127.0.0.1:1\"\ndata_dir = \"from-file\"\n[limits]\nmax_uuids = 5\nmax_headers = 50";
     let config = resolve(flags(&["--listen", "127.0.0.1:2", "--max-uuids", "6"]), file).unwrap();
@@ -45,7 +48,7 @@ fn a_flag_goes_before_the_file_and_the_file_before_the_default() {
 }
 
 #[test]
-fn an_address_has_a_quarter_of_fewer_connections_unless_it_is_given_more() {
+fn an_address_gets_a_quarter_of_the_connections_unless_its_limit_is_set() {
     let per_address = |text: &str| {
         let config = resolve(Settings::default(), &format!("[limits]\n{text}")).unwrap();
         config.limits.max_connections_per_address
@@ -80,7 +83,7 @@ fn an_error_in_the_file_does_not_show_the_password() {
 }
 
 #[test]
-fn the_administrator_may_come_from_a_file_of_its_own() {
+fn the_administrator_may_be_read_from_a_separate_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("admin");
     secret::write_private(&path, "ann:secret\n");
@@ -90,30 +93,30 @@ fn the_administrator_may_come_from_a_file_of_its_own() {
 }
 
 #[test]
-fn the_nearest_source_decides_whether_there_is_an_administrator() {
-    let named = "admin = \"bob:x\"";
-    let none = resolve(flags(&["--no-admin"]), named).unwrap();
+fn flags_take_precedence_over_the_file_for_the_administrator() {
+    let bob = "admin = \"bob:x\"";
+    let none = resolve(flags(&["--no-admin"]), bob).unwrap();
     assert!(none.no_admin && none.admin.is_none());
     let ann = resolve(flags(&["--admin", "ann:x"]), "no_admin = true").unwrap();
     assert_eq!((ann.no_admin, ann.admin.unwrap().name()), (false, "ann"));
     let made = resolve(flags(&["--no-admin=false"]), "no_admin = true").unwrap();
     assert!(!made.no_admin && made.admin.is_none());
-    let error = resolve(Settings::default(), &format!("{named}\nno_admin = true")).unwrap_err();
+    let error = resolve(Settings::default(), &format!("{bob}\nno_admin = true")).unwrap_err();
     assert!(error.contains("no_admin"), "{error}");
 }
 
 #[test]
-fn a_document_size_that_can_not_be_stored_is_refused_with_the_largest() {
-    let most = settee_doc::DOCUMENT_BYTES_LIMIT;
-    let fits = resolve(flags(&["--max-document-size", &most.to_string()]), "").unwrap();
-    assert_eq!(fits.limits.max_document_size, most);
-    let file = format!("[limits]\nmax_document_size = {}", most + 1);
+fn a_document_size_over_the_storable_maximum_is_refused() {
+    let max = settee_doc::DOCUMENT_BYTES_LIMIT;
+    let fits = resolve(flags(&["--max-document-size", &max.to_string()]), "").unwrap();
+    assert_eq!(fits.limits.max_document_size, max);
+    let file = format!("[limits]\nmax_document_size = {}", max + 1);
     let error = resolve(Settings::default(), &file).unwrap_err();
-    assert!(error.contains("max_document_size") && error.contains(&most.to_string()), "{error}");
+    assert!(error.contains("max_document_size") && error.contains(&max.to_string()), "{error}");
 }
 
 #[test]
-fn the_memory_for_bodies_holds_a_document_and_a_request_may_be_larger() {
+fn the_memory_for_bodies_must_hold_a_document_and_a_request_may_be_larger() {
     let error = resolve(flags(&["--request-bytes-in-flight-max", "1000000"]), "").unwrap_err();
     assert!(error.contains("request_bytes_in_flight_max") && error.contains("8000000"), "{error}");
     let large = ["--max-request-bytes", "4294967296", "--request-bytes-in-flight-max", "8000000"];
@@ -121,7 +124,7 @@ fn the_memory_for_bodies_holds_a_document_and_a_request_may_be_larger() {
 }
 
 #[test]
-fn the_logs_and_the_engines_limits_come_from_their_tables_and_flags() {
+fn limits_of_the_log_and_the_io_engine_come_from_tables_and_flags() {
     let file = "direct_io = true\n[log]\ngroup_delay_us_max = 7\nwrites_in_flight_max = 4\n\
                 [io]\nio_threads = 3\nio_write_threads = 2\nbuffer_pool_bytes_max = 134217728";
     let config = resolve(flags(&["--group-delay-us-max", "0", "--io-ring-entries", "64"]), file).unwrap();
@@ -138,7 +141,7 @@ fn the_logs_and_the_engines_limits_come_from_their_tables_and_flags() {
 }
 
 #[test]
-fn a_contradiction_among_the_logs_limits_names_the_setting() {
+fn an_invalid_or_contradictory_limit_is_reported_by_name() {
     let cases: &[(&str, &[&str])] = &[
         ("segment_bytes_max", &["--segment-bytes-max", "1000000"]),
         ("segment_bytes_max", &["--segment-bytes-max", "4294967295"]),
@@ -177,7 +180,7 @@ fn a_contradiction_among_the_logs_limits_names_the_setting() {
 }
 
 #[test]
-fn zero_is_taken_where_it_means_something() {
+fn zero_is_accepted_where_it_is_meaningful() {
     let given = ["--group-delay-us-max", "0", "--accepted-age-ms-max", "0", "--written-age-ms-max", "0"];
     let config = resolve(flags(&given), "[log]\nspare_percent_max = 0").unwrap();
     let LogOptions { group_delay_us_max, accepted_age_ms_max, spare_percent_max, .. } = config.databases.log;
@@ -188,7 +191,7 @@ fn zero_is_taken_where_it_means_something() {
 #[test]
 fn the_help_shows_every_limit_with_its_default() {
     use clap::CommandFactory;
-    let help = Line::command().render_long_help().to_string();
+    let help = CommandLine::command().render_long_help().to_string();
     for (flag, default) in [
         ("--group-delay-us-max", LogOptions::DEFAULT.group_delay_us_max.to_string()),
         ("--buffer-pool-bytes-max", PoolOptions::default().bytes_max.to_string()),
@@ -203,9 +206,9 @@ fn the_help_shows_every_limit_with_its_default() {
     assert!(help.contains("Databases' logs:") && help.contains("Files and memory:"), "{help}");
 }
 
-/// The example file with every setting in force: what is commented out there begins right
-/// behind its `#`, and prose doesn't.
-fn example_in_force() -> String {
+/// The example file with its commented settings enabled. A commented setting follows its `#` directly; prose
+/// has a space after it.
+fn example_with_all_settings() -> String {
     let example = include_str!("../../../../docs/settee.toml");
     let setting = |line: &'static str| match line.strip_prefix('#') {
         Some(setting) if !setting.starts_with([' ', '#']) => setting,
@@ -215,19 +218,19 @@ fn example_in_force() -> String {
 }
 
 #[test]
-fn the_example_file_holds_every_setting_at_its_default() {
+fn the_example_file_contains_every_setting_with_its_default() {
     use clap::CommandFactory;
-    let text = example_in_force();
+    let text = example_with_all_settings();
     let table: toml::Table = toml::from_str(&text).unwrap();
     let names = |(name, value): (&String, &toml::Value)| match value {
         toml::Value::Table(table) => table.keys().cloned().collect(),
         _ => vec![name.clone()],
     };
     let shown: Vec<String> = table.iter().flat_map(names).collect();
-    for argument in Line::command().get_arguments().map(|argument| argument.get_id().as_str()) {
-        // Of these two only one may be given.
-        let of_admin = argument == "admin" || argument == "help";
-        assert!(of_admin || shown.iter().any(|name| name == argument), "{argument} is not there");
+    for argument in CommandLine::command().get_arguments().map(|argument| argument.get_id().as_str()) {
+        // `admin` excludes `admin_file`, which the example has.
+        let is_exception = argument == "admin" || argument == "help";
+        assert!(is_exception || shown.iter().any(|name| name == argument), "{argument} is missing");
     }
     let settings = file::parse(&text).unwrap();
     assert!(settings.admin_file.is_some(), "how to set an administrator");
@@ -243,18 +246,18 @@ fn the_example_file_holds_every_setting_at_its_default() {
 }
 
 #[test]
-fn the_example_file_as_it_is_changes_nothing() {
+fn the_unmodified_example_file_changes_nothing() {
     let example = resolve(Settings::default(), include_str!("../../../../docs/settee.toml")).unwrap();
     let default = Config::resolve(Settings::default(), None).unwrap();
     assert_eq!(format!("{example:?}"), format!("{default:?}"));
 }
 
 #[test]
-fn every_setting_has_a_flag_and_a_variable_of_its_name() {
+fn every_setting_has_a_flag_and_a_variable_derived_from_its_name() {
     use clap::CommandFactory;
-    let command = Line::command();
+    let command = CommandLine::command();
     for argument in command.get_arguments().filter(|argument| argument.get_id() != "help") {
-        let expected = settings::variable(argument.get_id().as_str());
+        let expected = settings::variable_name(argument.get_id().as_str());
         assert_eq!(argument.get_env().and_then(|name| name.to_str()), Some(expected.as_str()));
         let flag = argument.get_id().as_str().replace('_', "-");
         assert_eq!(argument.get_long(), Some(flag.as_str()));
@@ -268,7 +271,7 @@ fn an_unknown_level_is_refused_by_flag_and_file() {
     {
         let error = resolved.unwrap_err();
         assert!(
-            error.contains("`log_level`") && error.contains("\"warning\" is none of the levels"),
+            error.contains("`log_level`") && error.contains("\"warning\" is not one of the levels"),
             "{error}"
         );
     }
@@ -277,7 +280,7 @@ fn an_unknown_level_is_refused_by_flag_and_file() {
 }
 
 #[test]
-fn all_limits_in_force_are_told() {
+fn the_limits_text_contains_all_limits() {
     let config = resolve(flags(&["--max-uuids", "7"]), "[log]\ngroup_writes_max = 9").unwrap();
     let text = config.limits_text();
     let limits: Vec<(&str, &str)> = text.split(' ').map(|limit| limit.split_once('=').unwrap()).collect();

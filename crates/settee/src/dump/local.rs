@@ -1,4 +1,4 @@
-//! Dumping a data directory's database: everything is of one snapshot.
+//! Dumps a database of a data directory from one snapshot.
 
 use std::io::Write;
 
@@ -6,34 +6,34 @@ use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderWriter;
 use settee_doc::{Attachment, Document, Extras, Range, Seq, Snapshot, digest_text, write_json_string};
 
-use super::{Content, LeftOut, Sink};
+use super::{AttachmentContent, DocumentWriter, LeftOut};
 use crate::load::LINE_BYTES_MAX;
 use crate::load::target::{Error, Local, local_text};
 
-/// Writes the winning revisions of the documents that aren't deleted, and counts the rest.
+/// Writes the winning revisions of the documents that aren't deleted, and counts what it leaves out.
 pub(super) async fn write_winners<W: Write>(
     local: &Local,
-    content: Content,
-    sink: &mut Sink<W>,
+    content: AttachmentContent,
+    writer: &mut DocumentWriter<W>,
 ) -> Result<LeftOut, Error> {
-    let view = local.database.snapshot();
+    let snapshot = local.database.snapshot();
     let mut left_out = LeftOut::default();
-    let mut rows = view.all_docs(&Range::default()).await?;
+    let mut rows = snapshot.all_docs(&Range::default()).await?;
     while let Some(row) = rows.next().await? {
         let (id, summary, body) = (row.id.to_owned(), row.summary, row.body);
-        let document = view.read(&id, summary, body).await?;
-        left_out.attachment_count += write(&view, &document, &Extras::default(), content, sink).await?;
+        let document = snapshot.read(&id, summary, body).await?;
+        left_out.attachment_count += write(&snapshot, &document, &Extras::default(), content, writer).await?;
     }
-    super::check_count(sink.count, view.doc_count())?;
-    let mut rows = view.changes(Seq(0), false);
+    super::check_count(writer.count, snapshot.doc_count())?;
+    let mut rows = snapshot.changes(Seq(0), false);
     while let Some(row) = rows.next().await? {
         left_out.deleted_count += u64::from(row.summary.deleted);
         if row.summary.has_conflicts {
             let id = row.id.to_owned();
-            left_out.branch_count += view.leaves(&id).await?.len() as u64 - 1;
+            left_out.branch_count += snapshot.leaves(&id).await?.len() as u64 - 1;
         }
     }
-    let mut rows = view.local_docs(&Range::default());
+    let mut rows = snapshot.local_docs(&Range::default());
     let mut local_count = 0;
     while rows.next().await?.is_some() {
         local_count += 1;
@@ -42,49 +42,49 @@ pub(super) async fn write_winners<W: Write>(
     Ok(left_out)
 }
 
-/// Writes every leaf of every document with its ancestors, deleted ones too, and the local documents.
+/// Writes every leaf of every document with its ancestors, including deleted leaves, and the local documents.
 pub(super) async fn write_all<W: Write>(
     local: &Local,
-    content: Content,
-    sink: &mut Sink<W>,
+    content: AttachmentContent,
+    writer: &mut DocumentWriter<W>,
 ) -> Result<LeftOut, Error> {
-    let view = local.database.snapshot();
+    let snapshot = local.database.snapshot();
     let mut left_out = LeftOut { local_count: Some(0), ..LeftOut::default() };
-    let mut rows = view.changes(Seq(0), false);
+    let mut rows = snapshot.changes(Seq(0), false);
     while let Some(row) = rows.next().await? {
-        let leaves = view.open_leaves(row.id).await?;
+        let leaves = snapshot.open_leaves(row.id).await?;
         for index in 0..leaves.count() {
             let document = leaves.document(index).await?;
             let extras = Extras { revisions: Some(leaves.history(index).await?), ..Extras::default() };
-            left_out.attachment_count += write(&view, &document, &extras, content, sink).await?;
+            left_out.attachment_count += write(&snapshot, &document, &extras, content, writer).await?;
         }
     }
-    let mut rows = view.local_docs(&Range::default());
+    let mut rows = snapshot.local_docs(&Range::default());
     while let Some(row) = rows.next().await? {
         let (id, revision, body) = (format!("_local/{}", row.name), format!("0-{}", row.number), row.body);
-        let body = view.read_local(body).await?;
-        sink.write(&local_text(&id, &revision, &body))?;
+        let body = snapshot.read_local(body).await?;
+        writer.write(&local_text(&id, &revision, &body))?;
     }
     Ok(left_out)
 }
 
-/// Writes a document. Returns how many attachments it has whose content was left out.
+/// Writes a document. Returns the number of attachments written without their content.
 async fn write<W: Write>(
-    view: &Snapshot,
+    snapshot: &Snapshot,
     document: &Document,
     extras: &Extras,
-    content: Content,
-    sink: &mut Sink<W>,
+    content: AttachmentContent,
+    writer: &mut DocumentWriter<W>,
 ) -> Result<u64, Error> {
     let mut text = Vec::new();
     let left_out = match content {
-        Content::Inline if !document.attachments.is_empty() => {
+        AttachmentContent::Inline if !document.attachments.is_empty() => {
             let base64_bytes = |attachment: &Attachment| attachment.length.div_ceil(3).saturating_mul(4);
             let bytes = document.attachments.iter().map(base64_bytes).fold(0, u64::saturating_add);
             if bytes.saturating_add(document.body.len() as u64) > LINE_BYTES_MAX as u64 {
                 return Err(super::too_large(&document.id));
             }
-            write_inline(view, document, extras, &mut text).await?;
+            write_inline(snapshot, document, extras, &mut text).await?;
             0
         }
         _ => {
@@ -92,13 +92,13 @@ async fn write<W: Write>(
             document.attachments.len() as u64
         }
     };
-    sink.write(&text)?;
+    writer.write(&text)?;
     Ok(left_out)
 }
 
-/// Appends a document with its attachments' content.
+/// Appends a document with the content of its attachments to `out`.
 async fn write_inline(
-    view: &Snapshot,
+    snapshot: &Snapshot,
     document: &Document,
     extras: &Extras,
     out: &mut Vec<u8>,
@@ -112,7 +112,7 @@ async fn write_inline(
         let digest = digest_text(&attachment.digest);
         write!(out, ",\"revpos\":{},\"digest\":\"{digest}\",\"data\":\"", attachment.revpos)?;
         let mut encoder = EncoderWriter::new(&mut *out, &STANDARD);
-        let mut reader = view.attachment(&document.id, attachment, None, true);
+        let mut reader = snapshot.attachment(&document.id, attachment, None, true);
         while let Some(piece) = reader.next().await? {
             encoder.write_all(&piece)?;
         }

@@ -1,5 +1,8 @@
-//! Dumping a server's database. The list of documents is of one snapshot, that with all revisions is read page by
-//! page until there are no more changes; each document is as it is when it is read.
+//! Dumps a database of a server.
+//!
+//! Without all revisions the dump streams one `_all_docs` response. With all revisions it reads `_changes`
+//! page by page to the end of the feed and fetches the leaves; each document is in its state at the time of
+//! its request.
 
 use std::io::Write;
 
@@ -8,34 +11,34 @@ use serde_json::value::RawValue;
 use settee_bench::couch::{self, CouchError};
 use settee_bench::http::{HttpError, encode_segment};
 
-use super::listing::Listing;
-use super::{Content, LeftOut, Sink};
+use super::row_parser::RowParser;
+use super::{AttachmentContent, DocumentWriter, LeftOut};
+use crate::json_members::JsonMembers;
 use crate::load::target::{Error, Remote};
-use crate::members::Members;
 
-/// Changed documents that are listed at once.
-const CHANGES_AT_ONCE: usize = 1000;
+/// Largest number of rows in a `_changes` response.
+const CHANGES_PER_PAGE: usize = 1000;
 
-/// Leaves that are asked for at once.
-const LEAVES_AT_ONCE: usize = 200;
+/// Largest number of leaves in a `_bulk_get` request.
+const LEAVES_PER_REQUEST: usize = 200;
 
-/// Writes the winning revisions of the documents that aren't deleted, and counts the rest.
+/// Writes the winning revisions of the documents that aren't deleted, and counts what it leaves out.
 pub(super) async fn write_winners<W: Write>(
     remote: &Remote,
-    content: Content,
-    sink: &mut Sink<W>,
+    content: AttachmentContent,
+    writer: &mut DocumentWriter<W>,
 ) -> Result<LeftOut, Error> {
     let mut left_out = LeftOut::default();
-    let attachments = if content == Content::Inline { "&attachments=true" } else { "" };
+    let attachments = if content == AttachmentContent::Inline { "&attachments=true" } else { "" };
     let target = format!("/{}/_all_docs?include_docs=true{attachments}", encode_segment(&remote.database));
-    let total = list(remote, &target, Listing::of_rows(), |row| {
+    let total = stream_rows(remote, &target, RowParser::all_docs(), |row| {
         let document = row_document(row)?.get().as_bytes();
         left_out.attachment_count += stub_count(document)?;
-        sink.write(document)
+        writer.write(document)
     })
     .await?;
     if let Some(total) = total {
-        super::check_count(sink.count, total)?;
+        super::check_count(writer.count, total)?;
     }
     list_changes(remote, |change| {
         left_out.deleted_count += u64::from(change.deleted);
@@ -47,38 +50,39 @@ pub(super) async fn write_winners<W: Write>(
     Ok(left_out)
 }
 
-/// Writes every leaf of every document with its ancestors, deleted ones too, and the local documents.
+/// Writes every leaf of every document with its ancestors, including deleted leaves, and the local documents.
 pub(super) async fn write_all<W: Write>(
     remote: &mut Remote,
-    content: Content,
-    sink: &mut Sink<W>,
+    content: AttachmentContent,
+    writer: &mut DocumentWriter<W>,
 ) -> Result<LeftOut, Error> {
     let mut left_out = LeftOut::default();
     let mut leaves = Vec::new();
     let mut since = "0".to_owned();
-    // A listing that is read while documents are fetched would be held open, unread. A document that changes
-    // meanwhile is listed again, behind the others.
+    // Pages rather than one stream: the server would wait for a stream that is unread while documents are
+    // fetched. A document that changes during the dump appears again, later in the feed.
     let mut is_last = false;
     while !is_last {
         let page = changes_after(remote, &since).await?;
-        // A shorter page reached the end, whatever is written meanwhile.
-        is_last = page.results.len() < CHANGES_AT_ONCE;
+        // A shorter page has reached the end of the feed, even if documents are written concurrently.
+        is_last = page.results.len() < CHANGES_PER_PAGE;
         for Change { id, changes, .. } in page.results {
             leaves.extend(changes.into_iter().map(|change| Leaf { id: id.clone(), rev: change.rev }));
         }
-        while leaves.len() >= LEAVES_AT_ONCE {
-            let rest = leaves.split_off(LEAVES_AT_ONCE);
-            write_leaves(remote, std::mem::replace(&mut leaves, rest), content, sink, &mut left_out).await?;
+        while leaves.len() >= LEAVES_PER_REQUEST {
+            let rest = leaves.split_off(LEAVES_PER_REQUEST);
+            write_leaves(remote, std::mem::replace(&mut leaves, rest), content, writer, &mut left_out)
+                .await?;
         }
         since = page.last_seq;
     }
-    write_leaves(remote, leaves, content, sink, &mut left_out).await?;
-    let written = list_local(remote, true, |row| sink.write(row_document(row)?.get().as_bytes())).await?;
+    write_leaves(remote, leaves, content, writer, &mut left_out).await?;
+    let written = list_local(remote, true, |row| writer.write(row_document(row)?.get().as_bytes())).await?;
     left_out.local_count = written.map(|_| 0);
     Ok(left_out)
 }
 
-/// A leaf of a document, as `_bulk_get` is asked for it.
+/// A leaf of a document, in the form of a `_bulk_get` request.
 #[derive(serde::Serialize)]
 struct Leaf {
     id: String,
@@ -91,47 +95,47 @@ struct Change {
     id: String,
     #[serde(default)]
     deleted: bool,
-    changes: Vec<Changed>,
+    changes: Vec<ChangedLeaf>,
 }
 
-/// An answer of `_changes`.
-struct Page {
+/// A response of `_changes`.
+struct ChangesPage {
     results: Vec<Change>,
-    /// As a query takes it.
+    /// Percent-encoded for a query.
     last_seq: String,
 }
 
-/// The next changes: at the end of the feed fewer than [`CHANGES_AT_ONCE`].
-async fn changes_after(remote: &mut Remote, since: &str) -> Result<Page, Error> {
+/// Returns the changes after `since`: fewer than [`CHANGES_PER_PAGE`] at the end of the feed.
+async fn changes_after(remote: &mut Remote, since: &str) -> Result<ChangesPage, Error> {
     #[derive(Deserialize)]
-    struct Answer {
+    struct Response {
         results: Vec<Change>,
         last_seq: serde_json::Value,
     }
     let database = encode_segment(&remote.database);
-    let target = format!("/{database}/_changes?style=all_docs&limit={CHANGES_AT_ONCE}&since={since}");
+    let target = format!("/{database}/_changes?style=all_docs&limit={CHANGES_PER_PAGE}&since={since}");
     let reply = remote.couch.call("GET", &target, None).await?;
-    let Answer { results, last_seq } = couch::parse(&target, &reply.body)?;
-    // A number in CouchDB before 2.0.
+    let Response { results, last_seq } = couch::parse(&target, &reply.body)?;
+    // CouchDB before 2.0 sends a number.
     let last_seq = last_seq.as_str().map_or_else(|| last_seq.to_string(), encode_segment);
-    Ok(Page { results, last_seq })
+    Ok(ChangesPage { results, last_seq })
 }
 
 #[derive(Deserialize)]
-struct Changed {
+struct ChangedLeaf {
     rev: String,
 }
 
-/// Writes leaves, or what has replaced them since they were listed. Where an answer is too large to be held,
-/// fewer are asked for.
+/// Writes leaves, or the revisions that replaced them since `_changes` listed them. A request whose response
+/// is too large is halved.
 async fn write_leaves<W: Write>(
     remote: &mut Remote,
     leaves: Vec<Leaf>,
-    content: Content,
-    sink: &mut Sink<W>,
+    content: AttachmentContent,
+    writer: &mut DocumentWriter<W>,
     left_out: &mut LeftOut,
 ) -> Result<(), Error> {
-    let attachments = if content == Content::Inline { "&attachments=true" } else { "" };
+    let attachments = if content == AttachmentContent::Inline { "&attachments=true" } else { "" };
     let database = encode_segment(&remote.database);
     let target = format!("/{database}/_bulk_get?revs=true&latest=true{attachments}");
     let mut spans = vec![&leaves[..]];
@@ -150,65 +154,67 @@ async fn write_leaves<W: Write>(
             Err(CouchError::Http(HttpError::TooLarge)) => return Err(super::too_large(&span[0].id)),
             Err(error) => return Err(error.into()),
         };
-        for found in parse_leaves(&target, &reply.body)? {
-            left_out.attachment_count += stub_count(found)?;
-            sink.write(found)?;
+        for document in parse_leaves(&target, &reply.body)? {
+            left_out.attachment_count += stub_count(document)?;
+            writer.write(document)?;
         }
     }
     Ok(())
 }
 
-/// The documents in an answer of `_bulk_get`. One that was purged since it was listed is passed over.
+/// Returns the documents in a `_bulk_get` response. A leaf that was purged after `_changes` listed it is
+/// skipped.
 fn parse_leaves<'a>(target: &str, body: &'a [u8]) -> Result<Vec<&'a [u8]>, Error> {
     #[derive(Deserialize)]
-    struct Answer<'a> {
+    struct Response<'a> {
         #[serde(borrow)]
-        results: Vec<Asked<'a>>,
+        results: Vec<RequestedLeaf<'a>>,
     }
     #[derive(Deserialize)]
-    struct Asked<'a> {
+    struct RequestedLeaf<'a> {
         #[serde(borrow)]
-        docs: Vec<Found<'a>>,
+        docs: Vec<LeafResult<'a>>,
     }
     #[derive(Deserialize)]
-    struct Found<'a> {
+    struct LeafResult<'a> {
         #[serde(borrow)]
         ok: Option<&'a RawValue>,
-        error: Option<Refusal>,
+        error: Option<LeafError>,
     }
     #[derive(Deserialize)]
-    struct Refusal {
+    struct LeafError {
         id: String,
         error: String,
         reason: String,
     }
-    let answer: Answer<'_> = couch::parse(target, body)?;
+    let response: Response<'_> = couch::parse(target, body)?;
     let mut documents = Vec::new();
-    for found in answer.results.into_iter().flat_map(|asked| asked.docs) {
-        match (found.ok, found.error) {
+    for result in response.results.into_iter().flat_map(|leaf| leaf.docs) {
+        match (result.ok, result.error) {
             (Some(document), _) => documents.push(document.get().as_bytes()),
-            (None, Some(refusal)) if refusal.error == "not_found" => {}
-            (None, Some(Refusal { id, error, reason })) => {
+            (None, Some(error)) if error.error == "not_found" => {}
+            (None, Some(LeafError { id, error, reason })) => {
                 return Err(format!("{id}: {error}: {reason}").into());
             }
-            (None, None) => return Err(format!("{target} gave neither a document nor an error").into()),
+            (None, None) => return Err(format!("{target} returned neither a document nor an error").into()),
         }
     }
     Ok(documents)
 }
 
-/// Hands over each row of a listing, and returns how many documents it announced.
-async fn list(
+/// Streams a response and calls `on_row` for each of its rows. Returns its `total_rows`, if it has that
+/// member.
+async fn stream_rows(
     remote: &Remote,
     target: &str,
-    mut listing: Listing,
+    mut parser: RowParser,
     mut on_row: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Option<u64>, Error> {
     let mut connection = remote.couch.stream("GET", target).await?;
     while let Some(chunk) = connection.chunk().await? {
-        listing.take(chunk, &mut on_row)?;
+        parser.feed(chunk, &mut on_row)?;
     }
-    listing.finish()
+    parser.finish()
 }
 
 async fn list_changes(
@@ -216,12 +222,12 @@ async fn list_changes(
     mut on_change: impl FnMut(Change) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let target = format!("/{}/_changes?style=all_docs", encode_segment(&remote.database));
-    list(remote, &target, Listing::of_changes(), |row| on_change(serde_json::from_slice(row)?)).await?;
+    stream_rows(remote, &target, RowParser::changes(), |row| on_change(serde_json::from_slice(row)?)).await?;
     Ok(())
 }
 
-/// Hands over each local document's row, and returns how many there were; None where the server doesn't list
-/// them.
+/// Calls `on_row` for the row of each local document. Returns their number, or None if the server doesn't
+/// list local documents.
 async fn list_local(
     remote: &Remote,
     with_documents: bool,
@@ -229,11 +235,11 @@ async fn list_local(
 ) -> Result<Option<u64>, Error> {
     let target = format!("/{}/_local_docs?include_docs={with_documents}", encode_segment(&remote.database));
     let mut count = 0;
-    let listed = list(remote, &target, Listing::of_rows(), |row| {
+    let streamed = stream_rows(remote, &target, RowParser::all_docs(), |row| {
         count += 1;
         on_row(row)
     });
-    match listed.await {
+    match streamed.await {
         Ok(_) => Ok(Some(count)),
         Err(error) => match error.downcast_ref::<CouchError>() {
             Some(CouchError::Refused { status: 400 | 404 | 405 | 501, .. }) => Ok(None),
@@ -242,7 +248,7 @@ async fn list_local(
     }
 }
 
-/// The document of one row of a listing.
+/// Returns the document of a row.
 pub(super) fn row_document(row: &[u8]) -> Result<&RawValue, Error> {
     #[derive(Deserialize)]
     struct Row<'a> {
@@ -250,15 +256,15 @@ pub(super) fn row_document(row: &[u8]) -> Result<&RawValue, Error> {
         doc: Option<&'a RawValue>,
     }
     let row: Row<'_> = serde_json::from_slice(row)?;
-    row.doc.filter(|doc| doc.get().starts_with('{')).ok_or_else(|| "a row holds no document".into())
+    row.doc.filter(|doc| doc.get().starts_with('{')).ok_or_else(|| "a row contains no document".into())
 }
 
-/// How many attachments of a document are stubs.
+/// Returns the number of a document's attachments that are stubs.
 fn stub_count(document: &[u8]) -> Result<u64, Error> {
     #[derive(Deserialize)]
     struct Document<'a> {
         #[serde(borrow)]
-        _attachments: Option<Members<'a>>,
+        _attachments: Option<JsonMembers<'a>>,
     }
     #[derive(Deserialize)]
     struct Attachment {
@@ -270,7 +276,7 @@ fn stub_count(document: &[u8]) -> Result<u64, Error> {
     }
     let Document { _attachments: attachments } = serde_json::from_slice(document)?;
     let mut count = 0;
-    for (_, attachment) in attachments.map(|Members(members)| members).unwrap_or_default() {
+    for (_, attachment) in attachments.map(|JsonMembers(members)| members).unwrap_or_default() {
         count += u64::from(serde_json::from_str::<Attachment>(attachment.get())?.stub);
     }
     Ok(count)

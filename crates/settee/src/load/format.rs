@@ -1,29 +1,29 @@
-//! What an input holds, by its first bytes: documents one a line, a JSON array, an answer of CouchDB's that
-//! has the documents in a member, or what couchbackup writes.
+//! Detects an input's format from its first bytes: JSON lines, a JSON array, a CouchDB response that contains
+//! the documents in a member, or a couchbackup file.
 
 use memchr::memchr;
 
-/// How much of an input is looked at.
+/// Number of bytes at the beginning of an input that determine its format.
 pub(super) const HEAD_BYTES: usize = 4 << 10;
 
-/// Largest number in a wrapper's members; none that is written has as many digits.
+/// Longest number or literal before the array of a wrapped input, in bytes. CouchDB's are much shorter.
 const SCALAR_BYTES_MAX: usize = 1 << 10;
 
-/// An input's layout. Positions count from the beginning of what was looked at.
+/// Format of an input. Positions are offsets from the beginning of the input in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
-    /// A document a line.
+    /// One document per line.
     Lines,
-    /// A JSON array of documents, or several one after the other.
+    /// A JSON array of documents, or several arrays one after the other.
     Arrays,
-    /// `{…,"docs":[…]…}` as `_bulk_docs` takes it, or `{…,"rows":[…]…}` as `_all_docs` answers it. The array
-    /// begins at `array_at`.
+    /// `{…,"docs":[…]…}`, a request body of `_bulk_docs`, or `{…,"rows":[…]…}`, a response of `_all_docs`.
+    /// The array begins at `array_at`; `has_rows` is set for the latter.
     Wrapped { array_at: usize, has_rows: bool },
-    /// A header line, then a JSON array of documents a line (couchbackup).
-    Backup { header_bytes: usize },
+    /// A couchbackup file: a header line of `header_bytes`, then one JSON array of documents per line.
+    Couchbackup { header_bytes: usize },
 }
 
-/// Finds the layout of what begins with `head`, at most [`HEAD_BYTES`] of it.
+/// Returns the format of the input that begins with `head`, at most [`HEAD_BYTES`] bytes.
 pub(super) fn detect(head: &[u8]) -> Format {
     let start = head.len() - head.trim_ascii_start().len();
     match head.get(start) {
@@ -36,9 +36,9 @@ pub(super) fn detect(head: &[u8]) -> Format {
 fn detect_object(head: &[u8], start: usize) -> Format {
     let line_end = memchr(b'\n', &head[start..]).map(|end| start + end);
     if let Some(end) = line_end
-        && is_backup_header(&head[start..end])
+        && is_couchbackup_header(&head[start..end])
     {
-        return Format::Backup { header_bytes: end + 1 };
+        return Format::Couchbackup { header_bytes: end + 1 };
     }
     let mut cursor = Cursor { text: head, at: start + 1 };
     match find_array(&mut cursor) {
@@ -47,8 +47,8 @@ fn detect_object(head: &[u8], start: usize) -> Format {
     }
 }
 
-/// What couchbackup writes first since its version 2.9.10.
-fn is_backup_header(line: &[u8]) -> bool {
+/// Whether a line is the header that couchbackup writes since version 2.9.10.
+fn is_couchbackup_header(line: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Header<'a> {
         name: &'a str,
@@ -56,9 +56,8 @@ fn is_backup_header(line: &[u8]) -> bool {
     serde_json::from_slice::<Header<'_>>(line).is_ok_and(|header| header.name == "@cloudant/couchbackup")
 }
 
-/// Passes over the members that may stand before the array, and stops at its bracket. Returns whether it is
-/// one of rows; None where this is another object. A document of the same form isn't told from it: its
-/// only members would be these.
+/// Skips the members that may precede the array, and stops at its opening bracket. Returns whether the member
+/// is `rows`, or None if this is another object. A document with only these members is taken for a wrapper.
 fn find_array(cursor: &mut Cursor<'_>) -> Option<bool> {
     loop {
         let name = cursor.string()?;
@@ -94,7 +93,7 @@ impl<'a> Cursor<'a> {
         found.then_some(())
     }
 
-    /// A string without escapes.
+    /// Reads a string. None if it contains escapes.
     fn string(&mut self) -> Option<&'a [u8]> {
         self.expect(b'"')?;
         let rest = &self.text[self.at..];
@@ -103,7 +102,7 @@ impl<'a> Cursor<'a> {
         (!name.contains(&b'\\')).then_some(name)
     }
 
-    /// A string, a number, or one of JSON's words.
+    /// Skips a string, a number or a literal.
     fn scalar(&mut self) -> Option<()> {
         self.skip_white();
         if self.text.get(self.at) == Some(&b'"') {
@@ -115,7 +114,7 @@ impl<'a> Cursor<'a> {
         (1..=SCALAR_BYTES_MAX).contains(&size).then_some(())
     }
 
-    /// Whether the array at the cursor is empty or begins with an object, as far as it was looked at.
+    /// Whether the array at the cursor is empty or begins with an object. True if the text ends before that.
     fn is_of_objects(&self) -> bool {
         matches!(self.text[self.at + 1..].trim_ascii_start().first(), None | Some(b'{' | b']'))
     }
@@ -126,8 +125,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_and_backups_are_told_from_documents() {
-        // Of these the last bracket that opens is the array's.
+    fn responses_and_couchbackup_files_are_distinguished_from_documents() {
+        // In wrapped inputs the last opening bracket is the array's.
         let wrapped = |has_rows| Format::Wrapped { array_at: 0, has_rows };
         for (head, format) in [
             ("", Format::Lines),
@@ -143,7 +142,7 @@ mod tests {
             ("{\"name\":\"x\",\"docs\":[{}]}", Format::Lines),
             (
                 "{\"name\":\"@cloudant/couchbackup\",\"version\":\"2.9.10\"}\n[",
-                Format::Backup { header_bytes: 0 },
+                Format::Couchbackup { header_bytes: 0 },
             ),
             ("{\"name\":\"couchbackup\"}\n[", Format::Lines),
             ("{\"total_rows\":", Format::Lines),
@@ -152,7 +151,9 @@ mod tests {
                 Format::Wrapped { has_rows, .. } => {
                     Format::Wrapped { array_at: head.rfind('[').unwrap(), has_rows }
                 }
-                Format::Backup { .. } => Format::Backup { header_bytes: head.find('\n').unwrap() + 1 },
+                Format::Couchbackup { .. } => {
+                    Format::Couchbackup { header_bytes: head.find('\n').unwrap() + 1 }
+                }
                 format => format,
             };
             assert_eq!(detect(head.as_bytes()), format, "{head}");

@@ -1,10 +1,10 @@
-//! Which id a document gets, so that loading the same input again gives the same ids.
+//! Document ids, assigned so that loading the same input again yields the same ids.
 //!
-//! A document's own `_id` counts first, then a member that the user named, else a hash of its
-//! content. Equal documents of one input are told apart by counting them: the second gets the
-//! hash and `-2`. Counts are kept in a sketch of fixed size, which may count too high where
-//! hashes share counters, never too low and never twice the same for equal documents: so ids
-//! stay distinct, and the same for the same input, at any number of documents.
+//! The id is the document's `_id`, else the member that the user named, else a hash of the content. Equal
+//! documents of one input are numbered: the second gets the hash followed by `-2`. The counts are kept in a
+//! sketch of fixed size. It may overestimate a count if hashes share counters; it never underestimates one
+//! and never returns the same count twice for equal documents. So ids are distinct, and deterministic for the
+//! same input, for any number of documents.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,34 +14,34 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-/// Rows of the sketch: a count is too high only where all of them collide.
+/// Number of rows of the sketch. A count is overestimated only if the hash collides in every row.
 const SKETCH_ROWS: usize = 4;
 
-/// Counters in a row: 8 MiB in all.
+/// Number of counters in a row. The sketch has 8 MiB in all.
 const SKETCH_WIDTH: usize = 1 << 19;
 
-/// How local documents' ids begin.
+/// Prefix of local documents' ids.
 const LOCAL_PREFIX: &str = "_local/";
 
-/// A document on its way into the database.
+/// A document to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Where it begins in the input.
+    /// Line of the input where it begins.
     pub(crate) line: u64,
     pub(crate) id: String,
-    /// The id tells the content: whoever has it has the document.
+    /// Whether the id is derived from the content, so that an existing document with the id is equal.
     pub(crate) is_derived: bool,
-    /// `_rev`, which is kept as it is.
+    /// The value of `_rev`, which is kept.
     pub(crate) revision: Option<String>,
-    /// It has `_revisions`: it is merged into its document's tree, as replication merges.
+    /// Whether it has `_revisions`. Such a document is merged into its revision tree as in replication.
     pub(crate) has_history: bool,
-    /// Its text has the content of attachments.
+    /// Whether the text contains attachments.
     pub(crate) has_attachments: bool,
-    /// JSON text with `_id`.
+    /// The JSON text, including `_id`.
     pub(crate) text: Vec<u8>,
 }
 
-/// Gives documents their ids.
+/// Assigns ids to documents.
 #[derive(Debug)]
 pub(crate) struct Identifier {
     member: Option<String>,
@@ -50,48 +50,51 @@ pub(crate) struct Identifier {
 }
 
 impl Item {
-    /// Whether it is a local document, which has no place in the changes and is never replicated.
+    /// Whether it is a local document, which isn't in the changes feed and isn't replicated.
     pub(crate) fn is_local(&self) -> bool {
         self.id.starts_with(LOCAL_PREFIX)
     }
 
-    /// What no two documents of a batch have in common.
+    /// Returns the key that must be unique within a batch: the id, and the revision of a document with
+    /// history.
     pub(crate) fn key(&self) -> (String, Option<String>) {
         (self.id.clone(), self.revision.clone().filter(|_| self.has_history))
     }
 }
 
 impl Identifier {
-    /// One that takes ids from `member`, or else from the content.
+    /// Creates an identifier that reads ids from `member`, or derives them from the content if it is None.
     pub(crate) fn new(member: Option<String>) -> Identifier {
         Identifier { member, sketch: Sketch::default(), minified: Vec::new() }
     }
 
-    /// Checks that `text` is a JSON object and finds its id. `text` has no white space around it.
+    /// Checks that `text` is a JSON object and determines its id. `text` must have no surrounding white
+    /// space, and begins at `line` of the input.
     ///
     /// # Errors
-    /// The line, which may lie behind `line`, and what is wrong there.
+    /// The line of the error, which may follow `line`, and its description.
     pub(crate) fn identify(&mut self, line: u64, text: &[u8]) -> Result<Item, (u64, String)> {
         let here = |reason: String| (line, reason);
         let utf8 = std::str::from_utf8(text).map_err(|error| here(format!("not UTF-8: {error}")))?;
-        let members = Members::parse(utf8, self.member.as_deref()).map_err(|error| at_line(line, &error))?;
+        let members =
+            IdMembers::parse(utf8, self.member.as_deref()).map_err(|error| at_line(line, &error))?;
         let text_id = |value: Value, name: &str| match value {
             Value::String(id) if !id.is_empty() => Ok(id),
             Value::Number(number) if name != "_id" => Ok(number.to_string()),
-            _ => Err(here(format!("the member \"{name}\" is no id"))),
+            _ => Err(here(format!("the member \"{name}\" is not a valid id"))),
         };
         let revision = match members.revision {
             None => None,
             Some(Value::String(revision)) => Some(revision),
-            Some(_) => return Err(here("the member \"_rev\" is no revision".to_owned())),
+            Some(_) => return Err(here("the member \"_rev\" is not a revision".to_owned())),
         };
         if members.has_history && revision.is_none() {
             return Err(here("the document has \"_revisions\" but no \"_rev\"".to_owned()));
         }
-        if let Some(name) = members.attachments.as_ref().and_then(Attachments::missing) {
+        if let Some(name) = members.attachments.as_ref().and_then(Attachments::without_content) {
             return Err(here(format!(
-                "the content of attachment {name:?} isn't here but a stub: `settee dump --attachments` has it, and \
-                 a listing with attachments=true"
+                "attachment {name:?} is a stub without content: use `settee dump --attachments`, or \
+                 _all_docs with attachments=true"
             )));
         }
         let has_id = members.id.is_some();
@@ -129,14 +132,14 @@ fn with_id(id: &str, text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A parser's message, with the line in the input instead of the one in the document.
+/// Converts a parser's error: the line in the document becomes the line in the input.
 fn at_line(line: u64, error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let reason = text.rfind(" at line ").map_or(text.as_str(), |end| &text[..end]);
     (line + (error.line() as u64).saturating_sub(1), format!("{reason} at column {}", error.column()))
 }
 
-/// Appends JSON text without white space outside of strings. The text must be JSON.
+/// Appends JSON text to `out` without white space outside of strings. `text` must be valid JSON.
 pub(crate) fn minify(text: &[u8], out: &mut Vec<u8>) {
     let (mut in_string, mut is_escaped) = (false, false);
     for &byte in text {
@@ -153,9 +156,9 @@ pub(crate) fn minify(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The members that decide the id.
+/// The members that determine a document's id, revision and attachments.
 #[derive(Debug, Default)]
-struct Members {
+struct IdMembers {
     id: Option<Value>,
     revision: Option<Value>,
     named: Option<Value>,
@@ -163,7 +166,7 @@ struct Members {
     attachments: Option<Attachments>,
 }
 
-/// What is said of a document's attachments, without their content.
+/// A document's attachments without their content.
 #[derive(Debug, Deserialize)]
 struct Attachments(BTreeMap<String, Attachment>);
 
@@ -176,44 +179,44 @@ struct Attachment {
 }
 
 impl Attachments {
-    /// The name of one whose content isn't in the document.
-    fn missing(&self) -> Option<&str> {
+    /// Returns the name of an attachment whose content isn't in the document.
+    fn without_content(&self) -> Option<&str> {
         let missing = self.0.iter().find(|(_, attachment)| attachment.stub || attachment.follows);
         missing.map(|(name, _)| name.as_str())
     }
 }
 
-impl Members {
-    /// Parses the whole text and keeps these members alone.
-    fn parse(text: &str, name: Option<&str>) -> serde_json::Result<Members> {
+impl IdMembers {
+    /// Parses the whole text and keeps only these members. `name` is the member that the user named.
+    fn parse(text: &str, name: Option<&str>) -> serde_json::Result<IdMembers> {
         let mut parser = serde_json::Deserializer::from_str(text);
-        let members = MembersSeed(name).deserialize(&mut parser)?;
+        let members = IdMembersSeed(name).deserialize(&mut parser)?;
         parser.end()?;
         Ok(members)
     }
 }
 
-struct MembersSeed<'a>(Option<&'a str>);
+struct IdMembersSeed<'a>(Option<&'a str>);
 
-impl<'de> DeserializeSeed<'de> for MembersSeed<'_> {
-    type Value = Members;
+impl<'de> DeserializeSeed<'de> for IdMembersSeed<'_> {
+    type Value = IdMembers;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Members, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<IdMembers, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for MembersSeed<'_> {
-    type Value = Members;
+impl<'de> Visitor<'de> for IdMembersSeed<'_> {
+    type Value = IdMembers;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a document, which is a JSON object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-        let mut members = Members::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<IdMembers, A::Error> {
+        let mut members = IdMembers::default();
         while let Some(key) = map.next_key_seed(KeySeed)? {
-            let slot = match key.as_ref() {
+            let member = match key.as_ref() {
                 "_id" => &mut members.id,
                 "_rev" => &mut members.revision,
                 "_attachments" => {
@@ -227,7 +230,7 @@ impl<'de> Visitor<'de> for MembersSeed<'_> {
                     continue;
                 }
             };
-            if slot.replace(map.next_value()?).is_some() {
+            if member.replace(map.next_value()?).is_some() {
                 return Err(A::Error::custom(format!("the member \"{key}\" comes twice")));
             }
         }
@@ -235,7 +238,7 @@ impl<'de> Visitor<'de> for MembersSeed<'_> {
     }
 }
 
-/// A key, borrowed from the text where it holds no escapes.
+/// Deserializes a key, borrowed from the text unless it contains escapes.
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {
@@ -262,31 +265,32 @@ impl<'de> Visitor<'de> for KeySeed {
     }
 }
 
-/// Counts occurrences of hashes in fixed memory: a count-min sketch with conservative update
-/// (Cormode and Muthukrishnan 2005; Estan and Varghese 2002).
+/// Counts occurrences of hashes in fixed memory: a count-min sketch with conservative update.
 ///
-/// Each count given for one hash is higher than the one before: raising the lowest of its
-/// counters raises the lowest value that the next look can find.
+/// Successive counts of one hash increase strictly: raising the smallest of its counters raises the smallest
+/// value that the next count can read.
+///
+/// Source: Cormode and Muthukrishnan 2005; Estan and Varghese 2002.
 #[derive(Debug, Default)]
 struct Sketch {
     counters: Vec<u32>,
 }
 
 impl Sketch {
-    /// How often `hash` has come, this time included, or more.
+    /// Counts an occurrence of `hash`. Returns the number of occurrences so far including this one, or more.
     fn count(&mut self, hash: &[u8; 32]) -> u32 {
         if self.counters.is_empty() {
             self.counters = vec![0; SKETCH_ROWS * SKETCH_WIDTH];
         }
-        let slots: [usize; SKETCH_ROWS] = std::array::from_fn(|row| {
-            // The first half of the hash is the id; the sketch takes the other.
+        let cells: [usize; SKETCH_ROWS] = std::array::from_fn(|row| {
+            // The first half of the hash is the id; the sketch uses the second half.
             let part = [0, 1, 2, 3].map(|byte| hash[16 + 4 * row + byte]);
             row * SKETCH_WIDTH + u32::from_le_bytes(part) as usize % SKETCH_WIDTH
         });
-        let lowest = slots.iter().map(|&slot| self.counters[slot]).min().expect("there are rows");
+        let lowest = cells.iter().map(|&cell| self.counters[cell]).min().expect("there are rows");
         let count = lowest.saturating_add(1);
-        for slot in slots {
-            self.counters[slot] = self.counters[slot].max(count);
+        for cell in cells {
+            self.counters[cell] = self.counters[cell].max(count);
         }
         count
     }
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_from_the_content_is_stable_and_blind_to_white_space() {
+    fn an_id_from_the_content_is_stable_and_ignores_white_space() {
         let spaced = identify(&mut Identifier::new(None), "{ \"a\" : \"x \\\" y\" }");
         let dense = identify(&mut Identifier::new(None), "{\"a\":\"x \\\" y\"}");
         assert_eq!(spaced.id, dense.id);
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_documents_of_one_input_get_distinct_ids_and_the_same_ones_again() {
+    fn equal_documents_of_one_input_get_distinct_deterministic_ids() {
         let ids = || -> Vec<String> {
             let mut identifier = Identifier::new(None);
             let texts = ["{}", "{\"a\":1}", "{}", "{}", "{\"a\":1}"];
@@ -325,20 +329,20 @@ mod tests {
     }
 
     #[test]
-    fn an_overfull_sketch_never_counts_equal_hashes_alike() {
-        // All counters are shared by many: hashes that differ in the first half alone.
+    fn a_sketch_with_collisions_returns_distinct_counts_for_equal_hashes() {
+        // Hashes that differ only in the first half share all counters.
         let mut sketch = Sketch::default();
         let mut seen = HashSet::new();
         for round in 0..1000_u32 {
             let mut hash = [0; 32];
             hash[0] = (round % 7) as u8;
             hash[16] = (round % 3) as u8;
-            assert!(seen.insert((hash, sketch.count(&hash))), "counted twice alike: round {round}");
+            assert!(seen.insert((hash, sketch.count(&hash))), "same count twice: round {round}");
         }
     }
 
     #[test]
-    fn own_ids_count_before_named_members_and_these_before_hashes() {
+    fn own_ids_take_precedence_over_named_members_and_these_over_hashes() {
         let mut named = Identifier::new(Some("name".to_owned()));
         assert_eq!(identify(&mut named, "{\"_id\":\"x\",\"name\":\"y\"}").id, "x");
         let item = identify(&mut named, "{\"na\\u006de\":\"y\\n\"}");
@@ -355,16 +359,16 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_id_is_refused_with_its_line() {
+    fn a_document_without_a_valid_id_is_refused_with_its_line() {
         let cases = [
-            ("{\"name\":{}}", "the member \"name\" is no id"),
-            ("{\"name\":\"\"}", "the member \"name\" is no id"),
+            ("{\"name\":{}}", "the member \"name\" is not a valid id"),
+            ("{\"name\":\"\"}", "the member \"name\" is not a valid id"),
             ("{\"a\":1}", "there is no member \"name\""),
-            ("{\"_id\":1}", "the member \"_id\" is no id"),
-            ("{\"_id\":\"x\",\"_rev\":1}", "the member \"_rev\" is no revision"),
+            ("{\"_id\":1}", "the member \"_id\" is not a valid id"),
+            ("{\"_id\":\"x\",\"_rev\":1}", "the member \"_rev\" is not a revision"),
             ("{\"_rev\":\"1-a\",\"name\":\"x\"}", "the document has a \"_rev\" but no \"_id\""),
             ("{\"_id\":\"x\",\"_revisions\":{}}", "has \"_revisions\" but no \"_rev\""),
-            ("{\"_id\":\"x\",\"_attachments\":{\"a\":{\"stub\":true}}}", "\"a\" isn't here but a stub"),
+            ("{\"_id\":\"x\",\"_attachments\":{\"a\":{\"stub\":true}}}", "\"a\" is a stub without content"),
             ("[]", "expected a document, which is a JSON object"),
         ];
         for (text, message) in cases {
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_json_is_refused_at_its_line_and_column() {
+    fn invalid_json_is_refused_with_its_line_and_column() {
         let (line, reason) = Identifier::new(None).identify(5, b"{\"a\":1,\n \"b\":x}").unwrap_err();
         assert_eq!((line, reason.as_str()), (6, "expected value at column 6"));
         for text in [

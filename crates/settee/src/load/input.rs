@@ -1,4 +1,4 @@
-//! Where a load's bytes come from: a file or standard input, as it is, or compressed by gzip or zstd.
+//! Input of a load: a file or the standard input, uncompressed or compressed with gzip or zstd.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -8,46 +8,50 @@ use flate2::read::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// Bytes read at once of what is compressed.
+/// Size of the read buffer for compressed input, in bytes.
 const READ_BYTES: usize = 256 << 10;
 
-/// Longest mark at the beginning of a compressed file.
+/// Length of the longest magic number, in bytes.
 const MAGIC_BYTES_MAX: usize = 6;
 
-/// What other programs' files begin with, and the command that unpacks them.
-const OTHERS: [(&[u8], &str, &str); 3] = [
+/// Unsupported formats: the magic number, the name, and the command that decompresses it.
+const UNSUPPORTED: [(&[u8], &str, &str); 3] = [
     (b"PK\x03\x04", "a zip archive", "unzip -p"),
     (b"BZh", "compressed by bzip2", "bzip2 -dc"),
     (b"\xfd7zXZ\0", "compressed by xz", "xz -dc"),
 ];
 
-/// An input that was opened.
+/// An open input.
 pub(super) struct Input {
     pub(super) reader: Box<dyn Read + Send>,
-    /// How many bytes it gives, where that is known.
+    /// Number of bytes that `reader` returns, if known.
     pub(super) size: Option<u64>,
 }
 
 /// Opens a file, or standard input for `-`.
 ///
 /// # Errors
-/// In words: what the system says, or which program unpacks it first.
+/// The file can't be read, or has an unsupported format; the text names the program that decompresses it.
 pub(super) fn open(path: &Path) -> Result<Input, String> {
-    let named = |error: io::Error| format!("{}: {error}", path.display());
+    let with_path = |error: io::Error| format!("{}: {error}", path.display());
     if path.as_os_str() == "-" {
-        return unpack(io::stdin(), None).map_err(named);
+        return decompress(io::stdin(), None).map_err(with_path);
     }
-    let file = File::open(path).map_err(named)?;
-    let metadata = file.metadata().map_err(named)?;
-    unpack(file, metadata.is_file().then_some(metadata.len())).map_err(named)
+    let file = File::open(path).map_err(with_path)?;
+    let metadata = file.metadata().map_err(with_path)?;
+    decompress(file, metadata.is_file().then_some(metadata.len())).map_err(with_path)
 }
 
-/// Unpacks what is compressed, and leaves the rest as it is.
-pub(super) fn unpack(mut reader: impl Read + Send + 'static, size: Option<u64>) -> io::Result<Input> {
+/// Decompresses gzip and zstd; returns other input unchanged.
+///
+/// # Errors
+/// The first bytes can't be read, or are those of an unsupported format.
+pub(super) fn decompress(mut reader: impl Read + Send + 'static, size: Option<u64>) -> io::Result<Input> {
     let mut magic = Vec::new();
     reader.by_ref().take(MAGIC_BYTES_MAX as u64).read_to_end(&mut magic)?;
-    if let Some((_, what, command)) = OTHERS.iter().find(|(begin, ..)| magic.starts_with(begin)) {
-        let reason = format!("it is {what}, which isn't read here: use `{command} FILE | settee load - …`");
+    if let Some((_, name, command)) = UNSUPPORTED.iter().find(|(prefix, ..)| magic.starts_with(prefix)) {
+        let reason =
+            format!("the input is {name}, which isn't supported: use `{command} FILE | settee load - …`");
         return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
     }
     let (is_gzip, is_zstd) = (magic.starts_with(b"\x1f\x8b"), magic.starts_with(b"\x28\xb5\x2f\xfd"));
@@ -55,33 +59,36 @@ pub(super) fn unpack(mut reader: impl Read + Send + 'static, size: Option<u64>) 
     Ok(match () {
         () if is_gzip => {
             let reader = MultiGzDecoder::new(BufReader::with_capacity(READ_BYTES, whole));
-            Input { reader: Box::new(Named { reader, packing: "gzip" }), size: None }
+            Input { reader: Box::new(ErrorContext { reader, format: "gzip" }), size: None }
         }
         () if is_zstd => {
             let reader = Zstd { source: BufReader::with_capacity(READ_BYTES, whole), frame: None };
-            Input { reader: Box::new(Named { reader, packing: "zstd" }), size: None }
+            Input { reader: Box::new(ErrorContext { reader, format: "zstd" }), size: None }
         }
         () => Input { reader: Box::new(whole), size },
     })
 }
 
-/// Names the packing in errors.
-struct Named<R> {
+/// A reader whose errors name the compression format.
+struct ErrorContext<R> {
     reader: R,
-    packing: &'static str,
+    format: &'static str,
 }
 
-impl<R: Read> Read for Named<R> {
+impl<R: Read> Read for ErrorContext<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.packing));
-        self.reader.read(into).map_err(named)
+        let with_format =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.format));
+        self.reader.read(into).map_err(with_format)
     }
 }
 
-/// Reads frames of zstd one after the other (RFC 8878), and checks their checksums.
+/// Decoder of concatenated zstd frames that verifies their checksums.
+///
+/// Source: RFC 8878.
 struct Zstd<R> {
     source: BufReader<R>,
-    /// Of the frame that is being read.
+    /// Decoder of the current frame. None between frames.
     frame: Option<Box<FrameDecoder>>,
 }
 
@@ -116,7 +123,7 @@ impl<R: Read> Read for Zstd<R> {
 }
 
 impl<R: Read> Zstd<R> {
-    /// Reads a frame's header; a frame that is to be skipped is.
+    /// Reads the header of a frame. A skippable frame is skipped.
     fn begin_frame(&mut self) -> io::Result<()> {
         let mut frame = Box::new(FrameDecoder::new());
         match frame.reset(&mut self.source) {
@@ -155,47 +162,47 @@ mod tests {
         compress_to_vec(text, CompressionLevel::Fastest)
     }
 
-    fn unpacked(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+    fn decompressed(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
-        unpack(Cursor::new(bytes), None)?.reader.read_to_end(&mut out)?;
+        decompress(Cursor::new(bytes), None)?.reader.read_to_end(&mut out)?;
         Ok(out)
     }
 
     #[test]
-    fn gzip_and_zstd_are_unpacked_also_in_several_parts_and_the_rest_is_left_as_it_is() {
+    fn concatenated_gzip_and_zstd_are_decompressed_and_other_input_is_unchanged() {
         let text: Vec<u8> = (0..300_000_u32).flat_map(|number| (number / 7).to_le_bytes()).collect();
         let halves = text.split_at(text.len() / 3);
         let skipped = [b"\x50\x2a\x4d\x18\x03\0\0\0abc".to_vec(), zstd(b"x")].concat();
-        for (what, packed, expected) in [
+        for (case, input, expected) in [
             ("nothing", Vec::new(), &b""[..]),
             ("text", b"{}".to_vec(), b"{}"),
             ("gzip", gzip(&text), &text),
-            ("two parts of gzip", [gzip(halves.0), gzip(halves.1)].concat(), &text),
+            ("two gzip members", [gzip(halves.0), gzip(halves.1)].concat(), &text),
             ("zstd", zstd(&text), &text),
-            ("two frames of zstd", [zstd(halves.0), zstd(halves.1)].concat(), &text),
-            ("a frame to be skipped", [zstd(b""), skipped].concat(), b"x"),
+            ("two zstd frames", [zstd(halves.0), zstd(halves.1)].concat(), &text),
+            ("a skippable zstd frame", [zstd(b""), skipped].concat(), b"x"),
         ] {
-            assert!(unpacked(packed).unwrap() == expected, "{what}");
+            assert!(decompressed(input).unwrap() == expected, "{case}");
         }
     }
 
     #[test]
-    fn what_is_cut_or_damaged_is_an_error_that_names_the_packing() {
+    fn the_error_of_a_truncated_input_names_the_compression_format() {
         let text = b"some text, and some text more".repeat(20);
-        for (packing, packed) in [("gzip", gzip(&text)), ("zstd", zstd(&text))] {
-            for end in [packed.len() - 1, packed.len() / 2, 8] {
-                let error = unpacked(packed[..end].to_vec()).unwrap_err().to_string();
-                assert!(error.starts_with(packing), "{packing} cut at {end}: {error}");
+        for (format, input) in [("gzip", gzip(&text)), ("zstd", zstd(&text))] {
+            for end in [input.len() - 1, input.len() / 2, 8] {
+                let error = decompressed(input[..end].to_vec()).unwrap_err().to_string();
+                assert!(error.starts_with(format), "{format} truncated at {end}: {error}");
             }
         }
     }
 
     #[test]
-    fn other_packings_are_refused_with_the_command_that_unpacks_them() {
+    fn unsupported_formats_are_refused_with_the_command_that_decompresses_them() {
         for (bytes, command) in
             [(&b"PK\x03\x04.."[..], "unzip -p"), (b"BZh91AY", "bzip2 -dc"), (b"\xfd7zXZ\0..", "xz -dc")]
         {
-            let error = unpacked(bytes.to_vec()).unwrap_err().to_string();
+            let error = decompressed(bytes.to_vec()).unwrap_err().to_string();
             assert!(error.contains(command), "{error}");
         }
     }

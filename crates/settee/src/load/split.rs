@@ -1,9 +1,9 @@
-//! Splits a stream into documents: one a line (JSON lines), the elements of JSON arrays, the documents in an
-//! answer of CouchDB's, or those of couchbackup's lines.
+//! Splits a stream into documents: JSON lines, the elements of JSON arrays, the documents in a CouchDB
+//! response, or those of a couchbackup file.
 //!
-//! Which of these it is shows at the beginning ([`format`](super::format)). Lines are cut at
-//! line ends, so that a bad line costs that line alone; elements by following strings and depth.
-//! Neither parses a document, and memory holds no more than one, of couchbackup's lines one line.
+//! The first bytes determine the format ([`format`](super::format)). Lines are split at line ends, so an
+//! invalid line doesn't affect others. Elements are split by tracking strings and nesting depth. The splitter
+//! doesn't parse documents. Memory holds one document, or one line of a couchbackup file.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 
@@ -13,102 +13,105 @@ use serde_json::value::RawValue;
 
 use super::format::{Format, HEAD_BYTES, detect};
 
-/// Bytes read at once.
+/// Size of the read buffer, in bytes.
 const READ_BYTES: usize = 256 << 10;
 
-/// A mark that some editors put in front of UTF-8.
+/// The UTF-8 byte order mark, which some editors write.
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
-/// Most bytes behind the array of an object that holds documents.
+/// Largest text after the array of a wrapped input, in bytes.
 const TAIL_BYTES_MAX: u64 = 64 << 10;
 
-/// How couchbackup ends a line that it broke off, when it goes on with a backup.
+/// Text that couchbackup appends to a truncated line when it resumes a backup.
 const RESUME_MARKER: &[u8] = b"{\"marker\":\"@cloudant/couchbackup:resume\"}";
 
-/// Why there is no document.
+/// Why the splitter returned no document.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SplitError {
-    /// The document is passed over; the next one can be read.
+    /// A document exceeds the limit and is skipped; the next document can be read.
     #[error("line {line}: the document exceeds {max} bytes")]
     TooLarge {
-        /// Where it begins.
+        /// Line where the document begins.
         line: u64,
-        /// The limit.
+        /// The limit in bytes.
         max: usize,
     },
 
-    /// What was found is no document; the next one can be read.
+    /// An element or line contains no document; the next document can be read.
     #[error("line {line}: {reason}")]
     NoDocument {
-        /// Where it begins.
+        /// Line where the element begins.
         line: u64,
-        /// What it is.
+        /// Description of the problem.
         reason: &'static str,
     },
 
-    /// The array is broken: what follows can't be told apart.
+    /// The array is malformed; the rest of the input can't be split.
     #[error("line {line}: {reason}")]
     Syntax {
-        /// Where.
+        /// Line of the error.
         line: u64,
-        /// What is wrong.
+        /// Description of the problem.
         reason: &'static str,
     },
 
-    /// Reading failed.
+    /// Reading the input failed; the rest can't be read.
     #[error("line {line}: {source}")]
     Read {
-        /// How far it had got.
+        /// Line reached before the error.
         line: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Gives one document after the other.
+/// Iterates over the documents of an input.
 #[derive(Debug)]
 pub(crate) struct Splitter<R> {
     reader: BufReader<Chain<Cursor<Vec<u8>>, R>>,
-    /// None once the input's end was found to be its proper end.
-    shape: Option<Shape>,
+    /// None once the input is complete, or can't be split further.
+    layout: Option<Layout>,
     size_max: usize,
     line: u64,
     bytes_read: u64,
 }
 
+/// The state of splitting each format.
 #[derive(Debug)]
-enum Shape {
+enum Layout {
     Lines,
-    /// One array or several.
+    /// One or more arrays.
     Arrays(ArrayScanner),
-    /// An array in an object; of rows, whose documents are members.
+    /// An array in an object. With `has_rows` the elements are rows that contain the documents.
     Wrapped {
         scanner: ArrayScanner,
         has_rows: bool,
     },
-    /// A line with an array, and how far it was taken apart.
-    Backup(BackupLine),
+    /// The current line of a couchbackup file.
+    Couchbackup(CouchbackupLine),
 }
 
+/// A line that contains an array of documents.
 #[derive(Debug)]
-struct BackupLine {
+struct CouchbackupLine {
     text: Vec<u8>,
+    /// Offset of the next byte to scan.
     at: usize,
     line: u64,
     scanner: ArrayScanner,
 }
 
-impl BackupLine {
-    fn new() -> BackupLine {
-        BackupLine { text: Vec::new(), at: 0, line: 0, scanner: ArrayScanner::new() }
+impl CouchbackupLine {
+    fn new() -> CouchbackupLine {
+        CouchbackupLine { text: Vec::new(), at: 0, line: 0, scanner: ArrayScanner::new() }
     }
 }
 
 impl<R: Read> Splitter<R> {
-    /// Splits what `reader` gives. A document has at most `size_max` bytes.
+    /// Detects the format of the input. A document may have at most `size_max` bytes.
     ///
     /// # Errors
-    /// What the system says where the first bytes can't be read.
+    /// The first bytes can't be read.
     pub(crate) fn new(mut reader: R, size_max: usize) -> io::Result<Splitter<R>> {
         let mut head = Vec::new();
         reader.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head)?;
@@ -117,44 +120,46 @@ impl<R: Read> Splitter<R> {
             bytes_read = BYTE_ORDER_MARK.len() as u64;
             head.drain(..BYTE_ORDER_MARK.len());
         }
-        let (shape, begin) = match detect(&head) {
-            Format::Lines => (Shape::Lines, 0),
-            Format::Arrays => (Shape::Arrays(ArrayScanner::new()), 0),
+        let (layout, begin) = match detect(&head) {
+            Format::Lines => (Layout::Lines, 0),
+            Format::Arrays => (Layout::Arrays(ArrayScanner::new()), 0),
             Format::Wrapped { array_at, has_rows } => {
-                (Shape::Wrapped { scanner: ArrayScanner::new(), has_rows }, array_at)
+                (Layout::Wrapped { scanner: ArrayScanner::new(), has_rows }, array_at)
             }
-            Format::Backup { header_bytes } => (Shape::Backup(BackupLine::new()), header_bytes),
+            Format::Couchbackup { header_bytes } => {
+                (Layout::Couchbackup(CouchbackupLine::new()), header_bytes)
+            }
         };
         let line = 1 + count_lines(&head[..begin]);
         head.drain(..begin);
         bytes_read += begin as u64;
         let reader = BufReader::with_capacity(READ_BYTES, Cursor::new(head).chain(reader));
-        Ok(Splitter { reader, shape: Some(shape), size_max, line, bytes_read })
+        Ok(Splitter { reader, layout: Some(layout), size_max, line, bytes_read })
     }
 
-    /// Bytes used up so far.
+    /// Number of input bytes consumed so far.
     pub(crate) fn bytes_read(&self) -> u64 {
         self.bytes_read
     }
 
-    /// Puts the next document's text into `document`, without white space around it, and returns
-    /// the line where it begins; None at the end.
+    /// Stores the text of the next document in `document`, without surrounding white space, and returns the
+    /// line where it begins. Returns None at the end.
     ///
     /// # Errors
-    /// After [`SplitError::TooLarge`] and [`SplitError::NoDocument`] the next call goes on; after others there
-    /// is nothing more.
+    /// After [`SplitError::TooLarge`] and [`SplitError::NoDocument`] the next call continues with the next
+    /// document. After other errors further calls return None.
     pub(crate) fn next(&mut self, document: &mut Vec<u8>) -> Result<Option<u64>, SplitError> {
         document.clear();
-        // Put back where there may be more.
-        let Some(mut shape) = self.shape.take() else { return Ok(None) };
-        let found = match &mut shape {
-            Shape::Lines => self.next_line(document),
-            Shape::Arrays(scanner) => self.next_of_arrays(scanner, document),
-            Shape::Wrapped { scanner, has_rows } => self.next_wrapped(scanner, *has_rows, document),
-            Shape::Backup(line) => self.next_of_backup(line, document),
+        // Restored below unless the input is complete or can't be split further.
+        let Some(mut layout) = self.layout.take() else { return Ok(None) };
+        let found = match &mut layout {
+            Layout::Lines => self.next_line(document),
+            Layout::Arrays(scanner) => self.next_of_arrays(scanner, document),
+            Layout::Wrapped { scanner, has_rows } => self.next_wrapped(scanner, *has_rows, document),
+            Layout::Couchbackup(line) => self.next_of_couchbackup(line, document),
         };
         if !matches!(found, Ok(None) | Err(SplitError::Syntax { .. } | SplitError::Read { .. })) {
-            self.shape = Some(shape);
+            self.layout = Some(layout);
         }
         found
     }
@@ -166,10 +171,10 @@ impl<R: Read> Splitter<R> {
     ) -> Result<Option<u64>, SplitError> {
         loop {
             if scanner.is_done() {
-                match self.first_byte()? {
+                match self.peek_byte()? {
                     None => return Ok(None),
                     Some(b'[') => *scanner = ArrayScanner::new(),
-                    Some(_) => return Err(self.syntax(None, "something follows the array")),
+                    Some(_) => return Err(self.syntax(None, "unexpected text after the array")),
                 }
             }
             let found = self.next_element(scanner, document)?;
@@ -191,7 +196,7 @@ impl<R: Read> Splitter<R> {
             match document_of_row(document) {
                 Some(text) => *document = text,
                 None => {
-                    let reason = "the row has no document: ask for the listing with include_docs=true";
+                    let reason = "the row has no document: request _all_docs with include_docs=true";
                     return Err(SplitError::NoDocument { line, reason });
                 }
             }
@@ -199,7 +204,7 @@ impl<R: Read> Splitter<R> {
         Ok(Some(line))
     }
 
-    /// Reads what stands behind the array: with it the object must be whole.
+    /// Reads the text after the array and checks that it completes the object.
     fn check_tail(&mut self) -> Result<(), SplitError> {
         let (line, mut object) = (self.line, b"{\"\":[]".to_vec());
         let read = self.reader.by_ref().take(TAIL_BYTES_MAX).read_to_end(&mut object);
@@ -208,19 +213,20 @@ impl<R: Read> Splitter<R> {
         match serde_json::from_slice::<IgnoredAny>(&object) {
             Ok(_) => Ok(()),
             Err(error) if error.is_eof() => Err(self.syntax(None, "the input ends inside the object")),
-            Err(_) => Err(self
-                .syntax(None, "something follows the array of documents, or the object that it stands in")),
+            Err(_) => {
+                Err(self.syntax(None, "unexpected text after the array of documents or after its object"))
+            }
         }
     }
 
-    fn next_of_backup(
+    fn next_of_couchbackup(
         &mut self,
-        current: &mut BackupLine,
+        current: &mut CouchbackupLine,
         document: &mut Vec<u8>,
     ) -> Result<Option<u64>, SplitError> {
         loop {
             if current.at == current.text.len() {
-                *current = BackupLine::new();
+                *current = CouchbackupLine::new();
                 let Some(line) = self.next_line(&mut current.text)? else { return Ok(None) };
                 current.line = line;
             }
@@ -229,15 +235,15 @@ impl<R: Read> Splitter<R> {
                 ArrayEvent::Element => {
                     document.extend_from_slice(&current.text[current.at..][step.element]);
                     trim(document);
-                    current.at += step.used;
+                    current.at += step.consumed;
                     return Ok(Some(current.line));
                 }
-                ArrayEvent::More if current.scanner.is_done() => current.at += step.used,
-                ArrayEvent::More | ArrayEvent::Broken(_) => {
-                    // Nothing more can be told apart in this line.
+                ArrayEvent::NeedsInput if current.scanner.is_done() => current.at += step.consumed,
+                ArrayEvent::NeedsInput | ArrayEvent::Malformed(_) => {
+                    // The rest of this line can't be split.
                     current.at = current.text.len();
                     if !current.text.ends_with(RESUME_MARKER) {
-                        let reason = "the line is no array of documents";
+                        let reason = "the line is not an array of documents";
                         return Err(SplitError::NoDocument { line: current.line, reason });
                     }
                 }
@@ -245,8 +251,8 @@ impl<R: Read> Splitter<R> {
         }
     }
 
-    /// The first byte that isn't white space; it is left to be read.
-    fn first_byte(&mut self) -> Result<Option<u8>, SplitError> {
+    /// Skips white space and returns the next byte without consuming it. None at the end of the input.
+    fn peek_byte(&mut self) -> Result<Option<u8>, SplitError> {
         loop {
             let (byte, skipped, lines) = {
                 let filled = self.fill()?;
@@ -268,7 +274,7 @@ impl<R: Read> Splitter<R> {
                 let filled = self.fill()?;
                 let end = memchr::memchr(b'\n', filled);
                 let piece = &filled[..end.unwrap_or(filled.len())];
-                // A line end of two characters is no part of the document.
+                // The carriage return of a CRLF line end isn't part of the document.
                 is_too_large |= document.len() + piece.len() > size_max + 1;
                 if !is_too_large {
                     document.extend_from_slice(piece);
@@ -292,7 +298,7 @@ impl<R: Read> Splitter<R> {
         }
     }
 
-    /// The next element, or None where the array has ended.
+    /// Reads the next element. Returns its line, or None at the end of the array.
     fn next_element(
         &mut self,
         scanner: &mut ArrayScanner,
@@ -315,12 +321,12 @@ impl<R: Read> Splitter<R> {
             if !is_too_large {
                 document.extend_from_slice(piece);
             }
-            let lines = count_lines(&filled[..step.used]);
-            self.consume(step.used, lines);
+            let lines = count_lines(&filled[..step.consumed]);
+            self.consume(step.consumed, lines);
             match (step.event, begin) {
-                (ArrayEvent::More, _) if scanner.is_done() => return Ok(None),
-                (ArrayEvent::More, _) => {}
-                (ArrayEvent::Broken(reason), _) => return Err(self.syntax(None, reason)),
+                (ArrayEvent::NeedsInput, _) if scanner.is_done() => return Ok(None),
+                (ArrayEvent::NeedsInput, _) => {}
+                (ArrayEvent::Malformed(reason), _) => return Err(self.syntax(None, reason)),
                 (ArrayEvent::Element, Some(line)) if is_too_large => {
                     return Err(SplitError::TooLarge { line, max: size_max });
                 }
@@ -340,7 +346,7 @@ impl<R: Read> Splitter<R> {
         let line = self.line;
         loop {
             match self.reader.fill_buf() {
-                // Asked again, since the borrow of a returned buffer would last through the loop.
+                // Returning the result of `fill_buf` would extend its borrow over the whole loop.
                 Ok(_) => return Ok(self.reader.buffer()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(SplitError::Read { line, source }),
@@ -365,7 +371,7 @@ fn trim(text: &mut Vec<u8>) {
     text.drain(..start);
 }
 
-/// The document in a row of a listing.
+/// Returns the document in a row of `_all_docs`.
 fn document_of_row(row: &[u8]) -> Option<Vec<u8>> {
     #[derive(Deserialize)]
     struct Row<'a> {
@@ -376,8 +382,8 @@ fn document_of_row(row: &[u8]) -> Option<Vec<u8>> {
     row.doc.filter(|doc| doc.get().starts_with('{')).map(|doc| doc.get().as_bytes().to_vec())
 }
 
-/// Finds the elements of a JSON array in text that comes in pieces. It follows strings and
-/// depth; whether an element is JSON is for its parser to say.
+/// Finds the elements of a JSON array in text that arrives in chunks. It tracks strings and nesting depth,
+/// and doesn't check that an element is valid JSON.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ArrayScanner {
     state: ArrayState,
@@ -387,11 +393,11 @@ pub(crate) struct ArrayScanner {
 enum ArrayState {
     /// Before `[`.
     Outside,
-    /// After `[`: an element or the end may come.
+    /// After `[`: expects an element or `]`.
     Opened,
-    /// After a comma: an element must come.
+    /// After a comma: expects an element.
     Comma,
-    /// In an element. `depth` is 0 outside of its own brackets.
+    /// In an element. `depth` is the number of its open brackets.
     Element { depth: u32, string: Quoting },
     /// After `]`.
     Done,
@@ -405,39 +411,39 @@ enum Quoting {
     Escape,
 }
 
-/// What a piece of text held.
+/// Result of scanning a chunk of text.
 #[derive(Debug)]
 pub(crate) struct ArrayStep {
-    /// How much of it is used up.
-    pub(crate) used: usize,
-    /// Which part of it belongs to the current element.
+    /// Number of bytes consumed.
+    pub(crate) consumed: usize,
+    /// The part of the chunk that belongs to the current element.
     pub(crate) element: std::ops::Range<usize>,
-    /// Why it stopped there.
+    /// Why the scan stopped.
     pub(crate) event: ArrayEvent,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ArrayEvent {
-    /// The text is used up, or the array ended without an element.
-    More,
-    /// The current element is whole.
+    /// The text is consumed, or the array ended without another element.
+    NeedsInput,
+    /// The current element is complete.
     Element,
-    /// This is no array.
-    Broken(&'static str),
+    /// The text is not an array, for the given reason.
+    Malformed(&'static str),
 }
 
 impl ArrayScanner {
-    /// One that expects `[`.
+    /// Creates a scanner that expects `[`.
     pub(crate) fn new() -> ArrayScanner {
         ArrayScanner { state: ArrayState::Outside }
     }
 
-    /// Whether `]` has come.
+    /// Whether the closing `]` was read.
     pub(crate) fn is_done(&self) -> bool {
         self.state == ArrayState::Done
     }
 
-    /// Reads up to the end of an element, of the array or of the text.
+    /// Scans to the end of an element, of the array or of the text.
     pub(crate) fn scan(&mut self, text: &[u8]) -> ArrayStep {
         let mut start = match self.state {
             ArrayState::Element { .. } => 0,
@@ -447,21 +453,33 @@ impl ArrayScanner {
             let before = self.state;
             match self.step(byte) {
                 Err(reason) => {
-                    return ArrayStep { used: at + 1, element: at..at, event: ArrayEvent::Broken(reason) };
+                    return ArrayStep {
+                        consumed: at + 1,
+                        element: at..at,
+                        event: ArrayEvent::Malformed(reason),
+                    };
                 }
                 Ok(()) => match (before, self.state) {
                     (ArrayState::Element { .. }, ArrayState::Comma | ArrayState::Done) => {
-                        return ArrayStep { used: at + 1, element: start..at, event: ArrayEvent::Element };
+                        return ArrayStep {
+                            consumed: at + 1,
+                            element: start..at,
+                            event: ArrayEvent::Element,
+                        };
                     }
                     (ArrayState::Opened | ArrayState::Comma, ArrayState::Element { .. }) => start = at,
                     (ArrayState::Opened, ArrayState::Done) => {
-                        return ArrayStep { used: at + 1, element: at..at, event: ArrayEvent::More };
+                        return ArrayStep {
+                            consumed: at + 1,
+                            element: at..at,
+                            event: ArrayEvent::NeedsInput,
+                        };
                     }
                     _ => {}
                 },
             }
         }
-        ArrayStep { used: text.len(), element: start..text.len(), event: ArrayEvent::More }
+        ArrayStep { consumed: text.len(), element: start..text.len(), event: ArrayEvent::NeedsInput }
     }
 
     fn step(&mut self, byte: u8) -> Result<(), &'static str> {
@@ -472,7 +490,7 @@ impl ArrayScanner {
             (Outside, _) => return Err("expected an array"),
             (Opened, b']') => Done,
             (Opened | Comma, b',' | b']') => return Err("an element of the array is missing"),
-            (Done, _) => return Err("something follows the array"),
+            (Done, _) => return Err("unexpected text after the array"),
             (Opened | Comma, byte) => return self.step_inside(0, Quoting::Outside, byte),
             (Element { depth: 0, string: Quoting::Outside }, b',') => Comma,
             (Element { depth: 0, string: Quoting::Outside }, b']') => Done,
@@ -488,7 +506,7 @@ impl ArrayScanner {
                 (depth.checked_add(1).ok_or("the array is nested too deeply")?, Quoting::Outside)
             }
             (Quoting::Outside, b'}' | b']') => {
-                (depth.checked_sub(1).ok_or("a bracket closes that was not open")?, Quoting::Outside)
+                (depth.checked_sub(1).ok_or("a closing bracket has no opening bracket")?, Quoting::Outside)
             }
             (Quoting::Inside, b'\\') => (depth, Quoting::Escape),
             (Quoting::Inside, b'"') => (depth, Quoting::Outside),

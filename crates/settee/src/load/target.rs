@@ -1,4 +1,4 @@
-//! The database that documents are loaded into or dumped from: at a URL, or in a data directory.
+//! The database that documents are loaded into or dumped from, on a server or in a data directory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,24 +11,24 @@ use settee_bench::http::encode_segment;
 use settee_doc::{Database, Databases, Edit, ErrorKind, Extras, Options, Revision, Stage};
 
 use super::identity::Item;
-use crate::members;
-use crate::place;
+use crate::data_directory;
+use crate::json_members;
 use crate::secret::UserArgs;
 
-/// The data directory where none is named.
+/// The data directory if neither the flag nor the variable is set.
 const DATA_DIRECTORY_DEFAULT: &str = "./settee-data";
 
-/// Names the data directory, as for the server. Not clap's `env`, which would clash with `--url`.
+/// Variable with the data directory. It isn't declared as clap's `env`, which would conflict with `--url`.
 const DATA_DIRECTORY_VARIABLE: &str = "SETTEE_DATA_DIR";
 
-/// Where the database is.
+/// Flags that select the database.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TargetArgs {
     /// The database's name
     #[arg(long, value_name = "NAME")]
     pub(crate) db: String,
 
-    /// Data directory, while no server runs on it [default: $SETTEE_DATA_DIR, or ./settee-data]
+    /// Data directory that no server has open [default: $SETTEE_DATA_DIR, or ./settee-data]
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     data_dir: Option<PathBuf>,
 
@@ -40,45 +40,45 @@ pub(crate) struct TargetArgs {
     user: UserArgs,
 }
 
-/// What becomes of a database that isn't there.
+/// How a database that doesn't exist is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
-    /// It is created.
+pub(crate) enum MissingDatabase {
+    /// Creates it.
     Create,
-    /// It is an error, and `--create` would create it.
+    /// Returns an error that mentions `--create`.
     MayCreate,
-    /// It is an error.
+    /// Returns an error.
     Refuse,
 }
 
-impl Missing {
-    pub(crate) fn of_load(create: bool) -> Missing {
-        if create { Missing::Create } else { Missing::MayCreate }
+impl MissingDatabase {
+    pub(crate) fn of_load(create: bool) -> MissingDatabase {
+        if create { MissingDatabase::Create } else { MissingDatabase::MayCreate }
     }
 
-    /// What stands behind the error.
+    /// Suffix of the error message.
     fn hint(self) -> &'static str {
-        if self == Missing::MayCreate { " (--create makes it)" } else { "" }
+        if self == MissingDatabase::MayCreate { " (--create creates it)" } else { "" }
     }
 }
 
-/// What a database has under an id.
+/// The winning revision that a database has for an id.
 #[derive(Debug)]
-pub(crate) struct Existing {
+pub(crate) struct ExistingDocument {
     pub(crate) revision: String,
     pub(crate) is_deleted: bool,
-    /// Its JSON text, where it was asked for and isn't deleted.
+    /// The JSON text. None if it wasn't requested or the document is deleted.
     pub(crate) document: Option<Vec<u8>>,
 }
 
-/// What became of a document.
+/// Outcome of storing a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stored {
-    /// It is in the database now.
-    Yes,
-    /// Another one was there under its id.
+pub(crate) enum StoreOutcome {
+    /// The document is persisted.
+    Stored,
+    /// A document with the same id exists.
     Conflict,
-    /// It can't be stored, for this reason.
+    /// The document was refused, for the given reason.
     Refused(String),
 }
 
@@ -102,11 +102,15 @@ pub(crate) struct Remote {
 }
 
 impl Target {
-    /// Opens the database. `ignore_validation` is that setting of a data directory; a server has its own.
+    /// Opens the database. `ignore_validation` is the setting of that name, used for a data directory; a
+    /// server has its own.
+    ///
+    /// # Errors
+    /// The database can't be opened, or doesn't exist and `missing` doesn't create it.
     pub(crate) async fn open(
         args: &TargetArgs,
         options: Options,
-        missing: Missing,
+        missing: MissingDatabase,
         ignore_validation: bool,
     ) -> Result<Target, Error> {
         match &args.url {
@@ -127,32 +131,32 @@ impl Target {
         }
     }
 
-    /// What the database has under each of `ids`.
+    /// Looks up the winning revision of each of `ids`.
     pub(crate) async fn existing(
         &mut self,
         ids: &[&str],
         with_documents: bool,
-    ) -> Result<Vec<Option<Existing>>, Error> {
+    ) -> Result<Vec<Option<ExistingDocument>>, Error> {
         match self {
             Target::Local(local) => local.existing(ids, with_documents).await,
             Target::Remote(remote) => remote.existing(ids, with_documents).await,
         }
     }
 
-    /// Stores documents, persisted when it returns: new ones, or those that have a revision
-    /// under the revision they have.
+    /// Stores documents and returns once they are persisted. `with_revisions` stores them under the revisions
+    /// they have, otherwise as new documents.
     pub(crate) async fn store(
         &mut self,
         items: &[&Item],
         with_revisions: bool,
-    ) -> Result<Vec<Stored>, Error> {
+    ) -> Result<Vec<StoreOutcome>, Error> {
         match self {
             Target::Local(local) => local.store(items, with_revisions).await,
             Target::Remote(remote) => remote.store(items, with_revisions).await,
         }
     }
 
-    /// Of documents with revisions, which are unknown to the database.
+    /// Returns for each document whether the database lacks its revision.
     pub(crate) async fn missing(&mut self, items: &[&Item]) -> Result<Vec<bool>, Error> {
         match self {
             Target::Local(local) => local.missing(items).await,
@@ -160,7 +164,7 @@ impl Target {
         }
     }
 
-    /// The JSON text of a local document, by its id with `_local/`.
+    /// Returns the JSON text of a local document. `id` includes `_local/`.
     pub(crate) async fn local_document(&mut self, id: &str) -> Result<Option<Vec<u8>>, Error> {
         match self {
             Target::Local(local) => local.local_document(id).await,
@@ -168,15 +172,15 @@ impl Target {
         }
     }
 
-    /// Stores a local document under the revision that it has, persisted when it returns.
-    pub(crate) async fn put_local(&mut self, item: &Item) -> Result<Stored, Error> {
+    /// Stores a local document under the revision it has, and returns once it is persisted.
+    pub(crate) async fn put_local(&mut self, item: &Item) -> Result<StoreOutcome, Error> {
         match self {
             Target::Local(local) => local.put_local(item).await,
             Target::Remote(remote) => remote.put_local(item).await,
         }
     }
 
-    /// Returns once all that was stored is persisted.
+    /// Closes the database. Returns once all stored documents are persisted.
     pub(crate) async fn close(self) -> Result<(), Error> {
         match self {
             Target::Local(local) => {
@@ -188,7 +192,7 @@ impl Target {
     }
 }
 
-fn no_database(name: &str, missing: Missing) -> Error {
+fn no_database(name: &str, missing: MissingDatabase) -> Error {
     format!("there is no database {name}{}", missing.hint()).into()
 }
 
@@ -197,20 +201,20 @@ impl Local {
         directory: &Path,
         name: &str,
         options: Options,
-        missing: Missing,
+        missing: MissingDatabase,
         ignore_validation: bool,
     ) -> Result<Local, Error> {
         let while_served = "use --url with its address";
-        if missing != Missing::Create && !place::has_databases(directory) {
+        if missing != MissingDatabase::Create && !data_directory::has_databases(directory) {
             let error = match directory.is_dir() {
                 true => format!("there are no databases in {}", directory.display()),
-                false => place::no_directory(directory),
+                false => data_directory::missing_directory_text(directory),
             };
             return Err(format!("{error}{}", missing.hint()).into());
         }
-        let databases = place::make(directory, while_served, ignore_validation).await?;
+        let databases = data_directory::open_or_create(directory, while_served, ignore_validation).await?;
         let database = match databases.get(name).await {
-            Err(error) if error.kind() == ErrorKind::NotFound && missing == Missing::Create => {
+            Err(error) if error.kind() == ErrorKind::NotFound && missing == MissingDatabase::Create => {
                 databases.create(name).await?
             }
             Err(error) if error.kind() == ErrorKind::NotFound => return Err(no_database(name, missing)),
@@ -219,35 +223,39 @@ impl Local {
         Ok(Local { databases, database, options })
     }
 
-    async fn existing(&self, ids: &[&str], with_documents: bool) -> Result<Vec<Option<Existing>>, Error> {
-        let view = self.database.snapshot();
+    async fn existing(
+        &self,
+        ids: &[&str],
+        with_documents: bool,
+    ) -> Result<Vec<Option<ExistingDocument>>, Error> {
+        let snapshot = self.database.snapshot();
         let mut existing = Vec::with_capacity(ids.len());
         for id in ids {
-            let Some(summary) = view.find(id).await? else {
+            let Some(summary) = snapshot.find(id).await? else {
                 existing.push(None);
                 continue;
             };
             let document = if with_documents && !summary.deleted {
                 let mut text = Vec::new();
-                view.document(id).await?.write_json(&Extras::default(), &mut text);
+                snapshot.document(id).await?.write_json(&Extras::default(), &mut text);
                 Some(text)
             } else {
                 None
             };
             let revision = summary.revision.to_string();
-            existing.push(Some(Existing { revision, is_deleted: summary.deleted, document }));
+            existing.push(Some(ExistingDocument { revision, is_deleted: summary.deleted, document }));
         }
         Ok(existing)
     }
 
     async fn missing(&self, items: &[&Item]) -> Result<Vec<bool>, Error> {
-        let view = self.database.snapshot();
+        let snapshot = self.database.snapshot();
         let mut is_missing = Vec::with_capacity(items.len());
         for item in items {
             let revision = item.revision.as_deref().unwrap_or_default();
             is_missing.push(match Revision::parse_any(revision) {
-                Ok(Some(revision)) => !view.missing(&item.id, &[revision], 0).await?.0.is_empty(),
-                // What isn't understood is refused, with its reason, where it is stored.
+                Ok(Some(revision)) => !snapshot.missing(&item.id, &[revision], 0).await?.0.is_empty(),
+                // `store` refuses an invalid revision with its reason.
                 Ok(None) | Err(_) => true,
             });
         }
@@ -263,33 +271,33 @@ impl Local {
         }
     }
 
-    async fn put_local(&self, item: &Item) -> Result<Stored, Error> {
+    async fn put_local(&self, item: &Item) -> Result<StoreOutcome, Error> {
         let mut edit = match Edit::parse(&item.text, &self.options) {
             Ok(edit) => edit,
-            Err(error) => return Ok(Stored::Refused(error.to_string())),
+            Err(error) => return Ok(StoreOutcome::Refused(error.to_string())),
         };
         edit.local_revision = edit.local_revision.and_then(replaced_by);
         match self.database.put_local(edit, Stage::Persisted).await {
-            Ok(_) => Ok(Stored::Yes),
+            Ok(_) => Ok(StoreOutcome::Stored),
             Err(error) => match error.kind() {
                 ErrorKind::BadRequest | ErrorKind::IllegalDocId | ErrorKind::TooLarge => {
-                    Ok(Stored::Refused(error.to_string()))
+                    Ok(StoreOutcome::Refused(error.to_string()))
                 }
                 _ => Err(error.into()),
             },
         }
     }
 
-    async fn store(&self, items: &[&Item], with_revisions: bool) -> Result<Vec<Stored>, Error> {
-        let mut stored = vec![Stored::Yes; items.len()];
-        let (mut edits, mut places) = (Vec::new(), Vec::new());
-        for (place, item) in items.iter().enumerate() {
+    async fn store(&self, items: &[&Item], with_revisions: bool) -> Result<Vec<StoreOutcome>, Error> {
+        let mut stored = vec![StoreOutcome::Stored; items.len()];
+        let (mut edits, mut indexes) = (Vec::new(), Vec::new());
+        for (index, item) in items.iter().enumerate() {
             match Edit::parse(&item.text, &self.options) {
                 Ok(edit) => {
                     edits.push(edit);
-                    places.push(place);
+                    indexes.push(index);
                 }
-                Err(error) => stored[place] = Stored::Refused(error.to_string()),
+                Err(error) => stored[index] = StoreOutcome::Refused(error.to_string()),
             }
         }
         let results: Vec<settee_doc::Result<Revision>> = if with_revisions {
@@ -297,18 +305,18 @@ impl Local {
         } else {
             self.database.update_all(edits, Stage::Persisted).await?
         };
-        for (place, result) in places.into_iter().zip(results) {
-            stored[place] = match result {
-                Ok(_) => Stored::Yes,
-                Err(error) if error.kind() == ErrorKind::Conflict => Stored::Conflict,
-                Err(error) => Stored::Refused(error.to_string()),
+        for (index, result) in indexes.into_iter().zip(results) {
+            stored[index] = match result {
+                Ok(_) => StoreOutcome::Stored,
+                Err(error) if error.kind() == ErrorKind::Conflict => StoreOutcome::Conflict,
+                Err(error) => StoreOutcome::Refused(error.to_string()),
             };
         }
         Ok(stored)
     }
 }
 
-/// A local document's JSON text.
+/// Returns the JSON text of a local document.
 pub(crate) fn local_text(id: &str, revision: &str, body: &[u8]) -> Vec<u8> {
     let mut text = b"{\"_id\":".to_vec();
     settee_doc::write_json_string(id, &mut text);
@@ -319,13 +327,13 @@ pub(crate) fn local_text(id: &str, revision: &str, body: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The number that a local document's writer names for its revision `0-number` to become: the one before,
-/// where there is one.
+/// Returns the revision number that an update must name so that the local document gets revision `0-number`.
+/// None for the first revision.
 fn replaced_by(number: u64) -> Option<u64> {
     number.checked_sub(1).filter(|before| *before > 0)
 }
 
-/// A row of `_all_docs`.
+/// A row of `_all_docs` with keys.
 #[derive(Deserialize)]
 struct KeyRow<'a> {
     value: Option<KeyValue>,
@@ -347,8 +355,8 @@ struct KeyRows<'a> {
 }
 
 impl Remote {
-    async fn open(mut couch: Couch, database: String, missing: Missing) -> Result<Remote, Error> {
-        if missing == Missing::Create {
+    async fn open(mut couch: Couch, database: String, missing: MissingDatabase) -> Result<Remote, Error> {
+        if missing == MissingDatabase::Create {
             couch.create_database(&database).await?;
         }
         match couch.call("GET", &format!("/{}", encode_segment(&database)), None).await {
@@ -358,39 +366,43 @@ impl Remote {
         }
     }
 
-    async fn existing(&mut self, ids: &[&str], with_documents: bool) -> Result<Vec<Option<Existing>>, Error> {
+    async fn existing(
+        &mut self,
+        ids: &[&str],
+        with_documents: bool,
+    ) -> Result<Vec<Option<ExistingDocument>>, Error> {
         let query = if with_documents { "?include_docs=true" } else { "" };
         let target = format!("/{}/_all_docs{query}", encode_segment(&self.database));
         let body = serde_json::to_vec(&serde_json::json!({ "keys": ids }))?;
         let reply = self.couch.call("POST", &target, Some(&body)).await?;
         let KeyRows { rows } = couch::parse(&target, &reply.body)?;
         if rows.len() != ids.len() {
-            return Err(format!("{target} gave {} rows for {} keys", rows.len(), ids.len()).into());
+            return Err(format!("{target} returned {} rows for {} keys", rows.len(), ids.len()).into());
         }
         let existing = |row: KeyRow<'_>| {
             let KeyValue { rev, deleted } = row.value?;
             let document = row.doc.filter(|doc| doc.get() != "null").map(|doc| doc.get().as_bytes().to_vec());
-            Some(Existing { revision: rev, is_deleted: deleted, document })
+            Some(ExistingDocument { revision: rev, is_deleted: deleted, document })
         };
         Ok(rows.into_iter().map(existing).collect())
     }
 
     async fn missing(&mut self, items: &[&Item]) -> Result<Vec<bool>, Error> {
         #[derive(Deserialize)]
-        struct Known {
+        struct RevsDiff {
             #[serde(default)]
             missing: Vec<String>,
         }
-        let mut asked: HashMap<&str, Vec<&str>> = HashMap::new();
+        let mut revisions: HashMap<&str, Vec<&str>> = HashMap::new();
         for item in items {
-            asked.entry(&item.id).or_default().extend(item.revision.as_deref());
+            revisions.entry(&item.id).or_default().extend(item.revision.as_deref());
         }
         let target = format!("/{}/_revs_diff", encode_segment(&self.database));
-        let reply = self.couch.call("POST", &target, Some(&serde_json::to_vec(&asked)?)).await?;
-        let missing: HashMap<String, Known> = couch::parse(&target, &reply.body)?;
+        let reply = self.couch.call("POST", &target, Some(&serde_json::to_vec(&revisions)?)).await?;
+        let missing: HashMap<String, RevsDiff> = couch::parse(&target, &reply.body)?;
         let is_missing = |item: &&Item| {
-            let known = missing.get(&item.id);
-            known.is_some_and(|known| known.missing.iter().any(|one| Some(one) == item.revision.as_ref()))
+            let diff = missing.get(&item.id);
+            diff.is_some_and(|diff| diff.missing.iter().any(|one| Some(one) == item.revision.as_ref()))
         };
         Ok(items.iter().map(is_missing).collect())
     }
@@ -408,39 +420,39 @@ impl Remote {
         }
     }
 
-    async fn put_local(&mut self, item: &Item) -> Result<Stored, Error> {
+    async fn put_local(&mut self, item: &Item) -> Result<StoreOutcome, Error> {
         let mut body = Vec::with_capacity(item.text.len());
-        members::write_without("_rev", &item.text, &mut body)?;
+        json_members::write_without("_rev", &item.text, &mut body)?;
         let number = item.revision.as_deref().and_then(settee_doc::parse_local_revision);
         if let Some(before) = number.and_then(replaced_by) {
             body.pop();
             body.extend_from_slice(format!(",\"_rev\":\"0-{before}\"}}").as_bytes());
         }
         match self.couch.call("PUT", &self.local_target(&item.id), Some(&body)).await {
-            Ok(_) => Ok(Stored::Yes),
-            Err(CouchError::Refused { status: 409, .. }) => Ok(Stored::Conflict),
+            Ok(_) => Ok(StoreOutcome::Stored),
+            Err(CouchError::Refused { status: 409, .. }) => Ok(StoreOutcome::Conflict),
             Err(CouchError::Refused { status: 400 | 403 | 413, error, reason }) => {
-                Ok(Stored::Refused(format!("{error}: {reason}")))
+                Ok(StoreOutcome::Refused(format!("{error}: {reason}")))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A request that is refused as a whole is halved until the document is found that it was
-    /// refused for.
-    async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<Stored>, Error> {
-        let mut stored = vec![Stored::Yes; items.len()];
+    /// Stores documents with `_bulk_docs`. A request that the server refuses as a whole is halved until the
+    /// refused document is identified.
+    async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<StoreOutcome>, Error> {
+        let mut stored = vec![StoreOutcome::Stored; items.len()];
         let mut spans = vec![(0, items.len())];
         while let Some((start, end)) = spans.pop() {
             let range = start..end;
             let body = bulk_body(&items[range.clone()], with_revisions);
             match self.couch.bulk(&self.database, &body).await {
                 Ok(rows) => {
-                    place_rows(&items[range.clone()], rows, with_revisions, &mut stored[range])?;
+                    assign_rows(&items[range.clone()], rows, with_revisions, &mut stored[range])?;
                 }
                 Err(CouchError::Refused { status: 400 | 403 | 412 | 413, error, reason }) => {
                     if end - start == 1 {
-                        stored[start] = Stored::Refused(format!("{error}: {reason}"));
+                        stored[start] = StoreOutcome::Refused(format!("{error}: {reason}"));
                         continue;
                     }
                     let middle = start + (end - start) / 2;
@@ -465,28 +477,28 @@ fn bulk_body(items: &[&Item], with_revisions: bool) -> Vec<u8> {
     body
 }
 
-/// Takes the rows of an answer to their documents. With revisions, rows are of refused
-/// documents alone.
-fn place_rows(
+/// Assigns the rows of a `_bulk_docs` response to their documents. With revisions the response has rows only
+/// for refused documents.
+fn assign_rows(
     items: &[&Item],
     rows: Vec<couch::BulkRow>,
     with_revisions: bool,
-    stored: &mut [Stored],
+    stored: &mut [StoreOutcome],
 ) -> Result<(), Error> {
     if !with_revisions && rows.len() != items.len() {
-        return Err(format!("_bulk_docs gave {} rows for {} documents", rows.len(), items.len()).into());
+        return Err(format!("_bulk_docs returned {} rows for {} documents", rows.len(), items.len()).into());
     }
     for (index, row) in rows.into_iter().enumerate() {
-        // Of a document with several revisions each may be among them.
-        let is_it = |item: &&Item| {
+        // The batch may contain several revisions of one document.
+        let matches = |item: &&Item| {
             item.id == row.id && (!item.has_history || row.rev.is_none() || row.rev == item.revision)
         };
-        let place = if with_revisions { items.iter().position(is_it) } else { Some(index) };
-        let place = place.ok_or_else(|| format!("_bulk_docs names {}, which was not sent", row.id))?;
-        stored[place] = match (row.error.as_deref(), row.rev) {
-            (None, Some(_)) => Stored::Yes,
-            (Some("conflict"), _) => Stored::Conflict,
-            (error, _) => Stored::Refused(format!(
+        let index = if with_revisions { items.iter().position(matches) } else { Some(index) };
+        let index = index.ok_or_else(|| format!("_bulk_docs returned {}, which was not sent", row.id))?;
+        stored[index] = match (row.error.as_deref(), row.rev) {
+            (None, Some(_)) => StoreOutcome::Stored,
+            (Some("conflict"), _) => StoreOutcome::Conflict,
+            (error, _) => StoreOutcome::Refused(format!(
                 "{}: {}",
                 error.unwrap_or("no revision"),
                 row.reason.unwrap_or_default()

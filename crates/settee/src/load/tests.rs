@@ -1,6 +1,6 @@
-//! Goal: loading counts what it stored, what was there and what was refused, adds nothing twice
-//! and overwrites nothing; dumping and loading again gives the same documents.
-//! Method: whole runs on a data directory.
+//! Goal: a load counts stored, existing and refused documents, stores none twice and overwrites none; a dump
+//! that is loaded yields the same documents.
+//! Method: whole loads and dumps on a data directory.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ struct Cli {
     args: Args,
 }
 
-/// Loads `text` into the database `cities` of the directory, and returns the counts.
+/// Loads `text` into the database `cities` of the directory. Returns the counts.
 fn load_text(directory: &Path, text: &str, options: &[&str]) -> Counts {
     let data = directory.join("data");
     let fixed = ["load", "-", "--db", "cities", "--create", "--data-dir", data.to_str().unwrap()];
@@ -22,19 +22,19 @@ fn load_text(directory: &Path, text: &str, options: &[&str]) -> Counts {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let input = text.as_bytes().to_vec();
     runtime.block_on(async {
-        let missing = Missing::of_load(args.create);
+        let missing = MissingDatabase::of_load(args.create);
         let target =
             Target::open(&args.target, args.options(), missing, args.ignore_validation).await.unwrap();
         let (mut loader, mut receiver) =
-            begin(target, None, Box::new(io::Cursor::new(input)), &args).unwrap();
+            start_reader(target, None, Box::new(io::Cursor::new(input)), &args).unwrap();
         let failed = loader.store_all(&mut receiver).await;
         let counts = Counts {
-            loaded: loader.loaded,
-            there: loader.there,
-            errors: loader.errors,
+            loaded: loader.loaded_count,
+            existing: loader.existing_count,
+            errors: loader.error_count,
             stopped: loader.stopped.clone(),
         };
-        // A local target's directory is free again once it is closed.
+        // Closing releases the lock on the directory.
         loader.target.close().await.unwrap();
         assert!(failed.is_none(), "{failed:?}");
         counts
@@ -44,16 +44,16 @@ fn load_text(directory: &Path, text: &str, options: &[&str]) -> Counts {
 #[derive(Debug, PartialEq, Eq)]
 struct Counts {
     loaded: u64,
-    there: u64,
+    existing: u64,
     errors: u64,
     stopped: Option<String>,
 }
 
-fn counts(loaded: u64, there: u64, errors: u64) -> Counts {
-    Counts { loaded, there, errors, stopped: None }
+fn counts(loaded: u64, existing: u64, errors: u64) -> Counts {
+    Counts { loaded, existing, errors, stopped: None }
 }
 
-/// The database's documents as lines.
+/// Dumps the database. Returns the lines.
 fn dumped(directory: &Path, options: &[&str]) -> Vec<String> {
     let (data, out) = (directory.join("data"), directory.join("out.jsonl"));
     let written = out.clone();
@@ -69,7 +69,7 @@ fn dumped(directory: &Path, options: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn loading_again_adds_nothing_and_equal_documents_stay_apart() {
+fn a_second_load_adds_nothing_and_equal_documents_get_distinct_ids() {
     let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"a\":1}\n{\"a\":2}\n{\"_id\":\"x\",\"b\":1}\n";
     assert_eq!(load_text(directory.path(), text, &[]), counts(4, 0, 0));
@@ -79,7 +79,7 @@ fn loading_again_adds_nothing_and_equal_documents_stay_apart() {
 }
 
 #[test]
-fn a_load_that_was_cut_off_goes_on() {
+fn a_repeated_load_completes_an_interrupted_one() {
     let directory = tempfile::tempdir().unwrap();
     let lines: Vec<String> = (0..100).map(|number| format!("{{\"n\":{number}}}\n")).collect();
     assert_eq!(load_text(directory.path(), &lines[..37].concat(), &["--batch", "10"]), counts(37, 0, 0));
@@ -97,7 +97,7 @@ fn other_content_under_the_same_id_is_an_error_and_overwrites_nothing() {
 }
 
 #[test]
-fn a_bad_line_stops_behind_what_was_stored_or_is_passed_over() {
+fn an_invalid_line_stops_the_load_or_is_skipped() {
     let text = "{\"a\":1}\n{\"a\":2}\n{\"a\":\n{\"a\":3}\n";
     let directory = tempfile::tempdir().unwrap();
     let stopped = load_text(directory.path(), text, &[]);
@@ -107,7 +107,7 @@ fn a_bad_line_stops_behind_what_was_stored_or_is_passed_over() {
 }
 
 #[test]
-fn what_the_database_refuses_is_named_by_its_line() {
+fn a_refused_document_is_reported_with_its_line() {
     let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"_id\":\"_x\"}\n{\"_nope\":1}\n{\"a\":3}\n";
     assert_eq!(load_text(directory.path(), text, &["--skip-errors"]), counts(2, 0, 2));
@@ -116,7 +116,7 @@ fn what_the_database_refuses_is_named_by_its_line() {
 }
 
 #[test]
-fn a_dump_loads_into_the_same_documents_and_revisions() {
+fn a_loaded_dump_yields_the_same_documents_and_revisions() {
     let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let text =
         "{\"_id\":\"b\",\"x\":[1.50,\"\\u00e9\"]}\n{\"_id\":\"_design/d\",\"views\":{}}\n{\"_id\":\"a\"}\n";
@@ -140,7 +140,7 @@ fn a_document_over_the_limit_is_an_error_with_its_line() {
 }
 
 #[test]
-fn a_missing_database_is_an_error_that_names_the_way_to_make_it() {
+fn the_error_of_a_missing_database_names_the_create_flag() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().to_str().unwrap();
     let args = Cli::parse_from(["load", "/dev/null", "--db", "cities", "--data-dir", data]).args;
@@ -149,13 +149,13 @@ fn a_missing_database_is_an_error_that_names_the_way_to_make_it() {
 }
 
 #[test]
-fn the_summary_has_a_stable_form() {
+fn the_summary_has_a_stable_format() {
     let line = summary(10, 20, 1, Duration::from_secs(2));
     assert_eq!(line, "loaded 10 documents (20 already there, 1 errors) in 2.0 s, 15 docs/s");
 }
 
 #[test]
-fn documents_are_the_same_whatever_their_order_and_revision() {
+fn documents_are_compared_regardless_of_member_order_and_revision() {
     assert!(is_same(b"{\"_id\":\"a\",\"_rev\":\"1-x\",\"b\":1,\"c\":2}", b"{\"c\":2,\"b\":1,\"_id\":\"a\"}"));
     assert!(!is_same(b"{\"_id\":\"a\",\"b\":1}", b"{\"_id\":\"a\",\"b\":\"1\"}"));
     assert!(!is_same(b"[]", b"[]"));

@@ -1,10 +1,10 @@
-//! Which events are logged.
+//! Log levels: which events are logged.
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 
-/// Events that are logged at every level: the line of each start, and the access log, which has a
-/// setting of its own.
+/// Targets that are logged at every level: the line of each start, and the access log, which has its own
+/// setting.
 const ALWAYS: [&str; 2] = [crate::serve::START_TARGET, settee_http::ACCESS_TARGET];
 
 const LEVELS: [(&str, LevelFilter); 6] = [
@@ -16,19 +16,19 @@ const LEVELS: [(&str, LevelFilter); 6] = [
     ("trace", LevelFilter::TRACE),
 ];
 
-/// A level for all events, and others for those of some crates or modules.
+/// The default level, and the levels of single crates and modules.
 #[derive(Debug, Clone)]
 pub(crate) struct LogLevel {
+    /// The setting as given.
     text: String,
     targets: Targets,
 }
 
 impl LogLevel {
-    /// Reads a level, or a list of levels as in `warn,settee_http=debug`. What isn't named is
-    /// logged at `info`.
+    /// Parses a level, or a list of levels as in `warn,settee_http=debug`. The default level is `info`.
     ///
     /// # Errors
-    /// Names the part that is no level.
+    /// The part that is not a level, with the valid levels.
     pub(crate) fn parse(text: &str) -> Result<LogLevel, String> {
         let mut targets = Targets::new().with_default(LevelFilter::INFO);
         for part in text.split(',').map(str::trim) {
@@ -41,7 +41,7 @@ impl LogLevel {
             targets = match target {
                 None => targets.with_default(*level),
                 Some(target) if is_path(target) => targets.with_target(target, *level),
-                Some(target) => return Err(format!("{target:?} names no crate or module")),
+                Some(target) => return Err(format!("{target:?} is not the name of a crate or module")),
             };
         }
         for target in ALWAYS {
@@ -50,7 +50,7 @@ impl LogLevel {
         Ok(LogLevel { text: text.to_owned(), targets })
     }
 
-    /// As it was given.
+    /// Returns the setting as given.
     pub(crate) fn as_str(&self) -> &str {
         &self.text
     }
@@ -60,7 +60,7 @@ impl LogLevel {
     }
 }
 
-/// Whether that has the form of a Rust path.
+/// Whether `target` has the form of a Rust path.
 fn is_path(target: &str) -> bool {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     target.split("::").all(|name| !name.is_empty() && name.bytes().all(is_word))
@@ -68,7 +68,9 @@ fn is_path(target: &str) -> bool {
 
 fn unknown(name: &str) -> String {
     let known = LEVELS.map(|(known, _)| known).join(", ");
-    format!("{name:?} is none of the levels {known} (a list names crates, as in \"warn,settee_http=debug\")")
+    format!(
+        "{name:?} is not one of the levels {known} (a list names crates, as in \"warn,settee_http=debug\")"
+    )
 }
 
 #[cfg(test)]
@@ -78,16 +80,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_level_is_refused_with_the_levels_there_are() {
+    fn an_invalid_level_is_refused_with_the_valid_levels() {
         for (text, part) in [
-            ("warning", "\"warning\" is none of the levels off, error, warn, info, debug, trace"),
-            ("settee_http", "\"settee_http\" is none"),
-            ("", "\"\" is none"),
-            ("info,", "\"\" is none"),
-            ("settee_http=verbose", "\"verbose\" is none"),
-            ("=debug", "\"\" names no crate"),
-            ("settee http=debug", "\"settee http\" names no crate"),
-            ("settee_http[x]=debug", "names no crate"),
+            ("warning", "\"warning\" is not one of the levels off, error, warn, info, debug, trace"),
+            ("settee_http", "\"settee_http\" is not one"),
+            ("", "\"\" is not one"),
+            ("info,", "\"\" is not one"),
+            ("settee_http=verbose", "\"verbose\" is not one"),
+            ("=debug", "\"\" is not the name of a crate"),
+            ("settee http=debug", "\"settee http\" is not the name of a crate"),
+            ("settee_http[x]=debug", "is not the name of a crate"),
         ] {
             let error = LogLevel::parse(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crates_level_changes_no_other_and_the_starts_line_is_always_logged() {
+    fn a_crates_level_affects_only_that_crate_and_the_start_is_always_logged() {
         let level = LogLevel::parse("settee_http=debug").unwrap();
         assert!(level.targets.would_enable("settee_http::server", &Level::DEBUG));
         assert!(level.targets.would_enable("settee_doc", &Level::INFO));

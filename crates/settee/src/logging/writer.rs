@@ -1,14 +1,14 @@
-//! Writes lines of the log: a queue of limited size, and a thread that writes what it holds.
+//! Writes the lines of the server log: a bounded queue and a thread that writes it.
 //!
-//! [`LogWriter`] appends a line to the queue under a mutex and returns. The thread takes the whole
-//! queue and writes it to stderr or to a file. A line that finds the queue full, or that can't be
-//! written, is dropped and counted; after the next successful write an event reports the count.
+//! [`LogWriter`] appends a line to the queue under a mutex and returns. The thread takes the whole queue and
+//! writes it to stderr or to a file. A line is dropped and counted if the queue is full or the write fails;
+//! after the next successful write an event reports the count.
 //!
 //! Invariants:
-//! 1. Logging waits for no write and doesn't panic. The mutex is held for a copy of one line.
-//! 2. A line is written whole or counted as dropped. What was written of a line that failed ends
-//!    before the next line begins.
-//! 3. The end of the process waits for the log for at most [`CLOSE_TIMEOUT`].
+//! 1. Logging waits for no write and doesn't panic. The mutex is held for the copy of one line.
+//! 2. A line is written completely or counted as dropped. A partially written line is terminated before the
+//!    next line begins.
+//! 3. Closing the log waits for at most [`CLOSE_TIMEOUT`].
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,16 +25,16 @@ use rustix::io::Errno;
 #[cfg(test)]
 mod tests;
 
-/// Bytes of lines that wait to be written.
+/// Capacity of the queue, in bytes of lines.
 const QUEUE_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of memory that an empty queue keeps.
+/// Memory that an empty queue keeps allocated, in bytes.
 const QUEUE_BYTES_KEPT: usize = 64 << 10;
 
-/// For how long the end of the process waits until the queue is written.
+/// Longest time that [`LogWriter::close`] waits for the queue to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Takes lines for the log.
+/// Appends lines to the log's queue.
 #[derive(Clone)]
 pub(super) struct LogWriter {
     shared: Arc<Shared>,
@@ -43,17 +43,18 @@ pub(super) struct LogWriter {
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// Signals each change of the queue that the thread, or `close`, waits for.
+    /// Notified when the queue changes, for the thread and for `close`.
     changed: Condvar,
     dropped_count: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Whole lines, each with its line end.
+    /// Complete lines with their line ends.
     lines: Vec<u8>,
+    /// Whether the thread has to reopen the file.
     must_reopen: bool,
-    /// Whether the thread reports what was dropped: that line finds space in a full queue.
+    /// Whether the thread is logging the count of dropped lines. That line may exceed the capacity.
     is_reporting: bool,
     is_closing: bool,
     has_ended: bool,
@@ -63,8 +64,8 @@ impl LogWriter {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system gives no thread.
-    pub(super) fn start(sink: Sink) -> io::Result<LogWriter> {
+    /// The thread can't be started.
+    pub(super) fn start(sink: LogSink) -> io::Result<LogWriter> {
         let shared = Arc::new(Shared::default());
         let writer = LogWriter { shared: shared.clone() };
         std::thread::Builder::new().name("log".to_owned()).spawn(move || write_queue(&shared, sink))?;
@@ -75,14 +76,14 @@ impl LogWriter {
         self.shared.dropped_count.clone()
     }
 
-    /// Has the thread open the file again before it writes more.
+    /// Makes the thread reopen the file before its next write.
     pub(super) fn reopen(&self) {
         self.shared.lock().must_reopen = true;
         self.shared.changed.notify_all();
     }
 
-    /// Takes no more lines, and returns when those there are have been written, or after
-    /// [`CLOSE_TIMEOUT`].
+    /// Closes the log. Returns once the queued lines are written, or after [`CLOSE_TIMEOUT`]. Later lines are
+    /// dropped.
     pub(super) fn close(&self) {
         let mut queue = self.shared.lock();
         queue.is_closing = true;
@@ -93,7 +94,7 @@ impl LogWriter {
 }
 
 impl io::Write for LogWriter {
-    /// Takes a line, or counts it as dropped. Never fails.
+    /// Queues a line, or counts it as dropped. Never fails.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut queue = self.shared.lock();
         let is_full = queue.lines.len() + line.len() > QUEUE_BYTES_MAX && !queue.is_reporting;
@@ -118,8 +119,8 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for lines, which `lines` then holds, or for a reopening, which is returned. None when
-    /// the log is closed and all lines have been taken.
+    /// Waits for lines or a request to reopen the file. Moves the lines to `lines`, and returns whether the
+    /// file must be reopened. Returns None once the log is closed and the queue is empty.
     fn next(&self, lines: &mut Vec<u8>) -> Option<bool> {
         lines.clear();
         lines.shrink_to(QUEUE_BYTES_KEPT);
@@ -138,12 +139,13 @@ impl Shared {
     }
 }
 
-fn write_queue(shared: &Shared, mut sink: Sink) {
+/// Runs the thread until the log is closed.
+fn write_queue(shared: &Shared, mut sink: LogSink) {
     let mut lines = Vec::new();
     let mut reported_count = 0;
     while let Some(must_reopen) = shared.next(&mut lines) {
         if must_reopen && let Err(error) = sink.reopen() {
-            tracing::error!(%error, "the log's file can't be opened again: the log goes on in the old one");
+            tracing::error!(%error, "cannot reopen the log file: continuing with the old one");
         }
         let lost_count = sink.write(&lines);
         let dropped_count = shared.dropped_count.fetch_add(lost_count, Ordering::Relaxed) + lost_count;
@@ -156,25 +158,25 @@ fn write_queue(shared: &Shared, mut sink: Sink) {
     }
 }
 
-/// Where lines are written.
-pub(super) struct Sink {
+/// Output of the log: stderr or a file.
+pub(super) struct LogSink {
     /// None: stderr.
     file: Option<(PathBuf, File)>,
     /// Whether the last byte that was written ended a line.
     is_at_line_start: bool,
 }
 
-impl Sink {
-    /// Opens a file for appending, and makes it where there is none; stderr where none is named.
+impl LogSink {
+    /// Opens a file for appending and creates it if it doesn't exist. None selects stderr.
     ///
     /// # Errors
-    /// Names the file.
-    pub(super) fn open(path: Option<PathBuf>) -> Result<Sink, String> {
+    /// The file can't be opened.
+    pub(super) fn open(path: Option<PathBuf>) -> Result<LogSink, String> {
         let open = |path: PathBuf| match open_file(&path) {
             Ok(file) => Ok((path, file)),
             Err(error) => Err(format!("cannot open `log_file` {}: {error}", path.display())),
         };
-        Ok(Sink { file: path.map(open).transpose()?, is_at_line_start: true })
+        Ok(LogSink { file: path.map(open).transpose()?, is_at_line_start: true })
     }
 
     fn reopen(&mut self) -> io::Result<()> {
@@ -185,7 +187,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Writes lines; returns how many of them could not be written whole.
+    /// Writes lines. Returns the number of lines not written completely.
     fn write(&mut self, lines: &[u8]) -> u64 {
         let stderr = io::stderr();
         let target = self.file.as_ref().map_or(stderr.as_fd(), |(_, file)| file.as_fd());
@@ -196,9 +198,9 @@ impl Sink {
             self.is_at_line_start = true;
         }
         let written = &lines[..write_all(target, lines)];
-        let whole_bytes = written.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        self.is_at_line_start = written.len() == whole_bytes;
-        line_count(&lines[whole_bytes..])
+        let complete_bytes = written.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        self.is_at_line_start = written.len() == complete_bytes;
+        line_count(&lines[complete_bytes..])
     }
 }
 
@@ -210,8 +212,8 @@ fn line_count(lines: &[u8]) -> u64 {
     lines.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
-/// Writes bytes until the first error; returns how many were written. Waits where the medium does,
-/// also where it is a pipe that its reader has set to not block.
+/// Writes bytes until the first error. Returns the number of bytes written. Waits for a full pipe, even if it
+/// is non-blocking.
 fn write_all(target: BorrowedFd<'_>, bytes: &[u8]) -> usize {
     let mut count = 0;
     while count < bytes.len() {

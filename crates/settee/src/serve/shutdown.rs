@@ -1,8 +1,8 @@
-//! What ends a server from outside: SIGINT and SIGTERM, and SIGHUP where no log file is set.
+//! Signals that stop the server: SIGINT, SIGTERM, and SIGHUP if no log file is set.
 //!
-//! With a log file SIGHUP reopens it, which is what logrotate sends the signal for. Without one
-//! there is nothing to reopen, and SIGHUP means that the terminal has gone: the server stops in
-//! order. A SIGHUP that was ignored when the process began (`nohup`) stays ignored then.
+//! With a log file SIGHUP reopens it, as logrotate expects. Without one SIGHUP means that the terminal was
+//! closed, and the server shuts down gracefully. A SIGHUP that was ignored when the process started (`nohup`)
+//! stays ignored.
 
 use std::io;
 
@@ -12,15 +12,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(super) struct Shutdown {
     interrupt: Signal,
     terminate: Signal,
-    /// None where SIGHUP doesn't stop the server.
+    /// None if SIGHUP doesn't stop the server.
     hangup: Option<Signal>,
 }
 
 impl Shutdown {
-    /// Listens for the signals. Where `reopen_log` is given, a task calls it at each SIGHUP.
+    /// Installs the signal handlers. If `reopen_log` is given, a task calls it on each SIGHUP.
     ///
     /// # Errors
-    /// The system takes no handler.
+    /// The system refuses a handler.
     pub(super) fn new(reopen_log: Option<impl Fn() + Send + 'static>) -> io::Result<Shutdown> {
         let hangup = match reopen_log {
             Some(reopen_log) => {
@@ -28,7 +28,7 @@ impl Shutdown {
                 tokio::spawn(async move {
                     while hangup.recv().await.is_some() {
                         reopen_log();
-                        tracing::info!("SIGHUP: opening the log's file again");
+                        tracing::info!("SIGHUP: reopening the log file");
                     }
                 });
                 None
@@ -43,11 +43,11 @@ impl Shutdown {
         })
     }
 
-    /// Completes at the first signal. A second one ends the process at once, which loses
-    /// nothing that was acknowledged as persisted.
-    pub(super) async fn begun(mut self) {
+    /// Returns at the first signal. A second signal exits the process immediately; writes acknowledged as
+    /// persisted survive that.
+    pub(super) async fn requested(mut self) {
         self.next().await;
-        tracing::info!("stopping: requests in flight are answered first");
+        tracing::info!("stopping: answering the requests in flight first");
         tokio::spawn(async move {
             self.next().await;
             std::process::exit(1);
@@ -71,7 +71,7 @@ impl Shutdown {
 
 /// Whether SIGHUP is ignored.
 ///
-/// Source: proc_pid_status(5): `SigIgn` is a mask in hexadecimal, signal 1 its lowest bit.
+/// Source: proc_pid_status(5): `SigIgn` is a hexadecimal mask whose lowest bit is signal 1.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,18 +1,18 @@
-//! Goal: `settee bench store` runs from end to end on the real store, and leaves nothing behind.
-//! Method: its small form, without peers; nothing timed is asserted.
+//! Goal: `settee bench store` runs completely on the real store and leaves no files.
+//! Method: the benchmark with small parameters, without peers. No times are asserted.
 
 use std::process::Command;
 
 #[test]
-fn the_small_form_measures_every_part_and_leaves_nothing() {
+fn the_small_benchmark_measures_every_part_and_leaves_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_settee"))
         .args(["bench", "store", "--small", "--json", "--data-dir"])
         .arg(directory.path())
         .output()
         .unwrap();
-    let (said, rows) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{said}\n{rows}");
+    let (stderr, rows) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{stderr}\n{rows}");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "files are left behind");
     let rows: Vec<serde_json::Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(rows.iter().all(|row| row["met"].is_null()), "seconds are too short for a verdict: {rows:?}");

@@ -1,13 +1,12 @@
-//! Goal: `load`, `dump` and `bench` do with a running server what they promise, and tell by
-//! their exit code where they didn't.
-//! Method: the built binary, on free ports and temporary directories.
+//! Goal: `load`, `dump` and `bench` work with a running server, and their exit codes report failures.
+//! Method: the built binary, with free ports and temporary directories.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// A server on a free port, with its data in a directory of its own.
+/// A server on a free port with its own data directory.
 struct Server {
     child: Child,
     url: String,
@@ -27,7 +26,7 @@ impl Server {
         let url = lines
             .map_while(Result::ok)
             .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
-        Server { child, url: url.expect("the server says where it listens"), data }
+        Server { child, url: url.expect("the server prints its address"), data }
     }
 }
 
@@ -49,7 +48,7 @@ fn run(arguments: &[&str], input: &str) -> Output {
     let mut command = settee(arguments);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A command that refuses its arguments reads nothing.
+    // The write fails if the command refuses its arguments and exits.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -73,7 +72,7 @@ fn fails(arguments: &[&str], input: &str) -> String {
 }
 
 #[test]
-fn what_is_loaded_over_http_is_dumped_and_loaded_again() {
+fn documents_loaded_over_http_survive_a_dump_and_another_load() {
     let server = Server::start();
     let url = ["--url", server.url.as_str()];
     let input = "[{\"city\":\"Zürich\"},\n{\"city\":\"Zürich\"},\n{\"_id\":\"x/y é\",\"v\":[1.50]}]";
@@ -93,7 +92,7 @@ fn what_is_loaded_over_http_is_dumped_and_loaded_again() {
 }
 
 #[test]
-fn one_refused_document_among_many_is_found_and_the_others_are_stored() {
+fn refused_documents_are_reported_and_the_others_are_stored() {
     let server = Server::start();
     let mut lines: Vec<String> = (0..50).map(|number| format!("{{\"_id\":\"{number}\"}}")).collect();
     lines[33] = "{\"_id\":\"_nope\"}".to_owned();
@@ -107,7 +106,7 @@ fn one_refused_document_among_many_is_found_and_the_others_are_stored() {
 }
 
 #[test]
-fn errors_say_what_to_do() {
+fn error_messages_contain_a_hint() {
     let server = Server::start();
     let data = server.data.path().to_str().unwrap();
     assert!(fails(&["load", "-", "--db", "none", "--url", &server.url], "{}").contains("--create"));
@@ -121,34 +120,35 @@ fn errors_say_what_to_do() {
     assert!(fails(&["load", "/nonexistent", "--db", "x"], "").contains("/nonexistent"));
 }
 
-/// Answers each request with the text of the first that its path contains, cut as it stands.
-fn scripted_server(answers: &'static [(&'static str, &'static str)]) -> String {
+/// Starts a server that sends, for each request, the text of the first entry that the request line contains,
+/// and then closes the connection.
+fn scripted_server(responses: &'static [(&'static str, &'static str)]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            answer(&mut stream.unwrap(), answers);
+            respond(&mut stream.unwrap(), responses);
         }
     });
     url
 }
 
-fn answer(stream: &mut TcpStream, answers: &[(&str, &str)]) {
+fn respond(stream: &mut TcpStream, responses: &[(&str, &str)]) {
     let mut request = [0; 4096];
     let length = stream.read(&mut request).unwrap();
     let line = text(&request[..length]).lines().next().unwrap();
-    let (_, answer) = answers.iter().find(|(part, _)| line.contains(part)).expect("a scripted path");
-    stream.write_all(answer.as_bytes()).unwrap();
+    let (_, response) = responses.iter().find(|(part, _)| line.contains(part)).expect("a scripted path");
+    stream.write_all(response.as_bytes()).unwrap();
 }
 
 #[test]
-fn a_dump_that_breaks_off_fails_and_leaves_no_file() {
+fn a_truncated_dump_fails_and_leaves_no_file() {
     let database = ("GET /db ", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}");
     let cut_chunks = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
         4e\r\n{\"total_rows\":2,\"offset\":0,\"rows\":[\r\n{\"id\":\"a\",\"key\":\"a\",\"doc\":{\"_id\":\"a\"}},\r\n\r\n";
     let fewer = "HTTP/1.1 200 OK\r\n\r\n{\"total_rows\":2,\"rows\":[{\"doc\":{\"_id\":\"a\"}}]}";
     let cases: [(&'static str, &str); 2] =
-        [(cut_chunks, "closed the connection"), (fewer, "1 documents came where 2")];
+        [(cut_chunks, "closed the connection"), (fewer, "received 1 documents of 2")];
     for (listing, message) in cases {
         let url = scripted_server(Box::leak(Box::new([database, ("_all_docs", listing)])));
         let directory = tempfile::tempdir().unwrap();
@@ -164,16 +164,16 @@ fn entries(directory: &Path) -> usize {
 }
 
 #[test]
-fn the_bench_tables_run_and_leave_nothing_behind() {
+fn the_benchmarks_run_and_leave_no_files() {
     let directory = tempfile::tempdir().unwrap();
-    let place = ["--data-dir", directory.path().to_str().unwrap(), "--json"];
+    let output = ["--data-dir", directory.path().to_str().unwrap(), "--json"];
     let fabric = ["bench", "--docs", "20", "--batch", "7", "--updates", "2"];
     let http = ["bench", "http", "--spawn", "--scale", "0.001", "--rows", "get-64,put-50,all-docs,followers"];
     let cases: [(Vec<&str>, usize); 3] = [
-        ([&fabric[..], &place].concat(), 6),
-        ([&fabric[..], &place, &["--spawn"]].concat(), 6),
+        ([&fabric[..], &output].concat(), 6),
+        ([&fabric[..], &output, &["--spawn"]].concat(), 6),
         // get-64, put-50, all-docs with and without documents, followers paced and not.
-        ([&http[..], &place].concat(), 6),
+        ([&http[..], &output].concat(), 6),
     ];
     for (arguments, count) in cases {
         let rows = ok(&arguments, "");
@@ -186,7 +186,7 @@ fn the_bench_tables_run_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_bench_without_room_on_the_disk_says_how_much_it_needs() {
+fn a_benchmark_without_enough_disk_space_reports_the_needed_size() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().to_str().unwrap();
     let error = fails(&["bench", "--docs", "1000000000000", "--doc-size", "large", "--data-dir", data], "");
@@ -194,7 +194,7 @@ fn a_bench_without_room_on_the_disk_says_how_much_it_needs() {
 }
 
 #[test]
-fn a_server_takes_as_many_descriptors_as_it_may() {
+fn a_server_raises_its_descriptor_limit_to_the_hard_limit() {
     let data = tempfile::tempdir().unwrap();
     let script = "ulimit -Sn 64 && exec \"$0\" serve --listen 127.0.0.1:0 --data-dir \"$1\"";
     let child = Command::new("sh")

@@ -1,7 +1,6 @@
-//! Goal: `settee config` says what `settee serve` would do, or refuses with the same words; what
-//! CouchDB was told becomes a file of settings, and nothing of it gets lost on the way.
-//! Method: the built binary, with flags, variables and files, and CouchDB's files as its
-//! documentation has them.
+//! Goal: `settee config` prints the effective settings of `settee serve`, or fails with the same message; it
+//! converts CouchDB's files into a settings file that mentions every key. Method: the built binary with
+//! flags, variables and files, and CouchDB's files as documented.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -40,7 +39,7 @@ fn name(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The values alone, by table and name.
+/// The values by table and name.
 fn values(shown: &Value) -> Vec<(String, Value)> {
     let mut values = Vec::new();
     for (name, member) in shown["settings"].as_object().unwrap() {
@@ -55,14 +54,14 @@ fn values(shown: &Value) -> Vec<(String, Value)> {
     values
 }
 
-/// CouchDB's files.
+/// The path of a sample file of CouchDB.
 fn couchdb(file: &str) -> String {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/couchdb");
     name(&directory.join(file)).to_owned()
 }
 
 #[test]
-fn each_value_is_shown_with_the_flag_variable_or_file_that_it_comes_from() {
+fn each_value_is_printed_with_its_flag_variable_or_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("settee.toml");
     std::fs::write(&file, "[limits]\nmax_uuids = 5\nmax_headers = 50\nmax_streams = 9\n").unwrap();
@@ -85,11 +84,11 @@ fn each_value_is_shown_with_the_flag_variable_or_file_that_it_comes_from() {
         ("max_connections = 4096 ", "# default"),
         (
             "#admin = \"ann:****\" ",
-            "# variable SETTEE_ADMIN; the password isn't shown: it has to be given again",
+            "# variable SETTEE_ADMIN; the password isn't printed and has to be set again",
         ),
     ] {
-        let is_it = |line: &&str| line.starts_with(begin) && line.ends_with(end);
-        assert!(printed.lines().any(|line| is_it(&line)), "{begin}… {end}: {printed}");
+        let matches = |line: &&str| line.starts_with(begin) && line.ends_with(end);
+        assert!(printed.lines().any(|line| matches(&line)), "{begin}… {end}: {printed}");
     }
     assert!(printed.contains("changes_timeout_ms = 7 ") && !printed.contains("hidden"), "{printed}");
     let mut as_json = command();
@@ -101,7 +100,7 @@ fn each_value_is_shown_with_the_flag_variable_or_file_that_it_comes_from() {
 }
 
 #[test]
-fn what_is_printed_holds_the_same_as_a_file() {
+fn the_output_is_a_file_with_the_same_settings() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("printed.toml");
     let data = name(directory.path());
@@ -116,15 +115,18 @@ fn what_is_printed_holds_the_same_as_a_file() {
 }
 
 #[test]
-fn what_the_server_refuses_is_refused_with_the_same_words() {
+fn invalid_settings_get_the_same_message_from_config_and_serve() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("settee.toml");
     let none = directory.path().join("none.toml");
     for (written, words) in [
         ("[limits]\nmax_fun = 1", "line 2: unknown key `max_fun` in [limits]"),
         ("[store]\n\nmax_uuids = 1", "line 3: unknown key `max_uuids` in [store]; it belongs in [limits]"),
-        ("max_uuids = 1", "line 1: unknown key `max_uuids` above all tables; it belongs in [limits]"),
-        ("limits = { listen = \"x\" }", "unknown key `listen` in [limits]; it belongs above all tables"),
+        ("max_uuids = 1", "line 1: unknown key `max_uuids` before the first table; it belongs in [limits]"),
+        (
+            "limits = { listen = \"x\" }",
+            "unknown key `listen` in [limits]; it belongs before the first table",
+        ),
         ("[limitz]\nmax_uuids = 1", "line 1: unknown key `limitz`"),
         ("[limits]\nmax_uuids = \"many\"", "line 2: `max_uuids` in [limits]: invalid type"),
         ("[limits]\nmax_uuids = 0", "the limit `max_uuids` must be at least 1"),
@@ -144,34 +146,34 @@ fn what_the_server_refuses_is_refused_with_the_same_words() {
         assert_eq!(refusals[0], refusals[1], "{written}");
         assert!(refusals[0].contains(words) && !refusals[0].contains("hidden"), "{written}: {}", refusals[0]);
     }
-    assert!(!none.exists(), "nothing was begun");
+    assert!(!none.exists(), "the data directory was created");
 }
 
 #[test]
-fn what_the_data_directory_has_and_can_not_mean_is_said() {
+fn an_invalid_file_in_the_data_directory_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("config.toml"), "[uuids\n").unwrap();
     let output = done(settee(&["config", "--data-dir", name(directory.path())]));
-    assert!(text(&output.stderr).contains("left out"), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains("left out"), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("is ignored"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("is ignored"), "{}", text(&output.stdout));
 }
 
-/// Converts CouchDB's files of the example; the result and what was said.
+/// Converts the sample files. Returns the standard output and the error output.
 fn import(others: &[&str]) -> (String, String) {
     let (default, local, directory) = (couchdb("default.ini"), couchdb("local.ini"), couchdb("local.d"));
     let mut command = settee(&["config", "import-ini"]);
     command.args(others).args([default, local, directory]);
     let output = command.output().unwrap();
-    // Their administrators' passwords are hashes.
+    // The administrators' passwords are hashes.
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     (text(&output.stdout), text(&output.stderr))
 }
 
 #[test]
-fn couchdbs_files_become_settings_that_hold() {
+fn couchdbs_files_become_valid_settings() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("settee.toml");
-    let (stdout, said) = import(&["-o", name(&file)]);
+    let (stdout, stderr) = import(&["-o", name(&file)]);
     assert!(stdout.is_empty(), "{stdout}");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let shown = json(settee(&["config", "--json", "--config", name(&file)]));
@@ -189,22 +191,22 @@ fn couchdbs_files_become_settings_that_hold() {
             if table.is_empty() { &shown["settings"][name] } else { &shown["settings"][table][name] };
         assert_eq!((&member["value"], &member["source"]), (&value, &Value::from("file")), "{name}");
     }
-    assert_eq!(shown["settings"]["limits"]["max_uuids"]["source"], "default", "the last file took it away");
+    assert_eq!(shown["settings"]["limits"]["max_uuids"]["source"], "default", "the last file deleted it");
     for words in
         ["administrator admin ", "administrator architect ", "8355840", "no administrator for [::]:5985"]
     {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(stderr.contains(words), "{words}: {stderr}");
     }
 }
 
 #[test]
-fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so() {
+fn administrators_with_only_hashed_passwords_are_an_error_that_the_file_mentions() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("settee.toml");
-    let (_, said) = import(&["-o", name(&file)]);
+    let (_, stderr) = import(&["-o", name(&file)]);
     let written = std::fs::read_to_string(&file).unwrap();
-    for text in [&said, &written] {
-        assert!(text.contains("no administrator was taken over (admin, architect)"), "{text}");
+    for text in [&stderr, &written] {
+        assert!(text.contains("no administrator was converted (admin, architect)"), "{text}");
     }
     let data = directory.path().join("data");
     let mut serve =
@@ -215,12 +217,12 @@ fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so()
     let address = url.trim_start_matches("http://").trim_end_matches('/');
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET /_all_dbs HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    let read = stream.read_to_string(&mut answer);
+    let mut response = String::new();
+    let read = stream.read_to_string(&mut response);
     server.kill().unwrap();
     server.wait().unwrap();
     read.unwrap();
-    assert!(answer.contains(" 401 "), "the server isn't open: {answer}");
+    assert!(response.contains(" 401 "), "the server accepts requests without a user: {response}");
 
     let ini = directory.path().join("local.ini");
     std::fs::write(&ini, "[admins]\nann = -pbkdf2-1,2,3\nben = in the clear\n").unwrap();
@@ -229,11 +231,11 @@ fn administrators_whose_passwords_are_hashes_are_an_error_and_the_file_says_so()
 }
 
 #[test]
-fn every_key_of_couchdbs_files_is_told_and_no_secret() {
-    let (result, said) = import(&[]);
+fn every_key_of_couchdbs_files_is_listed_and_no_secret() {
+    let (result, stderr) = import(&[]);
     let mut files = vec![couchdb("default.ini"), couchdb("local.ini")];
     files.extend(["local.d/10-admins.ini", "local.d/20-size.ini"].map(couchdb));
-    // Read anew, line by line: sections and keys alone.
+    // Parses only sections and keys, line by line.
     let mut keys = std::collections::BTreeSet::new();
     for file in &files {
         let mut section = String::new();
@@ -243,7 +245,7 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
             if let Some(name) = line.strip_prefix('[') {
                 section = name.trim_end_matches(']').to_owned();
             } else if let Some((key, value)) = line.split_once('=') {
-                // What has no value was taken away.
+                // An empty value deletes the key.
                 let key = format!("{section}/{}", key.trim());
                 if value.trim().is_empty() {
                     keys.remove(&key)
@@ -255,18 +257,18 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
     }
     assert!(keys.len() > 60, "{keys:?}");
     for key in &keys {
-        let told = [format!("# {key} = "), format!("{key} (")];
-        assert!(told.iter().any(|told| result.contains(told)), "{key}: {result}");
+        let forms = [format!("# {key} = "), format!("{key} (")];
+        assert!(forms.iter().any(|form| result.contains(form)), "{key}: {result}");
     }
     for secret in ["92de07df", "open-sesame", "aGVsbG8", "43ecbd25", "2f3e9d1c", "8c7d6e5f"] {
-        assert!(!result.contains(secret) && !said.contains(secret), "{secret}: {result}{said}");
+        assert!(!result.contains(secret) && !stderr.contains(secret), "{secret}: {result}{stderr}");
     }
     for (key, words) in [
-        ("ssl/cert_file", "TLS isn't there yet"),
+        ("ssl/cert_file", "TLS isn't supported yet"),
         ("cors/origins", "PUT /_node/_local/_config/cors/origins"),
         ("uuids/algorithm", "PUT /_node/_local/_config/uuids/algorithm \"utc_id\""),
         ("couchdb/database_dir", "data_dir"),
-        ("couchdb/single_node", "does that anyway"),
+        ("couchdb/single_node", "always does that"),
         ("my_plugin/favourite", "no counterpart"),
     ] {
         let (_, after) =
@@ -278,7 +280,7 @@ fn every_key_of_couchdbs_files_is_told_and_no_secret() {
 }
 
 #[test]
-fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
+fn an_existing_file_is_replaced_only_with_force() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("settee.toml");
     std::fs::write(&file, "mine").unwrap();
@@ -293,14 +295,14 @@ fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
     let link = directory.path().join("link.toml");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     assert!(import(&link, &["--force"]).status.success());
-    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink(), "the link stays");
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink(), "the link was replaced");
     assert!(std::fs::read_to_string(&file).unwrap().contains("listen = \"[::]:5985\""));
-    assert!(!import(directory.path(), &["--force"]).status.success(), "a directory is no file");
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing is left beside");
+    assert!(!import(directory.path(), &["--force"]).status.success(), "a directory was replaced");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "a temporary file is left");
 }
 
 #[test]
-fn what_can_not_be_read_is_named() {
+fn an_unreadable_file_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let none = directory.path().join("none.ini");
     for (path, words) in [(&none, "No such file"), (&PathBuf::from(directory.path()), "there is no *.ini")] {
@@ -311,7 +313,7 @@ fn what_can_not_be_read_is_named() {
 }
 
 #[test]
-fn variables_of_the_server_keep_nobody_from_importing() {
+fn variables_of_the_server_do_not_affect_the_import() {
     let mut command = settee(&["config", "import-ini", &couchdb("local.ini")]);
     command.env("SETTEE_MAX_UUIDS", "5").env("SETTEE_CONFIG", "/nowhere");
     assert!(text(&done(command).stdout).contains("listen = "));

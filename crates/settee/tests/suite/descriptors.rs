@@ -1,6 +1,5 @@
-//! Goal: connections never take the descriptors that the databases need for their next segments, and for
-//! the directories that they sync.
-//! Method: the built binary with few descriptors; many more connections than that, which say nothing,
+//! Goal: connections never use the descriptors that databases need for new segments and for syncing
+//! directories. Method: the built binary with few descriptors and more idle connections than descriptors,
 //! while others write many segments.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -50,7 +49,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn connections_leave_the_descriptors_that_new_segments_need() {
+fn connections_do_not_exhaust_the_descriptors_for_new_segments() {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -n {DESCRIPTOR_COUNT} && exec \"$0\" \"$@\"")]);
@@ -58,28 +57,28 @@ fn connections_leave_the_descriptors_that_new_segments_need() {
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "root:secret", "--data-dir"]);
     command.arg(directory.path()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = Server(command.spawn().unwrap());
-    let words = BufReader::new(server.0.stdout.take().unwrap()).lines();
-    let address = words
+    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let address = lines
         .map(|line| line.unwrap())
         .find_map(|line| Some(line.split_once("http://")?.1.trim_end_matches('/').to_owned()))
-        .expect("it says where it listens");
+        .expect("the server prints its address");
 
     let mut writer = Client::new(&address);
     assert_eq!(writer.put("/db", ""), 201);
     assert_eq!(writer.put("/db/first", "{}"), 201);
-    // Once the queue of those that aren't accepted is full, too, no more come.
+    // Connecting fails once the listen queue is full too.
     let wait = Duration::from_millis(100);
     let connect = |_| TcpStream::connect_timeout(&address.parse().unwrap(), wait).ok();
     let _idle: Vec<_> = (0..IDLE_COUNT).map_while(connect).collect();
     for number in 0..40_u64 {
-        // Nothing that compresses well: it takes several segments.
+        // Random text, so that the documents fill several segments.
         let mut state = number + 1;
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             char::from(b'a' + ((state >> 33) % 26) as u8)
         };
         let body = format!("{{\"text\":\"{}\"}}", (0..60_000).map(|_| next()).collect::<String>());
-        // A connection of its own: one that is idle makes way for others.
+        // A new connection for each document, since the server closes idle ones for others.
         let mut writer = Client::new(&address);
         assert_eq!(writer.put(&format!("/db/{number}"), &body), 201, "document {number}");
     }

@@ -1,6 +1,6 @@
-//! Goal: a dump with all revisions and attachments comes back whole, in a data directory and over HTTP; what a
-//! dump leaves out is counted; what other programs wrote is loaded, or refused with a hint.
-//! Method: a database with conflicts, deletions, attachments and local documents; the built binary.
+//! Goal: loading a dump with all revisions and attachments restores the database, in a data directory and
+//! over HTTP; a dump counts what it leaves out; files of other programs are loaded, or refused with a hint.
+//! Method: the built binary, on a database with conflicts, deletions, attachments and local documents.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, fails, name, ok, run, settee, text};
 
-/// A text that is compressed in the store, and bytes that aren't text.
+/// A text attachment, which the store compresses, and a binary one.
 const ATTACHMENTS: &str = r#"{"notes.txt":{"content_type":"text/plain","data":"aGVsbG8gaGVsbG8gaGVsbG8gaGVsbG8="},
     "raw":{"content_type":"image/png","data":"/wD+"}}"#;
 
@@ -18,12 +18,12 @@ fn hash(digit: char) -> String {
     digit.to_string().repeat(32)
 }
 
-/// Makes a database of every kind of thing that a dump may hold.
+/// Creates a database with every kind of content that a dump may contain.
 fn fill(server: &Server) {
-    server.done("PUT", "/cities", "");
-    server.done("PUT", "/cities/ulm", &format!("{{\"spire_m\":161.50,\"_attachments\":{ATTACHMENTS}}}"));
-    let answer: Value = serde_json::from_str(&server.done("PUT", "/cities/bonn", "{}")).unwrap();
-    server.done("DELETE", &format!("/cities/bonn?rev={}", answer["rev"].as_str().unwrap()), "");
+    server.send_ok("PUT", "/cities", "");
+    server.send_ok("PUT", "/cities/ulm", &format!("{{\"spire_m\":161.50,\"_attachments\":{ATTACHMENTS}}}"));
+    let response: Value = serde_json::from_str(&server.send_ok("PUT", "/cities/bonn", "{}")).unwrap();
+    server.send_ok("DELETE", &format!("/cities/bonn?rev={}", response["rev"].as_str().unwrap()), "");
     let branch = |digit: char, deleted: bool| {
         json!({
             "_id": "kiel", "_rev": format!("2-{}", hash(digit)), "_deleted": deleted, "branch": digit.to_string(),
@@ -33,44 +33,45 @@ fn fill(server: &Server) {
     };
     let branches = [branch('a', false), branch('b', false), branch('c', true)];
     let body = json!({ "new_edits": false, "docs": branches });
-    server.done("POST", "/cities/_bulk_docs", &body.to_string());
-    server.done("PUT", "/cities/_design/d", "{\"language\":\"none\"}");
+    server.send_ok("POST", "/cities/_bulk_docs", &body.to_string());
+    server.send_ok("PUT", "/cities/_design/d", "{\"language\":\"none\"}");
     for body in ["{\"seq\":1}", "{\"seq\":2.0,\"_rev\":\"0-1\"}"] {
-        server.done("PUT", "/cities/_local/mark", body);
+        server.send_ok("PUT", "/cities/_local/mark", body);
     }
 }
 
-/// The lines of a dump as a set: their order is that of the changes. Some servers tell the length beside an
-/// attachment's content.
+/// The lines of a dump as a set, since their order is that of the changes. Some servers add the length to an
+/// attachment's content; it is removed.
 fn lines(dumped: &str) -> BTreeSet<String> {
     dumped.lines().map(|line| line.replace("\"length\":3,", "").replace("\"length\":23,", "")).collect()
 }
 
-const WHOLE: [&str; 2] = ["--all-revisions", "--attachments"];
+/// Flags of a complete dump.
+const COMPLETE: [&str; 2] = ["--all-revisions", "--attachments"];
 
 #[test]
-fn a_whole_dump_comes_back_with_every_leaf_attachment_and_local_document() {
+fn a_complete_dump_restores_every_leaf_attachment_and_local_document() {
     let home = tempfile::tempdir().unwrap();
     let [data, copy] = ["data", "copy"].map(|name| home.path().join(name));
     let server = Server::start(&data);
     fill(&server);
     let url = server.admin_url();
     let dump =
-        |db: &str, place: [&str; 2]| ok(&[&["dump", "--db", db], &WHOLE[..], &place[..]].concat(), b"");
-    let load = |db: &str, place: [&str; 2], dumped: &str| {
-        ok(&[&["load", "-", "--create", "--db", db], &place[..]].concat(), dumped.as_bytes()).0
+        |db: &str, target: [&str; 2]| ok(&[&["dump", "--db", db], &COMPLETE[..], &target[..]].concat(), b"");
+    let load = |db: &str, target: [&str; 2], dumped: &str| {
+        ok(&[&["load", "-", "--create", "--db", db], &target[..]].concat(), dumped.as_bytes()).0
     };
-    let (dumped, said) = dump("cities", ["--url", &url]);
-    assert!(!said.contains("left out"), "{said}");
+    let (dumped, stderr) = dump("cities", ["--url", &url]);
+    assert!(!stderr.contains("left out"), "{stderr}");
     // ulm, a tombstone, three branches, a design document, a local document.
     assert_eq!(dumped.lines().count(), 7, "{dumped}");
     assert!(dumped.contains("161.50") && dumped.contains("\"_rev\":\"0-2\",\"seq\":2.0"), "{dumped}");
 
-    // Over HTTP, and once more, which adds nothing.
+    // Over HTTP; the second load adds nothing.
     assert!(load("again", ["--url", &url], &dumped).starts_with("loaded 7 documents (0 already there"));
     assert!(load("again", ["--url", &url], &dumped).starts_with("loaded 0 documents (7 already there"));
     assert_eq!(lines(&dump("again", ["--url", &url]).0), lines(&dumped));
-    // Into a data directory, and from there.
+    // Into a data directory, and a dump of it.
     let directory = ["--data-dir", name(&copy)];
     assert!(load("cities", directory, &dumped).starts_with("loaded 7 documents (0 already there"));
     assert!(load("cities", directory, &dumped).starts_with("loaded 0 documents (7 already there"));
@@ -79,28 +80,28 @@ fn a_whole_dump_comes_back_with_every_leaf_attachment_and_local_document() {
     assert_eq!(lines(&dump("cities", ["--data-dir", name(&data)]).0), lines(&dumped));
 
     let copied = Server::start(&copy);
-    let kiel = copied.done("GET", "/cities/kiel?conflicts=true&deleted_conflicts=true", "");
+    let kiel = copied.send_ok("GET", "/cities/kiel?conflicts=true&deleted_conflicts=true", "");
     let kiel: Value = serde_json::from_str(&kiel).unwrap();
     assert_eq!(kiel["_rev"], json!(format!("2-{}", hash('b'))));
     assert_eq!(kiel["_conflicts"], json!([format!("2-{}", hash('a'))]));
     assert_eq!(kiel["_deleted_conflicts"], json!([format!("2-{}", hash('c'))]));
-    let notes = copied.done("GET", "/cities/ulm/notes.txt", "");
+    let notes = copied.send_ok("GET", "/cities/ulm/notes.txt", "");
     assert_eq!(notes, "hello hello hello hello");
 }
 
 #[test]
-fn a_dump_of_more_documents_than_are_listed_at_once_has_each_of_them_once() {
+fn a_dump_of_several_pages_of_changes_contains_each_document_once() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::start(&home.path().join("data"));
-    server.done("PUT", "/many", "");
+    server.send_ok("PUT", "/many", "");
     let docs: Vec<Value> = (0..2_100).map(|n| json!({ "_id": format!("{n}") })).collect();
-    server.done("POST", "/many/_bulk_docs", &json!({ "docs": docs }).to_string());
+    server.send_ok("POST", "/many/_bulk_docs", &json!({ "docs": docs }).to_string());
     let (dumped, _) = ok(&["dump", "--db", "many", "--all-revisions", "--url", &server.admin_url()], b"");
     assert_eq!((dumped.lines().count(), lines(&dumped).len()), (2_100, 2_100));
 }
 
 #[test]
-fn what_a_dump_leaves_out_is_counted_and_its_stubs_are_refused_with_a_hint() {
+fn a_dump_counts_what_it_leaves_out_and_its_stubs_are_refused_with_a_hint() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
     let server = Server::start(&data);
@@ -113,39 +114,39 @@ fn what_a_dump_leaves_out_is_counted_and_its_stubs_are_refused_with_a_hint() {
     let with_content = ok(&["dump", "--db", "cities", "--url", &url, "--attachments"], b"");
     assert!(!with_content.1.contains("attachment"), "{}", with_content.1);
     server.stop();
-    let place = ["--data-dir", name(&data)];
-    let from_directory = ok(&[&["dump", "--db", "cities"], &place[..]].concat(), b"");
+    let target = ["--data-dir", name(&data)];
+    let from_directory = ok(&[&["dump", "--db", "cities"], &target[..]].concat(), b"");
     assert_eq!(from_directory, over_http);
-    let again = ok(&[&["dump", "--db", "cities", "--attachments"], &place[..]].concat(), b"");
+    let again = ok(&[&["dump", "--db", "cities", "--attachments"], &target[..]].concat(), b"");
     assert_eq!(lines(&again.0), lines(&with_content.0));
 
-    let load = [&["load", "-", "--db", "copy", "--create"], &place[..]].concat();
-    let (_, said) = fails(&load, over_http.0.as_bytes());
-    assert!(said.contains("a stub") && said.contains("--attachments"), "{said}");
+    let load = [&["load", "-", "--db", "copy", "--create"], &target[..]].concat();
+    let (_, stderr) = fails(&load, over_http.0.as_bytes());
+    assert!(stderr.contains("a stub") && stderr.contains("--attachments"), "{stderr}");
     assert!(ok(&load, with_content.0.as_bytes()).0.starts_with("loaded 2 documents (1 already there"));
-    // Without revisions, twice: the attachments are known by their digests.
-    let plain = ok(&[&["dump", "--db", "cities", "--attachments", "--no-rev"], &place[..]].concat(), b"").0;
-    let load = [&["load", "-", "--db", "plain", "--create"], &place[..]].concat();
+    // Without revisions, twice: attachments are compared by their digests.
+    let plain = ok(&[&["dump", "--db", "cities", "--attachments", "--no-rev"], &target[..]].concat(), b"").0;
+    let load = [&["load", "-", "--db", "plain", "--create"], &target[..]].concat();
     assert!(ok(&load, plain.as_bytes()).0.starts_with("loaded 3 documents"));
     assert!(ok(&load, plain.as_bytes()).0.starts_with("loaded 0 documents (3 already there"));
     let other = plain.replace("\"digest\":\"md5-", "\"digest\":\"md5-x");
-    assert!(fails(&load, other.as_bytes()).1.contains("is there with other content"));
+    assert!(fails(&load, other.as_bytes()).1.contains("already exists with other content"));
 }
 
-/// Loads `input` into a database of its own, and returns what it has then.
+/// Loads `input` into a new database. Returns its documents.
 fn loaded(home: &Path, input: &[u8]) -> Result<Vec<Value>, String> {
     let data = home.join(format!("data-{}", fs::read_dir(home).unwrap().count()));
-    let place = ["--db", "x", "--data-dir", name(&data)];
-    let output = run(settee(&[&["load", "-", "--create"], &place[..]].concat()), input);
+    let target = ["--db", "x", "--data-dir", name(&data)];
+    let output = run(settee(&[&["load", "-", "--create"], &target[..]].concat()), input);
     if !output.status.success() {
         return Err(text(&output.stderr).to_owned());
     }
-    let dumped = ok(&[&["dump", "--all-revisions", "--attachments"], &place[..]].concat(), b"").0;
+    let dumped = ok(&[&["dump", "--all-revisions", "--attachments"], &target[..]].concat(), b"").0;
     Ok(dumped.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }
 
 #[test]
-fn what_other_programs_write_is_loaded() {
+fn files_of_other_programs_are_loaded() {
     let home = tempfile::tempdir().unwrap();
     let listing = "{\"total_rows\":2,\"offset\":0,\"rows\":[\r\n\
         {\"id\":\"a\",\"key\":\"a\",\"value\":{\"rev\":\"1-967a00dff5e02add41819138abb3284d\"},\
@@ -174,34 +175,34 @@ fn what_other_programs_write_is_loaded() {
 }
 
 #[test]
-fn what_can_not_be_loaded_is_refused_with_a_hint() {
+fn unsupported_input_is_refused_with_a_hint() {
     let home = tempfile::tempdir().unwrap();
     let row = "{\"id\":\"a\",\"key\":\"a\",\"value\":{\"rev\":\"1-x\"}}";
     let bare = format!("{{\"total_rows\":1,\"offset\":0,\"rows\":[{row}]}}");
     for (input, hint) in [
-        (bare.as_bytes(), "line 1: the row has no document: ask for the listing with include_docs=true"),
+        (bare.as_bytes(), "line 1: the row has no document: request _all_docs with include_docs=true"),
         (b"{\"docs\":[{\"_id\":\"a\"}]", "the input ends inside the object"),
-        (b"{\"docs\":[{\"_id\":\"a\"}]}\n{\"_id\":\"b\"}", "something follows"),
+        (b"{\"docs\":[{\"_id\":\"a\"}]}\n{\"_id\":\"b\"}", "unexpected text after"),
         (b"PK\x03\x04....", "unzip -p FILE | settee load -"),
         (b"\xfd7zXZ\x00....", "xz -dc FILE | settee load -"),
         (b"\x1f\x8b\x08\x00junk", "gzip: "),
     ] {
-        let said = loaded(home.path(), input).unwrap_err();
-        assert!(said.contains(hint), "{hint}: {said}");
+        let stderr = loaded(home.path(), input).unwrap_err();
+        assert!(stderr.contains(hint), "{hint}: {stderr}");
     }
 }
 
 #[test]
-fn a_file_that_is_there_is_replaced_only_where_that_is_asked_for() {
+fn an_existing_file_is_replaced_only_with_force() {
     let home = tempfile::tempdir().unwrap();
     let (data, out) = (home.path().join("data"), home.path().join("out.jsonl"));
     ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], b"{}");
     fs::write(&out, "mine").unwrap();
     let dump = ["dump", "--db", "x", "--data-dir", name(&data), "--out", name(&out)];
-    let (code, said) = fails(&dump, b"");
-    assert!(code == 1 && said.contains("is there already; --force replaces it"), "{said}");
+    let (code, stderr) = fails(&dump, b"");
+    assert!(code == 1 && stderr.contains("already exists; --force replaces it"), "{stderr}");
     assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
     ok(&[&dump[..], &["--force"]].concat(), b"");
     assert!(fs::read_to_string(&out).unwrap().starts_with("{\"_id\":"));
-    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2, "nothing is left beside");
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2, "no temporary file is left");
 }

@@ -1,6 +1,5 @@
-//! Goal: the server's own log holds up nothing, whatever becomes of it, and each of its lines is one event.
-//! Method: the built server with a stderr that is full, closed or that nobody reads, log files, and
-//! requests that log a line each.
+//! Goal: a failing or blocked log delays no request, and each line of the log is one event. Method: the built
+//! server with a full, closed or unread stderr and with log files, and requests that log a line each.
 
 use std::io::{self, BufRead, BufReader, PipeReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,8 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to start or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time that a server may take to start, respond or stop.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running server, whose administrator is ann:secret.
 struct Server {
@@ -18,7 +17,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts a server on a port that was free, since its log may not tell.
+    /// Starts a server on a free port, chosen here since its log may be unreadable.
     fn start(data: &Path, arguments: &[&str], stderr: impl Into<Stdio>) -> Server {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let mut command = Command::new(env!("CARGO_BIN_EXE_settee"));
@@ -32,24 +31,24 @@ impl Server {
         let server = Server { child: command.spawn().unwrap(), address };
         let begun = Instant::now();
         while TcpStream::connect(&server.address).is_err() {
-            assert!(begun.elapsed() < PATIENCE, "the server doesn't start");
+            assert!(begun.elapsed() < TIMEOUT, "the server doesn't start");
             std::thread::sleep(Duration::from_millis(5));
         }
         server
     }
 
-    /// A request as the administrator: the status and the body of its answer.
+    /// Sends a request as the administrator. Returns the response's status and body.
     fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         self.connect().send(method, path, body)
     }
 
     fn connect(&self) -> Client {
         let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Client(BufReader::new(stream))
     }
 
-    /// Lines of its log that the server has dropped.
+    /// Returns the number of log lines that the server has dropped.
     fn dropped_count(&self) -> u64 {
         let (_, metrics) = self.send("GET", "/_node/_local/_prometheus", "");
         let count =
@@ -68,7 +67,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "the server doesn't end");
+            assert!(begun.elapsed() < TIMEOUT, "the server doesn't end");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -99,8 +98,8 @@ impl Client {
         );
         self.0.get_mut().write_all((head + body).as_bytes()).unwrap();
         let (mut status, mut length) = (String::new(), 0);
-        self.0.read_line(&mut status).expect("an answer");
-        assert!(!status.is_empty(), "closed without an answer");
+        self.0.read_line(&mut status).expect("a response");
+        assert!(!status.is_empty(), "closed without a response");
         loop {
             let mut line = String::new();
             self.0.read_line(&mut line).unwrap();
@@ -117,16 +116,16 @@ impl Client {
         (status[9..12].parse().unwrap(), String::from_utf8(body).unwrap())
     }
 
-    /// A login that fails, which is logged.
+    /// Sends a login that fails, which logs a line.
     fn fail_to_log_in(&mut self, name: &str) {
         let body = serde_json::json!({ "name": name, "password": "wrong" }).to_string();
         assert_eq!(self.send("POST", "/_session", &body).0, 401);
     }
 }
 
-/// Has a server answer 300 requests that log a line each, and accept 50 documents; waits until it
-/// has counted so many lines as dropped; stops it; and looks for the documents.
-fn serves_and_stops_well(stderr: impl Into<Stdio>, dropped_count: u64) {
+/// Sends a server 300 requests that log a line each, waits until it has counted `dropped_count` dropped
+/// lines, stores 50 documents with `batch=ok`, stops the server, and checks that the documents are stored.
+fn check_service_and_shutdown(stderr: impl Into<Stdio>, dropped_count: u64) {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path(), &[], stderr);
     assert_eq!(server.send("PUT", "/db", "").0, 201);
@@ -134,7 +133,7 @@ fn serves_and_stops_well(stderr: impl Into<Stdio>, dropped_count: u64) {
     (0..300).for_each(|number| client.fail_to_log_in(&format!("{number:0200}")));
     let begun = Instant::now();
     while server.dropped_count() < dropped_count {
-        assert!(begun.elapsed() < PATIENCE, "{} lines of the log are counted", server.dropped_count());
+        assert!(begun.elapsed() < TIMEOUT, "{} lines of the log are counted", server.dropped_count());
         std::thread::sleep(Duration::from_millis(5));
     }
     for number in 0..50 {
@@ -150,27 +149,27 @@ fn serves_and_stops_well(stderr: impl Into<Stdio>, dropped_count: u64) {
 }
 
 #[test]
-fn a_log_on_a_full_disk_holds_up_nothing_and_its_lines_are_counted() {
+fn a_log_on_a_full_disk_delays_nothing_and_counts_its_lines() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    serves_and_stops_well(full, 300);
+    check_service_and_shutdown(full, 300);
 }
 
 #[test]
-fn a_log_whose_reader_has_gone_holds_up_nothing_and_its_lines_are_counted() {
+fn a_log_to_a_closed_pipe_delays_nothing_and_counts_its_lines() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
-    serves_and_stops_well(writer, 300);
+    check_service_and_shutdown(writer, 300);
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_nothing() {
+fn a_log_to_an_unread_pipe_delays_nothing() {
     for is_nonblocking in [false, true] {
         let (_reader, mut writer) = io::pipe().unwrap();
         fill(&mut writer);
         if !is_nonblocking {
             rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
         }
-        serves_and_stops_well(writer, 0);
+        check_service_and_shutdown(writer, 0);
     }
 }
 
@@ -178,22 +177,22 @@ fn a_log_that_nobody_reads_holds_up_nothing() {
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(begun.elapsed() < TIMEOUT, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Fills a pipe, and leaves it non-blocking.
+/// Makes a pipe non-blocking and fills it.
 fn fill(writer: &mut io::PipeWriter) {
     rustix::fs::fcntl_setfl(&*writer, rustix::fs::OFlags::NONBLOCK).unwrap();
     while writer.write(&[b'\n'; 4096]).is_ok() {}
 }
 
-/// What a server logs from its start until `act` is done and it was stopped.
+/// Returns the log of a server that is started, runs `act`, and is stopped.
 fn logged(arguments: &[&str], act: impl FnOnce(&Server)) -> String {
     let home = tempfile::tempdir().unwrap();
     let (mut reader, writer): (PipeReader, _) = io::pipe().unwrap();
-    // A data directory that the server makes is closed to others, and no line says so.
+    // The server creates the data directory with private permissions, so it logs no warning about them.
     let server = Server::start(&home.path().join("data"), arguments, writer);
     act(&server);
     server.stop();
@@ -203,7 +202,7 @@ fn logged(arguments: &[&str], act: impl FnOnce(&Server)) -> String {
 }
 
 #[test]
-fn each_start_logs_one_line_with_the_address_and_the_settings_at_debug_alone() {
+fn each_start_logs_one_line_with_the_address_and_logs_settings_only_at_debug() {
     for level in ["info", "error", "off"] {
         let mut address = String::new();
         let text = logged(&["--log-level", level], |server| address = server.address.clone());
@@ -216,7 +215,7 @@ fn each_start_logs_one_line_with_the_address_and_the_settings_at_debug_alone() {
 }
 
 #[test]
-fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again() {
+fn the_settings_file_sets_the_logs_level_and_file_and_sighup_reopens_it() {
     let directory = tempfile::tempdir().unwrap();
     let [log, aside, settings] = ["log", "log.1", "settee.toml"].map(|name| directory.path().join(name));
     std::fs::write(&settings, format!("log_file = {log:?}\nlog_level = \"info\"\n")).unwrap();
@@ -228,10 +227,10 @@ fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again()
         wait_until("the first line is written", || read(&log).contains("name=\"first\""));
         std::fs::rename(&log, &aside).unwrap();
         server.signal("HUP");
-        wait_until("the log is opened again", || log.exists());
+        wait_until("the log is reopened", || log.exists());
         server.connect().fail_to_log_in("second");
     });
-    assert_eq!(text, "", "all of it goes to the file");
+    assert_eq!(text, "", "stderr has lines of the log");
     let (before, after) = (read(&aside), read(&log));
     assert!(before.contains("listening on ") && before.contains("name=\"first\""), "{before}");
     assert!(after.contains("name=\"second\"") && after.contains("stopped"), "{after}");
@@ -239,7 +238,7 @@ fn the_settings_file_names_level_and_file_of_the_log_and_sighup_opens_it_again()
     assert_eq!(mode & 0o777, 0o600);
 }
 
-/// Starts a server to which SIGHUP means what an option of env(1) says.
+/// Starts a server with a disposition of SIGHUP, given as an option of env(1).
 fn start_with_hangup(option: &str, data: &Path) -> Server {
     let mut command = Command::new("env");
     command.args([option, env!("CARGO_BIN_EXE_settee"), "serve", "--listen", "127.0.0.1:0"]);
@@ -254,7 +253,7 @@ fn start_with_hangup(option: &str, data: &Path) -> Server {
 }
 
 #[test]
-fn without_a_log_file_sighup_stops_in_order_unless_it_was_ignored_at_start() {
+fn without_a_log_file_sighup_stops_the_server_unless_it_was_ignored_at_start() {
     let data = tempfile::tempdir().unwrap();
     let mut server = start_with_hangup("--default-signal=HUP", data.path());
     server.signal("HUP");
@@ -266,11 +265,11 @@ fn without_a_log_file_sighup_stops_in_order_unless_it_was_ignored_at_start() {
     server.stop();
 }
 
-/// Names that would begin a line of their own, clear a terminal, or fill the log.
+/// A name that would begin a new line of the log and clear a terminal if it weren't escaped.
 const FORGED: &str = "ann\n2026-01-01T00:00:00Z  INFO settee: forged\u{1b}[2J\u{9b}2J";
 
 #[test]
-fn names_from_requests_are_escaped_and_cut_in_both_formats() {
+fn names_from_requests_are_escaped_and_truncated_in_both_formats() {
     for format in ["text", "json"] {
         let text = logged(&["--log-format", format, "--access-log", "true"], |server| {
             let mut client = server.connect();
@@ -299,11 +298,11 @@ fn the_access_log_has_a_line_for_each_request_and_is_off_by_default() {
         let mut client = server.connect();
         assert_eq!(client.send("PUT", "/db", "").0, 201);
         assert_eq!(client.send("GET", "/db/none?rev=1", "").0, 400);
-        let stranger = TcpStream::connect(&server.address).unwrap();
-        (&stranger).write_all(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        (&stranger).read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let anonymous = TcpStream::connect(&server.address).unwrap();
+        (&anonymous).write_all(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut response = String::new();
+        (&anonymous).read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     };
     assert!(!logged(&[], act).contains("/db"));
     let text = logged(&["--access-log", "true", "--log-level", "error", "--log-format", "json"], act);
@@ -321,11 +320,11 @@ fn the_access_log_has_a_line_for_each_request_and_is_off_by_default() {
 }
 
 #[test]
-fn once_the_log_can_be_written_again_a_line_says_how_many_were_dropped() {
+fn once_the_log_is_writable_again_a_line_reports_the_number_of_dropped_lines() {
     let data = tempfile::tempdir().unwrap();
     let (mut reader, writer) = io::pipe().unwrap();
     let server = Server::start(data.path(), &["--access-log", "true"], writer);
-    // More than the queue and the pipe hold.
+    // Exceeds the capacity of the queue and the pipe.
     let path = format!("/none/{}", "x".repeat(1500));
     let mut client = server.connect();
     let mut request_count = 0;
@@ -341,7 +340,7 @@ fn once_the_log_can_be_written_again_a_line_says_how_many_were_dropped() {
     });
     let begun = Instant::now();
     server.stop();
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
     let text = reading.join().unwrap();
     let dropped: usize = text
         .lines()

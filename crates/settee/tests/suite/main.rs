@@ -1,4 +1,4 @@
-//! The command line's tests, in one program: each module's head gives its goal and its method.
+//! Tests of the command line, in one binary. The head of each module states its goal and method.
 
 mod bench_store;
 mod commands;

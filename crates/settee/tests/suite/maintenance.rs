@@ -1,7 +1,5 @@
-//! Goal: `check`, `compact`, `backup` and `restore` do what they promise, and tell by their exit code where
-//! they can't.
-//! Method: the built binary on temporary directories, with and without a server; a bit flipped in each kind of
-//! file.
+//! Goal: `check`, `compact`, `backup` and `restore` work, and their exit codes report failures. Method: the
+//! built binary on temporary directories, with and without a server; a flipped bit in each kind of file.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -26,12 +24,12 @@ impl Server {
         let url = lines
             .map_while(Result::ok)
             .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
-        let url = url.expect("the server says where it listens");
+        let url = url.expect("the server prints its address");
         let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
         Server { child, address }
     }
 
-    /// The status and the body of an answer.
+    /// Sends a request. Returns the response's status and body.
     fn send(&self, method: &str, path: &str, content_type: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
@@ -42,9 +40,9 @@ impl Server {
             self.address
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
         (head[9..12].parse().unwrap(), body.to_owned())
     }
 
@@ -77,7 +75,7 @@ fn run(arguments: &[&str]) -> (i32, String) {
     (status.code().unwrap(), text(stdout) + &text(stderr))
 }
 
-/// Documents that are written `rounds` times over, some bytes each, until checkpoints were made.
+/// Writes 400 documents `rounds` times, so that the server makes checkpoints.
 fn fill(server: &Server, database: &str, rounds: usize) {
     assert!(matches!(server.send("PUT", &format!("/{database}"), "application/json", "").0, 201 | 412));
     for round in 0..rounds {
@@ -96,9 +94,9 @@ fn fill(server: &Server, database: &str, rounds: usize) {
             let revision = row["value"]["rev"].as_str().unwrap();
             documents[number].insert_str(1, &format!("\"_rev\":\"{revision}\","));
         }
-        let (status, answer) = server.post(&path, &format!("{{\"docs\":[{}]}}", documents.join(",")));
-        assert_eq!(status, 201, "{answer}");
-        assert!(!answer.contains("\"error\""), "{answer}");
+        let (status, response) = server.post(&path, &format!("{{\"docs\":[{}]}}", documents.join(",")));
+        assert_eq!(status, 201, "{response}");
+        assert!(!response.contains("\"error\""), "{response}");
     }
 }
 
@@ -107,7 +105,7 @@ fn mix(number: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ mixed >> 32
 }
 
-/// The text of an answer that may have come in chunks.
+/// Returns the text of a body, decoded if it is chunked.
 fn dechunked(body: &str) -> String {
     let start = body.find('{').unwrap();
     if body[..start].trim().is_empty() {
@@ -136,7 +134,7 @@ fn flip(path: &Path, at: usize) {
 }
 
 #[test]
-fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
+fn a_flipped_bit_in_each_kind_of_file_is_found_and_reported_and_other_records_are_salvaged() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
     let server = Server::start(&data);
@@ -181,15 +179,15 @@ fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
     }
     assert_eq!(run(&["check", data_text]).0, 0);
 
-    // A live record: its document is named, and all others are salvaged.
-    let victim = rewritten.first().unwrap_or(&log[0]);
-    flip(victim, 3000);
+    // A live record: the damage is reported, and all other records are salvaged.
+    let damaged_file = rewritten.first().unwrap_or(&log[0]);
+    flip(damaged_file, 3000);
     let new = home.path().join("new");
     let (code, text) = run(&["check", data_text, "--repair", new.to_str().unwrap()]);
     println!("$ settee check data --repair new\n{}", text.replace(home.path().to_str().unwrap(), ""));
     assert_eq!(code, 1, "{text}");
     assert_eq!(run(&["check", new.to_str().unwrap()]).0, 0);
-    // Whoever reads what is told may go: all is salvaged all the same.
+    // The repair completes even if its output is closed.
     let unread = home.path().join("unread");
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -203,7 +201,7 @@ fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
     assert_eq!(run(&["check", "/nonexistent"]).0, 2);
     assert_eq!(run(&["check", data_text, "--database", "none"]).0, 2);
 
-    flip(victim, 3000);
+    flip(damaged_file, 3000);
     std::fs::write(data.join("server-uuid"), [0xff; 32]).unwrap();
     let (code, text) = run(&["check", data_text]);
     assert!(code == 1 && text.contains("server-uuid is damaged"), "{code} {text}");
@@ -213,7 +211,7 @@ fn a_flipped_bit_in_each_kind_of_file_is_found_named_and_repaired() {
 }
 
 #[test]
-fn a_backup_of_a_running_server_is_sound_incremental_and_can_be_restored() {
+fn a_backup_of_a_running_server_is_sound_incremental_and_restorable() {
     let home = tempfile::tempdir().unwrap();
     let (data, backup) = (home.path().join("data"), home.path().join("backup"));
     let server = Server::start(&data);
@@ -250,15 +248,16 @@ fn a_backup_of_a_running_server_is_sound_incremental_and_can_be_restored() {
     let (_, dumped) = run(&["dump", "--db", "cities", "--data-dir", new.to_str().unwrap()]);
     assert!(dumped.lines().count() == 401 && dumped.contains("\"round\":5"), "{}", dumped.lines().count());
     assert!(!new.join("server-uuid").exists());
-    assert_eq!(server_free_errors(home.path(), &data, &backup), 0);
-    // Without a server the directory itself is copied.
+    assert_eq!(check_refusals(home.path(), &data, &backup), 0);
+    // Without a server the data directory is backed up directly.
     let (code, text) = run(&["backup", backup_text, "--data-dir", data.to_str().unwrap()]);
     assert!(code == 0 && text.contains("000004"), "{text}");
     assert_ne!(run(&["restore", backup_text, new.to_str().unwrap()]).0, 0, "it isn't empty");
 }
 
-/// Tries what is refused, with its exit code and a part of its message; returns what was left behind by it.
-fn server_free_errors(home: &Path, data: &Path, backup: &Path) -> usize {
+/// Runs commands that must be refused and checks their exit codes and messages. Returns the number of
+/// directories that they left.
+fn check_refusals(home: &Path, data: &Path, backup: &Path) -> usize {
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let (run_directory, empty) = (backup.join("000001"), home.join("empty"));
     let unrelated = home.join("unrelated");
@@ -307,14 +306,14 @@ fn get(server: &Server, path: &str) -> serde_json::Value {
     serde_json::from_str(&dechunked(&text)).unwrap()
 }
 
-/// How many changes a follower is told that comes back with a position.
-fn told(server: &Server, since: &serde_json::Value) -> usize {
+/// Returns the number of changes that a follower receives after `since`.
+fn change_count(server: &Server, since: &serde_json::Value) -> usize {
     let since = since.as_str().unwrap();
     get(server, &format!("/cities/_changes?since={since}"))["results"].as_array().unwrap().len()
 }
 
 #[test]
-fn followers_of_the_original_are_told_every_change_of_a_restored_copy_which_is_another_server() {
+fn followers_of_the_original_receive_every_change_of_a_restored_copy_which_is_another_server() {
     let home = tempfile::tempdir().unwrap();
     let (data, backup, new) = (home.path().join("data"), home.path().join("backup"), home.path().join("new"));
     let server = Server::start(&data);
@@ -327,18 +326,18 @@ fn followers_of_the_original_are_told_every_change_of_a_restored_copy_which_is_a
     assert_eq!(server.post("/cities/_bulk_docs", &docs(0, 100)).0, 201);
     let directory = serde_json::json!({ "folder": backup }).to_string();
     assert_eq!(server.post("/_settee/backup", &directory).0, 201);
-    // The follower has heard of these, which the copy will not have.
+    // The follower has received these changes, which the copy doesn't have.
     assert_eq!(server.post("/cities/_bulk_docs", &docs(100, 200)).0, 201);
     let (before, database) = (get(&server, "/"), get(&server, "/cities"));
     let since = &database["update_seq"];
-    assert_eq!(told(&server, since), 0);
+    assert_eq!(change_count(&server, since), 0);
     let (code, text) = run(&["restore", backup.to_str().unwrap(), new.to_str().unwrap()]);
     assert_eq!(code, 0, "{text}");
     let copy = Server::start(&new);
     assert_eq!(copy.post("/cities/_bulk_docs", &docs(200, 350)).0, 201);
-    assert_eq!(told(&copy, since), 250);
+    assert_eq!(change_count(&copy, since), 250);
     let after = get(&copy, "/cities");
-    assert_eq!(told(&copy, &after["update_seq"]), 0);
+    assert_eq!(change_count(&copy, &after["update_seq"]), 0);
     assert_ne!(after["instance_start_time"], database["instance_start_time"]);
     assert_ne!(get(&copy, "/")["uuid"], before["uuid"]);
     server.stop();
@@ -346,7 +345,7 @@ fn followers_of_the_original_are_told_every_change_of_a_restored_copy_which_is_a
 }
 
 #[test]
-fn a_database_lost_after_a_kill_is_told_and_a_damaged_one_keeps_no_other_from_its_backup() {
+fn a_lost_database_is_reported_and_does_not_prevent_the_backup_of_others() {
     let home = tempfile::tempdir().unwrap();
     let (data, backup) = (home.path().join("data"), home.path().join("backup"));
     let (data_text, backup_text) = (data.to_str().unwrap(), backup.to_str().unwrap());
@@ -365,12 +364,12 @@ fn a_database_lost_after_a_kill_is_told_and_a_damaged_one_keeps_no_other_from_it
     assert_eq!(server.send("GET", "/sound", "application/json", "").0, 200);
 
     let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{backup_text}\"}}"));
-    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let response: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
-        (status, &answer["error"], &answer["databases"]),
+        (status, &response["error"], &response["databases"]),
         (500, &"incomplete_backup".into(), &1.into())
     );
-    assert_eq!(answer["failed"][0]["name"], "lost", "{text}");
+    assert_eq!(response["failed"][0]["name"], "lost", "{text}");
     let url = format!("http://{}", server.address);
     let (code, text) = run(&["backup", backup_text, "--url", &url]);
     assert!(code == 1 && text.contains("lost: ") && text.contains("1 of 2 databases"), "{text}");
@@ -389,7 +388,7 @@ fn a_database_lost_after_a_kill_is_told_and_a_damaged_one_keeps_no_other_from_it
     let (code, dumped) = run(&["dump", "--db", "sound", "--data-dir", new.to_str().unwrap()]);
     assert_eq!((code, dumped.lines().count()), (0, 401));
 
-    // A file of the newest run goes: it isn't restored, nor is one without its mark.
+    // A run with a missing file isn't restored, nor is a run without the file `complete`.
     let file = files(&backup.join("000003/databases/0000000002"), ".log").pop().unwrap();
     std::fs::remove_file(file).unwrap();
     let (code, text) = run(&["restore", backup_text, home.path().join("newer").to_str().unwrap()]);

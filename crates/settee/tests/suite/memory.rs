@@ -1,7 +1,6 @@
-//! Goal: what a request makes of its body, and what a client leaves unread, takes bounded memory.
-//! Method: the built binary, one body for each server; the most that it ever held is `VmHWM` of
-//! `/proc/PID/status`. `cargo test -p settee --test suite memory -- --nocapture` prints the figures, for bodies of
-//! `SETTEE_MEMORY_MIB` where that is set.
+//! Goal: parsed request bodies and unread responses take bounded memory. Method: the built binary, a new
+//! server for each body; its peak memory is `VmHWM` in `/proc/PID/status`. `cargo test -p settee --test suite
+//! memory -- --nocapture` prints the measurements. `SETTEE_MEMORY_MIB` sets the size of the bodies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,13 +10,14 @@ use crate::support::{ADMIN, AUTHORIZATION, name, settee};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that a server takes beside a body, whatever its size: buffers, threads, the index.
+/// Memory that a server needs independent of a body's size, in bytes: buffers, threads, the index.
 const ALLOWANCE_BYTES: u64 = 12 * MIB;
 
-/// A server with a database `db`, and the memory that it has then.
+/// A server with a database `db`.
 struct Server {
     child: Child,
     address: String,
+    /// Its memory after the start.
     base_bytes: u64,
     directory: tempfile::TempDir,
 }
@@ -34,9 +34,9 @@ impl Server {
             let (_, rest) = line.split_once("http://")?;
             Some(rest.trim_end_matches('/').to_owned())
         });
-        let address = address.expect("it says where it listens");
+        let address = address.expect("the server prints its address");
         let mut server = Server { child, address, base_bytes: 0, directory };
-        assert_eq!(server.ask("PUT", "/db", b""), 201);
+        assert_eq!(server.send("PUT", "/db", b""), 201);
         server.base_bytes = server.bytes("VmRSS:");
         server
     }
@@ -47,13 +47,13 @@ impl Server {
         line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
     }
 
-    /// The most that it ever held, beside what it began with.
+    /// Returns the peak memory in bytes, less the memory after the start.
     fn peak_bytes(&self) -> u64 {
         self.bytes("VmHWM:").saturating_sub(self.base_bytes)
     }
 
-    /// The status of an answer, all of which is read.
-    fn ask(&self, method: &str, path: &str, body: &[u8]) -> u16 {
+    /// Sends a request and reads the whole response. Returns the status.
+    fn send(&self, method: &str, path: &str, body: &[u8]) -> u16 {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = format!(
@@ -62,9 +62,9 @@ impl Server {
         );
         stream.write_all(head.as_bytes()).unwrap();
         stream.write_all(body).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        std::str::from_utf8(&answer[9..12]).unwrap().parse().unwrap()
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).unwrap();
+        std::str::from_utf8(&response[9..12]).unwrap().parse().unwrap()
     }
 }
 
@@ -75,16 +75,16 @@ impl Drop for Server {
     }
 }
 
-/// `front`, a piece as often as it fits into the body's bytes, and `back`.
-fn filled(bytes: u64, front: &str, piece: &str, back: &str) -> Vec<u8> {
-    let count = usize::try_from(bytes).unwrap() / piece.len();
-    [front, &piece.repeat(count), back].concat().into_bytes()
+/// Returns a body of about `bytes` bytes: `prefix`, repetitions of `element`, and `suffix`.
+fn repeated(bytes: u64, prefix: &str, element: &str, suffix: &str) -> Vec<u8> {
+    let count = usize::try_from(bytes).unwrap() / element.len();
+    [prefix, &element.repeat(count), suffix].concat().into_bytes()
 }
 
 #[test]
-fn a_body_of_very_many_small_things_takes_at_most_four_times_its_bytes() {
+fn a_body_of_many_small_elements_takes_at_most_four_times_its_size() {
     let mib = std::env::var("SETTEE_MEMORY_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(8);
-    let make = |front, piece, back| filled(mib * MIB, front, piece, back);
+    let make = |prefix, element, suffix| repeated(mib * MIB, prefix, element, suffix);
     let bodies = [
         ("PUT", "/db/_revs_limit", make("[", "0,", "0]")),
         ("PUT", "/db/_purged_infos_limit", make("[", "[],", "0]")),
@@ -99,25 +99,25 @@ fn a_body_of_very_many_small_things_takes_at_most_four_times_its_bytes() {
     let start = Server::start(&[]);
     for (method, path, body) in bodies {
         let server = Server::start(&[]);
-        let status = server.ask(method, path, &body);
+        let status = server.send(method, path, &body);
         let (sent, peak) = (body.len() as u64, server.peak_bytes());
         let text = String::from_utf8_lossy(&body[..40]);
-        println!("{method} {path} {text}…: {status}, {sent} bytes sent, {peak} bytes held at most");
+        println!("{method} {path} {text}…: {status}, {sent} bytes sent, {peak} bytes of memory at peak");
         assert!((400..500).contains(&status), "{path}: {status}");
-        assert!(peak <= 4 * sent + ALLOWANCE_BYTES, "{path} {text}: {sent} bytes sent, {peak} held");
+        assert!(peak <= 4 * sent + ALLOWANCE_BYTES, "{path} {text}: {sent} bytes sent, {peak} of memory");
     }
-    assert_eq!(start.ask("GET", "/", b""), 200);
+    assert_eq!(start.send("GET", "/", b""), 200);
 }
 
-/// A bulk of documents of about 1 KiB, `mib` in all.
+/// Returns a `_bulk_docs` body of `mib` MiB, with documents of about 1 KiB.
 fn ordinary_bulk(mib: u64) -> Vec<u8> {
     let text = "x".repeat(1_000);
     let documents = (0..mib << 10).map(|n| format!("{{\"_id\":\"{n:09}\",\"a\":\"{text}\"}}"));
     format!("{{\"docs\":[{}]}}", documents.collect::<Vec<_>>().join(",")).into_bytes()
 }
 
-/// 4 MiB for all bodies, 2 MiB for one.
-const LITTLE: [&str; 6] = [
+/// Flags that limit the memory for all bodies to 4 MiB, so that a body of more than 2 MiB is spooled.
+const SMALL_MEMORY: [&str; 6] = [
     "--request-bytes-in-flight-max",
     "4194304",
     "--max-document-size",
@@ -127,20 +127,21 @@ const LITTLE: [&str; 6] = [
 ];
 
 #[test]
-fn a_bulk_that_is_spooled_takes_memory_for_a_group_of_its_documents_whatever_its_size() {
-    let server = Server::start(&LITTLE);
+fn a_spooled_bulk_takes_memory_for_one_group_of_documents_independent_of_its_size() {
+    let server = Server::start(&SMALL_MEMORY);
     let body = ordinary_bulk(40);
-    assert_eq!(server.ask("POST", "/db/_bulk_docs", &body), 201);
+    assert_eq!(server.send("POST", "/db/_bulk_docs", &body), 201);
     let peak = server.peak_bytes();
-    println!("{} bytes sent, {peak} bytes held at most", body.len());
-    // Half of what was sent: beside the 4 MiB it is mostly what the log and the index keep of any write.
+    println!("{} bytes sent, {peak} bytes of memory at peak", body.len());
+    // Half of the bytes sent: apart from the 4 MiB it is mostly memory of the log and the index for the
+    // writes.
     assert!(peak <= 20 * MIB, "{peak}");
-    assert_eq!(server.ask("HEAD", "/db/000040959", b""), 200);
+    assert_eq!(server.send("HEAD", "/db/000040959", b""), 200);
 }
 
 #[test]
-fn a_server_that_is_killed_while_it_spools_leaves_no_file() {
-    let mut server = Server::start(&LITTLE);
+fn a_server_that_is_killed_while_spooling_leaves_no_file() {
+    let mut server = Server::start(&SMALL_MEMORY);
     let body = ordinary_bulk(8);
     let mut stream = TcpStream::connect(&server.address).unwrap();
     let head = format!(
@@ -163,7 +164,7 @@ fn a_server_that_is_killed_while_it_spools_leaves_no_file() {
     assert_eq!(std::fs::read_dir(&spool).unwrap().count(), 0);
 }
 
-/// A connection that asks for a document many times and takes nothing of any answer.
+/// Opens an HTTP/2 connection that requests a document many times and reads no response.
 ///
 /// Source: RFC 9113, sections 3.4, 6.2 and 6.5; RFC 7541, section 6.
 fn unread_requests(address: &str, path: &str, count: u32) -> TcpStream {
@@ -186,22 +187,22 @@ fn unread_requests(address: &str, path: &str, count: u32) -> TcpStream {
 }
 
 #[test]
-fn answers_that_nobody_takes_are_held_up_to_the_limit_and_others_are_answered() {
+fn unread_responses_take_bounded_memory_and_other_clients_are_served() {
     const LIMIT: u64 = 16 * MIB;
     let server = Server::start(&["--answer-bytes-in-flight-max", &LIMIT.to_string()]);
-    let document = filled(MIB, "{\"a\":\"", "x", "\"}");
-    assert_eq!(server.ask("PUT", "/db/document", &document), 201);
+    let document = repeated(MIB, "{\"a\":\"", "x", "\"}");
+    assert_eq!(server.send("PUT", "/db/document", &document), 201);
     let attachment = vec![b'x'; 4 << 20];
-    assert_eq!(server.ask("PUT", "/db/other/attachment", &attachment), 201);
-    let mut greedy = Vec::new();
+    assert_eq!(server.send("PUT", "/db/other/attachment", &attachment), 201);
+    let mut connections = Vec::new();
     for _ in 0..8 {
         for path in ["/db/document", "/db/other/attachment"] {
-            greedy.push(unread_requests(&server.address, path, 50));
-            assert_eq!(server.ask("GET", "/db/document", b""), 200);
+            connections.push(unread_requests(&server.address, path, 50));
+            assert_eq!(server.send("GET", "/db/document", b""), 200);
         }
     }
     let peak = server.peak_bytes();
-    println!("{peak} bytes held at most, of {LIMIT} that may be");
-    // What closed connections held counts until the allocator gives it back.
+    println!("{peak} bytes of memory at peak, with a limit of {LIMIT}");
+    // The memory of closed connections counts until the allocator returns it to the system.
     assert!(peak <= 8 * LIMIT, "{peak}");
 }

@@ -1,6 +1,6 @@
-//! Goal: a command whose reader goes ends quietly, or does its work to the end; messages name what to do; no
-//! password has to stand in the arguments.
-//! Method: the built binary, with a closed pipe for its output, and with a server.
+//! Goal: a command whose output is closed stops without a message or completes its work; error messages
+//! contain a hint; a password can be given without an argument. Method: the built binary, with a closed pipe
+//! as its output, and with a server.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 
 use crate::support::{ADMIN, Server, fails, name, ok, run, settee, text};
 
-/// Runs a command whose output nobody reads: its exit code, and what it says on stderr.
-fn unread(mut command: Command) -> (i32, String) {
+/// Runs a command with a closed stdout. Returns its exit code and its error output.
+fn run_with_closed_output(mut command: Command) -> (i32, String) {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let output = command.stdout(writer).stdin(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
@@ -18,7 +18,7 @@ fn unread(mut command: Command) -> (i32, String) {
 }
 
 #[test]
-fn a_command_whose_output_nobody_reads_ends_quietly() {
+fn a_command_whose_output_is_closed_prints_no_error() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
     let documents: String = (0..100).map(|number| format!("{{\"_id\":\"{number}\"}}\n")).collect();
@@ -26,7 +26,8 @@ fn a_command_whose_output_nobody_reads_ends_quietly() {
     let backup = home.path().join("backup");
     let (data, backup) = (name(&data), name(&backup));
     let restored = home.path().join("restored");
-    // Of the first kind the output is the work: as a program that SIGPIPE ends. The others do theirs.
+    // 141: the command's work is its output, and it stops as if by SIGPIPE. 0: the command completes its
+    // work.
     for (arguments, code) in [
         (&["dump", "--db", "x", "--data-dir", data][..], 141),
         (&["config", "--data-dir", data], 141),
@@ -38,29 +39,30 @@ fn a_command_whose_output_nobody_reads_ends_quietly() {
         (&["load", "/dev/null", "--db", "x", "--data-dir", data], 0),
         (&["load", "--help"], 0),
     ] {
-        let (found, said) = unread(settee(arguments));
-        assert_eq!(found, code, "{arguments:?}: {said}");
-        // A measurement in memory is warned of.
-        let said: Vec<&str> = said.lines().filter(|line| !line.contains("lies in memory")).collect();
-        assert!(said.is_empty(), "{arguments:?}: {said:?}");
+        let (found, stderr) = run_with_closed_output(settee(arguments));
+        assert_eq!(found, code, "{arguments:?}: {stderr}");
+        // The benchmark warns of a file system in memory.
+        let stderr: Vec<&str> =
+            stderr.lines().filter(|line| !line.contains("file system in memory")).collect();
+        assert!(stderr.is_empty(), "{arguments:?}: {stderr:?}");
     }
     assert!(ok(&["check", name(&restored)], b"").0.starts_with("sound"));
 }
 
 #[test]
-fn a_database_is_named_by_db_everywhere() {
+fn all_commands_accept_db_as_the_databases_name() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
     ok(&["load", "-", "--db", "x", "--create", "--data-dir", name(&data)], b"{}");
     ok(&["dump", "--db", "x", "--data-dir", name(&data)], b"");
     assert!(ok(&["check", name(&data), "--db", "x"], b"").0.starts_with("sound"));
     assert!(ok(&["compact", name(&data), "--db", "x"], b"").0.starts_with("x: "));
-    // As it was called before.
+    // The former name of the flag.
     ok(&["check", name(&data), "--database", "x"], b"");
 }
 
 #[test]
-fn what_is_not_there_is_named_with_a_hint_that_fits() {
+fn missing_directories_and_databases_are_reported_with_a_hint() {
     let home = tempfile::tempdir().unwrap();
     let (nowhere, empty) = (home.path().join("nowhere"), home.path().join("empty"));
     std::fs::create_dir(&empty).unwrap();
@@ -84,10 +86,10 @@ fn what_is_not_there_is_named_with_a_hint_that_fits() {
         (&["load", "-", "--db", "y", "--data-dir", empty], 1, &no_databases, true),
         (&["load", "-", "--db", "y", "--data-dir", nowhere], 1, &no_directory, true),
     ] {
-        let (found, said) = fails(arguments, b"");
-        assert_eq!(found, code, "{arguments:?}: {said}");
-        assert!(said.contains(message), "{arguments:?}: {said}");
-        assert_eq!(said.contains("--create makes it"), hints, "{arguments:?}: {said}");
+        let (found, stderr) = fails(arguments, b"");
+        assert_eq!(found, code, "{arguments:?}: {stderr}");
+        assert!(stderr.contains(message), "{arguments:?}: {stderr}");
+        assert_eq!(stderr.contains("--create creates it"), hints, "{arguments:?}: {stderr}");
     }
 }
 
@@ -96,23 +98,23 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn clients_name_their_user_by_a_file_or_a_variable() {
+fn clients_read_their_user_from_a_file_or_a_variable() {
     let home = tempfile::tempdir().unwrap();
     let (data, user) = (home.path().join("data"), home.path().join("user"));
     let server = Server::start(&data);
-    server.done("PUT", "/cities", "");
-    server.done("PUT", "/cities/ulm", "{}");
+    server.send_ok("PUT", "/cities", "");
+    server.send_ok("PUT", "/cities/ulm", "{}");
     let dump = ["dump", "--db", "cities", "--url", &server.url];
-    let (_, said) = fails(&dump, b"");
-    assert!(said.contains("401") && said.contains("--user-file, SETTEE_USER"), "{said}");
-    let (_, said) = fails(&["check", name(&data)], b"");
-    assert!(said.contains("stop it, or check a backup"), "{said}");
+    let (_, stderr) = fails(&dump, b"");
+    assert!(stderr.contains("401") && stderr.contains("--user-file, SETTEE_USER"), "{stderr}");
+    let (_, stderr) = fails(&["check", name(&data)], b"");
+    assert!(stderr.contains("stop it, or check a backup"), "{stderr}");
 
     fs::write(&user, format!("{ADMIN}\n")).unwrap();
     set_mode(&user, 0o644);
     let with_file = [&dump[..], &["--user-file", name(&user)]].concat();
-    let (_, said) = fails(&with_file, b"");
-    assert!(said.contains("others can read it"), "{said}");
+    let (_, stderr) = fails(&with_file, b"");
+    assert!(stderr.contains("others can read it"), "{stderr}");
     set_mode(&user, 0o600);
     assert_eq!(ok(&with_file, b"").0.lines().count(), 1);
     let load = ["load", "-", "--db", "more", "--create", "--url", &server.url, "--user-file", name(&user)];
@@ -128,10 +130,10 @@ fn clients_name_their_user_by_a_file_or_a_variable() {
     }
     let mut command = settee(&["dump", "--db", "cities", "--url", &server.admin_url()]);
     command.env("SETTEE_USER", "ben:other");
-    assert!(run(command, b"").status.success(), "the URL's user goes first");
+    assert!(run(command, b"").status.success(), "the URL's user takes precedence");
     let mut command = settee(&dump);
     command.env("SETTEE_USER", "sesame");
     let output = run(command, b"");
-    let said = text(&output.stderr);
-    assert!(said.contains("SETTEE_USER must hold NAME:PASSWORD") && !said.contains("sesame"), "{said}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("SETTEE_USER must hold NAME:PASSWORD") && !stderr.contains("sesame"), "{stderr}");
 }

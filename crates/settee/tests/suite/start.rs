@@ -1,6 +1,6 @@
-//! Goal: a server that can't start says why, ends with exit code 1 and changes nothing; one that
-//! starts says with what.
-//! Method: the built binary, on directories, files and data that it can't use.
+//! Goal: a server that can't start reports the reason, exits with code 1 and changes nothing; a server that
+//! starts reports its configuration. Method: the built binary, on directories, files and data that it can't
+//! use.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A user other than root.
+/// User id of a user other than root.
 const NOBODY: u32 = 65534;
 
 fn serve_with(program: &Path, data: &Path, arguments: &[&str]) -> Command {
@@ -31,8 +31,8 @@ fn serve(data: &Path, arguments: &[&str]) -> Command {
     serve_with(Path::new(env!("CARGO_BIN_EXE_settee")), data, arguments)
 }
 
-/// The lines that a server prints once it serves, up to the command to try.
-fn greeting(server: &mut Child) -> String {
+/// Reads the lines that a server prints at start, up to the example command.
+fn start_text(server: &mut Child) -> String {
     let lines = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut text = String::new();
     for line in lines {
@@ -42,34 +42,34 @@ fn greeting(server: &mut Child) -> String {
             return text;
         }
     }
-    panic!("it doesn't serve: {text}");
+    panic!("the server doesn't start: {text}");
 }
 
-/// The status of a request to the server that greeted so.
-fn status(greeting: &str, request: &str, body: &str) -> u16 {
-    let line = greeting.lines().find_map(|line| line.strip_prefix("listening on http://")).unwrap();
+/// Sends a request to the server that printed `start_text`. Returns the status.
+fn status(start_text: &str, request: &str, body: &str) -> u16 {
+    let line = start_text.lines().find_map(|line| line.strip_prefix("listening on http://")).unwrap();
     let address = line.trim_end_matches('/');
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     let head = "Connection: close\r\nContent-Type: application/json";
     let length = body.len();
     write!(stream, "{request}\r\nHost: {address}\r\n{head}\r\nContent-Length: {length}\r\n\r\n{body}")
         .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer[9..12].parse().unwrap()
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response[9..12].parse().unwrap()
 }
 
-/// The last line on stderr of a server that doesn't start.
-fn refusal(mut command: Command) -> String {
+/// Runs a server that fails to start. Returns the last line of its error output.
+fn start_error(mut command: Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(output.stdout.is_empty(), "it says that it serves: {}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.stdout.is_empty(), "the server started: {}", String::from_utf8_lossy(&output.stdout));
     assert!(!text.contains("panicked"), "{text}");
     text.lines().last().unwrap_or_default().to_owned()
 }
 
-/// A running server, whose first words have been read.
+/// A running server that has printed its first line.
 struct Running(Child);
 
 impl Running {
@@ -81,13 +81,13 @@ impl Running {
         Running(child)
     }
 
-    /// Kills it and returns what it wrote to stderr.
-    fn end(mut self) -> String {
+    /// Kills the server. Returns its error output.
+    fn kill(mut self) -> String {
         self.0.kill().unwrap();
         self.log()
     }
 
-    /// Stops it in order and returns all that it wrote to stderr.
+    /// Stops the server gracefully. Returns its error output.
     fn stop(mut self) -> String {
         let id = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
@@ -113,42 +113,42 @@ fn name(path: &Path) -> &str {
 }
 
 #[test]
-fn a_file_in_the_place_of_the_data_directory_is_named() {
+fn a_file_instead_of_the_data_directory_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "not mine").unwrap();
     for data in [file.clone(), file.join("below")] {
-        let error = refusal(serve(&data, &[]));
+        let error = start_error(serve(&data, &[]));
         assert!(error.contains(name(&data)) && error.contains("Not a directory"), "{error}");
     }
     assert_eq!(std::fs::read_to_string(file).unwrap(), "not mine");
 }
 
 #[test]
-fn each_start_says_that_functions_which_check_writes_are_ignored() {
-    const SAID: &str = "validate_doc_update functions are stored and not run";
+fn each_start_reports_that_validation_functions_are_ignored() {
+    const MESSAGE: &str = "validate_doc_update functions are stored and not run";
     let directory = tempfile::tempdir().unwrap();
     let start = |arguments: &[&str]| Running::start(serve(directory.path(), arguments)).stop();
     for _ in 0..2 {
         let text = start(&["--ignore-validation", "true"]);
-        assert!(text.contains(SAID), "{text}");
+        assert!(text.contains(MESSAGE), "{text}");
     }
     let text = start(&[]);
-    assert!(text.contains("listening on") && !text.contains(SAID), "{text}");
+    assert!(text.contains("listening on") && !text.contains(MESSAGE), "{text}");
 }
 
 #[test]
-fn a_data_directory_on_a_file_system_that_takes_none_is_named() {
-    let error = refusal(serve(Path::new("/proc/settee-data"), &[]));
+fn a_data_directory_that_cannot_be_created_is_reported() {
+    let error = start_error(serve(Path::new("/proc/settee-data"), &[]));
     assert!(error.contains("cannot open the data in /proc/settee-data"), "{error}");
 }
 
 #[test]
-fn a_data_directory_without_permission_is_named() {
+fn a_data_directory_without_permission_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     open(directory.path(), 0o755);
-    // A copy, since the build's own directory may be one that others can't enter.
+    // A copy, since other users may have no access to the build directory.
     let program = directory.path().join("settee");
     std::fs::copy(env!("CARGO_BIN_EXE_settee"), &program).unwrap();
     let data = directory.path().join("data");
@@ -156,11 +156,11 @@ fn a_data_directory_without_permission_is_named() {
     open(&data, 0o500);
     for data in [data.clone(), data.join("below")] {
         let mut command = serve_with(&program, &data, &[]);
-        // Root may everywhere.
+        // Permissions don't apply to root.
         if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(directory.path()).unwrap()) == 0 {
             command.uid(NOBODY).gid(NOBODY);
         }
-        let error = refusal(command);
+        let error = start_error(command);
         assert!(error.contains(name(&data)) && error.contains("Permission denied"), "{error}");
     }
     assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
@@ -168,21 +168,21 @@ fn a_data_directory_without_permission_is_named() {
 }
 
 #[test]
-fn a_data_directory_that_is_in_use_is_named() {
+fn a_data_directory_that_is_in_use_is_reported() {
     let data = tempfile::tempdir().unwrap();
     let first = Running::start(serve(data.path(), &[]));
-    let error = refusal(serve(data.path(), &[]));
+    let error = start_error(serve(data.path(), &[]));
     assert!(error.contains(name(data.path())) && error.contains("in use by another process"), "{error}");
-    first.end();
-    Running::start(serve(data.path(), &[])).end();
+    first.kill();
+    Running::start(serve(data.path(), &[])).kill();
 }
 
 #[test]
-fn a_damaged_catalogue_is_named_and_left_as_it_is() {
+fn a_damaged_catalogue_is_reported_and_left_unchanged() {
     let data = tempfile::tempdir().unwrap();
-    Running::start(serve(data.path(), &[])).end();
+    Running::start(serve(data.path(), &[])).kill();
     let segment = data.path().join("catalogue/0000000001.log");
-    // A whole header of a format to come: the magic, 99, and its checksum.
+    // A valid header of a future format: the magic number, version 99, and the checksum.
     let mut header = [0; 512];
     header[..8].copy_from_slice(b"SETTEELG");
     header[8] = 99;
@@ -191,14 +191,14 @@ fn a_damaged_catalogue_is_named_and_left_as_it_is() {
     std::fs::create_dir_all(segment.parent().unwrap()).unwrap();
     std::fs::write(&segment, header).unwrap();
     let before = files(data.path());
-    let error = refusal(serve(data.path(), &[]));
+    let error = start_error(serve(data.path(), &[]));
     let words = "has format 99; this version reads";
     assert!(error.contains(name(&segment)) && error.contains(words), "{error}");
     assert!(files(data.path()) == before, "changed a damaged catalogue");
 
     std::fs::remove_file(&segment).unwrap();
     std::fs::create_dir(&segment).unwrap();
-    let error = refusal(serve(data.path(), &[]));
+    let error = start_error(serve(data.path(), &[]));
     assert!(error.contains(name(&segment)), "{error}");
 }
 
@@ -217,22 +217,22 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_damaged_identity_is_named() {
+fn a_damaged_identity_is_reported() {
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("server-uuid"), "no identity").unwrap();
-    let error = refusal(serve(data.path(), &[]));
+    let error = start_error(serve(data.path(), &[]));
     assert!(error.contains("server-uuid is damaged"), "{error}");
 }
 
 #[test]
-fn a_bad_setting_is_named_before_anything_is_touched() {
+fn an_invalid_setting_is_reported_before_anything_is_created() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
     let file = directory.path().join("settee.toml");
     std::fs::write(&file, "[log]\nsegment_bytes_max = 5\n").unwrap();
-    let error = refusal(serve(&data, &["--config", name(&file)]));
+    let error = start_error(serve(&data, &["--config", name(&file)]));
     assert!(error.contains("`segment_bytes_max` is 5"), "{error}");
-    let error = refusal(serve(&data, &["--config", name(&directory.path().join("none"))]));
+    let error = start_error(serve(&data, &["--config", name(&directory.path().join("none"))]));
     assert!(error.contains("none: No such file"), "{error}");
     assert!(!data.exists());
 }
@@ -242,68 +242,68 @@ fn an_unknown_level_of_the_log_is_refused() {
     let data = tempfile::tempdir().unwrap();
     let mut command = serve(data.path(), &[]);
     command.env("SETTEE_LOG", "warning");
-    let error = refusal(command);
+    let error = start_error(command);
     assert!(
-        error.contains("SETTEE_LOG") && error.contains("\"warning\" is none of the levels off,"),
+        error.contains("SETTEE_LOG") && error.contains("\"warning\" is not one of the levels off,"),
         "{error}"
     );
-    let error = refusal(serve(data.path(), &["--log-file", name(&data.path().join("none/log"))]));
+    let error = start_error(serve(data.path(), &["--log-file", name(&data.path().join("none/log"))]));
     assert!(error.contains("cannot open `log_file`") && error.contains("none/log: No such file"), "{error}");
 }
 
 #[test]
-fn an_administrator_is_made_at_the_first_start_printed_once_and_kept() {
+fn the_first_start_creates_an_administrator_and_prints_it_once() {
     let data = tempfile::tempdir().unwrap();
     let start = || {
         let mut server = serve(data.path(), &[]).spawn().unwrap();
-        let text = greeting(&mut server);
+        let text = start_text(&mut server);
         (Running(server), text)
     };
-    let (first, greeted) = start();
+    let (first, text) = start();
     let file = data.path().join("admin");
     let kept = std::fs::read_to_string(&file).unwrap();
     let (name, password) = kept.trim_end().split_once(':').unwrap();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    assert!(greeted.contains(&format!("curl -u {name}:{password} ")), "{greeted}");
+    assert!(text.contains(&format!("curl -u {name}:{password} ")), "{text}");
     let session = format!("{{\"name\":\"{name}\",\"password\":\"{password}\"}}");
-    assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1", ""), 401);
-    assert_eq!(status(&greeted, "POST /_session HTTP/1.1", &session), 200);
-    assert!(!first.end().contains(password), "the log shows the password");
+    assert_eq!(status(&text, "GET /_all_dbs HTTP/1.1", ""), 401);
+    assert_eq!(status(&text, "POST /_session HTTP/1.1", &session), 200);
+    assert!(!first.kill().contains(password), "the log shows the password");
 
-    let (second, greeted) = start();
-    assert!(greeted.contains(name) && !greeted.contains(password), "{greeted}");
-    assert_eq!(status(&greeted, "POST /_session HTTP/1.1", &session), 200);
+    let (second, text) = start();
+    assert!(text.contains(name) && !text.contains(password), "{text}");
+    assert_eq!(status(&text, "POST /_session HTTP/1.1", &session), 200);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
-    second.end();
+    second.kill();
 
     std::fs::write(&file, "nonsense\n").unwrap();
-    let error = refusal(serve(data.path(), &[]));
+    let error = start_error(serve(data.path(), &[]));
     assert!(error.contains(file.to_str().unwrap()) && error.contains("NAME:PASSWORD"), "{error}");
 }
 
 #[test]
-fn without_an_administrator_only_by_request_and_each_start_says_so() {
+fn no_admin_is_required_to_run_without_an_administrator_and_each_start_reports_it() {
     let data = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let mut server = serve(data.path(), &["--no-admin"]).spawn().unwrap();
-        let greeted = greeting(&mut server);
-        assert!(greeted.contains("every caller on this machine may do everything"), "{greeted}");
-        assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1", ""), 200);
-        assert_eq!(status(&greeted, "GET /_all_dbs HTTP/1.1\r\nVia: 1.1 proxy", ""), 403);
+        let text = start_text(&mut server);
+        assert!(text.contains("every caller on this machine has all rights"), "{text}");
+        assert_eq!(status(&text, "GET /_all_dbs HTTP/1.1", ""), 200);
+        assert_eq!(status(&text, "GET /_all_dbs HTTP/1.1\r\nVia: 1.1 proxy", ""), 403);
         let log = Running(server).stop();
-        assert!(log.contains("every caller on this machine may do everything"), "{log}");
+        assert!(log.contains("every caller on this machine has all rights"), "{log}");
     }
     assert!(!data.path().join("admin").exists());
-    let error = refusal(serve(data.path(), &["--no-admin", "--listen", "0.0.0.0:0"]));
+    let error = start_error(serve(data.path(), &["--no-admin", "--listen", "0.0.0.0:0"]));
     assert!(error.contains("without an administrator"), "{error}");
     let mut both = serve(data.path(), &["--no-admin"]);
     both.env("SETTEE_ADMIN", "ann:secret");
-    let error = refusal(both);
+    let error = start_error(both);
     assert!(error.contains("an administrator or `no_admin`"), "{error}");
 }
 
 #[test]
-fn the_log_says_at_start_what_is_in_force() {
+fn the_log_contains_the_effective_settings_at_start() {
     let data = tempfile::tempdir().unwrap();
     let arguments =
         ["--io-engine", "threads", "--direct-io", "true", "--log-format", "json", "--max-uuids", "7"];

@@ -1,15 +1,17 @@
-//! The built binary, run as a user runs it: without variables from outside, under the usual umask.
+//! Runs the built binary without inherited `SETTEE_*` variables and with umask 022.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// The administrator of every [`Server`], and what names it in a request.
+/// The administrator of every [`Server`].
 pub(crate) const ADMIN: &str = "ann:sesame";
+
+/// Value of the `Authorization` header for [`ADMIN`].
 pub(crate) const AUTHORIZATION: &str = "Basic YW5uOnNlc2FtZQ==";
 
-/// `settee` with these arguments, under umask 022.
+/// A command that runs `settee` with these arguments and umask 022.
 pub(crate) fn settee(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "umask 022 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_settee")]).args(arguments);
@@ -27,7 +29,7 @@ pub(crate) fn run(mut command: Command, input: &[u8]) -> Output {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
-    // A command that refuses its arguments reads nothing.
+    // The write fails if the command refuses its arguments and exits.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -38,14 +40,14 @@ pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// Standard output and error output of a command that succeeds.
+/// Runs a command that must succeed. Returns its standard output and error output.
 pub(crate) fn ok(arguments: &[&str], input: &[u8]) -> (String, String) {
     let output = run(settee(arguments), input);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     (text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
 }
 
-/// The exit code and the error output of a command that fails.
+/// Runs a command that must fail. Returns its exit code and error output.
 pub(crate) fn fails(arguments: &[&str], input: &[u8]) -> (i32, String) {
     let output = run(settee(arguments), input);
     assert!(!output.status.success(), "{arguments:?}: {}", text(&output.stdout));
@@ -56,7 +58,7 @@ pub(crate) fn name(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A server on a free port, with [`ADMIN`].
+/// A server on a free port, with [`ADMIN`] as administrator.
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
@@ -74,15 +76,15 @@ impl Server {
         let url = lines
             .map_while(Result::ok)
             .find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
-        Server { child, url: url.expect("the server says where it listens").trim_end_matches('/').to_owned() }
+        Server { child, url: url.expect("the server prints its address").trim_end_matches('/').to_owned() }
     }
 
-    /// The URL with the administrator in it.
+    /// The URL including the administrator.
     pub(crate) fn admin_url(&self) -> String {
         self.url.replacen("://", &format!("://{ADMIN}@"), 1)
     }
 
-    /// The status and the body of an answer to the administrator.
+    /// Sends a request as the administrator. Returns the response's status and body.
     pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let address = self.url.trim_start_matches("http://");
         let mut stream = TcpStream::connect(address).unwrap();
@@ -93,17 +95,17 @@ impl Server {
              Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
         (head[9..12].parse().unwrap(), body.to_owned())
     }
 
-    /// The body of an answer that succeeds.
-    pub(crate) fn done(&self, method: &str, path: &str, body: &str) -> String {
-        let (status, answer) = self.send(method, path, body);
-        assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
-        answer
+    /// Sends a request that must succeed. Returns the response's body.
+    pub(crate) fn send_ok(&self, method: &str, path: &str, body: &str) -> String {
+        let (status, response) = self.send(method, path, body);
+        assert!((200..300).contains(&status), "{method} {path}: {status} {response}");
+        response
     }
 
     pub(crate) fn stop(mut self) {

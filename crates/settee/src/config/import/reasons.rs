@@ -1,12 +1,17 @@
-//! Why a key of CouchDB's has no setting here: by the key, and by the section where the keys are
-//! alike.
+//! The reasons why keys of CouchDB have no setting, by key or by section.
 
-/// What this server does anyway, whatever the key says.
-const ALWAYS: &str = "this server does that anyway";
+/// Reason of a key whose value is this server's fixed behavior.
+const FIXED: &str = "this server always does that";
 
-/// Keys whose value is what this server does; with any other, what it does in its place.
-const SAME: &[(&str, &str, &str, &str)] = &[
-    ("chttpd", "admin_only_all_dbs", "true", "everything but /, /_up and /_session takes the administrator"),
+/// Keys with fixed behavior: the section, the key, the value that is this server's behavior, and the reason
+/// for other values.
+const FIXED_KEYS: &[(&str, &str, &str, &str)] = &[
+    (
+        "chttpd",
+        "admin_only_all_dbs",
+        "true",
+        "everything but /, /_up and /_session requires the administrator",
+    ),
     ("chttpd", "allow_jsonp", "false", "there is no JSONP"),
     ("chttpd", "buffer_response", "false", "answers are streamed"),
     ("chttpd", "enable_cors", "false", ""),
@@ -15,123 +20,126 @@ const SAME: &[(&str, &str, &str, &str)] = &[
         "chttpd_auth",
         "allow_persistent_cookies",
         "true",
-        "sessions' cookies outlive the browser until they end",
+        "session cookies outlive the browser until they expire",
     ),
     ("chttpd", "decode_plus_to_space", "true", ""),
     ("cluster", "n", "1", ONE_NODE),
-    ("cluster", "q", "1", "a database isn't split into shards"),
+    ("cluster", "q", "1", NOT_SHARDED),
     ("couch_peruser", "enable", "false", NO_USERS),
-    ("couchdb", "default_security", "admin_only", "the administrator alone may read and write"),
+    ("couchdb", "default_security", "admin_only", "only the administrator may read and write"),
     ("couchdb", "delayed_commits", "false", "every 2xx but 202 is on stable storage; batch=ok asks for less"),
-    ("couchdb", "enable_database_recovery", "false", "a deleted database is gone"),
+    ("couchdb", "enable_database_recovery", "false", "a deleted database can't be recovered"),
     ("couchdb", "maintenance_mode", "false", ""),
     ("couchdb", "max_partition_size", "10737418240", ""),
     ("couchdb", "single_node", "true", ONE_NODE),
     ("httpd", "enable_cors", "false", ""),
-    ("log", "writer", "stderr", "the log goes to stderr unless `log_file` names a file"),
-    (
-        "prometheus",
-        "additional_port",
-        "false",
-        "metrics are at /_node/_local/_prometheus, for the administrator",
-    ),
-    ("ssl", "enable", "false", "TLS isn't there yet: a proxy in front can speak it"),
+    ("log", "writer", "stderr", "the log is written to stderr unless `log_file` names a file"),
+    ("prometheus", "additional_port", "false", METRICS),
+    ("ssl", "enable", "false", NO_TLS),
     ("uuids", "algorithm", "sequential", ""),
 ];
 
 const ONE_NODE: &str = "a server is one node";
-const NO_USERS: &str = "there are no users but the administrator yet";
-const NO_REPLICATOR: &str = "this server doesn't replicate by itself yet; others can replicate with it";
-const NO_VIEWS: &str = "views and Mango aren't there yet";
-const SOCKETS: &str = "sockets aren't configured";
-const NO_PROCESSES: &str = "no programs are run for queries";
+const NO_USERS: &str = "users other than the administrator aren't supported yet";
+const NO_USERS_SECTION: &str = "no counterpart: users other than the administrator aren't supported yet";
+const NO_REPLICATOR: &str = "a replicator isn't supported yet; other servers can replicate with this one";
+const NO_VIEWS: &str = "views and Mango aren't supported yet";
+const NO_TLS: &str = "TLS isn't supported yet: a proxy in front of the server can provide it";
+const NO_JWT: &str = "JWT isn't supported yet";
+const NO_FULL_TEXT: &str = "full-text search isn't supported";
+const NOT_SHARDED: &str = "a database isn't split into shards";
+const METRICS: &str = "metrics are at /_node/_local/_prometheus, for the administrator";
+const SESSION_SECRET: &str = "each start generates a new secret, which ends all sessions";
+const NODE_LOCAL_PORT: &str = "there is no node-local port: [chttpd] has the port that clients use";
+const SOCKETS: &str = "socket options aren't configurable";
+const NO_PROCESSES: &str = "queries don't run external programs";
 
-/// Keys that are set otherwise.
+/// Keys that have no setting: the section, the key and the reason.
 const KEYS: &[(&str, &str, &str)] = &[
     ("attachments", "compressible_types", "the types are CouchDB's default"),
     ("attachments", "compression_level", "the level is CouchDB's default, 8"),
     (
         "chttpd",
         "authentication_handlers",
-        "basic authentication and cookies are there; proxies' and JWT aren't yet",
+        "basic and cookie authentication are supported; proxy and JWT authentication aren't yet",
     ),
     ("chttpd", "backlog", SOCKETS),
-    ("chttpd", "config_whitelist", "the administrator may change what can be changed over HTTP"),
+    ("chttpd", "config_whitelist", "the administrator may change everything that is configurable over HTTP"),
     ("chttpd", "server_options", SOCKETS),
     ("chttpd", "socket_options", SOCKETS),
-    ("chttpd_auth", "secret", "the secret of sessions' cookies is drawn at each start: they end then"),
-    ("chttpd_auth", "same_site", "sessions' cookies are SameSite=Lax"),
+    ("chttpd_auth", "secret", SESSION_SECRET),
+    ("chttpd_auth", "same_site", "session cookies are SameSite=Lax"),
     ("chttpd_auth", "upgrade_hash_on_auth", NO_USERS),
-    ("couch_httpd_auth", "secret", "the secret of sessions' cookies is drawn at each start: they end then"),
+    ("couch_httpd_auth", "secret", SESSION_SECRET),
     (
         "couchdb",
         "database_dir",
-        "CouchDB's files aren't read: choose a directory of its own for `data_dir` [default: ./settee-data]",
+        "CouchDB's files aren't read: set `data_dir` to another directory [default: ./settee-data]",
     ),
-    ("couchdb", "file_compression", "documents are stored as they came"),
+    ("couchdb", "file_compression", "documents are stored as received"),
     ("couchdb", "max_database_name_length", "a name has 238 bytes at most, CouchDB's default"),
     ("couchdb", "max_document_id_length", "an id has 8000 bytes at most"),
     ("couchdb", "os_process_timeout", NO_PROCESSES),
-    ("couchdb", "uri_file", "the log tells the address at start"),
+    ("couchdb", "uri_file", "the log contains the address at start"),
     ("couchdb", "users_db_security_editable", NO_USERS),
     ("couchdb", "users_db_suffix", NO_USERS),
-    ("couchdb", "uuid", "the server draws its own and keeps it in the data directory, in server-uuid"),
+    ("couchdb", "uuid", "the server generates its own and stores it in server-uuid in the data directory"),
     ("couchdb", "view_index_dir", NO_VIEWS),
-    ("httpd", "bind_address", "CouchDB's node-local port isn't there: [chttpd] has the one that clients use"),
-    ("httpd", "port", "CouchDB's node-local port isn't there: [chttpd] has the one that clients use"),
-    ("log", "file", "CouchDB's log isn't appended to: `log_file` names another"),
+    ("httpd", "bind_address", NODE_LOCAL_PORT),
+    ("httpd", "port", NODE_LOCAL_PORT),
+    ("log", "file", "the server doesn't append to CouchDB's log: set `log_file` to another file"),
     ("vendor", "name", "the vendor is Settee"),
-    ("vendor", "version", "the version is that of the program"),
+    ("vendor", "version", "the version is the program's"),
 ];
 
-/// Sections of which no key has a counterpart.
+/// Sections without settings: the section and the reason for keys that aren't listed above.
 const SECTIONS: &[(&str, &str)] = &[
-    ("chttpd_auth", "no counterpart: there are no users but the administrator yet"),
+    ("chttpd_auth", NO_USERS_SECTION),
     ("chttpd_auth_cache", NO_USERS),
     ("chttpd_auth_lockout", "failed logins aren't counted"),
     ("cluster", ONE_NODE),
-    ("cors", "CORS for each host isn't there: [cors] holds for all"),
-    ("couch_httpd_auth", "no counterpart: there are no users but the administrator yet"),
+    ("cors", "CORS per host isn't supported: [cors] applies to all hosts"),
+    ("couch_httpd_auth", NO_USERS_SECTION),
     ("couch_mrview", NO_VIEWS),
     ("couch_peruser", NO_USERS),
     ("couch_quickjs_scanner_plugin", NO_VIEWS),
-    ("couchdb_engines", "there is one engine"),
+    ("couchdb_engines", "there is one storage engine"),
     ("csp", "Content-Security-Policy isn't sent"),
     ("ddoc_cache", NO_VIEWS),
-    ("disk_monitor", "a full disk answers 507 until there is room"),
-    ("dreyfus", "there is no full-text search"),
+    ("disk_monitor", "writes get 507 while the disk is full"),
+    ("dreyfus", NO_FULL_TEXT),
     ("fabric", ONE_NODE),
-    ("global_changes", "_db_updates is always there"),
-    ("httpd_design_handlers", "handlers aren't configured"),
-    ("ioq", "operations on files are queued otherwise: see [io]"),
-    ("jwt_auth", "JWT isn't there yet"),
-    ("jwt_keys", "JWT isn't there yet"),
+    ("global_changes", "_db_updates is always available"),
+    ("httpd_design_handlers", "handlers aren't configurable"),
+    ("ioq", "[io] configures the queues of file operations"),
+    ("jwt_auth", NO_JWT),
+    ("jwt_keys", NO_JWT),
     ("ken", NO_VIEWS),
     ("mango", NO_VIEWS),
     ("mem3", ONE_NODE),
     ("native_query_servers", NO_PROCESSES),
-    ("nouveau", "there is no full-text search"),
-    ("prometheus", "metrics are at /_node/_local/_prometheus, for the administrator"),
-    ("purge", "how much a purge takes is fixed"),
+    ("nouveau", NO_FULL_TEXT),
+    ("prometheus", METRICS),
+    ("purge", "the limits of a purge are fixed"),
     ("query_server_config", NO_VIEWS),
     ("query_servers", NO_PROCESSES),
     ("replicator", NO_REPLICATOR),
-    ("reshard", "a database isn't split into shards"),
+    ("reshard", NOT_SHARDED),
     ("rexi", ONE_NODE),
-    ("smoosh", "compaction runs by itself: see garbage_percent_max and compaction_bytes_per_second"),
-    ("ssl", "TLS isn't there yet: a proxy in front can speak it"),
-    ("stats", "counts aren't gathered in intervals"),
-    ("vhosts", "virtual hosts aren't there"),
+    ("smoosh", "compaction is automatic: see garbage_percent_max and compaction_bytes_per_second"),
+    ("ssl", NO_TLS),
+    ("stats", "statistics aren't collected in intervals"),
+    ("vhosts", "virtual hosts aren't supported"),
     ("view_updater", NO_VIEWS),
     ("x_frame_options", "X-Frame-Options isn't sent"),
 ];
 
-/// Why a key has no setting; in place of which, where there is something.
+/// Returns why a key has no setting, and the alternative if there is one.
 pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
-    let same = SAME.iter().find(|same| (same.0, same.1) == (section, key));
-    match same {
-        Some((.., same, _)) if *same == value => return ALWAYS.to_owned(),
-        Some((.., otherwise)) if !otherwise.is_empty() => return (*otherwise).to_owned(),
+    let fixed_key = FIXED_KEYS.iter().find(|fixed| (fixed.0, fixed.1) == (section, key));
+    match fixed_key {
+        Some((.., fixed, _)) if *fixed == value => return FIXED.to_owned(),
+        Some((.., reason)) if !reason.is_empty() => return (*reason).to_owned(),
         _ => {}
     }
     match (section, key) {
@@ -143,17 +151,17 @@ pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
         | ("chttpd_auth" | "couch_httpd_auth", "require_valid_user") => {
             let json = serde_json::Value::from(value);
             return format!(
-                "set over HTTP, while the server runs: PUT /_node/_local/_config/{section}/{key} {json}"
+                "set it over HTTP while the server runs: PUT /_node/_local/_config/{section}/{key} {json}"
             );
         }
         _ => {}
     }
-    // smoosh.ratio_dbs and the like, cors:http://example.com.
+    // Sections such as smoosh.ratio_dbs and cors:http://example.com.
     let family = section.split(['.', ':']).next().unwrap_or(section);
     let of_key = KEYS.iter().find(|known| (known.0, known.1) == (section, key)).map(|known| known.2);
     let of_section =
         SECTIONS.iter().find(|known| known.0 == section || known.0 == family).map(|known| known.1);
-    of_key.or(of_section).unwrap_or("no counterpart here").to_owned()
+    of_key.or(of_section).unwrap_or("no counterpart").to_owned()
 }
 
 #[cfg(test)]
@@ -161,24 +169,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_server_does_anyway_is_told_apart() {
-        assert_eq!(reason("couchdb", "single_node", "true"), ALWAYS);
+    fn a_value_that_is_fixed_behavior_is_distinguished() {
+        assert_eq!(reason("couchdb", "single_node", "true"), FIXED);
         assert_eq!(reason("couchdb", "single_node", "false"), ONE_NODE);
-        assert_eq!(reason("uuids", "algorithm", "sequential"), ALWAYS);
+        assert_eq!(reason("uuids", "algorithm", "sequential"), FIXED);
     }
 
     #[test]
-    fn what_can_be_set_otherwise_says_how() {
-        let told = reason("uuids", "utc_id_suffix", "a \"b\"");
-        assert!(told.ends_with("PUT /_node/_local/_config/uuids/utc_id_suffix \"a \\\"b\\\"\""), "{told}");
+    fn the_reason_of_a_key_that_is_set_over_http_contains_the_request() {
+        let text = reason("uuids", "utc_id_suffix", "a \"b\"");
+        assert!(text.ends_with("PUT /_node/_local/_config/uuids/utc_id_suffix \"a \\\"b\\\"\""), "{text}");
         assert!(reason("couchdb", "maintenance_mode", "nolb").contains("_config/couchdb/maintenance_mode"));
     }
 
     #[test]
-    fn a_section_answers_for_its_family_and_an_unknown_key_has_no_counterpart() {
+    fn a_section_includes_its_subsections_and_an_unknown_key_has_no_counterpart() {
         assert!(reason("smoosh.ratio_dbs", "min_priority", "2.0").contains("garbage_percent_max"));
         assert!(reason("cors:http://example.com", "origins", "*").contains("CORS"));
-        assert_eq!(reason("my", "own", "1"), "no counterpart here");
-        assert_eq!(reason("my", "backlog", "512"), "no counterpart here");
+        assert_eq!(reason("my", "own", "1"), "no counterpart");
+        assert_eq!(reason("my", "backlog", "512"), "no counterpart");
     }
 }

@@ -1,69 +1,69 @@
-//! Goal: nothing that CouchDB's files say gets lost on the way, and what comes of them is taken.
-//! Method: files of what is documented, and files made at random of its keys and others.
+//! Goal: every key of CouchDB's files appears in the result, and the result is a valid settings file.
+//! Method: files with documented keys, and random files with these and other keys.
 
 use proptest::prelude::*;
 
 use super::*;
 
-fn of(text: &str) -> Conversion {
-    Conversion::of(&[("local.ini".to_owned(), text.to_owned())]).unwrap()
+fn convert(text: &str) -> Conversion {
+    Conversion::new(&[("local.ini".to_owned(), text.to_owned())]).unwrap()
 }
 
-/// The value that a setting got.
+/// The converted value of a setting.
 fn setting(conversion: &Conversion, name: &str) -> Option<Value> {
     conversion.converted.get(name).map(|converted| converted.value.clone())
 }
 
 #[test]
-fn each_number_becomes_its_setting() {
-    for number in NUMBERS {
-        for section in number.sections {
-            let conversion = of(&format!("[{section}]\n{} = 1234 ; a comment", number.key));
-            assert_eq!(setting(&conversion, number.setting), Some(json!(1234)), "{section}/{}", number.key);
-            assert!(conversion.left.is_empty(), "{conversion:?}");
+fn each_numeric_key_becomes_its_setting() {
+    for numeric in NUMERIC_KEYS {
+        for section in numeric.sections {
+            let conversion = convert(&format!("[{section}]\n{} = 1234 ; a comment", numeric.key));
+            assert_eq!(setting(&conversion, numeric.setting), Some(json!(1234)), "{section}/{}", numeric.key);
+            assert!(conversion.unconverted.is_empty(), "{conversion:?}");
             let text = conversion.toml();
-            assert!(text.contains(&format!("{section}/{} (local.ini:2)", number.key)), "{text}");
+            assert!(text.contains(&format!("{section}/{} (local.ini:2)", numeric.key)), "{text}");
         }
     }
 }
 
 #[test]
-fn the_newer_section_goes_before_the_older_one_and_that_is_told() {
-    let conversion = of("[httpd]\nchanges_timeout = 1\n[chttpd]\nchanges_timeout = 2");
+fn the_newer_section_takes_precedence_and_the_older_one_is_listed() {
+    let conversion = convert("[httpd]\nchanges_timeout = 1\n[chttpd]\nchanges_timeout = 2");
     assert_eq!(setting(&conversion, "changes_timeout_ms"), Some(json!(2)));
     let text = conversion.toml();
     assert!(text.contains("httpd/changes_timeout = 1 (local.ini:2)"), "{text}");
-    assert!(text.contains("chttpd/changes_timeout goes before it"), "{text}");
+    assert!(text.contains("chttpd/changes_timeout takes precedence"), "{text}");
 }
 
 #[test]
-fn a_number_that_is_none_stays_behind_with_the_reason() {
+fn an_invalid_number_is_listed_with_the_reason() {
     for value in ["many", "-1", "0", "1.5", "infinity"] {
-        let conversion = of(&format!("[couchdb]\nmax_document_size = {value}"));
+        let conversion = convert(&format!("[couchdb]\nmax_document_size = {value}"));
         assert_eq!(setting(&conversion, "max_document_size"), None, "{value}");
-        assert_eq!(conversion.left.len(), 1, "{value}");
+        assert_eq!(conversion.unconverted.len(), 1, "{value}");
     }
 }
 
 #[test]
-fn what_is_more_than_can_be_becomes_the_most_and_is_warned_of() {
-    let most = settee_doc::DOCUMENT_BYTES_LIMIT;
-    let conversion = of("[couchdb]\nmax_document_size = 50000000\nmax_attachment_size = infinity");
-    assert_eq!(setting(&conversion, "max_document_size"), Some(json!(most)));
+fn a_number_over_the_maximum_becomes_the_maximum_with_a_warning() {
+    let max = settee_doc::DOCUMENT_BYTES_LIMIT;
+    let conversion = convert("[couchdb]\nmax_document_size = 50000000\nmax_attachment_size = infinity");
+    assert_eq!(setting(&conversion, "max_document_size"), Some(json!(max)));
     assert_eq!(setting(&conversion, "max_attachment_size"), Some(json!(BYTES_MAX)));
     let warned = |words: &[&str]| {
         conversion.warnings.iter().any(|warning| words.iter().all(|word| warning.contains(word)))
     };
-    assert!(warned(&["couchdb/max_document_size", "50000000", &most.to_string()]), "{conversion:?}");
+    assert!(warned(&["couchdb/max_document_size", "50000000", &max.to_string()]), "{conversion:?}");
     assert!(warned(&["couchdb/max_attachment_size", "infinity"]), "{conversion:?}");
 }
 
 #[test]
-fn sizes_that_contradict_each_other_here_are_made_to_agree() {
-    let large = of("[chttpd]\nmax_http_request_size = 4294967296");
+fn contradicting_sizes_are_made_consistent() {
+    let large = convert("[chttpd]\nmax_http_request_size = 4294967296");
     assert_eq!(setting(&large, "max_request_bytes"), Some(json!(4294967296_u64)));
     assert!(setting(&large, "request_bytes_in_flight_max").is_none(), "larger ones are spooled");
-    let small = of("[chttpd]\nmax_http_request_size = 1000");
+    let small = convert("[chttpd]\nmax_http_request_size = 1000");
     assert_eq!(setting(&small, "max_document_size"), Some(json!(1000)));
     assert!(setting(&small, "request_bytes_in_flight_max").is_none(), "{small:?}");
 }
@@ -78,29 +78,29 @@ fn address_and_port_become_one_setting() {
         ("bind_address = ::1", "[::1]:5984"),
         ("bind_address = db.example.org\nport=1", "db.example.org:1"),
     ] {
-        assert_eq!(setting(&of(&format!("[chttpd]\n{text}")), "listen"), Some(json!(listen)), "{text}");
+        assert_eq!(setting(&convert(&format!("[chttpd]\n{text}")), "listen"), Some(json!(listen)), "{text}");
     }
-    let bad = of("[chttpd]\nbind_address = 0.0.0.0\nport = 65536");
-    assert_eq!((setting(&bad, "listen"), bad.left.len()), (None, 2), "both are told");
-    assert_eq!(setting(&of("[httpd]\nport = 5986"), "listen"), None, "the node-local port is another");
+    let bad = convert("[chttpd]\nbind_address = 0.0.0.0\nport = 65536");
+    assert_eq!((setting(&bad, "listen"), bad.unconverted.len()), (None, 2), "both are listed");
+    assert_eq!(setting(&convert("[httpd]\nport = 5986"), "listen"), None, "the node-local port is another");
 }
 
 #[test]
-fn connections_come_of_the_one_option_that_has_a_counterpart() {
-    let conversion = of("[chttpd]\nserver_options = [{backlog, 128}, {max, 50}]");
+fn the_max_of_server_options_becomes_max_connections() {
+    let conversion = convert("[chttpd]\nserver_options = [{backlog, 128}, {max, 50}]");
     assert_eq!(setting(&conversion, "max_connections"), Some(json!(50)));
-    let other = of("[chttpd]\nserver_options = [{recbuf, undefined}]");
-    assert_eq!((setting(&other, "max_connections"), other.left.len()), (None, 1));
+    let other = convert("[chttpd]\nserver_options = [{recbuf, undefined}]");
+    assert_eq!((setting(&other, "max_connections"), other.unconverted.len()), (None, 1));
 }
 
 #[test]
-fn of_administrators_the_first_with_a_password_is_taken_and_each_other_is_told() {
+fn the_first_administrator_with_a_plain_password_is_converted_and_others_are_listed() {
     let text = "[admins]\nzoe = -pbkdf2:sha256-31d2,5c2b,600000\nann = in the clear\nbob = of bobs own\n\
                 old = -hashed-12,34\n";
-    let conversion = of(text);
+    let conversion = convert(text);
     assert_eq!(setting(&conversion, "admin"), Some(json!("ann:in the clear")));
-    let told: Vec<&str> = conversion.left.iter().map(|left| &*left.key).collect();
-    assert_eq!(told, ["admins/zoe", "admins/bob", "admins/old"]);
+    let listed: Vec<&str> = conversion.unconverted.iter().map(|key| &*key.key).collect();
+    assert_eq!(listed, ["admins/zoe", "admins/bob", "admins/old"]);
     for name in ["zoe", "bob", "old"] {
         let words = format!("administrator {name} ");
         assert!(conversion.warnings.iter().any(|warning| warning.contains(&words)), "{name}: {conversion:?}");
@@ -112,25 +112,25 @@ fn of_administrators_the_first_with_a_password_is_taken_and_each_other_is_told()
 }
 
 #[test]
-fn who_would_serve_others_without_an_administrator_is_warned() {
+fn a_public_address_without_an_administrator_is_warned_of() {
     let warned =
-        |text: &str| of(text).warnings.iter().any(|warning| warning.contains("no administrator for"));
+        |text: &str| convert(text).warnings.iter().any(|warning| warning.contains("no administrator for"));
     assert!(warned("[chttpd]\nbind_address = 0.0.0.0\n[admins]\nann = -pbkdf2-1,2,3"));
     assert!(!warned("[chttpd]\nbind_address = 0.0.0.0\n[admins]\nann = x"));
     assert!(!warned("[chttpd]\nport = 80") && !warned("[chttpd]\nbind_address = ::1"));
 }
 
 #[test]
-fn text_that_looks_like_toml_stays_a_comment() {
-    let conversion = of("[my]\na = 1\u{85}\nb = x\u{c}[limits]\n[admins]\na\"b = c\\d\"\u{7}");
+fn text_that_looks_like_toml_remains_a_comment() {
+    let conversion = convert("[my]\na = 1\u{85}\nb = x\u{c}[limits]\n[admins]\na\"b = c\\d\"\u{7}");
     let text = conversion.toml();
     let settings = file::parse(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(settings.admin.as_deref(), Some("a\"b:c\\d\"\u{7}"));
 }
 
-/// A key of CouchDB's and a value that it may have, or one of nobody's.
+/// A line with a key of CouchDB or an unknown key, and a valid or invalid value.
 fn any_line() -> impl Strategy<Value = String> {
-    let keys: Vec<&str> = NUMBERS.iter().map(|number| number.key).collect();
+    let keys: Vec<&str> = NUMERIC_KEYS.iter().map(|numeric| numeric.key).collect();
     let key = prop_oneof![
         4 => prop::sample::select(keys),
         3 => prop::sample::select(vec!["port", "bind_address", "server_options", "algorithm", "secret", "level"]),
@@ -151,19 +151,19 @@ fn any_line() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn every_key_of_any_files_is_told_and_the_result_is_taken(
+    fn every_key_is_listed_and_the_result_is_valid(
         lines in prop::collection::vec(any_line(), 0..20),
         later in prop::collection::vec(any_line(), 0..5),
     ) {
         let files = [("a.ini".to_owned(), lines.concat()), ("b.ini".to_owned(), later.concat())];
         let mut ini = Ini::default();
         files.iter().for_each(|(name, text)| ini.read(name, text));
-        let conversion = Conversion::of(&files).unwrap();
+        let conversion = Conversion::new(&files).unwrap();
         let text = conversion.toml();
         prop_assert!(file::parse(&text).is_ok(), "{}", text);
         for ((section, key), entry) in &ini.entries {
-            let told = [format!("{section}/{key} ({})", entry.place), format!("{section}/{key} = ")];
-            prop_assert!(told.iter().any(|told| text.contains(&plain(told))), "{section}/{key}: {text}");
+            let forms = [format!("{section}/{key} ({})", entry.source), format!("{section}/{key} = ")];
+            prop_assert!(forms.iter().any(|form| text.contains(&plain(form))), "{section}/{key}: {text}");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! Goal: what is shown is what holds, says where it comes from, and holds again as a file.
-//! Method: flags and variables through the same parser as the program's, files and what was set
-//! over HTTP at random.
+//! Goal: the printed settings are the effective ones, with their origins, and yield the same settings as a
+//! file. Method: flags and variables parsed by the program's parser; random files and values set over HTTP.
 
 use std::fs;
 
@@ -10,13 +9,13 @@ use proptest::prelude::*;
 use super::*;
 
 #[derive(Parser)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
-    given: Given,
+    given: GivenSettings,
 }
 
-fn given(flags: &[String]) -> Given {
-    let line = Line::try_parse_from(std::iter::once("settee".to_owned()).chain(flags.iter().cloned()));
+fn given(flags: &[String]) -> GivenSettings {
+    let line = CommandLine::try_parse_from(std::iter::once("settee".to_owned()).chain(flags.iter().cloned()));
     line.unwrap_or_else(|error| panic!("{error}")).given
 }
 
@@ -25,27 +24,27 @@ fn flags(data: &Path, others: &[&str]) -> Vec<String> {
     data.iter().chain(others).map(|flag| (*flag).to_owned()).collect()
 }
 
-/// Names and values of what is in force.
-fn values(shown: &Shown) -> Vec<(&'static str, Option<Value>)> {
-    shown.rows.iter().map(|row| (row.name, row.value.clone())).collect()
+/// Names and effective values.
+fn values(shown: &EffectiveSettings) -> Vec<(&'static str, Option<Value>)> {
+    shown.settings.iter().map(|setting| (setting.name, setting.value.clone())).collect()
 }
 
-fn row<'a>(shown: &'a Shown, name: &str) -> &'a Row {
-    shown.rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("{name} isn't shown"))
+fn setting<'a>(shown: &'a EffectiveSettings, name: &str) -> &'a EffectiveSetting {
+    shown.settings.iter().find(|setting| setting.name == name).unwrap_or_else(|| panic!("{name} isn't shown"))
 }
 
-/// What is shown of a file's text alone.
-fn shown_of_file(text: &str) -> Result<Shown, String> {
+/// The effective settings of a file without flags and variables.
+fn shown_of_file(text: &str) -> Result<EffectiveSettings, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("settee.toml");
     fs::write(&path, text).unwrap();
-    Shown::gather(&Given::default(), Some(&path))
+    EffectiveSettings::resolve(&GivenSettings::default(), Some(&path))
 }
 
 #[test]
 fn every_setting_of_the_example_file_is_shown() {
     let data = tempfile::tempdir().unwrap();
-    let shown = Shown::gather(&given(&flags(data.path(), &[])), None).unwrap();
+    let shown = EffectiveSettings::resolve(&given(&flags(data.path(), &[])), None).unwrap();
     let (text, json) = (shown.toml(), shown.json());
     let example = include_str!("../../../../../docs/settee.toml");
     let mut table = "";
@@ -64,17 +63,17 @@ fn every_setting_of_the_example_file_is_shown() {
         assert!(of_table[name]["source"].is_string(), "[{table}] {name}: {json}");
         count += 1;
     }
-    assert_eq!(count, Settings::names().len() - 1, "admin is shown in prose there");
+    assert_eq!(count, Settings::names().len() - 1, "the example mentions admin only in prose");
 }
 
 #[test]
-fn each_source_is_told() {
+fn each_origin_is_printed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a file.toml");
     fs::write(&path, "listen = \"[::1]:0\"\n[limits]\nmax_uuids = 5\nmax_headers = 50").unwrap();
     fs::write(directory.path().join(CONFIG_FILE), "[couchdb]\nmax_document_size = \"1234\"\n").unwrap();
     let given = given(&flags(directory.path(), &["--max-uuids", "6"]));
-    let shown = Shown::gather(&given, Some(&path)).unwrap();
+    let shown = EffectiveSettings::resolve(&given, Some(&path)).unwrap();
     let of_http = Origin::Http(directory.path().join(CONFIG_FILE), "couchdb/max_document_size".to_owned());
     for (name, value, origin) in [
         ("max_uuids", json!(6), Origin::Flag("--max-uuids".to_owned())),
@@ -83,8 +82,8 @@ fn each_source_is_told() {
         ("max_connections", json!(4096), Origin::Default),
         ("max_document_size", json!(1234), of_http),
     ] {
-        let row = row(&shown, name);
-        assert_eq!((row.value.as_ref(), &row.origin), (Some(&value), &origin), "{name}");
+        let setting = setting(&shown, name);
+        assert_eq!((setting.value.as_ref(), &setting.origin), (Some(&value), &origin), "{name}");
     }
     let text = shown.toml();
     let line = text.lines().find(|line| line.starts_with("max_document_size = 1234 ")).unwrap();
@@ -93,17 +92,17 @@ fn each_source_is_told() {
 }
 
 #[test]
-fn a_value_that_is_no_flag_came_from_its_variable() {
-    let given = Given {
+fn a_given_value_without_a_flag_has_its_variable_as_origin() {
+    let given = GivenSettings {
         settings: Settings { listen: Some("127.0.0.1:1".to_owned()), ..Settings::default() },
-        ..Given::default()
+        ..GivenSettings::default()
     };
-    let shown = Shown::gather(&given, None).unwrap();
-    assert_eq!(row(&shown, "listen").origin, Origin::Variable("SETTEE_LISTEN".to_owned()));
+    let shown = EffectiveSettings::resolve(&given, None).unwrap();
+    assert_eq!(setting(&shown, "listen").origin, Origin::Variable("SETTEE_LISTEN".to_owned()));
 }
 
 #[test]
-fn passwords_are_hidden_and_a_file_that_holds_one_is_named() {
+fn passwords_are_hidden_and_password_files_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("admin");
     crate::secret::write_private(&secret, "ann:se\"cret\n");
@@ -111,60 +110,61 @@ fn passwords_are_hidden_and_a_file_that_holds_one_is_named() {
     let by_file = given(&flags(directory.path(), &["--admin-file", secret.to_str().unwrap()]));
     fs::write(directory.path().join(CONFIG_FILE), "[mine]\npassword = \"se\\\"cret\"\n").unwrap();
     for given in [&by_flag, &by_file] {
-        let shown = Shown::gather(given, None).unwrap();
+        let shown = EffectiveSettings::resolve(given, None).unwrap();
         for text in [shown.toml(), shown.json().to_string()] {
             assert!(!text.contains("cret"), "{text}");
         }
     }
-    let shown = Shown::gather(&by_flag, None).unwrap();
-    assert_eq!(row(&shown, "admin").value, Some(json!("ann:****")));
+    let shown = EffectiveSettings::resolve(&by_flag, None).unwrap();
+    assert_eq!(setting(&shown, "admin").value, Some(json!("ann:****")));
     assert!(file::parse(&shown.toml()).unwrap().admin.is_none(), "it would be the password");
-    let shown = Shown::gather(&by_file, None).unwrap();
+    let shown = EffectiveSettings::resolve(&by_file, None).unwrap();
     assert_eq!(file::parse(&shown.toml()).unwrap().admin_file, Some(secret));
 }
 
 #[test]
-fn what_no_file_can_say_beside_the_rest_is_told_in_a_comment() {
+fn a_value_that_contradicts_others_in_a_file_is_printed_in_a_comment() {
     let directory = tempfile::tempdir().unwrap();
     let changed =
         "[chttpd]\nmax_http_request_size = \"1000\"\n[couchdb]\nmax_attachment_size = \"infinity\"\n";
     fs::write(directory.path().join(CONFIG_FILE), changed).unwrap();
-    let shown = Shown::gather(&given(&flags(directory.path(), &[])), None).unwrap();
-    assert_eq!(row(&shown, "max_request_bytes").value, Some(json!(1000)));
+    let shown = EffectiveSettings::resolve(&given(&flags(directory.path(), &[])), None).unwrap();
+    assert_eq!(setting(&shown, "max_request_bytes").value, Some(json!(1000)));
     let text = shown.toml();
     assert!(
         text.contains("\n#max_request_bytes = 1000 ") && text.contains("\nmax_request_bytes = 4294967296 ")
     );
     assert!(text.contains("\n#max_attachment_size = 18446744073709551615 "), "{text}");
-    // With a smaller document it goes, in whatever order they are found.
+    // With a smaller document limit the value is valid, in either order of the two.
     let both = changed.to_owned() + "max_document_size = \"10\"\n";
     fs::write(directory.path().join(CONFIG_FILE), both).unwrap();
-    let shown = Shown::gather(&given(&flags(directory.path(), &[])), None).unwrap();
+    let shown = EffectiveSettings::resolve(&given(&flags(directory.path(), &[])), None).unwrap();
     assert!(shown.toml().contains("\nmax_request_bytes = 1000 "), "{}", shown.toml());
 }
 
 #[test]
-fn what_is_set_over_http_without_a_setting_is_told_and_what_is_left_out_too() {
+fn http_configuration_without_a_setting_and_invalid_values_are_printed() {
     let directory = tempfile::tempdir().unwrap();
     let changed = "[uuids]\nalgorithm = \"random\"\nmax_count = \"none\"\n[\"my\\nown\"]\na = \"\"\n";
     fs::write(directory.path().join(CONFIG_FILE), changed).unwrap();
-    let shown = Shown::gather(&given(&flags(directory.path(), &[])), None).unwrap();
+    let shown = EffectiveSettings::resolve(&given(&flags(directory.path(), &[])), None).unwrap();
     let text = shown.toml();
     assert!(text.contains("# uuids/algorithm = \"random\" "), "{text}");
     assert!(text.contains("# my\u{fffd}own/a = (deleted) "), "{text}");
-    assert!(text.contains("uuids/max_count: what was configured over HTTP is left out"), "{text}");
+    assert!(text.contains("uuids/max_count: the value configured over HTTP is ignored"), "{text}");
     assert!(file::parse(&text).is_ok(), "{text}");
 }
 
 /// Flags for some limits, near their defaults.
-fn any_limits() -> impl Strategy<Value = Vec<(Table, &'static str, u64)>> {
-    let numbers: Vec<(Table, &'static str, u64)> = Config::merge(Settings::default(), Settings::default())
-        .unwrap()
-        .groups()
-        .into_iter()
-        .flat_map(|(table, limits)| limits.into_iter().map(move |(name, value)| (table, name, value)))
-        .filter_map(|(table, name, value)| Some((table, name, value.as_u64()?)))
-        .collect();
+fn any_limits() -> impl Strategy<Value = Vec<(TableName, &'static str, u64)>> {
+    let numbers: Vec<(TableName, &'static str, u64)> =
+        Config::merge(Settings::default(), Settings::default())
+            .unwrap()
+            .groups()
+            .into_iter()
+            .flat_map(|(table, limits)| limits.into_iter().map(move |(name, value)| (table, name, value)))
+            .filter_map(|(table, name, value)| Some((table, name, value.as_u64()?)))
+            .collect();
     let one = (prop::sample::select(numbers), 1_u64..5, 0_u64..3)
         .prop_map(|((table, name, value), part, more)| (table, name, value / part + more));
     prop::collection::vec(one, 0..6).prop_map(|mut limits| {
@@ -174,7 +174,7 @@ fn any_limits() -> impl Strategy<Value = Vec<(Table, &'static str, u64)>> {
     })
 }
 
-/// What may have been set over HTTP.
+/// Configuration set over HTTP.
 fn any_changes() -> impl Strategy<Value = String> {
     let keys = [
         ("couchdb", "max_document_size"),
@@ -201,7 +201,7 @@ fn any_changes() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn what_is_shown_says_the_same_as_a_file(
+    fn printed_settings_yield_the_same_settings_as_a_file(
         limits in any_limits(),
         changes in any_changes(),
         listen in "[ -~é\\t]{1,20}",
@@ -216,11 +216,12 @@ proptest! {
         let text = first.toml();
         let again = shown_of_file(&text).map_err(|error| TestCaseError::fail(format!("{error}: {text}")))?;
         prop_assert_eq!(values(&first), values(&again), "{}", text);
-        // And where nothing was set over HTTP, for all that a file can say.
+        // Without the values set over HTTP, the settings that the file can represent are the same.
         fs::remove_file(directory.path().join(CONFIG_FILE)).unwrap();
         let alone = shown_of_file(&text).map_err(|error| TestCaseError::fail(format!("{error}: {text}")))?;
-        for (row, told) in first.rows.iter().zip(&alone.rows) {
-            prop_assert!(row.aside.is_some() || row.value == told.value, "{}: {}", row.name, text);
+        for (setting, found) in first.settings.iter().zip(&alone.settings) {
+            let is_same = setting.file_form.is_some() || setting.value == found.value;
+            prop_assert!(is_same, "{}: {}", setting.name, text);
         }
     }
 }

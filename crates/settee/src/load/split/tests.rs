@@ -1,38 +1,38 @@
-//! Goal: the splitter finds the documents that a parser of the whole would find, whatever the
-//! layout and however reads are cut; broken input is an error that names its line.
-//! Method: random JSON written as lines and as arrays, read in random pieces.
+//! Goal: the splitter finds the same documents as a parser of the whole input, for every layout and chunk
+//! size; malformed input is an error with its line. Method: random JSON written as lines and as arrays, read
+//! in random chunks.
 
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
 
-/// Delivers `text` in pieces of the given sizes, round and round.
-struct Pieces<'a> {
+/// Reader that returns `text` in chunks of the given sizes, repeated cyclically.
+struct ChunkReader<'a> {
     text: &'a [u8],
     sizes: Vec<usize>,
-    turn: usize,
+    read_count: usize,
 }
 
-impl Read for Pieces<'_> {
+impl Read for ChunkReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let size = self.sizes[self.turn % self.sizes.len()].min(into.len()).min(self.text.len());
-        self.turn += 1;
+        let size = self.sizes[self.read_count % self.sizes.len()].min(into.len()).min(self.text.len());
+        self.read_count += 1;
         into[..size].copy_from_slice(&self.text[..size]);
         self.text = &self.text[size..];
         Ok(size)
     }
 }
 
-/// What the splitter finds: documents with their lines, or messages.
+/// Returns the results of the splitter: documents with their lines, or error messages.
 fn split(text: &[u8], sizes: &[usize], size_max: usize) -> Vec<Result<(u64, Vec<u8>), String>> {
-    let pieces = Pieces { text, sizes: sizes.to_vec(), turn: 0 };
-    let mut splitter = Splitter::new(pieces, size_max).unwrap();
+    let reader = ChunkReader { text, sizes: sizes.to_vec(), read_count: 0 };
+    let mut splitter = Splitter::new(reader, size_max).unwrap();
     let (mut found, mut document) = (Vec::new(), Vec::new());
     loop {
         match splitter.next(&mut document) {
             Ok(None) => {
-                assert_eq!(splitter.bytes_read(), text.len() as u64, "all was used up");
+                assert_eq!(splitter.bytes_read(), text.len() as u64, "all input is consumed");
                 return found;
             }
             Ok(Some(line)) => found.push(Ok((line, document.clone()))),
@@ -78,7 +78,7 @@ fn parsed(found: &[Result<(u64, Vec<u8>), String>]) -> Vec<Value> {
 
 proptest! {
     #[test]
-    fn lines_come_out_as_they_went_in(
+    fn documents_written_as_lines_are_returned_unchanged(
         documents in prop::collection::vec(object(), 0..8),
         crlf in any::<bool>(),
         mark in any::<bool>(),
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn elements_of_an_array_come_out_as_a_parser_sees_them(
+    fn elements_of_an_array_equal_those_of_a_parser(
         elements in prop::collection::vec(json(), 0..8),
         pretty in any::<bool>(),
         mark in any::<bool>(),
@@ -136,14 +136,14 @@ proptest! {
 }
 
 #[test]
-fn empty_input_holds_no_document() {
+fn empty_input_contains_no_document() {
     for text in ["", "\u{feff}", " \r\n\n", "[]", " [ \n ] ", "\n\n"] {
         assert_eq!(whole(text.as_bytes()), [], "{text:?}");
     }
 }
 
 #[test]
-fn a_document_over_the_limit_is_passed_over_with_its_line() {
+fn a_document_over_the_limit_is_skipped_and_reported_with_its_line() {
     let too_large = |line| Err(format!("line {line}: the document exceeds 9 bytes"));
     let cases = [
         ("{\"a\":123}\r\n{\"a\":1234}\n\n{\"b\":1}", 2, 4),
@@ -156,24 +156,24 @@ fn a_document_over_the_limit_is_passed_over_with_its_line() {
                 too_large(large_line),
                 Ok((last_line, b"{\"b\":1}".to_vec())),
             ];
-            assert_eq!(split(text.as_bytes(), &[size], 9), expected, "{text:?} in pieces of {size}");
+            assert_eq!(split(text.as_bytes(), &[size], 9), expected, "{text:?} in chunks of {size}");
         }
     }
 }
 
 #[test]
-fn a_truncated_element_is_reported_where_it_begins() {
+fn a_truncated_element_is_reported_with_its_first_line() {
     let found = whole(b"[\n {\"a\":1},\n {\"b\":\n \"]");
     assert_eq!(found[1], Err("line 3: the input ends inside the array".to_owned()));
 }
 
 #[test]
-fn a_broken_array_is_an_error_with_its_line() {
+fn a_malformed_array_is_an_error_with_its_line() {
     let cases = [
         ("[{},\n]", "line 2: an element of the array is missing"),
         ("[\n\n,{}]", "line 3: an element of the array is missing"),
-        ("[{}]\n{}", "line 2: something follows the array"),
-        ("[\n}]", "line 2: a bracket closes that was not open"),
+        ("[{}]\n{}", "line 2: unexpected text after the array"),
+        ("[\n}]", "line 2: a closing bracket has no opening bracket"),
     ];
     for (text, message) in cases {
         assert_eq!(whole(text.as_bytes()).pop().unwrap(), Err(message.to_owned()), "{text:?}");
@@ -181,7 +181,7 @@ fn a_broken_array_is_an_error_with_its_line() {
 }
 
 #[test]
-fn a_line_that_is_no_json_does_not_hide_its_neighbours() {
+fn an_invalid_line_does_not_affect_other_lines() {
     let found = whole(b"{\"a\":1}\n{\"b\":\n\n{\"c\":1}\n");
     let expected: [Result<(u64, Vec<u8>), String>; 3] =
         [Ok((1, b"{\"a\":1}".to_vec())), Ok((2, b"{\"b\":".to_vec())), Ok((4, b"{\"c\":1}".to_vec()))];

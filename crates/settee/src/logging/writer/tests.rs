@@ -1,23 +1,26 @@
+//! Goal: logging never waits for the output, and each line is written completely or counted as dropped.
+//! Method: pipes that are full, closed or unread, `/dev/full`, and files that are renamed.
+
 use std::io::{Read, Write};
 
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::*;
 
-/// A sink of a file that is open.
-fn sink(file: impl Into<std::os::fd::OwnedFd>) -> Sink {
-    Sink { file: Some((PathBuf::new(), File::from(file.into()))), is_at_line_start: true }
+/// A sink that writes to an open file.
+fn sink(file: impl Into<std::os::fd::OwnedFd>) -> LogSink {
+    LogSink { file: Some((PathBuf::new(), File::from(file.into()))), is_at_line_start: true }
 }
 
-/// Line `number`, of 100 bytes.
+/// Line `number`, 100 bytes long.
 fn line(number: usize) -> String {
     format!("{number:099}\n")
 }
 
-/// More lines than the queue and a pipe hold.
+/// Number of lines that exceeds the capacity of the queue and a pipe.
 const LINE_COUNT: usize = 2 * QUEUE_BYTES_MAX / 100;
 
-/// Logs lines while nobody reads the pipe, then reads: the lines that came, and how many were dropped.
+/// Logs lines to a pipe that is read only afterwards. Returns the text read and the number of dropped lines.
 fn through_unread_pipe(is_nonblocking: bool) -> (String, u64) {
     let (mut reader, pipe) = io::pipe().unwrap();
     if is_nonblocking {
@@ -38,7 +41,7 @@ fn through_unread_pipe(is_nonblocking: bool) -> (String, u64) {
 }
 
 #[test]
-fn logging_goes_on_while_nobody_reads_and_each_line_arrives_whole_or_is_counted() {
+fn with_an_unread_pipe_each_line_is_written_completely_or_counted() {
     for is_nonblocking in [false, true] {
         let (text, dropped_count) = through_unread_pipe(is_nonblocking);
         assert!(dropped_count > 0);
@@ -50,7 +53,7 @@ fn logging_goes_on_while_nobody_reads_and_each_line_arrives_whole_or_is_counted(
 }
 
 #[test]
-fn what_can_not_be_written_is_counted() {
+fn lines_whose_write_fails_are_counted() {
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let (_, closed) = io::pipe().unwrap();
     for target in [sink(full), sink(closed)] {
@@ -62,7 +65,7 @@ fn what_can_not_be_written_is_counted() {
 }
 
 #[test]
-fn a_reader_that_takes_nothing_holds_up_the_end_for_no_longer_than_the_limit() {
+fn closing_with_an_unread_pipe_returns_after_the_timeout() {
     let (_reader, pipe) = io::pipe().unwrap();
     let mut writer = LogWriter::start(sink(pipe)).unwrap();
     (0..LINE_COUNT).for_each(|number| writer.write_all(line(number).as_bytes()).unwrap());
@@ -70,9 +73,9 @@ fn a_reader_that_takes_nothing_holds_up_the_end_for_no_longer_than_the_limit() {
 }
 
 #[test]
-fn a_line_that_broke_off_ends_before_the_next_begins() {
+fn a_partially_written_line_is_terminated_before_the_next() {
     let (mut reader, pipe) = io::pipe().unwrap();
-    let mut sink = Sink { is_at_line_start: false, ..sink(pipe) };
+    let mut sink = LogSink { is_at_line_start: false, ..sink(pipe) };
     assert_eq!((sink.write(b""), sink.write(b"next\n"), sink.write(b"half")), (0, 0, 0));
     assert!(!sink.is_at_line_start);
     drop(sink);
@@ -82,11 +85,11 @@ fn a_line_that_broke_off_ends_before_the_next_begins() {
 }
 
 #[test]
-fn after_a_reopening_lines_go_to_the_file_of_that_name() {
+fn after_reopening_lines_are_written_to_the_file_of_that_name() {
     let directory = tempfile::tempdir().unwrap();
     let (path, aside) = (directory.path().join("log"), directory.path().join("log.1"));
     std::fs::write(&path, "before\n").unwrap();
-    let mut sink = Sink::open(Some(path.clone())).unwrap();
+    let mut sink = LogSink::open(Some(path.clone())).unwrap();
     assert_eq!(sink.write(b"old\n"), 0);
     std::fs::rename(&path, &aside).unwrap();
     assert_eq!(sink.write(b"late\n"), 0);

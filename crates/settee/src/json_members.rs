@@ -1,4 +1,4 @@
-//! A JSON object's members as they were written: numbers keep their digits, and repeated names stay.
+//! The members of a JSON object as they were written: numbers keep their digits, and repeated names are kept.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,13 +9,13 @@ use serde_json::value::RawValue;
 
 use crate::load::identity::minify;
 
-/// An object's members in their order, values as they stand.
-pub(crate) struct Members<'a>(pub(crate) Vec<(Cow<'a, str>, &'a RawValue)>);
+/// An object's members in the order of the text. Each value is the text as written.
+pub(crate) struct JsonMembers<'a>(pub(crate) Vec<(Cow<'a, str>, &'a RawValue)>);
 
-impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members<'a>, D::Error> {
-        struct Visit;
-        impl<'de> Visitor<'de> for Visit {
+impl<'de: 'a, 'a> Deserialize<'de> for JsonMembers<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonMembers<'a>, D::Error> {
+        struct MembersVisitor;
+        impl<'de> Visitor<'de> for MembersVisitor {
             type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -30,13 +30,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
                 Ok(members)
             }
         }
-        deserializer.deserialize_map(Visit).map(Members)
+        deserializer.deserialize_map(MembersVisitor).map(JsonMembers)
     }
 }
 
-/// Appends a document's members but those of one name, each with the text that it has.
+/// Appends a document to `out` without the members called `name`. The other values keep their text, minified.
+///
+/// # Errors
+/// `document` is not a JSON object.
 pub(crate) fn write_without(name: &str, document: &[u8], out: &mut Vec<u8>) -> serde_json::Result<()> {
-    let Members(members) = serde_json::from_slice(document)?;
+    let JsonMembers(members) = serde_json::from_slice(document)?;
     out.push(b'{');
     let start = out.len();
     for (key, value) in members.into_iter().filter(|(key, _)| key != name) {
