@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_doc::{JsonError, Revision};
+use settee_doc::{Database, JsonError, Revision, Seq};
 
 use crate::error::ApiError;
 
@@ -34,6 +34,21 @@ pub(crate) fn revisions(list: &[Revision], out: &mut Vec<u8>) {
         out.push(b'"');
     }
     out.push(b']');
+}
+
+/// Appends a string to an open array.
+pub(crate) fn item(item: &str, out: &mut Vec<u8>) {
+    if out.last() != Some(&b'[') {
+        out.push(b',');
+    }
+    settee_doc::write_json_string(item, out);
+}
+
+/// Appends an update number in quotes.
+pub(crate) fn quoted_seq(database: &Database, seq: Seq, out: &mut Vec<u8>) {
+    out.push(b'"');
+    database.write_seq(seq, out);
+    out.push(b'"');
 }
 
 /// A string, borrowed if it has no escapes.

@@ -15,76 +15,47 @@
 //! 4. Every wait for a client has a limit named in [`Limits`].
 //!
 //! This crate knows nothing of file formats.
+//!
+//! Modules in layers, each importing only those above it in this list: vocabulary (`error` to `uuids`); bodies,
+//! responses, authentication, figures and settings; `context`, the state that handlers share; the handlers, by
+//! topic; `server`, which routes requests to them.
 
 #![cfg_attr(
     test,
     allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests parse as they like")
 )]
 
-mod access;
-mod admission;
-mod all_docs;
-mod attachment;
-mod auth;
-mod backup;
-mod body;
-mod bulk;
-mod bulk_get;
-mod changes;
-mod cluster;
-mod compress;
-mod config_store;
-mod connection;
-mod connections;
-mod copy;
-mod cors;
-mod database;
-mod db_updates;
-mod dbs_info;
-mod document;
-mod encoding;
-mod endpoint;
 mod error;
-mod form;
-mod framing;
-#[cfg(test)]
-mod fuzz;
+mod identity;
 mod json;
 mod limits;
-mod local;
 mod logged;
-mod metrics;
-mod multipart;
-mod node;
-mod open_revs;
-mod partition;
-mod purge;
 mod query;
-mod related;
-mod response;
-mod response_memory;
-mod response_writer;
-mod revision_arg;
-mod revisions;
-mod root;
-mod router;
-mod server;
-mod session;
-mod shards;
-mod sign_in;
-mod socket;
-mod spooled;
-mod stats;
-mod tasks;
 mod uuids;
 
-pub use access::ACCESS_TARGET;
-pub use auth::Admin;
-pub use backup::BACKED_UP_FILES;
-pub use config_store::{CONFIG_FILE, Configured, read_configured};
-pub use connections::TrustedProxies;
-pub use limits::Limits;
-pub use server::{ServeError, ServerOptions, check_listener, new_uuid, serve};
+mod auth;
+mod body;
+mod metrics;
+mod response;
+mod settings;
 
-/// The version of CouchDB whose API this server implements, as reported by `GET /`.
-pub const COUCHDB_VERSION: &str = "3.5.0";
+mod context;
+
+mod admin;
+mod changes;
+mod database;
+mod document;
+
+mod server;
+
+#[cfg(test)]
+#[path = "../tests/fuzz/mod.rs"]
+mod fuzz;
+
+pub use admin::backup::BACKED_UP_FILES;
+pub use auth::Admin;
+pub use identity::COUCHDB_VERSION;
+pub use limits::Limits;
+pub use server::{ACCESS_TARGET, ServeError, check_listener, serve};
+pub use settings::{CONFIG_FILE, Configured, ServerOptions, TrustedProxies, read_configured};
+pub use uuids::new_uuid;

@@ -1,10 +1,15 @@
-//! Identifiers by CouchDB's algorithms, for `_uuids` and for documents without an id.
+//! Identifiers by CouchDB's algorithms, for `_uuids`, for documents without an id, and for the server itself.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest suffix of `utc_id` in bytes.
 const SUFFIX_BYTES_MAX: usize = 256;
+
+/// Generates an identity for a server: 32 hex digits.
+pub fn new_uuid() -> String {
+    Uuids::new(Algorithm::Sequential).next()
+}
 
 /// How identifiers are generated.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -20,15 +20,15 @@ use settee_doc::{BodyRef, Database, Document, Extras, Revision, Row, Seq, Snapsh
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::args::{Args, Kind};
 use super::filter::{Filter, Selected};
-use super::{Args, Kind};
 use crate::body::MemoryPermit;
-use crate::database::quoted_seq;
-use crate::document::{DocumentOptions, write_document};
+use crate::context::stopped;
+use crate::document::inline::write_document;
+use crate::document::options::DocumentOptions;
 use crate::error::ApiError;
 use crate::json;
-use crate::response_writer::ResponseWriter;
-use crate::server::stopped;
+use crate::response::writer::ResponseWriter;
 
 /// Maximum rows of a window.
 const WINDOW_ROWS_MAX: usize = 256;
@@ -441,7 +441,7 @@ impl Feed {
     /// Appends the row's `seq`, or `null` if `seq_interval` leaves it out.
     fn write_seq(&self, seq: Seq, out: &mut Vec<u8>) {
         match self.rows_left.is_multiple_of(self.seq_interval) {
-            true => quoted_seq(&self.database, seq, out),
+            true => json::quoted_seq(&self.database, seq, out),
             false => out.extend_from_slice(b"null"),
         }
     }
@@ -511,7 +511,7 @@ impl Feed {
             Kind::Continuous => out.push(b'{'),
         }
         out.extend_from_slice(b"\"last_seq\":");
-        quoted_seq(&self.database, self.since, out);
+        json::quoted_seq(&self.database, self.since, out);
         out.extend_from_slice(b",\"pending\":");
         json::number(self.pending, out);
         out.extend_from_slice(b"}\n");

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use settee_doc::{Fields, Selector, SelectorError};
 
+use crate::context::RequestContext;
 use crate::error::ApiError;
 use crate::json;
 use crate::query;
-use crate::server::RequestContext;
 
 /// Selects the changes to send.
 pub(super) enum Filter {

@@ -7,7 +7,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
-use super::{counter, gauge};
+use super::series::{counter, gauge};
 
 /// Collects the process's figures at each scrape. Figures that the system doesn't provide are left out.
 #[derive(Debug)]

@@ -1,0 +1,38 @@
+//! `_active_tasks`: background jobs that a client has started.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hyper::StatusCode;
+
+use crate::context::RequestContext;
+use crate::error::ApiError;
+use crate::identity::NODE;
+use crate::json;
+use crate::response::{self, HandlerResult};
+
+/// Handles `_active_tasks`: the running compactions. Their progress isn't known and not reported.
+pub(crate) fn active(context: &RequestContext<'_>) -> HandlerResult {
+    if !context.is_get() {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
+    }
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut text = vec![b'['];
+    for task in context.server.databases.compactions() {
+        if text.len() > 1 {
+            text.push(b',');
+        }
+        json::object(&mut text, |text| {
+            text.extend_from_slice(
+                format!("\"node\":\"{NODE}\",\"pid\":\"<0.{}.0>\",", task.number).as_bytes(),
+            );
+            text.extend_from_slice(b"\"database\":");
+            settee_doc::write_json_string(&task.database, text);
+            let started_s = task.started_us / 1_000_000;
+            let times = format!(",\"started_on\":{started_s},\"updated_on\":{}", now_s.max(started_s));
+            text.extend_from_slice(times.as_bytes());
+            text.extend_from_slice(b",\"type\":\"database_compaction\"");
+        });
+    }
+    text.extend_from_slice(b"]\n");
+    Ok(response::json(StatusCode::OK, text))
+}

@@ -1,0 +1,168 @@
+//! `open_revs`: several revisions of a document in one response.
+//!
+//! The leaves are read once; their bodies are read one by one as the client reads the response.
+
+use hyper::header;
+use settee_doc::{Leaves, Matched, Revision, Snapshot};
+
+use super::inline::write_opened;
+use super::options::DocumentOptions;
+use super::related::Related;
+use super::revision_arg::RevisionList;
+use crate::body::multipart;
+use crate::context::RequestContext;
+use crate::error::ApiError;
+use crate::response::writer::{self, ResponseWriter};
+use crate::response::{self, HandlerResult};
+
+/// The media type of a response with several revisions.
+pub(crate) const MIXED: &str = "multipart/mixed";
+
+/// The head of a part that reports a missing revision.
+const ERROR_HEAD: &[u8] = b"\r\nContent-Type: application/json; error=\"true\"\r\n\r\n";
+
+/// Parses `open_revs`: a list of revisions, or None for all leaves.
+pub(crate) fn parse(list: &str) -> Result<Option<RevisionList>, ApiError> {
+    match list {
+        "all" => Ok(None),
+        list => RevisionList::parse_value(list).map(Some),
+    }
+}
+
+/// Finds the leaves for the wanted revisions, or all leaves.
+pub(crate) async fn find(
+    leaves: &Leaves,
+    wanted: Option<&[Revision]>,
+    latest: bool,
+) -> Result<Vec<Matched>, ApiError> {
+    match wanted {
+        Some(wanted) => Ok(leaves.find(wanted, latest).await?),
+        None => Ok((0..leaves.count()).map(Matched::Leaf).collect()),
+    }
+}
+
+/// Responds with the wanted revisions, as a JSON array or as multipart.
+pub(crate) async fn get(
+    context: &RequestContext<'_>,
+    snapshot: Snapshot,
+    id: &str,
+    wanted: Option<RevisionList>,
+) -> HandlerResult {
+    let options = DocumentOptions::from_query(context.query())?;
+    let leaves = snapshot.open_leaves(id).await?;
+    let ours = wanted.as_ref().map(|wanted| &*wanted.ours);
+    let found = find(&leaves, ours, context.query().is_true("latest")).await?;
+    let foreign = wanted.map(|wanted| wanted.foreign).unwrap_or_default();
+    if found.is_empty() && foreign.is_empty() {
+        return Err(ApiError::missing());
+    }
+    let boundary = multipart::accepts(context.header(header::ACCEPT), MIXED).then(multipart::new_boundary);
+    let kind = boundary.as_ref().map(|boundary| format!("{MIXED}; boundary=\"{boundary}\""));
+    let mut response = writer::respond(context.output(), async move |mut out| {
+        let mut answer = Revisions { snapshot, leaves, options, boundary, is_first: true };
+        answer.begin(&mut out);
+        for matched in found {
+            // Reads from memory never yield, so this task must.
+            tokio::task::consume_budget().await;
+            answer.write(matched, &mut out).await?;
+            out.flush_full().await?;
+        }
+        for text in foreign {
+            answer.write_foreign(&text, &mut out.buffer);
+            out.flush_full().await?;
+        }
+        answer.end(&mut out);
+        Ok(out)
+    })
+    .await?;
+    if let Some(kind) = kind {
+        response::set_header(&mut response, header::CONTENT_TYPE, kind);
+    }
+    Ok(response)
+}
+
+/// A response being written.
+struct Revisions {
+    snapshot: Snapshot,
+    leaves: Leaves,
+    options: DocumentOptions,
+    /// The boundary of a multipart response; None for JSON.
+    boundary: Option<String>,
+    is_first: bool,
+}
+
+impl Revisions {
+    fn begin(&self, out: &mut ResponseWriter) {
+        match &self.boundary {
+            Some(boundary) => out.buffer.extend_from_slice(format!("--{boundary}").as_bytes()),
+            None => out.buffer.push(b'['),
+        }
+    }
+
+    async fn write(&mut self, matched: Matched, out: &mut ResponseWriter) -> Result<(), ApiError> {
+        if let Some(boundary) = &self.boundary {
+            self.write_part(matched, out).await?;
+            out.buffer.extend_from_slice(format!("\r\n--{boundary}").as_bytes());
+            return Ok(());
+        }
+        if !std::mem::take(&mut self.is_first) {
+            out.buffer.push(b',');
+        }
+        let index = match matched {
+            Matched::Leaf(index) => index,
+            Matched::Missing(revision) => {
+                write_missing(&revision.to_string(), &mut out.buffer);
+                return Ok(());
+            }
+        };
+        let opened = self.options.open_leaf(&self.leaves, index).await?;
+        out.buffer.extend_from_slice(b"{\"ok\":");
+        write_opened(&self.snapshot, &opened, &self.options, out).await?;
+        out.buffer.push(b'}');
+        Ok(())
+    }
+
+    /// Writes one part: the document, followed by its attachments if it has any.
+    async fn write_part(&self, matched: Matched, out: &mut ResponseWriter) -> Result<(), ApiError> {
+        match matched {
+            Matched::Leaf(index) => {
+                let opened = self.options.open_leaf(&self.leaves, index).await?;
+                let boundary = multipart::new_boundary();
+                let related = Related::new(opened.document, &opened.extras, opened.known, boundary);
+                let head = format!("\r\nContent-Type: {}\r\n\r\n", related.content_type());
+                out.buffer.extend_from_slice(head.as_bytes());
+                related.write(&self.snapshot, self.leaves.id(), out).await
+            }
+            Matched::Missing(revision) => {
+                out.buffer.extend_from_slice(ERROR_HEAD);
+                write_missing(&revision.to_string(), &mut out.buffer);
+                Ok(())
+            }
+        }
+    }
+
+    /// Reports a revision that no document here can have as missing.
+    fn write_foreign(&mut self, text: &str, out: &mut Vec<u8>) {
+        if let Some(boundary) = &self.boundary {
+            out.extend_from_slice(ERROR_HEAD);
+            write_missing(text, out);
+            out.extend_from_slice(format!("\r\n--{boundary}").as_bytes());
+            return;
+        }
+        if !std::mem::take(&mut self.is_first) {
+            out.push(b',');
+        }
+        write_missing(text, out);
+    }
+
+    fn end(&self, out: &mut ResponseWriter) {
+        out.buffer.extend_from_slice(if self.boundary.is_some() { b"--" } else { b"]\n" });
+    }
+}
+
+/// Appends `{"missing":"…"}`.
+fn write_missing(revision: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"{\"missing\":");
+    settee_doc::write_json_string(revision, out);
+    out.push(b'}');
+}

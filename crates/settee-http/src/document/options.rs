@@ -1,0 +1,151 @@
+//! The options for reading a document, and what they add to its JSON.
+
+use settee_doc::{Document, Extras, Leaves, Revision, Snapshot};
+
+use super::revision_arg::RevisionList;
+use crate::error::ApiError;
+use crate::query::Query;
+
+/// The options for reading a document.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct DocumentOptions {
+    pub(crate) revs: bool,
+    pub(crate) conflicts: bool,
+    revs_info: bool,
+    deleted_conflicts: bool,
+    local_seq: bool,
+    /// Whether the content of attachments is included.
+    pub(crate) attachments: bool,
+    /// Includes only attachments newer than the newest of these revisions that is an ancestor of the
+    /// document.
+    pub(crate) attachments_since: Option<Vec<Revision>>,
+    encoding: bool,
+}
+
+impl DocumentOptions {
+    /// The options for a document in a row of a list.
+    pub(crate) fn of_row(conflicts: bool, attachments: bool, encoding: bool) -> DocumentOptions {
+        DocumentOptions { conflicts, attachments, encoding, ..DocumentOptions::default() }
+    }
+
+    pub(crate) fn from_query(query: Query<'_>) -> Result<DocumentOptions, ApiError> {
+        let mut options = DocumentOptions::default();
+        for (name, value) in query.pairs() {
+            if name == "atts_since" {
+                // A foreign revision is an ancestor of no document.
+                options.attachments_since = Some(RevisionList::parse_value(&value)?.ours);
+                options.attachments = true;
+            }
+            if value != "true" {
+                continue;
+            }
+            match name.as_ref() {
+                "revs" => options.revs = true,
+                "revs_info" => options.revs_info = true,
+                "conflicts" => options.conflicts = true,
+                "deleted_conflicts" => options.deleted_conflicts = true,
+                "local_seq" => options.local_seq = true,
+                "attachments" => options.attachments = true,
+                "att_encoding_info" => options.encoding = true,
+                "meta" => {
+                    options.revs_info = true;
+                    options.conflicts = true;
+                    options.deleted_conflicts = true;
+                }
+                _ => {}
+            }
+        }
+        Ok(options)
+    }
+
+    /// Collects the members to add to the JSON of `document`.
+    pub(crate) async fn extras(&self, snapshot: &Snapshot, document: &Document) -> Result<Extras, ApiError> {
+        let mut extras = Extras::default();
+        if *self == DocumentOptions::default() {
+            return Ok(extras);
+        }
+        extras.encoding = self.encoding;
+        let (id, revision) = (document.id.as_str(), document.revision);
+        if self.revs || self.revs_info || self.conflicts || self.deleted_conflicts {
+            let leaves = snapshot.open_leaves(id).await?;
+            for (index, leaf) in leaves.iter().enumerate() {
+                let is_own = leaf.revision == revision;
+                if is_own && (self.revs || self.revs_info) {
+                    let history = leaves.history(index).await?;
+                    if self.revs_info {
+                        extras.revs_info = revisions_info(document, &history);
+                    }
+                    extras.revisions = self.revs.then_some(history);
+                }
+                match leaf.deleted {
+                    _ if is_own => {}
+                    true if self.deleted_conflicts => extras.deleted_conflicts.push(leaf.revision),
+                    false if self.conflicts => extras.conflicts.push(leaf.revision),
+                    _ => {}
+                }
+            }
+        }
+        if self.local_seq
+            && let Some(summary) = snapshot.find(id).await?
+        {
+            extras.local_seq = Some(summary.seq.0);
+        }
+        Ok(extras)
+    }
+
+    /// Reads one of several leaves. As in CouchDB, members about the whole document are left out.
+    pub(crate) async fn open_leaf(&self, leaves: &Leaves, index: usize) -> Result<OpenedLeaf, ApiError> {
+        let document = leaves.document(index).await?;
+        let since = self.attachments_since.as_deref().filter(|_| !document.attachments.is_empty());
+        let history = match self.revs || since.is_some() {
+            true => leaves.history(index).await?,
+            false => Vec::new(),
+        };
+        let known = since.map_or(0, |since| newest_known(document.revision, &history, since));
+        let revisions = self.revs.then_some(history);
+        let extras = Extras { revisions, encoding: self.encoding, ..Extras::default() };
+        Ok(OpenedLeaf { document, extras, known })
+    }
+}
+
+/// A leaf that was read, to be sent.
+pub(crate) struct OpenedLeaf {
+    pub(crate) document: Document,
+    pub(crate) extras: Extras,
+    /// Attachments of this generation and older ones are known to the client.
+    pub(crate) known: u32,
+}
+
+/// The newest generation in the document's history that the client has, according to `atts_since`.
+pub(crate) async fn known_generation(
+    snapshot: &Snapshot,
+    document: &Document,
+    options: &DocumentOptions,
+) -> Result<u32, ApiError> {
+    let Some(since) = &options.attachments_since else { return Ok(0) };
+    let history = snapshot.history(&document.id, document.revision).await?;
+    Ok(newest_known(document.revision, &history, since))
+}
+
+/// The generation of the newest of `since` in the history that leads to `revision`.
+fn newest_known(revision: Revision, history: &[[u8; 16]], since: &[Revision]) -> u32 {
+    let has = |known: &&Revision| {
+        let age = revision.generation.checked_sub(known.generation);
+        age.and_then(|age| history.get(age as usize)) == Some(&known.hash)
+    };
+    since.iter().filter(has).map(|known| known.generation).max().unwrap_or(0)
+}
+
+/// `_revs_info`. Of a leaf's path only the leaf's body is stored.
+fn revisions_info(document: &Document, history: &[[u8; 16]]) -> Vec<(Revision, &'static str)> {
+    let newest = document.revision.generation;
+    let revisions = history.iter().zip(0u32..).map(|(hash, age)| {
+        let status = match age {
+            0 if document.deleted => "deleted",
+            0 => "available",
+            _ => "missing",
+        };
+        (Revision { generation: newest.saturating_sub(age), hash: *hash }, status)
+    });
+    revisions.collect()
+}

@@ -1,0 +1,30 @@
+//! Responses to writes of documents.
+
+use hyper::header;
+use hyper::{Response, StatusCode};
+use settee_doc::Revision;
+
+use crate::context::{RequestContext, etag, location};
+use crate::response::{self, Body};
+
+/// The response to a write: the revision, its ETag and the `Location`.
+pub(crate) fn saved(
+    context: &RequestContext<'_>,
+    name: &str,
+    status: StatusCode,
+    id: &str,
+    revision: Revision,
+) -> Response<Body> {
+    let mut response = saved_as(status, id, revision);
+    response::set_header(&mut response, header::LOCATION, location(context, name, Some(id)));
+    response
+}
+
+/// As [`saved`], without `Location`.
+pub(crate) fn saved_as(status: StatusCode, id: &str, revision: Revision) -> Response<Body> {
+    let tag = etag(revision);
+    let text = std::str::from_utf8(&tag[1..tag.len() - 1]).expect("a revision is ASCII");
+    let mut response = response::saved(status, id, text);
+    response::set_header(&mut response, header::ETAG, tag);
+    response
+}
