@@ -8,9 +8,9 @@ use settee_bench::couch::Couch;
 use settee_doc::{BackupProgress, BackupSummary, Databases, FailedDatabase};
 use settee_io::{Env, ThreadOptions};
 
-use crate::output::{print_stderr, print_stdout};
+use crate::output::{CommandResult, print_stderr, print_stdout};
 use crate::secret::UserArgs;
-use crate::{CommandResult, data_directory, progress};
+use crate::{data_directory, progress};
 
 /// Time between two updates of the progress bar.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -1,31 +1,31 @@
 //! `settee bench`: command line of the benchmarks in `settee-bench`.
 
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 use settee_bench::api::Target;
 use settee_bench::documents::DocumentSize;
 use settee_bench::fabric::{self, Backend};
-use settee_bench::http::Server;
-use settee_bench::process::ServerProcess;
 use settee_bench::report::{self, Row};
-use settee_bench::space::{self, Directory};
+use settee_bench::space::Directory;
 use settee_bench::sync;
-use settee_bench::{Result, limits};
-use settee_doc::Stage;
+use settee_bench::limits;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::CommandResult;
-use crate::output::{self, print_stderr, print_stdout};
-use crate::secret::UserArgs;
+use crate::output::{self, CommandResult, print_stdout};
 
+mod arguments;
 mod files;
 mod hostile;
 mod http;
 mod log;
 mod soak;
 mod store;
+mod subject;
+
+use arguments::CommonArgs;
+use subject::Subject;
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -76,44 +76,6 @@ enum Benchmark {
     FloorServer,
 }
 
-/// Arguments of the benchmarks of a server.
-#[derive(clap::Args)]
-struct CommonArgs {
-    /// Server that speaks CouchDB's API: `http://[user:password@]host:port`
-    #[arg(long, value_name = "URL")]
-    url: Option<Server>,
-
-    #[command(flatten)]
-    user: UserArgs,
-
-    /// The server's process id, to measure its processor time
-    #[arg(long, visible_alias = "pid", value_name = "PID", requires = "url")]
-    server_pid: Option<u32>,
-
-    /// Start a server for the measurement, with its data in a new directory
-    #[arg(long, conflicts_with = "url")]
-    spawn: bool,
-
-    /// Directory on a disk, in which the new directory is created [default: the system's temporary directory]
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-
-    /// Stage that writes have reached when they are acknowledged
-    #[arg(long, value_name = "STAGE", default_value = "persisted")]
-    durability: Durability,
-
-    /// Print JSON lines instead of a table
-    #[arg(long)]
-    json: bool,
-}
-
-impl CommonArgs {
-    /// Whether the databases are opened in this process, without a server.
-    fn is_in_process(&self) -> bool {
-        self.url.is_none() && !self.spawn
-    }
-}
-
 #[derive(clap::Args)]
 struct FabricArgs {
     #[command(flatten)]
@@ -160,23 +122,6 @@ struct SyncArgs {
     count: usize,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Durability {
-    Accepted,
-    Written,
-    Persisted,
-}
-
-impl From<Durability> for Stage {
-    fn from(durability: Durability) -> Stage {
-        match durability {
-            Durability::Accepted => Stage::Accepted,
-            Durability::Written => Stage::Written,
-            Durability::Persisted => Stage::Persisted,
-        }
-    }
-}
-
 impl From<Size> for DocumentSize {
     fn from(size: Size) -> DocumentSize {
         match size {
@@ -184,17 +129,6 @@ impl From<Size> for DocumentSize {
             Size::Medium => DocumentSize::Medium,
             Size::Large => DocumentSize::Large,
         }
-    }
-}
-
-fn scale(text: &str) -> Result<f64, String> {
-    number(text, 0.001, 10.0)
-}
-
-fn number(text: &str, min: f64, max: f64) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (min..=max).contains(&number) => Ok(number),
-        _ => Err(format!("expected a number from {min} to {max}")),
     }
 }
 
@@ -250,64 +184,6 @@ fn block_on(
     })
 }
 
-/// The subject of a measurement: a server or this process, with the directory of its data.
-struct Subject {
-    /// None for a measurement in this process.
-    server: Option<Target>,
-    /// Dropped before the directory, so that the server stops first.
-    _process: Option<ServerProcess>,
-    /// None if the server's directory isn't known.
-    directory: Option<Directory>,
-}
-
-impl Subject {
-    /// Prepares the subject that the arguments select. `needed` is the size of the documents to write, in
-    /// bytes of JSON; `settings` are flags of a server that is started.
-    ///
-    /// # Errors
-    /// The disk is too small, or the server can't be started.
-    async fn open(
-        common: &CommonArgs,
-        needed: u64,
-        settings: &[String],
-    ) -> Result<Subject, Box<dyn std::error::Error + Send + Sync>> {
-        if let Some(server) = &common.url {
-            let directory =
-                common.data_dir.as_deref().map(|parent| Directory::new(Some(parent))).transpose()?;
-            let target = Target { server: common.user.apply(server.clone())?, pid: common.server_pid };
-            return Ok(Subject { server: Some(target), _process: None, directory });
-        }
-        let directory = Directory::new(common.data_dir.as_deref())?;
-        space::check(directory.path(), needed)?;
-        if space::is_in_memory(directory.path()) {
-            print_stderr!(
-                "{} is on a file system in memory, where a sync costs nothing: see --data-dir",
-                directory.path().display()
-            );
-        }
-        let mut subject = Subject { server: None, _process: None, directory: Some(directory) };
-        if common.spawn {
-            let directory = subject.directory.as_ref().expect("set above").path().join("server");
-            let process =
-                ServerProcess::settee(&std::env::current_exe()?, &directory, None, settings).await?;
-            subject.server = Some(Target { server: process.server().clone(), pid: Some(process.pid()) });
-            subject._process = Some(process);
-        }
-        Ok(subject)
-    }
-
-    fn directory(&self) -> Option<&Path> {
-        self.directory.as_ref().map(Directory::path)
-    }
-
-    fn description(&self) -> String {
-        match &self.server {
-            None => "in process".to_owned(),
-            Some(target) => format!("over HTTP at {}", target.server.address()),
-        }
-    }
-}
-
 async fn run_fabric(args: FabricArgs) -> CommandResult {
     let size = DocumentSize::from(args.doc_size);
     let documents = args.docs.unwrap_or(match size {
@@ -337,7 +213,7 @@ async fn run_fabric(args: FabricArgs) -> CommandResult {
         size.name(),
         size.bytes(),
         args.clients,
-        durability_text(&args.common),
+        args.common.durability_text(),
     );
     let printer = RowPrinter::new(&args.common, &title);
     fabric::run(&config, |row| printer.row(&row)).await?;
@@ -354,14 +230,6 @@ fn run_sync(args: &SyncArgs) -> CommandResult {
     );
     print_stdout!("{}", sync::table(&sync::measure(&directory, args.count)?).trim_end());
     Ok(())
-}
-
-fn durability_text(common: &CommonArgs) -> &'static str {
-    match common.durability {
-        Durability::Accepted => "writes acknowledged when accepted",
-        Durability::Written => "writes acknowledged when written",
-        Durability::Persisted => "writes acknowledged when persisted",
-    }
 }
 
 /// Prints the server's address and serves until the standard input ends, so that the server stops with the

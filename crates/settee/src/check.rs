@@ -11,8 +11,7 @@ use settee_doc::{DatabasesOptions, ErrorKind, OfflineDatabases, OfflineEvent};
 use settee_io::{Env, ThreadOptions};
 
 use crate::output::{print_stderr, print_stdout};
-use crate::serve::read_server_uuid;
-use crate::{data_directory, progress};
+use crate::{data_directory, progress, server_uuid};
 
 /// Exit code if the directory could not be checked.
 const FAILURE_EXIT_CODE: u8 = 2;
@@ -83,7 +82,7 @@ async fn check(args: &Args) -> settee_doc::Result<bool> {
         );
     }
     let mut printer = EventPrinter::new();
-    let has_identity = match read_server_uuid(&directory) {
+    let has_identity = match server_uuid::read(&directory) {
         Ok(_) => true,
         Err(error) => {
             print_stdout!("{error}");

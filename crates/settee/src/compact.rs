@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use settee_doc::Databases;
 
-use crate::output::print_stdout;
-use crate::{CommandResult, data_directory};
+use crate::data_directory;
+use crate::output::{CommandResult, print_stdout};
 
 #[derive(clap::Args)]
 #[command(after_help = "A running server compacts in the background, and on POST /NAME/_compact.")]

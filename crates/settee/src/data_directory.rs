@@ -8,7 +8,7 @@ use settee_io::{Env, ThreadOptions};
 
 use crate::output::print_stderr;
 use crate::secret::{self, PermissionChanges};
-use crate::serve::UUID_FILE;
+use crate::server_uuid::UUID_FILE;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

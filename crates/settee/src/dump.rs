@@ -8,20 +8,20 @@
 //! included. `settee load` merges such lines as replication does.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use settee_doc::Options;
 
-use crate::load::LINE_BYTES_MAX;
-use crate::load::identity::minify;
 use crate::load::target::{Error, MissingDatabase, Target, TargetArgs};
-use crate::output::{print_stderr, write_error};
-use crate::{CommandResult, json_members};
+use crate::output::{CommandResult, print_stderr};
 
+mod document_writer;
 mod local;
 mod remote;
 mod row_parser;
+
+use document_writer::{AttachmentContent, DocumentWriter, LeftOut};
 
 #[derive(clap::Args)]
 #[command(
@@ -149,48 +149,6 @@ impl Drop for TemporaryFile {
     }
 }
 
-/// Writes documents, one per line.
-struct DocumentWriter<W: Write> {
-    writer: BufWriter<W>,
-    no_rev: bool,
-    /// Number of documents written.
-    count: u64,
-    line: Vec<u8>,
-}
-
-impl<W: Write> DocumentWriter<W> {
-    fn new(writer: W, no_rev: bool) -> DocumentWriter<W> {
-        DocumentWriter {
-            writer: BufWriter::with_capacity(256 << 10, writer),
-            no_rev,
-            count: 0,
-            line: Vec::new(),
-        }
-    }
-
-    fn write(&mut self, document: &[u8]) -> Result<(), Error> {
-        self.line.clear();
-        if self.no_rev {
-            json_members::write_without("_rev", document, &mut self.line)?;
-        } else {
-            minify(document, &mut self.line);
-        }
-        if self.line.len() > LINE_BYTES_MAX {
-            return Err(too_large("a document"));
-        }
-        self.line.push(b'\n');
-        self.writer.write_all(&self.line).map_err(write_error)?;
-        self.count += 1;
-        Ok(())
-    }
-
-    fn finish(self) -> Result<(W, u64), Error> {
-        let count = self.count;
-        let writer = self.writer.into_inner().map_err(|error| write_error(error.into_error()))?;
-        Ok((writer, count))
-    }
-}
-
 /// Writes the documents that the flags select. Returns the counts of what they leave out.
 async fn write_documents<W: Write>(
     target: &mut Target,
@@ -204,73 +162,6 @@ async fn write_documents<W: Write>(
         (Target::Remote(database), false) => remote::write_winners(database, content, writer).await,
         (Target::Remote(database), true) => remote::write_all(database, content, writer).await,
     }
-}
-
-/// How attachments are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AttachmentContent {
-    /// As stubs, without their content.
-    Stubs,
-    /// With their content in base64.
-    Inline,
-}
-
-/// Counts of what a dump leaves out of a database.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct LeftOut {
-    deleted_count: u64,
-    /// Leaves other than the winning revisions.
-    branch_count: u64,
-    /// Attachments written without their content.
-    attachment_count: u64,
-    /// Local documents. None if the server doesn't list them.
-    local_count: Option<u64>,
-}
-
-impl LeftOut {
-    /// Describes what was left out and the flags that include it. None if the dump is complete.
-    fn text(&self) -> Option<String> {
-        let counted = |count: u64, what: &str| match count {
-            0 => None,
-            1 => Some(format!("1 {what}")),
-            count => Some(format!("{count} {what}s")),
-        };
-        let local = match self.local_count {
-            Some(count) => counted(count, "local document"),
-            None => Some("local documents, which the server doesn't list".to_owned()),
-        };
-        let revisions = [
-            counted(self.deleted_count, "deleted document"),
-            counted(self.branch_count, "conflicting or deleted revision"),
-            local,
-        ];
-        let revisions: Vec<String> = revisions.into_iter().flatten().collect();
-        let mut parts = Vec::new();
-        if !revisions.is_empty() {
-            parts.push(format!("{} (--all-revisions has them)", revisions.join(", ")));
-        }
-        if let Some(attachments) = counted(self.attachment_count, "attachment") {
-            parts.push(format!("the content of {attachments} (--attachments has it)"));
-        }
-        (!parts.is_empty()).then(|| format!("left out: {}", parts.join("; ")))
-    }
-}
-
-fn check_count(found: u64, announced: u64) -> Result<(), Error> {
-    if found == announced {
-        Ok(())
-    } else {
-        Err(format!("received {found} documents of {announced} announced").into())
-    }
-}
-
-/// The error of a document that `settee load` would refuse.
-fn too_large(id: &str) -> Error {
-    format!(
-        "{id} exceeds {LINE_BYTES_MAX} bytes with its attachments: copy the database by replication or with \
-         `settee backup`"
-    )
-    .into()
 }
 
 #[cfg(test)]

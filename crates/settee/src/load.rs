@@ -24,8 +24,7 @@ use serde_json::{Value, json};
 use settee_doc::Options;
 use tokio::sync::mpsc;
 
-use crate::CommandResult;
-use crate::output::{print_stderr, print_stdout};
+use crate::output::{CommandResult, print_stderr, print_stdout};
 use identity::{Identifier, Item};
 use split::{SplitError, Splitter};
 use target::{Error, MissingDatabase, StoreOutcome, Target, TargetArgs};

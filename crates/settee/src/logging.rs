@@ -24,14 +24,15 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::CommandResult;
 use crate::config::LogFormat;
 
 mod level;
 mod writer;
 
-pub(crate) use level::LogLevel;
+pub(crate) use level::{LogLevel, START_TARGET};
 use writer::{LogSink, LogWriter};
+
+use crate::output::CommandResult;
 
 /// Configuration of the server log.
 #[derive(Debug, Clone)]

@@ -21,6 +21,7 @@ mod output;
 mod progress;
 mod secret;
 mod serve;
+mod server_uuid;
 mod variables;
 
 use output::print_stderr;
@@ -95,6 +96,3 @@ fn main() -> ExitCode {
         }
     }
 }
-
-/// Result of a command. The error's text is printed to the user.
-type CommandResult<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

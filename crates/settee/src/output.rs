@@ -1,4 +1,4 @@
-//! Standard output and error output of the commands.
+//! Standard output, error output and results of the commands.
 //!
 //! The reader of a pipe may close it at any time (`settee dump … | head`). That causes neither a panic nor an
 //! error message.
@@ -17,6 +17,9 @@ pub(crate) const CLOSED_EXIT_CODE: u8 = 128 + 13;
 
 /// Notified when a line couldn't be printed because the reader closed stdout.
 static CLOSED: Notify = Notify::const_new();
+
+/// Result of a command. The error's text is printed to the user.
+pub(crate) type CommandResult<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The reader closed stdout.
 #[derive(Debug, thiserror::Error)]

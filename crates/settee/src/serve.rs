@@ -13,8 +13,9 @@ use tokio::runtime::{self, Handle};
 
 use crate::config::{Config, Settings};
 use crate::first_admin::{ADMIN_FILE, FirstAdmin};
-use crate::logging::ServerLog;
-use crate::{CommandResult, data_directory};
+use crate::logging::{START_TARGET, ServerLog};
+use crate::output::CommandResult;
+use crate::{data_directory, server_uuid};
 
 mod shutdown;
 
@@ -23,12 +24,6 @@ use shutdown::Shutdown;
 /// Length of the listen queue in connections. `net.core.somaxconn` also limits it. A client beyond the limit
 /// retries after a second.
 const ACCEPT_QUEUE_COUNT: u32 = 4096;
-
-/// Target of the line that each start logs at every level.
-pub(crate) const START_TARGET: &str = "settee::start";
-
-/// File in the data directory with the server's identity.
-pub(crate) const UUID_FILE: &str = "server-uuid";
 
 /// Printed and logged at each start of a server without an administrator.
 const NO_ADMIN: &str = "none (no_admin): every caller on this machine has all rights, and only this \
@@ -178,28 +173,6 @@ fn lower(name: &str, limit: &mut usize, max: u64) {
     }
 }
 
-/// Reads the server's identity from the data directory. None if it has none yet.
-///
-/// # Errors
-/// The file can't be read. `InvalidData`: it doesn't contain an identity.
-pub(crate) fn read_server_uuid(data_dir: &Path) -> io::Result<Option<String>> {
-    match std::fs::read(data_dir.join(UUID_FILE)) {
-        Ok(bytes) if bytes.len() == 32 && bytes.iter().all(u8::is_ascii_hexdigit) => {
-            Ok(Some(bytes.into_iter().map(char::from).collect()))
-        }
-        Ok(_) => {
-            let reason = format!(
-                "{} is damaged: it doesn't consist of 32 hex digits. Without the file the server generates a \
-                 new identity, and replications with it start over",
-                data_dir.join(UUID_FILE).display()
-            );
-            Err(io::Error::new(io::ErrorKind::InvalidData, reason))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Adds the server's identity from the data directory to the options, and the administrator unless the
 /// settings determine it. Returns the password of an administrator that was created now.
 fn add_identity(
@@ -207,7 +180,7 @@ fn add_identity(
     no_admin: bool,
     options: &mut ServerOptions,
 ) -> Result<Option<String>, String> {
-    options.uuid = server_uuid(data_dir)
+    options.uuid = server_uuid::load_or_create(data_dir)
         .map_err(|error| format!("cannot keep the server's identity in {}: {error}", data_dir.display()))?;
     if options.admin.is_some() || no_admin {
         return Ok(None);
@@ -216,25 +189,6 @@ fn add_identity(
         FirstAdmin::load_or_create(data_dir).map_err(|error| format!("no administrator: {error}"))?;
     options.admin = Some(admin);
     Ok(new_password)
-}
-
-/// Returns the identity from the data directory. Generates and persists one if it has none.
-fn server_uuid(data_dir: &Path) -> io::Result<String> {
-    let path = data_dir.join(UUID_FILE);
-    match read_server_uuid(data_dir)? {
-        Some(uuid) => Ok(uuid),
-        None => {
-            let fresh = settee_http::new_uuid();
-            // The rename makes the file appear complete or not at all.
-            let unfinished = path.with_extension("new");
-            let mut file = std::fs::File::create(&unfinished)?;
-            file.write_all(fresh.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&unfinished, &path)?;
-            std::fs::File::open(data_dir)?.sync_all()?;
-            Ok(fresh)
-        }
-    }
 }
 
 /// Prints the server's address, the administrator and an example request on stdout.

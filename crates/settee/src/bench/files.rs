@@ -6,8 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use settee_bench::{io, reads, space};
 
-use crate::CommandResult;
-use crate::output::{print_stderr, print_stdout};
+use crate::output::{CommandResult, print_stderr, print_stdout};
 
 /// Arguments of the benchmarks of files.
 #[derive(clap::Args)]

@@ -8,8 +8,9 @@ use settee_bench::http::Server;
 use settee_bench::process::ServerProcess;
 use settee_bench::space::{self, Directory};
 
-use super::scale;
-use crate::CommandResult;
+use super::arguments::scale;
+
+use crate::output::CommandResult;
 
 /// Disk space needed for the writes of all clients, in bytes.
 const DISK_BYTES: u64 = 4 << 30;

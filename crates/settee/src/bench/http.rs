@@ -7,9 +7,9 @@ use settee_bench::api::{self, Target};
 use settee_bench::process::ServerProcess;
 use settee_bench::report::{self, Aim, Reported};
 
-use super::{CommonArgs, Subject, durability_text, number, scale};
-use crate::CommandResult;
-use crate::output::print_stdout;
+use super::arguments::{CommonArgs, number, scale};
+use super::subject::Subject;
+use crate::output::{CommandResult, print_stdout};
 
 /// Duration of a row, except for loads.
 const ROW_TIME: Duration = Duration::from_secs(5);
@@ -82,7 +82,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
             subject.description(),
             api::DOCUMENT_BYTES,
             row_time.as_secs_f64(),
-            durability_text(&args.common),
+            args.common.durability_text(),
             api::RECORDED_SOURCE,
             report::heading(true),
         );

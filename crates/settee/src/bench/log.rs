@@ -7,8 +7,7 @@ use settee_bench::log::{self, Config, Part};
 use settee_bench::space::{self, Directory};
 use settee_io::EngineKind;
 
-use crate::CommandResult;
-use crate::output::{print_stderr, print_stdout};
+use crate::output::{CommandResult, print_stderr, print_stdout};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -25,7 +24,7 @@ pub(super) struct Args {
     io_engine: EngineKind,
 
     /// Factor for bytes, counts and seconds
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = super::scale)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = super::arguments::scale)]
     scale: f64,
 
     /// Parts of the table, separated by commas [default: all]

@@ -6,8 +6,7 @@ use std::time::Duration;
 use settee_bench::soak;
 use settee_bench::space::{self, Directory};
 
-use crate::CommandResult;
-use crate::output::print_stdout;
+use crate::output::{CommandResult, print_stdout};
 
 /// Disk space needed, in bytes. Live data and garbage stay small; there are several restored copies of both.
 const DISK_BYTES: u64 = 3 << 30;

@@ -8,8 +8,7 @@ use settee_bench::space::{self, Directory};
 use settee_bench::store::{self, Config, PEERS, Part};
 use settee_io::EngineKind;
 
-use crate::CommandResult;
-use crate::output::{print_stderr, print_stdout};
+use crate::output::{CommandResult, print_stderr, print_stdout};
 
 #[derive(clap::Args)]
 pub(super) struct Args {

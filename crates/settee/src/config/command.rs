@@ -9,8 +9,7 @@ use super::file::read;
 use super::import::Conversion;
 use super::settings::GivenSettings;
 use super::show::EffectiveSettings;
-use crate::CommandResult;
-use crate::output::{self, print_stderr};
+use crate::output::{self, CommandResult, print_stderr};
 
 /// Largest number of ini files of one conversion.
 const INI_FILES_MAX: usize = 1000;

@@ -14,10 +14,11 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use settee_http::{Admin, Limits};
 
+use super::effective::Config;
+use super::file;
 use super::ini::{Ini, IniValue, SourceLine};
 use super::settings::{BYTES_MAX, COUNT_MAX, SECONDS_MAX, Settings};
 use super::show::{line, plain, toml_value};
-use super::{Config, file};
 
 mod reasons;
 #[cfg(test)]

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use settee_http::{CONFIG_FILE, Configured, Limits};
 
+use super::effective::{Config, check_limits};
+use super::file;
 use super::settings::{GivenSettings, LimitTable, Settings, TableName, variable_name};
-use super::{Config, check_limits, file};
 
 #[cfg(test)]
 mod tests;

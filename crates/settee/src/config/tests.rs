@@ -5,9 +5,11 @@ use std::path::Path;
 
 use clap::Parser;
 use settee_doc::LogOptions;
-use settee_io::{PoolOptions, ThreadOptions};
+use settee_http::Limits;
+use settee_io::{EngineKind, PoolOptions, ThreadOptions};
 
 use super::*;
+use crate::secret;
 
 #[derive(Parser)]
 struct CommandLine {

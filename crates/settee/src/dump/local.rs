@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderWriter;
 use settee_doc::{Attachment, Document, Extras, Range, Seq, Snapshot, digest_text, write_json_string};
 
-use super::{AttachmentContent, DocumentWriter, LeftOut};
+use super::document_writer::{AttachmentContent, DocumentWriter, LeftOut, check_count, too_large};
 use crate::load::LINE_BYTES_MAX;
 use crate::load::target::{Error, Local, local_text};
 
@@ -24,7 +24,7 @@ pub(super) async fn write_winners<W: Write>(
         let document = snapshot.read(&id, summary, body).await?;
         left_out.attachment_count += write(&snapshot, &document, &Extras::default(), content, writer).await?;
     }
-    super::check_count(writer.count, snapshot.doc_count())?;
+    check_count(writer.count, snapshot.doc_count())?;
     let mut rows = snapshot.changes(Seq(0), false);
     while let Some(row) = rows.next().await? {
         left_out.deleted_count += u64::from(row.summary.deleted);
@@ -82,7 +82,7 @@ async fn write<W: Write>(
             let base64_bytes = |attachment: &Attachment| attachment.length.div_ceil(3).saturating_mul(4);
             let bytes = document.attachments.iter().map(base64_bytes).fold(0, u64::saturating_add);
             if bytes.saturating_add(document.body.len() as u64) > LINE_BYTES_MAX as u64 {
-                return Err(super::too_large(&document.id));
+                return Err(too_large(&document.id));
             }
             write_inline(snapshot, document, extras, &mut text).await?;
             0

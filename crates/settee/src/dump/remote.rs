@@ -11,8 +11,8 @@ use serde_json::value::RawValue;
 use settee_bench::couch::{self, CouchError};
 use settee_bench::http::{HttpError, encode_segment};
 
+use super::document_writer::{AttachmentContent, DocumentWriter, LeftOut, check_count, too_large};
 use super::row_parser::RowParser;
-use super::{AttachmentContent, DocumentWriter, LeftOut};
 use crate::json_members::JsonMembers;
 use crate::load::target::{Error, Remote};
 
@@ -38,7 +38,7 @@ pub(super) async fn write_winners<W: Write>(
     })
     .await?;
     if let Some(total) = total {
-        super::check_count(writer.count, total)?;
+        check_count(writer.count, total)?;
     }
     list_changes(remote, |change| {
         left_out.deleted_count += u64::from(change.deleted);
@@ -151,7 +151,7 @@ async fn write_leaves<W: Write>(
                 spans.extend([second, first]);
                 continue;
             }
-            Err(CouchError::Http(HttpError::TooLarge)) => return Err(super::too_large(&span[0].id)),
+            Err(CouchError::Http(HttpError::TooLarge)) => return Err(too_large(&span[0].id)),
             Err(error) => return Err(error.into()),
         };
         for document in parse_leaves(&target, &reply.body)? {

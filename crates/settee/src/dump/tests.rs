@@ -1,6 +1,7 @@
 //! Goal: every document of a response is returned once, however it is chunked; a truncated response, or one
 //! with fewer documents than announced, is an error.
 
+use super::document_writer::check_count;
 use super::remote::row_document;
 use super::row_parser::RowParser;
 use super::*;

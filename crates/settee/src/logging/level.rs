@@ -3,9 +3,12 @@
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 
+/// Target of the line that each start logs at every level.
+pub(crate) const START_TARGET: &str = "settee::start";
+
 /// Targets that are logged at every level: the line of each start, and the access log, which has its own
 /// setting.
-const ALWAYS: [&str; 2] = [crate::serve::START_TARGET, settee_http::ACCESS_TARGET];
+const ALWAYS: [&str; 2] = [START_TARGET, settee_http::ACCESS_TARGET];
 
 const LEVELS: [(&str, LevelFilter); 6] = [
     ("off", LevelFilter::OFF),
