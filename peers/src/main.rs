@@ -15,11 +15,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rand::{Rng, SeedableRng, rngs::StdRng};
+use self::random::random_bytes;
 
 mod fjall_log;
+#[path = "../../crates/settee-bench/src/random.rs"]
+mod random;
 mod rocksdb_log;
 mod store;
+
+/// Seed of the values, which are generated before the measured time.
+const SEED: u64 = 1;
 
 /// Bytes of each value in batches.
 const BATCH_VALUE_BYTES: usize = 100;
@@ -170,15 +175,8 @@ impl Measured {
     }
 }
 
-/// Random values, generated before the measured time.
-fn random_bytes(bytes: usize) -> Vec<u8> {
-    let mut values = vec![0; bytes];
-    StdRng::seed_from_u64(1).fill_bytes(&mut values);
-    values
-}
-
 fn batches(engine: &dyn Engine, bytes: usize) -> Result<Measured, Failure> {
-    let values = random_bytes(bytes);
+    let values = random_bytes(SEED, bytes);
     let (values, _) = values.as_chunks::<BATCH_VALUE_BYTES>();
     let mut batch: Vec<&[u8]> = Vec::with_capacity(BATCH_COUNT);
     let start = Instant::now();
@@ -194,7 +192,7 @@ fn batches(engine: &dyn Engine, bytes: usize) -> Result<Measured, Failure> {
 }
 
 fn durable(engine: &dyn Engine, count: usize) -> Result<Measured, Failure> {
-    let values = random_bytes(count * DURABLE_VALUE_BYTES);
+    let values = random_bytes(SEED, count * DURABLE_VALUE_BYTES);
     let (values, _) = values.as_chunks::<DURABLE_VALUE_BYTES>();
     let mut latencies = Vec::with_capacity(count);
     let start = Instant::now();

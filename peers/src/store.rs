@@ -196,7 +196,8 @@ mod tests {
     //! Goal: every engine runs every operation, and other bytes are detected.
     //! Method: the smallest amounts, in a directory that is removed afterwards.
 
-    use super::work::{Operation, Order};
+    use super::work::Operation;
+    use super::work::data::Order;
     use super::*;
 
     fn spec(operation: Operation) -> Spec {

@@ -1,7 +1,7 @@
 //! A client for the part of CouchDB's API that loading, dumping and measuring need.
 //!
 //! A [`Couch`] uses one connection. It opens a new one if the server announced that it closes the old one, or
-//! if the old one has been idle for longer than [`IDLE_MAX`]. It never repeats a request by itself.
+//! if the old one has been idle for longer than `IDLE_MAX`. It never repeats a request by itself.
 
 use std::time::{Duration, Instant};
 

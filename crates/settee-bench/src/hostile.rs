@@ -10,15 +10,17 @@
 //! 2. An attack has ended, and its connections are closed, before the next begins.
 
 mod attacks;
+mod config;
 
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
 pub use self::attacks::Attack;
+pub use self::config::Config;
+use self::config::DATABASE;
 use crate::couch::Couch;
 use crate::error::{Error, Result};
-use crate::http::Server;
 use crate::process::ServerProcess;
 
 /// Largest latency of `_up` in milliseconds that isn't a miss.
@@ -38,24 +40,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Bytes of the documents that the probe writes.
 const DOCUMENT_BYTES: usize = 20_000;
-
-/// The database of these documents.
-const DATABASE: &str = "hostile";
-
-/// Parameters of a run.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// The server, without authentication.
-    pub anonymous: Server,
-    /// The server, with the administrator's authentication.
-    pub admin: Server,
-    /// The server's process. None: its memory isn't measured.
-    pub pid: Option<u32>,
-    /// Duration of each attack.
-    pub time: Duration,
-    /// Factor for the numbers of connections and the sizes.
-    pub scale: f64,
-}
 
 /// The result of an attack.
 #[derive(Debug, Clone)]

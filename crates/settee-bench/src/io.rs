@@ -8,107 +8,22 @@
 //! Peers run on the same files in the same rounds; ratios are medians over the rounds. If `fio` isn't
 //! installed or fails, the row has the reason and no ratio.
 
-use std::io as std_io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
-
-use settee_io::{DirectMode, Engine, EngineKind, EngineOptions, File, OpenMode, RingUse};
-
 use crate::space;
 use crate::{Error, Result};
 
+mod config;
 pub(crate) mod data_file;
+pub(crate) mod engine;
 pub(crate) mod fio;
 mod flush;
 mod random;
 pub mod row;
+pub(crate) mod tasks;
 
+pub use config::{Config, IN_FLIGHT_COUNTS, Part, SIZES};
 pub use data_file::BLOCK_BYTES;
-pub use flush::{IN_FLIGHT_COUNTS, SIZES};
-pub(crate) use random::{ended, run_blocking};
-pub use row::{IoRow, RatioAim};
-
-/// A part of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Random reads past the page cache.
-    Cold,
-    /// Random reads from the page cache.
-    Cached,
-    /// Sequential writes.
-    Flush,
-}
-
-/// Parameters of a run.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// The directory for the files.
-    pub directory: PathBuf,
-    /// Bytes of the file that is read, a multiple of [`BLOCK_BYTES`].
-    pub file_bytes: u64,
-    /// Duration of a workload of reads in a round.
-    pub duration: Duration,
-    /// Number of rounds of reads. Each workload is measured once per round.
-    pub rounds: usize,
-    /// Number of rounds of flushes. Each combination of parameters is measured once per round.
-    pub flush_rounds: usize,
-    /// Bytes that are flushed for each combination, a multiple of the largest of [`SIZES`].
-    pub flush_bytes: u64,
-    /// The parts to run.
-    pub parts: Vec<Part>,
-    fio: Option<fio::Fio>,
-}
-
-impl Config {
-    /// All parts at full size, with `fio` if it is installed.
-    pub fn new(directory: impl Into<PathBuf>) -> Config {
-        Config {
-            directory: directory.into(),
-            file_bytes: 1 << 30,
-            duration: Duration::from_millis(600),
-            rounds: 5,
-            flush_rounds: 3,
-            flush_bytes: 512 << 20,
-            parts: vec![Part::Cold, Part::Cached, Part::Flush],
-            fio: fio::Fio::find(),
-        }
-    }
-
-    /// The small form, which takes seconds; its figures aren't reliable.
-    pub fn small(self) -> Config {
-        Config {
-            file_bytes: 8 << 20,
-            duration: Duration::from_millis(20),
-            rounds: 1,
-            flush_rounds: 1,
-            flush_bytes: *SIZES.iter().max().expect("there are some") as u64,
-            ..self
-        }
-    }
-
-    /// Runs without `fio` even if it is installed.
-    pub fn without_fio(mut self) -> Config {
-        self.fio = None;
-        self
-    }
-
-    /// A description of the run for the table's head.
-    pub fn title(&self) -> String {
-        format!(
-            "a file of {} MiB of random bytes in {}, reads in {} round(s) of {} ms; flushes of {} MiB, \
-             {} round(s), each with one sync\n{}; peer: {}",
-            self.file_bytes >> 20,
-            self.directory.display(),
-            self.rounds,
-            self.duration.as_millis(),
-            self.flush_bytes >> 20,
-            self.flush_rounds,
-            data_file::machine(&self.directory),
-            self.fio.as_ref().map_or("no fio", |fio| &fio.version),
-        )
-    }
-}
+pub use row::IoRow;
+use tasks::run_blocking;
 
 /// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Needs a tokio
 /// runtime of several threads; cancelled by dropping the future.
@@ -148,33 +63,4 @@ pub async fn run(config: &Config, mut each: impl FnMut(IoRow)) -> Result<()> {
         flush::measure(config, directory.path(), &mut each).await?;
     }
     Ok(())
-}
-
-/// Starts an engine, or returns the reason why it can't be started.
-pub(crate) fn start_engine(kind: EngineKind, ring_use: Option<RingUse>) -> Result<Arc<dyn Engine>, String> {
-    let mut options = EngineOptions { kind, ..EngineOptions::default() };
-    if let Some(ring_use) = ring_use {
-        options.uring.ring_use = ring_use;
-    }
-    options.start().map_err(|error: std_io::Error| format!("no {kind} engine: {error}"))
-}
-
-/// Opens a file in direct mode, or returns the reason why the file system refuses it.
-pub(crate) async fn open_direct(engine: &Arc<dyn Engine>, path: &Path) -> Result<Result<File, String>> {
-    let file = File::open(engine, path, OpenMode::Read).await.map_err(failed)?;
-    Ok(set_direct(&file).await?.map(|()| file))
-}
-
-/// Switches a file to direct mode, or returns the reason why that fails.
-pub(crate) async fn set_direct(file: &File) -> Result<Result<(), String>> {
-    Ok(match file.set_direct(true).await.map_err(failed)? {
-        DirectMode::Direct(_) => Ok(()),
-        DirectMode::Buffered => Err("the file stayed buffered".to_owned()),
-        DirectMode::Refused(reason) => Err(format!("no direct mode: {reason}")),
-    })
-}
-
-/// Converts an error of the engine or the files.
-pub(crate) fn failed(error: impl std::fmt::Display) -> Error {
-    Error::wrong("bench io", error.to_string())
 }

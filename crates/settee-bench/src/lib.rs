@@ -15,7 +15,9 @@
 //! Every run has a fixed seed, random values, a stated durability and a small form that the tests run.
 
 pub mod api;
+mod control_group;
 pub mod couch;
+mod descriptors;
 pub mod documents;
 mod drive;
 mod error;

@@ -45,6 +45,24 @@ pub enum Bound {
     AtMost(f64),
 }
 
+impl Bound {
+    /// Whether `figure` is within the bound.
+    pub fn is_met(self, figure: f64) -> bool {
+        match self {
+            Bound::AtLeast(min) => figure >= min,
+            Bound::AtMost(max) => figure <= max,
+        }
+    }
+
+    /// The bound with its sign, as tables show it.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Bound::AtLeast(min) => format!("≥ {min}"),
+            Bound::AtMost(max) => format!("≤ {max}"),
+        }
+    }
+}
+
 /// A bound of one of a row's figures, with the measured figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Aim {
@@ -60,25 +78,18 @@ pub struct Aim {
 
 impl Aim {
     fn new(what: String, bound: Bound, reached: Option<f64>) -> Aim {
-        let met = reached.map(|reached| match bound {
-            Bound::AtLeast(min) => reached >= min,
-            Bound::AtMost(max) => reached <= max,
-        });
+        let met = reached.map(|reached| bound.is_met(reached));
         Aim { what, bound, reached, met }
     }
 
     fn text(&self) -> String {
-        let (sign, bound) = match self.bound {
-            Bound::AtLeast(min) => ('≥', min),
-            Bound::AtMost(max) => ('≤', max),
-        };
         let verdict = match self.met {
             None => "not measured",
             Some(true) => "met",
             Some(false) => "MISSED",
         };
         let reached = self.reached.map_or(String::new(), |reached| format!("{} ", figure(reached)));
-        format!("{} {sign} {bound}: {reached}{verdict}", self.what)
+        format!("{} {}: {reached}{verdict}", self.what, self.bound.text())
     }
 }
 

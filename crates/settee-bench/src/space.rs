@@ -39,6 +39,16 @@ pub fn is_in_memory(directory: &Path) -> bool {
     rustix::fs::statfs(directory).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
 }
 
+/// Syncs the file system of `directory` (syncfs(2)), so that earlier writes and removals don't affect the next
+/// measurement.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) fn sync_file_system(directory: &Path) -> Result<()> {
+    let synced = std::fs::File::open(directory).and_then(|file| Ok(rustix::fs::syncfs(file)?));
+    synced.map_err(|error| Error::file(directory, error))
+}
+
 /// A temporary directory, removed on drop.
 #[derive(Debug)]
 pub struct Directory {

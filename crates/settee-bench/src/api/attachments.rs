@@ -1,8 +1,9 @@
 //! Rows of attachments, alternating with the bare server, which reads or sends as many bytes.
 
+use super::bench::{Bench, against_bare, directory, generators, row};
 use super::clients::{AttachmentGetter, AttachmentPutter, IdPath, NumberRange};
+use super::config::scaled;
 use super::plan::{ATTACHMENT_BYTES, Plan};
-use super::{Bench, against_bare, directory, generators, row, scaled};
 use crate::documents::{Generator, attachment};
 use crate::drive::{Client, Until};
 use crate::error::{Error, Result};

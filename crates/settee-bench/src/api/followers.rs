@@ -17,14 +17,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use memchr::memmem;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use super::bench::{Bench, directory, row};
 use super::clients::{ID_DIGITS, sequential_id};
-use super::plan::{DOCUMENT_BYTES, FOLLOWERS, Plan};
-use super::{Bench, directory, follower_count, row};
+use super::config::scaled;
+use super::plan::{DOCUMENT_BYTES, FOLLOWER_COUNT, FOLLOWERS, Plan};
+use crate::descriptors;
 use crate::documents::Generator;
 use crate::drive::Outcome;
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ use crate::report::{Bound, Row};
 use crate::stats::{Samples, Stopwatch};
 
 /// Minimum number of followers at a small scale.
-pub(super) const COUNT_MIN: u64 = 20;
+const COUNT_MIN: u64 = 20;
 
 /// Interval between two changes of the first phase.
 const PACE: Duration = Duration::from_millis(250);
@@ -76,6 +77,11 @@ const ROW_BYTES_MAX: usize = 64 << 10;
 
 /// Goal: maximum memory of the server per follower, in KiB.
 const FOLLOWER_KIB_MAX: f64 = 16.0;
+
+/// Number of followers of the changes feed at a scale.
+pub fn follower_count(scale: f64) -> u64 {
+    scaled(scale, FOLLOWER_COUNT, COUNT_MIN)
+}
 
 /// The state that all followers of a run share.
 #[derive(Debug)]
@@ -256,23 +262,6 @@ fn parse_resident(status: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
-/// Raises this process's limit on open file descriptors to at least `needed`.
-pub(crate) fn raise_descriptors(needed: u64) -> Result<(), String> {
-    let limit = getrlimit(Resource::Nofile);
-    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed);
-    if enough(limit.current) {
-        return Ok(());
-    }
-    let maximum = if enough(limit.maximum) { limit.maximum } else { Some(needed) };
-    setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum }).map_err(|error| {
-        let granted = limit.maximum.map_or("unlimited".to_owned(), |limit| limit.to_string());
-        format!(
-            "{needed} descriptors are needed and {granted} granted ({error}): \
-             see ulimit -Hn, or take a smaller --scale"
-        )
-    })
-}
-
 /// All followers of a database.
 struct FollowerGroup {
     count: u64,
@@ -288,7 +277,7 @@ impl Bench<'_> {
     pub(super) async fn followers(&mut self, plan: &Plan) -> Result<Vec<Row>> {
         let wrong = |reason: String| Error::wrong(plan.name, reason);
         let count = follower_count(self.config.scale);
-        raise_descriptors(count + DESCRIPTORS_SPARE).map_err(wrong)?;
+        descriptors::raise_limit(count + DESCRIPTORS_SPARE).map_err(wrong)?;
         let paced = ((2 * self.config.row_time).as_millis() / PACE.as_millis()) as u64;
         let paced = paced.max(PACED_COUNT_MIN);
         let burst = self.scaled(BURST_COUNT, BURST_COUNT_MIN);
@@ -506,11 +495,5 @@ mod tests {
         assert_eq!((row.aims[0].reached, row.aims[0].met), (Some(17.0), Some(false)));
         let row = judged_by_memory(empty_row(), 100, None, [None, None, None]);
         assert_eq!((row.aims[0].reached, row.aims[0].met), (None, None));
-    }
-
-    #[test]
-    fn more_descriptors_than_the_system_grants_are_refused_with_both_figures() {
-        let refused = raise_descriptors(1 << 40).unwrap_err();
-        assert!(refused.contains("1099511627776 descriptors are needed"), "{refused}");
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::bench::{Bench, against_bare, directory, generators, is_target_turn, row};
 use super::clients::{BulkGetter, Getter, IdPath, sequential_id};
+use super::config::{SCALED_COUNT_MIN, Target};
 use super::plan::{DOCUMENT_BYTES, DOCUMENT_COUNT, Plan};
-use super::{Bench, SCALED_COUNT_MIN, Target, against_bare, directory, generators, is_target_turn, row};
 use crate::couch::Couch;
 use crate::documents::{Generator, is_numbered_document};
 use crate::drive::{Client, Outcome, add_outcome, scan_stream};

@@ -1,8 +1,9 @@
 //! Rows that write documents: loads, single durable puts and updates, and a writer beside readers.
 
+use super::bench::{Bench, ROUND_COUNT, directory, generators, row};
 use super::clients::{Content, IdPath, Ids, NumberRange, Putter, Updater, generation, sequential_id};
+use super::config::Target;
 use super::plan::{BESIDE, DOCUMENT_BYTES, Kind, Plan};
-use super::{Bench, ROUND_COUNT, Target, directory, generators, row};
 use crate::couch::BulkRow;
 use crate::documents::Generator;
 use crate::drive::{Client, Outcome, Until, add_outcome, drive};

@@ -16,8 +16,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::{Config, DATABASE};
-use crate::api::followers::raise_descriptors;
+use super::config::{Config, DATABASE};
+use crate::descriptors;
 use crate::error::{Error, Result};
 use crate::http::Server;
 
@@ -114,7 +114,8 @@ impl Attack {
     /// Starts the attack's clients as tasks that never end.
     pub(super) fn begin(self, config: &Config, begun: &Begun, tasks: &mut JoinSet<()>) -> Result<()> {
         let count = (self.clients() * config.scale).ceil() as u64;
-        raise_descriptors(count + DESCRIPTORS_SPARE).map_err(|reason| Error::wrong(self.name(), reason))?;
+        descriptors::raise_limit(count + DESCRIPTORS_SPARE)
+            .map_err(|reason| Error::wrong(self.name(), reason))?;
         let compressed = match self {
             Attack::CompressedLogins => compressed_login((DECOMPRESSED_BYTES * config.scale) as usize),
             _ => Bytes::new(),

@@ -137,9 +137,13 @@ pub(crate) fn device_bytes() -> Option<u64> {
 /// A description of the machine: its cores, their load, and the device of `directory`.
 pub(crate) fn machine(directory: &Path) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{cores} core(s), {} beforehand; device: {}", load_average(), device(directory))
+}
+
+/// The system's load average of the last minute, for a note (proc(5)).
+pub(crate) fn load_average() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split_ascii_whitespace().next().unwrap_or("unknown");
-    format!("{cores} core(s), load average {load} beforehand; device: {}", device(directory))
+    format!("load average {}", load.split_ascii_whitespace().next().unwrap_or("unknown"))
 }
 
 /// A description of the device of `directory` and its I/O scheduler.

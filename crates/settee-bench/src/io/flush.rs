@@ -15,18 +15,13 @@ use futures_util::stream::FuturesUnordered;
 use rustix::fs::{Advice, FallocateFlags};
 use settee_io::{AlignedBuffer, Alignment, Engine, EngineKind, File, OpenMode, RingUse};
 
-use super::random::{ended, run_blocking};
+use super::config::{Config, IN_FLIGHT_COUNTS, SIZES};
+use super::engine::{failed, set_direct, start_engine};
 use super::row::{IoRow, Latency, Series, Window, switch_count};
-use super::{Config, failed, set_direct, start_engine};
+use super::tasks::{ended, run_blocking};
 use crate::random::RandomBytes;
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
-
-/// Sizes of writes in bytes.
-pub const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
-
-/// Numbers of writes in flight.
-pub const IN_FLIGHT_COUNTS: [usize; 3] = [1, 2, 4];
 
 /// Number of fio's writes in flight, of 1 MiB each.
 const FIO_DEPTH: usize = 4;

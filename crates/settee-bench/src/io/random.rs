@@ -15,9 +15,12 @@ use futures_util::stream::FuturesUnordered;
 use settee_io::{EngineKind, File};
 use tokio::task::{self, JoinSet};
 
+use super::config::Config;
 use super::data_file::{self, BLOCK_BYTES, Offsets};
-use super::row::{IoRow, Latency, RatioAim, Series, Window, switch_count};
-use super::{Config, failed, open_direct, start_engine};
+use super::engine::{failed, open_direct, start_engine};
+use super::row::{IoRow, Latency, Series, Window, switch_count};
+use super::tasks::{ended, run_blocking};
+use crate::report::Bound;
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
 
@@ -58,8 +61,8 @@ impl Form {
         }
     }
 
-    fn aim(self, depth: usize) -> RatioAim {
-        RatioAim::AtLeast(if depth == 1 && self != Form::Blocking { 0.7 } else { 0.95 })
+    fn aim(self, depth: usize) -> Bound {
+        Bound::AtLeast(if depth == 1 && self != Form::Blocking { 0.7 } else { 0.95 })
     }
 }
 
@@ -278,7 +281,7 @@ pub(super) async fn cached(config: &Config, path: &Path, each: &mut impl FnMut(I
         each(
             IoRow::new(title(&format!("{count} task(s)")), "reads/s", &series)
                 .against("pread", &series, Some(peer))
-                .with_aim(RatioAim::AtLeast(0.9))
+                .with_aim(Bound::AtLeast(0.9))
                 .with_note(format!(
                     "on {cores} of {core_count} cores; {scale:.2} × one task; by processor time {per_cpu:.2} × pread"
                 )),
@@ -354,15 +357,4 @@ fn check(offset: u64, bytes: &[u8]) -> Result<()> {
         return Ok(());
     }
     Err(Error::wrong("random reads", format!("wrong bytes, {} of them, at {offset}", bytes.len())))
-}
-
-/// Runs blocking work in a separate thread, so that the command can be interrupted.
-pub(crate) async fn run_blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    task::spawn_blocking(work).await.map_err(ended)?
-}
-
-pub(crate) fn ended(error: task::JoinError) -> Error {
-    Error::wrong("measuring", error.to_string())
 }

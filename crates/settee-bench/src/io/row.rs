@@ -4,37 +4,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::report::Bound;
 use crate::stats::{Elapsed, Samples};
 
 /// Width of the column of workloads, in characters.
 const WORKLOAD_WIDTH: usize = 68;
-
-/// The bound of a ratio.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RatioAim {
-    /// A minimum.
-    AtLeast(f64),
-    /// A maximum.
-    AtMost(f64),
-}
-
-impl RatioAim {
-    /// Whether `ratio` is within the bound.
-    pub fn is_met(self, ratio: f64) -> bool {
-        match self {
-            RatioAim::AtLeast(least) => ratio >= least,
-            RatioAim::AtMost(most) => ratio <= most,
-        }
-    }
-
-    fn text(self) -> String {
-        match self {
-            RatioAim::AtLeast(least) => format!("≥ {least}"),
-            RatioAim::AtMost(most) => format!("≤ {most}"),
-        }
-    }
-}
 
 /// One row of the tables of `bench io`, `bench reads` and `bench store`.
 #[derive(Debug, Clone, Serialize)]
@@ -60,7 +34,7 @@ pub struct IoRow {
     /// The rate divided by the peer's, the median over the rounds.
     pub ratio: Option<f64>,
     /// The bound of the ratio.
-    pub aim: Option<RatioAim>,
+    pub aim: Option<Bound>,
     /// Whether the ratio is within the bound. None: there is no bound or no ratio.
     pub met: Option<bool>,
     /// A further remark.
@@ -99,7 +73,7 @@ impl IoRow {
     }
 
     /// Adds the bound of the ratio and judges it.
-    pub(crate) fn with_aim(mut self, aim: RatioAim) -> IoRow {
+    pub(crate) fn with_aim(mut self, aim: Bound) -> IoRow {
         self.aim = Some(aim);
         self.met = self.ratio.map(|ratio| aim.is_met(ratio));
         self
@@ -276,7 +250,7 @@ pub(crate) fn switch_count() -> Option<u64> {
 }
 
 /// Formats a number with three significant digits, or as an integer.
-fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         magnitude if magnitude >= 99.95 => format!("{value:.0}"),
         magnitude if magnitude >= 9.995 => format!("{value:.1}"),
@@ -301,7 +275,7 @@ mod tests {
         assert_eq!(ours.per_cpu_ratio_to(&peer), Some(0.9));
         let row = IoRow::new("reads", "reads/s", &ours)
             .against("peer", &ours, Some(&peer))
-            .with_aim(RatioAim::AtLeast(0.9));
+            .with_aim(Bound::AtLeast(0.9));
         assert_eq!((row.rate, row.operations, row.met), (Some(45.0), 200, Some(true)));
         assert!(row.line().ends_with("0.90 × peer              ≥ 0.9  met"), "{}", row.line());
     }
@@ -309,13 +283,11 @@ mod tests {
     #[test]
     fn a_missed_aim_is_shown_and_without_a_peer_there_is_no_ratio() {
         let ours = Series(vec![window(100)]);
-        let row =
-            IoRow::new("reads", "reads/s", &ours).with_ratio("alone", 1.6).with_aim(RatioAim::AtMost(1.5));
+        let row = IoRow::new("reads", "reads/s", &ours).with_ratio("alone", 1.6).with_aim(Bound::AtMost(1.5));
         assert_eq!(row.met, Some(false));
         assert!(row.line().ends_with("≤ 1.5  MISSED"), "{}", row.line());
-        let row = IoRow::new("reads", "reads/s", &ours)
-            .against("fio", &ours, None)
-            .with_aim(RatioAim::AtLeast(0.9));
+        let row =
+            IoRow::new("reads", "reads/s", &ours).against("fio", &ours, None).with_aim(Bound::AtLeast(0.9));
         assert_eq!((row.ratio, row.met, row.note.as_deref()), (None, None, Some("no fio")));
         assert!(row.line().ends_with("≥ 0.9  unknown"), "{}", row.line());
     }

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 
+use super::bench::Bench;
 use super::peers::{self, ENGINES};
-use super::row::{Better, LogAim, LogRow, figure};
+use super::row::{Better, LogAim, LogRow, median, rounds_text};
 use super::stream::rate;
-use super::{Bench, median, random_bytes, refused, rounds_text};
+use super::test_log::{random_bytes, refused};
 use crate::Result;
+use crate::io::row::figure;
 
 /// Bytes of each value.
 const VALUE_BYTES: usize = 100;

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use settee_log::{Batch, Flags, Log, LogOptions, Stage};
 
+use super::bench::Bench;
 use super::peers::{self, ENGINES};
-use super::row::{Better, LogAim, LogRow, figure};
-use super::{Bench, TestLog, median, random_bytes, refused};
+use super::row::{Better, LogAim, LogRow, median};
+use super::test_log::{TestLog, random_bytes, refused};
+use crate::io::row::figure;
 use crate::stats::Samples;
 use crate::{Error, Result};
 

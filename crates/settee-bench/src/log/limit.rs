@@ -1,14 +1,14 @@
 //! A stream under a memory limit, where the page cache must write back: its rate, and how long it delays a
 //! task on the same thread.
 //!
-//! It runs in a separate process, since the limit is a control group's (cgroups(7), version 2 or 1). There
-//! one executor thread runs a task that wakes every millisecond, beside each of the phases in turn: the log,
-//! the log in direct mode, nothing, and a writer that calls write(2) on that thread. A hold-up is the delay
-//! with which the task wakes.
+//! It runs in a separate process, since the limit is that of a [`ControlGroup`]. There one executor thread
+//! runs a task that wakes every millisecond, beside each of the phases in turn: the log, the log in direct
+//! mode, nothing, and a writer that calls write(2) on that thread. A hold-up is the delay with which the task
+//! wakes.
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -19,12 +19,13 @@ use settee_io::{EngineKind, Env};
 use settee_log::{Batch, Flags, LogOptions, Stage};
 use tokio::runtime::Runtime;
 
-use super::row::{Better, LogAim, LogRow, figure};
+use super::bench::Bench;
+use super::peers;
+use super::row::{Better, LogAim, LogRow, median, rounds_text};
 use super::stream::{fio_rate, rate};
-use super::{
-    Bench, median, open, peers, random_bytes, refused, remove_directory, rounds_text, start_engine,
-    stream_options,
-};
+use super::test_log::{open, random_bytes, refused, remove_directory, start_engine, stream_options};
+use crate::control_group::ControlGroup;
+use crate::io::row::figure;
 use crate::stats::Samples;
 use crate::{Error, Result};
 
@@ -45,12 +46,6 @@ const SOURCE_BYTES: usize = 16 << 20;
 
 /// Interval at which the other task wakes.
 const TICK: Duration = Duration::from_millis(1);
-
-/// Maximum number of attempts to remove a control group whose last process is exiting.
-const REMOVE_COUNT_MAX: usize = 50;
-
-/// Pause between two such attempts.
-const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The result of one phase.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -177,7 +172,7 @@ async fn write_std(path: &Path, values: Bytes, bytes: usize) -> Result<()> {
 
 pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let bytes = bench.config.scaled(2 << 30, 8 << 20).next_multiple_of(1 << 20);
-    let group = Group::create(LIMIT_BYTES);
+    let group = ControlGroup::create(LIMIT_BYTES);
     let (mut rounds, mut disk) = (Vec::new(), Vec::new());
     for _ in 0..ROUND_COUNT {
         let mut command = Command::new(&bench.config.program);
@@ -247,50 +242,6 @@ fn report(
         });
     }
     rows
-}
-
-/// A control group with a memory limit, removed on drop.
-pub(crate) struct Group {
-    pub(crate) directory: PathBuf,
-    pub(crate) kind: &'static str,
-}
-
-impl Group {
-    /// Creates a group whose processes together have `limit_bytes` of memory, their files' pages included.
-    ///
-    /// # Errors
-    /// The reason why it can't be created.
-    pub(crate) fn create(limit_bytes: u64) -> Result<Group, String> {
-        let name = format!("settee-bench-{}", std::process::id());
-        let root = Path::new("/sys/fs/cgroup");
-        let is_second = root.join("cgroup.controllers").exists();
-        let (directory, file, kind) = match is_second {
-            true => (root.join(name), "memory.max", "cgroup v2"),
-            false => (root.join("memory").join(name), "memory.limit_in_bytes", "cgroup v1"),
-        };
-        let failed = |error: std::io::Error| format!("{kind}: {}: {error}", directory.display());
-        fs::create_dir(&directory).map_err(failed)?;
-        let group = Group { directory: directory.clone(), kind };
-        // The file exists if the group has a memory controller, and must not be created otherwise.
-        let limited = fs::OpenOptions::new()
-            .write(true)
-            .open(directory.join(file))
-            .and_then(|mut file| file.write_all(limit_bytes.to_string().as_bytes()));
-        limited.map_err(failed)?;
-        Ok(group)
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // Fails while the group's last process is exiting.
-        for _ in 0..REMOVE_COUNT_MAX {
-            if fs::remove_dir(&self.directory).is_ok() {
-                return;
-            }
-            std::thread::sleep(REMOVE_PAUSE);
-        }
-    }
 }
 
 #[cfg(test)]

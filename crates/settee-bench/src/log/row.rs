@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::io::row::{self, figure};
+
 /// The figure with which a row is compared, measured in the same run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Against {
@@ -161,13 +163,15 @@ pub fn heading() -> String {
     )
 }
 
-/// Formats a number with at least three significant digits, at most two decimals.
-pub(super) fn figure(value: f64) -> String {
-    match value.abs() {
-        magnitude if magnitude >= 99.95 => format!("{value:.0}"),
-        magnitude if magnitude >= 9.995 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
+/// The median of at least one value.
+pub(super) fn median(values: &[f64]) -> f64 {
+    row::median(values.to_vec()).expect("there is a round")
+}
+
+/// The figures of all rounds, for a note that shows their spread.
+pub(super) fn rounds_text(values: &[f64]) -> String {
+    let texts: Vec<String> = values.iter().map(|value| figure(*value)).collect();
+    texts.join(" ")
 }
 
 #[cfg(test)]

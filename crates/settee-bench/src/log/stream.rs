@@ -8,16 +8,21 @@ use rustix::fs::FallocateFlags;
 use settee_io::{BufferPool, Env};
 use settee_log::{Batch, Flags, Log, LogOptions, SEGMENT_BYTES_LIMIT, Stage};
 
-use super::row::{Better, LogAim, LogRow, figure};
-use super::{Bench, ROUND_COUNT, median, random_bytes, refused, rounds_text, settle, stream_options};
+use super::bench::Bench;
+use super::row::{Better, LogAim, LogRow, median, rounds_text};
+use super::test_log::{random_bytes, refused, stream_options};
 use crate::io::fio::Fio;
-use crate::{Error, Result};
+use crate::io::row::figure;
+use crate::{Error, Result, space};
 
 /// Bytes of each value.
 const VALUE_BYTES: usize = 8 << 10;
 
 /// Bytes of random values that a stream uses cyclically.
 const SOURCE_BYTES: usize = 64 << 20;
+
+/// Number of rounds of the values in memory.
+const ROUND_COUNT: usize = 5;
 
 /// Number of rounds of the stream: few, since it writes much.
 const DISK_ROUND_COUNT: usize = 3;
@@ -188,7 +193,7 @@ pub(super) fn fio_rate(bench: &Bench, bytes: u64) -> Result<Result<f64, String>>
         Err(error) => Err(format!("no space reserved: {error}")),
     };
     std::fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
-    settle(bench.path())?;
+    space::sync_file_system(bench.path())?;
     Ok(rate.and_then(|rate| match rate > 0.0 {
         true => Ok(rate),
         false => Err(format!("fio reported a rate of {}", figure(rate))),

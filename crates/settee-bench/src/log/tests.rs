@@ -3,6 +3,9 @@
 //! test builds.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use settee_io::EngineKind;
 
 use super::*;
 

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use settee_log::{Log, LogOptions, LogStats, Stage};
 
+use super::bench::Bench;
 use super::durable::{RawFile, SOURCE_BYTES, batch, micros};
-use super::row::{Better, LogAim, LogRow, figure};
-use super::{Bench, random_bytes, refused};
+use super::row::{Better, LogAim, LogRow};
+use super::test_log::{random_bytes, refused};
 use crate::Result;
+use crate::io::row::figure;
 use crate::stats::{Elapsed, Samples, Stopwatch};
 
 /// Numbers of writers.

@@ -16,11 +16,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use settee_io::{Engine, EngineKind, File, OpenMode};
 use tokio::task::{self, JoinSet};
 
-use super::{Config, READ_BYTES};
+use super::config::{Config, READ_BYTES};
 use crate::io::data_file::{self, BLOCK_BYTES, Offsets};
-use crate::io::row::{IoRow, Latency, RatioAim, Series, Window};
-use crate::io::{ended, failed, open_direct, run_blocking, start_engine};
+use crate::io::engine::{failed, open_direct, start_engine};
+use crate::io::row::{IoRow, Latency, Series, Window};
+use crate::io::tasks::{ended, run_blocking};
 use crate::random::random_bytes;
+use crate::report::Bound;
 use crate::stats::{Elapsed, Samples};
 use crate::{Error, Result};
 
@@ -285,7 +287,7 @@ fn report(
         row = row.with_ratio("p99 beside idle", beside / idle.max(1e-9));
     }
     if reads == Reads::Cached {
-        row = row.with_aim(RatioAim::AtMost(1.5));
+        row = row.with_aim(Bound::AtMost(1.5));
     }
     each(row.with_note(note(beside)));
     let name = format!("the writer: {} KiB appended and synced, {engine}", APPEND_BYTES >> 10);

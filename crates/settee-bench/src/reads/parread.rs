@@ -9,10 +9,12 @@ use futures_util::future;
 use settee_io::{Engine, EngineKind, File, OpenMode, ReadAt, ReadPolicy};
 use tokio::task::JoinSet;
 
-use super::{Config, FILE_COUNT, PARALLEL_COUNT, READ_BYTES};
+use super::config::{Config, FILE_COUNT, PARALLEL_COUNT, READ_BYTES};
 use crate::io::data_file::{self, Offsets};
-use crate::io::row::{IoRow, Latency, RatioAim, Series, Window, switch_count};
-use crate::io::{ended, failed, open_direct, run_blocking, start_engine};
+use crate::io::engine::{failed, open_direct, start_engine};
+use crate::io::row::{IoRow, Latency, Series, Window, switch_count};
+use crate::io::tasks::{ended, run_blocking};
+use crate::report::Bound;
 use crate::stats::{Samples, Stopwatch};
 use crate::{Error, Result};
 
@@ -244,13 +246,11 @@ fn report(mode: &str, engine: &str, measured: &[Measured], each: &mut impl FnMut
         let row = match order {
             Order::Serial => row,
             Order::Sorted => row.against("serial", series, Some(serial)),
-            Order::Parallel(_) => {
-                row.against("serial", series, Some(serial)).with_aim(RatioAim::AtLeast(4.0))
-            }
+            Order::Parallel(_) => row.against("serial", series, Some(serial)).with_aim(Bound::AtLeast(4.0)),
             Order::Grouped => {
                 let to_serial = series.ratio_to(serial).unwrap_or_default();
                 note = format!("{to_serial:.2} × serial; p50/p99 are of whole files; {note}");
-                row.against("parallel", series, Some(parallel)).with_aim(RatioAim::AtLeast(1.0))
+                row.against("parallel", series, Some(parallel)).with_aim(Bound::AtLeast(1.0))
             }
         };
         each(row.with_note(note));

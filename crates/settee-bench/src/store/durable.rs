@@ -1,10 +1,12 @@
 //! Durable single writes, by one writer and by many.
 
-use super::ingest::setup;
+use super::bench::{Bench, EngineRuns};
+use super::table::{setup, table};
 use super::work::{Operation, Spec};
-use super::{Bench, EngineRuns, load_text, table};
 use crate::Result;
-use crate::io::row::{IoRow, RatioAim};
+use crate::io::data_file::load_average;
+use crate::io::row::IoRow;
+use crate::report::Bound;
 
 /// Bytes of the values.
 const VALUE_BYTES: usize = 1 << 10;
@@ -25,11 +27,11 @@ pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> 
         let count = bench.config.durable_count * times;
         let durable =
             Spec { operation: Operation::Durable, lanes, count, seconds_max: SECONDS_MAX, ..before.clone() };
-        let load = load_text();
+        let load = load_average();
         let all_runs = bench.rounds(&bench.all_engines(), &[before, durable])?;
         let name = format!("durable writes of 1 KiB, random keys, {lanes} writer(s)");
         let note = |engine_runs: &EngineRuns| format!("{}; {load}", setup(engine_runs));
-        let aim = Some(RatioAim::AtLeast(1.0));
+        let aim = Some(Bound::AtLeast(1.0));
         table(&name, "w/s", |_| 1.0, &all_runs, aim, note).into_iter().for_each(&mut *each);
     }
     Ok(())

@@ -1,9 +1,14 @@
 //! Loads without a sync: the cases of Neon's `bench_ingest`, and loads of increasing numbers of records.
 
-use super::work::{Operation, Order, Spec};
-use super::{Bench, EngineId, EngineRuns, Run, load_text, table};
+use super::bench::{Bench, EngineRuns};
+use super::runs::{EngineId, Run};
+use super::table::{setup, table};
+use super::work::data::Order;
+use super::work::{Operation, Spec};
 use crate::Result;
-use crate::io::row::{IoRow, RatioAim};
+use crate::io::data_file::load_average;
+use crate::io::row::IoRow;
+use crate::report::Bound;
 
 /// Sizes of values in bytes.
 const VALUE_SIZES: [usize; 2] = [100, 8192];
@@ -44,10 +49,10 @@ pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
 fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let end = if alone.write_out { "written out" } else { "handed over" };
     let name = format!("ingest {} B, {}, {end}", alone.value_bytes, order_text(alone.order));
-    let load = load_text();
+    let load = load_average();
     let weight = |_: &Run| mib(alone.value_bytes);
     let without = bench.rounds(&bench.all_engines(), std::slice::from_ref(&alone))?;
-    let aim = Some(RatioAim::AtLeast(2.0));
+    let aim = Some(Bound::AtLeast(2.0));
     let note = |engine_runs: &EngineRuns| match engine_runs.engine_id {
         EngineId::Ours => format!("latencies are of batches of 16; {load}; {}", setup(engine_runs)),
         _ => setup(engine_runs),
@@ -71,20 +76,10 @@ fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let (ours, ours_alone) = (with[0].series(weight), without[0].series(weight));
     if !ours.0.is_empty() && !ours_alone.0.is_empty() {
         let row = IoRow::new("  the writer beside a reader, over the writer alone", "MiB/s", &ours);
-        rows.push(row.against("alone", &ours, Some(&ours_alone)).with_aim(RatioAim::AtLeast(0.8)));
+        rows.push(row.against("alone", &ours, Some(&ours_alone)).with_aim(Bound::AtLeast(0.8)));
     }
     rows.into_iter().for_each(each);
     Ok(())
-}
-
-/// The engine's configuration and its own counters.
-pub(super) fn setup(engine_runs: &EngineRuns) -> String {
-    let Some(run) = engine_runs.runs.last() else { return String::new() };
-    let report = &run.report;
-    match report.engine.is_empty() {
-        true => report.setup.clone(),
-        false => format!("{}; {}", report.setup, report.engine),
-    }
 }
 
 /// Measures loads of increasing numbers of records by the store, each compared with the first.
@@ -93,7 +88,7 @@ pub(super) fn growth(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     for tenths in GROWTH_TENTHS {
         let records = (bench.config.records * tenths / 10).max(1);
         let spec = bench.spec(Operation::Ingest, GROWTH_VALUE_BYTES, records);
-        let load = load_text();
+        let load = load_average();
         let ours = bench.rounds(&[EngineId::Ours], &[Spec { write_out: true, ..spec }])?.remove(0);
         let name = format!("load {records} of {GROWTH_VALUE_BYTES} B, random keys, written out");
         if ours.runs.is_empty() {
@@ -107,7 +102,7 @@ pub(super) fn growth(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
             Some(first) => {
                 row = row.against("the first", &series, Some(first));
                 if tenths == *GROWTH_TENTHS.last().expect("there are sizes") {
-                    row = row.with_aim(RatioAim::AtLeast(0.7));
+                    row = row.with_aim(Bound::AtLeast(0.7));
                 }
             }
         }

@@ -1,11 +1,14 @@
 //! Overwriting all records repeatedly while they are read: disk space and reads over time.
 
-use super::ingest::setup;
-use super::runs::Run;
+use super::bench::{Bench, EngineRuns};
+use super::runs::{EngineId, Run};
+use super::table::{figure_row, setup};
+use super::work::message::Second;
 use super::work::{Operation, Spec};
-use super::{Bench, EngineId, figure_row, load_text};
 use crate::Result;
-use crate::io::row::{IoRow, RatioAim, Series};
+use crate::io::data_file::load_average;
+use crate::io::row::{self, IoRow, Series};
+use crate::report::Bound;
 
 /// Bytes of the values, each with the divisor of the number of records.
 const SIZES: [(usize, u64); 2] = [(100, 1), (1024, 10)];
@@ -29,7 +32,7 @@ fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Io
     let overwrite = Spec { operation: Operation::Overwrite, ..before.clone() };
     let with = [before.clone(), Spec { count: TIMES, ..overwrite.clone() }];
     let without = [before, Spec { count: TIMES_WITHOUT, compaction: false, ..overwrite }];
-    let load = load_text();
+    let load = load_average();
     let Some(with) = run(bench, "with compaction", &with, each)? else { return Ok(()) };
     let Some(without) = run(bench, "without compaction", &without, each)? else { return Ok(()) };
     let space: Vec<f64> = steady(&with).iter().map(|(disk, live, _)| disk / live).collect();
@@ -40,18 +43,18 @@ fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Io
             "×",
             most,
             ("live bytes", 1.0),
-            Some(RatioAim::AtMost(1.5)),
+            Some(Bound::AtMost(1.5)),
         )
         .with_note(format!("the steady state: the second half of the seconds; {load}")),
     );
-    let p99 = |run: &Run| crate::io::row::median(steady(run).iter().map(|(_, _, p99)| *p99).collect());
+    let p99 = |run: &Run| row::median(steady(run).iter().map(|(_, _, p99)| *p99).collect());
     let limit = ("without compaction", p99(&without).unwrap_or(0.0));
     each(figure_row(
         "  read p99 in the steady state".to_owned(),
         "µs",
         p99(&with),
         limit,
-        Some(RatioAim::AtMost(2.0)),
+        Some(Bound::AtMost(2.0)),
     ));
     Ok(())
 }
@@ -59,9 +62,8 @@ fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Io
 /// For each second of the run's second half: bytes on disk, live bytes, and the p99 of reads in microseconds.
 fn steady(run: &Run) -> Vec<(f64, f64, f64)> {
     let half = run.seconds.len() / 2;
-    let figures = |second: &super::work::Second| {
-        (second.disk_bytes as f64, second.live_bytes.max(1) as f64, second.read_p99_us)
-    };
+    let figures =
+        |second: &Second| (second.disk_bytes as f64, second.live_bytes.max(1) as f64, second.read_p99_us);
     run.seconds[half..].iter().map(figures).collect()
 }
 
@@ -69,7 +71,7 @@ fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(IoRow))
     let [_, overwrite] = specs;
     let Spec { records, value_bytes, count, .. } = overwrite;
     let name = format!("overwrite {records} of {value_bytes} B {count} times, {how}");
-    let mut engine_runs = super::EngineRuns::new(EngineId::Ours);
+    let mut engine_runs = EngineRuns::new(EngineId::Ours);
     let directory = bench.new_directory();
     let loaded = bench.programs.run(EngineId::Ours, &directory, &specs[0]);
     let run = loaded.and_then(|_| bench.programs.run(EngineId::Ours, &directory, overwrite));

@@ -8,14 +8,16 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::ingest::setup;
+use super::bench::{Bench, EngineRuns};
 use super::runs::{EngineId, Run};
-use super::work::{Operation, Order, Spec};
-use super::{Bench, EngineRuns, figure_row, load_text, table};
-use crate::io::data_file;
+use super::table::{figure_row, setup, table};
+use super::work::data::{KEY_BYTES, Order};
+use super::work::{Operation, Spec};
+use crate::control_group::ControlGroup;
+use crate::io::data_file::{self, load_average};
 use crate::io::fio::Fio;
-use crate::io::row::{IoRow, RatioAim, Series};
-use crate::log::limit::Group;
+use crate::io::row::{IoRow, Series};
+use crate::report::Bound;
 use crate::{Error, Result};
 
 /// Divisor of the data's size for the memory of runs with too little memory.
@@ -76,7 +78,7 @@ struct DataSet<'a> {
     /// Bytes of all keys and values.
     bytes: u64,
     /// The control group of the runs with memory for a tenth, or the reason why there is none.
-    group: std::result::Result<Group, String>,
+    group: std::result::Result<ControlGroup, String>,
 }
 
 impl DataSet<'_> {
@@ -215,10 +217,10 @@ fn warm(path: &Path) -> Result<()> {
 
 /// Runs all steps on a data set of each engine and reports the rows.
 pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(IoRow)) -> Result<()> {
-    let bytes = bench.config.records * (value_bytes + super::work::data::KEY_BYTES) as u64;
+    let bytes = bench.config.records * (value_bytes + KEY_BYTES) as u64;
     let limit = (bytes / MEMORY_DIVISOR).max(MEMORY_BYTES_MIN) + PROCESS_BYTES;
-    let set = DataSet { bench, value_bytes, bytes, group: Group::create(limit) };
-    let load = load_text();
+    let set = DataSet { bench, value_bytes, bytes, group: ControlGroup::create(limit) };
+    let load = load_average();
     let mut all_engines = bench.all_engines();
     all_engines.push(EngineId::Bare);
     let mut results: Vec<Vec<EngineRuns>> = STEPS.iter().map(|_| Vec::new()).collect();
@@ -276,8 +278,8 @@ fn report(
 ) {
     let name = set.name(step);
     let aim = match step {
-        Step::Load => Some(RatioAim::AtLeast(2.0)),
-        Step::Cold(MANY) | Step::ScanKeys => Some(RatioAim::AtLeast(1.0)),
+        Step::Load => Some(Bound::AtLeast(2.0)),
+        Step::Cold(MANY) | Step::ScanKeys => Some(Bound::AtLeast(1.0)),
         _ => None,
     };
     let note = |engine_runs: &EngineRuns| format!("{}; {load}", note(step, engine_runs));
@@ -293,20 +295,14 @@ fn report(
         Step::Cached(1) => cached_rows(ours, all_runs, each),
         Step::PageCache => {
             let bare = all_runs.iter().find(|engine_runs| engine_runs.engine_id == EngineId::Bare);
-            versus(ours, bare, "  over a bare lookup and pread", RatioAim::AtLeast(0.8), each);
+            versus(ours, bare, "  over a bare lookup and pread", Bound::AtLeast(0.8), each);
         }
         Step::Cold(lanes) => cold_rows(set, lanes, ours, fio, each),
         Step::ReadInOrder => {
             let scans = STEPS.iter().position(|step| *step == Step::ScanValues).expect("it is one of them");
             let scan = all[scans].iter().find(|engine_runs| engine_runs.engine_id == EngineId::Ours);
             if let Some(scan) = scan.filter(|scan| !scan.runs.is_empty()) {
-                versus(
-                    scan,
-                    Some(ours),
-                    "  the scan over a loop of single reads",
-                    RatioAim::AtLeast(4.0),
-                    each,
-                );
+                versus(scan, Some(ours), "  the scan over a loop of single reads", Bound::AtLeast(4.0), each);
             }
         }
         Step::Cached(_) | Step::ScanKeys | Step::ScanValues => {}
@@ -349,7 +345,7 @@ fn load_rows(set: &DataSet<'_>, all_runs: &[EngineRuns], each: &mut dyn FnMut(Io
             true => format!("  {what}"),
             false => format!("    {}", engine_runs.engine_id.name()),
         };
-        let aim = |most| is_ours.then_some(RatioAim::AtMost(most));
+        let aim = |most| is_ours.then_some(Bound::AtMost(most));
         let written = engine_runs.median(|run| run.report.written_bytes_in_all as f64 / f64::from(1 << 20));
         let given = engine_runs.median(|run| run.report.bytes as f64 / f64::from(1 << 20)).unwrap_or(0.0);
         let name = of("bytes written for bytes given");
@@ -365,7 +361,7 @@ fn versus(
     ours: &EngineRuns,
     other: Option<&EngineRuns>,
     name: &str,
-    aim: RatioAim,
+    aim: Bound,
     each: &mut dyn FnMut(IoRow),
 ) {
     let Some(other) = other else { return };
@@ -382,8 +378,8 @@ fn versus(
 fn cached_rows(ours: &EngineRuns, all_runs: &[EngineRuns], each: &mut dyn FnMut(IoRow)) {
     for other in all_runs {
         let aim = match other.engine_id {
-            EngineId::Peer("fjall" | "rocksdb") => RatioAim::AtLeast(2.0),
-            EngineId::Peer(_) => RatioAim::AtLeast(0.5),
+            EngineId::Peer("fjall" | "rocksdb") => Bound::AtLeast(2.0),
+            EngineId::Peer(_) => Bound::AtLeast(0.5),
             EngineId::Ours | EngineId::Bare => continue,
         };
         versus(ours, Some(other), &format!("  cached, over {}", other.engine_id.name()), aim, each);
@@ -409,7 +405,7 @@ fn cold_rows(
             "reads",
             reads,
             ("a read", 1.0),
-            Some(RatioAim::AtMost(most)),
+            Some(Bound::AtMost(most)),
         );
         each(row.with_note(format!("all reads of the device, by any process; {limit}")));
     }
@@ -425,7 +421,7 @@ fn cold_rows(
         }
         Err(reason) => row.with_note(reason.clone()),
     };
-    each(if lanes == MANY { row.with_aim(RatioAim::AtLeast(0.9)) } else { row });
+    each(if lanes == MANY { row.with_aim(Bound::AtLeast(0.9)) } else { row });
 }
 
 /// Loads records with each engine, kills it, and measures the next opening.
@@ -433,7 +429,7 @@ pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Res
     const VALUE_BYTES: usize = 100;
     let load = bench.spec(Operation::LoadAndHold, VALUE_BYTES, bench.config.records);
     let open = Spec { operation: Operation::Open, ..load.clone() };
-    let average = load_text();
+    let average = load_average();
     for engine_id in bench.all_engines() {
         let directory = bench.new_directory();
         let killed = bench.programs.kill_when_loaded(engine_id, &directory, &load);
@@ -450,7 +446,7 @@ pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Res
             continue;
         };
         let milliseconds = (run.report.open_seconds + run.report.seconds) * 1e3;
-        let aim = is_ours.then_some(RatioAim::AtMost(1.0));
+        let aim = is_ours.then_some(Bound::AtMost(1.0));
         let row = figure_row(name, "ms", Some(milliseconds), ("a second", 1000.0), aim);
         each(row.with_note(format!("files in the page cache; {}; {average}", setup(&engine_runs))));
     }

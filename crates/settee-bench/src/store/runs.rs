@@ -10,8 +10,9 @@ use settee_io::{EngineKind, EngineOptions, Env};
 
 use super::bare::Bare;
 use super::ours::Settee;
+use super::work::message::{Report, Second};
 use super::work::meter::Baseline;
-use super::work::{self, Failure, Message, Operation, Report, Second, Spec};
+use super::work::{self, Failure, Message, Operation, Spec};
 use crate::io::row::{Latency, Window};
 
 /// Maximum bytes of a failed process's error output that an error shows.

@@ -5,7 +5,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::work::{Message, Report};
+use super::bench::BATCH_COUNT;
+use super::work::data::Order;
+use super::work::message::Report;
+use super::work::{Message, Operation, Spec};
 use super::*;
 
 fn small_spec(operation: Operation, order: Order) -> Spec {

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::data::{KEY_BYTES, Source};
+use super::engine::{Failure, Reader, TestEngine};
+use super::message::Report;
 use super::meter::{Latencies, Meter};
-use super::{Failure, Operation, Reader, Report, Spec, TestEngine, pairs};
+use super::spec::{Operation, Spec};
 
 /// Number of the newest keys, which the reader beside a load reads.
 const NEWEST_COUNT: u64 = 32;
@@ -86,7 +88,7 @@ async fn write_all<S: TestEngine>(
     let mut from = 0;
     while from < spec.records {
         let to = spec.records.min(from + spec.batch as u64);
-        pairs(source, spec, from, to, 0, &mut batch);
+        spec.pairs(source, (from, to), 0, &mut batch);
         let before = Instant::now();
         subject.write(&batch, false).await?;
         latencies.push(before.elapsed());
@@ -152,7 +154,7 @@ pub(super) async fn durable<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Res
                     if index >= end || start.elapsed() >= time {
                         return Ok(latencies);
                     }
-                    pairs(&source, &spec, index, index + 1, 0, &mut one);
+                    spec.pairs(&source, (index, index + 1), 0, &mut one);
                     let before = Instant::now();
                     subject.write(&one, true).await?;
                     latencies.push(before.elapsed());

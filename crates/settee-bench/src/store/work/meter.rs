@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::data::Source;
-use super::{Failure, Report};
+use super::engine::Failure;
+use super::message::Report;
 
 /// Maximum number of latencies that one lane keeps. Later ones count only for the rate.
 const LATENCY_COUNT_MAX: usize = 4 << 20;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::data::{KEY_BYTES, Key, Order, Source, mix};
+use super::engine::{Failure, Reader, TestEngine};
+use super::message::Report;
 use super::meter::{Latencies, Meter};
-use super::{Failure, Operation, Reader, Report, Spec, TestEngine};
+use super::spec::{Operation, Spec};
 
 /// Number of reads between two yields.
 const YIELD_INTERVAL: u64 = 64;

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use super::data::{KEY_BYTES, Source, mix};
+use super::engine::{Failure, Reader, TestEngine};
+use super::message::{Message, Report, Second};
 use super::meter::{Latencies, Meter, disk_bytes};
-use super::{Failure, Message, Operation, Reader, Report, Second, Spec, TestEngine, pairs};
+use super::spec::{Operation, Spec};
 
 /// Number of reads in one snapshot.
 const SNAPSHOT_READ_COUNT: u64 = 64;
@@ -82,7 +84,7 @@ async fn write_over<S: TestEngine>(
     for version in 1..=spec.count {
         for from in (0..spec.records).step_by(spec.batch) {
             let to = spec.records.min(from + spec.batch as u64);
-            pairs(source, spec, from, to, version, &mut batch);
+            spec.pairs(source, (from, to), version, &mut batch);
             subject.write(&batch, false).await?;
             progress.writes.fetch_add(to - from, Ordering::Relaxed);
         }
