@@ -1,4 +1,4 @@
-//! What a server is told: its options at the start, and the configuration set over HTTP.
+//! A server's settings: its options at the start, and the configuration set over HTTP.
 
 mod config_file;
 mod config_store;

@@ -102,7 +102,8 @@ pub enum StoreError {
         path: PathBuf,
     },
 
-    /// The manifest of so many segments would be too long to be read again. Nothing was changed.
+    /// The manifest would exceed the length that can be read again, because of the number of segments. Nothing
+    /// was changed.
     #[error("{} would have {size} bytes, and the limit is {size_max}", path.display())]
     ManifestTooLong {
         /// The manifest.

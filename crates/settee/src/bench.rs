@@ -7,10 +7,9 @@ use clap::{Subcommand, ValueEnum};
 use settee_bench::api::Target;
 use settee_bench::documents::DocumentSize;
 use settee_bench::fabric::{self, Backend};
-use settee_bench::report::{self, Row};
-use settee_bench::space::Directory;
-use settee_bench::sync;
 use settee_bench::limits;
+use settee_bench::report::{self, Row};
+use settee_bench::sync;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{self, CommandResult, print_stdout};

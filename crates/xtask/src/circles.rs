@@ -25,7 +25,7 @@ struct Module {
     file: PathBuf,
     /// The names of the items that the file defines, modules excepted.
     items: BTreeSet<String>,
-    /// Names that a `use` brings in, and the path that each stands for.
+    /// Names that a `use` brings in, and the path that each abbreviates.
     aliases: BTreeMap<String, Vec<String>>,
     /// All paths in the file that could lead to another.
     paths: BTreeSet<Vec<String>>,

@@ -4,13 +4,11 @@
 //! the tests and small benchmarks; the other fetches the clients meanwhile, and then lints and
 //! runs the clients. All use the profile `dev`, so that dependencies are compiled once; linting
 //! checks them, which produces no code. A step's output goes to a file and is printed when the step
-//! ends; that of a step that failed comes last, before the table, where whoever reads only the end
-//! of a long log finds it.
+//! ends. The output of a failed step comes last, before the table, so that the end of a long log has it.
 //!
-//! A step is a process group of its own with a watcher in it that waits for the end of a pipe
-//! whose other end is here. Letting go of the pipe ends the whole group: that is how a step is
-//! stopped at its limit, how servers that a step left behind go, and what happens when this
-//! process itself is killed.
+//! A step is a process group of its own with a watcher in it that waits for the end of a pipe whose other end
+//! is here. Closing the pipe ends the whole group. So a step is stopped at its limit, its leftover servers are
+//! ended, and so is everything when this process is killed.
 //!
 //! Invariants:
 //! 1. No step starts after one that failed.

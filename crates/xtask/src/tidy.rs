@@ -10,11 +10,13 @@
 //!    have tabs, with which Go's formatter indents.
 //! 6. Every crate's root begins with its doc.
 //! 7. The engine's crates have the same `clippy.toml` ([`ENGINE`]).
+//! 8. No file of a crate imports another that imports it (`circles`).
+//! 9. Comments of Rust files use none of the idioms that a newcomer reads twice ([`IDIOMS`]).
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::circles;
+use crate::circles::{self, Circle};
 
 #[cfg(test)]
 mod tests;
@@ -75,6 +77,22 @@ const MACHINE_PATHS: [&str; 6] = [
     concat!("/", "builds/"),
 ];
 
+/// Words and phrases in place of which the field has a term, or the sentence a subject with a name.
+const IDIOMS: [&str; 12] = [
+    "whoever",
+    "so many",
+    "told",
+    "stands",
+    "lets go",
+    "let go",
+    "gives on",
+    "let in",
+    "room",
+    "folder",
+    "folders",
+    "hundredths",
+];
+
 /// A file of the tree.
 struct Source {
     /// The path from the root.
@@ -88,7 +106,8 @@ struct Source {
 /// All breaches, one per line.
 pub(crate) fn run(root: &Path) -> Result<(), String> {
     let tree = read_tree(root)?;
-    let breaches = check(&tree);
+    let mut breaches = check(&tree);
+    check_circles(root, &mut breaches)?;
     if !breaches.is_empty() {
         return Err(breaches.join("\n"));
     }
@@ -101,16 +120,35 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
 /// # Errors
 /// The file that can't be read or parsed.
 pub(crate) fn print_circles(root: &Path) -> Result<(), String> {
-    for name in [&ORDER[..], &[SIMULATION, TASKS]].concat() {
+    for (name, circle) in all_circles(root)? {
+        println!("{name}: {} files import each other", circle.files.len());
+        for (from, to, names) in circle.imports {
+            println!("    {} -> {}: {}", from.display(), to.display(), names.join(", "));
+        }
+    }
+    Ok(())
+}
+
+/// The import circles of all crates, each with the crate's name.
+fn all_circles(root: &Path) -> Result<Vec<(&'static str, Circle)>, String> {
+    let mut found = Vec::new();
+    for name in ORDER.into_iter().chain([SIMULATION, TASKS]) {
         let files = ["lib.rs", "main.rs"].map(|file| root.join("crates").join(name).join("src").join(file));
         for file in files.iter().filter(|file| file.exists()) {
-            for circle in circles::circles(file)? {
-                println!("{name}: {} files import each other", circle.files.len());
-                for (from, to, names) in circle.imports {
-                    println!("    {} -> {}: {}", from.display(), to.display(), names.join(", "));
-                }
-            }
+            found.extend(circles::circles(file)?.into_iter().map(|circle| (name, circle)));
         }
+    }
+    Ok(found)
+}
+
+/// Rule 8.
+fn check_circles(root: &Path, breaches: &mut Vec<String>) -> Result<(), String> {
+    for (name, circle) in all_circles(root)? {
+        let files: Vec<_> = circle.files.iter().map(|file| file.to_string_lossy()).collect();
+        breaches.push(format!(
+            "crates/{name}/src: files import each other: {} (see `cargo xtask circles`)",
+            files.join(", ")
+        ));
     }
     Ok(())
 }
@@ -229,6 +267,30 @@ fn check_rust(path: &str, text: &str, breaches: &mut Vec<String>) {
         if line.trim_start().starts_with("#[") && words.any(|word| word == "ignore") {
             breaches.push(format!("{location}: an ignored test"));
         }
+    }
+    check_idioms(path, text, breaches);
+}
+
+/// Rule 9, for comments that have a line to themselves.
+fn check_idioms(path: &str, text: &str, breaches: &mut Vec<String>) {
+    // The words of a phrase may be in two lines of a comment.
+    let mut before = String::new();
+    for (index, line) in text.lines().enumerate() {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            before.clear();
+            continue;
+        };
+        let comment = comment.trim_start_matches(['/', '!']);
+        let words = comment.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        let comment: String = words.map(|word| word.to_lowercase() + " ").collect();
+        let both = format!(" {before}{comment}");
+        for idiom in IDIOMS {
+            let found = format!(" {idiom} ");
+            if both.contains(&found) && !format!(" {before}").contains(&found) {
+                breaches.push(format!("{path}:{}: a comment says {idiom:?}", index + 1));
+            }
+        }
+        before = comment;
     }
 }
 

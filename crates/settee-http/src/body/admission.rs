@@ -79,7 +79,7 @@ mod tests {
         let mut members: Vec<Member> = (0..3).map(|_| set.admit()).collect();
         let is_evicted = |member: &Member| member.evicted().now_or_never().is_some();
         assert!(!members.iter().any(is_evicted));
-        // A member that leaves makes room for another.
+        // A member that leaves frees a place for another.
         drop(members.remove(1));
         members.push(set.admit());
         assert!(!members.iter().any(is_evicted));

@@ -220,7 +220,7 @@ impl Drop for Stream {
 }
 
 /// A response body that records since when its client hasn't read: it is polled for a frame when the client
-/// has room for one. Large buffers are split into frames, so that progress shows.
+/// has space for one. Large buffers are split into frames, so that progress shows.
 struct StallTimedBody {
     body: LoggedBody,
     /// The unsent rest of the current frame of `body`.

@@ -388,7 +388,7 @@ fn a_number_of_more_than_64_bits_is_refused() {
 #[test]
 fn a_lookup_reads_one_block_at_most() {
     let world = World::new();
-    // A key with so many entries that they fill blocks, between others.
+    // A key whose entries fill several blocks, between others.
     let mut records = records(10_000);
     for (entry, _) in records.iter_mut().skip(1_000).step_by(20) {
         entry.key = b"key-5".to_vec();

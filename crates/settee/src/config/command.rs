@@ -48,7 +48,7 @@ enum Command {
 
 #[derive(clap::Args)]
 struct ImportArgs {
-    /// CouchDB's files; a directory stands for its *.ini files in alphabetical order
+    /// CouchDB's files; a directory means its *.ini files in alphabetical order
     #[arg(required = true, value_name = "INI")]
     files: Vec<PathBuf>,
 

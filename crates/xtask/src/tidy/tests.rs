@@ -186,6 +186,16 @@ fn a_crates_root_begins_with_its_doc() {
 }
 
 #[test]
+fn a_comment_uses_terms_in_place_of_idioms() {
+    let path = "crates/settee-io/src/file.rs";
+    assert_eq!(breaches(path, "// The caller reads N bytes, roomy and untold.\nlet told = room;\n"), [""; 0]);
+    assert_eq!(breaches(path, "/// Whoever waits.\n"), [format!("{path}:1: a comment says \"whoever\"")]);
+    let two_lines = breaches(path, "fn f() {\n    // It lets\n    // go of the lock.\n}\n");
+    assert_eq!(two_lines, [format!("{path}:3: a comment says \"lets go\"")]);
+    assert_eq!(breaches(path, "//! So many, told.\n").len(), 2);
+}
+
+#[test]
 fn the_engines_crates_have_equal_clippy_settings() {
     let manifest =
         |name: &str| source(&format!("crates/{name}/Cargo.toml"), &format!("package.name = \"{name}\"\n"));
