@@ -1,7 +1,7 @@
 //! Errors of operations on files and directories.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -51,6 +51,18 @@ pub enum Error {
         /// Length of the range, in bytes.
         length: usize,
     },
+}
+
+/// Bytes of a file that are not those that were written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} at offset {offset}: {what}", path.display())]
+pub struct Damage {
+    /// The file.
+    pub path: PathBuf,
+    /// Offset in bytes at which the damaged part begins.
+    pub offset: u64,
+    /// What is wrong.
+    pub what: &'static str,
 }
 
 impl Error {

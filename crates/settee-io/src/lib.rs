@@ -145,7 +145,7 @@ pub use engine::{
     Outcome, Request, RingUse, SyncFailed, ThreadEngine, ThreadOptions, UringEngine, UringOptions,
 };
 pub use env::{BACKGROUND_COUNT, COMPACTION_COUNT, Clock, Env, Random, Sleep, Spawn, Task, yield_now};
-pub use error::{Error, Result};
+pub use error::{Damage, Error, Result};
 pub use file::{DirectMode, File};
 pub use panic::OnPanic;
 pub use system::{EngineKind, EngineOptions, SystemClock, SystemRandom, TokioSpawn};

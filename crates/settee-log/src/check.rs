@@ -40,7 +40,7 @@ pub struct SegmentHead {
 
 /// A range of bytes that are not those that were written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Damage {
+pub struct DamagedRange {
     /// Offset of its first byte.
     pub offset: u64,
     /// Offset of the first byte after it.
@@ -63,7 +63,7 @@ pub struct SegmentCheck {
     /// The last record; 0 if there is none.
     pub last_seq: Seq,
     /// The damage, in the order of the file.
-    pub damage: Vec<Damage>,
+    pub damage: Vec<DamagedRange>,
 }
 
 /// Reads a segment's header. If it isn't valid, returns `Err(true)` for one that is all zeros (a segment that
@@ -189,7 +189,7 @@ fn is_zeros(bytes: &[u8]) -> bool {
 
 impl SegmentCheck {
     fn damaged(&mut self, offset: u64, end: u64, what: &'static str) {
-        self.damage.push(Damage { offset, end, what, is_doubtful: false });
+        self.damage.push(DamagedRange { offset, end, what, is_doubtful: false });
     }
 }
 
@@ -306,7 +306,7 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         if let Some(last) = written.filter(|_| !self.is_reused) {
             let what = "bytes after the last whole frame: a write interrupted by a crash, or damage";
             let end = (at + last + 1) as u64;
-            self.found.damage.push(Damage { offset: at as u64, end, what, is_doubtful: true });
+            self.found.damage.push(DamagedRange { offset: at as u64, end, what, is_doubtful: true });
         }
     }
 

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use settee_io::OperationKind;
+use settee_io::{Damage, OperationKind};
 
 use crate::types::Seq;
 
@@ -70,15 +70,8 @@ pub enum AppendError {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
     /// The bytes at this location are not the record that was written there.
-    #[error("damaged record in {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The segment's file.
-        path: PathBuf,
-        /// Offset of the record in bytes.
-        offset: u64,
-        /// Description of the damage.
-        what: &'static str,
-    },
+    #[error("damaged record in {0}")]
+    Damaged(Damage),
 
     /// The log has no such segment.
     #[error("no segment {segment}")]
@@ -100,15 +93,8 @@ pub enum ReadError {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OpenError {
     /// Bytes that had been persisted are not those that were written.
-    #[error("damaged log: {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The segment's file.
-        path: PathBuf,
-        /// Offset of the damage in bytes.
-        offset: u64,
-        /// Description of the damage.
-        what: &'static str,
-    },
+    #[error("damaged log: {0}")]
+    Damaged(Damage),
 
     /// A segment between others is missing.
     #[error("damaged log: {} is missing", path.display())]

@@ -36,7 +36,7 @@ mod watermark;
 #[path = "../tests/failpoints/freed_buffer.rs"]
 mod freed_buffer;
 
-pub use check::{Damage, SegmentCheck, SegmentHead, check_segment, segment_head};
+pub use check::{DamagedRange, SegmentCheck, SegmentHead, check_segment, segment_head};
 pub use closed::scan_segment;
 pub use error::{AppendError, InvalidLimit, OpenError, ReadError, Stopped};
 #[cfg(feature = "failpoints")]

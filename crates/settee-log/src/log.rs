@@ -255,3 +255,6 @@ impl Shared {
         Ok(placed)
     }
 }
+
+#[cfg(test)]
+mod tests;

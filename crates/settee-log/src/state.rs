@@ -14,7 +14,7 @@
 //! accepted in the meantime form the next group. Full buffers are written as they fill up, also during a
 //! sync.
 //!
-//! Invariants:
+//! Invariants (`check` verifies those that need no search whenever the state is unlocked):
 //! 1. `persisted <= written <= accepted`; none moves backwards; each is the end of an unbroken prefix.
 //! 2. The sync of a group begins when all of the group is written, so it depends on no write in flight.
 //! 3. Bytes covered by a sync are never written again: after a closed group, the next frame begins at a
@@ -42,6 +42,7 @@ use write::{InFlightWrite, SuspendedWrites};
 
 mod accept;
 mod capacity;
+mod check;
 mod chunk;
 mod group;
 mod pipeline;

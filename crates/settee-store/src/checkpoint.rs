@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
-use settee_io::OnPanic;
+use settee_io::{Damage, OnPanic};
 use settee_log::{Seq, Stage};
 
 use crate::error::{ReadError, StoreError};
@@ -216,7 +216,7 @@ impl Shared {
         let checkpoint = CheckpointState::new(tree, &facts, segments.clone()).await?;
         if checkpoint.seq < input.seq && !input.is_empty() {
             let (path, what) = (self.context.directory.clone(), "records that the log accepted are missing");
-            return Err(StoreError::Damaged { path, offset: 0, what });
+            return Err(StoreError::Damaged(Damage { path, offset: 0, what }));
         }
         let key_count = input.key_count();
         Ok((checkpoint, Checkpoint { seq: input.seq, key_count, is_whole: true }))

@@ -1,13 +1,10 @@
 //! Errors of opening, reading, committing to and maintaining a store.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use settee_io::OperationKind;
+use settee_io::{Damage, OperationKind};
 use settee_log::{AppendError, InvalidLimit, SegmentIndexError, Stopped};
 use settee_tree::TreeError;
-
-/// Path of the tree's file in the error of an invalid index entry.
-pub(crate) const INDEX: &str = "the index";
 
 /// Why a read failed. The store stays usable.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -20,16 +17,13 @@ pub enum ReadError {
     #[error(transparent)]
     Tree(#[from] TreeError),
 
+    /// An entry of the index on disk has sound checksums and no valid content.
+    #[error("damaged: the index has an invalid entry")]
+    InvalidEntry,
+
     /// The stored bytes are not those that were written.
-    #[error("damaged: {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Offset in bytes at which the damage begins.
-        offset: u64,
-        /// What is wrong.
-        what: &'static str,
-    },
+    #[error("damaged: {0}")]
+    Damaged(Damage),
 
     /// The system failed to read.
     #[error(transparent)]
@@ -50,9 +44,9 @@ impl ReadError {
     /// Whether the tree's bytes are not those that were written.
     pub(crate) fn is_of_damaged_index(&self) -> bool {
         match self {
-            ReadError::Tree(error) => matches!(error, TreeError::Damaged { .. }),
-            ReadError::Damaged { path, .. } => path == Path::new(INDEX),
-            ReadError::Record(_) | ReadError::Io(_) => false,
+            ReadError::Tree(error) => matches!(error, TreeError::Damaged(_)),
+            ReadError::InvalidEntry => true,
+            ReadError::Damaged(_) | ReadError::Record(_) | ReadError::Io(_) => false,
         }
     }
 }
@@ -85,15 +79,8 @@ pub enum StoreError {
     Read(#[from] ReadError),
 
     /// The stored bytes are not those that were written.
-    #[error("damaged: {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Offset in bytes at which the damage begins.
-        offset: u64,
-        /// What is wrong.
-        what: &'static str,
-    },
+    #[error("damaged: {0}")]
+    Damaged(Damage),
 
     /// The manifest, or a file that it names, is missing.
     #[error("{} is missing, and the store's other files show that it existed", path.display())]
@@ -141,7 +128,7 @@ impl StoreError {
     /// Whether the tree's bytes are not those that were written.
     pub(crate) fn is_of_damaged_index(&self) -> bool {
         match self {
-            StoreError::Tree(error) => matches!(error, TreeError::Damaged { .. }),
+            StoreError::Tree(error) => matches!(error, TreeError::Damaged(_)),
             StoreError::Read(error) => error.is_of_damaged_index(),
             _ => false,
         }
@@ -152,7 +139,7 @@ impl StoreError {
         let is_read = |error: &settee_io::Error| error.operation() == Some(OperationKind::Read);
         match self {
             StoreError::Read(ReadError::Tree(_)) => false,
-            StoreError::Damaged { .. } | StoreError::SegmentIndex(_) | StoreError::Read(_) => true,
+            StoreError::Damaged(_) | StoreError::SegmentIndex(_) | StoreError::Read(_) => true,
             StoreError::Io(error) => is_read(error),
             _ => false,
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use settee_io::directory::{self, DirectorySyncs};
-use settee_io::{Env, File, OpenMode};
+use settee_io::{Damage, Env, File, OpenMode};
 
 use crate::error::StoreError;
 
@@ -174,10 +174,12 @@ impl Manifest {
         let length = file.length().await?;
         if length > SIZE_MAX {
             let what = "it is longer than any manifest";
-            return Err(StoreError::Damaged { path, offset: SIZE_MAX, what });
+            return Err(StoreError::Damaged(Damage { path, offset: SIZE_MAX, what }));
         }
         let bytes = file.read_exact_at(0, length as usize).await?;
-        Manifest::decode(&bytes).map(Some).map_err(|what| StoreError::Damaged { path, offset: 0, what })
+        Manifest::decode(&bytes)
+            .map(Some)
+            .map_err(|what| StoreError::Damaged(Damage { path, offset: 0, what }))
     }
 
     /// Writes this manifest to the file of the next one; the current one stays.

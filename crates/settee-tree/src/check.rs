@@ -9,6 +9,7 @@ use crate::format::Pointer;
 use crate::node::{Child, Node};
 use crate::reduction::Reduction;
 use crate::root::{Root, top_pointer};
+use settee_io::Damage;
 
 /// Largest number of problems reported; the check ends there.
 pub const PROBLEM_COUNT_MAX: usize = 10_000;
@@ -225,7 +226,7 @@ impl<R: Reduction, E: FnMut(&[u8], &[u8]), P: FnMut(u64)> Check<'_, R, E, P> {
         start: Vec<u8>,
         end: Option<Vec<u8>>,
     ) -> Result<(), TreeError> {
-        let TreeError::Damaged { offset, what, .. } = error else { return Err(error) };
+        let TreeError::Damaged(Damage { offset, what, .. }) = error else { return Err(error) };
         self.problems.push(Problem { offset, what: what.to_owned(), start, end });
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The errors of a tree.
 
+use settee_io::Damage;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,15 +8,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TreeError {
     /// The bytes at this offset are not those that were written there.
-    #[error("damaged tree in {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The tree's file.
-        path: PathBuf,
-        /// Offset of the damage in bytes.
-        offset: u64,
-        /// Description of the damage.
-        what: &'static str,
-    },
+    #[error("damaged tree in {0}")]
+    Damaged(Damage),
 
     /// No root was ever committed to the file, or no root is readable.
     #[error("{} holds no committed tree", path.display())]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
-use settee_io::{Env, Error, File, ReadAhead, ReadAt, ReadPolicy};
+use settee_io::{Damage, Env, Error, File, ReadAhead, ReadAt, ReadPolicy};
 
 use crate::cache::TreeNodes;
 use crate::error::TreeError;
@@ -154,7 +154,7 @@ impl<R: Reduction> Shared<R> {
     }
 
     pub(crate) fn damaged(&self, offset: u64, what: &'static str) -> TreeError {
-        TreeError::Damaged { path: self.path(), offset, what }
+        TreeError::Damaged(Damage { path: self.path(), offset, what })
     }
 
     /// A node from the cache.

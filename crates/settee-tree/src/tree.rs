@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_io::{Env, Error, File, OpenMode};
+use settee_io::{Damage, Env, Error, File, OpenMode};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::append::{Appender, Writer, WriterGuard};
@@ -90,7 +90,8 @@ impl<R: Reduction> Tree<R> {
         if options.incarnation.is_some_and(|expected| expected != incarnation) {
             return Err(TreeError::OtherIncarnation { path: path.to_path_buf() });
         }
-        let damaged = |what| TreeError::Damaged { path: path.to_path_buf(), offset: SLOTS[slot], what };
+        let damaged =
+            |what| TreeError::Damaged(Damage { path: path.to_path_buf(), offset: SLOTS[slot], what });
         if length < newest.end {
             return Err(damaged("the file is shorter than its root requires"));
         }
@@ -280,7 +281,7 @@ impl Head {
             |offset: u64| head.get(offset as usize..(offset + BLOCK_SIZE) as usize).unwrap_or_default();
         let header = decode_header(block(0));
         let slots = SLOTS.map(|offset| RootRecord::decode(block(offset), offset));
-        let damaged = |what| TreeError::Damaged { path: path.to_path_buf(), offset: 0, what };
+        let damaged = |what| TreeError::Damaged(Damage { path: path.to_path_buf(), offset: 0, what });
         let incarnation = match header {
             Ok(incarnation) => incarnation,
             Err(BlockError::Version(found)) => {

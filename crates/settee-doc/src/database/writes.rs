@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use settee_store::Stage;
+use settee_store::{Seq, Stage};
 
 use super::counters::Counter;
 use super::state::Database;
@@ -143,11 +143,13 @@ impl Database {
         let finish = async {
             let (seq, notification) = updater.finish().await?;
             self.store.wait(seq, stage).await?;
-            Ok(notification)
+            Ok((seq, notification))
         };
         // Dropped at the end, which notifies `_db_updates` subscribers.
-        let _notification = finish.await.map_err(|error| self.explain(error))?;
-        if let Some(callback) = &self.on_first_write
+        let (seq, _notification) = finish.await.map_err(|error| self.explain(error))?;
+        // A request that stored nothing in a new database leaves it a new one, without files to miss.
+        if seq > Seq(0)
+            && let Some(callback) = &self.on_first_write
             && !self.was_written.load(Ordering::Relaxed)
             && !self.was_written.swap(true, Ordering::Relaxed)
         {

@@ -281,6 +281,39 @@ fn a_closed_database_with_missing_files_is_not_a_new_one() {
     });
 }
 
+#[test]
+fn a_database_whose_first_requests_stored_nothing_is_still_a_new_one() {
+    let disk = SimDisk::new(1);
+    let names = ["conflict", "nothing", "replicated-nothing", "no-local"];
+    with_databases(&disk, options(10, 3600), async |env, databases| {
+        for name in names {
+            databases.create(name).await.unwrap();
+        }
+        let edit = |id: &str, text: &[u8]| {
+            let mut edit = Edit::parse(text, &Options::default()).unwrap();
+            edit.id = id.into();
+            edit
+        };
+        let conflict = edit("a", br#"{"_rev":"1-00000000000000000000000000000000"}"#);
+        let outcome = databases.get("conflict").await.unwrap().update(conflict, Stage::Persisted).await;
+        assert_eq!(outcome.err().unwrap().kind(), ErrorKind::Conflict);
+        let nothing = databases.get("nothing").await.unwrap();
+        assert_eq!(nothing.update_all(Vec::new(), Stage::Persisted).await.unwrap().len(), 0);
+        let nothing = databases.get("replicated-nothing").await.unwrap();
+        assert_eq!(nothing.replicate_all(Vec::new(), Stage::Persisted).await.unwrap().len(), 0);
+        let gone = edit("_local/a", br#"{"_deleted":true}"#);
+        let outcome = databases.get("no-local").await.unwrap().put_local(gone, Stage::Accepted).await;
+        assert_eq!(outcome.err().unwrap().kind(), ErrorKind::NotFound);
+        seconds(&env, 2).await;
+        databases.close().await.unwrap();
+    });
+    with_databases(&disk, options(10, 3600), async |_, databases| {
+        for name in names {
+            put(&databases.get(name).await.unwrap(), "a").await.unwrap();
+        }
+    });
+}
+
 /// With a power loss before any closing.
 #[test]
 fn a_written_database_with_missing_files_is_not_a_new_one() {

@@ -1,6 +1,6 @@
 //! Scanning a segment: reads its frames one window after another.
 
-use settee_io::File;
+use settee_io::{Damage, File};
 
 use crate::error::ReadError;
 use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SegmentHeader, Tail, next_frame, next_frame_end};
@@ -62,7 +62,7 @@ pub async fn scan_segment(
     frame_bytes: u64,
     visit: impl FnMut(Location, RecordRef<'_>),
 ) -> Result<(), ReadError> {
-    let damaged = |offset, what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
+    let damaged = |offset, what| ReadError::Damaged(Damage { path: file.path().to_path_buf(), offset, what });
     let head = file.read_exact_at(0, SEGMENT_HEADER_SIZE).await?;
     let (header, checksum) = match SegmentHeader::decode(&head) {
         Ok((header, checksum)) if header.segment == segment => (header, checksum),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use settee_io::{File, OnPanic};
+use settee_io::{Damage, File, OnPanic};
 
 use super::scan::walk;
 use crate::error::is_no_space;
@@ -139,7 +139,7 @@ impl Shared {
         let (builder, tail) = index_of_segment(&file, &header, checksum, end).await?;
         if (tail.end, tail.checksum) != (end, following.previous_checksum) {
             let (path, what) = (segment_path(&self.directory, number), "a frame is damaged");
-            return Err(SegmentIndexError::Damaged { path, offset: tail.end, what });
+            return Err(SegmentIndexError::Damaged(Damage { path, offset: tail.end, what }));
         }
         let footer = builder.finish(end, tail.checksum).await;
         let start = footer_start(end);

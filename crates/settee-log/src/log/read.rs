@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use settee_io::File;
+use settee_io::{Damage, File};
 
 use super::Log;
 use crate::error::ReadError;
@@ -89,7 +89,7 @@ impl Log {
 
     pub(super) fn damaged(&self, location: Location, what: &'static str) -> ReadError {
         let path = segment_path(&self.shared.directory, location.segment);
-        ReadError::Damaged { path, offset: location.offset.into(), what }
+        ReadError::Damaged(Damage { path, offset: location.offset.into(), what })
     }
 }
 
@@ -101,6 +101,6 @@ impl Log {
 /// [`ReadError::Damaged`] if there is no whole record of that length; or an I/O error.
 pub async fn read_record(file: &File, offset: u64, length: u32) -> Result<Record, ReadError> {
     let bytes = file.read_exact_at(offset, length as usize).await?;
-    let damaged = |what| ReadError::Damaged { path: file.path().to_path_buf(), offset, what };
+    let damaged = |what| ReadError::Damaged(Damage { path: file.path().to_path_buf(), offset, what });
     Record::decode(bytes).map_err(damaged)
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_io::{Env, File, OpenMode, directory};
+use settee_io::{Damage, Env, File, OpenMode, directory};
 
 use crate::error::OpenError;
 use crate::format::{
@@ -77,7 +77,7 @@ impl Segment {
     }
 
     pub(super) fn damaged(&self, offset: u64, what: &'static str) -> OpenError {
-        OpenError::Damaged { path: self.path.clone(), offset, what }
+        OpenError::Damaged(Damage { path: self.path.clone(), offset, what })
     }
 
     /// The header and its checksum.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use settee_io::File;
+use settee_io::{Damage, File};
 
 /// Why a segment index can't be read. The segment's frames may be sound nevertheless, and contain the same
 /// information.
@@ -16,15 +16,8 @@ pub enum SegmentIndexError {
     },
 
     /// The footer's bytes are not those that were written.
-    #[error("damaged segment index in {} at offset {offset}: {what}", path.display())]
-    Damaged {
-        /// The segment's file.
-        path: PathBuf,
-        /// Offset of the damaged part in bytes.
-        offset: u64,
-        /// Description of the damage.
-        what: &'static str,
-    },
+    #[error("damaged segment index in {0}")]
+    Damaged(Damage),
 
     /// The footer was written by a later version.
     #[error("the segment index in {} has format {found}; this version reads up to {known}", path.display())]
@@ -44,5 +37,5 @@ pub enum SegmentIndexError {
 
 /// The error for damaged bytes of `file` at `offset`.
 pub(super) fn damaged(file: &File, offset: u64, what: &'static str) -> SegmentIndexError {
-    SegmentIndexError::Damaged { path: file.path().to_path_buf(), offset, what }
+    SegmentIndexError::Damaged(Damage { path: file.path().to_path_buf(), offset, what })
 }

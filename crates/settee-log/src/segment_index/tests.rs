@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Waker};
 
 use proptest::prelude::*;
-use settee_io::{Engine, OpenMode, Operation, Outcome, Request};
+use settee_io::{Damage, Engine, OpenMode, Operation, Outcome, Request};
 use settee_sim::{Sim, SimDisk};
 
 use super::block::{BLOCK_ALIGNMENT, Cursor, put_varint};
@@ -474,7 +474,7 @@ fn every_changed_byte_of_a_footer_is_found() {
             let trailer = file.len() - TRAILER_SIZE;
             match found.expect_err("a changed byte passed") {
                 SegmentIndexError::Absent { .. } => assert!((trailer..trailer + 8).contains(&at), "at {at}"),
-                SegmentIndexError::Damaged { offset, .. } => {
+                SegmentIndexError::Damaged(Damage { offset, .. }) => {
                     assert!(offset <= at as u64, "{offset}, at {at}")
                 }
                 error => panic!("at {at}: {error}"),
@@ -500,10 +500,10 @@ fn random_damage_to_a_large_footer_is_found_where_it_is() {
             };
             let error = found.expect_err("a changed byte passed");
             let in_blocks = Trailer::index_start(world.open(&whole).await.unwrap().trailer()) > at as u64;
-            if let (true, SegmentIndexError::Damaged { offset, .. }) = (in_blocks, &error) {
+            if let (true, SegmentIndexError::Damaged(Damage { offset, .. })) = (in_blocks, &error) {
                 assert_eq!(*offset, at as u64 / 4096 * 4096, "case {case}: {error}");
             }
-            assert!(!in_blocks || matches!(error, SegmentIndexError::Damaged { .. }), "case {case}: {error}");
+            assert!(!in_blocks || matches!(error, SegmentIndexError::Damaged(_)), "case {case}: {error}");
         }
     });
 }
@@ -517,7 +517,7 @@ fn a_block_in_the_place_of_another_is_refused() {
         first.swap_with_slice(second);
         let segment_index = world.open(&file).await.unwrap();
         let error = by_seq(&segment_index, Seq(0)).await.unwrap_err();
-        assert!(matches!(error, SegmentIndexError::Damaged { offset: 4096, .. }), "{error}");
+        assert!(matches!(error, SegmentIndexError::Damaged(Damage { offset: 4096, .. })), "{error}");
         assert_eq!(by_key(&segment_index, ..).await.unwrap().len(), 2_000);
     });
 }
@@ -538,7 +538,7 @@ fn garbage_and_cut_footers_are_errors_that_cost_no_memory() {
             // With a valid trailer, of a longer or a shorter file.
             garbage.extend_from_slice(&whole[whole.len() - TRAILER_SIZE..]);
             let error = world.open(&garbage).await.expect_err("no footer");
-            assert!(matches!(error, SegmentIndexError::Damaged { .. }), "{length}: {error}");
+            assert!(matches!(error, SegmentIndexError::Damaged(_)), "{length}: {error}");
             assert!(world.reads().into_iter().all(|size| size <= garbage.len()), "{length}");
         }
     });
@@ -766,16 +766,16 @@ fn a_segment_index_is_accepted_only_for_the_segments_that_it_covers() {
         let file = covering(&records, SEGMENT + 2).await;
         for last in [SEGMENT, SEGMENT + 1, SEGMENT + 3] {
             let opened = world.open_covering(&file, last).await;
-            assert!(matches!(opened, Err(SegmentIndexError::Damaged { .. })), "to {last}: {opened:?}");
+            assert!(matches!(opened, Err(SegmentIndexError::Damaged(_))), "to {last}: {opened:?}");
         }
-        assert!(matches!(world.open(&file).await, Err(SegmentIndexError::Damaged { .. })));
+        assert!(matches!(world.open(&file).await, Err(SegmentIndexError::Damaged(_))));
         // For one segment the bytes are the same with either constructor; and there is only one encoding.
         let mut one = sealed(&self::records(30), 8192).await;
         assert_eq!(covering(&self::records(30), SEGMENT).await[8192..], one[8192..]);
         for last in [SEGMENT - 1, SEGMENT] {
             set_last_segment(&mut one, last);
             let opened = world.open_covering(&one, last).await;
-            assert!(matches!(opened, Err(SegmentIndexError::Damaged { .. })), "to {last}: {opened:?}");
+            assert!(matches!(opened, Err(SegmentIndexError::Damaged(_))), "to {last}: {opened:?}");
         }
     });
 }
@@ -789,7 +789,7 @@ fn a_location_in_a_segment_that_is_not_covered_is_damage() {
         // The trailer excludes the last segment, so the entries that name it are invalid.
         set_last_segment(&mut file, SEGMENT + 1);
         let segment_index = world.open_covering(&file, SEGMENT + 1).await.unwrap();
-        assert!(matches!(by_seq(&segment_index, Seq(0)).await, Err(SegmentIndexError::Damaged { .. })));
-        assert!(matches!(by_key(&segment_index, ..).await, Err(SegmentIndexError::Damaged { .. })));
+        assert!(matches!(by_seq(&segment_index, Seq(0)).await, Err(SegmentIndexError::Damaged(_))));
+        assert!(matches!(by_key(&segment_index, ..).await, Err(SegmentIndexError::Damaged(_))));
     });
 }

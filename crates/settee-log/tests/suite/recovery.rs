@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use settee_io::OperationKind;
+use settee_io::{Damage, OperationKind};
 use settee_log::{Batch, Flags, Log, LogOptions, OpenError, Recovery, Seq, Stage};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 
@@ -64,7 +64,7 @@ fn open(disk: &SimDisk) -> Result<(Vec<u8>, Recovery), OpenError> {
 
 fn open_damaged(disk: &SimDisk, file: &str, at: u64) {
     match open(disk) {
-        Err(OpenError::Damaged { path, offset, .. }) => {
+        Err(OpenError::Damaged(Damage { path, offset, .. })) => {
             assert_eq!((path.as_path(), offset), (Path::new(file), at))
         }
         other => panic!("damage in {file} at {at}, but {other:?}"),

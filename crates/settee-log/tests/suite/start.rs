@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use settee_io::OperationKind;
+use settee_io::{Damage, OperationKind};
 use settee_log::{
     Batch, Entry, EntryRef, Flags, Location, Log, LogOptions, OpenError, Recovery, SegmentIndexBuilder, Seq,
     Stage, Start, footer_start,
@@ -268,19 +268,19 @@ fn r17_only_the_header_is_read_of_a_segment_without_needed_records() {
     // A single needed record makes the difference.
     let opened = open_after(&disk, start(0, after - 1));
     assert!(
-        matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(FIRST)),
+        matches!(&opened, Err(OpenError::Damaged(Damage { path, .. })) if path == Path::new(FIRST)),
         "{opened:?}"
     );
     // The headers are checked nevertheless.
     let disk = disk_of(&image, 1);
     disk.damage_file(FIRST, |bytes| bytes.truncate(FRAME_1 + 100));
     let opened = open_after(&disk, start(0, after));
-    assert!(matches!(opened, Err(OpenError::Damaged { offset: 612, .. })), "{opened:?}");
+    assert!(matches!(opened, Err(OpenError::Damaged(Damage { offset: 612, .. }))), "{opened:?}");
     let disk = disk_of(&image, 1);
     disk.write_file(SECOND, image[&path(3)].clone());
     let opened = open_after(&disk, start(0, last_of(&all, 4)));
     assert!(
-        matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(SECOND)),
+        matches!(&opened, Err(OpenError::Damaged(Damage { path, .. })) if path == Path::new(SECOND)),
         "{opened:?}"
     );
 }
@@ -314,7 +314,7 @@ fn r18_a_sealed_segments_index_is_read_or_else_its_frames() {
     });
     let opened = open_after(&disk, start(0, 0));
     assert!(
-        matches!(&opened, Err(OpenError::Damaged { path, .. }) if path == Path::new(SECOND)),
+        matches!(&opened, Err(OpenError::Damaged(Damage { path, .. })) if path == Path::new(SECOND)),
         "{opened:?}"
     );
 }
@@ -439,6 +439,6 @@ fn r20_the_segment_to_start_from_must_exist() {
     image.get_mut(&path(last)).unwrap().fill(0);
     let disk = disk_of(&image, 1);
     let opened = open_after(&disk, start(last, 0));
-    assert!(matches!(opened, Err(OpenError::Damaged { offset: 0, .. })), "{opened:?}");
+    assert!(matches!(opened, Err(OpenError::Damaged(Damage { offset: 0, .. }))), "{opened:?}");
     assert_eq!(self::image(&disk), image);
 }

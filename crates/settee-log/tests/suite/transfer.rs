@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use settee_io::{Env, File, OpenMode, directory};
+use settee_io::{Damage, Env, File, OpenMode, directory};
 use settee_log::{
     Batch, EntryRef, Flags, Location, Log, LogOptions, OpenError, ReadError, RecordRef, SegmentIndex, Seq,
     Stage, Start, read_record, scan_segment,
@@ -291,7 +291,10 @@ fn a_record_read_from_any_file_is_checked() {
         assert_eq!(copied.bytes(), record.bytes());
         for (offset, length) in [(1_000, location.length), (1_001, location.length - 1)] {
             let read = read_record(&file, offset, length).await;
-            assert!(matches!(read, Err(ReadError::Damaged { offset: at, .. }) if at == offset), "{read:?}");
+            assert!(
+                matches!(read, Err(ReadError::Damaged(Damage { offset: at, .. })) if at == offset),
+                "{read:?}"
+            );
         }
         assert!(matches!(read_record(&file, 1_001, location.length + 1).await, Err(ReadError::Io(_))));
     })
@@ -326,14 +329,14 @@ fn a_segment_can_be_read_without_its_segment_index() {
         assert!(scanned.is_ok() && found == expected && found.len() == 3, "{found:?}");
         for (segment, frame_bytes) in [(2, info.frame_bytes), (1, 100), (1, info.frame_bytes + 8)] {
             let (_, scanned) = scan(segment, frame_bytes).await;
-            assert!(matches!(scanned, Err(ReadError::Damaged { .. })), "{scanned:?}");
+            assert!(matches!(scanned, Err(ReadError::Damaged(_))), "{scanned:?}");
         }
         // The records before the damage are visited.
         let (damaged, _) = expected[2];
         disk.damage_file(path(1), |bytes| bytes[damaged.offset as usize + 30] ^= 1);
         let (found, scanned) = scan(1, info.frame_bytes).await;
         assert_eq!(found, expected[..2]);
-        assert!(matches!(scanned, Err(ReadError::Damaged { .. })), "{scanned:?}");
+        assert!(matches!(scanned, Err(ReadError::Damaged(_))), "{scanned:?}");
     })
     .unwrap();
 }
@@ -374,7 +377,7 @@ fn a_segment_is_sealed_window_by_window_whatever_its_frames_size() {
         let mut found = Vec::new();
         let visit = |location, record: RecordRef<'_>| found.push((location, record.seq));
         let scanned = scan_segment(&file, 1, log.segment_infos()[0].frame_bytes, visit).await;
-        assert!(matches!(scanned, Err(ReadError::Damaged { .. })), "{scanned:?}");
+        assert!(matches!(scanned, Err(ReadError::Damaged(_))), "{scanned:?}");
         assert_eq!(found, expected[..8]);
     })
     .unwrap();

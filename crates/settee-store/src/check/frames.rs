@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use settee_io::File;
-use settee_log::{Damage, Location, RecordRef, SegmentCheck, Seq, check_segment};
+use settee_log::{DamagedRange, Location, RecordRef, SegmentCheck, Seq, check_segment};
 
 use super::problem::{Problem, Touched};
 use super::row::RecordRow;
@@ -45,7 +45,7 @@ impl Survey<'_> {
             return Ok(());
         }
         for damage in &checked.damage {
-            let Damage { offset, what, is_doubtful, .. } = *damage;
+            let DamagedRange { offset, what, is_doubtful, .. } = *damage;
             let what = what.to_owned();
             self.report_problem(Problem {
                 path: source.path.clone(),

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use settee_io::{Env, File, OpenMode, directory};
+use settee_io::{Damage, Env, File, OpenMode, directory};
 use settee_log::{SegmentHead, SegmentIndex, segment_head};
 use settee_tree::{Tree, TreeError};
 
@@ -26,7 +26,7 @@ impl Survey<'_> {
         let (env, directory) = (self.context.env.clone(), self.context.directory.clone());
         match Manifest::read(&env, &directory).await {
             Ok(manifest) => self.manifest = manifest,
-            Err(StoreError::Damaged { path, offset, what }) => {
+            Err(StoreError::Damaged(Damage { path, offset, what })) => {
                 let what = format!("{what}: the store can't be opened; its files are found by their names");
                 self.report(&path, offset, what, Touched::Unknown);
             }
@@ -185,7 +185,7 @@ impl Survey<'_> {
             }
             Err(TreeError::Io(error)) => return Err(error.into()),
             Err(error) => {
-                let offset = if let TreeError::Damaged { offset, .. } = &error { *offset } else { 0 };
+                let offset = if let TreeError::Damaged(Damage { offset, .. }) = &error { *offset } else { 0 };
                 let what = format!("{error}; opening the store rebuilds it");
                 self.report(&path, offset, what, all_index());
                 return Ok(());

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use settee_io::File;
-use settee_log::{Damage, Entry, EntryRef, RecordRef, SegmentIndex, SegmentIndexError, Seq, footer_start};
+use settee_io::{Damage, File};
+use settee_log::{
+    DamagedRange, Entry, EntryRef, RecordRef, SegmentIndex, SegmentIndexError, Seq, footer_start,
+};
 
 use super::problem::{Problem, Touched};
 use super::row::RecordRow;
@@ -57,7 +59,7 @@ impl Survey<'_> {
                 let what = "it doesn't end with a segment index";
                 self.report(&source.path, offset, what, Touched::Nothing);
             }
-            SegmentIndexError::Damaged { offset, what, .. } => {
+            SegmentIndexError::Damaged(Damage { offset, what, .. }) => {
                 self.report(&source.path, offset, format!("its segment index: {what}"), Touched::Nothing);
             }
             error => self.report(&source.path, 0, error.to_string(), Touched::Nothing),
@@ -166,7 +168,7 @@ pub(super) async fn compare_keys(
 pub(super) fn segment_index_problem(error: SegmentIndexError) -> Result<(u64, String, Touched), StoreError> {
     match error {
         SegmentIndexError::Io(error) => Err(error.into()),
-        SegmentIndexError::Damaged { offset, what, .. } => {
+        SegmentIndexError::Damaged(Damage { offset, what, .. }) => {
             Ok((offset, format!("its segment index: {what}"), Touched::Nothing))
         }
         error => Ok((0, error.to_string(), Touched::Nothing)),
@@ -181,7 +183,7 @@ pub(super) struct Missed {
 }
 
 impl Missed {
-    pub(super) fn new(damage: &[Damage]) -> Missed {
+    pub(super) fn new(damage: &[DamagedRange]) -> Missed {
         Missed { ranges: damage.iter().map(|one| (one.offset, one.end)).collect(), entries: BTreeMap::new() }
     }
 
@@ -224,7 +226,7 @@ impl Missed {
                 {
                     return Err(error.into());
                 }
-                Err(settee_log::ReadError::Damaged { what, .. }) => {
+                Err(settee_log::ReadError::Damaged(Damage { what, .. })) => {
                     row.is_damaged = true;
                     damaged.push((offset, format!("a record: {what}"), key.clone(), seq.0));
                 }

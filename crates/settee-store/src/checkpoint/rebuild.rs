@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use settee_io::Damage;
 use settee_log::{Files, Log, SegmentInfo, Seq, scan_segment};
 
 use super::input::CheckpointInput;
@@ -120,7 +121,11 @@ impl Rebuild<'_> {
         if reached < last {
             scanned.map_err(ReadError::from)?;
             let (path, offset) = (file.path().to_path_buf(), known.frame_bytes);
-            return Err(StoreError::Damaged { path, offset, what: "records that were in it are missing" });
+            return Err(StoreError::Damaged(Damage {
+                path,
+                offset,
+                what: "records that were in it are missing",
+            }));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use settee_io::{File, OpenMode, ReadAt, ReadPolicy, directory};
+use settee_io::{Damage, File, OpenMode, ReadAt, ReadPolicy, directory};
 use settee_log::{Entry, EntryRef, Flags, Record, SegmentIndexBuilder, footer_start};
 use tokio::sync::SemaphorePermit;
 
@@ -103,10 +103,12 @@ impl<'a> SegmentCopy<'a> {
         let values = file.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
         for (value, survivor) in values.into_iter().zip(survivors.drain(..)) {
             let entry = survivor.entry;
-            let damaged = |what| StoreError::Damaged {
-                path: file.path().to_path_buf(),
-                offset: survivor.file_offset,
-                what,
+            let damaged = |what| {
+                StoreError::Damaged(Damage {
+                    path: file.path().to_path_buf(),
+                    offset: survivor.file_offset,
+                    what,
+                })
             };
             let record = Record::decode(value?).map_err(damaged)?;
             if record.seq() != entry.seq {

@@ -5,7 +5,7 @@
 use settee_tree::Reduction;
 
 use super::format::{EntryView, Reader, push_number};
-use crate::error::{INDEX, ReadError};
+use crate::error::ReadError;
 use crate::memtable::{Aggregates, add};
 
 /// Computes what an entry adds to the aggregates from its key, its meta and the length of its newest record.
@@ -66,9 +66,5 @@ pub(crate) fn own_aggregates(aggregate: Option<Aggregate>, key: &[u8], entry: &E
 
 /// Decodes an entry from the tree, whose checksums were verified.
 pub(crate) fn decode(value: &[u8]) -> Result<EntryView<'_>, ReadError> {
-    EntryView::decode(value).ok_or(ReadError::Damaged {
-        path: INDEX.into(),
-        offset: 0,
-        what: "an entry is invalid",
-    })
+    EntryView::decode(value).ok_or(ReadError::InvalidEntry)
 }

@@ -7,6 +7,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use settee_io::Damage;
 use settee_log::{Log, Record, Seq};
 
 use super::order::Order;
@@ -85,7 +86,7 @@ impl Snapshot {
         }
         let path = format!("segment {}", location.segment).into();
         let what = "it holds another record there";
-        Err(ReadError::Damaged { path, offset: location.offset.into(), what })
+        Err(ReadError::Damaged(Damage { path, offset: location.offset.into(), what }))
     }
 
     /// Reads the records that make up a value, as [`Entry::pointers`] returns them, each with a read of its

@@ -6,7 +6,7 @@
 //! Invariant: blocks begin at records; their addresses and offsets ascend. A record as long as a block has
 //! one of its own: no small record is read together with a large one.
 
-use settee_io::File;
+use settee_io::{Damage, File};
 
 use crate::error::ReadError;
 
@@ -63,7 +63,8 @@ impl SparseBlockIndex {
 
     /// Reads the index of a file whose records and index together have `bytes` bytes.
     pub(super) async fn read(file: &File, bytes: u64) -> Result<SparseBlockIndex, ReadError> {
-        let damaged = |what| ReadError::Damaged { path: file.path().to_path_buf(), offset: bytes, what };
+        let damaged =
+            |what| ReadError::Damaged(Damage { path: file.path().to_path_buf(), offset: bytes, what });
         if bytes < BLOCK_INDEX_TRAILER_SIZE as u64 || bytes > file.length().await? {
             return Err(damaged("it is shorter than it was"));
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use settee_io::{Alignment, Env, File, OpenMode, ReadAt, ReadPolicy};
+use settee_io::{Alignment, Damage, Env, File, OpenMode, ReadAt, ReadPolicy};
 use settee_log::{Flags, Record, SegmentIndex, SegmentIndexError, Seq, Trailer};
 use tokio::sync::OnceCell;
 
@@ -347,7 +347,7 @@ impl Segment {
     }
 
     fn damaged(&self, offset: u32, what: &'static str) -> ReadError {
-        ReadError::Damaged { path: self.path.clone(), offset: offset.into(), what }
+        ReadError::Damaged(Damage { path: self.path.clone(), offset: offset.into(), what })
     }
 }
 

@@ -42,12 +42,14 @@ impl Shared {
             pending.pop_back_if(|(group, _)| *group == appended.group);
         }
         let first = appended.first_seq.0;
+        assert!(version.last_seq < first, "a batch at Seq {first} after {}", version.last_seq);
         let records = (first..).zip(batch.records.records()).zip(&appended.locations);
         for (index, ((seq, (flags, key, meta)), at)) in records.enumerate() {
             let record = Incoming { flags, key, meta, location: Location::in_log(Seq(seq), *at) };
             let previous = previous.get(index).copied().unwrap_or_default();
             version.enter(&record, previous, &self.context.options.rules());
         }
+        assert!(version.last_seq == appended.last_seq.0, "the index lacks records of a batch");
         version.files = self.log.files();
         let queued = (appended.group, version.clone());
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
@@ -73,6 +75,9 @@ impl Shared {
         };
         // Under the lock, so that an older version never replaces a newer one.
         let seq = newest.last_seq;
+        assert!(seq <= persisted, "Seq {seq} would be shown, and {persisted} is persisted");
+        let shown_seq = self.published.load().last_seq;
+        assert!(seq >= shown_seq, "Seq {seq} would be shown after {shown_seq}");
         let previous = self.published.swap(Arc::new(newest.clone()));
         drop(pending);
         self.visible.send_if_modified(|visible| {

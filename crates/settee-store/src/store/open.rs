@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use settee_io::{File, OpenMode, directory};
+use settee_io::{Damage, File, OpenMode, directory};
 use settee_log::{Log, LogLock, OpenError, segment_head};
 use settee_tree::{Tree, TreeError};
 
@@ -145,13 +145,15 @@ impl StoreContext {
         let root = tree.root();
         if root.seq() < manifest.checkpoint {
             let what = "its newest root is damaged, and files have changed since the one before";
-            return Err(StoreError::Damaged { path, offset: 0, what });
+            return Err(StoreError::Damaged(Damage { path, offset: 0, what }));
         }
         let attachment = root.attachment().await?;
-        let facts = CheckpointFacts::decode(&attachment).ok_or_else(|| StoreError::Damaged {
-            path: path.clone(),
-            offset: 0,
-            what: "the segment table in its root is invalid",
+        let facts = CheckpointFacts::decode(&attachment).ok_or_else(|| {
+            StoreError::Damaged(Damage {
+                path: path.clone(),
+                offset: 0,
+                what: "the segment table in its root is invalid",
+            })
         })?;
         Ok(Some((CheckpointTree { number, tree: Arc::new(tree), root }, facts)))
     }
@@ -174,7 +176,7 @@ fn is_lost(error: &StoreError) -> bool {
     match error {
         StoreError::Tree(TreeError::Io(error)) => error.is_not_found(),
         StoreError::Tree(TreeError::NoRoot { .. } | TreeError::OtherIncarnation { .. }) => true,
-        StoreError::Damaged { .. } => true,
+        StoreError::Damaged(_) => true,
         error => error.is_of_damaged_index(),
     }
 }

@@ -3,6 +3,7 @@
 //! tree's entries. Then overwrite larger ranges, and open files that are not trees.
 
 use crate::common;
+use settee_io::Damage;
 
 use std::path::Path;
 
@@ -149,7 +150,7 @@ fn a_damaged_node_is_reported_with_its_keys_and_the_rest_is_read() {
             for (key, value) in &model {
                 match root.get(key).await {
                     Ok(found) => assert_eq!(found.as_ref(), Some(value), "seed={seed}"),
-                    Err(TreeError::Damaged { offset, .. }) => {
+                    Err(TreeError::Damaged(Damage { offset, .. })) => {
                         assert!(touched(key) && offset <= at as u64, "seed={seed}");
                     }
                     Err(error) => panic!("seed={seed}: {error}"),
@@ -178,10 +179,10 @@ fn files_that_are_not_trees_are_refused() {
     assert!(matches!(cut, Err(TreeError::NoRoot { .. })), "{cut:?}");
     // A root whose nodes are missing isn't torn: they were synced before it was written.
     let cut = opened(file[..HEAD_SIZE as usize].to_vec());
-    assert!(matches!(cut, Err(TreeError::Damaged { .. })), "{cut:?}");
+    assert!(matches!(cut, Err(TreeError::Damaged(_))), "{cut:?}");
     let mut headless = file.clone();
     headless[..4096].fill(0);
-    assert!(matches!(opened(headless), Err(TreeError::Damaged { offset: 0, .. })));
+    assert!(matches!(opened(headless), Err(TreeError::Damaged(Damage { offset: 0, .. }))));
     // The incarnation is checked on opening.
     let sim = Sim::new(1);
     let env = sim.env();

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use settee_io::Damage;
 use settee_log::OpenError;
 use settee_sim::SimDisk;
 
@@ -47,7 +48,7 @@ fn another_logs_file_with_a_truncated_segments_number_is_refused_and_kept() {
     disk.write_file(segment_path(oldest - 1), bytes.clone());
     let before = files(&disk);
     match open(&disk) {
-        Err(OpenError::Damaged { path, what, .. }) => {
+        Err(OpenError::Damaged(Damage { path, what, .. })) => {
             assert_eq!((path, what), (segment_path(oldest - 1), "it belongs to another log"))
         }
         other => panic!("{other:?}"),

@@ -1,6 +1,7 @@
 //! Goal: a whole header that no log writes is an error, not a panic, and no file is removed because of it.
 //! Method: such a header, alone in a directory, with a valid checksum.
 
+use settee_io::Damage;
 use settee_log::OpenError;
 use settee_sim::SimDisk;
 
@@ -58,7 +59,10 @@ fn a_header_that_no_log_writes_is_refused_and_not_removed() {
         disk.write_file(segment_path(header.segment), header.bytes());
         let before = files(&disk);
         let opened = open(&disk);
-        assert!(matches!(opened, Err(OpenError::Damaged { offset: 0, .. })), "{header:?}: {opened:?}");
+        assert!(
+            matches!(opened, Err(OpenError::Damaged(Damage { offset: 0, .. }))),
+            "{header:?}: {opened:?}"
+        );
         assert_eq!(files(&disk), before, "{header:?}");
     }
     let disk = SimDisk::new(1);
@@ -73,6 +77,6 @@ fn a_segment_of_another_number_does_not_say_which_are_truncated() {
     disk.write_file(segment_path(1), Header { segment: 1, oldest: 1, previous_end: 0, ..SOUND }.bytes());
     disk.write_file(segment_path(2), Header { segment: 9, oldest: 9, ..SOUND }.bytes());
     let before = files(&disk);
-    assert!(matches!(open(&disk), Err(OpenError::Damaged { offset: 0, .. })));
+    assert!(matches!(open(&disk), Err(OpenError::Damaged(Damage { offset: 0, .. }))));
     assert_eq!(files(&disk), before);
 }
