@@ -1,10 +1,11 @@
 //! One database: its documents, local documents, changes and settings.
 //!
 //! [`Database`] is the open database (`state`). Every read goes through a [`Snapshot`], every write of a
-//! document through `writes`, which passes its edits to `update`. `settings` changes the persisted `counters`.
+//! document through `writes`, which passes its edits to `update`. `settings` changes the persisted
+//! `counters`.
 //!
 //! Invariants:
-//! 1. Every read shows a persisted state.
+//! 1. Every read by a client shows a persisted state; the updater's own snapshots show accepted state.
 //! 2. A document's update is one batch.
 
 mod counters;

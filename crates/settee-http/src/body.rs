@@ -9,18 +9,20 @@
 //! 1. No two bodies wait for each other's memory: see [`memory`].
 //! 2. A client can't stretch out a body: see [`RequestBody`].
 
-mod admission;
 mod budget;
 mod buffer;
 pub(crate) mod encoding;
+mod evicting_set;
 mod incoming;
 mod memory;
 pub(crate) mod multipart;
 mod reader;
 
-pub(crate) use self::admission::EvictingSet;
-pub(crate) use self::budget::{ALLOCATION_BYTES, BodyBudget, edit, parse_buffered, parse_buffered_from};
+pub(crate) use self::budget::{
+    ALLOCATION_BYTES, BodyBudget, parse_buffered, parse_buffered_from, parse_edit,
+};
 pub(crate) use self::buffer::{BodyBuffer, BufferedBody};
+pub(crate) use self::evicting_set::EvictingSet;
 pub(crate) use self::incoming::{RequestBody, UNAUTHENTICATED_BODIES_MAX};
 pub(crate) use self::memory::{BodyMemory, MemoryPermit};
 pub(crate) use self::reader::{ReceivedBody, VALUE_BODY_BYTES_MAX, check_json_type, read, read_or_spool};

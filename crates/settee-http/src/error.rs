@@ -93,8 +93,9 @@ impl ApiError {
         failure
     }
 
-    /// 503: `max_requests_in_flight` requests are in progress.
-    pub(crate) fn too_many_requests() -> ApiError {
+    /// 503: `max_requests_in_flight` requests are in progress, or the body of this unauthenticated request
+    /// was evicted because too many others wait for theirs.
+    pub(crate) fn overloaded() -> ApiError {
         let reason = "Too many requests are in progress.";
         let mut failure = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service unavailable", reason);
         failure.header = Some((header::RETRY_AFTER, "1"));

@@ -25,7 +25,7 @@ use settee_doc::Options;
 use tokio::sync::mpsc;
 
 use crate::output::{CommandResult, print_stderr, print_stdout};
-use identity::{Identifier, Item};
+use identity::{Identifier, InputDocument};
 use split::{SplitError, Splitter};
 use target::{Error, MissingDatabase, StoreOutcome, Target, TargetArgs};
 
@@ -132,8 +132,8 @@ fn start_reader(
 /// Message from the reader to the loader.
 #[derive(Debug)]
 enum Message {
-    /// Documents with distinct keys ([`Item::key`]), and the number of input bytes read so far.
-    Batch { items: Vec<Item>, bytes: u64 },
+    /// Documents with distinct keys ([`InputDocument::key`]), and the number of input bytes read so far.
+    Batch { items: Vec<InputDocument>, bytes: u64 },
     /// An invalid document. `is_last` is set if the input can't be read beyond it.
     Invalid { line: u64, reason: String, is_last: bool },
 }
@@ -188,7 +188,7 @@ impl Reader {
         }
     }
 
-    fn identify(&mut self, line: u64, text: &[u8]) -> Result<Item, (u64, String)> {
+    fn identify(&mut self, line: u64, text: &[u8]) -> Result<InputDocument, (u64, String)> {
         let item = self.identifier.identify(line, text)?;
         match !item.has_attachments && text.len() > self.document_bytes_max {
             true => Err((line, too_large(self.document_bytes_max))),
@@ -222,7 +222,7 @@ fn too_large(max: usize) -> String {
 
 #[derive(Default)]
 struct Batch {
-    items: Vec<Item>,
+    items: Vec<InputDocument>,
     keys: HashSet<(String, Option<String>)>,
     bytes: usize,
 }
@@ -232,7 +232,7 @@ impl Batch {
         self.items.len() >= count || self.bytes >= BATCH_BYTES_MAX
     }
 
-    fn push(&mut self, item: Item) {
+    fn push(&mut self, item: InputDocument) {
         self.bytes += item.text.len();
         self.keys.insert(item.key());
         self.items.push(item);
@@ -352,11 +352,12 @@ impl Loader {
         }
     }
 
-    async fn batch(&mut self, items: &[Item]) -> Result<(), Error> {
-        let (local, listed): (Vec<&Item>, Vec<&Item>) = items.iter().partition(|item| item.is_local());
-        let (branches, others): (Vec<&Item>, Vec<&Item>) =
+    async fn batch(&mut self, items: &[InputDocument]) -> Result<(), Error> {
+        let (local, listed): (Vec<&InputDocument>, Vec<&InputDocument>) =
+            items.iter().partition(|item| item.is_local());
+        let (branches, others): (Vec<&InputDocument>, Vec<&InputDocument>) =
             listed.into_iter().partition(|item| item.has_history);
-        let (replicated, new): (Vec<&Item>, Vec<&Item>) =
+        let (replicated, new): (Vec<&InputDocument>, Vec<&InputDocument>) =
             others.into_iter().partition(|item| item.revision.is_some());
         let existing_before = self.existing_count;
         for item in local {
@@ -376,7 +377,7 @@ impl Loader {
     }
 
     /// Stores a local document unless its id exists.
-    async fn store_local(&mut self, item: &Item) -> Result<(), Error> {
+    async fn store_local(&mut self, item: &InputDocument) -> Result<(), Error> {
         match self.target.local_document(&item.id).await? {
             Some(document) if is_same(&document, &item.text) => self.existing_count += 1,
             Some(_) => self.report(item.line, &format!("{:?} already exists with other content", item.id)),
@@ -390,15 +391,15 @@ impl Loader {
     }
 
     /// Merges documents with their ancestors. A revision that the database has counts as existing.
-    async fn store_branches(&mut self, items: &[&Item]) -> Result<(), Error> {
+    async fn store_branches(&mut self, items: &[&InputDocument]) -> Result<(), Error> {
         let mut is_missing = self.target.missing(items).await?.into_iter();
-        let (missing, existing): (Vec<&Item>, Vec<&Item>) =
+        let (missing, existing): (Vec<&InputDocument>, Vec<&InputDocument>) =
             items.iter().copied().partition(|_| is_missing.next().expect("one result per item"));
         self.existing_count += existing.len() as u64;
         self.store_with_revisions(&missing).await
     }
 
-    async fn store_with_revisions(&mut self, items: &[&Item]) -> Result<(), Error> {
+    async fn store_with_revisions(&mut self, items: &[&InputDocument]) -> Result<(), Error> {
         for (item, stored) in items.iter().zip(self.store(items, true).await?) {
             match stored {
                 StoreOutcome::Stored => self.loaded_count += 1,
@@ -411,7 +412,7 @@ impl Loader {
 
     /// Stores documents under the revisions they have. If the database has another revision of a document,
     /// the new one would become an unnoticed conflict; that is reported as an error instead.
-    async fn store_replicated(&mut self, items: &[&Item]) -> Result<(), Error> {
+    async fn store_replicated(&mut self, items: &[&InputDocument]) -> Result<(), Error> {
         let ids: Vec<&str> = items.iter().map(|item| item.id.as_str()).collect();
         let existing = self.target.existing(&ids, false).await?;
         let mut missing = Vec::new();
@@ -430,7 +431,7 @@ impl Loader {
         self.store_with_revisions(&missing).await
     }
 
-    async fn store_new(&mut self, mut items: Vec<&Item>) -> Result<(), Error> {
+    async fn store_new(&mut self, mut items: Vec<&InputDocument>) -> Result<(), Error> {
         let mut existing_items = Vec::new();
         if self.must_look_up {
             let ids: Vec<&str> = items.iter().map(|item| item.id.as_str()).collect();
@@ -450,14 +451,18 @@ impl Loader {
         self.compare(&existing_items).await
     }
 
-    async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<StoreOutcome>, Error> {
+    async fn store(
+        &mut self,
+        items: &[&InputDocument],
+        with_revisions: bool,
+    ) -> Result<Vec<StoreOutcome>, Error> {
         if items.is_empty() { Ok(Vec::new()) } else { self.target.store(items, with_revisions).await }
     }
 
     /// Compares documents with the existing ones of the same ids. Equal documents count as existing; others
     /// are errors.
-    async fn compare(&mut self, existing_items: &[&Item]) -> Result<(), Error> {
-        let (derived, given): (Vec<&Item>, Vec<&Item>) =
+    async fn compare(&mut self, existing_items: &[&InputDocument]) -> Result<(), Error> {
+        let (derived, given): (Vec<&InputDocument>, Vec<&InputDocument>) =
             existing_items.iter().copied().partition(|item| item.is_derived);
         self.existing_count += derived.len() as u64;
         if given.is_empty() {

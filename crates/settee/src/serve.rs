@@ -21,9 +21,9 @@ mod shutdown;
 
 use shutdown::Shutdown;
 
-/// Length of the listen queue in connections. `net.core.somaxconn` also limits it. A client beyond the limit
-/// retries after a second.
-const ACCEPT_QUEUE_COUNT: u32 = 4096;
+/// Number of connections that the kernel queues before they are accepted. `net.core.somaxconn` also limits
+/// it. A client beyond the limit retries after a second.
+const LISTEN_BACKLOG: u32 = 4096;
 
 /// Printed and logged at each start of a server without an administrator.
 const NO_ADMIN: &str = "none (no_admin): every caller on this machine has all rights, and only this \
@@ -72,7 +72,7 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     // Lets a restarted server bind while connections of the previous process are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(ACCEPT_QUEUE_COUNT)
+    socket.listen(LISTEN_BACKLOG)
 }
 
 async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
@@ -111,7 +111,7 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     let databases = Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.databases)
         .await
         .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
-    let new_password = match add_identity(&config.data_dir, config.no_admin, &mut options) {
+    let new_password = match load_uuid_and_admin(&config.data_dir, config.no_admin, &mut options) {
         Ok(new_password) => new_password,
         Err(error) => {
             databases.close().await?;
@@ -158,14 +158,15 @@ fn raise_descriptor_limit() -> Option<u64> {
 fn share_descriptors(config: &mut Config, descriptor_count_max: Option<u64>) -> usize {
     let Some(count) = descriptor_count_max else { return usize::MAX };
     let shared = count.saturating_sub(OTHER_DESCRIPTORS).max(2);
-    lower("max_connections", &mut config.limits.max_connections, shared / 2);
+    clamp_limit("max_connections", &mut config.limits.max_connections, shared / 2);
     config.share_connections();
     let files = shared - config.limits.max_connections as u64;
-    lower("open_databases_max", &mut config.databases.open_databases_max, files / FILES_PER_DATABASE);
+    clamp_limit("open_databases_max", &mut config.databases.open_databases_max, files / FILES_PER_DATABASE);
     usize::try_from(files).unwrap_or(usize::MAX)
 }
 
-fn lower(name: &str, limit: &mut usize, max: u64) {
+/// Lowers a limit to `max`, but at least 1, and warns if that changes it.
+fn clamp_limit(name: &str, limit: &mut usize, max: u64) {
     let max = usize::try_from(max).unwrap_or(usize::MAX).max(1);
     if *limit > max {
         tracing::warn!(asked = *limit, now = max, "{name}: lowered because of too few descriptors");
@@ -173,9 +174,10 @@ fn lower(name: &str, limit: &mut usize, max: u64) {
     }
 }
 
-/// Adds the server's identity from the data directory to the options, and the administrator unless the
-/// settings determine it. Returns the password of an administrator that was created now.
-fn add_identity(
+/// Loads the server's uuid from the data directory, or creates it, and does the same with the administrator
+/// unless the settings determine it; adds both to the options. Returns the password of an administrator that
+/// was created now.
+fn load_uuid_and_admin(
     data_dir: &Path,
     no_admin: bool,
     options: &mut ServerOptions,
@@ -226,7 +228,7 @@ fn print_start(
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).ok();
 }
 
-/// Logs the line of each start.
+/// Logs the listening address and the settings.
 fn log_start(
     address: SocketAddr,
     data_dir: &Path,

@@ -135,7 +135,7 @@ impl TakenUploads<'_> {
     }
 
     /// Confirms the removal of all that were taken, except `rest`, which returns to the queue.
-    pub(crate) fn removed(mut self, rest: Option<UnreferencedUpload>) {
+    pub(crate) fn confirm_removed(mut self, rest: Option<UnreferencedUpload>) {
         self.uploads.clear();
         self.uploads.extend(rest);
     }
@@ -246,7 +246,7 @@ mod tests {
         let mut taken = unreferenced.take();
         (0..3).for_each(|_| assert!(taken.next().is_some()));
         taken.discard_last();
-        taken.removed(Some(UnreferencedUpload::new("a".into(), [9; 16], 1)));
+        taken.confirm_removed(Some(UnreferencedUpload::new("a".into(), [9; 16], 1)));
         assert_eq!(intents(), [9, 4]);
     }
 }

@@ -1,6 +1,7 @@
 //! Snapshots: every read of a database goes through one.
 //!
-//! A snapshot is a persisted state of the database, unaffected by later writes. Revisions, deletion,
+//! A client's snapshot is a persisted state of the database, unaffected by later writes; the updater's own
+//! snapshots show accepted state. Revisions, deletion,
 //! conflicts and counts are in the index and cost no read; a body costs one positional read.
 
 use std::collections::HashSet;
@@ -36,7 +37,7 @@ pub struct Counts {
     pub bytes: u64,
 }
 
-/// A persisted state of a database. Cheap to clone.
+/// A persisted state of a database, or an accepted one for the updater. Cheap to clone.
 #[derive(Clone)]
 pub struct Snapshot {
     store: StoreSnapshot,

@@ -1,4 +1,11 @@
 //! An open database: the state that its reads, writes, uploads and settings share.
+//!
+//! This file also opens and closes it, reports its health, converts positions in its changes from and to text
+//! (`seq_text`, `parse_since`), and finds uploads that a crash left unreferenced.
+//!
+//! The holder of the store's writer ([`Updater`](super::update::Updater)) is the only one to use `validation`
+//! and to write documents. The other fields are atomic, have locks of their own, or don't change once the
+//! database is open.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -72,8 +79,8 @@ pub struct Database {
     subscribers: Subscribers,
     /// Reference-counts the snapshots.
     snapshots: Arc<()>,
-    deleted: AtomicBool,
-    compacting: AtomicBool,
+    is_deleted: AtomicBool,
+    is_compacting: AtomicBool,
     /// Notifies `_db_updates` subscribers.
     pub(crate) update_notifier: UpdateNotifier,
     pub(crate) rules: Arc<Rules>,
@@ -100,8 +107,8 @@ impl Database {
         let Identity { created_us, incarnation, is_partitioned } = identity;
         let sequence = Sequence::new(&incarnation);
         let counters = DatabaseCounters::read(&store.snapshot()).await?;
-        let (snapshots, deleted) = (Arc::default(), AtomicBool::new(false));
-        let compacting = AtomicBool::new(false);
+        let (snapshots, is_deleted) = (Arc::default(), AtomicBool::new(false));
+        let is_compacting = AtomicBool::new(false);
         let unreferenced = UnreferencedUploads::default();
         let env = env.clone();
         let database = Database {
@@ -113,8 +120,8 @@ impl Database {
             counters,
             subscribers: Subscribers::default(),
             snapshots,
-            deleted,
-            compacting,
+            is_deleted,
+            is_compacting,
             update_notifier: UpdateNotifier::default(),
             rules: Arc::new(Rules::new(false)),
             validation: Mutex::default(),
@@ -175,12 +182,12 @@ impl Database {
 
     /// Statistics of the newest persisted state.
     pub fn info(&self) -> Info {
-        let view = self.snapshot();
-        let live = view.live_bytes();
+        let snapshot = self.snapshot();
+        let live = snapshot.live_bytes();
         Info {
-            doc_count: view.doc_count(),
-            doc_del_count: view.doc_del_count(),
-            update_seq: view.update_seq(),
+            doc_count: snapshot.doc_count(),
+            doc_del_count: snapshot.doc_del_count(),
+            update_seq: snapshot.update_seq(),
             purge_seq: self.counter(Counter::PurgeSeq),
             file_bytes: self.store.stats().file_bytes,
             active_bytes: live,
@@ -217,12 +224,12 @@ impl Database {
     /// # Errors
     /// `Stopped`, or `NotFound` if the database was deleted.
     pub async fn barrier(&self) -> Result<()> {
-        self.store.flush().await.map_err(|stopped| self.explain(stopped.into()))
+        self.store.flush().await.map_err(|stopped| self.not_found_if_deleted(stopped.into()))
     }
 
     /// As [`Database::barrier`], but returns false if a write finds no disk space meanwhile.
     pub(crate) async fn try_barrier(&self) -> Result<bool> {
-        self.store.try_flush().await.map_err(|stopped| self.explain(stopped.into()))
+        self.store.try_flush().await.map_err(|stopped| self.not_found_if_deleted(stopped.into()))
     }
 
     /// Returns once a snapshot shows a change later than `seq`. Dropping the future changes nothing. A woken
@@ -232,7 +239,7 @@ impl Database {
     /// `NotFound` if the database was deleted, `Stopped` if it was closed or its log stopped.
     pub async fn changed_after(&self, seq: Seq) -> Result<()> {
         let changed = self.subscribers.changed_after(&self.store, seq);
-        changed.await.map_err(|stopped| self.explain(stopped.into()))
+        changed.await.map_err(|stopped| self.not_found_if_deleted(stopped.into()))
     }
 
     /// A position in the changes as text: `N-opaque`. Equal positions give equal text.
@@ -267,7 +274,7 @@ impl Database {
     /// # Errors
     /// Why it ended early: segments not rewritten are unchanged. `NotFound` if the database was deleted.
     pub async fn compact(&self) -> Result<Compaction> {
-        self.store.compact().await.map_err(|error| self.explain(error.into()))
+        self.store.compact().await.map_err(|error| self.not_found_if_deleted(error.into()))
     }
 
     /// See [`Store::backup`].
@@ -276,29 +283,29 @@ impl Database {
         to: &Path,
         earlier: Option<EarlierBackup<'_>>,
     ) -> Result<(Backup, BackupFiles)> {
-        self.store.backup(to, earlier).await.map_err(|error| self.explain(error.into()))
+        self.store.backup(to, earlier).await.map_err(|error| self.not_found_if_deleted(error.into()))
     }
 
     /// Whether a requested compaction is in progress.
     pub fn is_compacting(&self) -> bool {
-        self.compacting.load(Ordering::Acquire)
+        self.is_compacting.load(Ordering::Acquire)
     }
 
     /// Registers a compaction; returns false if one is in progress already.
     pub(crate) fn begin_compaction(&self) -> bool {
-        !self.compacting.swap(true, Ordering::AcqRel)
+        !self.is_compacting.swap(true, Ordering::AcqRel)
     }
 
     pub(crate) fn end_compaction(&self) {
-        self.compacting.store(false, Ordering::Release);
+        self.is_compacting.store(false, Ordering::Release);
     }
 
     pub(crate) fn health(&self) -> Result<()> {
-        self.store.health().map_err(|stopped| self.explain(stopped.into()))
+        self.store.health().map_err(|stopped| self.not_found_if_deleted(stopped.into()))
     }
 
     pub(crate) fn check_checkpoints(&self) -> Result<()> {
-        check_checkpoints(&self.store).map_err(|error| self.explain(error))
+        check_checkpoints(&self.store).map_err(|error| self.not_found_if_deleted(error))
     }
 
     /// Persists everything accepted, and closes the database; its subscribers get an error.
@@ -308,7 +315,7 @@ impl Database {
 
     /// As [`Database::close`], for a deleted database: its users get `NotFound`.
     pub(crate) async fn close_deleted(&self) {
-        self.deleted.store(true, Ordering::Release);
+        self.is_deleted.store(true, Ordering::Release);
         // Errors of its log no longer matter.
         let _ = self.store.close().await;
     }
@@ -317,7 +324,7 @@ impl Database {
     pub(crate) async fn commit(&self, batch: &Batch, stage: Stage) -> Result<Seq> {
         self.health()?;
         let committed = self.store.writer().await.commit(batch, stage).await;
-        committed.map_err(|error| self.explain(error.into()))
+        committed.map_err(|error| self.not_found_if_deleted(error.into()))
     }
 
     /// Finds the uploads and removals that were in progress when the database was closed or crashed.
@@ -348,8 +355,8 @@ impl Database {
     }
 
     /// Replaces any error of a deleted database by `NotFound`.
-    pub(super) fn explain(&self, error: Error) -> Error {
-        match self.deleted.load(Ordering::Acquire) {
+    pub(super) fn not_found_if_deleted(&self, error: Error) -> Error {
+        match self.is_deleted.load(Ordering::Acquire) {
             true => Error::no_database(),
             false => error,
         }

@@ -1,13 +1,17 @@
 //! Updates: edits are decided against the newest accepted state, by one updater at a time.
 //!
-//! Edits are checked against the index; a body is read only if its leaf moves to another key because the
-//! winner has changed. The records of many edits are committed as one batch; those of one document are in one
-//! batch, so that a document's update is atomic.
+//! An edit passes `prepare` (commits earlier edits of the same document), a check (`check_validation`), a
+//! decision (`decide_…`, which makes its records), `add` (collects the records) and `commit` (one batch for
+//! many edits). `commit` only accepts the batch: the caller waits for durability with the result of `finish`.
+//!
+//! Conflict checks read only the index. A stored value is read if its leaf changes its key, or if attachments
+//! are resolved or removed, a full partition's edit is measured, or design documents are scanned. The records
+//! of one document are in one batch, so that a document's update is atomic.
 //!
 //! Invariants:
 //! 1. An edit sees all edits accepted before it, including those of its own request.
-//! 2. The state that an edit's outcome depends on is accepted when the outcome is returned, and persisted
-//!    when everything accepted so far is persisted.
+//! 2. An outcome is returned to a request only after every record it depends on, its own included, is
+//!    accepted; waiting for the `Seq` that `finish` returns makes it durable.
 
 mod edits;
 mod purge;

@@ -23,8 +23,8 @@ impl Database {
     /// once `stage` is reached. After the future is dropped, the edit may or may not have been made.
     ///
     /// # Errors
-    /// `Conflict` if the edit's revision isn't a leaf; `NoSpace`; `Stopped`: it is then unknown whether the
-    /// edit survives.
+    /// Inner and outer errors of [`Database::update_all`]. After `Stopped` it is unknown whether the edit
+    /// survives.
     pub async fn update(&self, edit: Edit, stage: Stage) -> Result<Revision> {
         let mut outcomes = self.update_all(vec![edit], stage).await?;
         outcomes.pop().expect("an outcome for each edit")
@@ -34,31 +34,37 @@ impl Database {
     /// reached `stage`.
     ///
     /// # Errors
-    /// Inner: why an edit was refused. Outer: `NoSpace` or `Stopped`; the edits before the failed one may
-    /// have been stored, each completely.
+    /// Inner: why an edit was refused. `Conflict` if its revision isn't a leaf; `IllegalDocId`; `BadRequest`;
+    /// `TooLarge`; `MissingStub`; `PartitionOverflow`; `InvalidDesignDoc`; `NotImplemented` if a validation
+    /// function would have to check it; `Internal` or `NoDescriptor` if a read failed.
+    ///
+    /// Outer: in a partitioned database `IllegalDocId` or `IllegalPartition`, and nothing was changed.
+    /// `NotFound` if the database was deleted; `NoSpace`; `NoDescriptor`; `Stopped`; `Internal`: the edits
+    /// before the failed one may have been stored, each completely.
     pub async fn update_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
         self.check_partitions(&edits)?;
         self.upload_inline(&mut edits).await?;
-        let mut updater = self.updater(stage).await?;
+        let mut updater = self.begin_update(stage).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         for edit in &edits {
-            outcomes.push(updater.update(edit).await.map_err(|error| self.explain(error))?);
+            outcomes.push(updater.update(edit).await.map_err(|error| self.not_found_if_deleted(error))?);
         }
         self.finish(updater, stage).await?;
         Ok(outcomes)
     }
 
-    /// Makes replicated edits (`new_edits=false`), merged into the revision trees; never a conflict.
+    /// Makes replicated edits (`new_edits=false`), merged into the revision trees; never a conflict. Decided
+    /// and returned as by [`Database::update_all`].
     ///
     /// # Errors
-    /// As [`Database::update_all`].
+    /// As [`Database::update_all`], without `Conflict` and `PartitionOverflow`.
     pub async fn replicate_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
         self.check_partitions(&edits)?;
         self.upload_inline(&mut edits).await?;
-        let mut updater = self.updater(stage).await?;
+        let mut updater = self.begin_update(stage).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
         for edit in &edits {
-            outcomes.push(updater.replicate(edit).await.map_err(|error| self.explain(error))?);
+            outcomes.push(updater.replicate(edit).await.map_err(|error| self.not_found_if_deleted(error))?);
         }
         self.finish(updater, stage).await?;
         Ok(outcomes)
@@ -69,16 +75,17 @@ impl Database {
     /// persisted.
     ///
     /// # Errors
-    /// `IllegalDocId` or `IllegalPartition`: nothing was changed. `NoSpace` or `Stopped`: the documents
-    /// before the failed one may have been purged, each completely.
+    /// `IllegalDocId` or `IllegalPartition`: nothing was changed. `NotFound` if the database was deleted;
+    /// `TooLarge`; `NoSpace`; `NoDescriptor`; `Stopped`; `Internal`: the documents before the failed one may
+    /// have been purged, each completely.
     pub async fn purge(&self, requests: &[(String, Vec<Revision>)]) -> Result<Vec<Vec<Revision>>> {
         requests.iter().try_for_each(|(id, _)| self.check_id(id))?;
         let infos_max = self.counter(Counter::PurgedInfosLimit);
-        let mut updater = self.updater(Stage::Persisted).await?;
+        let mut updater = self.begin_update(Stage::Persisted).await?;
         let mut removed = Vec::with_capacity(requests.len());
         for (id, revisions) in requests {
             let purged = updater.purge(id, revisions, infos_max).await;
-            removed.push(purged.map_err(|error| self.explain(error))?);
+            removed.push(purged.map_err(|error| self.not_found_if_deleted(error))?);
         }
         self.finish(updater, Stage::Persisted).await?;
         Ok(removed)
@@ -89,14 +96,17 @@ impl Database {
     /// reached.
     ///
     /// # Errors
-    /// `NotFound` for the deletion of a missing document; `IllegalDocId`; `NoSpace`; `Stopped`.
+    /// `NotFound` for the deletion of a missing document, or if the database was deleted; `IllegalDocId`;
+    /// `BadRequest` for a revision that isn't `0-N`; `TooLarge`; `NoSpace`; `NoDescriptor`; `Stopped`;
+    /// `Internal`.
     pub async fn put_local(&self, edit: Edit, stage: Stage) -> Result<String> {
         check_document_id(&edit.id)?;
         let id = edit.id.strip_prefix("_local/");
         let id =
             id.ok_or_else(|| Error::new(ErrorKind::IllegalDocId, "Local documents begin with _local/"))?;
-        let mut updater = self.updater(stage).await?;
-        let outcome = updater.update_local(id, &edit).await.map_err(|error| self.explain(error))?;
+        let mut updater = self.begin_update(stage).await?;
+        let outcome =
+            updater.update_local(id, &edit).await.map_err(|error| self.not_found_if_deleted(error))?;
         self.finish(updater, stage).await?;
         outcome.map(|number| format!("0-{number}"))
     }
@@ -131,11 +141,12 @@ impl Database {
         Ok(())
     }
 
-    async fn updater(&self, stage: Stage) -> Result<Updater<'_>> {
+    /// Waits for the store's writer, and removes unreferenced uploads.
+    async fn begin_update(&self, stage: Stage) -> Result<Updater<'_>> {
         self.health()?;
         let writer = self.store.writer().await;
         let mut updater = Updater::new(self, writer, stage);
-        updater.sweep().await;
+        updater.remove_unreferenced_uploads().await;
         Ok(updater)
     }
 
@@ -146,7 +157,7 @@ impl Database {
             Ok((seq, notification))
         };
         // Dropped at the end, which notifies `_db_updates` subscribers.
-        let (seq, _notification) = finish.await.map_err(|error| self.explain(error))?;
+        let (seq, _notification) = finish.await.map_err(|error| self.not_found_if_deleted(error))?;
         // A request that stored nothing in a new database leaves it a new one, without files to miss.
         if seq > Seq(0)
             && let Some(callback) = &self.on_first_write

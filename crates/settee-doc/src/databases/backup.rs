@@ -29,7 +29,7 @@ use super::data_directory::{CATALOGUE_DIRECTORY, directory_of};
 use super::offline_catalogue::read_catalogue;
 use super::runs::{self, Contents, DirectoryKind, FailedDatabase};
 use super::server::Databases;
-use super::state::Inner;
+use super::state::DatabasesInner;
 use crate::{Error, ErrorKind, Result};
 
 /// Largest number of rounds, each of which copies databases created during the previous one.
@@ -272,7 +272,7 @@ impl EarlierRun {
     }
 }
 
-impl Inner {
+impl DatabasesInner {
     /// Inspects a backup's directory, and removes interrupted runs. Returns the remaining runs.
     async fn prepare_target(&self, directory: &Path) -> Result<(Vec<runs::Run>, u64)> {
         let env = &self.env;

@@ -15,7 +15,7 @@ use settee_store::{Batch, Seq, Stage, Store, Writer};
 use super::catalogue_entry::{CatalogueEntry, TOMBSTONE, tombstone_key};
 use super::data_directory::{CATALOGUE_DIRECTORY, DATABASES_DIRECTORY};
 use super::slots::Slots;
-use super::state::Inner;
+use super::state::DatabasesInner;
 use crate::events::EventKind;
 use crate::{Error, ErrorKind, Result};
 
@@ -42,7 +42,7 @@ pub(super) async fn read(catalogue: &Store) -> Result<(Slots, Vec<u64>)> {
     Ok((slots, deleted))
 }
 
-impl Inner {
+impl DatabasesInner {
     /// The catalogue's entry of a database.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Inner {
         Ok(persisted?)
     }
 
-    pub(super) async fn delete(self: &Arc<Inner>, name: &str) -> Result<()> {
+    pub(super) async fn delete(self: &Arc<DatabasesInner>, name: &str) -> Result<()> {
         let mut writer = self.catalogue.writer().await;
         let Some(found) = writer.get(name.as_bytes()).await? else {
             self.persist_accepted(writer).await?;
@@ -127,9 +127,9 @@ impl Inner {
         if let Err(stopped) = self.catalogue.wait(seq, Stage::Persisted).await {
             // The outcome of the deletion is known after the next opening: until then nothing may be stored
             // in the database.
-            self.lock().undecided.insert(number);
+            self.lock().deletion_unknown.insert(number);
             // Its log may have stopped too, which doesn't matter.
-            let _ = self.close_for_good(number, async |database| database.close().await).await;
+            let _ = self.close_regardless_of_use(number, async |database| database.close().await).await;
             return Err(stopped.into());
         }
         {
@@ -140,7 +140,7 @@ impl Inner {
             }
             self.updates.register(EventKind::Deleted, name);
         }
-        let closed = self.close_for_good(number, async |database| {
+        let closed = self.close_regardless_of_use(number, async |database| {
             database.close_deleted().await;
             Ok(())
         });

@@ -2,7 +2,8 @@
 //!
 //! The first request for a closed database opens it, in a task of its own; concurrent requests wait for that.
 //! At the limit of open databases, the least recently used idle one is closed first. A background task closes
-//! databases that were idle for a while.
+//! databases that were idle for a while. A slot in `Opening` or `Closing` is held by a guard, `Transition`;
+//! on drop, also at a panic, the slot is removed unless the database was marked as open.
 //!
 //! Invariants:
 //! 1. A database in use, itself or through a snapshot, is closed only if it is deleted or the server stops.
@@ -19,7 +20,7 @@ use settee_store::Stage;
 
 use super::catalogue_entry::CatalogueEntry;
 use super::slots::{ClosingOutcome, Idle};
-use super::state::Inner;
+use super::state::DatabasesInner;
 use crate::database::{Database, Identity};
 use crate::documents::keys;
 use crate::{Error, ErrorKind, Result};
@@ -27,9 +28,10 @@ use crate::{Error, ErrorKind, Result};
 /// Number of sweeps for idle databases per idle time.
 const SWEEPS_PER_IDLE_TIME: u32 = 16;
 
-/// A slot while its database is opening or closing. Dropping it marks the database as closed.
+/// Holds the slot of a database that is opening or closing. Dropping it removes the slot, unless `set_open`
+/// was called.
 struct Transition<'a> {
-    inner: &'a Inner,
+    inner: &'a DatabasesInner,
     number: u64,
     is_over: bool,
 }
@@ -45,21 +47,30 @@ impl Transition<'_> {
 impl Drop for Transition<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            let ended = self.inner.lock().end(self.number);
-            drop(ended);
+            let database = self.inner.lock().remove_closed(self.number);
+            drop(database);
         }
     }
 }
 
-impl Inner {
+impl DatabasesInner {
     fn transition(&self, number: u64) -> Transition<'_> {
         Transition { inner: self, number, is_over: false }
     }
 
-    /// Opens the database whose slot is in `Opening`.
-    pub(super) async fn open_database(self: &Arc<Inner>, name: &str, number: u64) -> Result<Arc<Database>> {
+    /// Opens the database whose slot is in `Opening`. If all databases are being closed meanwhile, this one
+    /// is closed again and returned closed: writes to it fail with `Stopped`.
+    ///
+    /// # Errors
+    /// `NotFound` if it was deleted meanwhile; `Internal` if it can't be opened, or its files are missing;
+    /// `NoDescriptor`; `NoSpace`.
+    pub(super) async fn open_database(
+        self: &Arc<DatabasesInner>,
+        name: &str,
+        number: u64,
+    ) -> Result<Arc<Database>> {
         let transition = self.transition(number);
-        self.close_excess().await;
+        self.close_one_if_over_limit().await;
         let directory = self.database_directory(number);
         let entry = self.entry(name, number).await?;
         let CatalogueEntry { created_us, incarnation, is_partitioned, .. } = entry;
@@ -86,7 +97,7 @@ impl Inner {
             if is_current && !slots.closed {
                 drop(slots);
                 transition.set_open(database.clone());
-                self.begin_sweeping();
+                self.begin_closing_idle();
                 return Ok(database);
             }
             slots.set_closing(number, database.clone());
@@ -101,8 +112,8 @@ impl Inner {
         Ok(database)
     }
 
-    /// Closes an idle database if too many are open, including the caller's, or too many files.
-    async fn close_excess(&self) {
+    /// Closes one idle database if too many are open, including the caller's, or too many files.
+    async fn close_one_if_over_limit(&self) {
         let open_count = self.lock().open_count();
         if self.is_over_limit(open_count) {
             self.close_idle(Duration::MAX, open_count).await;
@@ -148,14 +159,14 @@ impl Inner {
                 return false;
             }
         }
-        if let Err(error) = self.close_well(number, &database).await {
-            tracing::error!(%error, database = database.name(), "an idle database did not close well");
+        if let Err(error) = self.close_and_record(number, &database).await {
+            tracing::error!(%error, database = database.name(), "closing an idle database failed");
         }
         true
     }
 
-    /// Persists a database's accepted data and closes it.
-    pub(super) async fn close_well(&self, number: u64, database: &Database) -> Result<()> {
+    /// Persists a database's accepted data and closes it. If it has data, records that in the catalogue.
+    pub(super) async fn close_and_record(&self, number: u64, database: &Database) -> Result<()> {
         database.close().await?;
         if !database.is_empty()
             && let Err(error) = self.record_written(database.name(), number).await
@@ -167,7 +178,7 @@ impl Inner {
 
     /// Records in the catalogue, in the background, that a database has data: now, or after its first write.
     /// From then on, missing files are detected.
-    fn watch_first_write(self: &Arc<Inner>, database: &mut Database, number: u64) {
+    fn watch_first_write(self: &Arc<DatabasesInner>, database: &mut Database, number: u64) {
         let (inner, name) = (Arc::downgrade(self), database.name().to_owned());
         let record = move |stage: Stage| {
             let Some(inner) = inner.upgrade() else { return };
@@ -187,7 +198,7 @@ impl Inner {
         if stage != Stage::Persisted {
             // Not before the write is persisted: otherwise a power loss could leave the database empty and
             // the record in place. A database that was closed meanwhile has been recorded by its closing.
-            let Some(database) = self.lock().open_one(number) else { return };
+            let Some(database) = self.lock().find_open(number) else { return };
             if database.barrier().await.is_err() {
                 return;
             }
@@ -198,7 +209,7 @@ impl Inner {
     }
 
     /// Closes a database by `close`, whether it is in use or not.
-    pub(super) async fn close_for_good<F>(
+    pub(super) async fn close_regardless_of_use<F>(
         &self,
         number: u64,
         close: impl FnOnce(Arc<Database>) -> F,
@@ -220,16 +231,17 @@ impl Inner {
     }
 
     /// Starts the task that closes idle databases, unless it is running.
-    fn begin_sweeping(self: &Arc<Inner>) {
-        if std::mem::replace(&mut self.lock().is_sweeping, true) {
+    fn begin_closing_idle(self: &Arc<DatabasesInner>) {
+        if std::mem::replace(&mut self.lock().is_closing_idle, true) {
             return;
         }
         let pause = self.idle_time() / SWEEPS_PER_IDLE_TIME;
         let (clock, inner) = (self.env.clock.clone(), Arc::downgrade(self));
         // A weak reference: dropping the databases ends the task.
         self.env.spawn("close idle databases", async move {
-            let _again =
-                OnPanic(|| inner.upgrade().into_iter().for_each(|inner| inner.lock().is_sweeping = false));
+            let _reset_on_panic = OnPanic(|| {
+                inner.upgrade().into_iter().for_each(|inner| inner.lock().is_closing_idle = false)
+            });
             loop {
                 clock.sleep(pause).await;
                 match inner.upgrade() {
@@ -260,7 +272,7 @@ impl Inner {
             }
         }
         let mut slots = self.lock();
-        slots.is_sweeping = !slots.closed && slots.open_count() > 0;
-        slots.is_sweeping
+        slots.is_closing_idle = !slots.closed && slots.open_count() > 0;
+        slots.is_closing_idle
     }
 }

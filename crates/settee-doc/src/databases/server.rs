@@ -15,7 +15,7 @@ use super::options::DatabasesOptions;
 use super::runs;
 use super::slots::Lookup;
 use super::spool::Spools;
-use super::state::Inner;
+use super::state::DatabasesInner;
 use super::tasks::{CompactionTask, Tasks};
 use crate::database::{Database, check_checkpoints};
 use crate::events::Updates;
@@ -25,7 +25,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// The databases in a data directory, usable from many tasks at once.
 pub struct Databases {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<DatabasesInner>,
 }
 
 impl Databases {
@@ -59,7 +59,7 @@ impl Databases {
         let updates = Updates::new(&env.random_bytes(), !slots.names.is_empty());
         let slots = Mutex::new(slots);
         let spools = Spools::open(&env, directory).await;
-        let inner = Inner {
+        let inner = DatabasesInner {
             env,
             directory: directory.to_path_buf(),
             options,
@@ -212,7 +212,7 @@ impl Databases {
     pub fn health(&self) -> Result<()> {
         self.inner.catalogue.health()?;
         check_checkpoints(&self.inner.catalogue)?;
-        let open = self.inner.lock().open();
+        let open = self.inner.lock().open_databases();
         open.iter().try_for_each(|database| {
             match database.health().and_then(|()| database.check_checkpoints()) {
                 // Deleted since.
@@ -235,10 +235,10 @@ impl Databases {
         self.inner.lock().closed = true;
         let mut result = Ok(());
         loop {
-            let open = self.inner.lock().any_open();
+            let open = self.inner.lock().any_slot();
             let Some(number) = open else { break };
-            let close = async |database: Arc<Database>| self.inner.close_well(number, &database).await;
-            let closed = self.inner.close_for_good(number, close).await;
+            let close = async |database: Arc<Database>| self.inner.close_and_record(number, &database).await;
+            let closed = self.inner.close_regardless_of_use(number, close).await;
             result = result.and(closed);
         }
         let closed = self.inner.catalogue.close().await;
@@ -251,7 +251,7 @@ impl Databases {
     }
 
     /// Runs what must not stop half-way in a task of its own.
-    async fn detached<T: Send + 'static, F>(&self, run: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    async fn detached<T: Send + 'static, F>(&self, run: impl FnOnce(Arc<DatabasesInner>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {

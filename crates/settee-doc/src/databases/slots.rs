@@ -37,17 +37,17 @@ pub(super) struct Slots {
     /// The directories of databases whose creation is accepted and not persisted yet.
     pub(super) creating: BTreeMap<Box<str>, u64>,
     pub(super) next_directory: u64,
-    /// Databases whose deletion failed with an unknown outcome: they can't be opened.
-    pub(super) undecided: BTreeSet<u64>,
+    /// Directory numbers of databases whose deletion failed with an unknown outcome: they can't be opened.
+    pub(super) deletion_unknown: BTreeSet<u64>,
     /// Whether all databases are closed or closing: nothing is opened any more.
     pub(super) closed: bool,
     /// Whether the task that closes idle databases is running: it runs while any database is open.
-    pub(super) is_sweeping: bool,
+    pub(super) is_closing_idle: bool,
     /// Slots by directory number.
-    open: BTreeMap<u64, Slot>,
+    slots: BTreeMap<u64, Slot>,
     queue: BTreeSet<(Duration, u64)>,
-    /// Counters of databases that were closed.
-    ended: DatabaseStats,
+    /// Sums of the counters of databases that were closed.
+    closed_stats: DatabaseStats,
 }
 
 struct Slot {
@@ -99,7 +99,7 @@ impl Slots {
     /// `NotFound`; `Stopped` if nothing is opened any more.
     pub(super) fn look_up(&mut self, name: &str, now: Duration) -> Result<Lookup> {
         let number = *self.names.get(name).ok_or_else(Error::no_database)?;
-        match self.open.get_mut(&number) {
+        match self.slots.get_mut(&number) {
             Some(slot) => match &slot.state {
                 SlotState::Open(database) => {
                     slot.used_at = now.max(slot.used_at);
@@ -109,7 +109,7 @@ impl Slots {
                     Ok(Lookup::Wait(slot.changed.clone().notified_owned()))
                 }
             },
-            None if self.undecided.contains(&number) => {
+            None if self.deletion_unknown.contains(&number) => {
                 let reason = "whether this database was deleted is unknown until the server is restarted";
                 Err(Error::new(ErrorKind::Stopped, reason))
             }
@@ -117,7 +117,7 @@ impl Slots {
             None => {
                 let (state, changed) = (SlotState::Opening, Arc::default());
                 let slot = Slot { state, used_at: now, queued_at: now, changed };
-                self.open.insert(number, slot);
+                self.slots.insert(number, slot);
                 Ok(Lookup::Opening(number))
             }
         }
@@ -130,7 +130,7 @@ impl Slots {
 
     /// Marks a database as open after `Opening`, or after a `Closing` that failed.
     pub(super) fn set_open(&mut self, number: u64, database: Arc<Database>, now: Duration) {
-        let slot = self.open.get_mut(&number).expect("its slot is there until it is closed");
+        let slot = self.slots.get_mut(&number).expect("its slot is there until it is closed");
         slot.state = SlotState::Open(database);
         (slot.used_at, slot.queued_at) = (now, now);
         self.queue.insert((now, number));
@@ -139,23 +139,23 @@ impl Slots {
 
     /// Marks a database that was opening as closing.
     pub(super) fn set_closing(&mut self, number: u64, database: Arc<Database>) {
-        let slot = self.open.get_mut(&number).expect("its slot is there until it is closed");
+        let slot = self.slots.get_mut(&number).expect("its slot is there until it is closed");
         slot.state = SlotState::Closing(database);
     }
 
     /// Removes the slot of a closed database, and adds its counters to the sums. The caller drops the
     /// database, which may be large, outside the lock.
-    pub(super) fn end(&mut self, number: u64) -> Option<Arc<Database>> {
-        let slot = self.open.remove(&number)?;
+    pub(super) fn remove_closed(&mut self, number: u64) -> Option<Arc<Database>> {
+        let slot = self.slots.remove(&number)?;
         slot.changed.notify_waiters();
         let SlotState::Closing(database) = slot.state else { return None };
-        add_counters(&mut self.ended, &database.database_stats());
+        add_counters(&mut self.closed_stats, &database.database_stats());
         Some(database)
     }
 
     /// Takes a database for closing, whether it is in use or not.
     pub(super) fn begin_closing(&mut self, number: u64) -> ClosingOutcome {
-        match self.open.get_mut(&number) {
+        match self.slots.get_mut(&number) {
             None => ClosingOutcome::Closed,
             Some(slot) => match &slot.state {
                 SlotState::Opening | SlotState::Closing(_) => {
@@ -171,13 +171,13 @@ impl Slots {
         }
     }
 
-    /// The number of any database that has a slot.
-    pub(super) fn any_open(&self) -> Option<u64> {
-        self.open.keys().next().copied()
+    /// The directory number of any database that has a slot.
+    pub(super) fn any_slot(&self) -> Option<u64> {
+        self.slots.keys().next().copied()
     }
 
     /// Takes the least recently used idle database for closing, if it was last used at `until` or before. A
-    /// stopped database stays: it can still be read, and its state is reported. `left` is the number of
+    /// stopped database stays: it can still be read, and its state is reported. `remaining` is the number of
     /// databases that may still be examined.
     pub(super) fn take_idle(&mut self, now: Duration, until: Duration, remaining: &mut usize) -> Idle {
         for _ in 0..EXAMINED_MAX {
@@ -188,7 +188,7 @@ impl Slots {
             };
             *remaining -= 1;
             self.queue.pop_first();
-            let slot = self.open.get_mut(&number).expect("what is queued is open");
+            let slot = self.slots.get_mut(&number).expect("what is queued is open");
             let SlotState::Open(database) = &mut slot.state else { unreachable!("what is queued is open") };
             if slot.used_at <= queued_at {
                 if is_idle(database) {
@@ -206,34 +206,35 @@ impl Slots {
 
     /// Number of databases that are open, opening or closing.
     pub(super) fn open_count(&self) -> usize {
-        self.open.len()
+        self.slots.len()
     }
 
     /// The database with this number, if it is open.
-    pub(super) fn open_one(&self, number: u64) -> Option<Arc<Database>> {
-        match &self.open.get(&number)?.state {
+    pub(super) fn find_open(&self, number: u64) -> Option<Arc<Database>> {
+        match &self.slots.get(&number)?.state {
             SlotState::Open(database) => Some(database.clone()),
             _ => None,
         }
     }
 
-    pub(super) fn open(&self) -> Vec<Arc<Database>> {
+    /// All open databases.
+    pub(super) fn open_databases(&self) -> Vec<Arc<Database>> {
         let open = |slot: &Slot| match &slot.state {
             SlotState::Open(database) => Some(database.clone()),
             _ => None,
         };
-        self.open.values().filter_map(open).collect()
+        self.slots.values().filter_map(open).collect()
     }
 
     /// Counters of the databases that were closed or are closing.
-    pub(super) fn ended(&self) -> DatabaseStats {
-        let mut ended = self.ended;
-        for slot in self.open.values() {
+    pub(super) fn closed_stats(&self) -> DatabaseStats {
+        let mut stats = self.closed_stats;
+        for slot in self.slots.values() {
             if let SlotState::Closing(database) = &slot.state {
-                add_counters(&mut ended, &database.database_stats());
+                add_counters(&mut stats, &database.database_stats());
             }
         }
-        ended
+        stats
     }
 
     /// Visits the next few names of a range, and removes them from it; false at the end.

@@ -17,8 +17,8 @@ use crate::rules::Rules;
 use crate::stats::{DatabaseStats, Stats};
 use crate::{ErrorKind, Result};
 
-/// The open databases, their catalogue, and what they share.
-pub(super) struct Inner {
+/// The databases' slots, their catalogue, and what they share.
+pub(super) struct DatabasesInner {
     pub(super) env: Env,
     pub(super) directory: PathBuf,
     pub(super) options: DatabasesOptions,
@@ -35,7 +35,7 @@ pub(super) struct Inner {
     pub(super) _lock: File,
 }
 
-impl Inner {
+impl DatabasesInner {
     pub(super) fn lock(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -46,10 +46,10 @@ impl Inner {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        // All at one moment: what a database did is counted where it is open or where it ended.
-        let (database_count, open, ended) = {
+        // All at one moment: what a database did is counted where it is open or where it was closed.
+        let (database_count, open, closed_stats) = {
             let slots = self.lock();
-            (slots.names.len(), slots.open(), slots.ended())
+            (slots.names.len(), slots.open_databases(), slots.closed_stats())
         };
         let catalogue = DatabaseStats { log: self.catalogue.stats(), store: self.catalogue.store_stats() };
         let of_catalogue = (catalogue, self.catalogue.health().is_err());
@@ -59,7 +59,7 @@ impl Inner {
         let logs = std::iter::once(of_catalogue).chain(of_databases);
         let snapshot_age_s_max = self.options.store.snapshot_age_s_max;
         let (engine, buffers) = (self.env.engine.name(), self.env.buffers.stats());
-        let stats = Stats::new(engine, buffers, snapshot_age_s_max, ended, logs);
+        let stats = Stats::new(engine, buffers, snapshot_age_s_max, closed_stats, logs);
         let index_memory_bytes_max = self.options.store.index_memory_bytes_max as u64;
         Stats { database_count, open_count: open.len(), index_memory_bytes_max, ..stats }
     }

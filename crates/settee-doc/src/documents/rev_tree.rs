@@ -154,9 +154,9 @@ impl TreeLeaf {
             let back = (self.revision.generation - boundary) as usize;
             let hash = *self.path.get(back).filter(|_| boundary > 0)?;
             let ancestors = &self.path[back + 1..self.path.len().min(back + 1 + PATH_CHUNK_COUNT as usize)];
-            let leads_to = Revision { generation: boundary, hash };
+            let chunk_revision = Revision { generation: boundary, hash };
             boundary -= PATH_CHUNK_COUNT;
-            (!ancestors.is_empty()).then_some((leads_to, ancestors))
+            (!ancestors.is_empty()).then_some((chunk_revision, ancestors))
         })
     }
 }

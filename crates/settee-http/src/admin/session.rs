@@ -68,7 +68,7 @@ fn redirect(mut response: Response<Body>, to: Option<String>) -> Response<Body> 
 
 async fn log_in(context: &mut RequestContext<'_>) -> HandlerResult {
     let (next, fail) = (target(context, "next")?, target(context, "fail")?);
-    context.body.restrict(&context.server.unauthenticated);
+    context.body.limit_as_unauthenticated(&context.server.unauthenticated);
     let body = context.read_body().await?;
     let declared = context.header(header::CONTENT_TYPE).unwrap_or("");
     let (mut name, mut username, mut password) = (None, None, String::new());

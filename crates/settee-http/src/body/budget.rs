@@ -16,12 +16,15 @@ use crate::error::ApiError;
 /// Minimum bytes that a separate small allocation takes.
 pub(crate) const ALLOCATION_BYTES: usize = 32;
 
-/// A list of up to this many items doubles its capacity when it is full; a longer one grows by a quarter.
+/// A full list doubles its capacity up to this many items; a longer one grows by this many or by a quarter,
+/// whichever is more.
 const DOUBLED_MAX: usize = 1024;
 
-/// Parsed text may take this many times the bytes of its text, or [`PARSED_BYTES_MIN`] if that is more: with
-/// the text itself at most four times the bytes sent.
+/// Parsed values may take this many times the bytes of the text, after decompression, or [`PARSED_BYTES_MIN`]
+/// if that is more.
 const PARSED_PER_BYTE: u64 = 3;
+
+/// Bytes that parsed values may take in any case. See [`PARSED_PER_BYTE`].
 const PARSED_BYTES_MIN: u64 = 64 << 20;
 
 /// Largest text in bytes that is parsed in the request's own task. A longer one is parsed on a blocking
@@ -121,7 +124,7 @@ pub(crate) async fn parse_buffered_from<T: Send + 'static>(
 }
 
 /// Parses a document's text into an edit.
-pub(crate) fn edit(
+pub(crate) fn parse_edit(
     text: &[u8],
     options: &settee_doc::Options,
     budget: &mut BodyBudget,

@@ -17,18 +17,18 @@ pub(crate) struct BodyBuffer {
     whole: Vec<u8>,
     permit: MemoryPermit,
     bytes_max: u64,
-    waits: bool,
+    may_wait: bool,
 }
 
 impl BodyBuffer {
     /// An empty buffer for at most `bytes_max` bytes.
     pub(crate) fn new(bytes_max: u64) -> BodyBuffer {
-        BodyBuffer { whole: Vec::new(), permit: MemoryPermit::default(), bytes_max, waits: true }
+        BodyBuffer { whole: Vec::new(), permit: MemoryPermit::default(), bytes_max, may_wait: true }
     }
 
     /// An empty buffer in the memory of a permit, limited only by all of the memory.
     pub(crate) fn with_permit(permit: MemoryPermit) -> BodyBuffer {
-        BodyBuffer { permit: permit.emptied(), ..BodyBuffer::new(u64::MAX) }
+        BodyBuffer { permit: permit.with_zero_used(), ..BodyBuffer::new(u64::MAX) }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -41,7 +41,7 @@ impl BodyBuffer {
 
     /// For a request that has another permit already: it is refused instead of waiting for memory.
     pub(crate) fn without_waiting(self) -> BodyBuffer {
-        BodyBuffer { waits: false, ..self }
+        BodyBuffer { may_wait: false, ..self }
     }
 
     /// Appends bytes, and waits for memory if there is none.
@@ -60,7 +60,7 @@ impl BodyBuffer {
             // At most the reserve, which is guaranteed to one body, as long as the reserve suffices.
             let capacity = (2 * size).min(body_memory.body_bytes_max().max(size + size / 8));
             let capacity = capacity.min(self.bytes_max).min(body_memory.bytes());
-            match self.waits {
+            match self.may_wait {
                 true => body_memory.grow(&mut self.permit, capacity).await?,
                 false => {
                     let more = capacity - self.permit.bytes();

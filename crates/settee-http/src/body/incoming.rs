@@ -9,7 +9,7 @@ use hyper::StatusCode;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderMap};
 
-use super::admission::{EvictingSet, Member};
+use super::evicting_set::{EvictingSet, Member};
 use super::memory::SMALL_BODY_BYTES;
 use crate::error::ApiError;
 use crate::limits::Limits;
@@ -36,7 +36,7 @@ pub(crate) struct RequestBody {
     received: u64,
     waited: Duration,
     /// The error after which nothing more is read.
-    failed_with: Option<ApiError>,
+    error: Option<ApiError>,
 }
 
 impl RequestBody {
@@ -44,7 +44,7 @@ impl RequestBody {
     pub(crate) fn new(incoming: Incoming, unauthenticated: Arc<EvictingSet>) -> RequestBody {
         let (received, waited) = (0, Duration::ZERO);
         let unauthenticated = Some(unauthenticated);
-        RequestBody { incoming, unauthenticated, member: None, received, waited, failed_with: None }
+        RequestBody { incoming, unauthenticated, member: None, received, waited, error: None }
     }
 
     /// Applies the limits for authenticated requests from now on.
@@ -52,8 +52,8 @@ impl RequestBody {
         (self.unauthenticated, self.member) = (None, None);
     }
 
-    /// Applies the limits for unauthenticated requests from now on.
-    pub(crate) fn restrict(&mut self, unauthenticated: &Arc<EvictingSet>) {
+    /// Applies the limits for unauthenticated requests from now on. The body of a login is read so.
+    pub(crate) fn limit_as_unauthenticated(&mut self, unauthenticated: &Arc<EvictingSet>) {
         self.unauthenticated = Some(unauthenticated.clone());
     }
 
@@ -80,29 +80,29 @@ impl RequestBody {
         }
     }
 
-    /// Returns the next frame, or None at the end.
+    /// Returns the next data frame, or None at the end. Trailers are ignored.
     ///
     /// # Errors
     /// 400 if the body broke off, 408 if the client is too slow, 503 if too many unauthenticated requests
     /// wait.
-    pub(crate) async fn next_frame(&mut self, limits: &Limits) -> Result<Option<Bytes>, ApiError> {
-        if let Some(failure) = &self.failed_with {
-            return Err(failure.clone());
+    pub(crate) async fn next_data(&mut self, limits: &Limits) -> Result<Option<Bytes>, ApiError> {
+        if let Some(error) = &self.error {
+            return Err(error.clone());
         }
-        let next = self.wait_for_frame(limits).await;
-        if let Err(failure) = &next {
-            self.failed_with = Some(failure.clone());
+        let next = self.wait_for_data(limits).await;
+        if let Err(error) = &next {
+            self.error = Some(error.clone());
         }
         next
     }
 
-    async fn wait_for_frame(&mut self, limits: &Limits) -> Result<Option<Bytes>, ApiError> {
+    async fn wait_for_data(&mut self, limits: &Limits) -> Result<Option<Bytes>, ApiError> {
         if let (Some(set), None) = (&self.unauthenticated, &self.member) {
             self.member = Some(set.admit());
         }
         loop {
             let begun = Instant::now();
-            let timeout = self.frame_timeout(limits)?;
+            let timeout = self.data_timeout(limits)?;
             let evicted = async {
                 match &self.member {
                     Some(member) => member.evicted().await,
@@ -112,12 +112,12 @@ impl RequestBody {
             let frame = tokio::select! {
                 biased;
                 frame = tokio::time::timeout(timeout, self.incoming.frame()) => frame,
-                () = evicted => return Err(ApiError::too_many_requests()),
+                () = evicted => return Err(ApiError::overloaded()),
             };
             self.waited += begun.elapsed();
             match frame {
                 Ok(Some(Ok(frame))) => {
-                    // Trailers are ignored.
+                    // The frame of the trailers has no data.
                     if let Ok(data) = frame.into_data() {
                         self.received += data.len() as u64;
                         return Ok(Some(data));
@@ -130,18 +130,18 @@ impl RequestBody {
         }
     }
 
-    /// How long the next frame may take.
+    /// How long the next frame may take: see [`remaining_wait`].
     ///
     /// # Errors
-    /// 408 if the time earned by the received bytes has run out.
-    fn frame_timeout(&mut self, limits: &Limits) -> Result<Duration, ApiError> {
+    /// 408 if no time remains.
+    fn data_timeout(&mut self, limits: &Limits) -> Result<Duration, ApiError> {
         let pause_max = Duration::from_millis(limits.body_timeout_ms);
-        let for_what_came = match (&self.unauthenticated, limits.body_bytes_per_second_min) {
+        let allowance = match (&self.unauthenticated, limits.body_bytes_per_second_min) {
             (Some(_), _) => Duration::ZERO,
             (None, 0) => return Ok(pause_max),
             (None, rate) => Duration::from_millis(self.received.saturating_mul(1000) / rate),
         };
-        pause_left(pause_max, for_what_came, &mut self.waited).ok_or_else(too_slow)
+        remaining_wait(pause_max, allowance, &mut self.waited).ok_or_else(too_slow)
     }
 
     /// Reads and drops the rest, so that a client that is still sending can read the response and reuse the
@@ -153,7 +153,7 @@ impl RequestBody {
         }
         let mut left = limits.max_discard_bytes;
         while !self.is_end_stream() {
-            match self.next_frame(limits).await {
+            match self.next_data(limits).await {
                 Ok(Some(frame)) if (frame.len() as u64) < left => left -= frame.len() as u64,
                 _ => return,
             }
@@ -161,11 +161,14 @@ impl RequestBody {
     }
 }
 
-/// How long the next frame may take, at most `pause_max`. Each received frame earns time and waiting consumes
-/// it. Unused time doesn't accumulate, so that a large frame doesn't pay for slow ones later.
-fn pause_left(pause_max: Duration, earned: Duration, waited: &mut Duration) -> Option<Duration> {
-    *waited = earned.max(*waited);
-    (pause_max + earned).checked_sub(*waited)
+/// How long the next frame may take: a token bucket of waiting time. Received bytes add time at the minimum
+/// rate, in all `allowance`, waiting consumes it, in all `waited`, and the capacity is `pause_max`
+/// (`body_timeout_ms`), so a large frame doesn't make up for slow ones later. None if the bucket is empty.
+///
+/// Time beyond the capacity is removed by counting it as waited.
+fn remaining_wait(pause_max: Duration, allowance: Duration, waited: &mut Duration) -> Option<Duration> {
+    *waited = allowance.max(*waited);
+    (pause_max + allowance).checked_sub(*waited)
 }
 
 fn too_slow() -> ApiError {
@@ -178,21 +181,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_large_frame_earns_no_time_for_later_slow_ones() {
+    fn a_large_frame_adds_no_time_for_later_slow_ones() {
         let [second, pause_max] = [Duration::from_secs(1), Duration::from_secs(30)];
         let mut waited = Duration::ZERO;
         // A week's worth of bytes at once.
-        let mut earned = Duration::from_secs(7 * 86_400);
-        assert_eq!(pause_left(pause_max, earned, &mut waited), Some(pause_max));
+        let mut allowance = Duration::from_secs(7 * 86_400);
+        assert_eq!(remaining_wait(pause_max, allowance, &mut waited), Some(pause_max));
         waited += 29 * second;
-        assert_eq!(pause_left(pause_max, earned, &mut waited), Some(second));
+        assert_eq!(remaining_wait(pause_max, allowance, &mut waited), Some(second));
         waited += 2 * second;
-        assert_eq!(pause_left(pause_max, earned, &mut waited), None);
+        assert_eq!(remaining_wait(pause_max, allowance, &mut waited), None);
         // A body that keeps the rate never times out.
         let mut waited = Duration::ZERO;
         for _ in 0..1_000 {
-            earned += second;
-            assert_eq!(pause_left(pause_max, earned, &mut waited), Some(pause_max));
+            allowance += second;
+            assert_eq!(remaining_wait(pause_max, allowance, &mut waited), Some(pause_max));
             waited += second;
         }
     }

@@ -18,9 +18,9 @@ use crate::limits::Limits;
 /// never more of them than requests in flight.
 pub(super) const SMALL_BODY_BYTES: u64 = 16 << 10;
 
-/// A body that may be spooled is spooled from this size in bytes on, even if memory could hold it: a bulk
-/// request in memory takes several times its size, a spooled one only a group of its documents.
-const SPOOLED_FROM_BYTES: u64 = 32 << 20;
+/// Largest body in bytes that stays in memory although it may be spooled. Memory may hold a larger one, but a
+/// bulk request in memory takes several times its size, and a spooled one only a group of its documents.
+const IN_MEMORY_BYTES_MAX: u64 = 32 << 20;
 
 /// Granularity of memory permits in bytes.
 const UNIT_BYTES: u64 = 1 << 10;
@@ -47,14 +47,14 @@ pub(crate) struct MemoryPermit {
 }
 
 impl MemoryPermit {
-    /// This permit, or an empty one if it owns the reserve. Used before waiting for something other than
-    /// memory.
-    pub(crate) fn without_reserve(self) -> MemoryPermit {
+    /// Releases all of this permit's memory if it owns the reserve, and returns an empty permit; otherwise
+    /// returns this permit. Called before waiting for something other than memory.
+    pub(crate) fn release_if_reserve_owner(self) -> MemoryPermit {
         if self.reserve.is_some() { MemoryPermit::default() } else { self }
     }
 
-    /// This permit, with nothing held under it.
-    pub(crate) fn emptied(self) -> MemoryPermit {
+    /// This permit with its memory, of which no byte is used.
+    pub(crate) fn with_zero_used(self) -> MemoryPermit {
         MemoryPermit { bytes: 0, ..self }
     }
 
@@ -96,13 +96,13 @@ impl BodyMemory {
         self.reserve_bytes
     }
 
-    /// Largest body in bytes that stays in memory although it may be spooled.
-    pub(super) fn spooled_from_bytes(&self) -> u64 {
-        self.reserve_bytes.min(SPOOLED_FROM_BYTES)
+    /// As [`IN_MEMORY_BYTES_MAX`], but at most the memory guaranteed to one body.
+    pub(super) fn in_memory_bytes_max(&self) -> u64 {
+        self.reserve_bytes.min(IN_MEMORY_BYTES_MAX)
     }
 
-    /// Extends a permit to `bytes` in all; waits up to `body_timeout_ms` for memory. A request waits with at
-    /// most one permit; it extends its others with [`BodyMemory::add`].
+    /// Extends a permit to `bytes` in all, but at most to all of the memory; waits up to `body_timeout_ms`
+    /// for it. A request waits with at most one permit; it extends its others with [`BodyMemory::add`].
     ///
     /// # Errors
     /// 503 if no memory becomes free in time.
@@ -132,9 +132,9 @@ impl BodyMemory {
     /// # Errors
     /// 413 if the memory could never hold them, 503 if it is exhausted.
     pub(crate) fn add(&self, permit: &mut MemoryPermit, bytes: u64) -> Result<(), ApiError> {
-        let whole = permit.bytes.saturating_add(bytes);
-        match whole <= self.bytes {
-            true => self.try_grow(permit, whole).map_err(|_| ApiError::no_body_memory()),
+        let new_total = permit.bytes.saturating_add(bytes);
+        match new_total <= self.bytes {
+            true => self.try_grow(permit, new_total).map_err(|_| ApiError::no_body_memory()),
             false => Err(ApiError::body_too_large()),
         }
     }

@@ -37,7 +37,7 @@ pub(crate) fn check_json_type(headers: &HeaderMap) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// 400 without a body or for invalid gzip, 413 if it is too large, 415 for another content encoding, 503 if
-/// the memory is exhausted, and those of [`RequestBody::next_frame`]. The rest of the body is then unread:
+/// the memory is exhausted, and those of [`RequestBody::next_data`]. The rest of the body is then unread:
 /// see [`RequestBody::discard`].
 pub(crate) async fn read(
     body: &mut RequestBody,
@@ -102,7 +102,7 @@ async fn read_to(
         let collector = BodyCollector { buffer: BodyBuffer::new(bytes_max), spools, spool: None, bytes_max };
         return read_gzip(body, limits, body_memory, collector).await;
     }
-    let Some(first) = body.next_frame(limits).await? else {
+    let Some(first) = body.next_data(limits).await? else {
         return Ok(ReceivedBody::Buffered(BufferedBody {
             text: Bytes::new(),
             permit: MemoryPermit::default(),
@@ -118,12 +118,12 @@ async fn read_to(
     }
     let bytes_max = declared.unwrap_or(bytes_max);
     let mut collector = BodyCollector { buffer: BodyBuffer::new(bytes_max), spools, spool: None, bytes_max };
-    if declared.is_some_and(|bytes| bytes > body_memory.spooled_from_bytes()) {
+    if declared.is_some_and(|bytes| bytes > body_memory.in_memory_bytes_max()) {
         collector.begin_spool().await?;
     }
     collector.extend(&first, body_memory).await?;
     drop(first);
-    while let Some(frame) = body.next_frame(limits).await? {
+    while let Some(frame) = body.next_data(limits).await? {
         collector.extend(&frame, body_memory).await?;
     }
     collector.finish().await
@@ -137,7 +137,7 @@ async fn read_gzip(
     mut collector: BodyCollector<'_>,
 ) -> Result<ReceivedBody, ApiError> {
     let mut decoder = GzipDecoder::new();
-    while let Some(frame) = body.next_frame(limits).await? {
+    while let Some(frame) = body.next_data(limits).await? {
         for part in frame.chunks(encoding::PART_BYTES) {
             collector.extend(&decoder.push(part)?, body_memory).await?;
         }
@@ -157,7 +157,7 @@ struct BodyCollector<'a> {
 
 impl BodyCollector<'_> {
     async fn extend(&mut self, bytes: &[u8], body_memory: &BodyMemory) -> Result<(), ApiError> {
-        if (self.buffer.len() + bytes.len()) as u64 > body_memory.spooled_from_bytes() {
+        if (self.buffer.len() + bytes.len()) as u64 > body_memory.in_memory_bytes_max() {
             self.begin_spool().await?;
         }
         match &mut self.spool {

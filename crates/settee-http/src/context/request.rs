@@ -123,7 +123,7 @@ impl<'a> RequestContext<'a> {
     /// Parses a document's text into an edit, with the permit for its memory.
     pub(crate) async fn parse_edit(&self, body: BufferedBody) -> Result<(Edit, MemoryPermit), ApiError> {
         let options = self.server.document_options;
-        let parse = move |text: &[u8], budget: &mut BodyBudget| body::edit(text, &options, budget);
+        let parse = move |text: &[u8], budget: &mut BodyBudget| body::parse_edit(text, &options, budget);
         body::parse_buffered(body, &self.server.body_memory, parse).await
     }
 

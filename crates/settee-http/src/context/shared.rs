@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     /// Requests in progress, from the end of their heads to the head of their responses.
     in_flight: AtomicUsize,
     pub(crate) access_log: bool,
-    /// Whether the last write failed for lack of disk space.
+    /// Set by a 507, cleared by a 201.
     pub(crate) is_disk_full: AtomicBool,
     /// Counter of requests, which starts at a random number. Request ids derive from it.
     next_id: AtomicU64,
@@ -115,8 +115,8 @@ impl Shared {
         self.current.store(Arc::new(renewed));
     }
 
-    /// Updates `is_disk_full` from the status of a response.
-    pub(crate) fn note_space(&self, status: StatusCode) {
+    /// Sets or clears `is_disk_full` by the status of a response.
+    pub(crate) fn record_disk_full(&self, status: StatusCode) {
         match status {
             StatusCode::INSUFFICIENT_STORAGE => self.is_disk_full.store(true, Ordering::Relaxed),
             StatusCode::CREATED if self.is_disk_full.load(Ordering::Relaxed) => {
@@ -137,7 +137,7 @@ impl Shared {
             true => Ok(begun),
             false => {
                 server.metrics.counters.count_refused();
-                Err(ApiError::too_many_requests())
+                Err(ApiError::overloaded())
             }
         }
     }

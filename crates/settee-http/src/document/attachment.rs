@@ -231,7 +231,7 @@ async fn put(
     let (mut chunk_permit, mut arrived) = (MemoryPermit::default(), 0);
     // Compressed content is stored compressed.
     let mut uploading = database.upload(id, &content_type, is_gzip, bytes_max);
-    while let Some(frame) = context.body.next_frame(&context.server.limits).await? {
+    while let Some(frame) = context.body.next_data(&context.server.limits).await? {
         arrived += frame.len() as u64;
         context.server.body_memory.grow(&mut chunk_permit, arrived.min(CHUNK_BYTES as u64)).await?;
         uploading.write(&frame).await.map_err(|error| match error.kind() {

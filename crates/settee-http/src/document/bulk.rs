@@ -96,7 +96,7 @@ async fn spooled_docs(context: &RequestContext<'_>, spool: Spool, writer: BulkWr
             let ((edits, _), group_permit) = parse_group(group, &body_memory, options).await?;
             writer.write(edits, &mut out.buffer, &mut is_begun).await?;
             // The client may read slowly while other requests wait for the reserve.
-            permit = group_permit.without_reserve();
+            permit = group_permit.release_if_reserve_owner();
             out.flush_full().await?;
         }
         end_rows(is_begun, &mut out.buffer);
@@ -316,7 +316,7 @@ fn parse_edits(
 ) -> Result<Vec<Edit>, ApiError> {
     let mut edits = Vec::new();
     json::each_element(docs, no_list, |doc| {
-        let edit = body::edit(doc.as_bytes(), options, budget)?;
+        let edit = body::parse_edit(doc.as_bytes(), options, budget)?;
         check(&edit)?;
         let bytes = EDIT_BYTES + edit.body().len();
         budget.push(edit, bytes, &mut edits)

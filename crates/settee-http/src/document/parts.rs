@@ -28,7 +28,7 @@ impl Parts {
             if let Some(event) = self.0.next()? {
                 return Ok(event);
             }
-            match context.body.next_frame(&context.server.limits).await? {
+            match context.body.next_data(&context.server.limits).await? {
                 Some(frame) => self.0.push(&frame),
                 None => return Err(ApiError::bad_request("expected more data")),
             }

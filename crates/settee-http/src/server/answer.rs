@@ -55,7 +55,7 @@ pub(crate) async fn answer(
         Ok(()) => respond(shared, server, connection_memory, &head, &mut body, &mut caller, &id).await,
         Err(failure) => error_response(&failure, server, &head, &id),
     };
-    shared.note_space(response.status());
+    shared.record_disk_full(response.status());
     server.metrics.count_request(sent_method, response.status());
     server.metrics.observe_latency(EndpointClass::of(&head.method, head.uri.path()), started.elapsed());
     if !body.is_end_stream() {
@@ -126,8 +126,10 @@ fn override_method(head: &mut Parts) -> Option<Method> {
     Some(std::mem::replace(&mut head.method, meant))
 }
 
-/// Counts a buffered response for its connection. A response that reports a change is never refused: its
-/// handler called [`RequestContext::check_response`] before the change.
+/// Counts a buffered response for its connection, and refuses it if the connection may not be sent it. A 201
+/// or 202, which reports a change, is never refused: a handler whose 201 may be large (`_bulk_docs`,
+/// `_purge`) calls [`RequestContext::check_response`] before the change. A large response with another status
+/// may be refused after a change: the old value of a configuration key, or the failed databases of a backup.
 fn track_response(
     connection_memory: &Arc<ConnectionMemory>,
     mut response: Response<Body>,
@@ -161,7 +163,7 @@ async fn handle(
     }
     // Unauthenticated requests aren't counted, so they can't keep others out; `/_up` answers under any load.
     let is_counted = caller != Caller::Anonymous && head.uri.path() != "/_up";
-    let _at_work = if is_counted { Some(shared.begin_request(server)?) } else { None };
+    let _in_flight = if is_counted { Some(shared.begin_request(server)?) } else { None };
     if caller != Caller::Anonymous {
         body.authenticate();
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::connections::{Activity, Connection};
+use super::connections::{Activity, ConnectionSlot};
 use super::http1::serve_http1;
 use super::http2::serve_http2;
 use crate::context::{Shared, stopped};
@@ -36,12 +36,12 @@ enum Protocol {
 }
 
 /// Serves a connection until it ends or its slot is needed for another.
-pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: Connection) {
+pub(crate) async fn serve(shared: Arc<Shared>, stream: TcpStream, slot: ConnectionSlot) {
     let metrics = shared.current().metrics.clone();
     let _open = metrics.count_connection();
     tokio::select! {
         () = serve_stream(shared, stream, slot.activity()) => {}
-        () = slot.activity().closing() => {
+        () = slot.activity().wait_for_close() => {
             metrics.count_idle_closed();
             tracing::debug!("an idle connection was closed in favor of a waiting one");
         }
@@ -57,7 +57,7 @@ async fn serve_stream(shared: Arc<Shared>, stream: TcpStream, activity: &Arc<Act
     let mut prefix = Vec::new();
     let mut stopping = server.stopping.clone();
     let protocol = tokio::select! {
-        protocol = tokio::time::timeout(head_timeout, recognize(&stream, &mut prefix)) => protocol,
+        protocol = tokio::time::timeout(head_timeout, detect_protocol(&stream, &mut prefix)) => protocol,
         () = stopped(&mut stopping) => return,
     };
     match protocol {
@@ -95,8 +95,8 @@ async fn serve_stream(shared: Arc<Shared>, stream: TcpStream, activity: &Arc<Act
     }
 }
 
-/// Detects the protocol by peeking at the first bytes. `prefix` receives bytes that were consumed.
-async fn recognize(stream: &TcpStream, prefix: &mut Vec<u8>) -> io::Result<Protocol> {
+/// Detects the protocol by peeking at the first bytes. `prefix` receives the bytes that were consumed.
+async fn detect_protocol(stream: &TcpStream, prefix: &mut Vec<u8>) -> io::Result<Protocol> {
     loop {
         let rest = &PREFACE[prefix.len()..];
         let mut seen = [0; PREFACE.len()];
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    async fn recognized(pieces: &[&[u8]]) -> (Protocol, Vec<u8>) {
+    async fn detected(pieces: &[&[u8]]) -> (Protocol, Vec<u8>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.set_nodelay(true).unwrap();
@@ -137,17 +137,17 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let (protocol, ()) = tokio::join!(recognize(&stream, &mut prefix), send);
+        let (protocol, ()) = tokio::join!(detect_protocol(&stream, &mut prefix), send);
         (protocol.unwrap(), prefix)
     }
 
     #[tokio::test]
     async fn http2_is_detected_by_its_preface_for_any_split() {
-        assert_eq!(recognized(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]).await, (Protocol::Http2, Vec::new()));
-        let (protocol, prefix) = recognized(&[b"P", b"RI * HT", b"TP/2.0\r\n"]).await;
+        assert_eq!(detected(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]).await, (Protocol::Http2, Vec::new()));
+        let (protocol, prefix) = detected(&[b"P", b"RI * HT", b"TP/2.0\r\n"]).await;
         assert_eq!((protocol, &prefix[..]), (Protocol::Http2, &b"PRI * HT"[..]));
-        assert_eq!(recognized(&[b"GET / HTTP/1.1\r\n\r\n"]).await.0, Protocol::Http1);
-        let (protocol, prefix) = recognized(&[b"P", b"UT /db HTTP/1.1\r\n"]).await;
+        assert_eq!(detected(&[b"GET / HTTP/1.1\r\n\r\n"]).await.0, Protocol::Http1);
+        let (protocol, prefix) = detected(&[b"P", b"UT /db HTTP/1.1\r\n"]).await;
         assert_eq!((protocol, &prefix[..]), (Protocol::Http1, &b"P"[..]));
     }
 

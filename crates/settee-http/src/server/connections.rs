@@ -1,14 +1,17 @@
 //! The set of open connections, and which of them is closed when there are too many.
 //!
-//! A connection is idle while it has no request in flight: from its accept, or from handing the last byte of
-//! a response to the kernel, until the end of the next request's head. A feed counts as in flight until it
-//! ends. If all slots are taken, or all slots of a client address, the connection that has been idle longest
-//! is closed.
+//! A connection is idle while it has no request in flight and no stalled write: from its accept, or from
+//! handing the last byte of a response to the kernel, until the end of the next request's head. A feed counts
+//! as in flight until it ends. If all slots of a client address are taken, its connection that has been idle
+//! longest is closed. If all slots are taken, those that have been idle longest are closed, up to
+//! [`EVICTED_COUNT_MAX`] together. If one of them begins a request at that moment, any other idle connection
+//! may be closed instead, not necessarily the next longest idle.
 //!
 //! Invariants:
 //! 1. At most `max_connections` are open, and at most `max_connections_per_address` of one address, except
 //!    for trusted proxies.
-//! 2. A connection is closed in favor of another only while it is idle: a request that has begun is answered.
+//! 2. A connection is closed in favor of another only if no handler has started; a request still being
+//!    received may be lost.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -27,12 +30,12 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Prefix length of IPv6 networks that count as one client.
 const IPV6_CLIENT_BITS: u32 = 64;
 
-/// If all slots are taken, one in this many connections is closed at once, if idle, and at most
-/// [`CLOSED_COUNT_MAX`]: a flood of new connections then scans all of them once for each batch.
-const CLOSED_PART: usize = 64;
+/// If all slots are taken, the limit divided by this many idle connections are closed together, at most
+/// [`EVICTED_COUNT_MAX`], so that a flood of new connections scans the table once per batch.
+const EVICTION_DIVISOR: usize = 64;
 
-/// See [`CLOSED_PART`].
-const CLOSED_COUNT_MAX: usize = 64;
+/// Largest number of connections closed together. See [`EVICTION_DIVISOR`].
+const EVICTED_COUNT_MAX: usize = 64;
 
 /// The open connections.
 pub(crate) struct Connections {
@@ -57,8 +60,8 @@ struct ConnectionRecord {
     client: Option<IpAddr>,
 }
 
-/// An open connection, until this is dropped.
-pub(crate) struct Connection {
+/// The slot of an open connection. Dropping it releases the slot.
+pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     number: u64,
     activity: Arc<Activity>,
@@ -66,7 +69,7 @@ pub(crate) struct Connection {
 
 /// Why a connection got no slot.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum NoSlot {
     /// All slots are taken and no connection is idle. One may be idle later.
     All,
     /// The client has taken all its slots, and none of its connections is idle.
@@ -84,39 +87,42 @@ impl Connections {
         }
     }
 
-    /// Opens a connection from `address`. If there are too many, closes the one that has been idle longest
-    /// and waits for its end; if none is idle, waits until one is.
+    /// Acquires a slot for a connection from `address`. If there is none, closes connections that have been
+    /// idle longest and waits for the end of one; if none is idle, waits until one is.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`Full::Client`].
-    pub(crate) async fn open(self: &Arc<Connections>, address: IpAddr) -> Result<Connection, Full> {
+    /// [`NoSlot::Client`].
+    pub(crate) async fn acquire(self: &Arc<Connections>, address: IpAddr) -> Result<ConnectionSlot, NoSlot> {
         let client = client_of(address);
         let client = Some(client).filter(|_| !self.trusted.contains(&address.to_canonical()));
         loop {
             // Registered before the check, so that no notification is lost.
             let ended = self.ended.notified();
-            match self.try_open(client) {
+            match self.try_acquire(client) {
                 Ok(Some(connection)) => return Ok(connection),
-                Ok(None) | Err(Full::All) => {}
-                Err(Full::Client) => return Err(Full::Client),
+                Ok(None) | Err(NoSlot::All) => {}
+                Err(NoSlot::Client) => return Err(NoSlot::Client),
             }
             tokio::time::timeout(IDLE_CHECK_INTERVAL, ended).await.ok();
         }
     }
 
-    /// Opens a connection. Returns None if another one is closing in its favor.
-    fn try_open(self: &Arc<Connections>, client: Option<IpAddr>) -> Result<Option<Connection>, Full> {
+    /// Acquires a free slot. Returns None if another connection is closing in favor of this one.
+    fn try_acquire(
+        self: &Arc<Connections>,
+        client: Option<IpAddr>,
+    ) -> Result<Option<ConnectionSlot>, NoSlot> {
         let mut state = self.lock();
         let count = client.map_or(0, |client| state.per_client.get(&client).copied().unwrap_or(0));
         if count >= self.per_client_max {
             let is_closing = state.close_idle(1, |open| open.client == client);
-            return if is_closing { Ok(None) } else { Err(Full::Client) };
+            return if is_closing { Ok(None) } else { Err(NoSlot::Client) };
         }
         if state.open.len() >= self.connections_max {
-            let count = (self.connections_max / CLOSED_PART).clamp(1, CLOSED_COUNT_MAX);
-            return if state.close_idle(count, |_| true) { Ok(None) } else { Err(Full::All) };
+            let count = (self.connections_max / EVICTION_DIVISOR).clamp(1, EVICTED_COUNT_MAX);
+            return if state.close_idle(count, |_| true) { Ok(None) } else { Err(NoSlot::All) };
         }
         if let Some(client) = client {
             *state.per_client.entry(client).or_default() += 1;
@@ -124,7 +130,7 @@ impl Connections {
         let (number, activity) = (state.next, Arc::new(Activity::default()));
         state.next += 1;
         state.open.insert(number, ConnectionRecord { activity: activity.clone(), client });
-        Ok(Some(Connection { connections: self.clone(), number, activity }))
+        Ok(Some(ConnectionSlot { connections: self.clone(), number, activity }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectionsState> {
@@ -133,8 +139,8 @@ impl Connections {
 }
 
 impl ConnectionsState {
-    /// Closes the `count` connections that have been idle longest among those that satisfy `may_close`, unless
-    /// one of them is closing already. Returns whether one is closing now.
+    /// Closes the `count` connections that have been idle longest among those that satisfy `may_close`,
+    /// unless one of them is closing already. Returns whether one is closing now.
     fn close_idle(&self, count: usize, may_close: impl Fn(&ConnectionRecord) -> bool) -> bool {
         let candidates = self.open.values().filter(|open| may_close(open)).map(|open| &open.activity);
         if candidates.clone().any(|activity| activity.is_closing()) {
@@ -145,18 +151,18 @@ impl ConnectionsState {
         if count < idle.len() {
             idle.select_nth_unstable_by_key(count, |(since_ns, _)| *since_ns);
         }
-        // Closing fails if a request has begun meanwhile: then the next one is closed.
+        // Closing fails if a request has begun meanwhile. Another one is then closed, in no particular order.
         idle.iter().filter(|(_, activity)| activity.close()).take(count).count() > 0
     }
 }
 
-impl Connection {
+impl ConnectionSlot {
     pub(crate) fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }
 }
 
-impl Drop for Connection {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.connections.lock();
         if let Some(client) = state.open.remove(&self.number).and_then(|open| open.client)
@@ -183,13 +189,14 @@ fn client_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The requests in flight of a connection.
+/// The requests in flight and stalled writes of a connection. While there is any, the connection is active.
 #[derive(Debug)]
 pub(crate) struct Activity {
-    /// Number of requests in flight, with [`CLOSING`] set once the connection has to close.
+    /// Number of requests in flight and stalled writes, with [`CLOSING`] set once the connection has to
+    /// close.
     in_flight: AtomicU64,
-    /// Time of the last request's end, in nanoseconds since [`CLOCK_START`]. Valid while no request is in
-    /// flight.
+    /// Time since when the connection is idle, in nanoseconds since [`CLOCK_START`]. Valid while `in_flight`
+    /// is 0.
     idle_since_ns: AtomicU64,
     closing: Notify,
 }
@@ -210,19 +217,20 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// Counts a request as in flight until the guard is dropped. Returns None if the connection is closing.
+    /// Counts a request, or a stalled write, as in flight until the guard is dropped. Returns None if the
+    /// connection is closing.
     pub(crate) fn begin(self: &Arc<Activity>) -> Option<ActivityGuard> {
         let begun = ActivityGuard(self.clone());
         (self.in_flight.fetch_add(1, Ordering::AcqRel) & CLOSING == 0).then_some(begun)
     }
 
-    /// How long the connection has been idle; None if a request is in flight.
+    /// How long the connection has been idle; None if it is active.
     pub(crate) fn idle_time(&self) -> Option<Duration> {
         self.idle_since_ns().map(|since_ns| Duration::from_nanos(now_ns().saturating_sub(since_ns)))
     }
 
     /// Completes once the connection has to close.
-    pub(crate) async fn closing(&self) {
+    pub(crate) async fn wait_for_close(&self) {
         self.closing.notified().await;
     }
 
@@ -268,20 +276,20 @@ mod tests {
         Arc::new(Connections::new(&limits, TrustedProxies::default()))
     }
 
-    fn open(connections: &Arc<Connections>, address: &str) -> Option<Result<Connection, Full>> {
-        connections.open(address.parse().unwrap()).now_or_never()
+    fn open(connections: &Arc<Connections>, address: &str) -> Option<Result<ConnectionSlot, NoSlot>> {
+        connections.acquire(address.parse().unwrap()).now_or_never()
     }
 
-    fn opened(connections: &Arc<Connections>, address: &str) -> Connection {
+    fn opened(connections: &Arc<Connections>, address: &str) -> ConnectionSlot {
         open(connections, address).expect("a free slot").expect("below the limit per client")
     }
 
-    fn is_closing(connection: &Connection) -> bool {
-        connection.activity.closing().now_or_never().is_some()
+    fn is_closing(connection: &ConnectionSlot) -> bool {
+        connection.activity.wait_for_close().now_or_never().is_some()
     }
 
     /// Sets the time since when a connection is idle.
-    fn idle_since(connection: &Connection, since_ns: u64) {
+    fn idle_since(connection: &ConnectionSlot, since_ns: u64) {
         connection.activity.idle_since_ns.store(since_ns, Ordering::Relaxed);
     }
 
@@ -312,7 +320,7 @@ mod tests {
     #[tokio::test]
     async fn the_longest_idle_of_many_connections_are_closed_together() {
         let all = connections(640, 640);
-        let open_all: Vec<Connection> = (0..640_u64)
+        let open_all: Vec<ConnectionSlot> = (0..640_u64)
             .map(|index| {
                 let connection = opened(&all, "127.0.0.1");
                 idle_since(&connection, (index * 7) % 640);
@@ -322,19 +330,19 @@ mod tests {
         assert!(open(&all, "127.0.0.1").is_none());
         assert!(open(&all, "127.0.0.1").is_none(), "no others close before one of these has");
         for (index, connection) in (0_u64..).zip(&open_all) {
-            assert_eq!(is_closing(connection), index * 7 % 640 < 640 / CLOSED_PART as u64, "{index}");
+            assert_eq!(is_closing(connection), index * 7 % 640 < 640 / EVICTION_DIVISOR as u64, "{index}");
         }
     }
 
     #[tokio::test]
     async fn connections_are_limited_per_client_except_for_trusted_proxies() {
         let all = connections(100, 2);
-        let _many: Vec<Connection> = (0..50).map(|_| opened(&all, "127.1.2.3")).collect();
+        let _many: Vec<ConnectionSlot> = (0..50).map(|_| opened(&all, "127.1.2.3")).collect();
         let one = opened(&all, "192.0.2.1");
         let other = opened(&all, "::ffff:192.0.2.1");
         let _someone_else = opened(&all, "192.0.2.2");
         let requests = [one.activity.begin().unwrap(), other.activity.begin().unwrap()];
-        assert_eq!(open(&all, "192.0.2.1").unwrap().err(), Some(Full::Client));
+        assert_eq!(open(&all, "192.0.2.1").unwrap().err(), Some(NoSlot::Client));
         drop(requests);
         // Only connections of the same client are closed.
         assert!(open(&all, "192.0.2.1").is_none());

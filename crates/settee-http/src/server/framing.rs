@@ -1,12 +1,15 @@
 //! Finds the request lines in the bytes of an HTTP/1 connection.
 //!
+//! hyper refuses a `"` in a request target, and CouchDB accepts it. The socket therefore encodes quotes
+//! before hyper reads them; this tracker tells it which bytes are a request line.
+//!
 //! The framing is tracked as hyper reads it. A head ends with an empty line; the bytes after it are held back
 //! until hyper has parsed the head and reads on. By then the service has recorded the body's length in
 //! [`ParsedHead`], or that the body is chunked (RFC 9112, 7.1). The tracker also records what hyper accepts
 //! in a head and RFC 9112 forbids: [`ParsedHead::take_head`].
 //!
 //! Invariants:
-//! 1. [`Framing::look`] never passes on bytes beyond a request head whose body length is still unknown.
+//! 1. [`FramingTracker::scan`] never forwards bytes beyond a request head whose body length is still unknown.
 //! 2. Only bytes known to be a request line are reported as one: after malformed chunks, and after a head
 //!    that hyper rejects, none is reported until the connection ends.
 
@@ -56,7 +59,7 @@ impl ParsedHead {
     /// Takes the state that follows the head.
     fn take_next_state(&self) -> FramingState {
         match self.body.swap(UNKNOWN, Ordering::Relaxed) {
-            UNKNOWN => FramingState::Lost,
+            UNKNOWN => FramingState::Untracked,
             CHUNKED => FramingState::Chunk(Chunk::START),
             left => FramingState::Body { left },
         }
@@ -90,7 +93,7 @@ impl Head {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FramingState {
     /// In a request line, or in the empty lines before it, which a client may send.
-    FirstLine {
+    RequestLine {
         begun: bool,
     },
     /// In the header lines. `blank` is whether the current line has no characters yet.
@@ -98,13 +101,13 @@ enum FramingState {
         blank: bool,
     },
     /// After a head, before its body length is known.
-    HeadEnded,
+    AwaitingBodyLength,
     Body {
         left: u64,
     },
     Chunk(Chunk),
-    /// Unknown from here to the end of the connection.
-    Lost,
+    /// The position is unknown from here to the end of the connection: all bytes are forwarded.
+    Untracked,
 }
 
 /// The position in a chunked body.
@@ -151,12 +154,14 @@ impl Chunk {
             (Chunk::SizeEnd { size: 0 }, b'\n') => Chunk::End { has_return: false },
             (Chunk::SizeEnd { size }, b'\n') => Chunk::Content { left: size + 2 },
             (Chunk::End { has_return: false }, b'\r') => Chunk::End { has_return: true },
-            (Chunk::End { has_return: true }, b'\n') => return (1, FramingState::FirstLine { begun: false }),
+            (Chunk::End { has_return: true }, b'\n') => {
+                return (1, FramingState::RequestLine { begun: false });
+            }
             (Chunk::Trailer { has_return: true }, b'\n') => Chunk::End { has_return: false },
             (Chunk::End { has_return: false } | Chunk::Trailer { has_return: false }, byte) => {
                 Chunk::Trailer { has_return: byte == b'\r' }
             }
-            _ => return (1, FramingState::Lost),
+            _ => return (1, FramingState::Untracked),
         };
         (1, FramingState::Chunk(next))
     }
@@ -164,51 +169,51 @@ impl Chunk {
 
 /// Tracks the position in the requests of a connection.
 #[derive(Debug)]
-pub(crate) struct Framing {
+pub(crate) struct FramingTracker {
     state: FramingState,
     /// The part of the current head that was seen.
     head: Head,
 }
 
-impl Framing {
-    /// The state at the beginning of a connection.
-    pub(crate) fn new() -> Framing {
-        Framing { state: FramingState::FirstLine { begun: false }, head: Head::default() }
+impl FramingTracker {
+    /// A tracker at the beginning of a connection.
+    pub(crate) fn new() -> FramingTracker {
+        FramingTracker { state: FramingState::RequestLine { begun: false }, head: Head::default() }
     }
 
-    /// The state for a protocol without lines.
-    pub(crate) fn none() -> Framing {
-        Framing { state: FramingState::Lost, head: Head::default() }
+    /// A tracker that reports no request lines, for a protocol without them.
+    pub(crate) fn none() -> FramingTracker {
+        FramingTracker { state: FramingState::Untracked, head: Head::default() }
     }
 
-    /// Returns how many of the next bytes may be passed on, and the range among them that is part of a
-    /// request line. Passes on at least one byte, unless there are none or the body length is unknown.
-    pub(crate) fn look(&mut self, bytes: &[u8], parsed_head: &ParsedHead) -> (usize, Range<usize>) {
-        if self.state == FramingState::HeadEnded && !bytes.is_empty() {
+    /// Returns how many of the next bytes may be forwarded, and the range among them that is part of a
+    /// request line. Forwards at least one byte, unless there are none or the body length is unknown.
+    pub(crate) fn scan(&mut self, bytes: &[u8], parsed_head: &ParsedHead) -> (usize, Range<usize>) {
+        if self.state == FramingState::AwaitingBodyLength && !bytes.is_empty() {
             self.state = parsed_head.take_next_state();
         }
         let (mut at, mut line) = (0, 0..0);
         while at < bytes.len() {
             let rest = &bytes[at..];
             match &mut self.state {
-                FramingState::Lost => at = bytes.len(),
-                FramingState::HeadEnded => break,
+                FramingState::Untracked => at = bytes.len(),
+                FramingState::AwaitingBodyLength => break,
                 FramingState::Chunk(chunk) => {
                     let (count, next) = chunk.step(rest);
                     at += count;
                     self.state = next;
                 }
-                FramingState::Body { left: 0 } => self.state = FramingState::FirstLine { begun: false },
+                FramingState::Body { left: 0 } => self.state = FramingState::RequestLine { begun: false },
                 FramingState::Body { left } => {
                     let count = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
                     *left -= count as u64;
                     at += count;
                 }
-                FramingState::FirstLine { begun: false } if matches!(rest[0], b'\r' | b'\n') => {
+                FramingState::RequestLine { begun: false } if matches!(rest[0], b'\r' | b'\n') => {
                     self.head.take(&rest[..1]);
                     at += 1;
                 }
-                FramingState::FirstLine { begun } => {
+                FramingState::RequestLine { begun } => {
                     *begun = true;
                     let end = memchr::memchr(b'\n', rest);
                     line = at..at + end.unwrap_or(rest.len());
@@ -228,7 +233,7 @@ impl Framing {
                     match end {
                         Some(_) if *blank => {
                             parsed_head.set_head(std::mem::take(&mut self.head));
-                            self.state = FramingState::HeadEnded;
+                            self.state = FramingState::AwaitingBodyLength;
                         }
                         Some(_) => *blank = true,
                         None => {}
@@ -263,20 +268,20 @@ mod tests {
         (b"DELETE /\"y\" HTTP/1.1\r", b"\n\r\n", b""),
     ];
 
-    /// The bytes passed on for these pieces, with the request lines in upper case.
-    fn passed_on(pieces: &[&[u8]]) -> Vec<u8> {
-        let (mut framing, parsed_head) = (Framing::new(), ParsedHead::default());
+    /// The bytes forwarded for these pieces, with the request lines in upper case.
+    fn forwarded(pieces: &[&[u8]]) -> Vec<u8> {
+        let (mut framing, parsed_head) = (FramingTracker::new(), ParsedHead::default());
         let (mut passed, mut heads) = (Vec::new(), 0);
         for piece in pieces {
             let mut rest = *piece;
             while !rest.is_empty() {
-                let (count, line) = framing.look(rest, &parsed_head);
-                assert!(count > 0, "nothing more would ever be given on");
+                let (count, line) = framing.scan(rest, &parsed_head);
+                assert!(count > 0, "nothing more would ever be forwarded");
                 let start = passed.len();
                 passed.extend_from_slice(&rest[..count]);
                 passed[start..][line].make_ascii_uppercase();
                 rest = &rest[count..];
-                if framing.state == FramingState::HeadEnded && heads < REQUESTS.len() {
+                if framing.state == FramingState::AwaitingBodyLength && heads < REQUESTS.len() {
                     let (_, head, body) = REQUESTS[heads];
                     parsed_head
                         .set_body_length((!head.starts_with(b"\nTransfer")).then_some(body.len() as u64));
@@ -299,10 +304,10 @@ mod tests {
         for first in 0..sent.len() {
             for second in first..sent.len() {
                 let pieces = [&sent[..first], &sent[first..second], &sent[second..]];
-                assert_eq!(passed_on(&pieces), expected, "cut at {first} and {second}");
+                assert_eq!(forwarded(&pieces), expected, "cut at {first} and {second}");
             }
         }
-        assert_eq!(passed_on(&sent.chunks(1).collect::<Vec<_>>()), expected);
+        assert_eq!(forwarded(&sent.chunks(1).collect::<Vec<_>>()), expected);
     }
 
     #[test]
@@ -317,9 +322,9 @@ mod tests {
         ];
         for (head, has_bare_line_feed) in cases {
             for size in 1..=head.len() {
-                let (mut framing, parsed_head) = (Framing::new(), ParsedHead::default());
+                let (mut framing, parsed_head) = (FramingTracker::new(), ParsedHead::default());
                 head.chunks(size)
-                    .for_each(|piece| assert_eq!(framing.look(piece, &parsed_head).0, piece.len()));
+                    .for_each(|piece| assert_eq!(framing.scan(piece, &parsed_head).0, piece.len()));
                 let found = parsed_head.take_head().expect("it has ended");
                 assert_eq!((found.bytes, found.has_bare_line_feed), (head.len() as u64, has_bare_line_feed));
                 assert!(parsed_head.take_head().is_none(), "of the next head nothing is known");
@@ -334,15 +339,15 @@ mod tests {
         let cases =
             chunks.iter().map(|chunks| (Some(None), chunks.as_bytes())).chain([(None, b"1".as_slice())]);
         for (set_body_length, body) in cases {
-            let (mut framing, parsed_head) = (Framing::new(), ParsedHead::default());
+            let (mut framing, parsed_head) = (FramingTracker::new(), ParsedHead::default());
             let head = b"put / \r\n\r\n".as_slice();
-            assert_eq!(framing.look(&[head, body].concat(), &parsed_head).0, head.len());
+            assert_eq!(framing.scan(&[head, body].concat(), &parsed_head).0, head.len());
             if let Some(body_bytes) = set_body_length {
                 parsed_head.set_body_length(body_bytes);
             }
             let rest = [body, line].concat();
-            assert_eq!(framing.look(&rest, &parsed_head), (rest.len(), 0..0), "{}", body.escape_ascii());
+            assert_eq!(framing.scan(&rest, &parsed_head), (rest.len(), 0..0), "{}", body.escape_ascii());
         }
-        assert_eq!(Framing::none().look(line, &ParsedHead::default()), (line.len(), 0..0));
+        assert_eq!(FramingTracker::none().scan(line, &ParsedHead::default()), (line.len(), 0..0));
     }
 }

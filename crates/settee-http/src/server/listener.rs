@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::connection;
-use super::connections::{Connection, Connections};
+use super::connections::{ConnectionSlot, Connections};
 use crate::context::Shared;
 use crate::settings::ServerOptions;
 
@@ -120,7 +120,7 @@ impl Acceptor {
     /// address has `max_connections_per_address` connections.
     ///
     /// Cancel-safe: dropping the future loses no connection.
-    async fn next(&mut self) -> io::Result<Option<(TcpStream, Connection)>> {
+    async fn next(&mut self) -> io::Result<Option<(TcpStream, ConnectionSlot)>> {
         let address = match &self.accepted {
             Some((_, address)) => *address,
             None => {
@@ -129,7 +129,7 @@ impl Acceptor {
                 address.ip()
             }
         };
-        let slot = self.slots.open(address).await;
+        let slot = self.slots.acquire(address).await;
         let accepted = self.accepted.take();
         Ok(accepted.zip(slot.ok()).map(|((stream, _), slot)| (stream, slot)))
     }

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
 use super::connections::{Activity, ActivityGuard};
-use super::framing::{Framing, ParsedHead};
+use super::framing::{FramingTracker, ParsedHead};
 
 /// State shared by a connection's socket and its requests.
 #[derive(Debug, Default)]
@@ -34,9 +34,9 @@ pub(crate) struct Socket<'a, S> {
     stream: S,
     /// Bytes read and not yet examined: those after a head.
     unexamined: BytesMut,
-    /// Bytes read and encoded, but not yet passed on. They precede `unexamined`.
+    /// Bytes read and encoded, but not yet forwarded. They precede `unexamined`.
     encoded: BytesMut,
-    framing: Framing,
+    framing: FramingTracker,
     /// Whether requests are read while responses are stalled. False for HTTP/1, where each request would add
     /// its response to the stalled ones. True for HTTP/2, whose client may need to be read before it reads.
     reads_while_stalled: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Socket<'a, S> {
 impl<'a, S> Socket<'a, S> {
     pub(crate) fn new(stream: S, timeout: Duration, status: &'a ConnectionStatus) -> Socket<'a, S> {
         let (unexamined, encoded) = (BytesMut::new(), BytesMut::new());
-        let framing = Framing::new();
+        let framing = FramingTracker::new();
         Socket {
             stream,
             unexamined,
@@ -73,7 +73,7 @@ impl<'a, S> Socket<'a, S> {
 
     /// For a protocol without lines.
     pub(crate) fn without_lines(self) -> Socket<'a, S> {
-        Socket { framing: Framing::none(), reads_while_stalled: true, ..self }
+        Socket { framing: FramingTracker::none(), reads_while_stalled: true, ..self }
     }
 
     /// Starts or stops the timer by the result of a write, and fails the write when the timer has run out.
@@ -110,7 +110,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<'_, S> {
             let before = buffer.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
             let came = &buffer.filled()[before..];
-            let (count, line) = this.framing.look(came, &this.status.parsed_head);
+            let (count, line) = this.framing.scan(came, &this.status.parsed_head);
             if !came[line.clone()].contains(&b'"') {
                 this.unexamined.extend_from_slice(&came[count..]);
                 buffer.set_filled(before + count);
@@ -120,7 +120,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<'_, S> {
             this.unexamined.extend_from_slice(&came[count..]);
             buffer.set_filled(before);
         } else if this.encoded.is_empty() {
-            let (count, line) = this.framing.look(&this.unexamined, &this.status.parsed_head);
+            let (count, line) = this.framing.scan(&this.unexamined, &this.status.parsed_head);
             encode_quotes(&this.unexamined[..count], line, &mut this.encoded);
             this.unexamined.advance(count);
         }

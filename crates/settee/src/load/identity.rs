@@ -25,7 +25,7 @@ const LOCAL_PREFIX: &str = "_local/";
 
 /// A document to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Item {
+pub(crate) struct InputDocument {
     /// Line of the input where it begins.
     pub(crate) line: u64,
     pub(crate) id: String,
@@ -49,7 +49,7 @@ pub(crate) struct Identifier {
     minified: Vec<u8>,
 }
 
-impl Item {
+impl InputDocument {
     /// Whether it is a local document, which isn't in the changes feed and isn't replicated.
     pub(crate) fn is_local(&self) -> bool {
         self.id.starts_with(LOCAL_PREFIX)
@@ -73,7 +73,7 @@ impl Identifier {
     ///
     /// # Errors
     /// The line of the error, which may follow `line`, and its description.
-    pub(crate) fn identify(&mut self, line: u64, text: &[u8]) -> Result<Item, (u64, String)> {
+    pub(crate) fn identify(&mut self, line: u64, text: &[u8]) -> Result<InputDocument, (u64, String)> {
         let here = |reason: String| (line, reason);
         let utf8 = std::str::from_utf8(text).map_err(|error| here(format!("not UTF-8: {error}")))?;
         let members =
@@ -111,7 +111,7 @@ impl Identifier {
             (None, None) => (self.derive(text), true),
         };
         let text = if has_id { text.to_vec() } else { with_id(&id, text) };
-        Ok(Item { line, id, is_derived, revision, has_history, has_attachments, text })
+        Ok(InputDocument { line, id, is_derived, revision, has_history, has_attachments, text })
     }
 
     fn derive(&mut self, text: &[u8]) -> String {
@@ -302,7 +302,7 @@ mod tests {
 
     use super::*;
 
-    fn identify(identifier: &mut Identifier, text: &str) -> Item {
+    fn identify(identifier: &mut Identifier, text: &str) -> InputDocument {
         identifier.identify(1, text.as_bytes()).unwrap_or_else(|(_, reason)| panic!("{text}: {reason}"))
     }
 

@@ -10,7 +10,7 @@ use settee_bench::couch::{self, Couch, CouchError};
 use settee_bench::http::encode_segment;
 use settee_doc::{Database, Databases, Edit, ErrorKind, Extras, Options, Revision, Stage};
 
-use super::identity::Item;
+use super::identity::InputDocument;
 use crate::data_directory;
 use crate::json_members;
 use crate::secret::UserArgs;
@@ -46,19 +46,19 @@ pub(crate) enum MissingDatabase {
     /// Creates it.
     Create,
     /// Returns an error that mentions `--create`.
-    MayCreate,
+    RefuseWithHint,
     /// Returns an error.
     Refuse,
 }
 
 impl MissingDatabase {
     pub(crate) fn of_load(create: bool) -> MissingDatabase {
-        if create { MissingDatabase::Create } else { MissingDatabase::MayCreate }
+        if create { MissingDatabase::Create } else { MissingDatabase::RefuseWithHint }
     }
 
     /// Suffix of the error message.
     fn hint(self) -> &'static str {
-        if self == MissingDatabase::MayCreate { " (--create creates it)" } else { "" }
+        if self == MissingDatabase::RefuseWithHint { " (--create creates it)" } else { "" }
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) enum StoreOutcome {
 
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// An open database.
+/// The target database.
 pub(crate) enum Target {
     Local(Local),
     Remote(Box<Remote>),
@@ -147,7 +147,7 @@ impl Target {
     /// they have, otherwise as new documents.
     pub(crate) async fn store(
         &mut self,
-        items: &[&Item],
+        items: &[&InputDocument],
         with_revisions: bool,
     ) -> Result<Vec<StoreOutcome>, Error> {
         match self {
@@ -157,7 +157,7 @@ impl Target {
     }
 
     /// Returns for each document whether the database lacks its revision.
-    pub(crate) async fn missing(&mut self, items: &[&Item]) -> Result<Vec<bool>, Error> {
+    pub(crate) async fn missing(&mut self, items: &[&InputDocument]) -> Result<Vec<bool>, Error> {
         match self {
             Target::Local(local) => local.missing(items).await,
             Target::Remote(remote) => remote.missing(items).await,
@@ -173,14 +173,14 @@ impl Target {
     }
 
     /// Stores a local document under the revision it has, and returns once it is persisted.
-    pub(crate) async fn put_local(&mut self, item: &Item) -> Result<StoreOutcome, Error> {
+    pub(crate) async fn put_local(&mut self, item: &InputDocument) -> Result<StoreOutcome, Error> {
         match self {
             Target::Local(local) => local.put_local(item).await,
             Target::Remote(remote) => remote.put_local(item).await,
         }
     }
 
-    /// Closes the database. Returns once all stored documents are persisted.
+    /// Waits until everything stored is persisted; closes a data directory.
     pub(crate) async fn close(self) -> Result<(), Error> {
         match self {
             Target::Local(local) => {
@@ -248,7 +248,7 @@ impl Local {
         Ok(existing)
     }
 
-    async fn missing(&self, items: &[&Item]) -> Result<Vec<bool>, Error> {
+    async fn missing(&self, items: &[&InputDocument]) -> Result<Vec<bool>, Error> {
         let snapshot = self.database.snapshot();
         let mut is_missing = Vec::with_capacity(items.len());
         for item in items {
@@ -271,7 +271,7 @@ impl Local {
         }
     }
 
-    async fn put_local(&self, item: &Item) -> Result<StoreOutcome, Error> {
+    async fn put_local(&self, item: &InputDocument) -> Result<StoreOutcome, Error> {
         let mut edit = match Edit::parse(&item.text, &self.options) {
             Ok(edit) => edit,
             Err(error) => return Ok(StoreOutcome::Refused(error.to_string())),
@@ -288,8 +288,12 @@ impl Local {
         }
     }
 
-    async fn store(&self, items: &[&Item], with_revisions: bool) -> Result<Vec<StoreOutcome>, Error> {
-        let mut stored = vec![StoreOutcome::Stored; items.len()];
+    async fn store(
+        &self,
+        items: &[&InputDocument],
+        with_revisions: bool,
+    ) -> Result<Vec<StoreOutcome>, Error> {
+        let mut outcomes = vec![StoreOutcome::Stored; items.len()];
         let (mut edits, mut indexes) = (Vec::new(), Vec::new());
         for (index, item) in items.iter().enumerate() {
             match Edit::parse(&item.text, &self.options) {
@@ -297,7 +301,7 @@ impl Local {
                     edits.push(edit);
                     indexes.push(index);
                 }
-                Err(error) => stored[index] = StoreOutcome::Refused(error.to_string()),
+                Err(error) => outcomes[index] = StoreOutcome::Refused(error.to_string()),
             }
         }
         let results: Vec<settee_doc::Result<Revision>> = if with_revisions {
@@ -306,23 +310,23 @@ impl Local {
             self.database.update_all(edits, Stage::Persisted).await?
         };
         for (index, result) in indexes.into_iter().zip(results) {
-            stored[index] = match result {
+            outcomes[index] = match result {
                 Ok(_) => StoreOutcome::Stored,
                 Err(error) if error.kind() == ErrorKind::Conflict => StoreOutcome::Conflict,
                 Err(error) => StoreOutcome::Refused(error.to_string()),
             };
         }
-        Ok(stored)
+        Ok(outcomes)
     }
 }
 
-/// Returns the JSON text of a local document.
-pub(crate) fn local_text(id: &str, revision: &str, body: &[u8]) -> Vec<u8> {
+/// Returns the JSON text of a local document. `members` are its other members without braces.
+pub(crate) fn local_text(id: &str, revision: &str, members: &[u8]) -> Vec<u8> {
     let mut text = b"{\"_id\":".to_vec();
     settee_doc::write_json_string(id, &mut text);
     text.extend_from_slice(format!(",\"_rev\":\"{revision}\"").as_bytes());
-    text.extend_from_slice(if body.is_empty() { b"" } else { b"," });
-    text.extend_from_slice(body);
+    text.extend_from_slice(if members.is_empty() { b"" } else { b"," });
+    text.extend_from_slice(members);
     text.push(b'}');
     text
 }
@@ -387,7 +391,7 @@ impl Remote {
         Ok(rows.into_iter().map(existing).collect())
     }
 
-    async fn missing(&mut self, items: &[&Item]) -> Result<Vec<bool>, Error> {
+    async fn missing(&mut self, items: &[&InputDocument]) -> Result<Vec<bool>, Error> {
         #[derive(Deserialize)]
         struct RevsDiff {
             #[serde(default)]
@@ -400,7 +404,7 @@ impl Remote {
         let target = format!("/{}/_revs_diff", encode_segment(&self.database));
         let reply = self.couch.call("POST", &target, Some(&serde_json::to_vec(&revisions)?)).await?;
         let missing: HashMap<String, RevsDiff> = couch::parse(&target, &reply.body)?;
-        let is_missing = |item: &&Item| {
+        let is_missing = |item: &&InputDocument| {
             let diff = missing.get(&item.id);
             diff.is_some_and(|diff| diff.missing.iter().any(|one| Some(one) == item.revision.as_ref()))
         };
@@ -420,7 +424,7 @@ impl Remote {
         }
     }
 
-    async fn put_local(&mut self, item: &Item) -> Result<StoreOutcome, Error> {
+    async fn put_local(&mut self, item: &InputDocument) -> Result<StoreOutcome, Error> {
         let mut body = Vec::with_capacity(item.text.len());
         json_members::write_without("_rev", &item.text, &mut body)?;
         let number = item.revision.as_deref().and_then(settee_doc::parse_local_revision);
@@ -440,19 +444,23 @@ impl Remote {
 
     /// Stores documents with `_bulk_docs`. A request that the server refuses as a whole is halved until the
     /// refused document is identified.
-    async fn store(&mut self, items: &[&Item], with_revisions: bool) -> Result<Vec<StoreOutcome>, Error> {
-        let mut stored = vec![StoreOutcome::Stored; items.len()];
+    async fn store(
+        &mut self,
+        items: &[&InputDocument],
+        with_revisions: bool,
+    ) -> Result<Vec<StoreOutcome>, Error> {
+        let mut outcomes = vec![StoreOutcome::Stored; items.len()];
         let mut spans = vec![(0, items.len())];
         while let Some((start, end)) = spans.pop() {
             let range = start..end;
             let body = bulk_body(&items[range.clone()], with_revisions);
             match self.couch.bulk(&self.database, &body).await {
                 Ok(rows) => {
-                    assign_rows(&items[range.clone()], rows, with_revisions, &mut stored[range])?;
+                    assign_rows(&items[range.clone()], rows, with_revisions, &mut outcomes[range])?;
                 }
                 Err(CouchError::Refused { status: 400 | 403 | 412 | 413, error, reason }) => {
                     if end - start == 1 {
-                        stored[start] = StoreOutcome::Refused(format!("{error}: {reason}"));
+                        outcomes[start] = StoreOutcome::Refused(format!("{error}: {reason}"));
                         continue;
                     }
                     let middle = start + (end - start) / 2;
@@ -462,11 +470,11 @@ impl Remote {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(stored)
+        Ok(outcomes)
     }
 }
 
-fn bulk_body(items: &[&Item], with_revisions: bool) -> Vec<u8> {
+fn bulk_body(items: &[&InputDocument], with_revisions: bool) -> Vec<u8> {
     let mut body = Vec::with_capacity(items.iter().map(|item| item.text.len() + 1).sum::<usize>() + 32);
     body.extend_from_slice(if with_revisions { b"{\"new_edits\":false,\"docs\":[" } else { b"{\"docs\":[" });
     for (index, item) in items.iter().enumerate() {
@@ -480,22 +488,22 @@ fn bulk_body(items: &[&Item], with_revisions: bool) -> Vec<u8> {
 /// Assigns the rows of a `_bulk_docs` response to their documents. With revisions the response has rows only
 /// for refused documents.
 fn assign_rows(
-    items: &[&Item],
+    items: &[&InputDocument],
     rows: Vec<couch::BulkRow>,
     with_revisions: bool,
-    stored: &mut [StoreOutcome],
+    outcomes: &mut [StoreOutcome],
 ) -> Result<(), Error> {
     if !with_revisions && rows.len() != items.len() {
         return Err(format!("_bulk_docs returned {} rows for {} documents", rows.len(), items.len()).into());
     }
     for (index, row) in rows.into_iter().enumerate() {
         // The batch may contain several revisions of one document.
-        let matches = |item: &&Item| {
+        let matches = |item: &&InputDocument| {
             item.id == row.id && (!item.has_history || row.rev.is_none() || row.rev == item.revision)
         };
         let index = if with_revisions { items.iter().position(matches) } else { Some(index) };
         let index = index.ok_or_else(|| format!("_bulk_docs returned {}, which was not sent", row.id))?;
-        stored[index] = match (row.error.as_deref(), row.rev) {
+        outcomes[index] = match (row.error.as_deref(), row.rev) {
             (None, Some(_)) => StoreOutcome::Stored,
             (Some("conflict"), _) => StoreOutcome::Conflict,
             (error, _) => StoreOutcome::Refused(format!(

@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. Logging waits for no write and doesn't panic. The mutex is held for the copy of one line.
 //! 2. A line is written completely or counted as dropped. A partially written line is terminated before the
-//!    next line begins.
+//!    next line begins, unless the file was reopened in between and wasn't rotated: it then remains the
+//!    beginning of the next line.
 //! 3. Closing the log waits for at most [`CLOSE_TIMEOUT`].
 
 use std::fs::{File, OpenOptions};

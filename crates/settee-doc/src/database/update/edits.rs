@@ -1,4 +1,8 @@
 //! Interactive, replicated and local edits: whether an edit is accepted, and its records.
+//!
+//! Each kind has a public method, which calls `prepare`, `check_validation`, a `decide_…` function and `add`
+//! in this order; a local edit is decided in its method and isn't validated. Nothing is accepted before
+//! `add` or the updater's `finish` commits.
 
 use std::sync::Arc;
 
@@ -23,7 +27,7 @@ impl Updater<'_> {
     /// Makes an interactive edit: it replaces a leaf, or creates a document.
     pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
-        let checked = self.is_checked(edit).await?;
+        let checked = self.check_validation(edit).await?;
         let decided = self.decide_update(edit, checked).await;
         self.add(edit, decided).await
     }
@@ -31,7 +35,7 @@ impl Updater<'_> {
     /// Makes a replicated edit: its path is merged into the tree.
     pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
         self.prepare(edit).await?;
-        let checked = self.is_checked(edit).await?;
+        let checked = self.check_validation(edit).await?;
         let decided = self.decide_replicated(edit, checked).await;
         self.add(edit, decided).await
     }
@@ -143,9 +147,9 @@ impl Updater<'_> {
         let revpos = |new: &NewAttachment| new.revpos.unwrap_or(revision.generation);
         let attachments = attachments_of(edit, &stubs, revpos)?;
         let leaf = new_leaf(edit, revision, path, attachments)?;
-        let back_to = merge_depth(&latest, &edit.id, &leaf).await?;
+        let oldest_generation = oldest_generation_needed(&latest, &edit.id, &leaf).await?;
         for known in &mut new {
-            known.complete_path(&latest, &edit.id, back_to.min(revision.generation)).await?;
+            known.complete_path(&latest, &edit.id, oldest_generation.min(revision.generation)).await?;
         }
         if !merge(&mut new, leaf) {
             return Ok(Decided { outcome: revision, records: Records::default() });
@@ -246,9 +250,12 @@ fn new_leaf(
     })
 }
 
-/// The oldest generation that matters for merging this leaf: its own, to see whether it already exists; or,
-/// if its path is truncated before any stored chunk, the generation where it was truncated.
-async fn merge_depth(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -> Result<u32> {
+/// The generation down to which the stored leaves' paths must be read to merge this new leaf.
+///
+/// If a full chunk is stored for a revision on its path, or its path is complete, this is the leaf's own
+/// generation: the older part is known, and only whether the leaf already exists is in question. Otherwise it
+/// is the oldest generation of its path, where it may join a stored path that continues further back.
+async fn oldest_generation_needed(latest: &StoreSnapshot, id: &str, leaf: &TreeLeaf) -> Result<u32> {
     let generation = leaf.revision.generation;
     let oldest = generation - (leaf.path.len() as u32 - 1);
     let mut boundary = chunk_boundary(generation);

@@ -60,10 +60,10 @@ impl Updater<'_> {
             remove_purge_infos(&latest, up_to, &mut records.batch).await?;
         }
         records.batch.put(&purge_key(number), &[], purge_info(id, revisions), false);
-        records.is_change = true;
+        records.notifies_db_updates = true;
         records.has_design = id.starts_with(DESIGN_PREFIX);
-        self.deletes_alone &= kept.is_empty();
-        self.touched.insert(id.to_owned());
+        self.frees_space &= kept.is_empty();
+        self.uncommitted_ids.insert(id.to_owned());
         self.records = records;
         let leaves: HashSet<Revision> = old.iter().map(|leaf| leaf.revision).collect();
         Ok(once.into_iter().filter(|revision| leaves.contains(revision)).collect())

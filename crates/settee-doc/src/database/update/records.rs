@@ -30,8 +30,8 @@ pub(super) struct Records {
     pub(super) unreferenced: Vec<UnreferencedUpload>,
     /// The setting or counter among them.
     pub(super) number: Option<(Counter, u64)>,
-    /// Whether a document is among them.
-    pub(super) is_change: bool,
+    /// Whether they change or purge a document, of which `_db_updates` subscribers are notified.
+    pub(super) notifies_db_updates: bool,
     /// Whether a design document is among them.
     pub(super) has_design: bool,
 }
@@ -47,7 +47,7 @@ impl Records {
         self.guards.extend(other.guards);
         self.unreferenced.extend(other.unreferenced);
         self.number = other.number.or(self.number);
-        self.is_change |= other.is_change;
+        self.notifies_db_updates |= other.notifies_db_updates;
         self.has_design |= other.has_design;
     }
 }
@@ -62,7 +62,7 @@ pub(super) async fn rewrite(
     revs_limit: u32,
 ) -> Result<Records> {
     let has_design = id.starts_with(DESIGN_PREFIX);
-    let mut records = Records { is_change: true, has_design, ..Records::default() };
+    let mut records = Records { notifies_db_updates: true, has_design, ..Records::default() };
     let batch = &mut records.batch;
     let mut is_pruning_due = false;
     let winner = new.iter().map(TreeLeaf::rank).max().expect("a tree has a leaf");
@@ -89,8 +89,8 @@ pub(super) async fn rewrite(
             false => batch.put_value(&conflict_key(id, leaf.revision), &meta, body, false),
         }
         if matches!(leaf.body, LeafBody::New(..)) {
-            let begins_tail = generation % PATH_CHUNK_COUNT == 1;
-            is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || begins_tail;
+            let starts_path_chunk = generation % PATH_CHUNK_COUNT == 1;
+            is_pruning_due |= put_chunks(batch, latest, id, leaf, revs_limit).await? || starts_path_chunk;
         } else if wins && !leaf.stored_as_winner {
             batch.delete(&conflict_key(id, leaf.revision));
         }
@@ -142,9 +142,9 @@ pub(super) async fn remove_unused_attachments(
     new: &[TreeLeaf],
 ) -> Result<()> {
     let kept = revisions(new);
-    let is_gone = |leaf: &&TreeLeaf| !kept.contains(&leaf.revision);
+    let is_removed = |leaf: &&TreeLeaf| !kept.contains(&leaf.revision);
     let mut unused: Vec<Attachment> = Vec::new();
-    for leaf in old.iter().filter(is_gone) {
+    for leaf in old.iter().filter(is_removed) {
         unused.extend_from_slice(&leaf.attachments(latest).await?);
     }
     if unused.is_empty() {
@@ -169,11 +169,11 @@ async fn put_chunks(
     revs_limit: u32,
 ) -> Result<bool> {
     let mut has_put = false;
-    for (leads_to, ancestors) in leaf.chunks() {
-        if !needs_chunk(leaf.revision.generation, leads_to.generation, revs_limit) {
+    for (chunk_revision, ancestors) in leaf.chunks() {
+        if !needs_chunk(leaf.revision.generation, chunk_revision.generation, revs_limit) {
             break;
         }
-        let key = path_key(id, leads_to);
+        let key = path_key(id, chunk_revision);
         let stored = latest.get(&key).await?;
         let stored_count = stored.map_or(0, |chunk| decode_chunk_meta(&chunk.meta));
         if stored_count < ancestors.len() {

@@ -72,12 +72,12 @@ impl Stubs {
             return Ok(stubs);
         }
         // A stub with a digest needs no path.
-        let came_with =
+        let stub_generation =
             |new: &NewAttachment| new.revpos.filter(|_| matches!(new.content, Content::Stub(None)));
-        let back_to = edit.attachments.iter().filter_map(came_with).min();
+        let oldest_generation = edit.attachments.iter().filter_map(stub_generation).min();
         for leaf in leaves.iter().filter(|leaf| leaf.has_attachments && !is_ancestor(leaf)) {
             let mut leaf = leaf.clone();
-            if let Some(generation) = back_to {
+            if let Some(generation) = oldest_generation {
                 leaf.complete_path(latest, &edit.id, generation).await?;
             }
             let origin = |attachment: &Attachment| {
@@ -94,7 +94,7 @@ impl Stubs {
     pub(super) fn find(&self, new: &NewAttachment) -> Option<&Attachment> {
         let Content::Stub(digest) = &new.content else { return None };
         let fits = |candidate: &&Candidate| {
-            let is_it = match (candidate.origin, digest) {
+            let matches_origin = match (candidate.origin, digest) {
                 // Servers compress differently, so as in CouchDB the digest isn't compared.
                 (Origin::Ancestor, _) => true,
                 (_, Some(digest)) => candidate.attachment.digest == *digest,
@@ -102,7 +102,7 @@ impl Stubs {
                 (Origin::Other, None) => false,
             };
             // As in CouchDB, a stated generation must match.
-            is_it && new.revpos.is_none_or(|revpos| revpos == candidate.attachment.revpos)
+            matches_origin && new.revpos.is_none_or(|revpos| revpos == candidate.attachment.revpos)
         };
         self.0.get(&new.name)?.iter().find(fits).map(|candidate| &candidate.attachment)
     }

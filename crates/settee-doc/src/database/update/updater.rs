@@ -1,4 +1,7 @@
-//! The only updater of a database, which collects the records of a request's edits and commits them.
+//! The update of one request: collects the records of its edits and commits them.
+//!
+//! `edits` and `purge` decide what is changed; they call `prepare`, `add` and `commit` of this file. `finish`
+//! ends the update and releases the store's writer; its caller then waits for durability.
 
 use std::collections::HashSet;
 
@@ -13,10 +16,10 @@ use crate::{Error, ErrorKind, Result};
 /// Edits of a request are committed together up to this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Bytes of deletions of unreferenced uploads that one sweep commits; the next sweep continues.
-const SWEPT_BYTES_MAX: usize = 16 << 20;
+/// Bytes of deletions of unreferenced uploads that one removal commits; the next removal continues.
+const REMOVED_BYTES_MAX: usize = 16 << 20;
 
-/// The only updater of a database, for the edits of one request.
+/// The update of one request. It holds the store's writer, so a database has at most one at a time.
 pub(crate) struct Updater<'a> {
     pub(super) database: &'a Database,
     pub(super) writer: Writer<'a>,
@@ -25,11 +28,12 @@ pub(crate) struct Updater<'a> {
     pub(super) revs_limit: u32,
     pub(super) records: Records,
     /// Ids whose edits are among the records, and therefore not in the index yet.
-    pub(super) touched: HashSet<String>,
-    /// Whether all of the records are deletions.
-    pub(super) deletes_alone: bool,
+    pub(super) uncommitted_ids: HashSet<String>,
+    /// Whether every edit is a deletion without a body, or a purge of a whole document; such a batch may use
+    /// the disk reserve.
+    pub(super) frees_space: bool,
     /// Whether an edit left unreferenced uploads to be removed.
-    is_sweep_due: bool,
+    is_removal_due: bool,
     notification: NotifyOnDrop<'a>,
 }
 
@@ -53,8 +57,7 @@ pub(super) struct Decided<T> {
     pub(super) records: Records,
 }
 
-/// The inner error refuses one edit; the outer error ends the whole request, since nothing more can be
-/// accepted.
+/// Inner: why one edit was refused. Outer: a commit failed; later edits weren't tried.
 pub(super) type Outcome<T> = Result<Result<T>>;
 
 impl<'a> Updater<'a> {
@@ -65,17 +68,17 @@ impl<'a> Updater<'a> {
             stage,
             revs_limit: database.path_limit(),
             records: Records::default(),
-            touched: HashSet::new(),
-            deletes_alone: true,
-            is_sweep_due: false,
+            uncommitted_ids: HashSet::new(),
+            frees_space: true,
+            is_removal_due: false,
             notification: NotifyOnDrop { changed: &database.update_notifier, is_due: false },
         }
     }
 
-    /// Removes unreferenced uploads, before any edit. A failure doesn't affect the edits; the next updater
-    /// tries again.
-    pub(crate) async fn sweep(&mut self) {
-        if let Err(error) = self.try_sweep().await {
+    /// Removes unreferenced uploads. Called before and after a request's edits. A failure doesn't affect the
+    /// edits; the next update tries again.
+    pub(crate) async fn remove_unreferenced_uploads(&mut self) {
+        if let Err(error) = self.try_remove_unreferenced_uploads().await {
             // Only at debug level, since each update would repeat it; the failure's cause is logged by its
             // origin.
             tracing::debug!(
@@ -86,9 +89,9 @@ impl<'a> Updater<'a> {
         }
     }
 
-    async fn try_sweep(&mut self) -> Result<()> {
-        let mut swept_bytes = 0;
-        while swept_bytes < SWEPT_BYTES_MAX {
+    async fn try_remove_unreferenced_uploads(&mut self) -> Result<()> {
+        let mut removed_bytes = 0;
+        while removed_bytes < REMOVED_BYTES_MAX {
             let mut taken = self.database.unreferenced.take();
             let (mut batch, mut rest) = (Batch::new(), None);
             while batch.size() < BATCH_BYTES
@@ -105,25 +108,25 @@ impl<'a> Updater<'a> {
             }
             batch.use_reserve();
             self.writer.commit(&batch, self.stage).await?;
-            taken.removed(rest);
-            swept_bytes += batch.size();
+            taken.confirm_removed(rest);
+            removed_bytes += batch.size();
         }
         Ok(())
     }
 
-    /// Commits the remaining records. Returns the last `Seq` accepted by any updater, which the caller must
-    /// wait for, and the notification, which the caller drops then.
+    /// Commits the remaining records. Returns the last `Seq` accepted by any updater and the notification.
+    /// The caller waits until that `Seq` has reached its stage, and then drops the notification.
     pub(crate) async fn finish(mut self) -> Result<(Seq, NotifyOnDrop<'a>)> {
         self.commit().await?;
-        if self.is_sweep_due {
-            self.sweep().await;
+        if self.is_removal_due {
+            self.remove_unreferenced_uploads().await;
         }
         Ok((self.writer.last_seq(), self.notification))
     }
 
     /// Commits earlier edits of the same request to this document, so that this edit sees them.
     pub(super) async fn prepare(&mut self, edit: &Edit) -> Result<()> {
-        if self.touched.contains(&edit.id) { self.commit().await } else { Ok(()) }
+        if self.uncommitted_ids.contains(&edit.id) { self.commit().await } else { Ok(()) }
     }
 
     /// Adds an edit's records to those that will be committed.
@@ -139,32 +142,33 @@ impl<'a> Updater<'a> {
         if self.records.batch.size() + records.batch.size() > BATCH_BYTES {
             self.commit().await?;
         }
-        self.deletes_alone &= edit.deleted && edit.body().is_empty();
-        self.touched.insert(edit.id.clone());
+        self.frees_space &= edit.deleted && edit.body().is_empty();
+        self.uncommitted_ids.insert(edit.id.clone());
         self.records.extend(records);
         Ok(Ok(outcome))
     }
 
+    /// Commits the collected records as one batch, and returns once it is accepted.
     pub(super) async fn commit(&mut self) -> Result<()> {
         let mut records = std::mem::take(&mut self.records);
-        self.touched.clear();
-        let deletes_alone = std::mem::replace(&mut self.deletes_alone, true);
+        self.uncommitted_ids.clear();
+        let frees_space = std::mem::replace(&mut self.frees_space, true);
         if records.batch.is_empty() {
             return Ok(());
         }
-        if deletes_alone {
+        if frees_space {
             records.batch.use_reserve();
         }
         // Before the commit, whose future may be dropped: without their intents they are removed from the
         // queue again.
-        self.is_sweep_due |= !records.unreferenced.is_empty();
+        self.is_removal_due |= !records.unreferenced.is_empty();
         records.unreferenced.drain(..).for_each(|unreferenced| self.database.unreferenced.push(unreferenced));
         if records.has_design {
             self.invalidate_validation();
         }
         let seq = self.writer.commit(&records.batch, self.stage).await?;
         records.guards.iter().for_each(|guard| guard.confirm());
-        self.notification.is_due |= records.is_change;
+        self.notification.is_due |= records.notifies_db_updates;
         if let Some((number, value)) = records.number {
             self.database.accept_counter(seq, number, value);
         }

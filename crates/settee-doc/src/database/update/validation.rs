@@ -15,9 +15,13 @@ use crate::documents::design::{self, DESIGN_PREFIX};
 use crate::{Error, ErrorKind, Result};
 
 impl Updater<'_> {
-    /// Whether an edit may be stored; the inner error is the reason for a refusal. A design document must be
-    /// well-formed; other documents can't be written while a function would have to check them.
-    pub(super) async fn is_checked(&mut self, edit: &Edit) -> Result<Result<()>> {
+    /// Checks whether an edit may be stored. A design document must be well-formed; other documents can't be
+    /// written while a function would have to check them.
+    ///
+    /// # Errors
+    /// Inner: why the edit is refused, or why the design documents couldn't be scanned. Outer: the commit of
+    /// earlier edits failed.
+    pub(super) async fn check_validation(&mut self, edit: &Edit) -> Result<Result<()>> {
         let ignores = self.database.rules.ignore_validation;
         if edit.id.starts_with(DESIGN_PREFIX) {
             return Ok(check_design(edit, ignores));

@@ -75,9 +75,9 @@ proptest! {
         prop_assert!(meta.len() <= settee_store::META_SIZE_MAX);
         prop_assert_eq!(LeafMeta::decode(&meta).unwrap().out_of_line_bytes, out_of_line_bytes);
         let mut path = LeafMeta::decode(&meta).unwrap().tail();
-        for (leads_to, ancestors) in leaf.chunks() {
-            prop_assert_eq!(leads_to.generation % PATH_CHUNK_COUNT, 0);
-            prop_assert_eq!(leads_to.hash, *path.last().unwrap());
+        for (chunk_revision, ancestors) in leaf.chunks() {
+            prop_assert_eq!(chunk_revision.generation % PATH_CHUNK_COUNT, 0);
+            prop_assert_eq!(chunk_revision.hash, *path.last().unwrap());
             path.extend_from_slice(ancestors);
         }
         prop_assert_eq!(path, leaf.path);
