@@ -1,8 +1,8 @@
 //! The steps of `cargo xtask test`: what each runs, how long it may take, what is printed.
 //!
 //! Steps are in two lanes, which run side by side, each in order. One builds everything and runs
-//! the tests and small benchmarks; the other fetches the clients meanwhile, and then lints and
-//! runs the clients. All use the profile `dev`, so that dependencies are compiled once; linting
+//! the tests; the other fetches the clients meanwhile, and then lints, runs the clients and the
+//! small benchmarks. All use the profile `dev`, so that dependencies are compiled once; linting
 //! checks them, which produces no code. A step's output goes to a file and is printed when the step
 //! ends. The output of a failed step comes last, before the table, so that the end of a long log has it.
 //!
@@ -261,7 +261,6 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
         step("fmt", FMT_SECONDS_MAX, cargo("fmt --all --check")),
         step(BUILD, BUILD_SECONDS_MAX, cargo("test --workspace --tests --locked --no-run")),
         Step { name: "test", seconds_max: TEST_SECONDS_MAX, after: None, commands: tests.into() },
-        Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, after: None, commands: benches.into() },
     ];
     let npm = Step { name: "npm", seconds_max: NPM_SECONDS_MAX, after: None, commands: vec![npm, browser] };
     let mut beside = vec![npm, pip, go_mod];
@@ -273,6 +272,7 @@ fn lanes(root: &Path) -> Result<[Vec<Step>; 2], String> {
         step("interop", INTEROP_SECONDS_MAX, node),
         python,
         go,
+        Step { name: "bench", seconds_max: BENCH_SECONDS_MAX, after: None, commands: benches.into() },
     ];
     beside.extend(after_build.map(|step| Step { after: Some(BUILD), ..step }));
     Ok([main, beside])
