@@ -1,8 +1,7 @@
 //! One database: its documents, local documents, changes and settings.
 //!
 //! [`Database`] is the open database (`state`). Every read goes through a [`Snapshot`], every write of a
-//! document through `writes`, which passes its edits to `update`. `settings` changes the persisted
-//! `counters`.
+//! document through `writes`, which passes its edits to `update`. `settings` changes the persisted `counters`.
 //!
 //! Invariants:
 //! 1. Every read by a client shows a persisted state; the updater's own snapshots show accepted state.

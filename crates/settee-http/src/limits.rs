@@ -3,8 +3,8 @@
 /// Limits of a server. Times are in milliseconds unless the name has another unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of open connections. Past it, the connection that has been idle longest is closed; if
-    /// none is idle, new ones wait. Default: 4096.
+    /// Maximum number of open connections. Past it, those that have been idle longest are closed, at most 64
+    /// together; if none is idle, new ones wait. Default: 4096.
     pub max_connections: usize,
     /// Maximum number of open connections of one address, or of one IPv6 network of 64 bits, except for
     /// trusted proxies. Past it, the address's connection that has been idle longest is closed; if none is

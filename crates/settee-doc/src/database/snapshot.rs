@@ -1,8 +1,8 @@
 //! Snapshots: every read of a database goes through one.
 //!
 //! A client's snapshot is a persisted state of the database, unaffected by later writes; the updater's own
-//! snapshots show accepted state. Revisions, deletion,
-//! conflicts and counts are in the index and cost no read; a body costs one positional read.
+//! snapshots show accepted state. Revisions, deletion, conflicts and counts are in the index and cost no read;
+//! a body costs one positional read.
 
 use std::collections::HashSet;
 use std::ops::Bound;

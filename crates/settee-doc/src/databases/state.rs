@@ -46,7 +46,7 @@ impl DatabasesInner {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        // All at one moment: what a database did is counted where it is open or where it was closed.
+        // Under one lock hold, so that a database's counters are among the open or the closed ones, not both.
         let (database_count, open, closed_stats) = {
             let slots = self.lock();
             (slots.names.len(), slots.open_databases(), slots.closed_stats())

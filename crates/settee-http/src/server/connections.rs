@@ -30,8 +30,8 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Prefix length of IPv6 networks that count as one client.
 const IPV6_CLIENT_BITS: u32 = 64;
 
-/// If all slots are taken, the limit divided by this many idle connections are closed together, at most
-/// [`EVICTED_COUNT_MAX`], so that a flood of new connections scans the table once per batch.
+/// If all slots are taken, several idle connections are closed together: `max_connections` divided by this, at
+/// most [`EVICTED_COUNT_MAX`]. So a flood of new connections scans the table once per batch.
 const EVICTION_DIVISOR: usize = 64;
 
 /// Largest number of connections closed together. See [`EVICTION_DIVISOR`].
@@ -195,7 +195,7 @@ pub(crate) struct Activity {
     /// Number of requests in flight and stalled writes, with [`CLOSING`] set once the connection has to
     /// close.
     in_flight: AtomicU64,
-    /// Time since when the connection is idle, in nanoseconds since [`CLOCK_START`]. Valid while `in_flight`
+    /// Time at which the connection became idle, in nanoseconds since [`CLOCK_START`]. Valid while `in_flight`
     /// is 0.
     idle_since_ns: AtomicU64,
     closing: Notify,

@@ -269,6 +269,6 @@ async fn oldest_generation_needed(latest: &StoreSnapshot, id: &str, leaf: &TreeL
         }
         boundary = chunk_boundary(boundary);
     }
-    // It reaches back to the first revision, or to the first chunk.
+    // No full chunk is stored for any revision on the path.
     Ok(if oldest == 1 { generation } else { oldest })
 }

@@ -1,7 +1,7 @@
 //! The update of one request: collects the records of its edits and commits them.
 //!
-//! `edits` and `purge` decide what is changed; they call `prepare`, `add` and `commit` of this file. `finish`
-//! ends the update and releases the store's writer; its caller then waits for durability.
+//! `edits` and `purge` decide what is changed and make the records, which `commit` of this file writes as one
+//! batch. `finish` ends the update and releases the store's writer; its caller then waits for durability.
 
 use std::collections::HashSet;
 
