@@ -117,15 +117,15 @@ impl DirectorySyncs {
     }
 
     /// Syncs the directory as [`DirectorySyncs::sync`] does, for a change that cannot be undone: while no
-    /// file descriptor is free, it waits and tries again as long as `retries`, called with the error, returns
-    /// true. Other tasks may sync between the attempts.
+    /// file descriptor is free, it waits and tries again as long as `keep_trying`, called with the error,
+    /// returns true. Other tasks may sync between the attempts.
     ///
     /// # Errors
     /// As [`DirectorySyncs::sync`].
-    pub async fn sync_with_retry(&self, env: &Env, retries: impl Fn(&Error) -> bool) -> Result<()> {
+    pub async fn sync_with_retry(&self, env: &Env, keep_trying: impl Fn(&Error) -> bool) -> Result<()> {
         loop {
             match self.sync(&*env.engine).await {
-                Err(error) if error.is_no_descriptor() && retries(&error) => {
+                Err(error) if error.is_no_descriptor() && keep_trying(&error) => {
                     env.clock.sleep(SYNC_PAUSE).await;
                 }
                 synced => return synced,

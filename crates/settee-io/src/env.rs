@@ -69,8 +69,9 @@ pub struct Env {
     /// Permits for background work that uses much memory or takes long. Such a job acquires one before it
     /// begins.
     pub background: Arc<Semaphore>,
-    /// Permits for compactions. A compaction acquires one before it acquires a `background` permit and keeps
-    /// it until it ends; it releases its `background` permit while it waits.
+    /// Permits for compactions. A compaction acquires one before it acquires a `background` permit, and
+    /// releases it once the new segment is written. It releases its `background` permit while its pace limit
+    /// makes it wait.
     pub compaction: Arc<Semaphore>,
 }
 

@@ -213,7 +213,7 @@ impl File {
         }
     }
 
-    /// Begins a sync as of [`File::sync`], and returns without waiting. For `done` see [`File::begin_write`].
+    /// Like [`File::sync`], but returns without waiting. For `done` see [`File::begin_write`].
     pub fn begin_sync(&self, done: impl FnOnce(Result<()>) + Send + 'static) {
         if let Err(error) = self.check_open() {
             return done(Err(error));

@@ -126,8 +126,8 @@ impl BufferPool {
         Some(TailBuffer::new(memory, self.clone()))
     }
 
-    /// Waits for a buffer as of [`BufferPool::try_take`]; first come, first served. Cancel-safe: a dropped
-    /// future leaves the queue, and returns a buffer that it was granted.
+    /// Like [`BufferPool::try_take`], but waits for the buffer; first come, first served. Cancel-safe: a
+    /// dropped future leaves the queue, and returns a buffer that it was granted.
     ///
     /// # Panics
     /// If the buffer would exceed the pool's limit.
@@ -157,8 +157,8 @@ impl TailReader {
     }
 
     /// Returns the bytes in `range` without a copy, or `None` if not all of them are published. For passing
-    /// to a write: they keep the whole buffer alive and leased from the pool until dropped. Their address is
-    /// aligned as the start of the range is, up to [`TAIL_ALIGNMENT`].
+    /// to a write: they keep the whole buffer alive and leased from the pool until dropped. The address is
+    /// a multiple of any power of two, up to [`TAIL_ALIGNMENT`], that divides `range.start`.
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         self.shared.read(range.clone())?;
         Some(Bytes::from_owner(Slice { shared: self.shared.clone(), range }))

@@ -1,4 +1,4 @@
-//! The log's public face: appending, waiting and closing. `open`, `read`, `many` and `segments` have the
+//! The log's public interface: appending, waiting and closing. `open`, `read`, `many` and `segments` have the
 //! rest.
 //!
 //! `append` takes one mutex, assigns the batch its position, copies it after the previous ones, and returns.
@@ -247,7 +247,7 @@ impl Shared {
             match stage {
                 Stage::Accepted => state.start_age(|| self.env.clock.now()),
                 Stage::Written => state.want_written(),
-                Stage::Persisted => state.want_persisted(),
+                Stage::Persisted => state.add_committer(),
             }
         }
         // Also when disk space is missing: there may be files to remove.

@@ -38,7 +38,7 @@ pub struct LogOptions {
     pub group_delay_us_max: u64,
     /// A group of this many bytes waits no longer. Default: 4 MiB.
     pub group_bytes_max: usize,
-    /// A group of this many batches waits no longer. Default: 4096.
+    /// A group of this many batches (not writes) waits no longer. Default: 4096.
     pub group_writes_max: usize,
     /// Accepted bytes are written within this many milliseconds, even if no caller waits for them. Default:
     /// 50.

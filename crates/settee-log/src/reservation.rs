@@ -140,7 +140,7 @@ impl Shared {
         }
         result?;
         let mut state = self.lock();
-        state.segment.as_mut().expect("only the reservation's holder replaces the segment").allocated =
+        state.open_segment.as_mut().expect("only the reservation's holder replaces the segment").allocated =
             reserved;
         state.background_job_refused = false;
         Ok(())
@@ -149,7 +149,8 @@ impl Shared {
     /// The open segment's number, file, reserved size and capacity.
     fn open_segment(&self) -> (u32, Arc<File>, u32, u32) {
         let state = self.lock();
-        let segment = state.segment.as_ref().expect("only the reservation's holder replaces the segment");
+        let segment =
+            state.open_segment.as_ref().expect("only the reservation's holder replaces the segment");
         (segment.number, segment.file.clone(), segment.allocated, segment.bytes_max)
     }
 
@@ -159,13 +160,13 @@ impl Shared {
         request: SpaceRequest,
         reservation: &mut DiskReservation,
     ) -> Result<(), ReservationError> {
-        let under_way = self.lock().unpersisted_bytes();
+        let unpersisted_bytes = self.lock().unpersisted_bytes();
         loop {
             let barrier = {
                 let mut state = self.lock();
                 match &state.stopped {
                     Some(stopped) => return Err(ReservationError::Stopped(stopped.clone())),
-                    None => state.wait_for_barrier(),
+                    None => state.barrier_waiter(),
                 }
             };
             let Some(persisted) = barrier else { break };
@@ -178,13 +179,13 @@ impl Shared {
         }
         let (number, log_bytes) = {
             let state = self.lock();
-            let last = state.segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
+            let last = state.open_segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
             (last + 1, state.log_bytes())
         };
         let batches = (SEGMENT_BATCH_COUNT_MIN * request.size)
             .min(usize::try_from(2 * log_bytes).unwrap_or(usize::MAX))
             .min(self.options.segment_bytes_max as usize);
-        let bytes_max = self.options.segment_bytes(log_bytes, under_way).max(batches as u32);
+        let bytes_max = self.options.segment_bytes(log_bytes, unpersisted_bytes).max(batches as u32);
         let bytes_max = fitting_bytes_max(bytes_max, (SEGMENT_HEADER_SIZE + request.size) as u32);
         let needed = (SEGMENT_HEADER_SIZE + request.size) as u32 + reserve_bytes(bytes_max);
         let preallocated = match reservation.next.take_if(|preallocated| preallocated.number == number) {
@@ -256,14 +257,14 @@ impl Shared {
 
     /// The open segment's number.
     pub(crate) fn open_number(&self) -> u32 {
-        self.lock().segment.as_ref().map_or(self.recovered.segment, |segment| segment.number)
+        self.lock().open_segment.as_ref().map_or(self.recovered.segment, |segment| segment.number)
     }
 
     /// Makes the new segment the open one. Its header is accepted with the first frame.
     fn begin_segment(&self, preallocated: PreallocatedSegment, bytes_max: u32) {
         let PreallocatedSegment { number, file, allocated, is_reused } = preallocated;
         let mut state = self.lock();
-        let (previous_end, previous_checksum) = match &state.segment {
+        let (previous_end, previous_checksum) = match &state.open_segment {
             Some(segment) => (u64::from(state.accepted.at.offset()), segment.checksum),
             None => (self.recovered.end, self.recovered.checksum),
         };
@@ -278,7 +279,7 @@ impl Shared {
             previous_checksum,
         };
         state.closed.needed = header.oldest;
-        if let Some(number) = state.segment.as_ref().map(|segment| segment.number)
+        if let Some(number) = state.open_segment.as_ref().map(|segment| segment.number)
             && let Some(meta) = state.segments.get_mut(&number)
         {
             meta.bytes = previous_end;

@@ -1,4 +1,4 @@
-//! What the log's face, its tasks and its completed operations share.
+//! What the log's public interface, its tasks and its completed operations share.
 //!
 //! The state is locked for short steps that do no I/O; a panic in one of them stops the log. Readers take no
 //! lock: they load the read view and the written and persisted positions.

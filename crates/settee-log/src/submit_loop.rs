@@ -8,11 +8,12 @@
 //! Invariants:
 //! 1. Code that may have made an action possible calls [`Shared::submit_ready`] afterwards, without holding
 //!    the lock.
-//! 2. One thread at a time submits: operations that complete meanwhile, also in that thread, are seen by its
-//!    next iteration. So an engine that executes requests in place causes no unbounded recursion. A thread in
-//!    a blocking wait may also take actions, and executes them itself.
-//! 3. An operation counts as in flight from when it is taken from the state until its result is recorded,
-//!    also after the log has stopped. A write that waits for a retry after lack of disk space does not.
+//! 2. One thread at a time submits. A completion during submission only records its result; the submitting
+//!    thread's loop picks up what it made possible. So an engine that completes synchronously doesn't
+//!    recurse. A thread in a blocking wait may also take actions, and executes them itself.
+//! 3. `engine_operation_count` includes an operation from when it is taken from the state until its result is
+//!    recorded, also after the log has stopped. It excludes a write that waits for a retry after lack of disk
+//!    space.
 //! 4. If a panic interrupts these steps, the log stops, so no caller waits for an action that will never be
 //!    executed.
 
@@ -110,8 +111,8 @@ impl Shared {
 
     /// Executes the action in this thread and records its result.
     fn run(self: &Arc<Self>, action: Action) {
-        let under_way = SubmittedAction::new(self, action.clone());
-        under_way.end(match action {
+        let submitted = SubmittedAction::new(self, action.clone());
+        submitted.end(match action {
             Action::Write { file, offset, bytes, sync: true, .. } => {
                 file.write_and_sync_at_blocking(offset, bytes)
             }
@@ -133,13 +134,13 @@ impl Shared {
                 Some((id, _)) if is_no_space(&error) && self.suspend_write(id, action, &error) => {}
                 _ => {
                     self.stop(error);
-                    self.lock().operation_count -= 1;
+                    self.lock().engine_operation_count -= 1;
                 }
             }
             return self.status_changed.notify_waiters();
         }
         let mut state = self.lock();
-        state.operation_count -= 1;
+        state.engine_operation_count -= 1;
         let now = self.env.clock.now();
         let mut woken = Vec::new();
         if let Some((id, size)) = write {
@@ -149,7 +150,8 @@ impl Shared {
                 self.stop((*source).clone());
                 return self.status_changed.notify_waiters();
             }
-            // Before the chunks are dropped: readers check this position first.
+            // Before the read view without these chunks is published: a reader that misses a chunk must see
+            // this position.
             self.written_position.store(state.written.at.bits(), Ordering::Release);
         }
         if synced {
@@ -157,7 +159,7 @@ impl Shared {
             self.persisted_seq.store(state.persisted.seq, Ordering::Release);
         }
         self.publish(&mut state);
-        let is_last = state.stopped.is_some() && state.operation_count == 0;
+        let is_last = state.stopped.is_some() && state.engine_operation_count == 0;
         drop(state);
         if is_last {
             self.status_changed.notify_waiters();
@@ -176,7 +178,7 @@ impl Shared {
         // Before the lock is taken, since it wakes tasks that wait for buffers.
         let stall = self.env.buffers.stall(Arc::new(error.clone()));
         let mut state = self.lock();
-        if state.stopped.is_some() || state.closing || state.has_unsynced() {
+        if state.stopped.is_some() || state.is_closing || state.has_unsynced() {
             return false;
         }
         if state.no_space_error().is_none() {
@@ -185,7 +187,7 @@ impl Shared {
                 "a write failed for lack of disk space and is being retried"
             );
         }
-        state.operation_count -= 1;
+        state.engine_operation_count -= 1;
         let is_first = state.suspend_write(id, write, stall);
         drop(state);
         if is_first {
@@ -196,9 +198,9 @@ impl Shared {
                 select(clock.sleep(NO_SPACE_RETRY_DELAY), pin!(retry_now.notified())).await;
                 let Some(shared) = log.upgrade() else { return };
                 let writes = shared.lock().take_suspended_writes();
-                let under_way: Vec<_> =
+                let submitted: Vec<_> =
                     writes.into_iter().map(|write| SubmittedAction::new(&shared, write)).collect();
-                under_way.into_iter().for_each(SubmittedAction::submit);
+                submitted.into_iter().for_each(SubmittedAction::submit);
             });
         }
         true
@@ -257,7 +259,7 @@ impl Shared {
         let waiters = match stage {
             Stage::Persisted => {
                 if accepted && !state.persist_wanted.reaches(wanted) {
-                    state.want_persisted();
+                    state.add_committer();
                 }
                 &mut state.persisted_waiters
             }
@@ -303,7 +305,7 @@ impl Shared {
         self.wait(accepted, Stage::Persisted).await
     }
 
-    /// As [`Shared::flush`], but returns false if a write fails for lack of disk space meanwhile.
+    /// Like [`Shared::flush`], but returns false if a write fails for lack of disk space meanwhile.
     pub(crate) async fn try_flush(self: &Arc<Self>) -> Result<bool, Stopped> {
         match select(pin!(self.flush()), pin!(self.wait_for_no_space())).await {
             Either::Left((flushed, _)) => flushed.map(|()| true),

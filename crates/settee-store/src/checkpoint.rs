@@ -74,7 +74,7 @@ impl Shared {
         self.context.env.spawn("store checkpoint", async move {
             let _end = OnPanic(|| {
                 shared.is_checkpointing.store(false, Ordering::Release);
-                shared.checkpointed.notify_waiters();
+                shared.status_changed.notify_waiters();
             });
             let done = AssertUnwindSafe(shared.checkpoint()).catch_unwind().await;
             let error = done.unwrap_or_else(|_| Err(shared.panicked())).err();
@@ -88,7 +88,7 @@ impl Shared {
             }
             shared.is_checkpointing.store(false, Ordering::Release);
             shared.start_compaction(&shared.checkpoint_state());
-            shared.checkpointed.notify_waiters();
+            shared.status_changed.notify_waiters();
         });
     }
 
@@ -145,7 +145,7 @@ impl Shared {
             Either::Right((error, _)) => return Err(error.into()),
         }
         self.wait_visible(Seq(input.seq)).await?;
-        let _turn = self.context.env.background.acquire().await;
+        let _background_permit = self.context.env.background.acquire().await;
         let mut next = manifest.clone();
         let made = self.make_checkpoint_state(&input, is_damaged, &mut next).await;
         let (checkpoint, done) = match made {
@@ -166,13 +166,13 @@ impl Shared {
             next.checkpoint = checkpoint.seq;
             next.last_in_seq_index = checkpoint.last_in_seq_index;
             let number = next.tree;
-            if let Err(error) = self.install(manifest, next).await {
+            if let Err(error) = self.replace_manifest(manifest, next).await {
                 self.abandon(number, manifest).await;
                 return Err(error);
             }
         }
         let live_bytes = checkpoint.live_bytes();
-        self.install_version(Arc::new(checkpoint), input.generation).await;
+        self.install_checkpoint(Arc::new(checkpoint), input.generation).await;
         self.transfer(manifest, live_bytes);
         drop(stop);
         if let Some(number) = replaced {
@@ -224,7 +224,7 @@ impl Shared {
 
     /// Removes a tree file that a failed checkpoint wrote, unless a manifest may name it.
     async fn abandon(&self, tree: Option<u64>, manifest: &Manifest) {
-        if let Some(number) = tree.filter(|_| tree != manifest.tree && self.failed.get().is_none()) {
+        if let Some(number) = tree.filter(|_| tree != manifest.tree && self.files_error.get().is_none()) {
             self.remove_file(&self.context.directory.join(tree_name(number))).await;
         }
     }

@@ -40,11 +40,11 @@ use crate::version::CheckpointState;
 
 mod choose;
 mod copy;
-mod survivors;
+mod kept_records;
 
 use choose::{Overview, live_of};
 use copy::SegmentCopy;
-use survivors::{Plan, Survivors, find_survivors};
+use kept_records::{KeptRecords, Plan, find_kept_records};
 
 /// Largest number of records in a segment made of several: its segment index is built in memory.
 const RECORD_COUNT_MAX: usize = 1 << 20;
@@ -61,7 +61,7 @@ pub struct Compaction {
 }
 
 /// Neighbouring segments that are rewritten to one.
-struct Victims {
+struct CompactionInputs {
     /// In the order of the log.
     plans: VecDeque<Plan>,
     /// Tombstones up to this `Seq` are dropped.
@@ -78,10 +78,10 @@ impl Shared {
     pub(crate) async fn compact(
         &self,
         garbage_percent_max: u64,
-        is_asked_for: bool,
+        is_manual: bool,
     ) -> Result<Compaction, StoreError> {
         let mut unreadable = self.compacting.lock().await;
-        if is_asked_for {
+        if is_manual {
             unreadable.clear();
         }
         let mut done = Compaction::default();
@@ -158,20 +158,21 @@ impl Shared {
         };
         let env = &self.context.env;
         // In this order: a task that waits for the first permit does not hold the second.
-        let Some(slot) = self.permit(&env.compaction).await else { return Ok(None) };
-        let Some(turn) = self.permit(&env.background).await else { return Ok(None) };
-        let victims = self.gather(checkpoint, best, &overview, unreadable).await?;
-        let segment = self.rewrite(&victims, turn, unreadable).await?;
-        // The task that holds the manifest may be waiting for this permit.
-        drop(slot);
+        let Some(compaction_permit) = self.permit(&env.compaction).await else { return Ok(None) };
+        let Some(background_permit) = self.permit(&env.background).await else { return Ok(None) };
+        let inputs = self.gather(checkpoint, best, &overview, unreadable).await?;
+        let segment = self.rewrite(&inputs, background_permit, unreadable).await?;
+        // Both permits are released before the manifest is locked: a checkpoint may hold the manifest while
+        // it waits for a background permit.
+        drop(compaction_permit);
         let name = segment.as_ref().map(|segment| segment.name);
-        if let Err(error) = self.replace(&victims, segment).await {
+        if let Err(error) = self.replace(&inputs, segment).await {
             if let Some(name) = name {
                 self.discard_output(&self.context.directory.join(name.file_name())).await;
             }
             return Err(error);
         }
-        let plans = &victims.plans;
+        let plans = &inputs.plans;
         Ok(Some(Compaction {
             segment_count: plans.len() as u64,
             bytes_before: plans.iter().map(|plan| plan.segment.name.bytes).sum(),
@@ -183,7 +184,7 @@ impl Shared {
     async fn permit<'a>(&self, semaphore: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
         let mut permit = pin!(semaphore.acquire());
         loop {
-            let mut notified = pin!(self.checkpointed.notified());
+            let mut notified = pin!(self.status_changed.notified());
             notified.as_mut().enable();
             if self.is_closed() {
                 return None;
@@ -229,12 +230,12 @@ impl Shared {
         best: usize,
         overview: &Overview,
         unreadable: &mut BTreeSet<u32>,
-    ) -> Result<Victims, StoreError> {
+    ) -> Result<CompactionInputs, StoreError> {
         let log = &self.context.options.log;
         let target_bytes = overview.target_bytes(log.segment_bytes_min, log.segment_bytes_max);
         let (mut first, mut last) = (best, best);
         let mut plans = VecDeque::from([self.plan(best, overview, &checkpoint, unreadable).await?]);
-        let (mut bytes, mut count) = plans[0].survivors.size(overview.facts[best].tombstones_to);
+        let (mut bytes, mut count) = plans[0].kept_records.size(overview.facts[best].tombstones_to);
         let (mut can_extend_forward, mut can_extend_back) = (true, true);
         loop {
             can_extend_forward = can_extend_forward && overview.joins(last + 1, target_bytes, unreadable);
@@ -246,7 +247,7 @@ impl Shared {
                 (false, false) => break,
             };
             let plan = self.plan(next, overview, &checkpoint, unreadable).await?;
-            let own = plan.survivors.size(overview.facts[next.min(first)].tombstones_to);
+            let own = plan.kept_records.size(overview.facts[next.min(first)].tombstones_to);
             if bytes + own.0 > target_bytes || count + own.1 > RECORD_COUNT_MAX {
                 *(if next > last { &mut can_extend_forward } else { &mut can_extend_back }) = false;
                 continue;
@@ -261,7 +262,7 @@ impl Shared {
             }
         }
         let tombstones_to = overview.facts[first].tombstones_to;
-        Ok(Victims { plans, tombstones_to, checkpoint, clean: overview.clean() })
+        Ok(CompactionInputs { plans, tombstones_to, checkpoint, clean: overview.clean() })
     }
 
     /// Determines the records of a segment that are copied.
@@ -280,35 +281,35 @@ impl Shared {
             let has_live = live_of(checkpoint, &segment).count > 0;
             let has_tombstones = trailer.tombstone_count > 0 && trailer.last_seq.0 > tombstones_to;
             if !has_live && !has_tombstones {
-                return Ok((None, Survivors::default()));
+                return Ok((None, KeptRecords::default()));
             }
             let version = match self.context.options.is_enabled(Failpoint::UpdateLost) {
                 true => Some(self.accepted.lock().await.clone()),
                 false => None,
             };
-            let survivors = find_survivors(&segment_index, checkpoint, version.as_ref()).await?;
-            Ok((Some(segment_index), survivors))
+            let kept_records = find_kept_records(&segment_index, checkpoint, version.as_ref()).await?;
+            Ok((Some(segment_index), kept_records))
         };
-        let (segment_index, survivors) = note_unreadable(planned.await, &segment, unreadable)?;
-        Ok(Plan { segment, segment_index, survivors })
+        let (segment_index, kept_records) = note_unreadable(planned.await, &segment, unreadable)?;
+        Ok(Plan { segment, segment_index, kept_records })
     }
 
-    /// Copies the victims' records to a new file.
+    /// Copies the kept records of the inputs to a new file.
     async fn rewrite(
         &self,
-        victims: &Victims,
-        turn: SemaphorePermit<'_>,
+        inputs: &CompactionInputs,
+        background_permit: SemaphorePermit<'_>,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<Arc<Segment>>, StoreError> {
-        let names = || victims.plans.iter().map(|plan| plan.segment.name);
+        let names = || inputs.plans.iter().map(|plan| plan.segment.name);
         let generation = names().map(|name| name.generation).max().unwrap_or(0) + 1;
         let name = SegmentName {
-            first: names().map(|name| name.first).min().expect("there is a victim"),
-            last: names().map(|name| name.last).max().expect("there is a victim"),
+            first: names().map(|name| name.first).min().expect("there is an input"),
+            last: names().map(|name| name.last).max().expect("there is an input"),
             generation,
             epoch: generation,
             bytes: 0,
-            clean_to: victims.checkpoint.seq,
+            clean_to: inputs.checkpoint.seq,
         };
         let path = self.context.directory.join(name.file_name());
         // The manifest may name such a file if a compaction could not find out whether it was replaced.
@@ -318,9 +319,9 @@ impl Shared {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        let mut copy = SegmentCopy::new(self, &path, name, turn).await?;
-        for plan in &victims.plans {
-            let copied = copy.take(plan, victims.tombstones_to).await;
+        let mut copy = SegmentCopy::new(self, &path, name, background_permit).await?;
+        for plan in &inputs.plans {
+            let copied = copy.take(plan, inputs.tombstones_to).await;
             if let Err(error) = note_unreadable(copied, &plan.segment, unreadable) {
                 drop(copy);
                 self.remove_file(&path).await;
@@ -336,7 +337,7 @@ impl Shared {
             }
         };
         #[cfg(feature = "failpoints")]
-        let segment = self.with_stale_chunks(segment, &victims.plans[0].segment);
+        let segment = self.with_stale_chunks(segment, &inputs.plans[0].segment);
         Ok(segment)
     }
 
@@ -347,24 +348,24 @@ impl Shared {
         }
     }
 
-    /// Replaces the victims with the new segment.
-    async fn replace(&self, victims: &Victims, new: Option<Arc<Segment>>) -> Result<(), StoreError> {
+    /// Replaces the inputs with the new segment.
+    async fn replace(&self, inputs: &CompactionInputs, new: Option<Arc<Segment>>) -> Result<(), StoreError> {
         let mut manifest = self.manifest.lock().await;
         self.check_files()?;
         let checkpoint = self.accepted.lock().await.checkpoint.clone();
         let mut segments = (*checkpoint.segments).clone();
-        for Plan { segment, .. } in &victims.plans {
+        for Plan { segment, .. } in &inputs.plans {
             // Opened, so that readers that have the segment can go on.
             segment.file().await?;
             segments.remove(segment.name.last);
         }
         // The next manifest records this at no cost: these segments had no garbage.
-        victims.clean.iter().for_each(|segment| segment.raise_clean_to(victims.checkpoint.seq));
+        inputs.clean.iter().for_each(|segment| segment.raise_clean_to(inputs.checkpoint.seq));
         if let Some(new) = new {
             segments.insert(new);
         }
         if self.context.options.is_enabled(Failpoint::FileRemovedEarly) {
-            for plan in &victims.plans {
+            for plan in &inputs.plans {
                 self.remove_file(plan.segment.path()).await;
             }
         }
@@ -374,11 +375,11 @@ impl Shared {
         next.segments = segments.names();
         next.checkpoint = checkpoint.seq;
         next.last_in_seq_index = checkpoint.last_in_seq_index;
-        self.install(&mut manifest, next).await?;
+        self.replace_manifest(&mut manifest, next).await?;
         let checkpoint = CheckpointState { segments: Arc::new(segments), ..(*checkpoint).clone() };
-        self.install_version(Arc::new(checkpoint), 0).await;
+        self.install_checkpoint(Arc::new(checkpoint), 0).await;
         drop(stop);
-        for Plan { segment, .. } in &victims.plans {
+        for Plan { segment, .. } in &inputs.plans {
             #[cfg(feature = "failpoints")]
             self.recycle(segment).await?;
             self.remove_file(segment.path()).await;

@@ -209,10 +209,10 @@ impl Manifest {
         env: &Env,
         directory: &Path,
         syncs: &DirectorySyncs,
-        tries_on: impl Fn(&settee_io::Error) -> bool,
+        keep_trying: impl Fn(&settee_io::Error) -> bool,
     ) -> Result<(), StoreError> {
         directory::rename(&*env.engine, &directory.join(NEXT_FILE), &directory.join(MANIFEST_FILE)).await?;
-        Ok(syncs.sync_with_retry(env, tries_on).await?)
+        Ok(syncs.sync_with_retry(env, keep_trying).await?)
     }
 
     /// Prepares and replaces.

@@ -119,7 +119,7 @@ impl StoreOptions {
     pub(crate) fn rules(&self) -> Rules {
         Rules {
             aggregate: self.aggregate,
-            versions_max: self.versions_max.min(OPERAND_COUNT_MAX - 1),
+            replaced_records_max: self.versions_max.min(OPERAND_COUNT_MAX - 1),
             #[cfg(feature = "failpoints")]
             failpoint: self.failpoint,
         }
@@ -141,8 +141,8 @@ impl StoreOptions {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub aggregate: Option<Aggregate>,
-    /// Number of replaced versions that a memtable keeps per key.
-    pub versions_max: usize,
+    /// Number of replaced records that a memtable keeps per key.
+    pub replaced_records_max: usize,
     #[cfg(feature = "failpoints")]
     pub failpoint: Option<Failpoint>,
 }
@@ -184,6 +184,7 @@ pub struct StoreStats {
     pub segment_bytes: u64,
     /// Live bytes in these segments.
     pub segment_live_bytes: u64,
-    /// Age in milliseconds of the oldest replaced checkpoint state that a snapshot still pins.
+    /// Time in milliseconds since the oldest checkpoint state that a snapshot still pins was replaced; 0 for
+    /// none. Not the age of the snapshot.
     pub oldest_snapshot_ms: u64,
 }

@@ -22,7 +22,7 @@ use crate::options::{StoreOptions, StoreStats};
 use crate::read::Snapshot;
 use crate::segments::{ChunkCache, ChunkStats};
 use crate::shared::{Shared, StoreContext};
-use crate::version::{Incoming, Replay, Version};
+use crate::version::{NewRecord, Replay, Version};
 
 mod open;
 mod writer;
@@ -76,11 +76,11 @@ impl Store {
         let mut replay = Replay::default();
         let (log, recovery) = Log::open_locked(env, directory, context.options.log, start, locked, |entry| {
             let location = Location::in_log(entry.seq, entry.location);
-            let record = Incoming { flags: entry.flags, key: entry.key, meta: entry.meta, location };
+            let record = NewRecord { flags: entry.flags, key: entry.key, meta: entry.meta, location };
             replay.push(&mut version, &record, &rules);
         })
         .await?;
-        replay.enter(&mut version, &rules);
+        replay.insert_all(&mut version, &rules);
         if manifest.number > 0 {
             manifest.remove_others(env, directory).await?;
         }
@@ -202,7 +202,7 @@ impl Store {
             // The work panicked, or its executor was dropped.
             self.shared.check_files()?;
             Err(match self.shared.is_closed() {
-                true => self.shared.why_closed().into(),
+                true => self.shared.stop_reason().into(),
                 false => self.shared.panicked(),
             })
         })
@@ -245,7 +245,7 @@ impl Store {
         let passes = |error: &StoreError| error.is_no_space() || error.is_no_descriptor();
         let last = self.shared.last_checkpoint_error().filter(|error| !passes(error));
         // A latched error does not pass, whatever its cause.
-        let error = self.shared.failed.get().cloned().or(last);
+        let error = self.shared.files_error.get().cloned().or(last);
         error.filter(|error| !matches!(error, StoreError::Stopped(_)))
     }
 

@@ -3,8 +3,13 @@
 //! Changes are taken in bounded batches. Each batch descends level by level, reads the touched nodes of a
 //! level at once, and comes back up: touched neighbours are merged with their changes (`merge`) and split anew
 //! ([`crate::run`]), and the parent gets the resulting children. Untouched nodes aren't read; unchanged nodes
-//! aren't written. Each further batch of an update costs one more path, since it starts from the root of the
-//! batch before.
+//! aren't written. Each batch rewrites its path from the root, so splitting an update costs one extra path
+//! per batch.
+//!
+//! The caller's `decide` is called once for each change, with the key's present value, when the change is
+//! merged into its leaf. A new leaf enters the node cache only if one of the leaves that it replaces was
+//! cached (`is_cached`), so that an update doesn't displace what readers use; new inner nodes always do.
+//! `node_count` is the number of old nodes merged into a run.
 //!
 //! Invariants:
 //! 1. A root is never changed: replaced nodes stay in the file.
@@ -32,7 +37,7 @@ mod merge;
 
 use changes::Batch;
 pub use changes::Change;
-use merge::{Content, Inserted, Merging, NewChildren, OldChildren, Rebuilt, merge_leaf};
+use merge::{ChildListBuilder, Inserted, Merging, NewChildren, OldChildren, TouchedContent, merge_leaf};
 
 impl<R: Reduction> Tree<R> {
     /// Applies `changes`, whose keys ascend strictly, to `root`, a root of this tree, and returns the new
@@ -64,7 +69,7 @@ impl<R: Reduction> Tree<R> {
         let mut batch = Batch::new(changes.into_iter());
         let mut is_changed = false;
         while batch.fill()? {
-            is_changed |= update.pass(&mut working, &mut batch.changes, &mut decide).await?;
+            is_changed |= update.apply_batch(&mut working, &mut batch.changes, &mut decide).await?;
             yield_now().await;
         }
         if !is_changed {
@@ -139,16 +144,16 @@ impl<'a, R: Reduction> Update<'a, R> {
     }
 
     /// Applies one batch; returns whether it had an effect.
-    async fn pass<K: AsRef<[u8]>, C>(
+    async fn apply_batch<K: AsRef<[u8]>, C>(
         &mut self,
         working: &mut WorkingTree<R::Summary>,
         changes: &mut [(K, Option<C>)],
         decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
     ) -> Result<bool, TreeError> {
-        let Some(top) = &working.top else { return self.first_pass(working, changes, decide).await };
+        let Some(top) = &working.top else { return self.apply_to_empty(working, changes, decide).await };
         let levels = self.descend(top, working.level, changes).await?;
-        let mut below: Vec<Content<R::Summary>> =
-            levels[levels.len() - 1].iter().map(|_| Content::Entries).collect();
+        let mut below: Vec<TouchedContent<R::Summary>> =
+            levels[levels.len() - 1].iter().map(|_| TouchedContent::Entries).collect();
         for pair in levels.windows(2).rev() {
             let (parents, children) = (&pair[0], &pair[1]);
             let mut contents = below.into_iter();
@@ -161,7 +166,7 @@ impl<'a, R: Reduction> Update<'a, R> {
                 let rebuilt = self
                     .rebuild(old_children, &parent.separator, touched, &mut contents, changes, decide)
                     .await?;
-                below.push(Content::Children(rebuilt));
+                below.push(TouchedContent::Children(rebuilt));
                 first = last;
             }
         }
@@ -184,7 +189,7 @@ impl<'a, R: Reduction> Update<'a, R> {
     }
 
     /// Applies a batch to a tree without entries.
-    async fn first_pass<K: AsRef<[u8]>, C>(
+    async fn apply_to_empty<K: AsRef<[u8]>, C>(
         &mut self,
         working: &mut WorkingTree<R::Summary>,
         changes: &mut [(K, Option<C>)],
@@ -246,29 +251,29 @@ impl<'a, R: Reduction> Update<'a, R> {
         old_children: OldChildren<'_, R::Summary>,
         lower: &[u8],
         touched: &[Touched],
-        contents: &mut impl Iterator<Item = Content<R::Summary>>,
+        contents: &mut impl Iterator<Item = TouchedContent<R::Summary>>,
         changes: &mut [(K, Option<C>)],
         decide: &mut impl FnMut(&[u8], C, Option<&[u8]>) -> Change,
     ) -> Result<Option<NewChildren<R::Summary>>, TreeError> {
         let mut touched = touched.iter().peekable();
-        let mut rebuilt = Rebuilt::new(old_children.level());
+        let mut builder = ChildListBuilder::new(old_children.level());
         for index in 0..old_children.len() {
             let old = old_children
                 .child(&self.shared.reduction, index)
                 .ok_or_else(|| self.shared.malformed_item(old_children.offset()))?;
             let Some(node) = touched.next_if(|node| node.index == index) else {
-                self.keep(&mut rebuilt, old).await?;
+                self.retain_child(&mut builder, old).await?;
                 continue;
             };
             let content = contents.next().expect("one for each that is touched");
-            let was_open = rebuilt.merging.is_some();
-            let merging = rebuilt.merging.get_or_insert_with(|| Merging::new(node.separator.clone()));
+            let was_open = builder.merging.is_some();
+            let merging = builder.merging.get_or_insert_with(|| Merging::new(node.separator.clone()));
             let is_changed = match content {
-                Content::Entries => {
+                TouchedContent::Entries => {
                     merge_leaf(merging, Some(&node.node), &mut changes[node.changes.clone()], decide)?
                 }
-                Content::Children(None) => false,
-                Content::Children(Some(new_children)) => {
+                TouchedContent::Children(None) => false,
+                TouchedContent::Children(Some(new_children)) => {
                     merging.push_children(&self.shared.reduction, &new_children);
                     true
                 }
@@ -276,17 +281,17 @@ impl<'a, R: Reduction> Update<'a, R> {
             if is_changed {
                 merging.node_count += 1;
                 merging.is_cached |= node.is_cached;
-                rebuilt.is_changed = true;
+                builder.is_changed = true;
                 self.replaced.push(old.pointer);
             } else {
                 if !was_open {
-                    rebuilt.merging = None;
+                    builder.merging = None;
                 }
-                self.keep(&mut rebuilt, old).await?;
+                self.retain_child(&mut builder, old).await?;
             }
         }
-        self.close(&mut rebuilt).await?;
-        let Rebuilt { mut new_children, is_changed, .. } = rebuilt;
+        self.close(&mut builder).await?;
+        let ChildListBuilder { mut new_children, is_changed, .. } = builder;
         if let Some(first) = new_children.children.first_mut() {
             first.separator = lower.to_vec();
         }
@@ -294,14 +299,14 @@ impl<'a, R: Reduction> Update<'a, R> {
     }
 
     /// Keeps a child unchanged, unless the merge before it is small and has enough free space for it.
-    async fn keep(
+    async fn retain_child(
         &mut self,
-        rebuilt: &mut Rebuilt<R::Summary>,
+        builder: &mut ChildListBuilder<R::Summary>,
         old: Child<R::Summary>,
     ) -> Result<(), TreeError> {
         let node_bytes = self.shared.options.node_bytes;
-        let level = rebuilt.level;
-        if let Some(merging) = &mut rebuilt.merging
+        let level = builder.level;
+        if let Some(merging) = &mut builder.merging
             && merging.should_absorb(level, node_bytes, old.pointer)
         {
             let (node, is_cached) = self.load(old.pointer, level).await?;
@@ -309,23 +314,24 @@ impl<'a, R: Reduction> Update<'a, R> {
             self.replaced.push(old.pointer);
             return Ok(());
         }
-        self.close(rebuilt).await?;
-        rebuilt.new_children.children.push(old);
-        rebuilt.new_children.is_appended = false;
+        self.close(builder).await?;
+        builder.new_children.children.push(old);
+        builder.new_children.is_appended = false;
         Ok(())
     }
 
-    /// Writes the merged items, together with the previous child if either is small.
-    async fn close(&mut self, rebuilt: &mut Rebuilt<R::Summary>) -> Result<(), TreeError> {
-        let Some(mut merging) = rebuilt.merging.take() else { return Ok(()) };
-        let (level, node_bytes) = (rebuilt.level, self.shared.options.node_bytes);
-        let before = rebuilt
+    /// Writes the merged items, together with the previous child, if the merged node would be small and both
+    /// fit, or if it would be an inner node with one child.
+    async fn close(&mut self, builder: &mut ChildListBuilder<R::Summary>) -> Result<(), TreeError> {
+        let Some(mut merging) = builder.merging.take() else { return Ok(()) };
+        let (level, node_bytes) = (builder.level, self.shared.options.node_bytes);
+        let before = builder
             .new_children
             .children
             .last()
             .filter(|last| merging.should_absorb(level, node_bytes, last.pointer));
         if before.is_some()
-            && let Some(before) = rebuilt.new_children.children.pop()
+            && let Some(before) = builder.new_children.children.pop()
         {
             let (node, is_cached) = self.load(before.pointer, level).await?;
             let after = std::mem::replace(&mut merging, Merging::new(before.separator));
@@ -334,8 +340,8 @@ impl<'a, R: Reduction> Update<'a, R> {
             self.replaced.push(before.pointer);
         }
         let NewChildren { children, is_appended } = self.write_merged(level, merging).await?;
-        rebuilt.new_children.children.extend(children);
-        rebuilt.new_children.is_appended = is_appended;
+        builder.new_children.children.extend(children);
+        builder.new_children.is_appended = is_appended;
         Ok(())
     }
 

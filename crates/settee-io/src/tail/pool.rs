@@ -105,8 +105,8 @@ impl BufferPool {
         Some(Reservation { pool: self.clone(), bytes })
     }
 
-    /// Waits for a reservation as of [`BufferPool::try_reserve`], in one queue with the requests for buffers;
-    /// first come, first served. Cancel-safe as [`BufferPool::take`].
+    /// Like [`BufferPool::try_reserve`], but waits, in one queue with the requests for buffers; first come,
+    /// first served. Cancel-safe like [`BufferPool::take`].
     ///
     /// # Panics
     /// If `bytes` exceeds the pool's limit.
@@ -147,7 +147,7 @@ impl BufferPool {
         Some(grant.into_memory(bytes))
     }
 
-    /// Waits for memory as of [`BufferPool::try_lease_memory`]; first come, first served.
+    /// Like [`BufferPool::try_lease_memory`], but waits for the memory; first come, first served.
     ///
     /// # Panics
     /// If `bytes` exceeds the pool's limit.

@@ -48,7 +48,7 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
         }
         state.closed.seal_next = state.closed.seal_next.max(number + 1);
         state.closed.is_sealing = false;
-        let next = state.to_seal();
+        let next = state.next_to_seal();
         state.closed.is_sealing = next.is_some();
         (state.closed.seal_next, next)
     };
@@ -59,7 +59,7 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
 impl Shared {
     /// Starts sealing if there are segments to seal.
     pub(crate) fn start_sealing(self: &Arc<Self>, state: &mut LogState) {
-        let Some(mut number) = state.to_seal() else { return };
+        let Some(mut number) = state.next_to_seal() else { return };
         state.closed.is_sealing = true;
         let (log, clock) = (Arc::downgrade(self), self.env.clock.clone());
         self.env.spawn("log seal", async move {
@@ -68,7 +68,7 @@ impl Shared {
             let numbers = || {
                 let shared = log.upgrade()?;
                 let state = shared.lock();
-                let open = state.segment.as_ref().map(|segment| segment.number);
+                let open = state.open_segment.as_ref().map(|segment| segment.number);
                 Some((open.unwrap_or(state.persisted.at.segment()), state.closed.seal_soon))
             };
             loop {

@@ -43,7 +43,7 @@ enum BackgroundJob {
 impl LogState {
     /// The background job to run now.
     fn next_background_job(&self) -> Option<BackgroundJob> {
-        let segment = self.segment.as_ref()?;
+        let segment = self.open_segment.as_ref()?;
         if self.has_files_to_remove() {
             return Some(BackgroundJob::Truncate);
         }
@@ -138,7 +138,7 @@ impl Shared {
             self.fill_with_zeros(number, allocated, end).await?;
         }
         let mut state = self.lock();
-        if let Some(segment) = state.segment.as_mut() {
+        if let Some(segment) = state.open_segment.as_mut() {
             segment.allocated = segment.allocated.max(end);
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Shared {
     async fn preallocate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
         let (number, fill, log_bytes) = {
             let state = self.lock();
-            let Some(segment) = &state.segment else {
+            let Some(segment) = &state.open_segment else {
                 return Ok(());
             };
             (segment.number + 1, state.zero_fill_pays(), state.log_bytes())

@@ -30,7 +30,7 @@ impl Shared {
     /// Whether the log has stopped or is being closed.
     pub(crate) fn is_ending(&self) -> bool {
         let state = self.lock();
-        state.stopped.is_some() || state.closing
+        state.stopped.is_some() || state.is_closing
     }
 
     /// Whether its file handles were released.
@@ -53,7 +53,7 @@ impl Shared {
     /// From now on a write that fails for lack of disk space stops the log. Writes that wait for a retry are
     /// tried once more, immediately.
     pub(crate) fn begin_closing(&self) {
-        self.lock().closing = true;
+        self.lock().is_closing = true;
         self.retry_now.notify_one();
     }
 
@@ -139,7 +139,7 @@ impl Shared {
     pub(crate) async fn wait_for_operations(&self) {
         loop {
             let ended = self.status_changed.notified();
-            if self.lock().operation_count == 0 {
+            if self.lock().engine_operation_count == 0 {
                 return;
             }
             ended.await;

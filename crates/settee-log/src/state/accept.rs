@@ -23,7 +23,7 @@ struct BufferSink<'a> {
 impl FrameSink for BufferSink<'_> {
     fn copy(&mut self, bytes: &[u8]) -> &mut [u8] {
         self.state.next = self.state.next.plus(bytes.len());
-        self.state.open.as_mut().expect("a buffer was provided").extend(bytes)
+        self.state.open_buffer.as_mut().expect("a buffer was provided").extend(bytes)
     }
 
     fn share(&mut self, value: &Bytes) {
@@ -37,16 +37,16 @@ impl FrameSink for BufferSink<'_> {
 }
 
 impl LogState {
-    /// Accepts a frame, or returns what blocks it. If blocked, nothing has changed, except that an open
-    /// buffer without enough capacity is closed and will be written. `buffer` is a buffer that the caller has
-    /// obtained from the pool.
+    /// Accepts a frame, or returns what blocks it. If blocked, no byte is accepted; the open buffer may have
+    /// been closed, and the capacity of a segment without frames increased. `buffer` is a buffer that the
+    /// caller has obtained from the pool.
     pub(crate) fn accept(
         &mut self,
         batch: &Batch,
         buffer: &mut Option<TailBuffer>,
     ) -> Result<Placement, AppendBlocked> {
         self.check_space(SpaceRequest::of(batch))?;
-        let header = self.segment.as_ref().expect("check_space found a segment").header;
+        let header = self.open_segment.as_ref().expect("check_space found a segment").header;
         let header_size = header.map_or(0, |header| header.len());
         let shared_bytes = self.bytes_to_share(batch);
         let reservation =
@@ -59,11 +59,11 @@ impl LogState {
         }
         if let Some(header) = header {
             BufferSink { state: self, reservation: None }.copy(&header);
-            self.segment.as_mut().expect("check_space found a segment").header = None;
+            self.open_segment.as_mut().expect("check_space found a segment").header = None;
             self.stats.file_bytes += header.len() as u64;
         }
         let (at, first_seq) = (self.next, self.accepted.seq + 1);
-        let segment = self.segment.as_ref().expect("check_space found a segment");
+        let segment = self.open_segment.as_ref().expect("check_space found a segment");
         let persisted = self.persisted_frames_end;
         let persisted = if persisted.segment() == segment.number { persisted.offset() } else { 0 };
         let frame = FrameHeader {
@@ -77,10 +77,10 @@ impl LogState {
             previous: segment.checksum,
         };
         let checksum = batch.write_frame(frame, &mut BufferSink { state: self, reservation });
-        self.segment.as_mut().expect("check_space found a segment").checksum = checksum;
+        self.open_segment.as_mut().expect("check_space found a segment").checksum = checksum;
         let seq = self.accepted.seq + batch.len() as u64;
         self.accepted = Watermark { seq, at: self.next };
-        self.open.as_mut().expect("provide_buffer opened one").publish();
+        self.open_buffer.as_mut().expect("provide_buffer opened one").publish();
         self.chunks.back_mut().expect("provide_buffer opened one").end = self.next;
         // If the frame ends with a shared value, the last chunk is empty.
         for chunk in self.chunks.iter_mut().rev().take_while(|chunk| chunk.end == self.next) {
@@ -96,14 +96,15 @@ impl LogState {
         Ok(Placement { at, first_seq, group: self.group.number })
     }
 
-    /// Checks that the open segment has disk space for the batch.
+    /// Checks that the open segment has disk space for the batch. Increases the capacity of a segment without
+    /// frames that is too small for it.
     pub(crate) fn check_space(&mut self, request: SpaceRequest) -> Result<(), AppendBlocked> {
         if let Some(suspended) = &self.suspended {
             return Err(AppendBlocked::Writes(suspended.stall.error().clone()));
         }
         let rolling = self.rolling;
         let next = self.next.offset();
-        let Some(segment) = self.segment.as_mut().filter(|_| !rolling) else {
+        let Some(segment) = self.open_segment.as_mut().filter(|_| !rolling) else {
             return Err(AppendBlocked::Segment);
         };
         let is_fresh = segment.header.is_some();
@@ -136,10 +137,10 @@ impl LogState {
         count: usize,
         provided: &mut Option<TailBuffer>,
     ) -> Result<(), AppendBlocked> {
-        if self.open.as_ref().is_some_and(|open| open.capacity() - open.len() >= count) {
+        if self.open_buffer.as_ref().is_some_and(|open| open.capacity() - open.len() >= count) {
             return Ok(());
         }
-        if self.open.is_some() {
+        if self.open_buffer.is_some() {
             self.buffer_bytes = (self.buffer_bytes * 2).min(self.options.buffer_bytes_max);
             self.close_buffer();
         }
@@ -149,13 +150,13 @@ impl LogState {
             provided.or_else(|| self.pool.try_take(capacity)).ok_or(AppendBlocked::Buffer(capacity))?;
         let memory = ChunkMemory::Buffer(buffer.reader(), 0);
         self.push_chunk(memory, 0);
-        self.open = Some(buffer);
+        self.open_buffer = Some(buffer);
         Ok(())
     }
 
     /// Adds a chunk at the current end of the log.
     fn push_chunk(&mut self, memory: ChunkMemory, length: usize) {
-        let file = self.segment.as_ref().expect("an open segment").file.clone();
+        let file = self.open_segment.as_ref().expect("an open segment").file.clone();
         let (start, end) = (self.next, self.next.plus(length));
         let (seq, frame_end) = (self.accepted.seq, end);
         self.chunks.push_back(Chunk { start, end, seq, frame_end, file, memory });
@@ -165,7 +166,7 @@ impl LogState {
 
     /// Appends a value without copying it, between the bytes already in the open buffer and those to come.
     fn share(&mut self, value: &Bytes, reservation: &Arc<Reservation>) {
-        let open = self.open.as_mut().expect("a buffer was provided");
+        let open = self.open_buffer.as_mut().expect("a buffer was provided");
         open.publish();
         let (reader, length) = (open.reader(), open.len());
         self.chunks.back_mut().expect("the open buffer's").end = self.next;
@@ -178,7 +179,7 @@ impl LogState {
         if self.options.direct {
             self.pad();
         }
-        self.open = None;
+        self.open_buffer = None;
     }
 
     /// Advances to the next multiple of [`SYNC_ALIGNMENT`].
@@ -188,13 +189,13 @@ impl LogState {
         self.next = self.next.plus(count);
         self.stats.padding_bytes += count as u64;
         self.stats.file_bytes += count as u64;
-        match &mut self.open {
+        match &mut self.open_buffer {
             Some(open) if open.capacity() - open.len() >= count => {
                 open.pad(count);
                 open.publish();
                 self.chunks.back_mut().expect("the open buffer's").end = self.next;
             }
-            _ => self.open = None,
+            _ => self.open_buffer = None,
         }
     }
 
@@ -202,7 +203,7 @@ impl LogState {
     pub(crate) fn set_direct(&mut self, direct: bool) {
         if direct && !self.options.direct {
             // An unaligned buffer is written as it is; the file does such a write buffered.
-            self.open = None;
+            self.open_buffer = None;
             self.pad();
         }
         self.options.direct = direct;

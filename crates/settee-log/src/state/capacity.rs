@@ -14,19 +14,20 @@ pub(crate) fn reserve_bytes(bytes_max: u32) -> u32 {
     RESERVE_BYTES.min(bytes_max / 4)
 }
 
-/// Capacity of a segment that was planned for `bytes_max` but holds a frame that ends at `end`.
+/// Capacity of a segment whose first frame ends at `end`: the planned `bytes_max`, or the frame plus the
+/// reserve, if the planned capacity is too small for both.
 pub(crate) fn fitting_bytes_max(bytes_max: u32, end: u32) -> u32 {
     if end + reserve_bytes(bytes_max) <= bytes_max { bytes_max } else { end + RESERVE_BYTES }
 }
 
 impl LogOptions {
-    /// Capacity in bytes of the next segment in a log of `log_bytes`, the last `under_way` of which aren't
-    /// persisted yet: a sixteenth of the log or, if that is more, twice `under_way` (at most the log's size),
-    /// within the configured limits. A segment isn't written before the previous one is persisted, so a stream
-    /// that fills small segments would wait for a sync after each.
-    pub(crate) fn segment_bytes(&self, log_bytes: u64, under_way: u64) -> u32 {
+    /// Capacity in bytes of the next segment in a log of `log_bytes`, of which the last `unpersisted_bytes`
+    /// aren't persisted yet: a sixteenth of the log or, if that is more, twice `unpersisted_bytes` (at most
+    /// the log's size), within the configured limits. A segment isn't written before the previous one is
+    /// persisted, so a stream that fills small segments would wait for a sync after each.
+    pub(crate) fn segment_bytes(&self, log_bytes: u64, unpersisted_bytes: u64) -> u32 {
         let most = self.segment_bytes_max;
-        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * under_way).min(log_bytes));
+        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * unpersisted_bytes).min(log_bytes));
         let aim = u32::try_from(aim).unwrap_or(most);
         aim.clamp(self.segment_bytes_min.min(most), most)
     }

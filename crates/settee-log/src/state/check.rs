@@ -1,7 +1,7 @@
 //! The invariants of the state that are verified at the end of each transition, in release builds too.
 
 use super::LogState;
-use super::group::SyncingGroup;
+use super::group::ClosedGroup;
 
 impl LogState {
     /// The first invariant that doesn't hold; `None` if all do, or if the log has stopped. It costs a handful
@@ -10,12 +10,12 @@ impl LogState {
         if self.stopped.is_some() {
             return None;
         }
-        let is_synced_too_early = |syncing: &SyncingGroup| {
-            // The write that ends the group may include the sync if it is the oldest in flight.
-            let is_with_write = self.in_flight.front().is_some_and(|write| write.end == syncing.end);
-            syncing.syncing_since.is_some() && !self.written.reaches(syncing.end) && !is_with_write
+        let is_synced_too_early = |group: &ClosedGroup| {
+            // The write that ends the group may include the sync if it is the oldest incomplete one.
+            let is_with_write = self.incomplete_writes.front().is_some_and(|write| write.end == group.end);
+            group.sync_started_at.is_some() && !self.written.reaches(group.end) && !is_with_write
         };
-        let ids = self.in_flight.iter().map(|write| write.id);
+        let ids = self.incomplete_writes.iter().map(|write| write.id);
         let violated = [
             (self.written.seq > self.accepted.seq, "the written Seq is past the accepted one"),
             (self.persisted.seq > self.written.seq, "the persisted Seq is past the written one"),
@@ -24,10 +24,13 @@ impl LogState {
             (self.written.at > self.next, "the written bytes end past the next frame's position"),
             (self.submitted > self.next, "submitted bytes end past the next frame's position"),
             (
-                self.syncing.as_ref().is_some_and(is_synced_too_early),
+                self.closed_group.as_ref().is_some_and(is_synced_too_early),
                 "a sync began before its group was written",
             ),
-            (self.in_flight.len() > self.options.writes_in_flight_max, "too many writes are in flight"),
+            (
+                self.incomplete_writes.len() > self.options.writes_in_flight_max,
+                "too many writes are in flight",
+            ),
             (!ids.is_sorted_by(|a, b| a < b), "the writes in flight are out of order"),
         ];
         violated.into_iter().find_map(|(is_violated, what)| is_violated.then_some(what))

@@ -23,8 +23,8 @@ pub(super) struct FormingGroup {
     pub synced_at: Duration,
 }
 
-/// A group that was closed and is being written and synced.
-pub(super) struct SyncingGroup {
+/// A group that takes no more batches, until its sync has completed.
+pub(super) struct ClosedGroup {
     pub end: Watermark,
     /// End of its last frame. In direct mode `end` includes padding and can be greater.
     pub frames_end: Position,
@@ -33,7 +33,7 @@ pub(super) struct SyncingGroup {
     pub file: Arc<File>,
     pub committer_count: usize,
     /// When its sync was submitted; `None` before.
-    pub syncing_since: Option<Duration>,
+    pub sync_started_at: Option<Duration>,
 }
 
 /// The previous segment, until all of it is persisted.

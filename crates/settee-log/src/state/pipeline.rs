@@ -1,4 +1,13 @@
 //! The write pipeline: which write or sync is next, when a group is closed, and what has completed.
+//!
+//! The life of a write: `accept` adds bytes to a chunk; `next_write` submits a part of a chunk, up to the end
+//! of the closed group, of the previous segment (the *barrier*), or of what is accepted; `complete_write`
+//! marks it done, and advances `written` over all done writes before the first that isn't. Once `written`
+//! reaches the end of the closed group, a sync persists the group, and `complete_sync` advances `persisted`.
+//! The last write of a group includes the sync if no other write is incomplete.
+//!
+//! Closing a group pads the log to a multiple of [`SYNC_ALIGNMENT`](crate::format::SYNC_ALIGNMENT) (`pad`).
+//! The next bytes begin after the padding (`resume`), so that no byte that a sync covers is written again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +17,14 @@ use tokio::sync::oneshot;
 
 use super::LogState;
 use super::chunk::Chunk;
-use super::group::{Barrier, SyncingGroup};
+use super::group::{Barrier, ClosedGroup};
 use super::segments::OpenSegment;
-use super::write::{Action, InFlightWrite, SuspendedWrites};
+use super::write::{Action, IncompleteWrite, SuspendedWrites};
 use crate::failpoints::Failpoint;
 use crate::watermark::{Position, Watermark};
 
-/// A stream without waiters is synced each time this many bytes have been accepted. The next segment waits
-/// for the sync at the end of the current one; this limit keeps that sync short.
+/// A stream (appends that no caller waits for) is synced each time this many bytes have been accepted. The
+/// next segment waits for the sync at the end of the current one; this limit keeps that sync short.
 const STREAM_SYNC_BYTES: usize = 8 << 20;
 
 /// Weight of the running average of the sync time: a new measurement counts one part in this many.
@@ -27,8 +36,9 @@ impl LogState {
         self.write_wanted = self.accepted;
     }
 
-    /// Requests that all accepted bytes be persisted.
-    pub(crate) fn want_persisted(&mut self) {
+    /// Registers a committer: requests that all accepted bytes be persisted. The next group expects this
+    /// caller again.
+    pub(crate) fn add_committer(&mut self) {
         self.persist_wanted = self.accepted;
         self.group.committer_count += 1;
     }
@@ -42,12 +52,12 @@ impl LogState {
 
     /// Returns the next action, which counts as begun. The caller repeats this until it returns `None`.
     pub(crate) fn next_action(&mut self, now: Duration) -> Option<Action> {
-        let action = self.find_action(now);
-        self.operation_count += usize::from(action.is_some());
+        let action = self.begin_next_action(now);
+        self.engine_operation_count += usize::from(action.is_some());
         action
     }
 
-    fn find_action(&mut self, now: Duration) -> Option<Action> {
+    fn begin_next_action(&mut self, now: Duration) -> Option<Action> {
         if self.stopped.is_some() {
             return None;
         }
@@ -59,18 +69,18 @@ impl LogState {
             self.want_written();
             self.accepted_since = None;
         }
-        if self.syncing.is_none() && self.group.bytes >= STREAM_SYNC_BYTES {
+        if self.closed_group.is_none() && self.group.bytes >= STREAM_SYNC_BYTES {
             self.persist_wanted = self.accepted;
         }
-        if self.syncing.is_none() && self.group_is_due(now) {
+        if self.closed_group.is_none() && self.group_is_due(now) {
             self.close_group();
         }
-        if let Some(syncing) = &mut self.syncing
-            && syncing.syncing_since.is_none()
-            && self.written.reaches(syncing.end)
+        if let Some(group) = &mut self.closed_group
+            && group.sync_started_at.is_none()
+            && self.written.reaches(group.end)
         {
-            syncing.syncing_since = Some(now);
-            return Some(Action::Sync { file: syncing.file.clone() });
+            group.sync_started_at = Some(now);
+            return Some(Action::Sync { file: group.file.clone() });
         }
         self.next_write(now)
     }
@@ -82,10 +92,10 @@ impl LogState {
         }
         let age = |since: Option<Duration>, max_ms| Some(since? + Duration::from_millis(max_ms));
         // Bytes that wait for another write or sync are handled when that completes.
-        let is_idle = self.in_flight.is_empty() && self.barrier.is_none();
+        let is_idle = self.incomplete_writes.is_empty() && self.barrier.is_none();
         let accepted = age(self.accepted_since.filter(|_| is_idle), self.options.accepted_age_ms_max);
         let written = age(self.written_since, self.options.written_age_ms_max);
-        let group = (self.syncing.is_none() && self.group_is_wanted()).then(|| self.group_deadline());
+        let group = (self.closed_group.is_none() && self.group_is_wanted()).then(|| self.group_deadline());
         [accepted, written, group].into_iter().flatten().min()
     }
 
@@ -97,14 +107,15 @@ impl LogState {
         !self.persisted.reaches(self.persist_wanted)
     }
 
-    /// Until when a group that is due waits for more batches: those of committers whose previous commit has
-    /// just completed and who are likely to commit again. Only a group of two or more committers can gain
-    /// from this.
+    /// Until when a wanted group waits for more batches: those of committers whose previous commit has just
+    /// completed and who are likely to commit again.
     fn group_deadline(&self) -> Duration {
         let max = Duration::from_micros(self.options.group_delay_us_max);
         self.group.synced_at + (self.sync_time / 2).min(max)
     }
 
+    /// Whether to close the group now. Only a group of two or more committers can gain from waiting, so one
+    /// that expects a single committer is due as soon as that one commits.
     fn group_is_due(&self, now: Duration) -> bool {
         let group = &self.group;
         self.barrier.is_some()
@@ -123,7 +134,7 @@ impl LogState {
                 let end = self.accepted;
                 self.pad();
                 let at = self.data_end();
-                let file = self.segment.as_ref().expect("something was accepted").file.clone();
+                let file = self.open_segment.as_ref().expect("something was accepted").file.clone();
                 (Watermark { at, ..end }, end.at, self.next, file)
             }
         };
@@ -137,15 +148,15 @@ impl LogState {
         let committer_count = std::mem::take(&mut group.committer_count);
         (group.batch_count, group.bytes) = (0, 0);
         group.number += 1;
-        self.syncing =
-            Some(SyncingGroup { end, frames_end, resume, file, committer_count, syncing_since: None });
+        self.closed_group =
+            Some(ClosedGroup { end, frames_end, resume, file, committer_count, sync_started_at: None });
     }
 
     /// End of the last write of the accepted bytes: in direct mode, this includes padding that is not yet
     /// written.
     fn data_end(&self) -> Position {
         let resume =
-            self.syncing.as_ref().map_or(self.submitted, |syncing| syncing.resume.max(self.submitted));
+            self.closed_group.as_ref().map_or(self.submitted, |group| group.resume.max(self.submitted));
         match self.chunks.back() {
             Some(last) if self.options.direct && last.end > resume => last.end.max(self.accepted.at),
             _ => self.accepted.at,
@@ -153,7 +164,7 @@ impl LogState {
     }
 
     fn next_write(&mut self, now: Duration) -> Option<Action> {
-        if self.in_flight.len() >= self.options.writes_in_flight_max || self.suspended.is_some() {
+        if self.incomplete_writes.len() >= self.options.writes_in_flight_max || self.suspended.is_some() {
             return None;
         }
         let index = self.chunks.iter().position(|chunk| chunk.end > self.submitted)?;
@@ -161,14 +172,14 @@ impl LogState {
         if self.barrier.as_ref().is_some_and(|barrier| start >= barrier.end.at) {
             return None;
         }
-        let is_open = self.open.is_some() && index + 1 == self.chunks.len();
-        let syncing = self
-            .syncing
+        let is_open = self.open_buffer.is_some() && index + 1 == self.chunks.len();
+        let group = self
+            .closed_group
             .as_ref()
-            .filter(|syncing| syncing.end.at > start)
-            .map(|syncing| (syncing.end, syncing.resume));
+            .filter(|group| group.end.at > start)
+            .map(|group| (group.end, group.resume));
         let chunk_end = Watermark { seq: self.chunks[index].seq, at: self.chunks[index].end };
-        let (end, resume) = match syncing {
+        let (end, resume) = match group {
             Some((end, resume)) if end.at <= chunk_end.at => (end, resume),
             Some(_) => (chunk_end, chunk_end.at),
             None if !is_open => (chunk_end, chunk_end.at),
@@ -184,9 +195,9 @@ impl LogState {
         let bytes = chunk.memory.share(start.since(chunk.start), end.at.since(chunk.start));
         let file = chunk.file.clone();
         // It is the only write in flight and the last of its group, so it includes the sync.
-        let sync = match &mut self.syncing {
-            Some(syncing) if syncing.end == end && self.in_flight.is_empty() => {
-                syncing.syncing_since = Some(now);
+        let sync = match &mut self.closed_group {
+            Some(group) if group.end == end && self.incomplete_writes.is_empty() => {
+                group.sync_started_at = Some(now);
                 true
             }
             _ => false,
@@ -196,14 +207,14 @@ impl LogState {
             self.accepted_since = None;
         }
         self.write_count += 1;
-        self.in_flight.push_back(InFlightWrite { id: self.write_count, end, done: false });
+        self.incomplete_writes.push_back(IncompleteWrite { id: self.write_count, end, done: false });
         Some(Action::Write { id: self.write_count, file, offset: u64::from(start.offset()), bytes, sync })
     }
 
     /// Whether the open buffer should be written although it isn't full. Only one such write is in flight at
     /// a time; bytes accepted in the meantime go into the next.
     fn open_chunk_is_due(&self) -> bool {
-        self.write_wanted.at > self.submitted && self.in_flight.is_empty()
+        self.write_wanted.at > self.submitted && self.incomplete_writes.is_empty()
     }
 
     /// Records the success of a write. Returns the waiters to notify.
@@ -217,12 +228,12 @@ impl LogState {
             suspended.ids.retain(|suspended_id| *suspended_id != id);
             self.suspended.take_if(|suspended| suspended.ids.is_empty());
         }
-        let write = self.in_flight.iter_mut().find(|write| write.id == id);
-        write.expect("it was in flight").done = true;
+        let write = self.incomplete_writes.iter_mut().find(|write| write.id == id);
+        write.expect("it was submitted").done = true;
         if self.options.is_enabled(Failpoint::WatermarkPastGap) {
             self.advance_past_gap(id);
         }
-        while let Some(write) = self.in_flight.pop_front_if(|write| write.done) {
+        while let Some(write) = self.incomplete_writes.pop_front_if(|write| write.done) {
             self.written = write.end;
         }
         if self.written_since.is_none() {
@@ -236,7 +247,7 @@ impl LogState {
         woken
     }
 
-    /// Registers a write that failed for lack of disk space, for a retry. Returns whether it is the first one
+    /// Registers a write that failed for lack of disk space, for a retry. Returns whether it is the only one
     /// waiting.
     pub(crate) fn suspend_write(&mut self, id: u64, write: Action, stall: Stall) -> bool {
         let none = || SuspendedWrites { stall, ids: Vec::new(), waiting: Vec::new() };
@@ -248,10 +259,10 @@ impl LogState {
         suspended.waiting.len() == 1
     }
 
-    /// Takes the writes to retry; they count as in flight again.
+    /// Takes the writes to retry; the engine executes them again.
     pub(crate) fn take_suspended_writes(&mut self) -> Vec<Action> {
         let writes = self.suspended.as_mut().map_or_else(Vec::new, |all| std::mem::take(&mut all.waiting));
-        self.operation_count += writes.len();
+        self.engine_operation_count += writes.len();
         writes
     }
 
@@ -262,11 +273,11 @@ impl LogState {
 
     /// Whether a write has completed that no completed sync covers.
     pub(crate) fn has_unsynced(&self) -> bool {
-        self.written.at != self.persisted.at || self.in_flight.iter().any(|write| write.done)
+        self.written.at != self.persisted.at || self.incomplete_writes.iter().any(|write| write.done)
     }
 
-    /// The error of a write that waits for disk space, if another completed write isn't covered by a sync:
-    /// the error may then concern that one. `None` in all other cases.
+    /// If a write is suspended and another completed write is unsynced, returns the error: it may be that
+    /// write's, so the log must stop.
     pub(crate) fn no_space_with_unsynced_writes(&self) -> Option<Arc<settee_io::Error>> {
         let suspended = self.suspended.as_ref().filter(|suspended| !suspended.waiting.is_empty())?;
         self.has_unsynced().then(|| suspended.stall.error().clone())
@@ -274,10 +285,10 @@ impl LogState {
 
     /// [`Failpoint::WatermarkPastGap`].
     fn advance_past_gap(&mut self, id: u64) {
-        let index = self.in_flight.iter().position(|write| write.id == id).expect("it was in flight");
-        let ended = self.in_flight.remove(index).expect("the index is valid");
+        let index = self.incomplete_writes.iter().position(|write| write.id == id).expect("it was submitted");
+        let ended = self.incomplete_writes.remove(index).expect("the index is valid");
         self.written = ended.end;
-        for write in self.in_flight.iter_mut().filter(|write| ended.end.reaches(write.end)) {
+        for write in self.incomplete_writes.iter_mut().filter(|write| ended.end.reaches(write.end)) {
             write.end = ended.end;
         }
     }
@@ -288,14 +299,14 @@ impl LogState {
 
     /// Drops the chunks that are written.
     fn release_written_chunks(&mut self) {
-        if self.in_flight.is_empty() && self.all_is_submitted() {
+        if self.incomplete_writes.is_empty() && self.all_is_submitted() {
             // The log is idle: the next append takes a small buffer.
             self.read_view_is_stale |= !self.chunks.is_empty();
             self.chunks.clear();
-            self.open = None;
+            self.open_buffer = None;
             self.buffer_bytes = self.options.buffer_bytes_min;
         }
-        let open_count = usize::from(self.open.is_some());
+        let open_count = usize::from(self.open_buffer.is_some());
         let is_written = |chunk: &Chunk| chunk.end <= self.written.at && chunk.frame_end <= self.written.at;
         while self.chunks.len() > open_count && is_written(&self.chunks[0]) {
             self.chunks.pop_front();
@@ -303,27 +314,27 @@ impl LogState {
         }
     }
 
-    /// Records the success of the group's sync. Returns the waiters to notify.
+    /// Records the success of the closed group's sync. Returns the waiters to notify.
     pub(crate) fn complete_sync(&mut self, now: Duration) -> Vec<oneshot::Sender<()>> {
         if self.stopped.is_some() {
             return Vec::new();
         }
-        let syncing = self.syncing.take().expect("it was being synced");
-        let taken = now.saturating_sub(syncing.syncing_since.expect("it was being synced"));
+        let synced = self.closed_group.take().expect("a group is closed");
+        let taken = now.saturating_sub(synced.sync_started_at.expect("its sync has begun"));
         self.sync_time = match self.sync_time {
             Duration::ZERO => taken,
             average => (average * (SYNC_TIME_WEIGHT - 1) + taken) / SYNC_TIME_WEIGHT,
         };
-        self.persisted = syncing.end;
-        self.persisted_frames_end = syncing.frames_end;
+        self.persisted = synced.end;
+        self.persisted_frames_end = synced.frames_end;
         if self.written.at == self.persisted.at {
             self.written_since = None;
         } else {
             self.written_since = Some(now);
         }
-        self.barrier.take_if(|barrier| syncing.end.reaches(barrier.end));
+        self.barrier.take_if(|barrier| synced.end.reaches(barrier.end));
         self.group.synced_at = now;
-        self.group.expected_count = syncing.committer_count + self.group.committer_count;
+        self.group.expected_count = synced.committer_count + self.group.committer_count;
         self.stats.sync_count += 1;
         self.stats.sync_us = self.sync_time.as_micros() as u64;
         self.persisted_waiters.take_reached(self.persisted)
@@ -331,17 +342,17 @@ impl LogState {
 
     /// [`Failpoint::SyncRetried`].
     pub(crate) fn retry_sync(&mut self) {
-        self.operation_count -= 1;
-        self.syncing.as_mut().expect("it was being synced").syncing_since = None;
+        self.engine_operation_count -= 1;
+        self.closed_group.as_mut().expect("a group is closed").sync_started_at = None;
     }
 
     /// Makes `segment` the open one, which takes all later appends. No byte of it is written until all of the
     /// previous segment is persisted.
     pub(crate) fn begin_segment(&mut self, segment: OpenSegment) {
         assert!(!self.has_barrier(), "the previous segment is persisted");
-        if let Some(previous) = &self.segment {
+        if let Some(previous) = &self.open_segment {
             let file = previous.file.clone();
-            if self.open.is_some() {
+            if self.open_buffer.is_some() {
                 self.close_buffer();
             }
             let end = Watermark { at: self.data_end().max(self.persisted.at), ..self.accepted };
@@ -355,7 +366,7 @@ impl LogState {
         self.group.number += 1;
         self.background_job_refused = false;
         self.next = Position::new(segment.number, 0);
-        self.segment = Some(segment);
+        self.open_segment = Some(segment);
     }
 
     /// Whether the previous segment is not yet persisted.
@@ -363,8 +374,8 @@ impl LogState {
         self.barrier.is_some()
     }
 
-    /// A receiver that is notified when the previous segment is persisted; `None` if it is.
-    pub(crate) fn wait_for_barrier(&mut self) -> Option<oneshot::Receiver<()>> {
+    /// Returns a receiver that is notified when the previous segment is persisted; `None` if it is.
+    pub(crate) fn barrier_waiter(&mut self) -> Option<oneshot::Receiver<()>> {
         let end = self.barrier.as_ref()?.end;
         Some(self.persisted_waiters.add(end))
     }

@@ -28,7 +28,8 @@ pub(crate) struct OpenSegment {
 pub(crate) struct SegmentMeta {
     pub epoch: u32,
     pub first_seq: u64,
-    /// Size of its frames in bytes, header included.
+    /// Size of its frames in bytes, header included. For the open segment this is its size when the log was
+    /// opened: 0 if the segment was begun since.
     pub bytes: u64,
 }
 

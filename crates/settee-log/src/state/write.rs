@@ -1,4 +1,4 @@
-//! Writes: to submit, in flight, and suspended for lack of disk space.
+//! Writes: to submit, incomplete, and suspended for lack of disk space.
 
 use std::sync::Arc;
 
@@ -16,10 +16,11 @@ pub(crate) enum Action {
     Sync { file: Arc<File> },
 }
 
-/// A write that was submitted.
-pub(super) struct InFlightWrite {
+/// A write that was submitted and that `written` doesn't cover yet.
+pub(super) struct IncompleteWrite {
     pub id: u64,
     pub end: Watermark,
+    /// Whether it has succeeded; it then waits for the writes before it.
     pub done: bool,
 }
 

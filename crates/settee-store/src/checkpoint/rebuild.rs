@@ -16,7 +16,7 @@ use crate::manifest::{Manifest, tree_name};
 use crate::memtable::Memtable;
 use crate::segments::{Segment, Segments};
 use crate::shared::StoreContext;
-use crate::version::{CheckpointFacts, CheckpointState, CheckpointTree, Incoming, PreviousEntry, Version};
+use crate::version::{CheckpointFacts, CheckpointState, CheckpointTree, NewRecord, PreviousEntry, Version};
 
 impl StoreContext {
     /// Builds a tree from the segments, and from the log up to a `Seq` that it has reached, if that is given.
@@ -88,8 +88,8 @@ impl Rebuild<'_> {
         while let Some((entry, _)) = scan.next().await? {
             let location = Location::in_log(entry.seq, entry.location);
             let (flags, key, meta) = (entry.flags, entry.key, entry.meta);
-            let record = Incoming { flags, key, meta, location };
-            self.version.enter(&record, PreviousEntry::default(), &rules);
+            let record = NewRecord { flags, key, meta, location };
+            self.version.insert(&record, PreviousEntry::default(), &rules);
         }
         Ok(())
     }
@@ -115,7 +115,7 @@ impl Rebuild<'_> {
             reached = record.seq.0;
             let location = Location::in_log(record.seq, at);
             let (flags, key, meta) = (record.flags, record.key, record.meta);
-            version.enter(&Incoming { flags, key, meta, location }, PreviousEntry::default(), &rules);
+            version.insert(&NewRecord { flags, key, meta, location }, PreviousEntry::default(), &rules);
         })
         .await;
         if reached < last {
@@ -151,7 +151,7 @@ impl Rebuild<'_> {
             CheckpointState::new(Some(tree), &new_facts, version.checkpoint.segments.clone()).await?;
         *facts = new_facts;
         let files = version.files.clone();
-        version.install(&Arc::new(checkpoint), &files, input.generation);
+        version.set_checkpoint(&Arc::new(checkpoint), &files, input.generation);
         if let Some(number) = replaced {
             context.remove_file(&context.directory.join(tree_name(number))).await;
         }

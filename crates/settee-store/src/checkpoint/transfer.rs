@@ -70,7 +70,7 @@ impl Shared {
     /// Transfers the log's segments up to `last`, as soon as they are sealed.
     async fn transfer_to(self: &Arc<Self>, last: u32) -> Result<(), StoreError> {
         loop {
-            let notified = self.checkpointed.notified();
+            let notified = self.status_changed.notified();
             let sealed = self.log.sealed_below();
             if self.is_closed() {
                 return Ok(());
@@ -103,8 +103,8 @@ impl Shared {
         next.number += 1;
         next.checkpoint = checkpoint.seq;
         next.last_in_seq_index = checkpoint.last_in_seq_index;
-        self.install(&mut manifest, next).await?;
-        self.install_version(Arc::new(CheckpointState { segments, ..(*checkpoint).clone() }), 0).await;
+        self.replace_manifest(&mut manifest, next).await?;
+        self.install_checkpoint(Arc::new(CheckpointState { segments, ..(*checkpoint).clone() }), 0).await;
         self.transfer(&manifest, checkpoint.live_bytes());
         Ok(())
     }

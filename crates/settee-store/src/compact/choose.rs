@@ -26,11 +26,11 @@ use crate::version::{CheckpointState, Live};
 const SEGMENT_COUNT_TARGET: u64 = 16;
 
 /// Segments that block tombstones are rewritten when the tombstones exceed their live bytes divided by this.
-const BLOCKED_SHARE: u64 = 4;
+const BLOCKED_DIVISOR: u64 = 4;
 
 /// Bytes that a rewrite adds at most: the sparse block index, and the rest of the last page.
 const OWN_BYTES: u64 = 8 << 10;
-const OWN_SHARE: u64 = 64;
+const OWN_DIVISOR: u64 = 64;
 
 /// Size of the smallest tombstone in bytes: a record header.
 const TOMBSTONE_BYTES_MIN: u64 = 28;
@@ -108,7 +108,7 @@ impl SegmentFacts {
     /// Bytes that a rewrite would free.
     fn garbage(&self) -> u64 {
         let needed = self.needed();
-        (self.bytes - needed).saturating_sub(needed / OWN_SHARE + OWN_BYTES)
+        (self.bytes - needed).saturating_sub(needed / OWN_DIVISOR + OWN_BYTES)
     }
 
     /// Whether a rewrite as of `seq` makes the segment smaller. One that was rewritten as of the same `Seq`
@@ -193,7 +193,8 @@ impl Overview {
                     oldest = oldest.min(blocker);
                     to_copy += self.facts[blocker].live;
                 }
-                if oldest != usize::MAX && blocked_bytes.saturating_mul(BLOCKED_SHARE) > to_copy + OWN_BYTES {
+                if oldest != usize::MAX && blocked_bytes.saturating_mul(BLOCKED_DIVISOR) > to_copy + OWN_BYTES
+                {
                     return Some(oldest);
                 }
             }

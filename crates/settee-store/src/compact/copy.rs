@@ -10,7 +10,7 @@ use settee_io::{Damage, File, OpenMode, ReadAt, ReadPolicy, directory};
 use settee_log::{Entry, EntryRef, Flags, Record, SegmentIndexBuilder, footer_start};
 use tokio::sync::SemaphorePermit;
 
-use super::survivors::Plan;
+use super::kept_records::Plan;
 use crate::error::StoreError;
 use crate::failpoints::Failpoint;
 use crate::manifest::SegmentName;
@@ -21,7 +21,7 @@ use crate::shared::Shared;
 pub(super) const COPY_BYTES: u64 = 1 << 20;
 
 /// A record that is to be copied.
-struct Survivor {
+struct KeptRecord {
     entry: Entry,
     /// Its offset in the old file.
     file_offset: u64,
@@ -41,7 +41,7 @@ pub(super) struct SegmentCopy<'a> {
     contents: Contents,
     tombstone_bytes: u64,
     /// The permit for background work, released while it sleeps.
-    turn: Option<SemaphorePermit<'a>>,
+    background_permit: Option<SemaphorePermit<'a>>,
 }
 
 impl<'a> SegmentCopy<'a> {
@@ -49,7 +49,7 @@ impl<'a> SegmentCopy<'a> {
         shared: &'a Shared,
         path: &Path,
         name: SegmentName,
-        turn: SemaphorePermit<'a>,
+        background_permit: SemaphorePermit<'a>,
     ) -> Result<SegmentCopy<'a>, StoreError> {
         let file = File::open(&shared.context.env.engine, path, OpenMode::CreateNew).await?;
         Ok(SegmentCopy {
@@ -62,20 +62,20 @@ impl<'a> SegmentCopy<'a> {
             segment_index: SegmentIndexBuilder::covering(name.first, name.last, name.epoch),
             contents: Contents::default(),
             tombstone_bytes: 0,
-            turn: Some(turn),
+            background_permit: Some(background_permit),
             name,
         })
     }
 
     /// Copies the kept records of a segment.
     pub(super) async fn take(&mut self, plan: &Plan, tombstones_to: u64) -> Result<(), StoreError> {
-        let Plan { segment, segment_index: Some(segment_index), survivors: wanted } = plan else {
+        let Plan { segment, segment_index: Some(segment_index), kept_records: wanted } = plan else {
             return Ok(());
         };
         let file = segment.file().await?.clone();
         let is_original = segment.name.generation == 0;
         let mut scan = segment_index.scan_seq(settee_log::Seq(0));
-        let mut survivors: Vec<Survivor> = Vec::new();
+        let mut kept_records: Vec<KeptRecord> = Vec::new();
         let (mut file_offset, mut bytes) = (0, 0);
         while let Some((entry, _)) = scan.next().await? {
             let length = u64::from(entry.location.length);
@@ -84,29 +84,29 @@ impl<'a> SegmentCopy<'a> {
             if !wanted.has(entry.seq.0, tombstones_to) {
                 continue;
             }
-            survivors.push(Survivor { entry: entry.to_entry(), file_offset: at });
+            kept_records.push(KeptRecord { entry: entry.to_entry(), file_offset: at });
             bytes += length;
             if bytes >= COPY_BYTES {
-                self.copy(&file, &mut survivors).await?;
+                self.copy(&file, &mut kept_records).await?;
                 bytes = 0;
             }
         }
-        self.copy(&file, &mut survivors).await
+        self.copy(&file, &mut kept_records).await
     }
 
     /// Copies records, and verifies each.
-    async fn copy(&mut self, file: &File, survivors: &mut Vec<Survivor>) -> Result<(), StoreError> {
-        let reads: Vec<_> = survivors
+    async fn copy(&mut self, file: &File, kept_records: &mut Vec<KeptRecord>) -> Result<(), StoreError> {
+        let reads: Vec<_> = kept_records
             .iter()
-            .map(|survivor| ReadAt::new(survivor.file_offset, survivor.entry.location.length as usize))
+            .map(|kept| ReadAt::new(kept.file_offset, kept.entry.location.length as usize))
             .collect();
         let values = file.read_many(&reads, ReadPolicy::ADJACENT_ONLY).await;
-        for (value, survivor) in values.into_iter().zip(survivors.drain(..)) {
-            let entry = survivor.entry;
+        for (value, kept) in values.into_iter().zip(kept_records.drain(..)) {
+            let entry = kept.entry;
             let damaged = |what| {
                 StoreError::Damaged(Damage {
                     path: file.path().to_path_buf(),
-                    offset: survivor.file_offset,
+                    offset: kept.file_offset,
                     what,
                 })
             };
@@ -139,9 +139,9 @@ impl<'a> SegmentCopy<'a> {
         self.written += size;
         if !self.shared.is_closed() {
             // Other work goes on meanwhile, and closing the store does not wait long.
-            self.turn = None;
+            self.background_permit = None;
             self.shared.pace(size).await;
-            self.turn = self.shared.context.env.background.acquire().await.ok();
+            self.background_permit = self.shared.context.env.background.acquire().await.ok();
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ impl Entry {
             location: view.location,
             in_seq_index: view.is_in_seq_index(),
             is_base: view.is_base(),
-            older: view.versions().skip(1).collect(),
+            older: view.all_pointers().skip(1).collect(),
         }
     }
 
@@ -36,7 +36,7 @@ impl Entry {
         match found {
             None if view.is_tombstone() => {}
             None => *found = Some(Entry::new(view)),
-            Some(entry) => entry.older.extend(view.versions()),
+            Some(entry) => entry.older.extend(view.all_pointers()),
         }
     }
 
@@ -47,18 +47,18 @@ impl Entry {
 
     /// The records that make up the value, newest first: up to the first base value, or all there are.
     pub fn pointers(&self) -> impl Iterator<Item = Pointer> {
-        until_base(self.versions())
+        until_base(self.all_pointers())
     }
 
     /// The records that made up the value at `seq`, newest first; `None` if the index no longer holds them
     /// all.
     pub fn pointers_at(&self, seq: Seq) -> Option<Vec<Pointer>> {
-        let versions = self.versions().skip_while(|pointer| pointer.location.seq > seq.0);
-        let pointers: Vec<_> = until_base(versions).collect();
+        let pointers = self.all_pointers().skip_while(|pointer| pointer.location.seq > seq.0);
+        let pointers: Vec<_> = until_base(pointers).collect();
         pointers.last().is_some_and(|oldest| oldest.is_base).then_some(pointers)
     }
 
-    fn versions(&self) -> impl Iterator<Item = Pointer> {
+    fn all_pointers(&self) -> impl Iterator<Item = Pointer> {
         let newest = Pointer { location: self.location, is_base: self.is_base };
         std::iter::once(newest).chain(self.older.iter().copied())
     }
@@ -97,6 +97,6 @@ impl<'a> EntryRef<'a> {
 
     /// As [`Entry::pointers`].
     pub fn pointers(&self) -> impl Iterator<Item = Pointer> + use<'a> {
-        until_base(self.view.versions().chain(self.older.iter().copied()))
+        until_base(self.view.all_pointers().chain(self.older.iter().copied()))
     }
 }

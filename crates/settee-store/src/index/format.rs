@@ -100,11 +100,11 @@ impl<'a> EntryView<'a> {
     /// The records that make up the value, newest first: up to the first base value, or as many as this entry
     /// has.
     pub(crate) fn pointers(&self) -> impl Iterator<Item = Pointer> + use<'a> {
-        until_base(self.versions())
+        until_base(self.all_pointers())
     }
 
     /// All records that this entry has, newest first, including those that the value no longer needs.
-    pub(crate) fn versions(&self) -> impl Iterator<Item = Pointer> + use<'a> {
+    pub(crate) fn all_pointers(&self) -> impl Iterator<Item = Pointer> + use<'a> {
         let newest =
             (!self.is_tombstone()).then_some(Pointer { location: self.location, is_base: self.is_base() });
         let mut reader = Reader(self.older);

@@ -2,10 +2,10 @@
 
 use settee_log::Seq;
 
-/// Largest number of records that make up a key's value.
+/// Largest number of records that make up a key's value, the base value included.
 pub const OPERAND_COUNT_MAX: usize = 32;
 
-/// Location of a record in the log. It never changes, even when the segment is rewritten.
+/// Where the log first stored a record. It never changes; after compaction `segments` translates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Location {
     /// The update number.

@@ -12,7 +12,7 @@ use super::page::{self, Page, PageRecord, RECORD_COUNT_MAX};
 /// A full node is split at the end of a run of adjacent insertions instead of in the middle if the run
 /// inserted at least the node's records divided by this. Ascending keys then leave full nodes behind, and no
 /// order of insertions leaves many sparse ones.
-const RUN_SHARE_MIN: usize = 4;
+const RUN_DIVISOR: usize = 4;
 
 /// Totals of the entries under a node, or of a prefix of all entries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -350,7 +350,7 @@ impl Node {
             return None;
         }
         let is_at_end = index == self.page.count();
-        let is_run = self.page.run_before(index) * RUN_SHARE_MIN >= self.page.count();
+        let is_run = self.page.run_before(index) * RUN_DIVISOR >= self.page.count();
         let mut records: Vec<_> = self.page.records().collect();
         records.insert(index, record);
         let children = std::mem::take(&mut self.children);

@@ -9,8 +9,8 @@
 //! 1. `slots[..count]` are in ascending order of their keys; no key occurs twice.
 //! 2. All keys begin with the first `prefix_size` bytes of the first.
 //! 3. `heads[i]` is the head of record i below `count`, and `HEAD_UNUSED` from there on.
-//! 4. `live_size` is the size of all records; the rest of the buffer is garbage, and at most a
-//!    `GARBAGE_SHARE_MAX`th of it.
+//! 4. `live_size` is the size of all records; the rest of the buffer is garbage, at most its size
+//!    divided by `GARBAGE_DIVISOR`.
 
 use std::cmp::Ordering;
 
@@ -21,14 +21,14 @@ pub(super) const RECORD_COUNT_MAX: usize = 64;
 pub(super) const PAGE_SIZE_MAX: usize = 8 << 10;
 
 /// A page's buffer is compacted when more than its size divided by this is garbage.
-const GARBAGE_SHARE_MAX: usize = 4;
+const GARBAGE_DIVISOR: usize = 4;
 
 /// A full buffer grows by its size divided by this.
-const GROWTH_SHARE: usize = 4;
+const GROWTH_DIVISOR: usize = 4;
 
 /// A page is merged with a neighbour when it has less than the largest number of records, and of bytes,
 /// divided by this.
-const UNDERFULL_SHARE: usize = 4;
+const UNDERFULL_DIVISOR: usize = 4;
 
 /// Assumed size of a cache line in bytes; a wrong value costs only time.
 const CACHE_LINE_SIZE: usize = 64;
@@ -194,7 +194,8 @@ impl Page {
     }
 
     pub(super) fn is_underfull(&self) -> bool {
-        self.count < RECORD_COUNT_MAX / UNDERFULL_SHARE && self.live_size < PAGE_SIZE_MAX / UNDERFULL_SHARE
+        self.count < RECORD_COUNT_MAX / UNDERFULL_DIVISOR
+            && self.live_size < PAGE_SIZE_MAX / UNDERFULL_DIVISOR
     }
 
     /// Size of all records in bytes.
@@ -226,7 +227,7 @@ impl Page {
         let at = self.bytes.len();
         let size = key.len() + tail.len();
         if self.bytes.capacity() - at < size {
-            self.bytes.reserve_exact(size.max(at / GROWTH_SHARE));
+            self.bytes.reserve_exact(size.max(at / GROWTH_DIVISOR));
         }
         self.bytes.extend_from_slice(key);
         self.bytes.extend_from_slice(tail);
@@ -235,7 +236,7 @@ impl Page {
     }
 
     fn collect_garbage(&mut self) {
-        if self.bytes.len() - self.live_size <= self.bytes.len() / GARBAGE_SHARE_MAX {
+        if self.bytes.len() - self.live_size <= self.bytes.len() / GARBAGE_DIVISOR {
             return;
         }
         let mut bytes = Vec::with_capacity(self.live_size);
@@ -260,14 +261,14 @@ impl Page {
         }
         assert!(self.heads[self.count..].iter().all(|head| *head == HEAD_UNUSED));
         assert_eq!(self.live_size, size_of_records(&self.records().collect::<Vec<_>>()));
-        assert!(self.bytes.len() - self.live_size <= self.bytes.len() / GARBAGE_SHARE_MAX);
+        assert!(self.bytes.len() - self.live_size <= self.bytes.len() / GARBAGE_DIVISOR);
     }
 }
 
 impl Clone for Page {
     /// Copies the page with spare capacity, since a copied page is about to be changed.
     fn clone(&self) -> Page {
-        let mut bytes = Vec::with_capacity(self.bytes.len() + self.bytes.len() / GROWTH_SHARE);
+        let mut bytes = Vec::with_capacity(self.bytes.len() + self.bytes.len() / GROWTH_DIVISOR);
         bytes.extend_from_slice(&self.bytes);
         Page { bytes, ..*self }
     }

@@ -16,7 +16,10 @@ pub(crate) struct Memtable {
     pub last_in_seq_index: u64,
     /// Bytes in the log of all its records, replaced ones included.
     pub record_bytes: u64,
-    /// Bytes in the log that are known to have become garbage since the memtable began.
+    /// Estimate of the bytes in the log that have become garbage since the memtable began. The record of an
+    /// older memtable or the tree that a new one follows is counted even if it remains needed: if the new one
+    /// is a merge operand, or the old one is a tombstone. Replay, and a store without
+    /// an aggregate, don't look up these records, and count none.
     pub dead_bytes: u64,
 }
 

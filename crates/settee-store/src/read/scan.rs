@@ -149,14 +149,14 @@ impl Rows {
         }
         for found in self.memtables.older() {
             let view = EntryView::trusted(found.value);
-            older.extend(view.versions());
+            older.extend(view.all_pointers());
             if view.is_whole() {
                 return Ok(());
             }
         }
         let key = self.memtables.current().key;
         if let Some(tree) = self.tree.as_ref().filter(|tree| tree.is_valid && tree.key == key) {
-            older.extend(decode(&tree.value)?.versions());
+            older.extend(decode(&tree.value)?.all_pointers());
         }
         Ok(())
     }

@@ -20,23 +20,27 @@ impl Shared {
     /// directory failed, names may be lost that the next manifest would rely on.
     pub(crate) fn check_files(&self) -> Result<(), StoreError> {
         self.log.health()?;
-        self.failed.get().cloned().map_or(Ok(()), Err)
+        self.files_error.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Replaces the manifest.
-    pub(crate) async fn install(&self, manifest: &mut Manifest, next: Manifest) -> Result<(), StoreError> {
+    pub(crate) async fn replace_manifest(
+        &self,
+        manifest: &mut Manifest,
+        next: Manifest,
+    ) -> Result<(), StoreError> {
         let (env, directory) = (&self.context.env, &self.context.directory);
         next.prepare(env, directory).await?;
         // Another sync of the directory may have failed meanwhile.
         self.check_files()?;
-        // The new name exists and is not durable. Writers that wait for memory are refused meanwhile.
+        // While the directory sync is retried (no free descriptor), waiting writers are refused.
         let has_waited = AtomicBool::new(false);
-        let tries_on = |error: &settee_io::Error| {
+        let keep_trying = |error: &settee_io::Error| {
             has_waited.store(true, Ordering::Relaxed);
             self.note_checkpoint_error(Some(error.clone().into()));
             !self.is_closed()
         };
-        match Manifest::replace(env, directory, &self.context.syncs(), tries_on).await {
+        match Manifest::replace(env, directory, &self.context.syncs(), keep_trying).await {
             Ok(()) => {
                 if has_waited.into_inner() {
                     self.note_checkpoint_error(None);
@@ -45,7 +49,7 @@ impl Shared {
             }
             // It is unknown which of the two manifests is durable: no file that either names may change.
             Err(error) => {
-                let _ = self.failed.set(error.clone());
+                let _ = self.files_error.set(error.clone());
                 return Err(self.failed_sync(error));
             }
         }
@@ -53,13 +57,13 @@ impl Shared {
     }
 
     /// Installs a checkpoint state in all versions.
-    pub(crate) async fn install_version(&self, checkpoint: Arc<CheckpointState>, generation: u64) {
+    pub(crate) async fn install_checkpoint(&self, checkpoint: Arc<CheckpointState>, generation: u64) {
         let mut accepted = self.accepted.lock().await;
         let files = self.log.files();
-        accepted.install(&checkpoint, &files, generation);
+        accepted.set_checkpoint(&checkpoint, &files, generation);
         let replaced = self.install_published(&checkpoint, &files, generation);
         drop(accepted);
-        self.checkpointed.notify_waiters();
+        self.status_changed.notify_waiters();
         // Dropping large memtables takes a while: without the lock.
         drop(replaced);
     }

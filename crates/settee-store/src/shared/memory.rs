@@ -8,10 +8,10 @@ use crate::error::{CommitError, StoreError};
 use crate::version::Version;
 
 /// A writer is refused once memory exceeds its limit by the limit divided by this.
-const WRITER_EXCESS_SHARE: usize = 2;
+const WRITER_EXCESS_DIVISOR: usize = 2;
 
 impl Shared {
-    pub(super) fn note_memory(&self, version: &Version) {
+    pub(super) fn record_memory(&self, version: &Version) {
         let now = version.memory_bytes();
         let before = self.memory_bytes.swap(now, Ordering::Relaxed);
         self.immutable_count.store(version.immutable.len() as u64, Ordering::Relaxed);
@@ -35,12 +35,12 @@ impl Shared {
 
     pub(crate) async fn wait_for_memory(self: &Arc<Self>) {
         while self.is_memory_full() && !self.is_closed() {
-            let checkpointed = self.checkpointed.notified();
+            let changed = self.status_changed.notified();
             self.start_checkpoint();
             if !self.is_waiting_for_memory() {
                 return;
             }
-            checkpointed.await;
+            changed.await;
         }
     }
 
@@ -55,7 +55,7 @@ impl Shared {
         }
         let bytes_max = self.context.options.memory_bytes_max;
         let bytes = self.memory_bytes.load(Ordering::Relaxed);
-        match bytes.saturating_sub(bytes_max) >= bytes_max.div_ceil(WRITER_EXCESS_SHARE) {
+        match bytes.saturating_sub(bytes_max) >= bytes_max.div_ceil(WRITER_EXCESS_DIVISOR) {
             true => Err(CommitError::WriterFull { bytes, bytes_max }),
             false => Ok(()),
         }
@@ -64,7 +64,7 @@ impl Shared {
     /// Reports the result of a checkpoint, or an error it is retrying, to writers that wait for memory.
     pub(crate) fn note_checkpoint_error(&self, error: Option<StoreError>) {
         *self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
-        self.checkpointed.notify_waiters();
+        self.status_changed.notify_waiters();
     }
 
     pub(crate) fn last_checkpoint_error(&self) -> Option<StoreError> {

@@ -8,7 +8,7 @@ use super::state::Shared;
 use crate::batch::Batch;
 use crate::index::Location;
 use crate::read::Snapshot;
-use crate::version::{CheckpointState, Incoming, PreviousEntry, Version};
+use crate::version::{CheckpointState, NewRecord, PreviousEntry, Version};
 
 impl Shared {
     /// A snapshot of the newest persisted version.
@@ -27,8 +27,9 @@ impl Shared {
         self.published.load().checkpoint.clone()
     }
 
-    /// Inserts an appended batch into the writer's version, and queues a copy.
-    pub(crate) fn enter(
+    /// Inserts an appended batch into the writer's version, queues a copy for publication, publishes what is
+    /// persisted, records the memory in use, and starts a checkpoint if one is due.
+    pub(crate) fn insert_batch(
         self: &Arc<Self>,
         version: &mut Version,
         batch: &Batch,
@@ -36,25 +37,25 @@ impl Shared {
         previous: &[PreviousEntry],
     ) {
         {
-            // The last queued version of the same group is published together with this one. Dropping it
-            // means its nodes need not be copied again.
-            let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-            pending.pop_back_if(|(group, _)| *group == appended.group);
+            // A queued version of the same group would be superseded at publication. Dropping it first leaves
+            // its nodes unshared, so this insert modifies them in place.
+            let mut queue = self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.pop_back_if(|(group, _)| *group == appended.group);
         }
         let first = appended.first_seq.0;
         assert!(version.last_seq < first, "a batch at Seq {first} after {}", version.last_seq);
         let records = (first..).zip(batch.records.records()).zip(&appended.locations);
         for (index, ((seq, (flags, key, meta)), at)) in records.enumerate() {
-            let record = Incoming { flags, key, meta, location: Location::in_log(Seq(seq), *at) };
+            let record = NewRecord { flags, key, meta, location: Location::in_log(Seq(seq), *at) };
             let previous = previous.get(index).copied().unwrap_or_default();
-            version.enter(&record, previous, &self.context.options.rules());
+            version.insert(&record, previous, &self.context.options.rules());
         }
         assert!(version.last_seq == appended.last_seq.0, "the index lacks records of a batch");
         version.files = self.log.files();
         let queued = (appended.group, version.clone());
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
+        self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
         self.publish();
-        self.note_memory(version);
+        self.record_memory(version);
         if self.is_checkpoint_due(version) {
             self.start_checkpoint();
         }
@@ -67,9 +68,9 @@ impl Shared {
             return;
         }
         let _stop = self.stop_on_panic();
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = pending.partition_point(|(_, version)| version.last_seq <= persisted);
-        let shown: Vec<_> = pending.drain(..count).collect();
+        let mut queue = self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = queue.partition_point(|(_, version)| version.last_seq <= persisted);
+        let shown: Vec<_> = queue.drain(..count).collect();
         let Some((_, newest)) = shown.last() else {
             return;
         };
@@ -79,10 +80,10 @@ impl Shared {
         let shown_seq = self.published.load().last_seq;
         assert!(seq >= shown_seq, "Seq {seq} would be shown after {shown_seq}");
         let previous = self.published.swap(Arc::new(newest.clone()));
-        drop(pending);
-        self.visible.send_if_modified(|visible| {
-            let later = seq > *visible;
-            *visible = seq.max(*visible);
+        drop(queue);
+        self.published_seq.send_if_modified(|published_seq| {
+            let later = seq > *published_seq;
+            *published_seq = seq.max(*published_seq);
             later
         });
         // Dropping large memtables takes a while: without the lock.
@@ -97,15 +98,15 @@ impl Shared {
         files: &Files,
         generation: u64,
     ) -> Arc<Version> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.iter_mut().for_each(|(_, version)| version.install(checkpoint, files, generation));
+        let mut queue = self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.iter_mut().for_each(|(_, version)| version.set_checkpoint(checkpoint, files, generation));
         let mut newest = (**self.published.load()).clone();
         let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
         replaced.push((Arc::downgrade(&newest.checkpoint), self.context.env.clock.now()));
         drop(replaced);
-        newest.install(checkpoint, files, generation);
-        self.note_memory(&newest);
+        newest.set_checkpoint(checkpoint, files, generation);
+        self.record_memory(&newest);
         self.published.swap(Arc::new(newest))
     }
 
@@ -113,31 +114,31 @@ impl Shared {
     /// group is inserting into the index and publishes both.
     pub(crate) async fn wait_visible(&self, seq: Seq) -> Result<(), Stopped> {
         self.publish();
-        let mut visible = self.visible.subscribe();
-        let is_over = visible.wait_for(|shown| *shown >= seq.0 || self.is_broken()).await;
+        let mut published_seq = self.published_seq.subscribe();
+        let is_over = published_seq.wait_for(|shown| *shown >= seq.0 || self.is_broken()).await;
         match *is_over.expect("the store outlives its borrower") >= seq.0 {
             true => Ok(()),
-            false => Err(self.why_closed()),
+            false => Err(self.stop_reason()),
         }
     }
 
     /// Returns once a snapshot shows a record later than `seq`.
     pub(crate) async fn changed_after(&self, seq: Seq) -> Result<(), Stopped> {
-        let mut visible = self.visible.subscribe();
+        let mut published_seq = self.published_seq.subscribe();
         loop {
             let is_closed = self.is_closed() || self.is_broken();
             // Before publishing: the wait below covers what is persisted later.
             let persisted = self.log.persisted();
             self.publish();
-            if *visible.borrow_and_update() > seq.0 {
+            if *published_seq.borrow_and_update() > seq.0 {
                 return Ok(());
             }
             if is_closed {
-                return Err(self.why_closed());
+                return Err(self.stop_reason());
             }
             if persisted > seq {
                 // Its writer is about to insert it into the index, and then publishes it.
-                let changed = visible.changed().await;
+                let changed = published_seq.changed().await;
                 changed.expect("the store outlives its borrower");
             } else {
                 self.log.wait(Seq(seq.0.saturating_add(1)), Stage::Persisted).await?;

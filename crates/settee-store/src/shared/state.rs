@@ -27,13 +27,13 @@ pub(crate) struct Shared {
     /// The newest accepted version.
     pub accepted: tokio::sync::Mutex<Version>,
     /// Accepted versions that are not persisted yet, oldest first, with their groups.
-    pub(super) pending: Mutex<VecDeque<(u64, Version)>>,
+    pub(super) unpersisted_versions: Mutex<VecDeque<(u64, Version)>>,
     /// The newest persisted version.
     pub(super) published: ArcSwap<Version>,
     /// The last `Seq` of the published version, for tasks that wait for a later one.
-    pub(super) visible: watch::Sender<u64>,
-    /// Notified when memory has been freed, when a checkpoint has failed, and on close.
-    pub checkpointed: Notify,
+    pub(super) published_seq: watch::Sender<u64>,
+    /// Notified when memory has been freed, when a checkpoint has failed, on close, and after a panic.
+    pub status_changed: Notify,
     pub is_checkpointing: AtomicBool,
     pub is_compacting: AtomicBool,
     /// A task waits for the log to seal segments that are to be transferred.
@@ -47,8 +47,8 @@ pub(crate) struct Shared {
     pub(super) replaced: Mutex<Vec<(Weak<CheckpointState>, Duration)>>,
     /// Counters of background work; [`Shared::store_stats`] fills in the other fields.
     pub(super) counts: Mutex<StoreStats>,
-    /// Why no checkpoint can be made any more.
-    pub failed: OnceLock<StoreError>,
+    /// Why files may no longer be changed.
+    pub files_error: OnceLock<StoreError>,
     /// Why the last background checkpoint failed.
     pub(super) checkpoint_error: Mutex<Option<StoreError>>,
     closed: AtomicBool,
@@ -64,11 +64,11 @@ impl Shared {
             log: Arc::new(log),
             compacting: Default::default(),
             manifest: tokio::sync::Mutex::new(manifest),
-            visible: watch::Sender::new(version.last_seq),
+            published_seq: watch::Sender::new(version.last_seq),
             published: ArcSwap::from_pointee(version.clone()),
             accepted: tokio::sync::Mutex::new(version),
-            pending: Mutex::default(),
-            checkpointed: Notify::new(),
+            unpersisted_versions: Mutex::default(),
+            status_changed: Notify::new(),
             is_checkpointing: AtomicBool::new(false),
             is_compacting: AtomicBool::new(false),
             is_transferring: AtomicBool::new(false),
@@ -77,7 +77,7 @@ impl Shared {
             immutable_count: AtomicU64::new(0),
             replaced: Mutex::default(),
             counts: Mutex::default(),
-            failed: OnceLock::new(),
+            files_error: OnceLock::new(),
             checkpoint_error: Mutex::default(),
             closed: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
@@ -85,7 +85,7 @@ impl Shared {
         if let Some(budget) = &shared.context.options.memory {
             budget.add_store();
         }
-        shared.note_memory(&shared.published.load());
+        shared.record_memory(&shared.published.load());
         Arc::new(shared)
     }
 
@@ -105,10 +105,10 @@ impl Shared {
     pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
         OnPanic(|| {
             self.is_broken.store(true, Ordering::Release);
-            let _ = self.failed.set(self.panicked());
+            let _ = self.files_error.set(self.panicked());
             self.log.stop(settee_io::Error::Panicked { path: self.context.directory.as_path().into() });
-            self.checkpointed.notify_waiters();
-            self.visible.send_modify(|_| {});
+            self.status_changed.notify_waiters();
+            self.published_seq.send_modify(|_| {});
         })
     }
 
@@ -117,11 +117,11 @@ impl Shared {
         self.closed.store(true, Ordering::Release);
         // A task may be waiting for a write that finds the disk full.
         self.log.begin_close();
-        self.checkpointed.notify_waiters();
-        self.visible.send_modify(|_| {});
+        self.status_changed.notify_waiters();
+        self.published_seq.send_modify(|_| {});
     }
 
-    pub(crate) fn why_closed(&self) -> Stopped {
+    pub(crate) fn stop_reason(&self) -> Stopped {
         let closed = settee_io::Error::Closed { path: self.context.directory.as_path().into() };
         self.log.health().err().unwrap_or_else(|| Stopped { source: Arc::new(closed) })
     }

@@ -66,7 +66,7 @@ impl Writer<'_> {
             self.previous_entries(batch).await.inspect_err(|error| self.shared.note_damage(error))?;
         let _stop = self.shared.stop_on_panic();
         let appended = self.shared.log.append(&batch.records, stage).await?;
-        self.shared.enter(&mut self.version, batch, &appended, &previous);
+        self.shared.insert_batch(&mut self.version, batch, &appended, &previous);
         Ok(appended.last_seq)
     }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use settee_log::Flags;
 
-use super::state::{Incoming, PreviousEntry, Version};
+use super::state::{NewRecord, PreviousEntry, Version};
 use crate::index::Location;
 use crate::memtable::Aggregates;
 use crate::options::Rules;
@@ -45,10 +45,10 @@ enum SeqIndexEdit {
 
 impl Replay {
     /// Adds a record, the newest so far.
-    pub(crate) fn push(&mut self, version: &mut Version, record: &Incoming<'_>, rules: &Rules) {
-        let Incoming { flags, key, meta, location } = *record;
+    pub(crate) fn push(&mut self, version: &mut Version, record: &NewRecord<'_>, rules: &Rules) {
+        let NewRecord { flags, key, meta, location } = *record;
         if self.records.len() >= RECORD_COUNT_MAX || self.bytes.len() + key.len() + meta.len() > BYTES_MAX {
-            self.enter(version, rules);
+            self.insert_all(version, rules);
         }
         let start = self.bytes.len() as u32;
         self.bytes.extend_from_slice(key);
@@ -62,12 +62,12 @@ impl Replay {
     }
 
     /// Inserts the collected records. Their aggregates are exact only after [`Version::backfill_all`].
-    pub(crate) fn enter(&mut self, version: &mut Version, rules: &Rules) {
+    pub(crate) fn insert_all(&mut self, version: &mut Version, rules: &Rules) {
         let Replay { bytes, records } = std::mem::take(self);
         let record = |index: usize| {
             let Collected { flags, key, meta_end, location, .. } = &records[index];
             let (key, meta) = (key.start as usize..key.end as usize, key.end as usize..*meta_end as usize);
-            Incoming { flags: *flags, key: &bytes[key], meta: &bytes[meta], location: *location }
+            NewRecord { flags: *flags, key: &bytes[key], meta: &bytes[meta], location: *location }
         };
         let mut order: Vec<usize> = (0..records.len()).collect();
         // Stable: records of one key stay in the order of `Seq`.
@@ -77,10 +77,10 @@ impl Replay {
         });
         let mut edits: Vec<(u64, SeqIndexEdit)> = Vec::new();
         for index in order {
-            let incoming = record(index);
-            let seq_change = version.enter_by_key(&incoming, PreviousEntry::default(), rules);
+            let new_record = record(index);
+            let seq_change = version.insert_by_key(&new_record, PreviousEntry::default(), rules);
             edits.extend(
-                seq_change.inserted.map(|own| (incoming.location.seq, SeqIndexEdit::Insert(index, own))),
+                seq_change.inserted.map(|own| (new_record.location.seq, SeqIndexEdit::Insert(index, own))),
             );
             edits.extend(seq_change.replaced_in_memtable.map(|seq| (seq, SeqIndexEdit::Remove(index))));
         }

@@ -5,10 +5,10 @@
 //! memtable's. A tombstone hides the previous entry and subtracts its aggregate.
 //!
 //! Invariants:
-//! 1. `by_seq` holds the records in the seq index that are the newest of their keys, and tombstones of older
-//!    ones that no longer are.
-//! 2. A memtable's aggregates are exact once the previous entry of each of its keys was known: always, except
-//!    during replay until [`Version::backfill_all`] has run.
+//! 1. `by_seq` holds one row per indexed record that is the newest of its key, and one hiding entry per row
+//!    of an older memtable or the tree that a newer record replaced.
+//! 2. A memtable's aggregates are exact, except between replay and [`Version::backfill_all`]: replay does not
+//!    look up previous entries.
 //! 3. Immutable memtables don't change; a newer memtable holds only later records.
 
 use std::sync::Arc;
@@ -39,12 +39,13 @@ pub(crate) struct Version {
     pub files: Files,
     /// The last record in the index.
     pub last_seq: u64,
-    /// The last record that was ever in the seq index.
+    /// Highest `Seq` ever in the seq index. It stays when that record is replaced: it is the `last_seq` of
+    /// `_changes`.
     pub last_in_seq_index: u64,
 }
 
 /// A record that is to be inserted into the index.
-pub(crate) struct Incoming<'a> {
+pub(crate) struct NewRecord<'a> {
     pub flags: Flags,
     pub key: &'a [u8],
     pub meta: &'a [u8],
@@ -149,8 +150,8 @@ impl Version {
     }
 
     /// Inserts a record, the newest so far. `previous` is ignored if the mutable memtable has the key.
-    pub(crate) fn enter(&mut self, record: &Incoming<'_>, previous: PreviousEntry, rules: &Rules) {
-        let seq_change = self.enter_by_key(record, previous, rules);
+    pub(crate) fn insert(&mut self, record: &NewRecord<'_>, previous: PreviousEntry, rules: &Rules) {
+        let seq_change = self.insert_by_key(record, previous, rules);
         if let Some(seq) = seq_change.replaced_in_memtable {
             self.remove_from_seq_index(seq, record.key);
         }
@@ -164,14 +165,14 @@ impl Version {
 
     /// Inserts a record, the newest of its key so far, into the index by key, and returns the changes that
     /// the seq index needs.
-    pub(crate) fn enter_by_key(
+    pub(crate) fn insert_by_key(
         &mut self,
-        record: &Incoming<'_>,
+        record: &NewRecord<'_>,
         previous: PreviousEntry,
         rules: &Rules,
     ) -> SeqIndexChange {
-        let Rules { aggregate, versions_max, .. } = *rules;
-        let Incoming { mut flags, key, meta, location } = *record;
+        let Rules { aggregate, replaced_records_max, .. } = *rules;
+        let NewRecord { mut flags, key, meta, location } = *record;
         self.last_seq = self.last_seq.max(location.seq);
         self.memtable.last_seq = self.memtable.last_seq.max(location.seq);
         self.memtable.record_bytes += u64::from(location.length);
@@ -201,12 +202,12 @@ impl Version {
                     old.aggregates
                 };
                 let is_operand = flags.has(Flags::OPERAND);
-                let most = if is_operand { OPERAND_COUNT_MAX - 1 } else { versions_max };
+                let most = if is_operand { OPERAND_COUNT_MAX - 1 } else { replaced_records_max };
                 if entry.is_tombstone() {
                     // An operand on a tombstone needs no older record.
                     flags = if is_operand { Flags::none() } else { flags };
                 } else if !flags.has(Flags::TOMBSTONE) {
-                    older.extend(entry.versions().take(most));
+                    older.extend(entry.all_pointers().take(most));
                 }
                 let keeps = is_operand || entry.is_tombstone();
                 dead_bytes = if keeps { 0 } else { entry.location.length.into() };
@@ -225,8 +226,8 @@ impl Version {
     }
 
     /// Inserts a record into the seq index.
-    pub(crate) fn insert_in_seq_index(&mut self, record: &Incoming<'_>, own: Aggregates) {
-        let Incoming { flags, key, meta, location } = *record;
+    pub(crate) fn insert_in_seq_index(&mut self, record: &NewRecord<'_>, own: Aggregates) {
+        let NewRecord { flags, key, meta, location } = *record;
         self.last_in_seq_index = self.last_in_seq_index.max(location.seq);
         self.memtable.by_seq.upsert(&seq_key(location.seq, key), |_, out| {
             index::encode(flags, location, &[], meta, out);
@@ -258,7 +259,8 @@ impl Version {
         }
     }
 
-    /// Corrects the aggregates of all keys that were inserted before their previous entries were known.
+    /// Corrects the aggregates of all keys that were inserted before their previous entries were known. Looks
+    /// these up in the tree only: there must be no immutable memtables, as is the case at open.
     pub(crate) async fn backfill_all(&mut self, aggregate: Option<Aggregate>) -> Result<(), ReadError> {
         let Some(CheckpointTree { root, .. }) = self.checkpoint.tree.clone().filter(|_| aggregate.is_some())
         else {
@@ -305,9 +307,14 @@ impl Version {
         self.immutable = Arc::new(immutable);
     }
 
-    /// Installs a checkpoint state that contains all memtables up to `generation` and all segments that are
-    /// not in `files`. A `generation` of 0: it contains no more memtables than the one before.
-    pub(crate) fn install(&mut self, checkpoint: &Arc<CheckpointState>, files: &Files, generation: u64) {
+    /// Sets the checkpoint state to one that contains all memtables up to `generation`, and all segments that
+    /// are not in `files`. A `generation` of 0: it contains no more memtables than the one before.
+    pub(crate) fn set_checkpoint(
+        &mut self,
+        checkpoint: &Arc<CheckpointState>,
+        files: &Files,
+        generation: u64,
+    ) {
         self.files = files.clone();
         if self.memtable.generation <= generation {
             assert!(self.last_seq <= checkpoint.seq, "a checkpointed memtable takes no more records");

@@ -1,7 +1,7 @@
 //! Merges in memory: a leaf's entries with their changes, and neighbours under one parent with each other.
 //!
 //! A [`Merging`] collects the items of neighbours in a [`Run`], which the update then splits into nodes. A
-//! [`Rebuilt`] is a parent's list of children while the update goes over them. Nothing here reads or writes.
+//! [`ChildListBuilder`] collects a parent's new child list. Nothing here reads or writes.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use crate::run::{Run, items_min};
 use crate::update::changes::{Change, check_size};
 
 /// A node smaller than the target divided by this is merged with a neighbour.
-const SMALL_SHARE: usize = 4;
+const SMALL_DIVISOR: usize = 4;
 
-/// The new contents of a touched node.
-pub(super) enum Content<S> {
-    /// A leaf, whose entries are still to be merged.
+/// How a touched node is rebuilt.
+pub(super) enum TouchedContent<S> {
+    /// A leaf: its entries are merged with their changes.
     Entries,
-    /// An inner node's new children; `None`: unchanged.
+    /// An inner node: it gets these children; `None`: unchanged.
     Children(Option<NewChildren<S>>),
 }
 
@@ -34,7 +34,9 @@ pub(super) struct NewChildren<S> {
 pub(super) struct Merging {
     pub(super) run: Run,
     pub(super) separator: Vec<u8>,
+    /// Number of old nodes whose items are in the run.
     pub(super) node_count: usize,
+    /// Whether one of these nodes was cached.
     pub(super) is_cached: bool,
     pub(super) inserted: Inserted,
 }
@@ -66,7 +68,8 @@ impl Merging {
             return false;
         }
         let size = self.run.node_size(0..self.run.len());
-        let is_small = size * SMALL_SHARE < node_bytes && size + usize::from(neighbour.length) <= node_bytes;
+        let is_small =
+            size * SMALL_DIVISOR < node_bytes && size + usize::from(neighbour.length) <= node_bytes;
         is_small || self.run.len() < items_min(level)
     }
 
@@ -151,19 +154,19 @@ impl<S: Clone> OldChildren<'_, S> {
     }
 }
 
-/// The children of a parent after the update.
-pub(super) struct Rebuilt<S> {
+/// Collects a parent's new child list.
+pub(super) struct ChildListBuilder<S> {
     pub(super) new_children: NewChildren<S>,
-    /// The merge in progress behind them.
+    /// The merge in progress after the last of them.
     pub(super) merging: Option<Merging>,
     pub(super) level: u8,
     pub(super) is_changed: bool,
 }
 
-impl<S> Rebuilt<S> {
-    pub(super) fn new(level: u8) -> Rebuilt<S> {
+impl<S> ChildListBuilder<S> {
+    pub(super) fn new(level: u8) -> ChildListBuilder<S> {
         let new_children = NewChildren { children: Vec::new(), is_appended: false };
-        Rebuilt { new_children, merging: None, level, is_changed: false }
+        ChildListBuilder { new_children, merging: None, level, is_changed: false }
     }
 }
 

@@ -18,12 +18,12 @@ pub(super) struct Plan {
     pub(super) segment: Arc<Segment>,
     /// `None` if nothing is copied.
     pub(super) segment_index: Option<SegmentIndex>,
-    pub(super) survivors: Survivors,
+    pub(super) kept_records: KeptRecords,
 }
 
 /// The records of a segment that are kept, by ascending `Seq`.
 #[derive(Default)]
-pub(super) struct Survivors {
+pub(super) struct KeptRecords {
     live: Vec<u64>,
     /// Size of the live records in bytes.
     live_bytes: u64,
@@ -31,7 +31,7 @@ pub(super) struct Survivors {
     tombstones: Vec<(u64, u32)>,
 }
 
-impl Survivors {
+impl KeptRecords {
     /// Bytes and number of the records kept if tombstones up to `tombstones_to` are dropped.
     pub(super) fn size(&self, tombstones_to: u64) -> (u64, usize) {
         let first = self.tombstones.partition_point(|(seq, _)| *seq <= tombstones_to);
@@ -47,12 +47,12 @@ impl Survivors {
 }
 
 /// A segment's live records, and its tombstones.
-pub(super) async fn find_survivors(
+pub(super) async fn find_kept_records(
     segment_index: &SegmentIndex,
     checkpoint: &CheckpointState,
     failpoint: Option<&Version>,
-) -> Result<Survivors, StoreError> {
-    let mut found = Survivors::default();
+) -> Result<KeptRecords, StoreError> {
+    let mut found = KeptRecords::default();
     let Some(CheckpointTree { root, .. }) = &checkpoint.tree else { return Ok(found) };
     let mut scan = segment_index.scan_keys(..);
     let mut keys: Vec<Vec<u8>> = Vec::new();
