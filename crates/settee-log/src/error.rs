@@ -29,6 +29,13 @@ pub struct Stopped {
     pub source: Arc<settee_io::Error>,
 }
 
+impl Stopped {
+    /// Whether a panic stopped the log, so that its state is unknown.
+    pub(crate) fn is_panic(&self) -> bool {
+        matches!(*self.source, settee_io::Error::Panicked { .. })
+    }
+}
+
 /// Why a batch was not accepted. `NoSpace` and `NoDescriptor` are refusals; nothing latches.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AppendError {

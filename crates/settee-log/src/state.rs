@@ -16,7 +16,7 @@
 //! Batches accepted in the meantime form the next group. Full buffers are written as they fill up, also
 //! during a sync.
 //!
-//! Invariants (`check` verifies those that need no search whenever the state is unlocked):
+//! Invariants (`check` verifies those that need no search, around each transition):
 //! 1. `persisted <= written <= accepted`; none moves backwards; each is the end of an unbroken prefix.
 //! 2. The sync of a group begins when all of the group is written, or together with the group's last write
 //!    if no other write is incomplete. So it depends on no other write.

@@ -87,6 +87,7 @@ impl Shared {
                 if state.is_submitting && !began {
                     return;
                 }
+                state.check();
                 let action = state.next_action(self.env.clock.now());
                 state.is_submitting = action.is_some();
                 if action.is_none() {
@@ -152,10 +153,12 @@ impl Shared {
             }
             // Before the read view without these chunks is published: a reader that misses a chunk must see
             // this position.
+            state.check();
             self.written_position.store(state.written.at.bits(), Ordering::Release);
         }
         if synced {
             woken.append(&mut state.complete_sync(now));
+            state.check();
             self.persisted_seq.store(state.persisted.seq, Ordering::Release);
         }
         self.publish(&mut state);
@@ -248,11 +251,14 @@ impl Shared {
             Stage::Written => state.written,
             Stage::Persisted => state.persisted,
         };
+        if let Some(stopped) = &state.stopped
+            && (stopped.is_panic() || !reached.reaches(wanted))
+        {
+            // After a panic the watermarks can't be trusted either.
+            return Err(stopped.clone());
+        }
         if reached.reaches(wanted) {
             return Ok(None);
-        }
-        if let Some(stopped) = &state.stopped {
-            return Err(stopped.clone());
         }
         // A waiter triggers the write or sync of what is accepted already; later appends trigger their own.
         let accepted = state.accepted.reaches(wanted);

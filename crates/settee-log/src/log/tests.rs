@@ -1,4 +1,4 @@
-//! Goal: a log whose state violates an invariant stops.
+//! Goal: a log whose state violates an invariant stops, acknowledges nothing more, and can be closed.
 //! Method: change the state under its lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ use crate::types::Stage;
 use crate::watermark::Position;
 
 #[test]
-fn a_violated_invariant_stops_the_log() {
+fn a_violated_invariant_stops_the_log_which_acknowledges_nothing_more_and_closes() {
     let violations: [fn(&mut LogState); 4] = [
         |state| state.written.seq = state.accepted.seq + 1,
         |state| state.persisted.seq = state.written.seq + 1,
@@ -31,12 +31,17 @@ fn a_violated_invariant_stops_the_log() {
             batch.push(Flags::none(), b"key", b"", b"value");
             let first = log.append(&batch, Stage::Persisted).await.unwrap();
             log.wait(first.last_seq, Stage::Persisted).await.unwrap();
-            log.append(&batch, Stage::Accepted).await.unwrap();
-            let shared = &log.shared;
-            let released = catch_unwind(AssertUnwindSafe(|| violate(&mut shared.lock())));
-            assert!(released.is_err(), "violation {number}");
+            let second = log.append(&batch, Stage::Accepted).await.unwrap();
+            violate(&mut log.shared.lock());
+            let submitted = catch_unwind(AssertUnwindSafe(|| log.shared.submit_ready()));
+            assert!(submitted.is_err(), "violation {number}");
             assert!(log.health().is_err(), "violation {number}");
             assert!(log.append(&batch, Stage::Accepted).await.is_err(), "violation {number}");
+            for stage in [Stage::Written, Stage::Persisted] {
+                assert!(log.wait(second.last_seq, stage).await.is_err(), "violation {number}");
+            }
+            // It returns although the log stopped within a transition.
+            assert!(log.close().await.is_err(), "violation {number}");
         })
         .unwrap();
     }

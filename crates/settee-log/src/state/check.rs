@@ -1,12 +1,25 @@
-//! The invariants of the state that are verified at the end of each transition, in release builds too.
+//! The invariants of the state that are verified around each transition, in release builds too.
+//!
+//! They are verified before the next action is taken, so that no action is lost, and before readers and waiters
+//! see the watermarks that a completion has moved. A violation panics under the lock, which stops the log.
 
 use super::LogState;
 use super::group::ClosedGroup;
 
 impl LogState {
+    /// Verifies the invariants.
+    ///
+    /// # Panics
+    /// If one is violated.
+    pub(crate) fn check(&self) {
+        if let Some(what) = self.violated_invariant() {
+            panic!("the log's state is invalid: {what}");
+        }
+    }
+
     /// The first invariant that doesn't hold; `None` if all do, or if the log has stopped. It costs a handful
     /// of comparisons.
-    pub(crate) fn violated_invariant(&self) -> Option<&'static str> {
+    fn violated_invariant(&self) -> Option<&'static str> {
         if self.stopped.is_some() {
             return None;
         }

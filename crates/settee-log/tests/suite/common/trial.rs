@@ -572,7 +572,12 @@ impl Work<'_> {
         let mut batch = Batch::new();
         for (index, value) in values.iter().enumerate() {
             let key = key(number, index, values.len());
-            batch.push_bytes(Flags::IN_SEQ_INDEX, &key, b"meta", value.clone());
+            let (flags, meta) = if random.one_in(3) {
+                (Flags::none(), &b""[..])
+            } else {
+                (Flags::IN_SEQ_INDEX, &b"meta"[..])
+            };
+            batch.push_bytes(flags, &key, meta, value.clone());
         }
         let append = pin!(self.log.append(&batch, stage));
         let result = if random.one_in(8) {
