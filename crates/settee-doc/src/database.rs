@@ -11,6 +11,7 @@ mod counters;
 mod leaves;
 mod out_of_line;
 mod range;
+mod read_ahead;
 mod rows;
 mod settings;
 mod snapshot;
@@ -23,8 +24,11 @@ mod writes;
 pub use leaves::{Leaves, Matched};
 pub use out_of_line::OUT_OF_LINE_BYTES_MIN;
 pub use range::Range;
+pub use read_ahead::{
+    DocumentKey, DocumentRow, Documents, IdFilter, ListedDocuments, ScannedDocuments, Winner,
+};
 pub use rows::{LocalRow, LocalRows, Purge, Purges, Row, Rows};
 pub use snapshot::{Counts, Snapshot};
 pub use state::{Database, Info};
 pub(crate) use state::{Identity, check_checkpoints};
-pub use summary::{BodyRef, Leaf, Summary};
+pub use summary::{BodyRef, FoundLeaf, Leaf, Summary};

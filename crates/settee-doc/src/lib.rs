@@ -27,8 +27,9 @@ pub use attachments::{
     Uploading, digest_text, is_compressible, parse_digest,
 };
 pub use database::{
-    BodyRef, Counts, Database, Info, Leaf, Leaves, LocalRow, LocalRows, Matched, OUT_OF_LINE_BYTES_MIN,
-    Purge, Purges, Range, Row, Rows, Snapshot, Summary,
+    BodyRef, Counts, Database, DocumentKey, DocumentRow, Documents, FoundLeaf, IdFilter, Info, Leaf, Leaves,
+    ListedDocuments, LocalRow, LocalRows, Matched, OUT_OF_LINE_BYTES_MIN, Purge, Purges, Range, Row, Rows,
+    ScannedDocuments, Snapshot, Summary, Winner,
 };
 pub use databases::{
     BackupProgress, BackupSummary, CompactionTask, Databases, DatabasesOptions, FailedDatabase,

@@ -1,6 +1,7 @@
-//! A memory limit shared by many stores.
+//! Memory limits shared by many stores: of memtables, and of what is read ahead.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Memory for the memtables of all stores that are given this budget. Each store also has a limit of its own.
 ///
@@ -78,5 +79,54 @@ mod tests {
         assert_eq!([10, 20, 1570].map(|own| budget.is_full(own)), [false, false, true]);
         budget.remove_store(1570);
         assert_eq!((budget.used(), budget.needs_checkpoint(20)), (30, false));
+    }
+}
+
+/// Bounds the bytes of records that the scans of all stores that share it hold in memory: see
+/// [`ReadAhead`](crate::ReadAhead).
+#[derive(Debug)]
+pub struct ReadAheadBudget {
+    bytes_left: AtomicU64,
+}
+
+impl ReadAheadBudget {
+    /// A budget of `bytes_max` bytes.
+    pub fn new(bytes_max: u64) -> ReadAheadBudget {
+        ReadAheadBudget { bytes_left: AtomicU64::new(bytes_max) }
+    }
+
+    /// Bytes that no scan holds.
+    pub fn bytes_left(&self) -> u64 {
+        self.bytes_left.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let subtract = |left: u64| left.checked_sub(bytes);
+        self.bytes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract).is_ok()
+    }
+}
+
+/// The bytes that a scan has taken from the budget; returned on drop.
+pub(crate) struct TakenBytes {
+    budget: Arc<ReadAheadBudget>,
+    bytes: u64,
+}
+
+impl TakenBytes {
+    pub(crate) fn new(budget: &Arc<ReadAheadBudget>) -> TakenBytes {
+        TakenBytes { budget: budget.clone(), bytes: 0 }
+    }
+
+    /// Takes `bytes` if the budget has them left.
+    pub(crate) fn take(&mut self, bytes: u64) -> bool {
+        let is_taken = self.budget.take(bytes);
+        self.bytes += if is_taken { bytes } else { 0 };
+        is_taken
+    }
+}
+
+impl Drop for TakenBytes {
+    fn drop(&mut self) {
+        self.budget.bytes_left.fetch_add(self.bytes, Ordering::Relaxed);
     }
 }

@@ -49,7 +49,7 @@ mod faults;
 
 pub use backup::{Backup, BackupFile, BackupFiles, Checksum, EarlierBackup, checksum_file, copy_file};
 pub use batch::{Batch, KEY_SIZE_MAX, VALUE_SIZE_MAX};
-pub use budget::MemoryBudget;
+pub use budget::{MemoryBudget, ReadAheadBudget};
 pub use check::{CheckEvent, CheckSummary, Problem, Salvaged, Touched, check};
 pub use checkpoint::Checkpoint;
 pub use compact::Compaction;
@@ -61,7 +61,7 @@ pub use faults::LiveTable;
 pub use index::{Aggregate, Entry, EntryRef, Location, OPERAND_COUNT_MAX, Pointer};
 pub use memtable::{Aggregates, Cursor, Found, MemtableMap};
 pub use options::{MergeOperator, StoreOptions, StoreStats};
-pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, Scan, Snapshot, ValueRef, ValueScan};
+pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, RowSource, Scan, Snapshot};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
 pub use segments::{CHUNK_BYTES, ChunkCache, ChunkStats};
 pub use settee_log::{
@@ -70,3 +70,4 @@ pub use settee_log::{
 };
 pub use settee_tree::NodeCache;
 pub use store::{Store, Writer};
+pub use version::Lookup;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use settee_log::{InvalidLimit, LogOptions};
 use settee_tree::NodeCache;
 
-use crate::budget::MemoryBudget;
+use crate::budget::{MemoryBudget, ReadAheadBudget};
 use crate::failpoints::Failpoint;
 use crate::index::{Aggregate, OPERAND_COUNT_MAX};
 use crate::segments::ChunkCache;
@@ -65,6 +65,9 @@ pub struct StoreOptions {
     /// `None`: values are read through the page cache, or in direct mode through a cache of 8 MiB of the
     /// store's own.
     pub chunks: Option<Arc<ChunkCache>>,
+    /// Bounds the bytes that scans read ahead, over all stores that are given it. Default `None`: 16 MiB of the
+    /// store's own.
+    pub read_ahead: Option<Arc<ReadAheadBudget>>,
     /// The enabled failpoint: see `failpoints.rs`. Default `None`.
     #[cfg(feature = "failpoints")]
     pub failpoint: Option<Failpoint>,
@@ -95,6 +98,7 @@ impl StoreOptions {
         memory: None,
         cache: None,
         chunks: None,
+        read_ahead: None,
         #[cfg(feature = "failpoints")]
         failpoint: None,
     };
@@ -176,6 +180,8 @@ pub struct StoreStats {
     pub compacted_bytes: u64,
     /// Bytes of the segments that replaced them.
     pub copied_bytes: u64,
+    /// Keys that writers looked up in the tree.
+    pub write_lookup_count: u64,
     /// Size of the memtables in bytes.
     pub memory_bytes: u64,
     /// Size of the tree's file in bytes.

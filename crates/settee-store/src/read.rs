@@ -1,14 +1,15 @@
 //! Reading: snapshots, scans of their index, and values.
 //!
 //! A snapshot (`snapshot.rs`) pins a version of the index. `scan.rs` merges the version's memtables and its
-//! tree in the order of one of the two indexes (`order.rs`). `values.rs` reads many values: in bulk, and
-//! along a scan.
+//! tree in the order of one of the two indexes (`order.rs`). `bulk.rs` reads many records together, and
+//! `ahead.rs` reads the records of a sequence of rows ahead.
 
+mod ahead;
+mod bulk;
 mod order;
 mod scan;
 mod snapshot;
-mod values;
 
+pub use ahead::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, RowSource};
 pub use scan::Scan;
 pub use snapshot::Snapshot;
-pub use values::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ValueRef, ValueScan};

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use crate::backup::{Backup, BackupFiles, EarlierBackup};
 use crate::checkpoint::Checkpoint;
 use crate::compact::Compaction;
-use crate::error::StoreError;
+use crate::error::{ReadError, StoreError};
 use crate::failpoints::Failpoint;
 use crate::index::Location;
 use crate::memtable::Memtable;
@@ -22,7 +22,7 @@ use crate::options::{StoreOptions, StoreStats};
 use crate::read::Snapshot;
 use crate::segments::{ChunkCache, ChunkStats};
 use crate::shared::{Shared, StoreContext};
-use crate::version::{NewRecord, Replay, Version};
+use crate::version::{Lookup, NewRecord, Replay, Version};
 
 mod open;
 mod writer;
@@ -112,9 +112,23 @@ impl Store {
             let version = shared.accepted.lock().await;
             // Another writer may have filled memory meanwhile.
             if !shared.is_waiting_for_memory() {
-                return Writer { version, shared };
+                return Writer::new(shared, version);
             }
         }
+    }
+
+    /// Looks up keys in the tree, in one pass, for [`Writer::set_lookup`]; keys whose whole entries are in
+    /// memory are left out. Call it before waiting for the writer, so that other writers don't wait for the
+    /// reads.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn look_up(&self, mut keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
+        let version = self.shared.published.load_full();
+        keys.retain(|key| !version.get_in_memtables(key).1);
+        keys.sort_unstable();
+        let lookup = Lookup::new(&version.checkpoint, &self.shared.context.write_lookup_count);
+        lookup.add(&keys).await.map(|()| lookup)
     }
 
     /// Returns once the committed `seq` has reached `stage`. If that is [`Stage::Persisted`], snapshots taken

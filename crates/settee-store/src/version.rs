@@ -7,12 +7,14 @@
 //!
 //! A version never changes once it is shared. The writer makes the next one by copying its own, which costs a
 //! few reference counts, and changing the copy (`state.rs`). `replay.rs` inserts the records of a log when a
-//! store is opened.
+//! store is opened. `lookup.rs` remembers the tree entries that a writer has read.
 
 mod checkpoint_state;
+mod lookup;
 mod replay;
 mod state;
 
 pub(crate) use checkpoint_state::{CheckpointFacts, CheckpointState, CheckpointTree, Live};
+pub use lookup::Lookup;
 pub(crate) use replay::Replay;
 pub(crate) use state::{NewRecord, PreviousEntry, Version};

@@ -157,7 +157,7 @@ impl Reader for Snapshot {
             while found < count
                 && let Some(row) = scan.next().await?
             {
-                each(row.key, &row.record().map_err(Clone::clone)?.value());
+                each(&row.row.0, &row.records.map_err(Clone::clone)?[0].value());
                 found += 1;
             }
             return Ok(found);

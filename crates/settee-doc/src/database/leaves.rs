@@ -5,9 +5,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use bytes::Bytes;
+
+use super::read_ahead::Winner;
 use super::snapshot::Snapshot;
-use super::summary::Leaf;
-use crate::documents::rev_tree::{self, LeafBody};
+use super::summary::{FoundLeaf, Leaf};
+use crate::documents::rev_tree;
 use crate::documents::{Document, Hash, Revision};
 use crate::{Error, Result};
 
@@ -16,6 +19,8 @@ pub struct Leaves {
     snapshot: Snapshot,
     id: String,
     leaves: Vec<rev_tree::TreeLeaf>,
+    /// The value of the winner's record, if it was read ahead.
+    winner: Option<Result<Bytes>>,
 }
 
 /// The match of a requested revision.
@@ -34,7 +39,22 @@ impl Snapshot {
     /// `Internal` for damage, or if the index can't be read.
     pub async fn open_leaves(&self, id: &str) -> Result<Leaves> {
         let leaves = rev_tree::leaves(self.store(), id).await?;
-        Ok(Leaves { snapshot: self.clone(), id: id.to_owned(), leaves })
+        Ok(Leaves { snapshot: self.clone(), id: id.to_owned(), leaves, winner: None })
+    }
+
+    /// The leaves of a row's document, of which the winner was read.
+    ///
+    /// # Errors
+    /// As [`Snapshot::open_leaves`].
+    pub async fn leaves_of(&self, id: &str, winner: Option<Winner>) -> Result<Leaves> {
+        let id = id.to_owned();
+        let (leaves, winner) = match winner {
+            Some(Winner { found: FoundLeaf { location, meta }, value, .. }) => {
+                (rev_tree::leaves_with(self.store(), &id, &meta, location).await?, value)
+            }
+            None => (Vec::new(), None),
+        };
+        Ok(Leaves { snapshot: self.clone(), id, leaves, winner })
     }
 }
 
@@ -113,10 +133,10 @@ impl Leaves {
     /// `Internal` if it can't be read.
     pub async fn document(&self, index: usize) -> Result<Document> {
         let leaf = self.leaf(index)?;
-        let LeafBody::Stored(entry) = &leaf.body else {
-            unreachable!("a leaf in the index has its body in the log");
+        let (attachments, body) = match &self.winner {
+            Some(value) if index == 0 => self.snapshot.body_of(&self.id, &value.clone()?).await?,
+            _ => self.snapshot.read_body(&self.id, leaf.location()).await?,
         };
-        let (attachments, body) = self.snapshot.read_body(&self.id, entry.location).await?;
         let (id, revision, deleted) = (self.id.clone(), leaf.revision, leaf.deleted);
         Ok(Document { id, revision, deleted, body, attachments })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use settee_store::{EntryRef, Scan, Snapshot as StoreSnapshot};
 
-use super::summary::{BodyRef, Summary, row};
+use super::summary::{BodyRef, FoundLeaf, Summary, row};
 use crate::Result;
 use crate::documents::keys::{LeafMeta, decode_number, decode_purge_key, document_id};
 
@@ -33,13 +33,22 @@ impl Rows {
     /// # Errors
     /// `Internal` for damage, or if the index can't be read.
     pub async fn next(&mut self) -> Result<Option<Row<'_>>> {
-        let skip_deleted = self.skip_deleted;
-        let Some(entry) = self.scan.next_where(|entry| !skip_deleted || !is_deleted(entry)).await? else {
-            return Ok(None);
-        };
+        let Some(entry) = self.next_entry().await? else { return Ok(None) };
         let id = document_id(entry.key)?;
         let (summary, body) = row(entry.meta, entry.location)?;
         Ok(Some(Row { id, summary, body }))
+    }
+
+    /// As [`Rows::next`], with the leaf's entry.
+    pub(super) async fn next_found(&mut self) -> Result<Option<(&str, FoundLeaf)>> {
+        let Some(entry) = self.next_entry().await? else { return Ok(None) };
+        let found = FoundLeaf { location: entry.location, meta: entry.meta.to_vec() };
+        Ok(Some((document_id(entry.key)?, found)))
+    }
+
+    async fn next_entry(&mut self) -> Result<Option<EntryRef<'_>>> {
+        let skip_deleted = self.skip_deleted;
+        Ok(self.scan.next_where(|entry| !skip_deleted || !is_deleted(entry)).await?)
     }
 }
 

@@ -22,7 +22,7 @@ use crate::documents::keys::{
 use crate::documents::leaf_value::{
     ENCODING_ATTACHMENTS, ENCODING_OUT_OF_LINE, ENCODING_PLAIN, decode_table,
 };
-use crate::documents::rev_tree::{self, LeafBody};
+use crate::documents::rev_tree;
 use crate::documents::{Document, Hash, Revision};
 use crate::{Error, Result};
 
@@ -120,37 +120,6 @@ impl Snapshot {
         Ok(Document { id: id.into(), revision, deleted, body, attachments })
     }
 
-    /// A document's entry with the location of its body, deleted or not; `None` if the document never
-    /// existed.
-    ///
-    /// # Errors
-    /// `Internal` for damage, or if the index can't be read.
-    pub async fn find_row(&self, id: &str) -> Result<Option<(Summary, BodyRef)>> {
-        let entry = self.store.get(&document_key(id)).await?;
-        entry.map(|entry| row(&entry.meta, entry.location)).transpose()
-    }
-
-    /// Reads the bodies of many rows together, in the rows' order. All bodies are in memory at once: a caller
-    /// with many rows splits them.
-    ///
-    /// # Errors
-    /// For each row separately, `Internal` if it can't be read.
-    pub async fn read_many(&self, rows: Vec<(String, Summary, BodyRef)>) -> Vec<Result<Document>> {
-        let locations: Vec<Location> = rows.iter().map(|(_, _, body)| body.location).collect();
-        let records = self.store.read_many(&locations).await;
-        let mut documents = Vec::with_capacity(rows.len());
-        for ((id, summary, _), record) in rows.into_iter().zip(records) {
-            let body = match record {
-                Ok(record) => self.body_of(&id, &record.value()).await,
-                Err(error) => Err(error.into()),
-            };
-            let Summary { revision, deleted, .. } = summary;
-            let make = |(attachments, body)| Document { id, revision, deleted, body, attachments };
-            documents.push(body.map(make));
-        }
-        documents
-    }
-
     /// The revision with its body, if it is a leaf; with `latest` every leaf that descends from it.
     ///
     /// # Errors
@@ -167,10 +136,7 @@ impl Snapshot {
                     continue;
                 }
             }
-            let LeafBody::Stored(entry) = &leaf.body else {
-                unreachable!("a leaf in the index has its body in the log");
-            };
-            let (attachments, body) = self.read_body(id, entry.location).await?;
+            let (attachments, body) = self.read_body(id, leaf.location()).await?;
             let (id, revision, deleted) = (id.into(), leaf.revision, leaf.deleted);
             found.push(Document { id, revision, deleted, body, attachments });
         }
@@ -336,7 +302,7 @@ impl Snapshot {
         self.body_of(id, &self.store.read(location).await?.value()).await
     }
 
-    async fn body_of(&self, id: &str, value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
+    pub(super) async fn body_of(&self, id: &str, value: &Bytes) -> Result<(Vec<Attachment>, Bytes)> {
         match value.first() {
             Some(&ENCODING_PLAIN) => Ok((Vec::new(), value.slice(1..))),
             Some(&ENCODING_ATTACHMENTS) => decode_table(&value.slice(1..)),

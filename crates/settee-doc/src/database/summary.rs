@@ -1,6 +1,6 @@
 //! Index entries as readers see them: a document's winning leaf, any leaf, and the location of a body.
 
-use settee_store::{Location, Seq};
+use settee_store::{Entry, Location, Seq};
 
 use crate::Result;
 use crate::documents::Revision;
@@ -40,6 +40,19 @@ impl BodyRef {
     /// Size of its record and its body in bytes.
     pub fn size(&self) -> u64 {
         u64::from(self.location.length) + u64::from(self.out_of_line_bytes)
+    }
+}
+
+/// A winning leaf's entry in the index.
+#[derive(Debug)]
+pub struct FoundLeaf {
+    pub(super) location: Location,
+    pub(super) meta: Vec<u8>,
+}
+
+impl From<Entry> for FoundLeaf {
+    fn from(entry: Entry) -> FoundLeaf {
+        FoundLeaf { location: entry.location, meta: entry.meta }
     }
 }
 

@@ -20,4 +20,5 @@ mod stubs;
 mod updater;
 mod validation;
 
+pub(crate) use edits::EditKind;
 pub(crate) use updater::Updater;

@@ -5,18 +5,23 @@
 
 use std::sync::atomic::Ordering;
 
-use settee_store::{Seq, Stage};
+use settee_store::{Lookup, Seq, Stage};
 
 use super::counters::Counter;
 use super::state::Database;
-use super::update::Updater;
+use super::update::{EditKind, Updater};
 use crate::attachments::Content;
+use crate::documents::keys::document_key;
 use crate::documents::{Edit, Revision, check_document_id};
 use crate::{Error, ErrorKind, Result};
 
 /// An edit's uploads up to this many bytes are written with the edit; the rest is written before. They fit a
 /// batch besides two of the largest documents.
 const WITH_EDIT_BYTES_MAX: u64 = 256 << 10;
+
+/// Largest number of edits whose documents are looked up together: the entries found are in memory until the
+/// edits are committed.
+const LOOKED_UP_TOGETHER_MAX: usize = 4096;
 
 impl Database {
     /// Makes one interactive edit: checks the revision that it replaces, creates the new one, and returns it
@@ -41,16 +46,8 @@ impl Database {
     /// Outer: in a partitioned database `IllegalDocId` or `IllegalPartition`, and nothing was changed.
     /// `NotFound` if the database was deleted; `NoSpace`; `NoDescriptor`; `Stopped`; `Internal`: the edits
     /// before the failed one may have been stored, each completely.
-    pub async fn update_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
-        self.check_partitions(&edits)?;
-        self.upload_inline(&mut edits).await?;
-        let mut updater = self.begin_update(stage).await?;
-        let mut outcomes = Vec::with_capacity(edits.len());
-        for edit in &edits {
-            outcomes.push(updater.update(edit).await.map_err(|error| self.not_found_if_deleted(error))?);
-        }
-        self.finish(updater, stage).await?;
-        Ok(outcomes)
+    pub async fn update_all(&self, edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+        self.make_edits(edits, EditKind::Interactive, stage).await
     }
 
     /// Makes replicated edits (`new_edits=false`), merged into the revision trees; never a conflict. Decided
@@ -58,16 +55,38 @@ impl Database {
     ///
     /// # Errors
     /// As [`Database::update_all`], without `Conflict` and `PartitionOverflow`.
-    pub async fn replicate_all(&self, mut edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+    pub async fn replicate_all(&self, edits: Vec<Edit>, stage: Stage) -> Result<Vec<Result<Revision>>> {
+        self.make_edits(edits, EditKind::Replicated, stage).await
+    }
+
+    async fn make_edits(
+        &self,
+        mut edits: Vec<Edit>,
+        kind: EditKind,
+        stage: Stage,
+    ) -> Result<Vec<Result<Revision>>> {
         self.check_partitions(&edits)?;
         self.upload_inline(&mut edits).await?;
+        let mut groups = edits.chunks(LOOKED_UP_TOGETHER_MAX);
+        let mut lookup = self.look_up(groups.clone().next().unwrap_or_default()).await;
         let mut updater = self.begin_update(stage).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
-        for edit in &edits {
-            outcomes.push(updater.replicate(edit).await.map_err(|error| self.not_found_if_deleted(error))?);
+        while let Some(group) = groups.next() {
+            let made = updater.make_edits(group, kind, lookup.take(), &mut outcomes).await;
+            made.map_err(|error| self.not_found_if_deleted(error))?;
+            if let Some(next) = groups.clone().next() {
+                lookup = self.look_up(next).await;
+            }
         }
         self.finish(updater, stage).await?;
         Ok(outcomes)
+    }
+
+    /// Looks up the edits' documents in the index. `None` if that failed: then each edit reads the index, and
+    /// reports what it can't read.
+    async fn look_up(&self, edits: &[Edit]) -> Option<Lookup> {
+        let keys = edits.iter().map(|edit| document_key(&edit.id)).collect();
+        self.store.look_up(keys).await.ok()
     }
 
     /// Removes revisions permanently, if they are leaves, with everything that no other leaf shares. Each

@@ -2,7 +2,13 @@
 
 use std::sync::Arc;
 
-use settee_store::{Aggregate, ChunkCache, LogOptions, MemoryBudget, NodeCache, StoreOptions};
+use settee_store::{
+    Aggregate, ChunkCache, LogOptions, MemoryBudget, NodeCache, ReadAheadBudget, StoreOptions,
+};
+
+/// Bytes of documents that the scans of all databases hold in memory; past it, each reads one document at a
+/// time.
+const READ_AHEAD_BYTES_ALL_MAX: u64 = 64 << 20;
 
 /// The limits of all databases' stores. Limits on memory are shared by all databases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +69,7 @@ pub(crate) struct StoreResources {
     memory: Arc<MemoryBudget>,
     cache: Arc<NodeCache>,
     chunks: Arc<ChunkCache>,
+    read_ahead: Arc<ReadAheadBudget>,
 }
 
 impl StoreResources {
@@ -72,6 +79,7 @@ impl StoreResources {
             memory: Arc::new(MemoryBudget::new(limits.index_memory_bytes_max)),
             cache: Arc::new(NodeCache::new(limits.index_cache_bytes_max)),
             chunks: Arc::new(ChunkCache::new(limits.value_cache_bytes_max)),
+            read_ahead: Arc::new(ReadAheadBudget::new(READ_AHEAD_BYTES_ALL_MAX)),
         }
     }
 
@@ -93,6 +101,7 @@ impl StoreResources {
             memory: Some(self.memory.clone()),
             cache: Some(self.cache.clone()),
             chunks: log.direct.then(|| self.chunks.clone()),
+            read_ahead: Some(self.read_ahead.clone()),
             ..StoreOptions::DEFAULT
         }
     }

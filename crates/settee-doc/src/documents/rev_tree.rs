@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 use std::ops::Bound;
 
-use settee_store::{Entry, Snapshot as StoreSnapshot, Value};
+use settee_store::{Location, Snapshot as StoreSnapshot, Value};
 
 use super::keys::{
     LeafMeta, PATH_CHUNK_COUNT, chunk_boundary, conflict_prefix, decode_path_key, document_key, hashes,
@@ -25,8 +25,8 @@ use crate::{Error, Result};
 /// Location of a leaf's body.
 #[derive(Debug, Clone)]
 pub(crate) enum LeafBody {
-    /// In the log; this is the leaf's entry in the index.
-    Stored(Entry),
+    /// In the log.
+    Stored(Location),
     /// Not yet stored: the value to store, and its table's attachments.
     New(Value, Vec<Attachment>),
 }
@@ -48,12 +48,24 @@ pub(crate) struct TreeLeaf {
 }
 
 impl TreeLeaf {
-    fn from_entry(entry: Entry, stored_as_winner: bool) -> Result<TreeLeaf> {
-        let meta = LeafMeta::decode(&entry.meta)?;
+    /// The leaf that a key's entry in the index describes.
+    pub(crate) fn stored(meta: &[u8], location: Location, stored_as_winner: bool) -> Result<TreeLeaf> {
+        let meta = LeafMeta::decode(meta)?;
         let (revision, deleted, path) = (meta.revision, meta.deleted(), meta.tail());
         let (has_attachments, out_of_line_bytes) = (meta.has_attachments(), meta.out_of_line_bytes);
-        let body = LeafBody::Stored(entry);
+        let body = LeafBody::Stored(location);
         Ok(TreeLeaf { revision, deleted, path, body, has_attachments, out_of_line_bytes, stored_as_winner })
+    }
+
+    /// The location of its body.
+    ///
+    /// # Panics
+    /// If the leaf isn't stored.
+    pub(crate) fn location(&self) -> Location {
+        match &self.body {
+            LeafBody::Stored(location) => *location,
+            LeafBody::New(..) => panic!("the body of a new leaf has no location"),
+        }
     }
 
     /// A leaf without content whose path leads back from `generation`.
@@ -75,8 +87,8 @@ impl TreeLeaf {
         match &self.body {
             LeafBody::New(_, attachments) => Ok(Cow::Borrowed(attachments)),
             LeafBody::Stored(_) if !self.has_attachments => Ok(Cow::Borrowed(&[])),
-            LeafBody::Stored(entry) => {
-                let value = snapshot.read(entry.location).await?.value();
+            LeafBody::Stored(location) => {
+                let value = snapshot.read(*location).await?.value();
                 Ok(Cow::Owned(decode_table(&value.slice(1..))?.0))
             }
         }
@@ -86,7 +98,7 @@ impl TreeLeaf {
     pub(crate) async fn stored_bytes(&self, snapshot: &StoreSnapshot) -> Result<u64> {
         let body = match &self.body {
             LeafBody::New(value, _) => value.bytes().len() as u64,
-            LeafBody::Stored(entry) => snapshot.read(entry.location).await?.value().len() as u64,
+            LeafBody::Stored(location) => snapshot.read(*location).await?.value().len() as u64,
         };
         let attachments = self.attachments(snapshot).await?;
         Ok(body + attachments.iter().map(Attachment::stored_length).sum::<u64>())
@@ -204,16 +216,25 @@ pub(crate) async fn leaves(snapshot: &StoreSnapshot, id: &str) -> Result<Vec<Tre
     let Some(entry) = snapshot.get(&document_key(id)).await? else {
         return Ok(Vec::new());
     };
-    let has_conflicts = LeafMeta::decode(&entry.meta)?.has_conflicts();
-    let mut leaves = vec![TreeLeaf::from_entry(entry, true)?];
-    if has_conflicts {
+    leaves_with(snapshot, id, &entry.meta, entry.location).await
+}
+
+/// As [`leaves`], if the winner's entry is known.
+pub(crate) async fn leaves_with(
+    snapshot: &StoreSnapshot,
+    id: &str,
+    meta: &[u8],
+    location: Location,
+) -> Result<Vec<TreeLeaf>> {
+    let mut leaves = vec![TreeLeaf::stored(meta, location, true)?];
+    if LeafMeta::decode(meta)?.has_conflicts() {
         let prefix = conflict_prefix(id);
         let mut end = prefix.clone();
         // Longer than any generation and hash: behind all keys with this prefix.
         end.extend_from_slice(&[0xFF; 21]);
         let mut scan = snapshot.scan(Bound::Excluded(&prefix), Bound::Excluded(&end), false);
         while let Some(entry) = scan.next().await? {
-            leaves.push(TreeLeaf::from_entry(entry.to_entry(), false)?);
+            leaves.push(TreeLeaf::stored(entry.meta, entry.location, false)?);
         }
         leaves[1..].sort_by_key(|leaf| std::cmp::Reverse(leaf.rank()));
     }

@@ -81,9 +81,13 @@ async fn content(database: &Database) -> BTreeMap<String, Vec<String>> {
     while let Some(row) = rows.next().await.unwrap() {
         changed.push((row.id.to_owned(), row.summary, row.body));
     }
-    let together = view.read_many(changed.clone()).await;
-    for ((id, summary, body), document) in changed.into_iter().zip(together) {
-        let document = document.unwrap();
+    let mut ahead = view.read_ahead(view.changes(Seq(0), false), u64::MAX, None);
+    for (id, summary, body) in changed {
+        let row = ahead.next().await.unwrap().unwrap();
+        assert_eq!(row.key, id);
+        let winner = row.winner.unwrap();
+        assert_eq!(winner.summary, summary);
+        let document = view.read_winner(&id, winner).await.unwrap();
         assert!(body.size() >= document.body.len() as u64, "{id}: {} bytes, it says", body.size());
         assert_eq!(view.read(&id, summary, body).await.unwrap(), document);
         assert_eq!(view.document_or_deleted(&id).await.unwrap().unwrap(), document);
@@ -102,6 +106,7 @@ async fn content(database: &Database) -> BTreeMap<String, Vec<String>> {
         }
         content.insert(id, texts);
     }
+    assert!(ahead.next().await.unwrap().is_none());
     content
 }
 

@@ -1,22 +1,22 @@
 //! Runs a changes feed: it sends the changes after its position from a snapshot, then waits until the
 //! database notifies it of a later change. Nothing is polled; timers only send heartbeats and end idle feeds.
 //!
-//! Bodies are read in batches (windows) that grow from one row on. If a filter has far fewer ids than there
-//! are changes, the ids are looked up instead of scanning the changes.
+//! Bodies are read ahead ([`Snapshot::read_ahead`]). If a filter has far fewer ids than there are changes, the
+//! ids are looked up instead of scanning the changes.
 //!
 //! Invariants:
-//! 1. A waiting feed holds no snapshot, window or buffer. They are allocated for sending and freed
+//! 1. A waiting feed holds no snapshot, document or buffer. They are allocated for sending and freed
 //!    afterwards.
 //! 2. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
-//! 3. A window has at most [`WINDOW_ROWS_MAX`] rows and ends with the row that reaches [`WINDOW_BYTES_MAX`]
-//!    bytes.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::StatusCode;
-use settee_doc::{BodyRef, Database, Document, Extras, Revision, Row, Seq, Snapshot, Summary};
+use settee_doc::{
+    Database, Document, DocumentRow, Documents, Extras, IdFilter, Revision, Row, ScannedDocuments, Seq,
+    Snapshot, Summary,
+};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -29,12 +29,6 @@ use crate::document::options::DocumentOptions;
 use crate::error::ApiError;
 use crate::json;
 use crate::response::writer::ResponseWriter;
-
-/// Maximum rows of a window.
-const WINDOW_ROWS_MAX: usize = 256;
-
-/// A window ends with the row that brings its records to this many bytes.
-const WINDOW_BYTES_MAX: u64 = 2 << 20;
 
 /// Maximum ids that are looked up instead of scanned for.
 const LOOKED_UP_MAX: usize = 1_000;
@@ -52,7 +46,7 @@ const ROWS_PER_BEAT: u32 = 256;
 /// A running feed.
 pub(super) struct Feed {
     database: Arc<Database>,
-    filter: Filter,
+    filter: Arc<Filter>,
     stopping: watch::Receiver<bool>,
     kind: Kind,
     descending: bool,
@@ -80,9 +74,6 @@ enum Woken {
     Over,
 }
 
-/// A row that passed the filter by its id and whose body wasn't read yet.
-type Candidate = (String, Summary, BodyRef);
-
 impl Feed {
     pub(super) fn new(
         database: Arc<Database>,
@@ -93,7 +84,7 @@ impl Feed {
     ) -> Feed {
         Feed {
             database,
-            filter,
+            filter: Arc::new(filter),
             stopping,
             kind: args.kind,
             descending: args.descending,
@@ -157,7 +148,7 @@ impl Feed {
         }
         if self.rows_left > 0 {
             match self.looked_up(&snapshot).await? {
-                Some(rows) => self.send_looked_up(&snapshot, rows, &mut out).await?,
+                Some(documents) => self.send_documents(&snapshot, documents, &mut out).await?,
                 None => self.send_scanned(&snapshot, &mut out).await?,
             }
         }
@@ -197,9 +188,9 @@ impl Feed {
         if self.descending { Seq(0) } else { self.since }
     }
 
-    /// Looks up the rows of the filter's ids, if that is cheaper than a scan.
-    async fn looked_up(&self, snapshot: &Snapshot) -> Result<Option<Vec<Candidate>>, ApiError> {
-        let Filter::DocIds(ids) = &self.filter else { return Ok(None) };
+    /// Looks up the documents of the filter's ids, if that is cheaper than a scan.
+    async fn looked_up(&self, snapshot: &Snapshot) -> Result<Option<Documents<ScannedDocuments>>, ApiError> {
+        let Filter::DocIds(ids) = &*self.filter else { return Ok(None) };
         if ids.len() > LOOKED_UP_MAX {
             return Ok(None);
         }
@@ -207,87 +198,78 @@ impl Feed {
         if ids.len() as u64 * ROWS_PER_LOOKUP > pending {
             return Ok(None);
         }
-        look_up(snapshot, ids, self.after(), self.descending).await.map(Some)
-    }
-
-    async fn send_looked_up(
-        &mut self,
-        snapshot: &Snapshot,
-        rows: Vec<Candidate>,
-        out: &mut ResponseWriter,
-    ) -> Result<(), ApiError> {
-        let mut rows = rows.into_iter();
-        if self.document_options.is_some() {
-            let mut window_rows = 1;
-            while self.rows_left > 0 {
-                let mut window = Window::new(window_rows, self.rows_left);
-                while window.has_room()
-                    && let Some(row) = rows.next()
-                {
-                    window.push(row);
-                }
-                if window.rows.is_empty() {
-                    break;
-                }
-                self.send_window(snapshot, window, out).await?;
-                window_rows = (window_rows * 2).min(WINDOW_ROWS_MAX);
-            }
-            return Ok(());
-        }
-        for (id, summary, _) in rows {
-            if self.rows_left == 0 {
-                break;
-            }
-            self.send_plain(snapshot, &id, summary, out).await?;
-        }
-        Ok(())
+        let (ids, after) = (ids.iter().cloned().collect(), self.after());
+        let reads_bodies = self.needs_bodies();
+        Ok(Some(snapshot.changed_documents(ids, after, self.descending, reads_bodies).await?))
     }
 
     async fn send_scanned(&mut self, snapshot: &Snapshot, out: &mut ResponseWriter) -> Result<(), ApiError> {
-        if self.document_options.is_some() || self.filter.selected().is_some() {
-            return self.send_windows(snapshot, out).await;
-        }
         let mut rows = snapshot.changes(self.after(), self.descending);
+        if self.needs_bodies() {
+            // The number of rows that match a selector isn't known in advance.
+            let limit = if self.filter.selected().is_some() { u64::MAX } else { self.rows_left };
+            let filter = self.filter.clone();
+            let passes: IdFilter = Box::new(move |id| filter.passes(id));
+            let is_by_id = matches!(*self.filter, Filter::DocIds(_) | Filter::Design);
+            let passes = is_by_id.then_some(passes);
+            let documents = snapshot.read_ahead(rows, limit, passes);
+            return self.send_documents(snapshot, documents, out).await;
+        }
         let mut id = String::new();
         let mut skipped = 0;
         while self.rows_left > 0
             && let Some(Row { id: row_id, summary, .. }) = rows.next().await?
         {
-            if self.filter.passes(row_id) {
-                id.clear();
-                id.push_str(row_id);
-                self.send_plain(snapshot, &id, summary, out).await?;
-            } else {
+            if !self.filter.passes(row_id) {
                 self.skip_row(&mut skipped, out).await?;
+                continue;
+            }
+            id.clear();
+            id.push_str(row_id);
+            match self.filter.selected().is_some() {
+                true => self.send_document(snapshot, summary, bare(id.clone(), summary), out).await?,
+                false => self.send_plain(snapshot, &id, summary, out).await?,
             }
         }
         Ok(())
     }
 
-    /// As [`Feed::send_scanned`], with bodies.
-    async fn send_windows(&mut self, snapshot: &Snapshot, out: &mut ResponseWriter) -> Result<(), ApiError> {
-        let mut scan = snapshot.changes(self.after(), self.descending);
-        let (mut window_rows, mut skipped) = (1, 0);
-        let mut is_at_end = false;
-        while self.rows_left > 0 && !is_at_end {
-            // The number of rows that match a selector isn't known in advance.
-            let rows_left = if self.filter.selected().is_some() { u64::MAX } else { self.rows_left };
-            let mut window = Window::new(window_rows, rows_left);
-            while window.has_room() {
-                match scan.next().await? {
-                    Some(Row { id, summary, body }) if self.filter.passes(id) => {
-                        window.push((id.to_owned(), summary, body));
+    /// Whether rows need their documents' bodies.
+    fn needs_bodies(&self) -> bool {
+        self.document_options.is_some()
+            || self.filter.selected().is_some_and(|selected| selected.selector.needs_body())
+    }
+
+    /// Sends the rows of documents that pass. Sends heartbeats while it waits for reads, and while the rows
+    /// don't pass.
+    async fn send_documents(
+        &mut self,
+        snapshot: &Snapshot,
+        mut documents: Documents<ScannedDocuments>,
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
+        let mut skipped = 0;
+        while self.rows_left > 0 {
+            let row = match self.heartbeat {
+                None => documents.next().await?,
+                Some(heartbeat) => match tokio::time::timeout(heartbeat, documents.next()).await {
+                    Ok(row) => row?,
+                    Err(_) => {
+                        self.beat(out).await?;
+                        continue;
                     }
-                    Some(_) => self.skip_row(&mut skipped, out).await?,
-                    None => {
-                        is_at_end = true;
-                        break;
-                    }
-                }
+                },
+            };
+            let Some(DocumentRow { key: id, winner }) = row else { break };
+            let winner = winner.expect("a change has a document");
+            let summary = winner.summary;
+            if self.needs_bodies() {
+                let document = snapshot.read_winner(&id, winner).await?;
+                self.send_document(snapshot, summary, document, out).await?;
+            } else {
+                self.send_plain(snapshot, &id, summary, out).await?;
             }
-            self.send_window(snapshot, window, out).await?;
-            self.beat(out).await?;
-            window_rows = (window_rows * 2).min(WINDOW_ROWS_MAX);
+            self.skip_row(&mut skipped, out).await?;
         }
         Ok(())
     }
@@ -299,49 +281,35 @@ impl Feed {
         if count.is_multiple_of(ROWS_PER_BEAT) { self.beat(out).await } else { Ok(()) }
     }
 
-    /// Reads a window's bodies and sends the rows that pass.
-    async fn send_window(
+    /// Sends a document's row, if the document passes.
+    async fn send_document(
         &mut self,
         snapshot: &Snapshot,
-        window: Window,
+        summary: Summary,
+        document: Document,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
-        let summaries: Vec<Summary> = window.rows.iter().map(|(_, summary, _)| *summary).collect();
-        let needs_bodies = self.document_options.is_some()
-            || self.filter.selected().is_some_and(|selected| selected.selector.needs_body());
-        let documents = match needs_bodies {
-            true => snapshot.read_many(window.rows).await,
-            false => window.rows.into_iter().map(|(id, summary, _)| Ok(bare(id, summary))).collect(),
+        let revisions = match self.filter.selected() {
+            Some(selected) => self.matching(snapshot, selected, summary, &document).await?,
+            None => self.revisions(snapshot, &document.id, summary).await?,
         };
-        for (summary, document) in summaries.into_iter().zip(documents) {
-            if self.rows_left == 0 {
-                break;
-            }
-            let document = document?;
-            let revisions = match self.filter.selected() {
-                Some(selected) => self.matching(snapshot, selected, summary, &document).await?,
-                None => self.revisions(snapshot, &document.id, summary).await?,
-            };
-            if revisions.is_empty() {
-                tokio::task::consume_budget().await;
-                continue;
-            }
-            self.begin_row(&document.id, summary, &revisions, &mut out.buffer);
-            if let Some(document_options) = &self.document_options {
-                out.buffer.extend_from_slice(b",\"doc\":");
-                let extras = document_options.extras(snapshot, &document).await?;
-                match self.filter.selected().and_then(|selected| selected.fields.as_ref()) {
-                    None => write_document(snapshot, &document, document_options, &extras, out).await?,
-                    Some(fields) => {
-                        let mut text = Vec::new();
-                        document.write_json(&extras, &mut text);
-                        fields.write(std::str::from_utf8(&text).unwrap_or("{}"), &mut out.buffer);
-                    }
+        if revisions.is_empty() {
+            return Ok(());
+        }
+        self.begin_row(&document.id, summary, &revisions, &mut out.buffer);
+        if let Some(document_options) = &self.document_options {
+            out.buffer.extend_from_slice(b",\"doc\":");
+            let extras = document_options.extras(snapshot, &document).await?;
+            match self.filter.selected().and_then(|selected| selected.fields.as_ref()) {
+                None => write_document(snapshot, &document, document_options, &extras, out).await?,
+                Some(fields) => {
+                    let mut text = Vec::new();
+                    document.write_json(&extras, &mut text);
+                    fields.write(std::str::from_utf8(&text).unwrap_or("{}"), &mut out.buffer);
                 }
             }
-            self.end_row(summary.seq, out).await?;
         }
-        Ok(())
+        self.end_row(summary.seq, out).await
     }
 
     /// Sends a row without its document.
@@ -542,51 +510,4 @@ async fn matches(selected: &Arc<Selected>, document: &Document, extras: Extras) 
 fn bare(id: String, summary: Summary) -> Document {
     let Summary { revision, deleted, .. } = summary;
     Document { id, revision, deleted, body: bytes::Bytes::new(), attachments: Vec::new() }
-}
-
-/// The rows of those documents that changed after `since`, in the order of the changes.
-async fn look_up(
-    snapshot: &Snapshot,
-    ids: &HashSet<String>,
-    since: Seq,
-    descending: bool,
-) -> Result<Vec<Candidate>, ApiError> {
-    let mut rows = Vec::new();
-    for id in ids {
-        // Lookups in memory never yield, so this task must.
-        tokio::task::consume_budget().await;
-        if let Some((summary, body)) = snapshot.find_row(id).await?
-            && summary.seq > since
-        {
-            rows.push((id.clone(), summary, body));
-        }
-    }
-    rows.sort_unstable_by_key(|(_, summary, _)| summary.seq);
-    if descending {
-        rows.reverse();
-    }
-    Ok(rows)
-}
-
-/// Rows whose bodies are read together.
-struct Window {
-    rows: Vec<Candidate>,
-    bytes: u64,
-    rows_max: usize,
-}
-
-impl Window {
-    fn new(rows_max: usize, rows_left: u64) -> Window {
-        let rows_max = rows_max.min(usize::try_from(rows_left).unwrap_or(usize::MAX));
-        Window { rows: Vec::with_capacity(rows_max), bytes: 0, rows_max }
-    }
-
-    fn has_room(&self) -> bool {
-        self.rows.len() < self.rows_max && self.bytes < WINDOW_BYTES_MAX
-    }
-
-    fn push(&mut self, row: Candidate) {
-        self.bytes += row.2.size();
-        self.rows.push(row);
-    }
 }

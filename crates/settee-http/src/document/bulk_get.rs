@@ -1,11 +1,12 @@
 //! `_bulk_get`: revisions of many documents in one response, as JSON or multipart.
 //!
-//! Each document is read after the client has read those before it. An error affects only its own row.
+//! Documents are read ahead of what the client has read. An error affects only its own row.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, header};
-use settee_doc::{Database, Leaves, Matched, Revision, Snapshot};
+use settee_doc::{Database, DocumentKey, DocumentRow, Leaves, Matched, Revision, Snapshot, Winner};
 
 use super::inline::write_opened;
 use super::open_revs::{self, MIXED};
@@ -34,6 +35,12 @@ struct RevisionChoice {
     id: String,
     revision: Option<RevisionArg>,
     attachments_since: Vec<Revision>,
+}
+
+impl DocumentKey for RequestedDoc {
+    fn document_id(&self) -> Option<Cow<'_, str>> {
+        self.choice.as_ref().ok().map(|choice| choice.id.as_str().into())
+    }
 }
 
 pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Database>) -> HandlerResult {
@@ -70,16 +77,19 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     let mut response = writer::respond(context.output(), async move |mut out| {
         let _permit = permit;
         writer.begin(&mut out);
-        for (index, item) in requested.iter().enumerate() {
+        let mut documents = writer.snapshot.documents(requested, true);
+        let mut is_first = true;
+        while let Some(DocumentRow { key: item, winner }) = documents.next().await? {
             // Reads from memory never yield, so this task must.
             tokio::task::consume_budget().await;
-            if index > 0 && matches!(writer.format, ResponseFormat::Json) {
+            if !is_first && matches!(writer.format, ResponseFormat::Json) {
                 out.buffer.push(b',');
             }
-            writer.write(item, &mut out).await?;
+            is_first = false;
+            writer.write(&item, winner, &mut out).await?;
             out.flush_full().await?;
         }
-        writer.end(requested.is_empty(), &mut out);
+        writer.end(is_first, &mut out);
         Ok(out)
     })
     .await?;
@@ -207,7 +217,12 @@ impl BulkGetWriter {
     }
 
     /// Writes `{"id":…,"docs":[…]}`, or the parts of a document.
-    async fn write(&mut self, requested: &RequestedDoc, out: &mut ResponseWriter) -> Result<(), ApiError> {
+    async fn write(
+        &mut self,
+        requested: &RequestedDoc,
+        winner: Option<Winner>,
+        out: &mut ResponseWriter,
+    ) -> Result<(), ApiError> {
         let is_json = matches!(self.format, ResponseFormat::Json);
         if is_json {
             out.buffer.extend_from_slice(b"{\"id\":");
@@ -216,7 +231,7 @@ impl BulkGetWriter {
         }
         match &requested.choice {
             Err(failure) => self.write_error(&requested.id, requested.rev.as_bytes(), failure, out),
-            Ok(choice) => self.write_choice(requested, choice, out).await?,
+            Ok(choice) => self.write_choice(requested, choice, winner, out).await?,
         }
         if is_json {
             out.buffer.extend_from_slice(b"]}");
@@ -228,11 +243,12 @@ impl BulkGetWriter {
         &mut self,
         requested: &RequestedDoc,
         choice: &RevisionChoice,
+        winner: Option<Winner>,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         let leaves = match self.last.take().filter(|last| last.id() == choice.id) {
             Some(last) => last,
-            None => self.snapshot.open_leaves(&choice.id).await?,
+            None => self.snapshot.leaves_of(&choice.id, winner).await?,
         };
         let mut options = self.options.clone();
         if !choice.attachments_since.is_empty() {

@@ -8,10 +8,11 @@ use std::ops::Bound;
 
 use settee_log::Seq;
 
+use super::ahead::{ReadAhead, RowSource};
 use super::order::{Order, as_slice};
 use super::snapshot::Snapshot;
 use crate::error::ReadError;
-use crate::index::{EntryRef, EntryView, IndexAggregates, Pointer, decode, own_aggregates};
+use crate::index::{Entry, EntryRef, EntryView, IndexAggregates, Location, Pointer, decode, own_aggregates};
 use crate::memtable::{Aggregates, Merged, add};
 use crate::version::CheckpointTree;
 
@@ -27,6 +28,18 @@ impl Snapshot {
     pub fn scan_by_seq(&self, after: Seq, descending: bool) -> Scan {
         let start = after.0.saturating_add(1).to_be_bytes();
         Scan::new(self, Order::Seq, Bound::Included(&start), Bound::Unbounded, descending)
+    }
+}
+
+impl RowSource for Scan {
+    /// The key and its entry.
+    type Row = (Vec<u8>, Entry);
+    type Error = ReadError;
+
+    async fn next(&mut self, locations: &mut Vec<Location>) -> Result<Option<(Vec<u8>, Entry)>, ReadError> {
+        let Some(entry) = Scan::next(self).await? else { return Ok(None) };
+        locations.extend(entry.pointers().map(|pointer| pointer.location));
+        Ok(Some((entry.key.to_vec(), entry.to_entry())))
     }
 }
 
@@ -185,8 +198,10 @@ impl Scan {
         Scan { snapshot: snapshot.clone(), order, start, end, descending, rows: None, older: Vec::new() }
     }
 
-    pub(crate) fn snapshot(&self) -> &Snapshot {
-        &self.snapshot
+    /// Continues the scan with the records that make up the values, which are read ahead.
+    pub fn with_values(self) -> ReadAhead<Scan> {
+        let snapshot = self.snapshot.clone();
+        ReadAhead::new(&snapshot, self, 1)
     }
 
     /// The next entry; `None` at the end. Values are not read. Dropping the future loses no entry.

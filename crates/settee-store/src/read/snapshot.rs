@@ -11,10 +11,11 @@ use settee_io::Damage;
 use settee_log::{Log, Record, Seq};
 
 use super::order::Order;
+use crate::budget::ReadAheadBudget;
 use crate::error::ReadError;
 use crate::index::{Aggregate, Entry, Location, Pointer};
 use crate::memtable::Aggregates;
-use crate::version::Version;
+use crate::version::{Lookup, Version};
 
 /// A point-in-time state of the store, unchanged by later writes. Cheap to clone.
 #[derive(Clone)]
@@ -22,6 +23,10 @@ pub struct Snapshot {
     pub(crate) log: Arc<Log>,
     pub(crate) version: Arc<Version>,
     pub(crate) aggregate: Option<Aggregate>,
+    /// Bounds the windows of what is read ahead.
+    pub(crate) read_ahead: Arc<ReadAheadBudget>,
+    /// Of a writer's snapshot: what it has looked up in the tree.
+    pub(crate) lookup: Option<Arc<Lookup>>,
 }
 
 impl Snapshot {
@@ -41,7 +46,16 @@ impl Snapshot {
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
-        self.version.get(key).await
+        self.version.get(key, self.lookup.as_deref()).await
+    }
+
+    /// The entries of many keys, in any order. Nodes of the index that several keys need are read once, and
+    /// the reads of a level are in flight together.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; the store stays usable.
+    pub async fn get_many(&self, keys: &[Vec<u8>]) -> Result<Vec<Option<Entry>>, ReadError> {
+        self.version.get_many(keys).await
     }
 
     /// The aggregate over the entries between two keys. Costs O(log n).

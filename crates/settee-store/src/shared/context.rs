@@ -8,8 +8,12 @@ use settee_io::Env;
 use settee_io::directory::{self, DirectorySyncs};
 use settee_tree::{NodeCache, TreeOptions};
 
+use crate::budget::ReadAheadBudget;
 use crate::options::StoreOptions;
 use crate::segments::ChunkCache;
+
+/// Bytes read ahead by the scans of a store that was given no budget.
+const OWN_READ_AHEAD_BYTES: u64 = 16 << 20;
 
 /// A store's directory, environment, options and caches.
 pub(crate) struct StoreContext {
@@ -18,8 +22,11 @@ pub(crate) struct StoreContext {
     pub options: StoreOptions,
     pub cache: Arc<NodeCache>,
     pub chunks: Option<Arc<ChunkCache>>,
+    pub read_ahead: Arc<ReadAheadBudget>,
     /// See [`StoreStats::rebuild_count`](crate::StoreStats::rebuild_count).
     pub rebuild_count: AtomicU64,
+    /// See [`StoreStats::write_lookup_count`](crate::StoreStats::write_lookup_count).
+    pub write_lookup_count: Arc<AtomicU64>,
     /// Syncs of the store's directory, shared with the log once the log is locked.
     pub syncs: OnceLock<Arc<DirectorySyncs>>,
 }
@@ -34,7 +41,20 @@ impl StoreContext {
     ) -> StoreContext {
         let (env, directory) = (env.clone(), directory.to_path_buf());
         let (rebuild_count, syncs) = (AtomicU64::new(0), OnceLock::new());
-        StoreContext { env, directory, options, cache, chunks, rebuild_count, syncs }
+        let write_lookup_count = Arc::default();
+        let own = || Arc::new(ReadAheadBudget::new(OWN_READ_AHEAD_BYTES));
+        let read_ahead = options.read_ahead.clone().unwrap_or_else(own);
+        StoreContext {
+            env,
+            directory,
+            options,
+            cache,
+            chunks,
+            read_ahead,
+            rebuild_count,
+            write_lookup_count,
+            syncs,
+        }
     }
 
     pub(crate) fn syncs(&self) -> Arc<DirectorySyncs> {

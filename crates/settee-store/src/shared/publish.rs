@@ -19,7 +19,9 @@ impl Shared {
 
     /// A snapshot of a version.
     pub(crate) fn snapshot_of(&self, version: Arc<Version>) -> Snapshot {
-        Snapshot { log: self.log.clone(), version, aggregate: self.context.options.aggregate }
+        let (log, aggregate) = (self.log.clone(), self.context.options.aggregate);
+        let read_ahead = self.context.read_ahead.clone();
+        Snapshot { log, version, aggregate, read_ahead, lookup: None }
     }
 
     /// The newest checkpoint state. It does not change while the manifest is locked.

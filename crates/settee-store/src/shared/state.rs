@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     /// Accepted versions that are not persisted yet, oldest first, with their groups.
     pub(super) unpersisted_versions: Mutex<VecDeque<(u64, Version)>>,
     /// The newest persisted version.
-    pub(super) published: ArcSwap<Version>,
+    pub(crate) published: ArcSwap<Version>,
     /// The last `Seq` of the published version, for tasks that wait for a later one.
     pub(super) published_seq: watch::Sender<u64>,
     /// Notified when memory has been freed, when a checkpoint has failed, on close, and after a panic.

@@ -25,6 +25,7 @@ impl Shared {
         let counts = *self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         StoreStats {
             rebuild_count: self.context.rebuild_count.load(Ordering::Relaxed),
+            write_lookup_count: self.context.write_lookup_count.load(Ordering::Relaxed),
             memory_bytes: self.memory_bytes.load(Ordering::Relaxed) as u64,
             tree_bytes: checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
             segment_bytes: checkpoint.segments.bytes(),

@@ -1,4 +1,7 @@
 //! The writer: reads the newest accepted version, and commits batches.
+//!
+//! Invariant: what the writer read of a key's entry is what a commit replaces. Both use the same lookup, and no
+//! checkpoint state is installed while the writer exists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,21 +14,49 @@ use crate::error::{CommitError, ReadError};
 use crate::index::{Entry, OPERAND_COUNT_MAX};
 use crate::read::Snapshot;
 use crate::shared::Shared;
-use crate::version::{PreviousEntry, Version};
+use crate::version::{Lookup, PreviousEntry, Version};
 
 /// The store's only writer. Other writers wait until it is dropped; readers don't.
 pub struct Writer<'a> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) version: tokio::sync::MutexGuard<'a, Version>,
+    /// What the tree has of the keys that were looked up.
+    lookup: Arc<Lookup>,
+    /// The version as a snapshot, until the next commit.
+    latest: Option<Snapshot>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    pub(super) fn new(shared: &'a Arc<Shared>, version: tokio::sync::MutexGuard<'a, Version>) -> Writer<'a> {
+        let lookup = Lookup::new(&version.checkpoint, &shared.context.write_lookup_count);
+        Writer { shared, version, lookup: Arc::new(lookup), latest: None }
+    }
+
+    /// Uses what [`Store::look_up`] found, in place of an earlier lookup. If there has been a checkpoint
+    /// since, the keys are looked up again.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; then the writer has no lookup, and reads the tree for each key.
+    ///
+    /// [`Store::look_up`]: crate::Store::look_up
+    pub async fn set_lookup(&mut self, lookup: Lookup) -> Result<(), ReadError> {
+        self.latest = None;
+        let checkpoint = &self.version.checkpoint;
+        self.lookup = Arc::new(Lookup::new(checkpoint, &self.shared.context.write_lookup_count));
+        let lookup = match lookup.is_of(checkpoint) {
+            true => lookup,
+            false => lookup.again(checkpoint).await?,
+        };
+        self.lookup = Arc::new(lookup);
+        Ok(())
+    }
+
     /// The entry of `key` in the newest accepted version.
     ///
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
-        self.version.get(key).await
+        self.version.get(key, Some(&self.lookup)).await
     }
 
     /// The last accepted record.
@@ -37,8 +68,12 @@ impl Writer<'_> {
     /// may show records that a crash can undo.
     ///
     /// [`Store::snapshot`]: crate::Store::snapshot
-    pub fn latest(&self) -> Snapshot {
-        self.shared.snapshot_of(Arc::new(self.version.clone()))
+    pub fn latest(&mut self) -> Snapshot {
+        let take = || {
+            let snapshot = self.shared.snapshot_of(Arc::new(self.version.clone()));
+            Snapshot { lookup: Some(self.lookup.clone()), ..snapshot }
+        };
+        self.latest.get_or_insert_with(take).clone()
     }
 
     /// Commits a batch, and asks the log to bring it to `stage`, which [`Store::wait`] waits for. Returns the
@@ -64,6 +99,8 @@ impl Writer<'_> {
         };
         let previous =
             self.previous_entries(batch).await.inspect_err(|error| self.shared.note_damage(error))?;
+        // It shares memtable nodes, which the insert then couldn't change in place.
+        self.latest = None;
         let _stop = self.shared.stop_on_panic();
         let appended = self.shared.log.append(&batch.records, stage).await?;
         self.shared.insert_batch(&mut self.version, batch, &appended, &previous);
@@ -72,7 +109,7 @@ impl Writer<'_> {
 
     /// Returns the batch with those merge operands replaced by base values that would exceed
     /// [`OPERAND_COUNT_MAX`].
-    async fn merge_excess_operands(&self, batch: &Batch) -> Result<Batch, CommitError> {
+    async fn merge_excess_operands(&mut self, batch: &Batch) -> Result<Batch, CommitError> {
         let mut merged = Batch::new();
         let mut seen: HashMap<Vec<u8>, usize> = HashMap::new();
         for (flags, key, meta, value) in batch.records.values() {
@@ -82,7 +119,7 @@ impl Writer<'_> {
                 merged.records.push_bytes(flags, key, meta, value);
                 continue;
             }
-            let entry = self.version.get(key).await?;
+            let entry = self.version.get(key, Some(&self.lookup)).await?;
             let count = match (known, &entry) {
                 (Some(count), _) => count,
                 (None, Some(entry)) => entry.pointers().count(),
@@ -123,7 +160,7 @@ impl Writer<'_> {
         for (_, key, _) in batch.records.records() {
             all.push(match self.version.memtable.by_key.get(key) {
                 Some(_) => PreviousEntry::default(),
-                None => self.version.previous_entry(aggregate, key).await?,
+                None => self.version.previous_entry(aggregate, key, &self.lookup).await?,
             });
         }
         Ok(all)

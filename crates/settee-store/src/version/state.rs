@@ -16,6 +16,7 @@ use std::sync::Arc;
 use settee_log::{Files, Flags};
 
 use super::checkpoint_state::{CheckpointState, CheckpointTree};
+use super::lookup::{Lookup, tree_key};
 use crate::error::ReadError;
 use crate::failpoints::Failpoint;
 use crate::index::{
@@ -105,25 +106,61 @@ impl Version {
         })
     }
 
-    /// The entry of a key.
-    pub(crate) async fn get(&self, key: &[u8]) -> Result<Option<Entry>, ReadError> {
+    /// The entry of a key. A writer's `lookup` is used for what the tree has.
+    pub(crate) async fn get(&self, key: &[u8], lookup: Option<&Lookup>) -> Result<Option<Entry>, ReadError> {
+        let (mut found, is_whole) = self.get_in_memtables(key);
+        let Some(CheckpointTree { root, .. }) = self.checkpoint.tree.as_ref().filter(|_| !is_whole) else {
+            return Ok(found);
+        };
+        let value = match lookup {
+            Some(lookup) => {
+                assert!(lookup.is_of(&self.checkpoint), "a lookup in another checkpoint's tree");
+                lookup.value(key).await?
+            }
+            None => root.get_with(&tree_key(key), |value| value.map(Arc::from)).await?,
+        };
+        if let Some(value) = value {
+            Entry::gather(&mut found, &decode(&value)?);
+        }
+        Ok(found)
+    }
+
+    /// The entries of many keys, in any order. The tree is read in one pass.
+    pub(crate) async fn get_many(&self, keys: &[Vec<u8>]) -> Result<Vec<Option<Entry>>, ReadError> {
+        let mut entries = Vec::with_capacity(keys.len());
+        let mut in_tree: Vec<(Vec<u8>, usize)> = Vec::new();
+        for (index, key) in keys.iter().enumerate() {
+            let (found, is_whole) = self.get_in_memtables(key);
+            entries.push(found);
+            if !is_whole {
+                in_tree.push((tree_key(key), index));
+            }
+        }
+        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(entries) };
+        in_tree.sort_unstable();
+        let (in_tree, indexes): (Vec<Vec<u8>>, Vec<usize>) = in_tree.into_iter().unzip();
+        let mut damaged = Ok(());
+        root.get_many(&in_tree, |at, value| match value.map(decode).transpose() {
+            Ok(Some(view)) => Entry::gather(&mut entries[indexes[at]], &view),
+            Ok(None) => {}
+            Err(error) => damaged = Err(error),
+        })
+        .await?;
+        damaged.map(|()| entries)
+    }
+
+    /// What the memtables have of a key's entry, and whether the tree isn't needed for the rest.
+    pub(crate) fn get_in_memtables(&self, key: &[u8]) -> (Option<Entry>, bool) {
         let mut found: Option<Entry> = None;
         for memtable in self.memtables() {
             let Some(Found { value, .. }) = memtable.by_key.get(key) else { continue };
             let view = EntryView::trusted(value);
             Entry::gather(&mut found, &view);
             if view.is_whole() {
-                return Ok(found);
+                return (found, true);
             }
         }
-        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(found) };
-        let mut tree_key = Vec::with_capacity(1 + key.len());
-        tree_key.push(BY_KEY);
-        tree_key.extend_from_slice(key);
-        if let Some(value) = root.get(&tree_key).await? {
-            Entry::gather(&mut found, &decode(&value)?);
-        }
-        Ok(found)
+        (found, false)
     }
 
     /// The previous entry of a key that the mutable memtable does not have.
@@ -131,19 +168,15 @@ impl Version {
         &self,
         aggregate: Option<Aggregate>,
         key: &[u8],
+        lookup: &Lookup,
     ) -> Result<PreviousEntry, ReadError> {
+        assert!(lookup.is_of(&self.checkpoint), "a lookup in another checkpoint's tree");
         for memtable in self.immutable.iter() {
             if let Some(Found { value, .. }) = memtable.by_key.get(key) {
                 return Ok(PreviousEntry::of(aggregate, key, &EntryView::trusted(value)));
             }
         }
-        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else {
-            return Ok(PreviousEntry::default());
-        };
-        let mut tree_key = Vec::with_capacity(1 + key.len());
-        tree_key.push(BY_KEY);
-        tree_key.extend_from_slice(key);
-        match root.get(&tree_key).await? {
+        match lookup.value(key).await? {
             Some(value) => Ok(PreviousEntry::of(aggregate, key, &decode(&value)?)),
             None => Ok(PreviousEntry::default()),
         }

@@ -17,8 +17,8 @@ use model::{OPTIONS, Random};
 use settee_io::{Env, OperationKind};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_store::{
-    Batch, ChunkCache, Entry, Location, LogOptions, READ_AHEAD_ROWS_MAX, Seq, Snapshot, Stage, Store,
-    StoreOptions, ValueScan,
+    Batch, ChunkCache, Entry, Location, LogOptions, READ_AHEAD_ROWS_MAX, ReadAhead, Scan, Seq, Snapshot,
+    Stage, Store, StoreOptions,
 };
 
 /// An offset past the end of any segment.
@@ -84,12 +84,13 @@ fn options(random: &mut Random, chunks: Option<Arc<ChunkCache>>) -> StoreOptions
 
 type Row = (Vec<u8>, Vec<u8>, Location, Vec<Bytes>);
 
-async fn rows_of(mut scan: ValueScan) -> Vec<Row> {
+async fn rows_of(mut scan: ReadAhead<Scan>) -> Vec<Row> {
     let mut rows = Vec::new();
     while let Some(row) = scan.next().await.unwrap() {
-        let records = row.records.unwrap().iter().map(|record| record.bytes().clone()).collect();
-        assert_eq!(row.record().unwrap().seq(), row.location.seq());
-        rows.push((row.key.to_vec(), row.meta.to_vec(), row.location, records));
+        let (key, entry) = row.row;
+        let records: Vec<Bytes> = row.records.unwrap().iter().map(|record| record.bytes().clone()).collect();
+        assert_eq!(row.records.unwrap()[0].seq(), entry.location.seq());
+        rows.push((key, entry.meta, entry.location, records));
     }
     // The end stays the end.
     assert!(scan.next().await.unwrap().is_none());
@@ -113,7 +114,7 @@ async fn rows_one_by_one(snapshot: &Snapshot, mut scan: settee_store::Scan) -> V
 
 async fn check(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &str) {
     let whole = (Bound::Unbounded, Bound::Unbounded);
-    let rows = rows_of(snapshot.scan_values(whole.0, whole.1, false)).await;
+    let rows = rows_of(snapshot.scan(whole.0, whole.1, false).with_values()).await;
     let mut found = Model::new();
     let mut locations = Vec::new();
     for (key, ..) in &rows {
@@ -160,10 +161,10 @@ async fn check(snapshot: &Snapshot, model: &Model, random: &mut Random, case: &s
     for descending in [false, true] {
         let case = format!("{case} {start:?}..{end:?} descending={descending}");
         let alone = rows_one_by_one(snapshot, snapshot.scan(start, end, descending)).await;
-        assert_eq!(rows_of(snapshot.scan_values(start, end, descending)).await, alone, "{case}");
+        assert_eq!(rows_of(snapshot.scan(start, end, descending).with_values()).await, alone, "{case}");
         let after = Seq(snapshot.seq().0 / 2 * u64::from(descending));
         let alone = rows_one_by_one(snapshot, snapshot.scan_by_seq(after, descending)).await;
-        assert_eq!(rows_of(snapshot.scan_values_by_seq(after, descending)).await, alone, "{case}");
+        assert_eq!(rows_of(snapshot.scan_by_seq(after, descending).with_values()).await, alone, "{case}");
     }
 }
 
@@ -346,12 +347,12 @@ fn damaged_records_and_failing_reads_each_fail_alone() {
                         assert_eq!(record.is_err(), damaged.contains(&index), "{case} {round} {index}");
                     }
                 }
-                let mut scan = snapshot.scan_values(Bound::Unbounded, Bound::Unbounded, false);
+                let mut scan = snapshot.scan(Bound::Unbounded, Bound::Unbounded, false).with_values();
                 let mut index = 0;
                 while let Some(row) = scan.next().await.unwrap() {
-                    assert_eq!(row.location, locations[index]);
-                    match row.record() {
-                        Ok(record) => assert_eq!(record.bytes(), &expected[index], "{case}"),
+                    assert_eq!(row.row.1.location, locations[index]);
+                    match row.records {
+                        Ok(records) => assert_eq!(records[0].bytes(), &expected[index], "{case}"),
                         Err(error) => assert!(damaged.contains(&index), "{case}: {error}"),
                     }
                     index += 1;
@@ -461,7 +462,7 @@ fn a_record_costs_one_read_and_many_together_fewer() {
             let mut scan = snapshot.scan_by_seq(Seq(0), false);
             while scan.next().await.unwrap().is_some() {}
             let before = reads();
-            let rows = rows_of(snapshot.scan_values_by_seq(Seq(0), false)).await;
+            let rows = rows_of(snapshot.scan_by_seq(Seq(0), false).with_values()).await;
             let scanned = reads() - before;
             assert_eq!(rows.len(), all.len(), "{case}");
             // The windows grow from one row.
@@ -510,7 +511,7 @@ fn what_the_cache_has_costs_no_read() {
             assert!(stats.bytes > 0 && stats.bytes <= stats.bytes_max, "{case} {stats:?}");
             // A scan of everything evicts nothing from the cache.
             let count = stats.chunk_count;
-            rows_of(snapshot.scan_values(Bound::Unbounded, Bound::Unbounded, true)).await;
+            rows_of(snapshot.scan(Bound::Unbounded, Bound::Unbounded, true).with_values()).await;
             assert_eq!(cache.stats().chunk_count, count, "{case}");
             // The chunks are dropped with the files.
             drop(snapshot);

@@ -4,7 +4,9 @@ use std::io::Write;
 
 use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderWriter;
-use settee_doc::{Attachment, Document, Extras, Range, Seq, Snapshot, digest_text, write_json_string};
+use settee_doc::{
+    Attachment, Document, DocumentRow, Extras, Range, Seq, Snapshot, digest_text, write_json_string,
+};
 
 use super::document_writer::{AttachmentContent, DocumentWriter, LeftOut, check_count, too_large};
 use crate::load::LINE_BYTES_MAX;
@@ -18,10 +20,10 @@ pub(super) async fn write_winners<W: Write>(
 ) -> Result<LeftOut, Error> {
     let snapshot = local.database.snapshot();
     let mut left_out = LeftOut::default();
-    let mut rows = snapshot.all_docs(&Range::default()).await?;
-    while let Some(row) = rows.next().await? {
-        let (id, summary, body) = (row.id.to_owned(), row.summary, row.body);
-        let document = snapshot.read(&id, summary, body).await?;
+    let rows = snapshot.all_docs(&Range::default()).await?;
+    let mut documents = snapshot.read_ahead(rows, u64::MAX, None);
+    while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
+        let document = snapshot.read_winner(&id, winner.expect("a row has a document")).await?;
         left_out.attachment_count += write(&snapshot, &document, &Extras::default(), content, writer).await?;
     }
     check_count(writer.count, snapshot.doc_count())?;
@@ -50,9 +52,9 @@ pub(super) async fn write_all<W: Write>(
 ) -> Result<LeftOut, Error> {
     let snapshot = local.database.snapshot();
     let mut left_out = LeftOut { local_count: Some(0), ..LeftOut::default() };
-    let mut rows = snapshot.changes(Seq(0), false);
-    while let Some(row) = rows.next().await? {
-        let leaves = snapshot.open_leaves(row.id).await?;
+    let mut documents = snapshot.read_ahead(snapshot.changes(Seq(0), false), u64::MAX, None);
+    while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
+        let leaves = snapshot.leaves_of(&id, winner).await?;
         for index in 0..leaves.count() {
             let document = leaves.document(index).await?;
             let extras = Extras { revisions: Some(leaves.history(index).await?), ..Extras::default() };

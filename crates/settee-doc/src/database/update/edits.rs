@@ -1,12 +1,12 @@
 //! Interactive, replicated and local edits: whether an edit is accepted, and its records.
 //!
-//! Each kind has a public method, which calls `prepare`, `check_validation`, a `decide_…` function and `add`
-//! in this order; a local edit is decided in its method and isn't validated. Nothing is accepted before
+//! Each edit passes `prepare`, `check_validation`, a `decide_…` function and `add` in this order; a local edit
+//! is decided in its method and isn't validated. Nothing is accepted before
 //! `add` or the updater's `finish` commits.
 
 use std::sync::Arc;
 
-use settee_store::{Batch, Snapshot as StoreSnapshot, Value};
+use settee_store::{Batch, Lookup, Snapshot as StoreSnapshot, Value};
 
 use super::records::{Records, rewrite};
 use super::stubs::Stubs;
@@ -23,21 +23,38 @@ use crate::documents::{
 };
 use crate::{Error, ErrorKind, Result};
 
-impl Updater<'_> {
-    /// Makes an interactive edit: it replaces a leaf, or creates a document.
-    pub(crate) async fn update(&mut self, edit: &Edit) -> Outcome<Revision> {
-        self.prepare(edit).await?;
-        let checked = self.check_validation(edit).await?;
-        let decided = self.decide_update(edit, checked).await;
-        self.add(edit, decided).await
-    }
+/// How edits are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EditKind {
+    /// An edit replaces a leaf, or creates a document.
+    Interactive,
+    /// An edit's path is merged into the tree (`new_edits=false`).
+    Replicated,
+}
 
-    /// Makes a replicated edit: its path is merged into the tree.
-    pub(crate) async fn replicate(&mut self, edit: &Edit) -> Outcome<Revision> {
-        self.prepare(edit).await?;
-        let checked = self.check_validation(edit).await?;
-        let decided = self.decide_replicated(edit, checked).await;
-        self.add(edit, decided).await
+impl Updater<'_> {
+    /// Makes edits, whose documents `lookup` has looked up, and appends their outcomes.
+    ///
+    /// # Errors
+    /// A commit failed; later edits weren't tried.
+    pub(crate) async fn make_edits(
+        &mut self,
+        edits: &[Edit],
+        kind: EditKind,
+        lookup: Option<Lookup>,
+        outcomes: &mut Vec<Result<Revision>>,
+    ) -> Result<()> {
+        self.use_lookup(lookup).await?;
+        for edit in edits {
+            self.prepare(edit).await?;
+            let checked = self.check_validation(edit).await?;
+            let decided = match kind {
+                EditKind::Interactive => self.decide_update(edit, checked).await,
+                EditKind::Replicated => self.decide_replicated(edit, checked).await,
+            };
+            outcomes.push(self.add(edit, decided).await?);
+        }
+        Ok(())
     }
 
     /// Writes or deletes a local document, without its attachments; its number is the edit's plus 1. Returns
@@ -65,7 +82,7 @@ impl Updater<'_> {
         self.add(edit, Ok(Decided { outcome: number, records })).await
     }
 
-    async fn decide_update(&self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
+    async fn decide_update(&mut self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         let latest = self.writer.latest();
         let old = leaves(&latest, &edit.id).await?;
@@ -101,7 +118,7 @@ impl Updater<'_> {
 
     /// Refuses an edit that enlarges a full partition. The edit that fills it is accepted.
     async fn check_partition(
-        &self,
+        &mut self,
         latest: &StoreSnapshot,
         id: &str,
         parent: Option<&TreeLeaf>,
@@ -126,7 +143,7 @@ impl Updater<'_> {
         Err(Error::new(ErrorKind::PartitionOverflow, reason))
     }
 
-    async fn decide_replicated(&self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
+    async fn decide_replicated(&mut self, edit: &Edit, checked: Result<()>) -> Result<Decided<Revision>> {
         check_edit(edit)?;
         if edit.foreign_revision.is_some() {
             return Err(Error::bad_request("Revisions have 32 hexadecimal digits here."));

@@ -73,7 +73,7 @@ pub(super) async fn rewrite(
             LeafBody::New(body, _) => body.clone(),
             // Its key doesn't change.
             LeafBody::Stored(_) if !wins && !leaf.stored_as_winner => continue,
-            LeafBody::Stored(entry) => Value::new(latest.read(entry.location).await?.value()),
+            LeafBody::Stored(location) => Value::new(latest.read(*location).await?.value()),
         };
         let generation = leaf.revision.generation;
         let meta = encode_leaf_meta(

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use settee_store::{BATCH_SIZE_MAX, Batch, Seq, Stage, Writer};
+use settee_store::{BATCH_SIZE_MAX, Batch, Lookup, Seq, Stage, Writer};
 
 use super::records::Records;
 use crate::database::Database;
@@ -122,6 +122,17 @@ impl<'a> Updater<'a> {
             self.remove_unreferenced_uploads().await;
         }
         Ok((self.writer.last_seq(), self.notification))
+    }
+
+    /// Uses what was looked up for the next edits. Commits the earlier ones first, since the entries that they
+    /// replace are in the lookup before.
+    pub(super) async fn use_lookup(&mut self, lookup: Option<Lookup>) -> Result<()> {
+        self.commit().await?;
+        if let Some(lookup) = lookup {
+            // If the keys can't be looked up again, each edit reads the index, and reports the error.
+            let _ = self.writer.set_lookup(lookup).await;
+        }
+        Ok(())
     }
 
     /// Commits earlier edits of the same request to this document, so that this edit sees them.

@@ -52,7 +52,7 @@ impl Updater<'_> {
     }
 
     /// The scan's result, from the cache or a new scan.
-    async fn validation(&self) -> Result<Validation> {
+    async fn validation(&mut self) -> Result<Validation> {
         let cached = self.cached_validation().clone();
         if !matches!(cached, Validation::Unknown) {
             return Ok(cached);
@@ -62,7 +62,7 @@ impl Updater<'_> {
         Ok(found)
     }
 
-    async fn find_validation(&self) -> Result<Validation> {
+    async fn find_validation(&mut self) -> Result<Validation> {
         let snapshot = Snapshot::new(self.writer.latest(), self.revs_limit, Default::default());
         let range = Range { prefix: DESIGN_PREFIX.to_owned(), ..Range::default() };
         let mut rows = snapshot.all_docs(&range).await?;

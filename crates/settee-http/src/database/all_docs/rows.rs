@@ -1,6 +1,11 @@
 //! Writes a list: its head, and its rows as the client reads them.
 
-use settee_doc::{Database, Document, ErrorKind, LocalRow, Range, Revision, Row, Snapshot};
+use std::borrow::Cow;
+
+use settee_doc::{
+    Database, Document, DocumentKey, DocumentRow, ErrorKind, LocalRow, Range, Revision, Row, Snapshot,
+    Summary,
+};
 
 use super::args::Args;
 use super::scope::{LOCAL, SYSTEM_LOCALS, Scope};
@@ -44,20 +49,29 @@ async fn ranged(
     write_head(database, snapshot, args, total, Some(offset), &mut out.buffer);
     let Some(range) = range else { return Ok(()) };
     let mut rows = snapshot.all_docs(&range).await?;
-    let mut id = String::new();
+    let mut is_first = true;
+    let mut begin_row = |id: &str, summary: Summary, out: &mut Vec<u8>| {
+        out.extend_from_slice(if std::mem::take(&mut is_first) { b"" } else { b",\r\n" });
+        write_row(id, summary.revision, false, out);
+    };
+    if args.include_docs {
+        let mut documents = snapshot.read_ahead(rows, args.limit, None);
+        while let Some(DocumentRow { key: id, winner }) = documents.next().await? {
+            let winner = winner.expect("a row has a document");
+            begin_row(&id, winner.summary, &mut out.buffer);
+            let document = snapshot.read_winner(&id, winner).await?;
+            write_doc(snapshot, &document, args, out).await?;
+            out.buffer.push(b'}');
+            out.flush_full().await?;
+        }
+        return Ok(());
+    }
     let mut left = args.limit;
     while left > 0
-        && let Some(Row { id: row_id, summary, body }) = rows.next().await?
+        && let Some(Row { id, summary, .. }) = rows.next().await?
     {
         left -= 1;
-        out.buffer.extend_from_slice(if left + 1 == args.limit { b"" } else { b",\r\n" });
-        write_row(row_id, summary.revision, false, &mut out.buffer);
-        if args.include_docs {
-            id.clear();
-            id.push_str(row_id);
-            let document = snapshot.read(&id, summary, body).await?;
-            write_doc(snapshot, &document, args, out).await?;
-        }
+        begin_row(id, summary, &mut out.buffer);
         out.buffer.push(b'}');
         out.flush_full().await?;
     }
@@ -127,12 +141,36 @@ async fn by_keys(
     let skip = usize::try_from(args.skip).unwrap_or(usize::MAX);
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     // As in CouchDB, `skip` and `limit` also count keys outside the scope.
-    let keys = keys.iter().skip(skip).take(limit).filter(|key| scope.takes_key(key));
-    for (index, key) in keys.enumerate() {
-        out.buffer.extend_from_slice(if index == 0 { b"" } else { b",\r\n" });
-        match scope {
-            Scope::Local => write_local_key_row(snapshot, args, key, &mut out.buffer).await?,
-            _ => write_key_row(snapshot, args, key, out).await?,
+    keys.drain(..skip.min(keys.len()));
+    keys.truncate(limit);
+    keys.retain(|key| scope.takes_key(key));
+    if *scope == Scope::Local {
+        for (index, key) in keys.iter().enumerate() {
+            out.buffer.extend_from_slice(if index == 0 { b"" } else { b",\r\n" });
+            write_local_key_row(snapshot, args, key, &mut out.buffer).await?;
+            out.buffer.push(b'}');
+            out.flush_full().await?;
+        }
+        return Ok(());
+    }
+    let mut documents = snapshot.documents(keys.into_iter().map(JsonKey).collect(), args.include_docs);
+    let mut is_first = true;
+    while let Some(DocumentRow { key, winner }) = documents.next().await? {
+        // Reads from memory never yield, so this task must.
+        tokio::task::consume_budget().await;
+        out.buffer.extend_from_slice(if std::mem::take(&mut is_first) { b"" } else { b",\r\n" });
+        match key.document_id().zip(winner) {
+            None => write_not_found(&key.0, &mut out.buffer),
+            Some((id, winner)) => {
+                let Summary { revision, deleted, .. } = winner.summary;
+                write_row(&id, revision, deleted, &mut out.buffer);
+                if args.include_docs && deleted {
+                    out.buffer.extend_from_slice(b",\"doc\":null");
+                } else if args.include_docs {
+                    let document = snapshot.read_winner(&id, winner).await?;
+                    write_doc(snapshot, &document, args, out).await?;
+                }
+            }
         }
         out.buffer.push(b'}');
         out.flush_full().await?;
@@ -140,30 +178,13 @@ async fn by_keys(
     Ok(())
 }
 
-/// Appends a key's row without its closing brace.
-async fn write_key_row(
-    snapshot: &Snapshot,
-    args: &Args,
-    key: &str,
-    out: &mut ResponseWriter,
-) -> Result<(), ApiError> {
-    let id = json::string(key);
-    let summary = match &id {
-        Some(id) => snapshot.find(id).await?,
-        None => None,
-    };
-    let Some((id, summary)) = id.as_ref().zip(summary) else {
-        write_not_found(key, &mut out.buffer);
-        return Ok(());
-    };
-    write_row(id, summary.revision, summary.deleted, &mut out.buffer);
-    if args.include_docs && summary.deleted {
-        out.buffer.extend_from_slice(b",\"doc\":null");
-    } else if args.include_docs {
-        let document = snapshot.document(id).await?;
-        write_doc(snapshot, &document, args, out).await?;
+/// A key of a list: JSON text.
+struct JsonKey(String);
+
+impl DocumentKey for JsonKey {
+    fn document_id(&self) -> Option<Cow<'_, str>> {
+        json::string(&self.0)
     }
-    Ok(())
 }
 
 /// Appends `,"doc":` and the document.
@@ -179,7 +200,7 @@ async fn write_doc(
     write_document(snapshot, document, &options, &extras, out).await
 }
 
-/// As [`write_key_row`], for a local document.
+/// Appends the row of a local document's key without its closing brace.
 async fn write_local_key_row(
     snapshot: &Snapshot,
     args: &Args,

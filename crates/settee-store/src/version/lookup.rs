@@ -1,0 +1,93 @@
+//! Tree entries that a writer has looked up.
+//!
+//! A writer needs the entry of a key twice: to decide what to write, and to correct the aggregates when it
+//! commits. A lookup remembers what the tree has, so that each key costs one descent. Many keys are looked up
+//! in one pass, before the writer is taken: others write meanwhile. The memtables aren't part of it; searching
+//! them costs no read, and they have whatever was committed since.
+//!
+//! Invariant: its values are those of one checkpoint state's tree. A version with another checkpoint state
+//! doesn't use it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::checkpoint_state::{CheckpointState, CheckpointTree};
+use crate::error::ReadError;
+use crate::index::BY_KEY;
+
+/// Tree entries that a writer has looked up: see [`Store::look_up`](crate::Store::look_up).
+pub struct Lookup {
+    checkpoint: Arc<CheckpointState>,
+    /// The tree's values by key, without the index's prefix. `None`: the tree doesn't have the key.
+    values: Mutex<HashMap<Box<[u8]>, Option<Arc<[u8]>>>>,
+    /// Counts descents: [`StoreStats::write_lookup_count`](crate::StoreStats::write_lookup_count).
+    descent_count: Arc<AtomicU64>,
+}
+
+impl Lookup {
+    /// A lookup of no key.
+    pub(crate) fn new(checkpoint: &Arc<CheckpointState>, descent_count: &Arc<AtomicU64>) -> Lookup {
+        let (checkpoint, descent_count) = (checkpoint.clone(), descent_count.clone());
+        Lookup { checkpoint, values: Mutex::default(), descent_count }
+    }
+
+    /// Looks up keys that are in ascending order, in one pass.
+    ///
+    /// # Errors
+    /// See [`ReadError`]; then none of the keys may have been looked up.
+    pub(crate) async fn add(&self, keys: &[impl AsRef<[u8]>]) -> Result<(), ReadError> {
+        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(()) };
+        let tree_keys: Vec<Vec<u8>> = keys.iter().map(|key| tree_key(key.as_ref())).collect();
+        self.descent_count.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        let mut found = Vec::with_capacity(keys.len());
+        root.get_many(&tree_keys, |_, value| found.push(value.map(Arc::from))).await?;
+        let keys = keys.iter().map(|key| Box::from(key.as_ref()));
+        self.values().extend(keys.zip(found));
+        Ok(())
+    }
+
+    /// Whether the values are those of this checkpoint state's tree.
+    pub(crate) fn is_of(&self, checkpoint: &Arc<CheckpointState>) -> bool {
+        Arc::ptr_eq(&self.checkpoint, checkpoint)
+    }
+
+    /// The same keys, looked up in another checkpoint state's tree.
+    ///
+    /// # Errors
+    /// As [`Lookup::add`].
+    pub(crate) async fn again(&self, checkpoint: &Arc<CheckpointState>) -> Result<Lookup, ReadError> {
+        let again = Lookup::new(checkpoint, &self.descent_count);
+        let mut keys: Vec<Box<[u8]>> = self.values().keys().cloned().collect();
+        keys.sort_unstable();
+        again.add(&keys).await?;
+        Ok(again)
+    }
+
+    /// The tree's value of a key; reads the tree if the key hasn't been looked up yet.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub(crate) async fn value(&self, key: &[u8]) -> Result<Option<Arc<[u8]>>, ReadError> {
+        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(None) };
+        if let Some(value) = self.values().get(key) {
+            return Ok(value.clone());
+        }
+        self.descent_count.fetch_add(1, Ordering::Relaxed);
+        let value = root.get_with(&tree_key(key), |value| value.map(Arc::from)).await?;
+        self.values().insert(key.into(), value.clone());
+        Ok(value)
+    }
+
+    fn values(&self) -> MutexGuard<'_, HashMap<Box<[u8]>, Option<Arc<[u8]>>>> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The tree's key in the index by key.
+pub(crate) fn tree_key(key: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(1 + key.len());
+    bytes.push(BY_KEY);
+    bytes.extend_from_slice(key);
+    bytes
+}
