@@ -27,6 +27,7 @@ impl SimDisk {
         let plan = Plan {
             power_cut: None,
             failures: Vec::new(),
+            cached_reads: 0.5,
             short_reads: 0.05,
             short_writes: 0.05,
             delay_us: 10..=2_000,
@@ -73,6 +74,11 @@ impl SimDisk {
     /// Makes the operation with this index among those of its kind fail, as [`SimDisk::fail_operation`] does.
     pub fn fail(self, kind: OperationKind, index: u64, fault: Fault) -> SimDisk {
         self.plan(|plan| plan.failures.push(PlannedFailure { kind: Some(kind), index, fault }))
+    }
+
+    /// Sets the probability that the page cache holds what a buffered read asks for. Default: 0.5.
+    pub fn cached_reads(self, probability: f64) -> SimDisk {
+        self.plan(|plan| plan.cached_reads = probability)
     }
 
     /// Sets the probability that a read returns fewer bytes than requested, but at least one. Default: 0.05.

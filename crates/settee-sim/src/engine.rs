@@ -91,7 +91,8 @@ impl Engine for SimEngine {
         buffer: &mut AlignedBuffer,
     ) -> Option<io::Result<()>> {
         let mut state = self.0.state();
-        if state.power_lost || !state.random.coin() {
+        let is_cached = state.plan.cached_reads;
+        if state.power_lost || !state.random.chance(is_cached) {
             return None;
         }
         let result = state.read(file, offset, buffer.whole_mut());

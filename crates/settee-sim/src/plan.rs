@@ -54,6 +54,7 @@ pub(crate) struct PlannedFailure {
 pub(crate) struct Plan {
     pub(crate) power_cut: Option<PowerCut>,
     pub(crate) failures: Vec<PlannedFailure>,
+    pub(crate) cached_reads: f64,
     pub(crate) short_reads: f64,
     pub(crate) short_writes: f64,
     pub(crate) delay_us: RangeInclusive<u64>,

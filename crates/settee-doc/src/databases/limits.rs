@@ -6,10 +6,6 @@ use settee_store::{
     Aggregate, ChunkCache, LogOptions, MemoryBudget, NodeCache, ReadAheadBudget, StoreOptions,
 };
 
-/// Bytes of documents that the scans of all databases hold in memory; past it, each reads one document at a
-/// time.
-const READ_AHEAD_BYTES_ALL_MAX: u64 = 64 << 20;
-
 /// The limits of all databases' stores. Limits on memory are shared by all databases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLimits {
@@ -21,6 +17,9 @@ pub struct StoreLimits {
     /// Size of the cache of bodies in direct mode, in bytes; default 64 MiB. Otherwise the page cache holds
     /// them.
     pub value_cache_bytes_max: usize,
+    /// Bytes of documents that responses and feeds read ahead, over all databases; default 64 MiB. Past it each
+    /// reads one document at a time.
+    pub read_ahead_bytes_max: u64,
     /// Largest number of memtables of one database that wait for a checkpoint.
     pub frozen_layers_max: usize,
     /// A checkpoint begins when the memtable holds 1/`checkpoint_share` of a database's index entries, or
@@ -50,6 +49,7 @@ impl Default for StoreLimits {
             index_memory_bytes_max: 256 << 20,
             index_cache_bytes_max: 128 << 20,
             value_cache_bytes_max: 64 << 20,
+            read_ahead_bytes_max: 64 << 20,
             frozen_layers_max: store.frozen_layers_max,
             checkpoint_share: store.checkpoint_share,
             checkpoint_entries_min: store.checkpoint_entries_min,
@@ -79,7 +79,7 @@ impl StoreResources {
             memory: Arc::new(MemoryBudget::new(limits.index_memory_bytes_max)),
             cache: Arc::new(NodeCache::new(limits.index_cache_bytes_max)),
             chunks: Arc::new(ChunkCache::new(limits.value_cache_bytes_max)),
-            read_ahead: Arc::new(ReadAheadBudget::new(READ_AHEAD_BYTES_ALL_MAX)),
+            read_ahead: Arc::new(ReadAheadBudget::new(limits.read_ahead_bytes_max)),
         }
     }
 

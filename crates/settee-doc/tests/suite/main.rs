@@ -13,5 +13,6 @@ mod many;
 mod out_of_line;
 mod power_loss;
 mod purge;
+mod read_ahead;
 mod revs_limit;
 mod subscribers;
