@@ -100,6 +100,7 @@ pub(crate) fn add_counters(sum: &mut DatabaseStats, of: &DatabaseStats) {
     sum.store.compacted_count += of.store.compacted_count;
     sum.store.compacted_bytes += of.store.compacted_bytes;
     sum.store.copied_bytes += of.store.copied_bytes;
+    sum.store.write_lookup_count += of.store.write_lookup_count;
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ impl Store {
     /// See [`ReadError`]; the store stays usable.
     pub async fn look_up(&self, mut keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
         let version = self.shared.published.load_full();
-        keys.retain(|key| !version.get_in_memtables(key).1);
+        keys.retain(|key| !version.is_in_memtables(key));
         keys.sort_unstable();
         let lookup = Lookup::new(&version.checkpoint, &self.shared.context.write_lookup_count);
         lookup.add(&keys).await.map(|()| lookup)

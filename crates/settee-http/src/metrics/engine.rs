@@ -114,6 +114,12 @@ fn encode_store(out: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
     counter(out, "indexes_rebuilt", help, store.rebuild_count)?;
     gauge(out, "segment_bytes", "Bytes of segments that can be compacted", store.segment_bytes)?;
     gauge(out, "segment_live_bytes", "Of these, bytes of live records", store.segment_live_bytes)?;
+    counter(
+        out,
+        "write_lookups",
+        "Keys that writes looked up in the index on disk",
+        store.write_lookup_count,
+    )?;
     counter(out, "compacted_segments", "Segments rewritten by compaction", store.compacted_count)?;
     counter(out, "compacted_bytes", "Bytes of the segments rewritten by compaction", store.compacted_bytes)?;
     counter(out, "compaction_copied_bytes", "Bytes written by compaction", store.copied_bytes)?;

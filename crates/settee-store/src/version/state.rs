@@ -150,7 +150,7 @@ impl Version {
     }
 
     /// What the memtables have of a key's entry, and whether the tree isn't needed for the rest.
-    pub(crate) fn get_in_memtables(&self, key: &[u8]) -> (Option<Entry>, bool) {
+    fn get_in_memtables(&self, key: &[u8]) -> (Option<Entry>, bool) {
         let mut found: Option<Entry> = None;
         for memtable in self.memtables() {
             let Some(Found { value, .. }) = memtable.by_key.get(key) else { continue };
@@ -161,6 +161,12 @@ impl Version {
             }
         }
         (found, false)
+    }
+
+    /// Whether the memtables have a key's whole entry.
+    pub(crate) fn is_in_memtables(&self, key: &[u8]) -> bool {
+        let is_whole = |found: Found<'_>| EntryView::trusted(found.value).is_whole();
+        self.memtables().any(|memtable| memtable.by_key.get(key).is_some_and(is_whole))
     }
 
     /// The previous entry of a key that the mutable memtable does not have.
