@@ -20,6 +20,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub use source::{INPUT_BYTES_MAX, Source};
 
 use crate::random::Generator;
+use crate::variable;
 
 /// Most processor time of one execution; a longer one fails, since parsing in a request's task delays other
 /// requests. Time in which the thread does not run is not counted.
@@ -72,10 +73,9 @@ impl Target {
     /// # Panics
     /// If the property doesn't hold; the seed and the input are printed.
     pub fn run(&self, count: u64) {
-        let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-        let replayed = number("SETTEE_SEED");
-        let count = if replayed.is_some() { 1 } else { number("SETTEE_FUZZ").unwrap_or(count) };
-        let first = replayed.or_else(|| number("SETTEE_SEED_FIRST")).unwrap_or(0);
+        let replayed = variable("SETTEE_SEED");
+        let count = if replayed.is_some() { 1 } else { variable("SETTEE_FUZZ").unwrap_or(count) };
+        let first = replayed.or_else(|| variable("SETTEE_SEED_FIRST")).unwrap_or(0);
         let start = Instant::now();
         let (mut accepted, mut longest, mut bytes) = (0_u64, Duration::ZERO, 0_u64);
         for seed in first..first.saturating_add(count) {

@@ -16,8 +16,8 @@
 //!   or undone.
 //!
 //! `SETTEE_SIM_TRACE=1` prints every operation. `SETTEE_SEED` makes [`seeds`] return that seed alone. The
-//! test with the most power losses is `power_loss` in `settee-log`: see "Trying it" in `docs/recovery.md`,
-//! and `cargo xtask crashes`.
+//! tests with the most power losses are the [`trial`]s of `settee-log` and `settee-store`: see "Trying it" in
+//! `docs/recovery.md`, and `cargo xtask crashes`.
 //!
 //! Example: a log of whole lines, with a power loss at each of its syncs.
 //!
@@ -75,6 +75,7 @@ mod plan;
 mod random;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 
 pub use content::SECTOR_SIZE;
 pub use disk::SimDisk;
@@ -89,15 +90,14 @@ pub use plan::Fault;
 /// # Panics
 /// If one of the variables is not a number.
 pub fn seeds(count: u64) -> std::ops::Range<u64> {
-    match std::env::var("SETTEE_SEED") {
-        Ok(seed) => {
-            let seed: u64 = seed.parse().expect("SETTEE_SEED is a number");
-            seed..seed + 1
-        }
-        Err(_) => {
-            let factor = std::env::var("SETTEE_SEED_FACTOR").ok();
-            let factor = factor.map_or(1, |factor| factor.parse().expect("SETTEE_SEED_FACTOR is a number"));
-            0..count * factor
-        }
+    match variable("SETTEE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..count * variable("SETTEE_SEED_FACTOR").unwrap_or(1),
     }
+}
+
+/// The number in an environment variable, if it is set.
+fn variable(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} is not a number: {value:?}")))
 }

@@ -2,6 +2,9 @@
 //! seed gives the same run with every version of every library.
 
 use std::ops::RangeInclusive;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -51,3 +54,42 @@ impl Generator {
         }
     }
 }
+
+/// A seeded stream of random numbers of a test. Streams with different numbers are independent.
+#[derive(Debug, Clone)]
+pub struct Random(Generator);
+
+impl Random {
+    /// The stream of a seed.
+    pub fn new(seed: u64, stream: u64) -> Random {
+        let mut generator = Generator(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ stream.rotate_left(40));
+        Random(Generator(generator.next()))
+    }
+
+    /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "the stream has no end, so it needs no Option")]
+    pub fn next(&mut self) -> u64 {
+        self.0.next()
+    }
+
+    /// A number below `count`, which must not be 0.
+    pub fn below(&mut self, count: u64) -> u64 {
+        self.next() % count
+    }
+
+    /// True for one in `count` numbers.
+    pub fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    /// Random bytes: a slice of the same 64 KiB, so `size` must be less.
+    pub fn slice(&mut self, size: u64) -> Bytes {
+        let start = self.below(BYTES.len() as u64 - size) as usize;
+        BYTES.slice(start..start + size as usize)
+    }
+}
+
+static BYTES: LazyLock<Bytes> = LazyLock::new(|| {
+    let mut random = Random::new(0, 0);
+    (0..8 << 10).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>().into()
+});

@@ -2,56 +2,40 @@
 //! Method: enable one fault, and run the checks of `power_loss` and `waiting`, seed after seed, until one
 //! fails. The checks know nothing of the fault; without it the same seeds pass.
 
-use crate::common::readers;
-use crate::common::trial;
-
-use readers::readers_never_wait;
 use settee_log::{Failpoint, LogOptions};
-use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
+use settee_sim::trial::{Subject, Tally, detect, events, run_trial};
 
-/// A fault counts as undetected after this many seeds, which cover each configuration once.
-const SEED_COUNT_MAX: u64 = CONFIG_COUNT;
+use crate::common::readers::readers_never_wait;
+use crate::common::trial::{Fault, LogTrial};
 
 /// Runs the tests with one seed.
-fn check(setup: &Setup) -> Result<Tally, String> {
-    readers_never_wait(setup.seed, LogOptions { failpoint: setup.failpoint, ..LogOptions::default() })?;
+fn check(seed: u64, fault: Option<Fault>) -> Result<Tally, String> {
+    let failpoint = fault.and_then(Fault::failpoint);
+    readers_never_wait(seed, LogOptions { failpoint, ..LogOptions::default() })?;
     let mut tally = Tally::default();
-    for event in events(setup)? {
-        tally.add(run_trial(setup, event)?);
+    for event in events::<LogTrial>(seed, fault)? {
+        tally.add(run_trial::<LogTrial>(seed, fault, event)?);
     }
     Ok(tally)
 }
 
-/// Searches for the first seed that detects the fault.
-fn detected(name: &str, inject: impl Fn(Setup) -> Setup) {
-    let mut tally = Tally::default();
-    for seed in 0..SEED_COUNT_MAX {
-        let sound = check(&Setup::new(seed)).unwrap_or_else(|problem| panic!("without {name}: {problem}"));
-        tally.add(sound);
-        if let Err(problem) = check(&inject(Setup::new(seed))) {
-            let (problem, replay) = problem.split_once('\n').unwrap_or((&problem, ""));
-            println!("{name}: detected by seed {seed} (1 of {}): {problem}", seed + 1);
-            // The message names the trial, so that it can be repeated alone.
-            let event = replay.rsplit_once("SETTEE_EVENT=").map(|(_, event)| event.parse::<Event>());
-            assert!(event.is_none_or(|event| run_trial(&inject(Setup::new(seed)), event.unwrap()).is_err()));
-            return;
-        }
-    }
-    panic!("{name}: not detected with {SEED_COUNT_MAX} seeds, which pass without it: {tally:?}");
+/// A fault counts as undetected after as many seeds as cover each configuration once.
+fn detected(name: &str, fault: Fault) {
+    detect::<LogTrial>(name, fault, LogTrial::CONFIG_COUNT, check);
 }
 
-fn failpoint(name: &str, injected: Failpoint) {
-    detected(name, |setup| Setup { failpoint: Some(injected), ..setup });
+fn failpoint(name: &str, failpoint: Failpoint) {
+    detected(name, Fault::Log(failpoint));
 }
 
 #[test]
 fn an_omitted_sync_is_detected() {
-    detected("an omitted sync", |setup| Setup { ignores_syncs: true, ..setup });
+    detected("an omitted sync", Fault::IgnoredSyncs);
 }
 
 #[test]
 fn an_omitted_directory_sync_is_detected() {
-    detected("an omitted directory sync", |setup| Setup { ignores_directory_syncs: true, ..setup });
+    detected("an omitted directory sync", Fault::IgnoredDirectorySyncs);
 }
 
 #[test]

@@ -2,49 +2,38 @@
 //! Method: enable one failpoint, and run the checks of `power_loss` seed after seed until one fails. The
 //! checks know nothing of the failpoint; without it the same seeds pass.
 
-use crate::common::trial;
-
+use settee_sim::trial::{Subject, Tally, detect, events, run_trial};
 use settee_store::Failpoint;
-use trial::{CONFIG_COUNT, Event, Setup, Tally, events, run_trial};
+
+use crate::common::trial::{Fault, StoreTrial};
 
 /// Number of seeds after which a fault counts as not caught: each configuration is tried many times.
-const SEED_COUNT_MAX: u64 = 20 * CONFIG_COUNT;
+const SEED_COUNT_MAX: u64 = 20 * StoreTrial::CONFIG_COUNT;
 
 /// One in this many events of a seed is tried: other seeds find more than more events of the same.
 const EVENT_STRIDE: usize = 23;
 
 /// The first failure under one seed.
-fn check(setup: &Setup) -> Result<Tally, String> {
+fn check(seed: u64, fault: Option<Fault>) -> Result<Tally, String> {
     let mut tally = Tally::default();
-    for event in events(setup)?.into_iter().skip(setup.seed as usize % EVENT_STRIDE).step_by(EVENT_STRIDE) {
-        tally.add(run_trial(setup, event)?);
+    let events = events::<StoreTrial>(seed, fault)?;
+    for event in events.into_iter().skip(seed as usize % EVENT_STRIDE).step_by(EVENT_STRIDE) {
+        tally.add(run_trial::<StoreTrial>(seed, fault, event)?);
     }
     Ok(tally)
 }
 
-/// Finds the first seed under which the fault is caught; the message names the trial. That trial passes
-/// without the fault.
-fn caught(name: &str, plant: impl Fn(Setup) -> Setup) {
-    for seed in 0..SEED_COUNT_MAX {
-        let Err(problem) = check(&plant(Setup::new(seed))) else { continue };
-        let (problem, replay) = problem.split_once('\n').unwrap_or((&problem, ""));
-        println!("{name}: caught by seed {seed} (1 of {}): {problem}", seed + 1);
-        let event = replay.rsplit_once("SETTEE_EVENT=").map(|(_, event)| event.parse::<Event>());
-        let event = event.expect("the trial is named").unwrap();
-        assert!(run_trial(&plant(Setup::new(seed)), event).is_err());
-        run_trial(&Setup::new(seed), event).unwrap_or_else(|problem| panic!("without {name}: {problem}"));
-        return;
-    }
-    panic!("{name}: not noticed with {SEED_COUNT_MAX} seeds");
+fn caught(name: &str, fault: Fault) {
+    detect::<StoreTrial>(name, fault, SEED_COUNT_MAX, check);
 }
 
-fn failpoint(name: &str, fault: Failpoint) {
-    caught(name, |setup| Setup { failpoint: Some(fault), ..setup });
+fn failpoint(name: &str, failpoint: Failpoint) {
+    caught(name, Fault::Store(failpoint));
 }
 
 #[test]
 fn a_root_before_its_nodes_is_caught() {
-    caught("a root written before its nodes are synced", |setup| Setup { ignores_tree_syncs: true, ..setup });
+    caught("a root written before its nodes are synced", Fault::IgnoredTreeSyncs);
 }
 
 #[test]

@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use settee_io::{Env, OperationKind};
+use settee_sim::trial::Random;
 use settee_sim::{Sim, SimDisk, seeds};
 use settee_store::{
     Batch, CommitError, LogOptions, OPERAND_COUNT_MAX, Seq, Snapshot, Stage, Store, StoreOptions,
 };
-use trial::{Random, key};
+use trial::key;
 use versions::{Change, Model, Version, aggregate, check, merge_operator};
 
 const OPTIONS: StoreOptions = StoreOptions {

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use settee_io::{Env, OperationKind, directory};
+use settee_sim::trial::Random;
 use settee_sim::{Fault, Sim, SimDisk, seeds};
 use settee_store::{Batch, LogOptions, OpenError, Stage, Store, StoreError, StoreOptions};
-use trial::{Random, key};
+use trial::key;
 use versions::{Change, Model, aggregate, check};
 
 const DIRECTORY: &str = "/data/store";

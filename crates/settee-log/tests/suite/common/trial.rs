@@ -1,118 +1,42 @@
-//! A trial: a seeded life of a log with one event, and the recovery after it.
+//! The trials of a log: its configurations, and one life of it.
 //!
-//! A trial opens a log on a simulated disk, appends from two tasks in all possible ways, and injects one
-//! [`Event`]. Then the log is opened again, with a power loss at some operation of that (so mostly during
-//! recovery), once or more; then it is opened to append more, and a last time. Each opening compares all
-//! records with what was submitted and acknowledged ([`Model`]).
-//!
-//! The seed alone decides the configuration, the workload and the disk; seed and event together decide the
-//! rest. So the message of a failure is enough to replay it: see [`run_trial`].
+//! A life opens the log, compares all records with what was submitted and acknowledged ([`Model`]), appends
+//! from two tasks in all possible ways, and closes or drops the log.
 
 use std::cell::RefCell;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::pin::pin;
-use std::str::FromStr;
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, join, select};
-use settee_io::{Env, OperationKind};
-use settee_log::{AppendError, Appended, Batch, Failpoint, Flags, Log, LogOptions, Seq, Stage};
-use settee_sim::{Fault, Sim, SimDisk};
+use settee_log::{
+    AppendError, Appended, Batch, Failpoint, Flags, Log, LogOptions, OpenError, RecordRef, Seq, Stage,
+};
+use settee_sim::SimDisk;
+use settee_sim::trial::{Event, EventKind, Life, Patience, Random, Subject};
 
 use super::model::{Found, Model, Submitted, key};
 
 const DIRECTORY: &str = "/data/log";
 
-/// Largest number of consecutive openings that are cut short by a power loss.
-const OPENINGS_CUT_SHORT_MAX: u64 = 3;
+/// Longer than the longest operation of the disk.
+const KILLED_FOR_MAX: Duration = Duration::from_secs(20);
 
-/// A power loss during such an opening comes within this many operations.
-const SECOND_CUT_OPERATIONS_MAX: u64 = 30;
-
-/// The event in the log's first life.
+/// A fault that is planted in the log or the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// A power loss while the operation with this index is in flight.
-    PowerLossAt(u64),
-    /// A power loss when the sync with this index has taken effect.
-    PowerLossAfterSync(u64),
-    /// The process is killed after this many microseconds; the system continues.
-    KillAt(u64),
-    /// The operation with this index fails, with EIO or ENOSPC.
-    IoErrorAt(u64),
-    NoSpaceAt(u64),
-    /// The operation with this index finds no file descriptor, if it needs one.
-    NoDescriptorAt(u64),
-    /// The read with this index fails during the second opening.
-    ReadErrorAt(u64),
-    /// The disk has this many bytes, also during the second opening.
-    FullDiskAt(u64),
+pub(crate) enum Fault {
+    Log(Failpoint),
+    IgnoredSyncs,
+    IgnoredDirectorySyncs,
 }
 
-type Named = (&'static str, fn(u64) -> Event);
-
-const NAMES: [Named; 8] = [
-    ("power-loss-at", Event::PowerLossAt),
-    ("power-loss-after-sync", Event::PowerLossAfterSync),
-    ("kill-at", Event::KillAt),
-    ("io-error-at", Event::IoErrorAt),
-    ("no-space-at", Event::NoSpaceAt),
-    ("read-error-at", Event::ReadErrorAt),
-    ("full-disk-at", Event::FullDiskAt),
-    ("no-descriptor-at", Event::NoDescriptorAt),
-];
-
-impl Event {
-    fn parts(self) -> (usize, u64) {
+impl Fault {
+    pub(crate) fn failpoint(self) -> Option<Failpoint> {
         match self {
-            Event::PowerLossAt(at) => (0, at),
-            Event::PowerLossAfterSync(at) => (1, at),
-            Event::KillAt(at) => (2, at),
-            Event::IoErrorAt(at) => (3, at),
-            Event::NoSpaceAt(at) => (4, at),
-            Event::NoDescriptorAt(at) => (7, at),
-            Event::ReadErrorAt(at) => (5, at),
-            Event::FullDiskAt(bytes) => (6, bytes),
+            Fault::Log(failpoint) => Some(failpoint),
+            Fault::IgnoredSyncs | Fault::IgnoredDirectorySyncs => None,
         }
-    }
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, at) = self.parts();
-        write!(f, "{}-{at}", NAMES[name].0)
-    }
-}
-
-impl FromStr for Event {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Event, String> {
-        let parts = text.rsplit_once('-').and_then(|(name, at)| Some((name, at.parse().ok()?)));
-        let event = parts.and_then(|(name, at): (&str, u64)| {
-            NAMES.iter().find(|(known, _)| *known == name).map(|(_, event)| event(at))
-        });
-        event.ok_or_else(|| format!("{text:?} is no event"))
-    }
-}
-
-/// The parameters of a trial.
-#[derive(Clone, Copy)]
-pub(crate) struct Setup {
-    pub(crate) seed: u64,
-    /// The faults enabled in the log and in the disk.
-    pub(crate) failpoint: Option<Failpoint>,
-    pub(crate) ignores_syncs: bool,
-    pub(crate) ignores_directory_syncs: bool,
-}
-
-impl Setup {
-    pub(crate) fn new(seed: u64) -> Setup {
-        Setup { seed, failpoint: None, ignores_syncs: false, ignores_directory_syncs: false }
     }
 }
 
@@ -138,9 +62,6 @@ struct Config {
     stalls: f64,
 }
 
-/// Number of configurations, without the disk's variants; as many consecutive seeds cover each once.
-pub(crate) const CONFIG_COUNT: u64 = 3 * 3 * 2 * 2 * 2;
-
 impl Config {
     fn of(seed: u64) -> Config {
         // The disk's variant is independent of the log's configuration.
@@ -162,7 +83,7 @@ impl Config {
         }
     }
 
-    fn options(&self, setup: &Setup, opening: usize) -> LogOptions {
+    fn options(&self, fault: Option<Fault>, opening: u64) -> LogOptions {
         let (segment_bytes_max, batch_bytes_max) =
             if self.truncates { (12 << 10, 4 << 10) } else { (256 << 10, 64 << 10) };
         let (buffer_bytes_min, buffer_bytes_max) =
@@ -183,7 +104,7 @@ impl Config {
                 Direct::Changes => opening.is_multiple_of(2),
             },
             spare_percent_max: 100,
-            failpoint: setup.failpoint,
+            failpoint: fault.and_then(Fault::failpoint),
             ..LogOptions::default()
         }
     }
@@ -194,328 +115,105 @@ impl Config {
     }
 }
 
-/// SplitMix64.
-#[derive(Debug, Clone)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64, stream: u64) -> Random {
-        let mut random = Random(seed.wrapping_mul(0xD134_2543_DE82_EF95) ^ stream.rotate_left(40));
-        random.0 = random.next();
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, count: u64) -> u64 {
-        self.next() % count
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-}
-
-/// Random bytes; values are parts of them.
-static BYTES: LazyLock<Bytes> = LazyLock::new(|| {
-    let mut random = Random::new(0, 0);
-    (0..16 << 10).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>().into()
-});
-
-/// Counters of what was tried.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tally {
-    /// Power losses during a run, after which the log was opened and compared.
-    pub(crate) power_losses: u64,
-    /// Power losses after all operations had completed.
-    pub(crate) at_end: u64,
-    /// Power losses while a log was being opened.
-    pub(crate) during_recovery: u64,
-    pub(crate) kills: u64,
-    /// I/O errors, and appends refused for lack of disk space.
-    pub(crate) errors: u64,
-    /// Openings that found a torn tail.
-    pub(crate) torn_tails: u64,
-    /// Segments whose files were recycled.
-    pub(crate) recycled: u64,
-    /// Segment indexes that were read.
-    pub(crate) segment_indexes: u64,
-    /// A hash over all operations on the disks.
-    pub(crate) trace: u64,
-}
-
-impl Tally {
-    pub(crate) fn add(&mut self, other: Tally) {
-        self.power_losses += other.power_losses;
-        self.at_end += other.at_end;
-        self.during_recovery += other.during_recovery;
-        self.kills += other.kills;
-        self.errors += other.errors;
-        self.torn_tails += other.torn_tails;
-        self.recycled += other.recycled;
-        self.segment_indexes += other.segment_indexes;
-        self.trace = self.trace.rotate_left(1) ^ other.trace;
-    }
-}
-
-/// The errors that the log may return.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    /// None: nothing fails.
-    None,
-    /// Refusals for lack of disk space.
-    Refusals,
-    /// It may also have stopped, and reads may fail.
-    Stops,
-}
-
-/// How a life begins and ends.
-#[derive(Debug, Clone, Copy)]
-struct Life {
-    opening: usize,
-    /// Appends of each of the two tasks.
-    step_count: u64,
-    /// The previous process was killed, and its written bytes are still there.
-    after_kill: bool,
-    patience: Patience,
-    kill_at: Option<Duration>,
-}
-
-/// How a life ended.
-struct End {
-    opened: bool,
-    /// How long it took.
-    time: Duration,
-}
-
-/// Runs a trial. A panic counts as a failure.
-///
-/// # Errors
-/// The problem, and the two variables that make the test `power_loss` run this trial alone.
-pub(crate) fn run_trial(setup: &Setup, event: Event) -> Result<Tally, String> {
-    let result = catch_unwind(AssertUnwindSafe(|| Trial::new(setup, event).run())).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        Err(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default())
-    });
-    result.map_err(|problem| {
-        let (seed, config) = (setup.seed, Config::of(setup.seed));
-        format!("{problem}\n{config:?}\nreplay with SETTEE_SEED={seed} SETTEE_EVENT={event}")
-    })
-}
-
-/// Longer than the longest operation of the disk.
-const KILLED_FOR_MAX: Duration = Duration::from_secs(20);
-
-/// Every event of a seed's first life: a power loss at each operation and after each sync, kills, and
-/// failures of some operations.
-///
-/// # Errors
-/// As [`run_trial`], from a first life without an event.
-pub(crate) fn events(setup: &Setup) -> Result<Vec<Event>, String> {
-    let disk = disk(setup);
-    let mut trial = Trial::new(setup, Event::PowerLossAt(u64::MAX));
-    let end = trial.live(&disk, Life::first(None, Patience::None))?;
-    let length = |path| disk.read_file(path).map_or(0, |bytes| bytes.len() as u64);
-    let used: u64 = disk.paths().into_iter().map(length).sum();
-    let (operations, time_us) = (disk.operation_count(), end.time.as_micros() as u64);
-    let mut events = Vec::new();
-    events.extend((0..operations).map(Event::PowerLossAt));
-    events.extend((0..disk.sync_count()).map(Event::PowerLossAfterSync));
-    events.extend((1..=6).map(|part| Event::KillAt(time_us * part / 7)));
-    for at in (setup.seed % 5..operations).step_by(5) {
-        events.push(if at % 2 == 0 { Event::IoErrorAt(at) } else { Event::NoSpaceAt(at) });
-        if at % 3 == 0 {
-            events.push(Event::NoDescriptorAt(at));
-        }
-    }
-    events.extend((0..3).map(Event::ReadErrorAt));
-    events.extend((1..=4).map(|part| Event::FullDiskAt(used * part / 5)));
-    Ok(events)
-}
-
-fn disk(setup: &Setup) -> SimDisk {
-    let config = Config::of(setup.seed);
-    SimDisk::new(setup.seed)
-        .short_reads(config.short_io)
-        .short_writes(config.short_io)
-        .stalls(config.stalls)
-        .ignore_syncs(setup.ignores_syncs)
-        .ignore_directory_syncs(setup.ignores_directory_syncs)
-}
-
-impl Life {
-    fn first(kill_at: Option<Duration>, patience: Patience) -> Life {
-        Life { opening: 0, step_count: 6, after_kill: false, patience, kill_at }
-    }
-}
-
-struct Trial<'a> {
-    setup: &'a Setup,
+/// A log with its model.
+pub(crate) struct LogTrial {
+    seed: u64,
+    fault: Option<Fault>,
     config: Config,
-    event: Event,
-    model: Model,
-    tally: Tally,
+    model: RefCell<Model>,
 }
 
-impl<'a> Trial<'a> {
-    fn new(setup: &'a Setup, event: Event) -> Trial<'a> {
-        let config = Config::of(setup.seed);
-        Trial { setup, config, event, model: Model::default(), tally: Tally::default() }
+impl Subject for LogTrial {
+    type Fault = Fault;
+
+    /// Without the disk's variants.
+    const CONFIG_COUNT: u64 = 3 * 3 * 2 * 2 * 2;
+    const STEP_COUNT: u64 = 6;
+    const KILL_COUNT: u64 = 6;
+    const CUT_COUNT_MAX: u64 = 3;
+    const CUT_OPERATIONS_MAX: u64 = 30;
+
+    fn new(seed: u64, fault: Option<Fault>) -> LogTrial {
+        LogTrial { seed, fault, config: Config::of(seed), model: RefCell::default() }
     }
 
-    fn run(mut self) -> Result<Tally, String> {
-        let (kind, at) = self.event.parts();
-        let mut random = Random::new(self.setup.seed, at << 8 | kind as u64);
-        let mut disk = disk(self.setup);
-        let (mut kill_at, mut patience) = (None, Patience::None);
-        match self.event {
-            Event::PowerLossAt(at) => disk = disk.crash_at_operation(at),
-            Event::PowerLossAfterSync(at) => disk = disk.crash_after_sync(at),
-            Event::KillAt(us) => kill_at = Some(Duration::from_micros(us)),
-            Event::IoErrorAt(at) => (disk, patience) = (disk.fail_operation(at, Fault::Io), Patience::Stops),
-            Event::NoSpaceAt(at) => {
-                (disk, patience) = (disk.fail_operation(at, Fault::NoSpace), Patience::Stops)
-            }
-            Event::NoDescriptorAt(at) => {
-                (disk, patience) = (disk.fail_operation(at, Fault::NoDescriptor), Patience::Stops)
-            }
-            Event::FullDiskAt(bytes) => (disk, patience) = (disk.capacity(Some(bytes)), Patience::Refusals),
-            Event::ReadErrorAt(_) => {}
-        }
-        self.live(&disk, Life::first(kill_at, patience))?;
-        self.tally.recycled += disk.count_of(OperationKind::Rename);
-        let mut after_kill = kill_at.is_some();
-        match after_kill {
-            true => self.tally.kills += 1,
-            false => disk = self.lose_power(&disk),
-        }
-        let second = Life { opening: 1, step_count: 2, after_kill, patience: Patience::None, kill_at: None };
-        if matches!(self.event, Event::ReadErrorAt(_) | Event::FullDiskAt(_)) {
-            disk = self.open_under_fault(disk, second)?;
-            after_kill = false;
-        }
-
-        for _ in 0..1 + random.below(OPENINGS_CUT_SHORT_MAX) {
-            let cut_at = disk.operation_count() + random.below(SECOND_CUT_OPERATIONS_MAX);
-            disk = disk.crash_at_operation(cut_at);
-            let end = self.live(&disk, Life { after_kill, ..second })?;
-            self.tally.during_recovery += u64::from(!end.opened && disk.is_power_lost());
-            disk = self.lose_power(&disk);
-            after_kill = false;
-        }
-        let third = Life { opening: 2, after_kill, ..second };
-        self.live(&disk, third)?;
-        disk = self.lose_power(&disk);
-        self.live(&disk, Life { opening: 3, step_count: 0, ..third })?;
-        self.tally.trace ^= disk.trace_hash();
-        Ok(self.tally)
+    fn config(&self) -> String {
+        format!("{:?}", self.config)
     }
 
-    /// Opens the log while a read fails, or while the disk is still full. Returns the disk after that,
-    /// without the fault.
-    fn open_under_fault(&mut self, disk: SimDisk, life: Life) -> Result<SimDisk, String> {
-        let (disk, patience) = match self.event {
-            Event::ReadErrorAt(at) => {
-                let index = disk.count_of(OperationKind::Read) + at;
-                (disk.fail(OperationKind::Read, index, Fault::Io), Patience::Stops)
-            }
-            _ => (disk, Patience::Refusals),
-        };
-        self.live(&disk, Life { step_count: 1, patience, ..life })?;
-        self.tally.errors += u64::from(patience == Patience::Stops);
-        Ok(self.lose_power(&disk).capacity(None))
+    fn disk(&self) -> SimDisk {
+        SimDisk::new(self.seed)
+            .short_reads(self.config.short_io)
+            .short_writes(self.config.short_io)
+            .stalls(self.config.stalls)
+            .ignore_syncs(self.fault == Some(Fault::IgnoredSyncs))
+            .ignore_directory_syncs(self.fault == Some(Fault::IgnoredDirectorySyncs))
     }
 
-    fn lose_power(&mut self, disk: &SimDisk) -> SimDisk {
-        match disk.is_power_lost() {
-            true => self.tally.power_losses += 1,
-            false => self.tally.at_end += 1,
-        }
-        self.tally.trace = self.tally.trace.rotate_left(1) ^ disk.trace_hash();
-        disk.after_power_loss()
+    fn more_events(&self, disk: &SimDisk) -> Vec<Event> {
+        let length = |path| disk.read_file(path).map_or(0, |bytes| bytes.len() as u64);
+        let used: u64 = disk.paths().into_iter().map(length).sum();
+        let read_errors = (0..3).map(|at| Event::new(EventKind::ReadError, at));
+        let full_disks = (1..=4).map(|part| Event::new(EventKind::FullDisk, used * part / 5));
+        read_errors.chain(full_disks).collect()
     }
 
-    /// Opens the log, compares, appends, and ends in one of several ways.
-    fn live(&mut self, disk: &SimDisk, life: Life) -> Result<End, String> {
-        let sim = Sim::with_disk(disk);
-        let env = sim.env();
-        let options = self.config.options(self.setup, life.opening);
+    async fn live(&self, life: &Life<'_>) -> Result<(), String> {
+        let Some(log) = self.open(life).await? else { return Ok(()) };
+        let work = Work { log: &log, config: self.config, life, model: &self.model };
+        work.read_again().await?;
+        work.read_segment_indexes().await?;
+        let stream = 2 * life.number;
+        let first = work.append_all(Random::new(self.seed, stream + 1));
+        let second = work.append_all(Random::new(self.seed, stream + 2));
+        let (first, second) = join(first, second).await;
+        first.and(second)?;
+        work.finish(Random::new(self.seed, stream)).await
+    }
+}
+
+impl LogTrial {
+    /// Opens the log and compares. `None` if it can't be opened, and the event allows that.
+    async fn open(&self, life: &Life<'_>) -> Result<Option<Log>, String> {
+        let clock = &life.env.clock;
+        let options = self.config.options(self.fault, life.number);
+        let until = clock.now() + KILLED_FOR_MAX;
         let mut found = Vec::new();
-        let opened = sim.run(async {
-            let until = env.clock.now() + KILLED_FOR_MAX;
-            loop {
-                found.clear();
-                let replay =
-                    |location, record: settee_log::RecordRef<'_>| found.push(Found::new(location, record));
-                match Log::open(&env, Path::new(DIRECTORY), options, replay).await {
-                    // The system completes operations that a process had in flight when it was killed.
-                    Err(settee_log::OpenError::InUse { .. })
-                        if life.after_kill && env.clock.now() < until =>
-                    {
-                        env.clock.sleep(Duration::from_millis(1)).await;
-                    }
-                    opened => return opened,
+        let opened = loop {
+            found.clear();
+            let replay = |location, record: RecordRef<'_>| found.push(Found::new(location, record));
+            match Log::open(life.env, Path::new(DIRECTORY), options, replay).await {
+                // The system completes operations that a process had in flight when it was killed.
+                Err(OpenError::InUse { .. }) if life.after_kill && clock.now() < until => {
+                    clock.sleep(Duration::from_millis(1)).await;
                 }
+                opened => break opened,
             }
-        });
-        let start = env.clock.now();
-        let (log, recovery) = match opened {
-            None => return Ok(End { opened: false, time: Duration::ZERO }),
-            Some(Ok(opened)) => opened,
-            Some(Err(settee_log::OpenError::Io(_))) if life.patience == Patience::Stops => {
-                self.tally.errors += 1;
-                return Ok(End { opened: false, time: Duration::ZERO });
-            }
-            Some(Err(error)) => return Err(format!("opening {}: {error}", life.opening)),
         };
-        self.tally.torn_tails += u64::from(recovery.cut_bytes > 0);
-        let opening = life.opening;
-        self.model
-            .recover(&found, life.after_kill, log.persisted().0)
-            .map_err(|problem| format!("opening {opening}: {problem}"))?;
-        let model = RefCell::new(std::mem::take(&mut self.model));
-        let (config, tally) = (self.config, RefCell::new(self.tally));
-        let work = Work { log: &log, env: &env, config, life, model: &model, tally: &tally };
-        let (seed, stream) = (self.setup.seed, 2 * opening as u64);
-        let ended = sim.run(async {
-            let tasks = pin!(async {
-                work.read_again().await?;
-                work.read_segment_indexes().await?;
-                let first = work.append_all(Random::new(seed, stream + 1));
-                let second = work.append_all(Random::new(seed, stream + 2));
-                let (first, second) = join(first, second).await;
-                first.and(second)?;
-                work.finish(Random::new(seed, stream)).await
-            });
-            match life.kill_at {
-                None => tasks.await,
-                Some(after) => match select(tasks, env.clock.sleep(after)).await {
-                    Either::Left((ended, _)) => ended,
-                    Either::Right(_) => Ok(()),
-                },
+        let (log, recovery) = match opened {
+            Ok(opened) => opened,
+            Err(OpenError::Io(_)) if life.may_stop() => {
+                life.count("error", 1);
+                return Ok(None);
             }
-        });
-        self.tally = tally.into_inner();
-        self.model = model.into_inner();
-        ended.unwrap_or(Ok(())).map_err(|problem| format!("life {opening}: {problem}"))?;
-        Ok(End { opened: true, time: env.clock.now() - start })
+            Err(error) => return Err(format!("opening: {error}")),
+        };
+        life.opened();
+        life.count("torn tail", u64::from(recovery.cut_bytes > 0));
+        self.model
+            .borrow_mut()
+            .recover(&found, life.after_kill, log.persisted().0)
+            .map_err(|problem| format!("opening: {problem}"))?;
+        Ok(Some(log))
     }
 }
 
 /// State shared by the tasks of a life.
 struct Work<'a> {
     log: &'a Log,
-    env: &'a Env,
     config: Config,
-    life: Life,
+    life: &'a Life<'a>,
     model: &'a RefCell<Model>,
-    tally: &'a RefCell<Tally>,
 }
 
 /// The outcome of an append.
@@ -541,17 +239,17 @@ impl Work<'_> {
             }
             match random.below(8) {
                 0 => self.read_one(&mut random).await?,
-                1 => self.env.clock.sleep(Duration::from_micros(random.below(3_000))).await,
+                1 => self.life.env.clock.sleep(Duration::from_micros(random.below(3_000))).await,
                 2 => {
                     let flushed = self.log.flush().await;
-                    self.unless_failed(flushed)?;
+                    self.life.unless_failed(flushed)?;
                 }
                 3 | 4 if self.config.truncates => self.truncate(),
                 // Long enough for sealing, which waits for a pause.
-                6 if self.config.truncates => self.env.clock.sleep(Duration::from_millis(250)).await,
+                6 if self.config.truncates => self.life.env.clock.sleep(Duration::from_millis(250)).await,
                 5 if self.config.direct == Direct::Changes => {
                     let changed = self.log.set_direct(random.one_in(2)).await;
-                    self.unless_failed(changed)?;
+                    self.life.unless_failed(changed)?;
                 }
                 _ => {}
             }
@@ -581,7 +279,7 @@ impl Work<'_> {
         }
         let append = pin!(self.log.append(&batch, stage));
         let result = if random.one_in(8) {
-            let leave = self.env.clock.sleep(Duration::from_micros(random.below(2_000)));
+            let leave = self.life.env.clock.sleep(Duration::from_micros(random.below(2_000)));
             match select(append, leave).await {
                 Either::Left((result, _)) => result,
                 Either::Right(_) => {
@@ -609,8 +307,7 @@ impl Work<'_> {
             1 => random.below(most),
             _ => random.below(most / 4),
         };
-        let start = random.below(BYTES.len() as u64 - size) as usize;
-        BYTES.slice(start..start + size as usize)
+        random.slice(size)
     }
 
     /// Refusals and stops are allowed only in lives in which something fails.
@@ -619,29 +316,19 @@ impl Work<'_> {
             Ok(appended) => return Ok(AppendOutcome::Accepted(appended)),
             Err(error) => error,
         };
-        self.tally.borrow_mut().errors += 1;
+        self.life.count("append refused or stopped", 1);
         match error {
             AppendError::NoSpace { .. } if self.life.patience != Patience::None => Ok(AppendOutcome::Refused),
-            AppendError::NoDescriptor { .. } if self.life.patience == Patience::Stops => {
-                Ok(AppendOutcome::Refused)
-            }
-            AppendError::Stopped(_) if self.life.patience == Patience::Stops => Ok(AppendOutcome::Stopped),
+            AppendError::NoDescriptor { .. } if self.life.may_stop() => Ok(AppendOutcome::Refused),
+            AppendError::Stopped(_) if self.life.may_stop() => Ok(AppendOutcome::Stopped),
             error => Err(format!("append: {error}")),
-        }
-    }
-
-    fn unless_failed<E: fmt::Display>(&self, result: Result<(), E>) -> Result<bool, String> {
-        match result {
-            Ok(()) => Ok(true),
-            Err(_) if self.life.patience == Patience::Stops => Ok(false),
-            Err(error) => Err(error.to_string()),
         }
     }
 
     /// Returns whether the stage was reached.
     async fn wait(&self, seq: Seq, stage: Stage) -> Result<bool, String> {
         let arrived = self.log.wait(seq, stage).await;
-        if !self.unless_failed(arrived)? {
+        if self.life.unless_failed(arrived)?.is_none() {
             return Ok(false);
         }
         let mut model = self.model.borrow_mut();
@@ -677,11 +364,11 @@ impl Work<'_> {
         for segment in self.log.segments() {
             // It may have none, or an incomplete one.
             let Ok(segment_index) = self.log.segment_index(segment).await else { continue };
-            self.tally.borrow_mut().segment_indexes += 1;
+            self.life.count("segment index", 1);
             let mut scan = segment_index.scan_seq(Seq(0));
             loop {
                 let next = match scan.next().await {
-                    Err(_) if self.life.patience == Patience::Stops => return Ok(()),
+                    Err(_) if self.life.may_stop() => return Ok(()),
                     next => next.map_err(|error| error.to_string())?,
                 };
                 let Some((entry, _)) = next else { break };
@@ -732,7 +419,7 @@ impl Work<'_> {
             let is_needed = self.model.borrow().is_needed(number);
             match same {
                 Ok(false) => return Err(format!("batch {number} at {location:?} reads as something else")),
-                Err(error) if self.life.patience != Patience::Stops && is_needed => {
+                Err(error) if !self.life.may_stop() && is_needed => {
                     return Err(format!("reading batch {number}: {error}"));
                 }
                 Ok(true) | Err(_) => {}
@@ -744,7 +431,7 @@ impl Work<'_> {
     /// Checks the log at the end of a life, then closes or drops it.
     async fn finish(&self, mut random: Random) -> Result<(), String> {
         if let Err(stopped) = self.log.health() {
-            if self.life.patience != Patience::Stops {
+            if !self.life.may_stop() {
                 return Err(stopped.to_string());
             }
             let mut batch = Batch::new();
@@ -756,7 +443,7 @@ impl Work<'_> {
         }
         if random.one_in(2) {
             let closed = self.log.close().await;
-            if self.unless_failed(closed)? {
+            if self.life.unless_failed(closed)?.is_some() {
                 let accepted = self.model.borrow().accepted;
                 self.model.borrow_mut().see_persisted(accepted)?;
             }

@@ -1,0 +1,25 @@
+//! Trials: a seeded run of a durable program with one event, and the recovery from it.
+//!
+//! A trial runs its [`Subject`] (a log or a store, with the test's model of it) on a simulated disk, with one
+//! [`Event`] during the first life. The subject is then opened again, with a power loss at some operation of
+//! that life (so mostly during recovery), once or more; then it is opened to work on, and a last time. Each
+//! life compares everything with what was submitted and acknowledged before. [`search`] tries all events of
+//! consecutive seeds; [`detect`] shows that the same trials find a fault that is planted.
+//!
+//! The seed alone decides the configuration, the workload and the disk; seed and event together decide the
+//! rest. So the message of a failure is enough to replay it: `SETTEE_SEED` makes [`search`] try only that
+//! seed, and `SETTEE_EVENT` only that event of it. `SETTEE_CRASHES` is the minimal number of power losses,
+//! `SETTEE_SEED_FIRST` the first seed.
+
+mod event;
+mod life;
+mod run;
+mod search;
+mod tally;
+
+pub use crate::random::Random;
+pub use event::{Event, EventKind, Patience};
+pub use life::{LIFE_MAX, Life, LifePlan};
+pub use run::{Subject, events, run_trial};
+pub use search::{Search, check_replay, detect, search, try_seed};
+pub use tally::Tally;

@@ -1,0 +1,95 @@
+//! One life of a trial's subject: from its opening to its end or the event.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use settee_io::{Env, OperationKind};
+
+use super::event::{Event, EventKind, Patience};
+use super::tally::Tally;
+use crate::disk::SimDisk;
+
+/// A life that has not ended by then hangs.
+pub const LIFE_MAX: Duration = Duration::from_secs(120);
+
+/// How a life begins and ends.
+#[derive(Debug, Clone, Copy)]
+pub struct LifePlan {
+    /// Number of lives before it; an opening that is cut short and tried again has one number.
+    pub number: u64,
+    /// How much is done.
+    pub step_count: u64,
+    /// The previous process was killed, and its written bytes are still in the page cache.
+    pub after_kill: bool,
+    /// The errors that are allowed.
+    pub patience: Patience,
+    /// When the process is killed, if it is.
+    pub kill_at: Option<Duration>,
+}
+
+/// A life's plan, its machine, and the counts.
+pub struct Life<'a> {
+    pub(super) plan: LifePlan,
+    /// The environment of the process.
+    pub env: &'a Env,
+    /// The disk.
+    pub disk: &'a SimDisk,
+    /// The trial's event.
+    pub event: Event,
+    pub(super) tally: &'a RefCell<Tally>,
+    pub(super) is_opened: Cell<bool>,
+}
+
+impl Deref for Life<'_> {
+    type Target = LifePlan;
+
+    fn deref(&self) -> &LifePlan {
+        &self.plan
+    }
+}
+
+impl Life<'_> {
+    /// The subject was opened: a power loss from now on doesn't count as one during recovery.
+    pub fn opened(&self) {
+        self.is_opened.set(true);
+    }
+
+    /// Adds to a count of the tally.
+    pub fn count(&self, what: &'static str, count: u64) {
+        self.tally.borrow_mut().count(what, count);
+    }
+
+    /// Whether the subject may stop, and reads may fail.
+    pub fn may_stop(&self) -> bool {
+        self.patience == Patience::Stops
+    }
+
+    /// The value; `None` for an error in a life in which the subject may stop.
+    ///
+    /// # Errors
+    /// The error in any other life.
+    pub fn unless_failed<T, E: fmt::Display>(&self, result: Result<T, E>) -> Result<Option<T>, String> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(_) if self.may_stop() => {
+                self.count("error", 1);
+                Ok(None)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Whether the operation that is to fail has failed.
+    pub fn has_failed(&self) -> bool {
+        let Event { kind, at } = self.event;
+        match kind {
+            EventKind::IoError | EventKind::NoSpace | EventKind::NoDescriptor => {
+                self.disk.operation_count() > at
+            }
+            EventKind::SyncError => self.disk.count_of(OperationKind::Sync) > at,
+            _ => false,
+        }
+    }
+}
