@@ -123,6 +123,7 @@
 #[allow(unsafe_code, reason = "the kernel writes to uninitialised memory")]
 mod aligned;
 mod bulk;
+mod cache;
 pub mod directory;
 mod engine;
 mod env;
@@ -140,6 +141,7 @@ mod timer;
 pub use aligned::{ALIGNMENT_MAX, AlignedBuffer, Alignment, InvalidAlignment, OFFSET_MAX};
 pub use bulk::planner::{DeviceRead, Merge, READ_SIZE_MAX, ReadAt, ReadPolicy, plan};
 pub use bulk::{READ_AHEAD_COUNT_MAX, READ_AHEAD_SIZE_MAX, ReadAhead, ReadStream};
+pub use cache::{CACHE_ENTRY_BYTES, Cache, CacheStats, CachedFile};
 pub use engine::{
     Completion, Descriptor, Descriptors, Engine, Entry, FileIdentity, OpenMode, Operation, OperationKind,
     Outcome, Request, RingUse, SyncFailed, ThreadEngine, ThreadOptions, UringEngine, UringOptions,

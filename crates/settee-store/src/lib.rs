@@ -63,7 +63,7 @@ pub use memtable::{Aggregates, Cursor, Found, MemtableMap};
 pub use options::{MergeOperator, StoreOptions, StoreStats};
 pub use read::{READ_AHEAD_BYTES_MAX, READ_AHEAD_ROWS_MAX, ReadAhead, ReadRow, RowSource, Scan, Snapshot};
 pub use repair::{Loss, RepairSummary, Salvage, repair};
-pub use segments::{CHUNK_BYTES, ChunkCache, ChunkStats};
+pub use segments::{CHUNK_BYTES, ChunkCache};
 pub use settee_log::{
     AppendError, BATCH_SIZE_MAX, Flags, InvalidLimit, LogOptions, LogStats, META_SIZE_MAX, OpenError, Record,
     Recovery, Seq, Stage, Stopped, Value,

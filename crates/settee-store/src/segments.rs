@@ -18,7 +18,7 @@ mod chunks;
 mod segment;
 
 pub(crate) use block_index::{SparseBlockIndex, address};
-pub use chunks::{CHUNK_BYTES, ChunkCache, ChunkStats};
+pub use chunks::{CHUNK_BYTES, ChunkCache};
 pub(crate) use segment::{Contents, Segment};
 
 /// The store's segments, by the numbers that they cover.

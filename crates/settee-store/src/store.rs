@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use settee_io::Env;
+use settee_io::{CacheStats, Env};
 use settee_log::{Log, LogStats, Recovery, Seq, Stage, Start, Stopped};
 use settee_tree::NodeCache;
 use tokio::sync::oneshot;
@@ -20,7 +20,7 @@ use crate::index::Location;
 use crate::memtable::Memtable;
 use crate::options::{StoreOptions, StoreStats};
 use crate::read::Snapshot;
-use crate::segments::{ChunkCache, ChunkStats};
+use crate::segments::ChunkCache;
 use crate::shared::{Shared, StoreContext};
 use crate::version::{Lookup, NewRecord, Replay, Version};
 
@@ -269,7 +269,7 @@ impl Store {
     }
 
     /// Counters of the chunk cache, over all stores that share it. `None` if the store has none.
-    pub fn chunk_stats(&self) -> Option<ChunkStats> {
+    pub fn chunk_stats(&self) -> Option<CacheStats> {
         self.shared.context.chunks.as_ref().map(|chunks| chunks.stats())
     }
 

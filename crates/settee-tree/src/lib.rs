@@ -41,7 +41,7 @@ mod tree;
 mod update;
 
 pub use builder::TreeBuilder;
-pub use cache::{CacheStats, NodeCache};
+pub use cache::NodeCache;
 pub use check::{PROBLEM_COUNT_MAX, Problem};
 pub use error::TreeError;
 pub use format::{ATTACHMENT_SIZE_MAX, HEAD_SIZE, KEY_SIZE_MAX, VALUE_SIZE_MAX};

@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
-use settee_io::{Damage, Env, Error, File, ReadAhead, ReadAt, ReadPolicy};
+use settee_io::{CachedFile, Damage, Env, Error, File, ReadAhead, ReadAt, ReadPolicy};
 
-use crate::cache::TreeNodes;
 use crate::error::TreeError;
 use crate::format::{AttachmentPointer, HEAD_SIZE, Pointer, RootRecord, Seed};
 use crate::node::Node;
@@ -27,7 +26,7 @@ pub(crate) struct Shared<R: Reduction> {
     pub(crate) incarnation: [u8; 16],
     pub(crate) seed: Seed,
     /// The tree's nodes in the cache.
-    pub(crate) nodes: TreeNodes,
+    pub(crate) nodes: CachedFile<Arc<Node>>,
     /// Offset behind the last byte in the file, including writes in flight.
     end: AtomicU64,
     node_read_count: AtomicU64,
@@ -122,7 +121,7 @@ impl<R: Reduction> Shared<R> {
             env: env.clone(),
             file,
             reduction,
-            nodes: TreeNodes::new(&options.cache),
+            nodes: options.cache.tree(),
             options,
             incarnation,
             seed: Seed::new(&incarnation),
@@ -164,7 +163,7 @@ impl<R: Reduction> Shared<R> {
     }
 
     pub(crate) fn insert_cached(&self, pointer: Pointer, node: &Arc<Node>) {
-        self.nodes.insert(pointer.offset, node);
+        self.nodes.insert(pointer.offset, node.clone());
     }
 
     /// The location of an inner node's child.

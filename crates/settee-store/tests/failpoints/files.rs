@@ -20,14 +20,14 @@ impl Shared {
         Ok(())
     }
 
-    /// [`Failpoint::StaleCache`]: the new segment uses the number of the old one in the chunk cache.
+    /// [`Failpoint::StaleCache`]: the new segment uses the chunks of the old one.
     pub(crate) fn with_stale_chunks(&self, new: Option<Arc<Segment>>, old: &Segment) -> Option<Arc<Segment>> {
         if !self.context.options.is_enabled(Failpoint::StaleCache) {
             return new;
         }
         let mut new = new.and_then(Arc::into_inner)?;
         if let (Some(chunks), Some(stale)) = (&mut new.chunks, &old.chunks) {
-            chunks.file = stale.file;
+            chunks.chunks = stale.chunks.clone();
         }
         Some(Arc::new(new))
     }
