@@ -122,7 +122,7 @@ impl Shared {
 
     /// With the set of files locked, links the files that can be linked, and opens the others.
     async fn take_parts(&self, to: &Path) -> Result<(Manifest, Vec<Part>), StoreError> {
-        let manifest = self.manifest.lock().await;
+        let manifest = self.files.manifest.lock().await;
         self.check_not_closed()?;
         let infos = self.log.segment_infos();
         // Not only `flush`: the manifest must not stay locked while a write waits for disk space.

@@ -67,13 +67,13 @@ impl Shared {
 
     /// Starts a checkpoint in the background unless one is running.
     pub(crate) fn start_checkpoint(self: &Arc<Self>) {
-        if self.is_closed() || self.is_checkpointing.swap(true, Ordering::AcqRel) {
+        if self.is_closed() || self.jobs.is_checkpointing.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.clone();
         self.context.env.spawn("store checkpoint", async move {
             let _end = OnPanic(|| {
-                shared.is_checkpointing.store(false, Ordering::Release);
+                shared.jobs.is_checkpointing.store(false, Ordering::Release);
                 shared.status_changed.notify_waiters();
             });
             let done = AssertUnwindSafe(shared.checkpoint()).catch_unwind().await;
@@ -86,7 +86,7 @@ impl Shared {
             if failed {
                 shared.context.env.clock.sleep(RETRY_PAUSE).await;
             }
-            shared.is_checkpointing.store(false, Ordering::Release);
+            shared.jobs.is_checkpointing.store(false, Ordering::Release);
             shared.start_compaction(&shared.checkpoint_state());
             shared.status_changed.notify_waiters();
         });
@@ -95,7 +95,7 @@ impl Shared {
     /// Starts a rebuild of the tree if the error shows that it is damaged.
     pub(crate) fn note_damage(self: &Arc<Self>, error: &ReadError) {
         if error.is_of_damaged_index() {
-            self.is_index_damaged.store(true, Ordering::Release);
+            self.jobs.is_index_damaged.store(true, Ordering::Release);
             self.start_checkpoint();
         }
     }
@@ -103,7 +103,7 @@ impl Shared {
     /// Merges everything accepted by now into the tree; `None` if there was nothing to do. Must run in a task
     /// of its own: dropped half-way, it would leave the files and the versions inconsistent.
     pub(crate) async fn checkpoint(self: &Arc<Self>) -> Result<Option<Checkpoint>, StoreError> {
-        let mut manifest = self.manifest.lock().await;
+        let mut manifest = self.files.manifest.lock().await;
         let mut all: Option<Checkpoint> = None;
         while let Some((done, is_all)) = self.checkpoint_once(&mut manifest).await? {
             let before = all.unwrap_or_default();
@@ -128,10 +128,10 @@ impl Shared {
             return Ok(None);
         }
         self.check_files()?;
-        let is_damaged = self.is_index_damaged.load(Ordering::Acquire);
+        let is_damaged = self.jobs.is_index_damaged.load(Ordering::Acquire);
         let (input, is_all) = {
             let _stop = self.stop_on_panic();
-            let mut version = self.accepted.lock().await;
+            let mut version = self.versions.accepted.lock().await;
             let input = CheckpointInput::of(&mut version);
             (input, version.memtable.is_empty())
         };
@@ -145,6 +145,8 @@ impl Shared {
             Either::Right((error, _)) => return Err(error.into()),
         }
         self.wait_visible(Seq(input.seq)).await?;
+        let persisted = self.log.persisted().0;
+        assert!(persisted >= input.seq, "a checkpoint at Seq {} with {persisted} persisted", input.seq);
         let _background_permit = self.context.env.background.acquire().await;
         let mut next = manifest.clone();
         let made = self.make_checkpoint_state(&input, is_damaged, &mut next).await;
@@ -176,7 +178,7 @@ impl Shared {
         self.transfer(manifest, live_bytes);
         drop(stop);
         if let Some(number) = replaced {
-            self.is_index_damaged.store(false, Ordering::Release);
+            self.jobs.is_index_damaged.store(false, Ordering::Release);
             // Snapshots that read it have it open.
             self.remove_file(&self.context.directory.join(tree_name(number))).await;
         }
@@ -214,8 +216,13 @@ impl Shared {
         let source = Some((&*self.log, input.seq));
         let (tree, facts) = self.context.rebuild(next, segments, source).await?;
         let checkpoint = CheckpointState::new(tree, &facts, segments.clone()).await?;
-        if checkpoint.seq < input.seq && !input.is_empty() {
-            let (path, what) = (self.context.directory.clone(), "records that the log accepted are missing");
+        let is_short = checkpoint.seq < input.seq && !input.is_empty();
+        if is_short || checkpoint.seq > input.seq {
+            let what = match is_short {
+                true => "records that the log accepted are missing",
+                false => "segments hold records later than the log's",
+            };
+            let path = self.context.directory.clone();
             return Err(StoreError::Damaged(Damage { path, offset: 0, what }));
         }
         let key_count = input.key_count();
@@ -224,7 +231,7 @@ impl Shared {
 
     /// Removes a tree file that a failed checkpoint wrote, unless a manifest may name it.
     async fn abandon(&self, tree: Option<u64>, manifest: &Manifest) {
-        if let Some(number) = tree.filter(|_| tree != manifest.tree && self.files_error.get().is_none()) {
+        if let Some(number) = tree.filter(|_| tree != manifest.tree && self.files.error.get().is_none()) {
             self.remove_file(&self.context.directory.join(tree_name(number))).await;
         }
     }

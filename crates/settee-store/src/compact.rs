@@ -80,7 +80,7 @@ impl Shared {
         garbage_percent_max: u64,
         is_manual: bool,
     ) -> Result<Compaction, StoreError> {
-        let mut unreadable = self.compacting.lock().await;
+        let mut unreadable = self.files.compacting.lock().await;
         if is_manual {
             unreadable.clear();
         }
@@ -124,7 +124,7 @@ impl Shared {
         let overview = self.overview(checkpoint);
         let is_due = is_too_much(live + overview.kept_tombstone_bytes())
             || overview.oldest_blocker(&BTreeSet::new()).is_some();
-        if !is_due || self.is_compacting.swap(true, Ordering::AcqRel) {
+        if !is_due || self.jobs.is_compacting.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = self.clone();
@@ -133,11 +133,11 @@ impl Shared {
                 shared.transfer_soon().await?;
                 shared.compact(percent_max, false).await
             };
-            let _end = OnPanic(|| shared.is_compacting.store(false, Ordering::Release));
+            let _end = OnPanic(|| shared.jobs.is_compacting.store(false, Ordering::Release));
             if let Err(error) = compacted.await {
                 tracing::warn!(%error, directory = %shared.context.directory.display(), "compaction failed");
             }
-            shared.is_compacting.store(false, Ordering::Release);
+            shared.jobs.is_compacting.store(false, Ordering::Release);
         });
     }
 
@@ -152,7 +152,7 @@ impl Shared {
         garbage_percent_max: u64,
         unreadable: &mut BTreeSet<u32>,
     ) -> Result<Option<Compaction>, StoreError> {
-        let checkpoint = self.accepted.lock().await.checkpoint.clone();
+        let checkpoint = self.versions.accepted.lock().await.checkpoint.clone();
         let Some((best, overview)) = self.choose(&checkpoint, garbage_percent_max, unreadable).await? else {
             return Ok(None);
         };
@@ -284,7 +284,7 @@ impl Shared {
                 return Ok((None, KeptRecords::default()));
             }
             let version = match self.context.options.is_enabled(Failpoint::UpdateLost) {
-                true => Some(self.accepted.lock().await.clone()),
+                true => Some(self.versions.accepted.lock().await.clone()),
                 false => None,
             };
             let kept_records = find_kept_records(&segment_index, checkpoint, version.as_ref()).await?;
@@ -350,18 +350,26 @@ impl Shared {
 
     /// Replaces the inputs with the new segment.
     async fn replace(&self, inputs: &CompactionInputs, new: Option<Arc<Segment>>) -> Result<(), StoreError> {
-        let mut manifest = self.manifest.lock().await;
+        let mut manifest = self.files.manifest.lock().await;
         self.check_files()?;
-        let checkpoint = self.accepted.lock().await.checkpoint.clone();
+        let checkpoint = self.versions.accepted.lock().await.checkpoint.clone();
         let mut segments = (*checkpoint.segments).clone();
         for Plan { segment, .. } in &inputs.plans {
             // Opened, so that readers that have the segment can go on.
             segment.file().await?;
-            segments.remove(segment.name.last);
+            let removed = segments.remove(segment.name.last);
+            assert!(
+                removed.is_some_and(|removed| Arc::ptr_eq(&removed, segment)),
+                "only compaction removes it"
+            );
         }
         // The next manifest records this at no cost: these segments had no garbage.
         inputs.clean.iter().for_each(|segment| segment.raise_clean_to(inputs.checkpoint.seq));
         if let Some(new) = new {
+            let numbers = |plan: &Plan| (plan.segment.name.first, plan.segment.name.last);
+            let (first, last) = (inputs.plans.front().map(numbers), inputs.plans.back().map(numbers));
+            let covered = first.zip(last).map(|(first, last)| (first.0, last.1));
+            assert!(covered == Some((new.name.first, new.name.last)), "it replaces exactly its inputs");
             segments.insert(new);
         }
         if self.context.options.is_enabled(Failpoint::FileRemovedEarly) {

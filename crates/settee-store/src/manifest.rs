@@ -120,14 +120,24 @@ impl Manifest {
         for line in lines {
             manifest.take(line).ok_or("a line is invalid")?;
         }
-        let ordered = manifest.segments.windows(2).all(|pair| pair[0].last < pair[1].first);
-        let below = manifest.segments.last().is_none_or(|last| last.last < manifest.first_log_segment);
-        let sound =
-            manifest.segments.iter().all(|segment| 0 < segment.first && segment.first <= segment.last);
-        match ordered && below && sound {
-            true => Ok(manifest),
-            false => Err("its segments are invalid"),
-        }
+        manifest.violated_invariant().map_or(Ok(manifest), Err)
+    }
+
+    /// The first invariant of the list of segments that doesn't hold.
+    pub(crate) fn violated_invariant(&self) -> Option<&'static str> {
+        let segments = &self.segments;
+        let violated = [
+            (
+                segments.iter().any(|segment| segment.first == 0 || segment.first > segment.last),
+                "a segment's numbers are invalid",
+            ),
+            (!segments.is_sorted_by(|a, b| a.last < b.first), "its segments overlap, or are out of order"),
+            (
+                segments.last().is_some_and(|last| last.last >= self.first_log_segment),
+                "a segment of the store is also the log's",
+            ),
+        ];
+        violated.into_iter().find_map(|(is_violated, what)| is_violated.then_some(what))
     }
 
     fn take(&mut self, line: &str) -> Option<()> {

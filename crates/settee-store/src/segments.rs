@@ -38,8 +38,9 @@ impl Segments {
         self.by_last.insert(segment.name.last, segment);
     }
 
-    pub(crate) fn remove(&mut self, last: u32) {
-        self.by_last.remove(&last);
+    /// Removes the segment whose last number is `last`.
+    pub(crate) fn remove(&mut self, last: u32) -> Option<Arc<Segment>> {
+        self.by_last.remove(&last)
     }
 
     /// In ascending order.

@@ -109,7 +109,7 @@ impl Store {
         let shared = &self.shared;
         loop {
             shared.wait_for_memory().await;
-            let version = shared.accepted.lock().await;
+            let version = shared.versions.accepted.lock().await;
             // Another writer may have filled memory meanwhile.
             if !shared.is_waiting_for_memory() {
                 return Writer::new(shared, version);
@@ -124,7 +124,7 @@ impl Store {
     /// # Errors
     /// See [`ReadError`]; the store stays usable.
     pub async fn look_up(&self, mut keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
-        let version = self.shared.published.load_full();
+        let version = self.shared.snapshot().version;
         keys.retain(|key| !version.is_in_memtables(key));
         keys.sort_unstable();
         let lookup = Lookup::new(&version.checkpoint, &self.shared.context.write_lookup_count);
@@ -150,7 +150,7 @@ impl Store {
     /// The log stopped first.
     pub async fn flush(&self) -> Result<(), Stopped> {
         // Waits for a commit in progress: what it has appended counts as accepted before.
-        let accepted = self.shared.accepted.lock().await.last_seq;
+        let accepted = self.shared.versions.accepted.lock().await.last_seq;
         self.wait(Seq(accepted), Stage::Persisted).await
     }
 
@@ -160,7 +160,7 @@ impl Store {
     /// # Errors
     /// The log stopped first.
     pub async fn try_flush(&self) -> Result<bool, Stopped> {
-        let accepted = self.shared.accepted.lock().await.last_seq;
+        let accepted = self.shared.versions.accepted.lock().await.last_seq;
         let is_flushed = self.shared.log.try_flush().await?;
         if is_flushed {
             self.shared.wait_visible(Seq(accepted)).await?;
@@ -259,7 +259,7 @@ impl Store {
         let passes = |error: &StoreError| error.is_no_space() || error.is_no_descriptor();
         let last = self.shared.last_checkpoint_error().filter(|error| !passes(error));
         // A latched error does not pass, whatever its cause.
-        let error = self.shared.files_error.get().cloned().or(last);
+        let error = self.shared.files.error.get().cloned().or(last);
         error.filter(|error| !matches!(error, StoreError::Stopped(_)))
     }
 
@@ -280,8 +280,8 @@ impl Store {
     pub async fn close(&self) -> Result<(), Stopped> {
         self.shared.begin_close();
         // Work in progress ends; work that waits for a lock or a permit finds the store closed.
-        let _compacting = self.shared.compacting.lock().await;
-        let _manifest = self.shared.manifest.lock().await;
+        let _compacting = self.shared.files.compacting.lock().await;
+        let _manifest = self.shared.files.manifest.lock().await;
         let closed = self.shared.log.close().await;
         self.shared.publish();
         closed

@@ -6,9 +6,11 @@
 //! and the tree, has an index by key and one by `Seq` (the seq index).
 //!
 //! A version never changes once it is shared. The writer makes the next one by copying its own, which costs a
-//! few reference counts, and changing the copy (`state.rs`). `replay.rs` inserts the records of a log when a
-//! store is opened. `lookup.rs` remembers the tree entries that a writer has read.
+//! few reference counts, and changing the copy (`state.rs`); `check.rs` verifies the result. `replay.rs`
+//! inserts the records of a log when a store is opened. `lookup.rs` remembers the tree entries that a writer
+//! has read.
 
+mod check;
 mod checkpoint_state;
 mod lookup;
 mod replay;

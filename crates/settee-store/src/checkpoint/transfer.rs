@@ -25,23 +25,23 @@ impl Shared {
     pub(crate) fn start_transfer(self: &Arc<Self>, done_to: u32) {
         if self.is_closed()
             || self.last_closed_segment(done_to).is_none()
-            || self.is_transferring.swap(true, Ordering::AcqRel)
+            || self.jobs.is_transferring.swap(true, Ordering::AcqRel)
         {
             return;
         }
         let shared = self.clone();
         self.context.env.spawn("store segments", async move {
-            let _end = OnPanic(|| shared.is_transferring.store(false, Ordering::Release));
+            let _end = OnPanic(|| shared.jobs.is_transferring.store(false, Ordering::Release));
             let mut done_to = done_to;
             while let Some(last) = shared.last_closed_segment(done_to).filter(|_| !shared.is_closed()) {
                 if let Err(error) = shared.transfer_to(last).await {
                     tracing::warn!(%error, directory = %shared.context.directory.display(), "segments could not be transferred from the log");
-                    shared.is_transferring.store(false, Ordering::Release);
+                    shared.jobs.is_transferring.store(false, Ordering::Release);
                     return;
                 }
                 done_to = last;
             }
-            shared.is_transferring.store(false, Ordering::Release);
+            shared.jobs.is_transferring.store(false, Ordering::Release);
             // A checkpoint may have found the transfer still running.
             shared.start_transfer(done_to);
         });
@@ -91,9 +91,9 @@ impl Shared {
 
     /// Transfers the checkpointed segments that the log has sealed since the last checkpoint.
     async fn transfer_sealed(&self) -> Result<(), StoreError> {
-        let mut manifest = self.manifest.lock().await;
+        let mut manifest = self.files.manifest.lock().await;
         self.check_files()?;
-        let checkpoint = self.accepted.lock().await.checkpoint.clone();
+        let checkpoint = self.versions.accepted.lock().await.checkpoint.clone();
         let mut next = manifest.clone();
         let segments = self.collect_sealed(&checkpoint, checkpoint.seq, &mut next);
         let _stop = self.stop_on_panic();

@@ -20,7 +20,7 @@ impl Shared {
     /// directory failed, names may be lost that the next manifest would rely on.
     pub(crate) fn check_files(&self) -> Result<(), StoreError> {
         self.log.health()?;
-        self.files_error.get().cloned().map_or(Ok(()), Err)
+        self.files.error.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Replaces the manifest.
@@ -29,6 +29,11 @@ impl Shared {
         manifest: &mut Manifest,
         next: Manifest,
     ) -> Result<(), StoreError> {
+        assert!(next.number == manifest.number + 1, "manifest {} after {}", next.number, manifest.number);
+        assert!(next.first_log_segment >= manifest.first_log_segment, "the log gets a segment back");
+        if let Some(what) = next.violated_invariant() {
+            panic!("the next manifest is invalid: {what}");
+        }
         let (env, directory) = (&self.context.env, &self.context.directory);
         next.prepare(env, directory).await?;
         // Another sync of the directory may have failed meanwhile.
@@ -49,7 +54,7 @@ impl Shared {
             }
             // It is unknown which of the two manifests is durable: no file that either names may change.
             Err(error) => {
-                let _ = self.files_error.set(error.clone());
+                let _ = self.files.error.set(error.clone());
                 return Err(self.failed_sync(error));
             }
         }
@@ -58,10 +63,12 @@ impl Shared {
 
     /// Installs a checkpoint state in all versions.
     pub(crate) async fn install_checkpoint(&self, checkpoint: Arc<CheckpointState>, generation: u64) {
-        let mut accepted = self.accepted.lock().await;
+        let mut accepted = self.versions.accepted.lock().await;
         let files = self.log.files();
         accepted.set_checkpoint(&checkpoint, &files, generation);
         let replaced = self.install_published(&checkpoint, &files, generation);
+        let shown = self.versions.published.load().last_seq;
+        assert!(shown <= accepted.last_seq, "Seq {shown} is shown, {} accepted", accepted.last_seq);
         drop(accepted);
         self.status_changed.notify_waiters();
         // Dropping large memtables takes a while: without the lock.

@@ -13,18 +13,19 @@ const WRITER_EXCESS_DIVISOR: usize = 2;
 impl Shared {
     pub(super) fn record_memory(&self, version: &Version) {
         let now = version.memory_bytes();
-        let before = self.memory_bytes.swap(now, Ordering::Relaxed);
-        self.immutable_count.store(version.immutable.len() as u64, Ordering::Relaxed);
+        let before = self.memory.bytes.swap(now, Ordering::Relaxed);
+        self.memory.immutable_count.store(version.immutable.len() as u64, Ordering::Relaxed);
         if let Some(budget) = &self.context.options.memory {
             budget.change(before, now);
         }
     }
 
     fn is_memory_full(&self) -> bool {
-        let own = self.memory_bytes.load(Ordering::Relaxed);
+        let own = self.memory.bytes.load(Ordering::Relaxed);
         own >= self.context.options.memory_bytes_max
             || self.context.options.memory.as_ref().is_some_and(|budget| budget.is_full(own))
-            || self.immutable_count.load(Ordering::Relaxed) > self.context.options.frozen_layers_max as u64
+            || self.memory.immutable_count.load(Ordering::Relaxed)
+                > self.context.options.frozen_layers_max as u64
     }
 
     /// Whether writers have to wait for a checkpoint: memory is full, and the last checkpoint did not fail.
@@ -54,7 +55,7 @@ impl Shared {
             return Err(CommitError::Full { source });
         }
         let bytes_max = self.context.options.memory_bytes_max;
-        let bytes = self.memory_bytes.load(Ordering::Relaxed);
+        let bytes = self.memory.bytes.load(Ordering::Relaxed);
         match bytes.saturating_sub(bytes_max) >= bytes_max.div_ceil(WRITER_EXCESS_DIVISOR) {
             true => Err(CommitError::WriterFull { bytes, bytes_max }),
             false => Ok(()),
@@ -63,11 +64,11 @@ impl Shared {
 
     /// Reports the result of a checkpoint, or an error it is retrying, to writers that wait for memory.
     pub(crate) fn note_checkpoint_error(&self, error: Option<StoreError>) {
-        *self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+        *self.memory.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
         self.status_changed.notify_waiters();
     }
 
     pub(crate) fn last_checkpoint_error(&self) -> Option<StoreError> {
-        self.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.memory.checkpoint_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

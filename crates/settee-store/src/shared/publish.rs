@@ -14,7 +14,7 @@ impl Shared {
     /// A snapshot of the newest persisted version.
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.publish();
-        self.snapshot_of(self.published.load_full())
+        self.snapshot_of(self.versions.published.load_full())
     }
 
     /// A snapshot of a version.
@@ -26,7 +26,7 @@ impl Shared {
 
     /// The newest checkpoint state. It does not change while the manifest is locked.
     pub(crate) fn checkpoint_state(&self) -> Arc<CheckpointState> {
-        self.published.load().checkpoint.clone()
+        self.versions.published.load().checkpoint.clone()
     }
 
     /// Inserts an appended batch into the writer's version, queues a copy for publication, publishes what is
@@ -41,7 +41,7 @@ impl Shared {
         {
             // A queued version of the same group would be superseded at publication. Dropping it first leaves
             // its nodes unshared, so this insert modifies them in place.
-            let mut queue = self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.versions.unpersisted.lock().unwrap_or_else(PoisonError::into_inner);
             queue.pop_back_if(|(group, _)| *group == appended.group);
         }
         let first = appended.first_seq.0;
@@ -53,9 +53,15 @@ impl Shared {
             version.insert(&record, previous, &self.context.options.rules());
         }
         assert!(version.last_seq == appended.last_seq.0, "the index lacks records of a batch");
+        version.check();
         version.files = self.log.files();
         let queued = (appended.group, version.clone());
-        self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner).push_back(queued);
+        {
+            let mut queue = self.versions.unpersisted.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_newest = queue.back().is_none_or(|(_, last)| last.last_seq < first);
+            assert!(is_newest, "a version at Seq {first} would be queued after a later one");
+            queue.push_back(queued);
+        }
         self.publish();
         self.record_memory(version);
         if self.is_checkpoint_due(version) {
@@ -66,11 +72,11 @@ impl Shared {
     /// Publishes the newest persisted version if it is not published yet.
     pub(crate) fn publish(&self) {
         let persisted = self.log.persisted().0;
-        if persisted == self.published.load().last_seq {
+        if persisted == self.versions.published.load().last_seq {
             return;
         }
         let _stop = self.stop_on_panic();
-        let mut queue = self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.versions.unpersisted.lock().unwrap_or_else(PoisonError::into_inner);
         let count = queue.partition_point(|(_, version)| version.last_seq <= persisted);
         let shown: Vec<_> = queue.drain(..count).collect();
         let Some((_, newest)) = shown.last() else {
@@ -79,11 +85,12 @@ impl Shared {
         // Under the lock, so that an older version never replaces a newer one.
         let seq = newest.last_seq;
         assert!(seq <= persisted, "Seq {seq} would be shown, and {persisted} is persisted");
-        let shown_seq = self.published.load().last_seq;
+        newest.check();
+        let shown_seq = self.versions.published.load().last_seq;
         assert!(seq >= shown_seq, "Seq {seq} would be shown after {shown_seq}");
-        let previous = self.published.swap(Arc::new(newest.clone()));
+        let previous = self.versions.published.swap(Arc::new(newest.clone()));
         drop(queue);
-        self.published_seq.send_if_modified(|published_seq| {
+        self.versions.published_seq.send_if_modified(|published_seq| {
             let later = seq > *published_seq;
             *published_seq = seq.max(*published_seq);
             later
@@ -100,23 +107,23 @@ impl Shared {
         files: &Files,
         generation: u64,
     ) -> Arc<Version> {
-        let mut queue = self.unpersisted_versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.versions.unpersisted.lock().unwrap_or_else(PoisonError::into_inner);
         queue.iter_mut().for_each(|(_, version)| version.set_checkpoint(checkpoint, files, generation));
-        let mut newest = (**self.published.load()).clone();
-        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut newest = (**self.versions.published.load()).clone();
+        let mut replaced = self.counters.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
         replaced.push((Arc::downgrade(&newest.checkpoint), self.context.env.clock.now()));
         drop(replaced);
         newest.set_checkpoint(checkpoint, files, generation);
         self.record_memory(&newest);
-        self.published.swap(Arc::new(newest))
+        self.versions.published.swap(Arc::new(newest))
     }
 
     /// Returns once snapshots show the persisted `seq`. Either they show it already, or another commit of its
     /// group is inserting into the index and publishes both.
     pub(crate) async fn wait_visible(&self, seq: Seq) -> Result<(), Stopped> {
         self.publish();
-        let mut published_seq = self.published_seq.subscribe();
+        let mut published_seq = self.versions.published_seq.subscribe();
         let is_over = published_seq.wait_for(|shown| *shown >= seq.0 || self.is_broken()).await;
         match *is_over.expect("the store outlives its borrower") >= seq.0 {
             true => Ok(()),
@@ -126,7 +133,7 @@ impl Shared {
 
     /// Returns once a snapshot shows a record later than `seq`.
     pub(crate) async fn changed_after(&self, seq: Seq) -> Result<(), Stopped> {
-        let mut published_seq = self.published_seq.subscribe();
+        let mut published_seq = self.versions.published_seq.subscribe();
         loop {
             let is_closed = self.is_closed() || self.is_broken();
             // Before publishing: the wait below covers what is persisted later.

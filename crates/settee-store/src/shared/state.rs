@@ -1,4 +1,4 @@
-//! The state of an open store: its fields, its closing, and what a panic does.
+//! The state of an open store: its parts and their locks, its closing, and what a panic does.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,75 +17,110 @@ use crate::options::StoreStats;
 use crate::version::{CheckpointState, Version};
 
 /// The state of an open store.
+///
+/// A task that holds one of these locks takes only later ones: `files.compacting`, `files.manifest`,
+/// `versions.accepted`, `versions.unpersisted`; then one of the mutexes of `counters` and `memory`, or the
+/// log's. Only the first three are held across an await. A permit for background work may be awaited under
+/// `files.manifest`, so its owner never locks the manifest.
 pub(crate) struct Shared {
     pub context: StoreContext,
     pub log: Arc<Log>,
-    /// Locked during compaction. Holds the last numbers of segments that could not be read.
-    pub compacting: tokio::sync::Mutex<BTreeSet<u32>>,
-    /// Locked while the set of files is changed.
-    pub manifest: tokio::sync::Mutex<Manifest>,
-    /// The newest accepted version.
-    pub accepted: tokio::sync::Mutex<Version>,
-    /// Accepted versions that are not persisted yet, oldest first, with their groups.
-    pub(super) unpersisted_versions: Mutex<VecDeque<(u64, Version)>>,
-    /// The newest persisted version.
-    pub(crate) published: ArcSwap<Version>,
-    /// The last `Seq` of the published version, for tasks that wait for a later one.
-    pub(super) published_seq: watch::Sender<u64>,
+    pub versions: Versions,
+    pub files: StoreFiles,
+    pub jobs: Jobs,
+    pub(super) memory: Memory,
+    pub(super) counters: Counters,
     /// Notified when memory has been freed, when a checkpoint has failed, on close, and after a panic.
     pub status_changed: Notify,
+    closed: AtomicBool,
+    /// A panic left the versions inconsistent with the log or the files.
+    is_broken: AtomicBool,
+}
+
+/// The states of the index that are in use.
+pub(crate) struct Versions {
+    /// The newest accepted version. Its lock is the right to write: held from reading what a batch depends on
+    /// until the batch is in the index, and while a memtable is made immutable or a checkpoint is installed.
+    pub accepted: tokio::sync::Mutex<Version>,
+    /// Accepted versions that are not persisted yet, oldest first, with their groups. The lock guards the
+    /// publication too: what is published only becomes newer.
+    pub(super) unpersisted: Mutex<VecDeque<(u64, Version)>>,
+    /// The newest persisted version, replaced under the lock of `unpersisted`.
+    pub(super) published: ArcSwap<Version>,
+    /// The last `Seq` of the published version, for tasks that wait for a later one.
+    pub(super) published_seq: watch::Sender<u64>,
+}
+
+/// The set of files, and what may change it.
+pub(crate) struct StoreFiles {
+    /// Locked during compaction: no other task removes a segment. Holds the last numbers of segments that
+    /// could not be read.
+    pub compacting: tokio::sync::Mutex<BTreeSet<u32>>,
+    /// Locked while the set of files is changed, until the checkpoint state that matches it is installed.
+    pub manifest: tokio::sync::Mutex<Manifest>,
+    /// Why files may no longer be changed.
+    pub error: OnceLock<StoreError>,
+}
+
+/// The background jobs: each flag is set while one of the kind runs, or waits.
+#[derive(Default)]
+pub(crate) struct Jobs {
     pub is_checkpointing: AtomicBool,
     pub is_compacting: AtomicBool,
     /// A task waits for the log to seal segments that are to be transferred.
     pub is_transferring: AtomicBool,
     /// A commit read a damaged node of the tree: the next checkpoint rebuilds the tree.
     pub is_index_damaged: AtomicBool,
+}
+
+/// What decides whether writers wait for a checkpoint.
+#[derive(Default)]
+pub(super) struct Memory {
     /// Size of the memtables in bytes after the last commit or checkpoint.
-    pub(super) memory_bytes: AtomicUsize,
-    pub(super) immutable_count: AtomicU64,
-    /// Replaced checkpoint states that may still be in use, with the time of their replacement.
-    pub(super) replaced: Mutex<Vec<(Weak<CheckpointState>, Duration)>>,
-    /// Counters of background work; [`Shared::store_stats`] fills in the other fields.
-    pub(super) counts: Mutex<StoreStats>,
-    /// Why files may no longer be changed.
-    pub files_error: OnceLock<StoreError>,
+    pub bytes: AtomicUsize,
+    pub immutable_count: AtomicU64,
     /// Why the last background checkpoint failed.
-    pub(super) checkpoint_error: Mutex<Option<StoreError>>,
-    closed: AtomicBool,
-    /// A panic left the versions inconsistent with the log or the files.
-    is_broken: AtomicBool,
+    pub checkpoint_error: Mutex<Option<StoreError>>,
+}
+
+/// What [`Shared::store_stats`] is made from, besides the sizes.
+#[derive(Default)]
+pub(super) struct Counters {
+    /// Counters of background work.
+    pub jobs: Mutex<StoreStats>,
+    /// Replaced checkpoint states that may still be in use, with the time of their replacement.
+    pub replaced: Mutex<Vec<(Weak<CheckpointState>, Duration)>>,
 }
 
 impl Shared {
     /// The state of a store that was just opened, with its only version.
     pub(crate) fn new(context: StoreContext, log: Log, manifest: Manifest, version: Version) -> Arc<Shared> {
+        assert!(version.immutable.is_empty(), "replay fills one memtable");
         let shared = Shared {
             context,
             log: Arc::new(log),
-            compacting: Default::default(),
-            manifest: tokio::sync::Mutex::new(manifest),
-            published_seq: watch::Sender::new(version.last_seq),
-            published: ArcSwap::from_pointee(version.clone()),
-            accepted: tokio::sync::Mutex::new(version),
-            unpersisted_versions: Mutex::default(),
+            versions: Versions {
+                published_seq: watch::Sender::new(version.last_seq),
+                published: ArcSwap::from_pointee(version.clone()),
+                accepted: tokio::sync::Mutex::new(version),
+                unpersisted: Mutex::default(),
+            },
+            files: StoreFiles {
+                compacting: Default::default(),
+                manifest: tokio::sync::Mutex::new(manifest),
+                error: OnceLock::new(),
+            },
+            jobs: Jobs::default(),
+            memory: Memory::default(),
+            counters: Counters::default(),
             status_changed: Notify::new(),
-            is_checkpointing: AtomicBool::new(false),
-            is_compacting: AtomicBool::new(false),
-            is_transferring: AtomicBool::new(false),
-            is_index_damaged: AtomicBool::new(false),
-            memory_bytes: AtomicUsize::new(0),
-            immutable_count: AtomicU64::new(0),
-            replaced: Mutex::default(),
-            counts: Mutex::default(),
-            files_error: OnceLock::new(),
-            checkpoint_error: Mutex::default(),
             closed: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
         };
         if let Some(budget) = &shared.context.options.memory {
             budget.add_store();
         }
-        shared.record_memory(&shared.published.load());
+        shared.record_memory(&shared.versions.published.load());
         Arc::new(shared)
     }
 
@@ -105,10 +140,10 @@ impl Shared {
     pub(crate) fn stop_on_panic(&self) -> OnPanic<impl FnMut()> {
         OnPanic(|| {
             self.is_broken.store(true, Ordering::Release);
-            let _ = self.files_error.set(self.panicked());
+            let _ = self.files.error.set(self.panicked());
             self.log.stop(settee_io::Error::Panicked { path: self.context.directory.as_path().into() });
             self.status_changed.notify_waiters();
-            self.published_seq.send_modify(|_| {});
+            self.versions.published_seq.send_modify(|_| {});
         })
     }
 
@@ -118,7 +153,7 @@ impl Shared {
         // A task may be waiting for a write that finds the disk full.
         self.log.begin_close();
         self.status_changed.notify_waiters();
-        self.published_seq.send_modify(|_| {});
+        self.versions.published_seq.send_modify(|_| {});
     }
 
     pub(crate) fn stop_reason(&self) -> Stopped {
@@ -137,7 +172,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if let Some(budget) = &self.context.options.memory {
-            budget.remove_store(*self.memory_bytes.get_mut());
+            budget.remove_store(*self.memory.bytes.get_mut());
         }
     }
 }

@@ -11,22 +11,23 @@ use crate::options::StoreStats;
 impl Shared {
     /// Counts background work.
     pub(crate) fn count(&self, change: impl FnOnce(&mut StoreStats)) {
-        change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.counters.jobs.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Sizes, and counts of background work since the store was opened.
     pub(crate) fn store_stats(&self) -> StoreStats {
-        let version = self.published.load();
+        let version = self.versions.published.load();
         let checkpoint = &version.checkpoint;
         let now = self.context.env.clock.now();
-        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replaced = self.counters.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         replaced.retain(|(checkpoint, _)| checkpoint.strong_count() > 0);
         let oldest = replaced.first().map(|(_, at)| now.saturating_sub(*at));
-        let counts = *self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(replaced);
+        let counts = *self.counters.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         StoreStats {
             rebuild_count: self.context.rebuild_count.load(Ordering::Relaxed),
             write_lookup_count: self.context.write_lookup_count.load(Ordering::Relaxed),
-            memory_bytes: self.memory_bytes.load(Ordering::Relaxed) as u64,
+            memory_bytes: self.memory.bytes.load(Ordering::Relaxed) as u64,
             tree_bytes: checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes()),
             segment_bytes: checkpoint.segments.bytes(),
             segment_live_bytes: checkpoint
@@ -42,7 +43,7 @@ impl Shared {
 
     /// The log's counters, with the store's files added to `file_bytes`.
     pub(crate) fn log_stats(&self) -> LogStats {
-        let version = self.published.load();
+        let version = self.versions.published.load();
         let mut stats = self.log.stats();
         stats.file_bytes += version.checkpoint.segments.bytes();
         stats.file_bytes += version.checkpoint.tree.as_ref().map_or(0, |tree| tree.tree.file_bytes());

@@ -97,6 +97,10 @@ impl StoreContext {
         let mut next = Manifest { last_in_seq_index: version.last_in_seq_index, ..manifest.clone() };
         let (tree, facts) = self.rebuild(&mut next, segments, Some((log, version.last_seq))).await?;
         let checkpoint = CheckpointState::new(tree, &facts, segments.clone()).await?;
+        if checkpoint.seq > version.last_seq {
+            let (path, what) = (self.directory.clone(), "segments hold records later than the log's");
+            return Err(StoreError::Damaged(Damage { path, offset: 0, what }));
+        }
         next.number += 1;
         next.checkpoint = checkpoint.seq;
         next.write(&self.env, &self.directory, &self.syncs()).await?;

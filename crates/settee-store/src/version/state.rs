@@ -344,6 +344,7 @@ impl Version {
         immutable.push(full);
         immutable.extend(self.immutable.iter().cloned());
         self.immutable = Arc::new(immutable);
+        self.check();
     }
 
     /// Sets the checkpoint state to one that contains all memtables up to `generation`, and all segments that
@@ -364,6 +365,7 @@ impl Version {
             self.immutable = Arc::new(kept.cloned().collect());
         }
         self.checkpoint = checkpoint.clone();
+        self.check();
     }
 }
 

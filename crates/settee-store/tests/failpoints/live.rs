@@ -18,7 +18,7 @@ impl Store {
     /// See [`ReadError`].
     #[doc(hidden)]
     pub async fn live_tables(&self) -> Result<(LiveTable, LiveTable), ReadError> {
-        let checkpoint = self.shared.accepted.lock().await.checkpoint.clone();
+        let checkpoint = self.shared.versions.accepted.lock().await.checkpoint.clone();
         let table = |live: &BTreeMap<u32, Live>| {
             live.iter().map(|(number, live)| (*number, (live.bytes, live.count))).collect()
         };
