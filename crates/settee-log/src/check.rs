@@ -5,15 +5,16 @@
 //! and reports the records in between, each checked separately: damage doesn't end the check. Nothing is
 //! changed or locked.
 //!
-//! Limits: as in recovery, one segment is in memory during the check.
+//! Limits: as in recovery, a window of the segment is in memory (`frames.rs`).
 
+use bytes::Bytes;
 use settee_io::File;
 
 use crate::format::{
-    FORMAT_VERSION, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, Frame, FrameHeader, FrameSeed, HeaderError,
-    RECORD_HEADER_SIZE, Record, RecordRef, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
-    SegmentHeader,
+    BATCH_SIZE_MAX, FORMAT_VERSION, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, Frame, FrameSeed, HeaderError,
+    RECORD_HEADER_SIZE, RecordRef, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
 };
+use crate::frames::FrameReader;
 use crate::types::{Location, Seq};
 
 /// Size of the used part of a header; the rest is zeros.
@@ -109,22 +110,22 @@ pub async fn check_segment(
     visit: impl FnMut(Location, RecordRef<'_>, bool),
 ) -> Result<SegmentCheck, settee_io::Error> {
     let length = file.length().await?.min(SEGMENT_BYTES_LIMIT.into());
-    let wanted = end.unwrap_or(length).min(length);
-    let bytes = file.read_exact_at(0, wanted as usize).await?;
+    let read_end = end.unwrap_or(length).min(length);
+    let head = file.read_exact_at(0, read_end.min(SEGMENT_HEADER_SIZE as u64) as usize).await?;
     let mut found = SegmentCheck { frames_end: SEGMENT_HEADER_SIZE as u64, ..SegmentCheck::default() };
     if let Some(end) = end.filter(|end| *end > length) {
         found.damaged(length, end, "it is shorter than it should be");
     }
     let (mut epoch, mut seed, mut is_reused) = (None, log_id.map(|id| FrameSeed::of(&id)), true);
     let mut next_seq = None;
-    match SegmentHeader::decode(&bytes) {
+    match SegmentHeader::decode(&head) {
         Ok((header, checksum)) if header.segment == number => {
             found.head = Some(head_of(&header));
             found.frames_checksum = Some(checksum);
             (epoch, seed, is_reused) = (Some(header.epoch), Some(header.frame_seed()), header.is_reused);
             next_seq = Some(header.first_seq);
             found.last_seq = Seq(header.first_seq - 1);
-            if !is_zeros(&bytes[HEADER_USED..SEGMENT_HEADER_SIZE]) {
+            if !is_zeros(&head[HEADER_USED..]) {
                 found.damaged(
                     HEADER_USED as u64,
                     SEGMENT_HEADER_SIZE as u64,
@@ -135,42 +136,18 @@ pub async fn check_segment(
         other => found.damaged(0, SEGMENT_HEADER_SIZE as u64, why_no_header(&other.map(drop))),
     }
     let is_last = end.is_none();
-    let Some(seed) = seed else {
-        let proves_more_persisted = guess(&bytes, number, visit);
-        found.damage[0].is_doubtful = is_last && !proves_more_persisted;
-        return Ok(found);
-    };
-    let mut walk =
-        Walk { bytes: &bytes, number, epoch, seed, is_reused, is_last, expected_seq, next_seq, found, visit };
-    if walk.found.head.is_none() && is_last && !walk.proves_more_persisted(0) {
+    let reader = FrameReader::new(file, number, epoch, seed, read_end);
+    let mut walk = Walk { reader, number, is_reused, is_last, expected_seq, next_seq, found, visit };
+    if walk.found.head.is_none() {
         // A crash may have interrupted the creation of the segment: nothing in it was acknowledged.
-        walk.found.damage.iter_mut().for_each(|damage| damage.is_doubtful = true);
+        let is_doubtful = is_last && !walk.reader.remainder(0).await?.proves_more_persisted;
+        walk.found.damage.iter_mut().for_each(|damage| damage.is_doubtful |= is_doubtful);
     }
-    walk.run().await;
+    match seed {
+        Some(_) => walk.run().await?,
+        None => walk.guess().await?,
+    }
     Ok(walk.found)
-}
-
-/// Reports the records of everything that looks like a frame, for an unknown log id. Returns whether one of
-/// these frames says that something was persisted.
-fn guess(bytes: &[u8], number: u32, mut visit: impl FnMut(Location, RecordRef<'_>, bool)) -> bool {
-    let (mut at, mut proves_more_persisted) = (SEGMENT_HEADER_SIZE, false);
-    while at < bytes.len() {
-        let Some(header) = FrameHeader::guess(&bytes[at..]).filter(|header| header.segment == number) else {
-            at += FRAME_ALIGNMENT;
-            continue;
-        };
-        proves_more_persisted |= header.persisted > 0;
-        let end = (at + FRAME_HEADER_SIZE + header.length as usize).min(bytes.len());
-        let mut offset = at + FRAME_HEADER_SIZE;
-        while let Some(record) = RecordRef::undecoded(&bytes[offset..end]) {
-            let location = Location { segment: number, offset: offset as u32, length: record.size() as u32 };
-            let is_sound = RecordRef::decode(&bytes[offset..end]).is_ok();
-            offset += record.size();
-            visit(location, record, is_sound);
-        }
-        at += header.frame_size();
-    }
-    proves_more_persisted
 }
 
 fn why_no_header(decoded: &Result<(), HeaderError>) -> &'static str {
@@ -195,10 +172,8 @@ impl SegmentCheck {
 
 /// A walk over a segment's frames.
 struct Walk<'a, V> {
-    bytes: &'a [u8],
+    reader: FrameReader<'a>,
     number: u32,
-    epoch: Option<u32>,
-    seed: FrameSeed,
     is_reused: bool,
     is_last: bool,
     expected_seq: Seq,
@@ -208,81 +183,74 @@ struct Walk<'a, V> {
     visit: V,
 }
 
-impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
-    async fn run(&mut self) {
-        let mut turn = 0;
-        let mut at = SEGMENT_HEADER_SIZE.min(self.bytes.len());
-        while at < self.bytes.len() {
-            if at >> 20 != turn {
-                turn = at >> 20;
-                settee_io::yield_now().await;
-            }
-            let aligned = at.next_multiple_of(SYNC_ALIGNMENT as usize);
-            let here = [at, aligned].into_iter().find_map(|start| Some((start, self.frame(start)?)));
-            if let Some((start, frame)) = here {
-                at = self.take(at, start, &frame);
+impl<V: FnMut(Location, RecordRef<'_>, bool)> Walk<'_, V> {
+    async fn run(&mut self) -> Result<(), settee_io::Error> {
+        let end = self.reader.end;
+        let mut at = end.min(SEGMENT_HEADER_SIZE as u64);
+        while at < end {
+            let padding = self.padding(at).await?;
+            let belongs = self.reader.belongs();
+            if let Some(frame) = self.reader.frame_after(at, belongs).await? {
+                self.take(at, padding, &frame);
+                at = frame.end();
                 continue;
             }
-            let next = (at + FRAME_ALIGNMENT..self.bytes.len()).step_by(FRAME_ALIGNMENT).find_map(|start| {
-                let frame = self.frame(start)?;
-                Some((start, frame.header.persisted))
-            });
-            match next {
+            if self.is_last && !self.is_record_missing() {
+                let remainder = self.reader.remainder(at).await?;
                 // Recovery stops here too, unless a later frame says that more was persisted.
-                _ if self.is_last && !self.is_record_missing() && !self.proves_more_persisted(at) => {
-                    self.check_behind(at);
-                    break;
-                }
-                Some((start, _)) => {
-                    self.salvage(at, start);
-                    at = start;
-                }
-                None => {
-                    // Padding may follow up to the known end.
-                    self.salvage(at, self.bytes.len());
+                if !remainder.proves_more_persisted {
+                    self.check_remainder(at, remainder.written_end);
                     break;
                 }
             }
+            let next = self.reader.find(at + FRAME_ALIGNMENT as u64).await?;
+            // Padding may follow up to the known end.
+            self.salvage(at, next.as_ref().map_or(end, |frame| frame.start)).await?;
+            let Some(next) = next else { break };
+            at = next.start;
         }
-        self.found.frames_end = at as u64;
+        self.found.frames_end = at;
+        Ok(())
     }
 
-    /// The whole frame of this segment at this offset.
-    fn frame(&self, start: usize) -> Option<Frame<'a>> {
-        let bytes = self.bytes.get(start..)?;
-        let header = FrameHeader::decode(bytes, self.seed)?;
-        let belongs = header.segment == self.number && self.epoch.is_none_or(|epoch| epoch == header.epoch);
-        (belongs && header.frame_size() <= bytes.len()).then(|| Frame::decode(bytes, self.seed))?
+    /// Reports the records of everything that looks like a frame, for an unknown log id.
+    async fn guess(&mut self) -> Result<(), settee_io::Error> {
+        let mut at = SEGMENT_HEADER_SIZE as u64;
+        while let Some(frame) = self.reader.find(at).await? {
+            let records_start = frame.start + FRAME_HEADER_SIZE as u64;
+            at = self.report_records(records_start, frame.start + frame.header.records_end() as u64).await?;
+        }
+        Ok(())
     }
 
-    fn take(&mut self, at: usize, start: usize, frame: &Frame<'a>) -> usize {
-        if !self.is_reused && !is_zeros(&self.bytes[at..start]) {
-            self.found.damaged(at as u64, start as u64, "unexpected bytes between two frames");
+    /// The bytes between `at` and the next multiple of [`SYNC_ALIGNMENT`].
+    async fn padding(&mut self, at: u64) -> Result<Bytes, settee_io::Error> {
+        let size = (at.next_multiple_of(SYNC_ALIGNMENT.into()) - at) as usize;
+        let bytes = self.reader.bytes(at, size).await?;
+        Ok(bytes.slice(..size.min(bytes.len())))
+    }
+
+    /// Checks and reports the frame that is found at `at` or behind the padding there.
+    fn take(&mut self, at: u64, padding: Bytes, frame: &Frame) {
+        let (start, end) = (frame.start, frame.end());
+        if !self.is_reused && start > at && !is_zeros(&padding) {
+            self.found.damaged(at, start, "unexpected bytes between two frames");
         }
-        let end = start + frame.header.frame_size();
-        let records_end = start + FRAME_HEADER_SIZE + frame.header.length as usize;
-        if !is_zeros(&self.bytes[records_end..end]) {
-            self.found.damaged(records_end as u64, end as u64, "unexpected bytes after a frame's records");
+        if !is_zeros(frame.padding()) {
+            let records_end = start + frame.header.records_end() as u64;
+            self.found.damaged(records_end, end, "unexpected bytes after a frame's records");
         }
         if self.found.frames_checksum.is_some_and(|checksum| checksum != frame.header.previous) {
-            self.found.damaged(start as u64, end as u64, "a frame doesn't follow the previous one");
+            self.found.damaged(start, end, "a frame doesn't follow the previous one");
         }
         if self.next_seq.is_some_and(|seq| seq != frame.header.first_seq) {
-            self.found.damaged(start as u64, end as u64, "update numbers are missing before a frame");
+            self.found.damaged(start, end, "update numbers are missing before a frame");
         }
-        for (offset, record) in frame.records() {
-            self.report(start + offset, record, true);
-        }
-        self.epoch = Some(frame.header.epoch);
+        frame.records().for_each(|(location, record)| (self.visit)(location, record, true));
+        self.reader.epoch = Some(frame.header.epoch);
         self.next_seq = Some(frame.header.next_seq());
         self.found.last_seq = Seq(frame.header.next_seq() - 1);
         self.found.frames_checksum = Some(frame.checksum);
-        end
-    }
-
-    fn report(&mut self, offset: usize, record: RecordRef<'_>, is_sound: bool) {
-        let location = Location { segment: self.number, offset: offset as u32, length: record.size() as u32 };
-        (self.visit)(location, record, is_sound);
     }
 
     /// Whether the log is known to have contained the next record.
@@ -290,49 +258,45 @@ impl<'a, V: FnMut(Location, RecordRef<'_>, bool)> Walk<'a, V> {
         self.next_seq.is_some_and(|seq| seq <= self.expected_seq.0)
     }
 
-    /// Whether a later frame says that more than `at` was persisted.
-    fn proves_more_persisted(&self, at: usize) -> bool {
-        (at + FRAME_ALIGNMENT..self.bytes.len()).step_by(FRAME_ALIGNMENT).any(|start| {
-            self.frame(start).is_some_and(|frame| {
-                let persisted = frame.header.persisted as usize;
-                persisted <= start && persisted > at
-            })
-        })
-    }
-
-    /// Checks the bytes after the last frame of a log.
-    fn check_behind(&mut self, at: usize) {
-        let written = self.bytes[at..].iter().rposition(|byte| *byte != 0);
-        if let Some(last) = written.filter(|_| !self.is_reused) {
+    /// Reports what was written after the last frame of a log.
+    fn check_remainder(&mut self, offset: u64, end: u64) {
+        if offset < end && !self.is_reused {
             let what = "bytes after the last whole frame: a write interrupted by a crash, or damage";
-            let end = (at + last + 1) as u64;
-            self.found.damage.push(DamagedRange { offset: at as u64, end, what, is_doubtful: true });
+            self.found.damage.push(DamagedRange { offset, end, what, is_doubtful: true });
         }
     }
 
     /// Reports the consecutive records between the last whole frame and `end`.
-    fn salvage(&mut self, at: usize, end: usize) {
+    async fn salvage(&mut self, at: u64, end: u64) -> Result<(), settee_io::Error> {
         // Zeros up to the end are unused space.
-        let is_rest = end == self.bytes.len() && is_zeros(&self.bytes[at..end]);
-        if is_rest {
-            return;
+        if end == self.reader.end && self.reader.written_end(at).await? == at {
+            return Ok(());
         }
-        self.found.damaged(at as u64, end as u64, "a frame is damaged");
+        self.found.damaged(at, end, "a frame is damaged");
         (self.found.frames_checksum, self.next_seq) = (None, None);
-        let aligned = at.next_multiple_of(SYNC_ALIGNMENT as usize).min(end);
+        let aligned = at.next_multiple_of(SYNC_ALIGNMENT.into()).min(end);
         // If the frame's header is still recognizable, its records begin after it.
-        let is_here = !is_zeros(&self.bytes[at..aligned.max((at + FRAME_HEADER_SIZE).min(end))]);
-        let mut offset = if is_here { at } else { aligned } + FRAME_HEADER_SIZE;
-        while offset + RECORD_HEADER_SIZE <= end
-            && !is_zeros(&self.bytes[offset..offset + RECORD_HEADER_SIZE])
-            && let Some((_, size)) = Record::peek(&self.bytes[offset..end])
-        {
-            let bytes = &self.bytes[offset..offset + size];
-            let is_sound = RecordRef::decode(bytes).is_ok();
-            if let Some(record) = RecordRef::undecoded(bytes) {
-                self.report(offset, record, is_sound);
+        let head_size = (aligned.max((at + FRAME_HEADER_SIZE as u64).min(end)) - at) as usize;
+        let is_here = !is_zeros(&self.reader.bytes(at, head_size).await?[..head_size]);
+        let start = if is_here { at } else { aligned };
+        self.report_records(start + FRAME_HEADER_SIZE as u64, end).await.map(drop)
+    }
+
+    /// Reports the consecutive records between two offsets, and returns where they end.
+    async fn report_records(&mut self, start: u64, end: u64) -> Result<u64, settee_io::Error> {
+        let mut at = start;
+        loop {
+            let head = self.reader.bytes(at, RECORD_HEADER_SIZE).await?;
+            let size = RecordRef::peek_size(&head).unwrap_or(usize::MAX);
+            if size > BATCH_SIZE_MAX || at + size as u64 > end || is_zeros(&head[..RECORD_HEADER_SIZE]) {
+                return Ok(at);
             }
-            offset += size;
+            drop(head);
+            let bytes = self.reader.bytes(at, size).await?;
+            let Some(record) = RecordRef::undecoded(&bytes) else { return Ok(at) };
+            let location = Location { segment: self.number, offset: at as u32, length: size as u32 };
+            (self.visit)(location, record, RecordRef::decode(&bytes).is_ok());
+            at += size as u64;
         }
     }
 }

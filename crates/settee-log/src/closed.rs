@@ -25,7 +25,7 @@
 //!    wrote it.
 //!
 //! Limits: each environment seals few segments at a time ([`settee_io::Env::background`]); sealing one takes
-//! `WINDOW_BYTES` of memory, or the segment's largest frame, plus the segment index. A stream that fills
+//! the memory of a frame reader's window (`frames.rs`), plus the segment index. A stream that fills
 //! one segment after another needs the disk and the processor itself: sealing waits for a pause, as long as
 //! no more than `SEAL_BACKLOG_MAX` segments wait.
 

@@ -26,7 +26,6 @@ mod integers;
 mod record;
 mod segment_header;
 mod sizes;
-mod tail;
 
 pub(crate) use batch::FrameSink;
 pub use batch::{Batch, Value};
@@ -40,7 +39,6 @@ pub(crate) use sizes::{
     FORMAT_VERSION, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, SEGMENT_HEADER_SIZE,
     SYNC_ALIGNMENT,
 };
-pub(crate) use tail::{Tail, next_frame, next_frame_end};
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ mod closed;
 mod error;
 mod failpoints;
 mod format;
+mod frames;
 mod log;
 mod options;
 mod read_view;

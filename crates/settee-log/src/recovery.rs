@@ -21,8 +21,9 @@
 //!    exception is a log whose first header isn't whole: then its id is unknown.
 //! 6. Segments below the first one that the caller names are not read.
 //!
-//! Limits: no more than [`SEGMENT_BYTES_LIMIT`] bytes of a file are read at once, whatever its length, since
-//! no frame lies beyond them.
+//! Limits: a window of one segment is in memory (`frames.rs`). No more than
+//! [`SEGMENT_BYTES_LIMIT`](crate::format::SEGMENT_BYTES_LIMIT) bytes of a file are read, whatever its length,
+//! since no frame lies beyond them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,16 +33,16 @@ use settee_io::{Env, directory};
 use crate::error::OpenError;
 use crate::failpoints::Failpoint;
 use crate::format::{
-    Frame, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader, Tail,
-    next_frame,
+    Frame, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
 };
+use crate::frames::{FrameChain, Tail};
 use crate::options::LogOptions;
 use crate::read_view::{FileMap, FileSlot};
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexError, Trailer};
 use crate::segment_name::segment_path;
 use crate::state::{OpenSegment, SegmentMeta};
 use crate::types::{Location, Seq};
-use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX, torn_bytes};
+use segment::{BYTES_MAX, DAMAGED_HEADER, Segment, TORN_SEGMENT_COUNT_MAX};
 
 mod locking;
 mod segment;
@@ -80,9 +81,6 @@ pub(crate) enum Replay<'a> {
     /// Receives what a segment index contains of each record.
     Entries(&'a mut (dyn FnMut(EntryRef<'_>) + Send)),
 }
-
-/// Recovery yields to other tasks after this many bytes of a segment.
-const YIELD_BYTES: usize = 1 << 20;
 
 /// Error text for a segment whose header names another end of the previous one.
 const NOT_CONSECUTIVE: &str = "it doesn't follow the segment before it";
@@ -181,12 +179,11 @@ async fn split_off_torn(
         && let Some(last) = segments.last()
         && last.header == Err(HeaderError::Invalid)
     {
-        let bytes = last.read(last.length).await?;
-        last.check_cut(&bytes, 0, seed)?;
-        // Frames are written only after all of the previous segment had been persisted.
-        let is_begun = last.has_frames(&bytes, seed);
+        let content = last.frames(seed).remainder(0).await?;
+        last.check_cut(0, &content)?;
         torn.extend(segments.pop());
-        if is_begun {
+        // Frames are written only after all of the previous segment had been persisted.
+        if content.has_frames {
             break;
         }
     }
@@ -216,11 +213,11 @@ impl Recovered {
         self.epoch = header.epoch;
         self.tail = Tail { segment: header.segment, end: SEGMENT_HEADER_SIZE as u64, checksum };
         self.known_seq = self.known_seq.max(self.last_seq);
-        let is_read = match next {
-            Some(next) => !self.recover_unread(segment, next, replay).await?,
-            None => true,
+        let is_unread = match next {
+            Some(next) => self.recover_unread(segment, next, replay).await?,
+            None => false,
         };
-        if is_read {
+        if !is_unread {
             self.replay_frames(segment, next.map(Segment::header).transpose()?, replay).await?;
         }
         self.summary.segment_count += 1;
@@ -327,56 +324,40 @@ impl Recovered {
         next: Option<(SegmentHeader, u64)>,
         replay: &mut Replay<'_>,
     ) -> Result<(), OpenError> {
-        let (header, _) = segment.header()?;
+        let (header, checksum) = segment.header()?;
         // The frames may be followed by a segment index, or by the file's previous content.
         let end = next.map_or(segment.length.min(BYTES_MAX), |(next, _)| next.previous_end);
         segment.check_length(end)?;
-        let bytes = match segment.read(end).await {
-            Err(_) if self.options.is_enabled(Failpoint::ErrorAsEnd) => vec![0; end as usize].into(),
-            read => read?,
-        };
-        let mut yield_at = YIELD_BYTES;
-        while let Some((start, frame)) = next_frame((0, &bytes), &header, &self.tail, self.last_seq)
-            .or_else(|| self.recycled_frame(&bytes, &header))
-        {
-            if start > yield_at {
-                settee_io::yield_now().await;
-                yield_at = start + YIELD_BYTES;
-            }
-            for (offset, record) in frame.records() {
-                let location = Location {
-                    segment: header.segment,
-                    offset: (start + offset) as u32,
-                    length: record.size() as u32,
-                };
-                self.replay_record(location, record, replay);
-            }
-            self.tail.end = (start + frame.header.frame_size()) as u64;
-            self.tail.checksum = frame.checksum;
-            self.last_seq = frame.header.next_seq() - 1;
+        let mut chain = FrameChain::new(&segment.file, &header, checksum, end);
+        while let Some(frame) = self.next_frame(&mut chain).await? {
+            frame.records().for_each(|(location, record)| self.replay_record(location, record, replay));
         }
+        (self.tail, self.last_seq) = (chain.tail, chain.last_seq);
         if next.is_some() && self.tail.end != end {
             return Err(segment.damaged(self.tail.end, "a frame is damaged, and others follow it"));
         }
         if next.is_none() {
-            let seed = Some(header.frame_seed());
-            segment.check_cut(&bytes, self.tail.end, seed)?;
-            let behind = &bytes[self.tail.end as usize..];
-            self.ends_clean = torn_bytes(behind) == 0 && segment.length <= BYTES_MAX;
+            let remainder = chain.reader.remainder(self.tail.end).await?;
+            segment.check_cut(self.tail.end, &remainder)?;
+            let written = remainder.written_end - self.tail.end;
+            self.ends_clean = written == 0 && segment.length <= BYTES_MAX;
             // Only bytes written for this segment are a torn tail, not the file's previous content.
-            let is_torn = !header.is_reused || segment.has_frames(behind, seed);
-            self.torn_bytes = if is_torn { torn_bytes(behind) } else { 0 };
+            let is_torn = !header.is_reused || remainder.has_frames;
+            self.torn_bytes = if is_torn { written } else { 0 };
         }
         Ok(())
     }
 
-    /// [`Failpoint::RecycledFrame`].
-    fn recycled_frame<'a>(&self, bytes: &'a [u8], header: &SegmentHeader) -> Option<(usize, Frame<'a>)> {
-        if !self.options.is_enabled(Failpoint::RecycledFrame) {
-            return None;
+    /// The next frame of a segment, unless a failpoint finds another one.
+    async fn next_frame(&self, chain: &mut FrameChain<'_>) -> Result<Option<Frame>, settee_io::Error> {
+        match chain.next().await {
+            Err(_) if self.options.is_enabled(Failpoint::ErrorAsEnd) => {
+                chain.reader.end = chain.tail.end;
+                Ok(None)
+            }
+            Ok(None) if self.options.is_enabled(Failpoint::RecycledFrame) => chain.next_recycled().await,
+            next => next,
         }
-        let start = (self.tail.end as usize).next_multiple_of(SYNC_ALIGNMENT as usize);
-        Some((start, Frame::decode(bytes.get(start..)?, header.frame_seed())?))
     }
 
     /// Cuts everything after the last whole frame, and syncs the segment and the directory: a killed process

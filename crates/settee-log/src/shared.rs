@@ -13,7 +13,7 @@ use settee_io::directory::DirectorySyncs;
 use settee_io::{Env, File};
 use tokio::sync::{Notify, watch};
 
-use crate::format::Tail;
+use crate::frames::Tail;
 use crate::options::LogOptions;
 use crate::read_view::{FileMap, ReadView};
 use crate::state::LogState;

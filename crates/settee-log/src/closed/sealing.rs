@@ -8,7 +8,8 @@ use settee_io::{Damage, File, OnPanic};
 
 use super::scan::walk;
 use crate::error::is_no_space;
-use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader, Tail};
+use crate::format::{RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
+use crate::frames::Tail;
 use crate::segment_index::{EntryRef, SegmentIndex, SegmentIndexBuilder, SegmentIndexError, footer_start};
 use crate::segment_name::segment_path;
 use crate::shared::Shared;

@@ -1,9 +1,12 @@
 //! Frames: a header, and the records of one batch.
 
+use bytes::Bytes;
+
 use super::checksum::{FrameSeed, frame_checksum};
 use super::integers::{u16_at, u32_at, u64_at};
 use super::record::RecordRef;
 use super::sizes::{FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, frame_size};
+use crate::types::Location;
 
 /// The kind of a frame that has the records of one batch: the only one.
 const BATCH_KIND: u8 = 1;
@@ -31,6 +34,11 @@ impl FrameHeader {
         frame_size(self.length as usize)
     }
 
+    /// Where its records end, relative to its start.
+    pub(crate) fn records_end(&self) -> usize {
+        FRAME_HEADER_SIZE + self.length as usize
+    }
+
     /// The `Seq` of the first record after this frame.
     pub(crate) fn next_seq(&self) -> u64 {
         self.first_seq + u64::from(self.record_count)
@@ -56,9 +64,11 @@ impl FrameHeader {
         (bytes, checksum)
     }
 
-    /// Decodes the header at the start of `bytes` if it may be one; its checksum isn't verified.
-    pub(crate) fn decode(bytes: &[u8], seed: FrameSeed) -> Option<FrameHeader> {
+    /// Decodes the header at the start of `bytes` if it may be one; its checksum isn't verified. Without a seed
+    /// every value is accepted as the frame's first bytes.
+    pub(crate) fn decode(bytes: &[u8], seed: Option<FrameSeed>) -> Option<FrameHeader> {
         let head = bytes.get(..FRAME_HEADER_SIZE)?;
+        let seed = seed.unwrap_or(FrameSeed(u64::from(u16_at(head, 0))));
         if head[..2] != seed.magic() || head[2] != BATCH_KIND || head[3] != 0 {
             return None;
         }
@@ -76,16 +86,6 @@ impl FrameHeader {
         (1..=count_max).contains(&(header.record_count as usize)).then_some(header)
     }
 
-    /// As [`FrameHeader::decode`] for an unknown seed, so that bytes made up by a client may be accepted;
-    /// therefore its first record must look like one, too.
-    pub(crate) fn guess(bytes: &[u8]) -> Option<FrameHeader> {
-        let seed = FrameSeed(u64::from(u16_at(bytes.get(..FRAME_HEADER_SIZE)?, 0)));
-        let header = FrameHeader::decode(bytes, seed)?;
-        let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
-        let (record, _) = RecordRef::split(records).ok()?;
-        header.accepts(&record, 0).then_some(header)
-    }
-
     /// Whether the record may be the frame's record at `index`.
     fn accepts(&self, record: &RecordRef<'_>, index: usize) -> bool {
         self.first_seq.checked_add(index as u64) == Some(record.seq.0)
@@ -93,46 +93,78 @@ impl FrameHeader {
 }
 
 /// A whole frame found in a segment.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Frame<'a> {
+#[derive(Debug)]
+pub(crate) struct Frame {
     pub header: FrameHeader,
     pub checksum: u64,
-    records: &'a [u8],
+    /// Where it begins in its segment.
+    pub start: u64,
+    /// Its bytes; the padding may be missing.
+    bytes: Bytes,
 }
 
-impl<'a> Frame<'a> {
-    /// Decodes and verifies the frame at the start of `bytes`, whose position in the log isn't checked.
-    pub(crate) fn decode(bytes: &'a [u8], seed: FrameSeed) -> Option<Frame<'a>> {
+impl Frame {
+    /// Decodes and verifies the frame at the start of `bytes`, which begin at the offset `start`; its position
+    /// in the log isn't checked. Without a seed it only has to look like one, so that bytes made up by a client
+    /// may be accepted; therefore its first record must look like one, too.
+    pub(crate) fn decode(start: u64, bytes: &Bytes, seed: Option<FrameSeed>) -> Option<Frame> {
         let header = FrameHeader::decode(bytes, seed)?;
-        let records = bytes[FRAME_HEADER_SIZE..].get(..header.length as usize)?;
-        let frame = Frame { header, checksum: u64_at(bytes, 40), records };
-        // The frame's checksum first: if it matches, a log has written this header, and only then the
-        // records, which may be large, are hashed.
-        let mut checksums = Vec::with_capacity(header.record_count as usize);
-        let mut end = 0;
-        for (offset, record) in frame.records().take(header.record_count as usize) {
-            if !header.accepts(&record, checksums.len()) {
-                return None;
-            }
-            checksums.push(record.checksum());
-            end = offset + record.size() - FRAME_HEADER_SIZE;
-        }
-        let is_whole = checksums.len() == header.record_count as usize
-            && end == records.len()
-            && frame_checksum(seed, &bytes[..40], checksums.into_iter()) == frame.checksum
-            && frame.records().all(|(offset, _)| RecordRef::decode(&bytes[offset..]).is_ok());
+        let bytes = bytes.slice(..header.frame_size().min(bytes.len()));
+        let is_complete = bytes.len() >= header.records_end();
+        let frame = is_complete.then(|| Frame { header, checksum: u64_at(&bytes, 40), start, bytes })?;
+        let is_whole = match seed {
+            Some(seed) => frame.is_sound(seed),
+            None => frame.split().next().is_some_and(|(_, record)| header.accepts(&record, 0)),
+        };
         is_whole.then_some(frame)
     }
 
-    /// Its records, each with its offset in bytes relative to the frame.
-    pub(crate) fn records(&self) -> impl Iterator<Item = (usize, RecordRef<'a>)> + use<'a> {
-        let records = self.records;
-        let mut at = 0;
+    fn is_sound(&self, seed: FrameSeed) -> bool {
+        // The frame's checksum first: if it matches, a log has written this header, and only then the
+        // records, which may be large, are hashed.
+        let count = self.header.record_count as usize;
+        let mut checksums = Vec::with_capacity(count);
+        let mut end = FRAME_HEADER_SIZE;
+        for (at, record) in self.split().take(count) {
+            if !self.header.accepts(&record, checksums.len()) {
+                return false;
+            }
+            checksums.push(record.checksum());
+            end = at + record.size();
+        }
+        checksums.len() == count
+            && end == self.header.records_end()
+            && frame_checksum(seed, &self.bytes[..40], checksums.into_iter()) == self.checksum
+            && self.split().all(|(at, _)| RecordRef::decode(&self.bytes[at..]).is_ok())
+    }
+
+    /// Where it ends in its segment, with its padding.
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.header.frame_size() as u64
+    }
+
+    /// The bytes after its records.
+    pub(crate) fn padding(&self) -> &[u8] {
+        &self.bytes[self.header.records_end()..]
+    }
+
+    /// Its records, each with its location.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (Location, RecordRef<'_>)> {
+        self.split().map(|(at, record)| {
+            let (segment, offset) = (self.header.segment, self.start as u32 + at as u32);
+            (Location { segment, offset, length: record.size() as u32 }, record)
+        })
+    }
+
+    /// Its records, each with its offset in the frame.
+    fn split(&self) -> impl Iterator<Item = (usize, RecordRef<'_>)> {
+        let records = &self.bytes[..self.header.records_end()];
+        let mut end = FRAME_HEADER_SIZE;
         std::iter::from_fn(move || {
-            let (record, _) = RecordRef::split(&records[at..]).ok()?;
-            let offset = FRAME_HEADER_SIZE + at;
-            at += record.size();
-            Some((offset, record))
+            let (record, _) = RecordRef::split(&records[end..]).ok()?;
+            let at = end;
+            end += record.size();
+            Some((at, record))
         })
     }
 }

@@ -61,9 +61,29 @@ impl<'a> RecordRef<'a> {
     /// Decodes the record at the start of `bytes` without verifying it, and returns also the hashed part of
     /// its header, key and meta.
     pub(super) fn split(bytes: &'a [u8]) -> Result<(RecordRef<'a>, &'a [u8]), &'static str> {
+        let [key_end, meta_end, end] = RecordRef::ends(bytes)?;
+        let bytes = bytes.get(..end).ok_or("it ends within a record")?;
+        let record = RecordRef {
+            seq: Seq(u64_at(bytes, 8)),
+            flags: Flags(u32_at(bytes, 24) as u8),
+            key: &bytes[RECORD_HEADER_SIZE..key_end],
+            meta: &bytes[key_end..meta_end],
+            value: &bytes[meta_end..],
+            checksum: u64_at(bytes, 0),
+        };
+        Ok((record, &bytes[PLACE_SIZE..meta_end]))
+    }
+
+    /// Size of the record whose header `bytes` begin with, even if they don't contain all of it. None if it
+    /// isn't that of a record.
+    pub(crate) fn peek_size(bytes: &[u8]) -> Option<usize> {
+        Some(RecordRef::ends(bytes).ok()?[2])
+    }
+
+    /// Where the key, the meta and the value end, by the header.
+    fn ends(bytes: &[u8]) -> Result<[usize; 3], &'static str> {
         let head = bytes.get(..RECORD_HEADER_SIZE).ok_or("it ends within a record's header")?;
-        let flags = u32_at(head, 24);
-        if flags & !Flags::KNOWN != 0 {
+        if u32_at(head, 24) & !Flags::KNOWN != 0 {
             return Err("it has unknown flags");
         }
         let (meta_size, key_size) = (u16_at(head, 20) as usize, u16_at(head, 22) as usize);
@@ -72,17 +92,7 @@ impl<'a> RecordRef<'a> {
         }
         let key_end = RECORD_HEADER_SIZE + key_size;
         let meta_end = key_end + meta_size;
-        let end = meta_end + u32_at(head, 16) as usize;
-        let bytes = bytes.get(..end).ok_or("it ends within a record")?;
-        let record = RecordRef {
-            seq: Seq(u64_at(head, 8)),
-            flags: Flags(flags as u8),
-            key: &bytes[RECORD_HEADER_SIZE..key_end],
-            meta: &bytes[key_end..meta_end],
-            value: &bytes[meta_end..],
-            checksum: u64_at(head, 0),
-        };
-        Ok((record, &bytes[PLACE_SIZE..meta_end]))
+        Ok([key_end, meta_end, meta_end + u32_at(head, 16) as usize])
     }
 }
 

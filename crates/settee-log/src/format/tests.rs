@@ -36,6 +36,10 @@ fn batch() -> Batch {
     batch
 }
 
+fn decode(bytes: &[u8], seed: FrameSeed) -> Option<Frame> {
+    Frame::decode(0, &Bytes::copy_from_slice(bytes), Some(seed))
+}
+
 /// Appends the batch's frame to `bytes`.
 fn write(batch: &Batch, header: FrameHeader, bytes: &mut Vec<u8>) -> u64 {
     batch.write_frame(header, &mut Sink(bytes))
@@ -159,30 +163,30 @@ fn another_format_is_distinguished_from_damage() {
 fn a_frame_of_another_log_or_without_records_is_not_accepted() {
     let mut bytes = Vec::new();
     write(&batch(), header(), &mut bytes);
-    assert!(Frame::decode(&bytes, seed()).is_some());
+    assert!(decode(&bytes, seed()).is_some());
     // With the same magic, only the checksum distinguishes it.
     let other = FrameSeed(seed().0 ^ 1 << 40);
     assert_eq!(other.magic(), seed().magic());
-    assert!(FrameHeader::decode(&bytes, other).is_some() && Frame::decode(&bytes, other).is_none());
-    assert!(Frame::decode(&bytes, FrameSeed::of(&[0; 16])).is_none());
+    assert!(FrameHeader::decode(&bytes, Some(other)).is_some() && decode(&bytes, other).is_none());
+    assert!(decode(&bytes, FrameSeed::of(&[0; 16])).is_none());
 
     let mut bytes = Vec::new();
     write(&Batch::new(), header(), &mut bytes);
-    assert!(Frame::decode(&bytes, seed()).is_none());
+    assert!(decode(&bytes, seed()).is_none());
 }
 
 #[test]
 fn no_flipped_bit_and_no_cut_passes_as_a_frame() {
     let mut bytes = Vec::new();
     write(&batch(), header(), &mut bytes);
-    let covered = FRAME_HEADER_SIZE + Frame::decode(&bytes, seed()).unwrap().header.length as usize;
+    let covered = FRAME_HEADER_SIZE + decode(&bytes, seed()).unwrap().header.length as usize;
     for bit in 0..covered * 8 {
         let mut flipped = bytes.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
-        assert!(Frame::decode(&flipped, seed()).is_none(), "bit {bit}");
+        assert!(decode(&flipped, seed()).is_none(), "bit {bit}");
     }
     for length in 0..covered {
-        assert!(Frame::decode(&bytes[..length], seed()).is_none(), "cut at {length}");
+        assert!(decode(&bytes[..length], seed()).is_none(), "cut at {length}");
     }
 }
 
@@ -208,15 +212,15 @@ proptest! {
         let mut bytes = vec![0xAA; 16];
         let checksum = write(&batch, header(), &mut bytes);
         prop_assert_eq!(bytes.len() - 16, batch.size());
-        let frame = Frame::decode(&bytes[16..], seed()).unwrap();
+        let frame = decode(&bytes[16..], seed()).unwrap();
         prop_assert_eq!(frame.checksum, checksum);
         prop_assert_eq!(frame.records().count(), records.len());
-        for (((offset, found), range), (index, (_, key, meta, value))) in
+        for (((location, found), range), (index, (_, key, meta, value))) in
             frame.records().zip(batch.ranges()).zip(records.iter().enumerate())
         {
             prop_assert_eq!(found.seq, Seq(7 + index as u64));
             prop_assert_eq!((found.key, found.meta, found.value), (&key[..], &meta[..], &value[..]));
-            prop_assert_eq!(offset, range.start as usize);
+            prop_assert_eq!(location.offset, range.start);
             let record = &bytes[16 + range.start as usize..16 + range.end as usize];
             let record = Record::decode(Bytes::copy_from_slice(record)).unwrap();
             prop_assert_eq!(record.value(), value.clone());
@@ -234,7 +238,7 @@ proptest! {
             junk[..2].copy_from_slice(&seed().magic());
             junk[2..4].copy_from_slice(&[1, 0]);
         }
-        prop_assert!(Frame::decode(&junk, seed()).is_none());
+        prop_assert!(decode(&junk, seed()).is_none());
         prop_assert!(RecordRef::decode(&junk).is_err());
     }
 }

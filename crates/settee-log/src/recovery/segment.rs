@@ -8,9 +8,10 @@ use settee_io::{Damage, Env, File, OpenMode, directory};
 
 use crate::error::OpenError;
 use crate::format::{
-    FORMAT_VERSION, FRAME_ALIGNMENT, Frame, FrameHeader, FrameSeed, HeaderError, SEGMENT_BYTES_LIMIT,
-    SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+    FORMAT_VERSION, FrameSeed, HeaderError, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
+    SegmentHeader,
 };
+use crate::frames::{FrameReader, Remainder};
 use crate::segment_name::segment_path;
 
 /// Largest number of segments that a crash can leave without a header: the previous one, if no sync of it has
@@ -63,9 +64,11 @@ impl Segment {
         Err(OpenError::InUse { path: self.path.clone() })
     }
 
-    /// Its first `end` bytes, limited to those that can contain frames.
-    pub(super) async fn read(&self, end: u64) -> Result<bytes::Bytes, OpenError> {
-        Ok(self.file.read_exact_at(0, end.min(BYTES_MAX) as usize).await?)
+    /// A reader of the frames that were written for this segment; without a seed, of everything that looks like
+    /// one.
+    pub(super) fn frames(&self, seed: Option<FrameSeed>) -> FrameReader<'_> {
+        let epoch = self.header.ok().map(|(header, _)| header.epoch);
+        FrameReader::new(&self.file, self.number, epoch, seed, self.length)
     }
 
     /// Checks that the file has at least `end` bytes.
@@ -101,11 +104,13 @@ impl Segment {
         directory: &Path,
         seed: Option<FrameSeed>,
     ) -> Result<u64, OpenError> {
-        let bytes = self.read(self.length).await?;
+        let mut frames = self.frames(seed);
+        let content = frames.remainder(0).await?;
+        let first_block = frames.bytes(0, SYNC_ALIGNMENT as usize).await?;
         // A file that was about to be recycled has a zeroed header, followed by its old content.
-        let is_unused = bytes.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0)
-            && !self.has_frames(&bytes, seed);
-        let written = if is_unused { 0 } else { torn_bytes(&bytes) };
+        let is_unused =
+            first_block.iter().take(SYNC_ALIGNMENT as usize).all(|byte| *byte == 0) && !content.has_frames;
+        let written = if is_unused { 0 } else { content.written_end };
         if written > 0 || self.length > BYTES_MAX {
             let aside = self.path.with_extension("torn");
             tracing::warn!(path = %aside.display(), bytes = written, "set aside a segment without a header");
@@ -144,33 +149,6 @@ impl Segment {
         Ok(directory::remove(&*env.engine, &self.path).await?)
     }
 
-    /// The frames in `bytes` from `start` on that were written for this segment, at any offset; without a
-    /// seed, everything that looks like one.
-    fn frames(
-        &self,
-        bytes: &[u8],
-        start: usize,
-        seed: Option<FrameSeed>,
-    ) -> impl Iterator<Item = (usize, FrameHeader)> {
-        let epoch = self.header.ok().map(|(header, _)| header.epoch);
-        let places = (start.next_multiple_of(FRAME_ALIGNMENT)..bytes.len()).step_by(FRAME_ALIGNMENT);
-        places.filter_map(move |at| {
-            let bytes = &bytes[at..];
-            let header = match seed {
-                Some(seed) => FrameHeader::decode(bytes, seed)?,
-                None => FrameHeader::guess(bytes)?,
-            };
-            let belongs = header.segment == self.number && epoch.is_none_or(|epoch| header.epoch == epoch);
-            // Only bytes that may be a frame are hashed.
-            (belongs && seed.is_none_or(|seed| Frame::decode(bytes, seed).is_some())).then_some((at, header))
-        })
-    }
-
-    /// Whether there are frames that were written for this segment.
-    pub(super) fn has_frames(&self, bytes: &[u8], seed: Option<FrameSeed>) -> bool {
-        self.frames(bytes, 0, seed).next().is_some()
-    }
-
     /// Checks that the headers allow this segment to follow the segment `before`.
     pub(super) fn check_follows(&self, before: &Segment) -> Result<(), OpenError> {
         let ((header, _), (before, _)) = (self.header()?, before.header()?);
@@ -180,22 +158,12 @@ impl Segment {
         Ok(())
     }
 
-    /// Checks that everything from `cut` on may be cut: no whole frame after it says that more than `cut` had
-    /// been persisted.
-    pub(super) fn check_cut(&self, bytes: &[u8], cut: u64, seed: Option<FrameSeed>) -> Result<(), OpenError> {
-        // A log never writes a frame that declares more persisted than precedes the frame.
-        let proves_more_persisted = |(at, header): (usize, FrameHeader)| {
-            let persisted = u64::from(header.persisted);
-            persisted <= at as u64 && persisted > cut
-        };
-        match self.frames(bytes, cut as usize, seed).any(proves_more_persisted) {
+    /// Checks that everything from `cut` on may be cut: no whole frame in the remainder says that more than
+    /// `cut` had been persisted.
+    pub(super) fn check_cut(&self, cut: u64, remainder: &Remainder) -> Result<(), OpenError> {
+        match remainder.proves_more_persisted {
             true => Err(self.damaged(cut, "a frame is damaged below what had been persisted")),
             false => Ok(()),
         }
     }
-}
-
-/// Number of bytes after the last frame that were ever written; reserved and unused space reads as zeros.
-pub(super) fn torn_bytes(behind: &[u8]) -> u64 {
-    behind.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1)
 }

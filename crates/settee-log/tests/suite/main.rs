@@ -9,6 +9,7 @@ mod hostile;
 mod options;
 mod panics;
 mod power_loss;
+mod read_sizes;
 mod recovery;
 mod refusals;
 mod reservation;

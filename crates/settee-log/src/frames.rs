@@ -1,0 +1,228 @@
+//! Reading a segment's frames: for recovery, sealing and verification.
+//!
+//! A [`FrameReader`] reads a segment's file through a window that it moves forward. It finds the frame at an
+//! offset, or the next one at any offset. A [`FrameChain`] reads frame after frame as far as each follows the
+//! one before it; what it means that none follows is for its user to decide.
+//!
+//! A frame follows if it begins at the tail or at the next multiple of [`SYNC_ALIGNMENT`], names this segment
+//! and epoch, and repeats the checksum of what precedes it.
+//!
+//! Invariants:
+//! 1. The memory in use is that of one window: [`WINDOW_BYTES`], and a frame if one is larger.
+//! 2. A failed read is an error, never the end of the frames.
+
+use bytes::Bytes;
+use settee_io::File;
+
+use crate::format::{
+    BATCH_SIZE_MAX, FRAME_ALIGNMENT, FRAME_HEADER_SIZE, Frame, FrameHeader, FrameSeed, SEGMENT_BYTES_LIMIT,
+    SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+};
+
+/// Bytes of a segment read at once, if no frame is larger: small enough to stay in the processor's cache.
+const WINDOW_BYTES: u64 = 256 << 10;
+
+/// The end of a log; all zeros for one without segments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tail {
+    pub segment: u32,
+    /// Offset where the segment's frames end.
+    pub end: u64,
+    /// Checksum of the last frame, or of the header if there is none.
+    pub checksum: u64,
+}
+
+/// What follows the frames of a segment.
+pub(crate) struct Remainder {
+    /// Offset after the last byte that isn't zero.
+    pub written_end: u64,
+    /// Whether there are whole frames, at any offset.
+    pub has_frames: bool,
+    /// Whether one of these says that more was persisted than precedes the remainder.
+    pub proves_more_persisted: bool,
+}
+
+/// Finds the whole frames of one segment.
+pub(crate) struct FrameReader<'a> {
+    file: &'a File,
+    segment: u32,
+    /// `None` accepts frames of any epoch.
+    pub epoch: Option<u32>,
+    /// `None` accepts everything that looks like a frame.
+    seed: Option<FrameSeed>,
+    /// Offset at which reading ends; no frame reaches beyond it.
+    pub end: u64,
+    window: Bytes,
+    window_start: u64,
+}
+
+impl<'a> FrameReader<'a> {
+    /// A reader of the segment with this number, up to `end`, which the file contains, or to the largest offset
+    /// of a frame.
+    pub(crate) fn new(
+        file: &'a File,
+        segment: u32,
+        epoch: Option<u32>,
+        seed: Option<FrameSeed>,
+        end: u64,
+    ) -> FrameReader<'a> {
+        let end = end.min(SEGMENT_BYTES_LIMIT.into());
+        FrameReader { file, segment, epoch, seed, end, window: Bytes::new(), window_start: 0 }
+    }
+
+    /// The bytes from `start` on: at least `wanted`, or those before the end.
+    pub(crate) async fn bytes(&mut self, start: u64, wanted: usize) -> Result<Bytes, settee_io::Error> {
+        let remaining = self.end.saturating_sub(start);
+        if remaining == 0 {
+            return Ok(Bytes::new());
+        }
+        let wanted = remaining.min(wanted as u64);
+        let window_end = self.window_start + self.window.len() as u64;
+        if start < self.window_start || start + wanted > window_end {
+            // Beyond a large frame, so that a search doesn't read most of it again for the next offset.
+            let size = if wanted > WINDOW_BYTES { wanted + WINDOW_BYTES } else { WINDOW_BYTES };
+            self.window = Bytes::new();
+            settee_io::yield_now().await;
+            self.window = self.file.read_exact_at(start, size.min(remaining) as usize).await?;
+            self.window_start = start;
+        }
+        Ok(self.window.slice((start - self.window_start) as usize..))
+    }
+
+    /// Whether a header is that of a frame of this segment.
+    pub(crate) fn belongs(&self) -> impl Fn(&FrameHeader) -> bool + use<> {
+        let (segment, epoch) = (self.segment, self.epoch);
+        move |header| header.segment == segment && epoch.is_none_or(|epoch| header.epoch == epoch)
+    }
+
+    /// The whole frame at `start`, if `accepts` its header. Its padding may be missing at the end.
+    pub(crate) async fn frame_at(
+        &mut self,
+        start: u64,
+        accepts: impl Fn(&FrameHeader) -> bool,
+    ) -> Result<Option<Frame>, settee_io::Error> {
+        let header = FrameHeader::decode(&self.bytes(start, FRAME_HEADER_SIZE).await?, self.seed);
+        let Some(header) = header.filter(accepts).filter(|header| header.frame_size() <= BATCH_SIZE_MAX)
+        else {
+            return Ok(None);
+        };
+        Ok(Frame::decode(start, &self.bytes(start, header.frame_size()).await?, self.seed))
+    }
+
+    /// The whole frame at `at` or at the next multiple of [`SYNC_ALIGNMENT`], if `accepts` its header.
+    pub(crate) async fn frame_after(
+        &mut self,
+        at: u64,
+        accepts: impl Fn(&FrameHeader) -> bool,
+    ) -> Result<Option<Frame>, settee_io::Error> {
+        for start in [at, at.next_multiple_of(SYNC_ALIGNMENT.into())] {
+            // A frame without its padding is torn too.
+            if let Some(frame) = self.frame_at(start, &accepts).await?
+                && frame.end() <= self.end
+            {
+                return Ok(Some(frame));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first whole frame of this segment that begins at `from` or later, at any offset.
+    pub(crate) async fn find(&mut self, from: u64) -> Result<Option<Frame>, settee_io::Error> {
+        let (belongs, seed) = (self.belongs(), self.seed);
+        let mut at = from.next_multiple_of(FRAME_ALIGNMENT as u64);
+        loop {
+            let bytes = self.bytes(at, FRAME_HEADER_SIZE).await?;
+            let Some(last) = bytes.len().checked_sub(FRAME_HEADER_SIZE) else { return Ok(None) };
+            let mut starts = (0..=last).step_by(FRAME_ALIGNMENT);
+            let begins = |start: &usize| {
+                FrameHeader::decode(&bytes[*start..], seed).is_some_and(|header| belongs(&header))
+            };
+            if let Some(start) = starts.find(begins) {
+                at += start as u64;
+                // Only bytes that may be a frame are hashed.
+                if let Some(frame) = self.frame_at(at, &belongs).await? {
+                    return Ok(Some(frame));
+                }
+                at += FRAME_ALIGNMENT as u64;
+            } else {
+                at += (last + 1).next_multiple_of(FRAME_ALIGNMENT) as u64;
+            }
+        }
+    }
+
+    /// Describes everything from `from` on.
+    pub(crate) async fn remainder(&mut self, from: u64) -> Result<Remainder, settee_io::Error> {
+        let written_end = self.written_end(from).await?;
+        let mut remainder = Remainder { written_end, has_frames: false, proves_more_persisted: false };
+        let mut at = from;
+        while at < written_end
+            && let Some(frame) = self.find(at).await?
+        {
+            let persisted = u64::from(frame.header.persisted);
+            remainder.has_frames = true;
+            // A log never writes a frame that declares more persisted than precedes the frame.
+            remainder.proves_more_persisted |= persisted <= frame.start && persisted > from;
+            at = frame.start + FRAME_ALIGNMENT as u64;
+        }
+        Ok(remainder)
+    }
+
+    /// Offset after the last byte from `from` on that isn't zero, or `from`: reserved and unused space reads as
+    /// zeros.
+    pub(crate) async fn written_end(&mut self, from: u64) -> Result<u64, settee_io::Error> {
+        let (mut at, mut written_end) = (from, from);
+        while at < self.end {
+            let bytes = self.bytes(at, 1).await?;
+            let last = bytes.iter().rposition(|byte| *byte != 0);
+            written_end = last.map_or(written_end, |last| at + last as u64 + 1);
+            at += bytes.len() as u64;
+        }
+        Ok(written_end)
+    }
+}
+
+/// Reads the frames of a segment from its header on, as far as each follows the one before it.
+pub(crate) struct FrameChain<'a> {
+    pub reader: FrameReader<'a>,
+    /// The end of the frames so far.
+    pub tail: Tail,
+    /// The last record so far.
+    pub last_seq: u64,
+}
+
+impl<'a> FrameChain<'a> {
+    /// The frames of the segment with this header and header checksum, up to `end`.
+    pub(crate) fn new(file: &'a File, header: &SegmentHeader, checksum: u64, end: u64) -> FrameChain<'a> {
+        let SegmentHeader { segment, epoch, first_seq, .. } = *header;
+        FrameChain {
+            reader: FrameReader::new(file, segment, Some(epoch), Some(header.frame_seed()), end),
+            tail: Tail { segment, end: SEGMENT_HEADER_SIZE as u64, checksum },
+            last_seq: first_seq - 1,
+        }
+    }
+
+    /// The next frame; `None` if no whole one follows at the tail.
+    pub(crate) async fn next(&mut self) -> Result<Option<Frame>, settee_io::Error> {
+        let (belongs, checksum, first_seq) = (self.reader.belongs(), self.tail.checksum, self.last_seq + 1);
+        let follows = |header: &FrameHeader| {
+            belongs(header) && header.first_seq == first_seq && header.previous == checksum
+        };
+        let next = self.reader.frame_after(self.tail.end, follows).await?;
+        Ok(self.take(next))
+    }
+
+    /// [`Failpoint::RecycledFrame`](crate::failpoints::Failpoint::RecycledFrame): the next whole frame,
+    /// whatever it was written for.
+    pub(crate) async fn next_recycled(&mut self) -> Result<Option<Frame>, settee_io::Error> {
+        let start = self.tail.end.next_multiple_of(SYNC_ALIGNMENT.into());
+        let next = self.reader.frame_at(start, |_| true).await?;
+        Ok(self.take(next))
+    }
+
+    fn take(&mut self, next: Option<Frame>) -> Option<Frame> {
+        let frame = next?;
+        (self.tail.end, self.tail.checksum) = (frame.end(), frame.checksum);
+        self.last_seq = frame.header.next_seq() - 1;
+        Some(frame)
+    }
+}
