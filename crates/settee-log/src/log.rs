@@ -146,15 +146,12 @@ impl Log {
     /// # Errors
     /// Why it stopped.
     pub fn health(&self) -> Result<(), Stopped> {
-        self.shared.lock().stopped.clone().map_or(Ok(()), Err)
+        self.shared.lock().health()
     }
 
     /// Counters since it was opened, and current sizes.
     pub fn stats(&self) -> LogStats {
-        let state = self.shared.lock();
-        let is_open = state.written.at.segment() == state.persisted.at.segment();
-        let unsynced = if is_open { state.written.at.since(state.persisted.at) } else { 0 };
-        LogStats { memory_bytes: state.memory_bytes() as u64, unsynced_bytes: unsynced as u64, ..state.stats }
+        self.shared.lock().stats()
     }
 
     /// As [`Log::flush`], but returns false if a write fails for lack of disk space meanwhile; the log keeps
@@ -238,18 +235,9 @@ impl Shared {
         buffer: &mut Option<settee_io::TailBuffer>,
     ) -> Result<Result<Placement, AppendBlocked>, Stopped> {
         let mut state = self.lock();
-        if let Some(stopped) = &state.stopped {
-            return Err(stopped.clone());
-        }
-        let placed = state.accept(batch, buffer);
+        state.health()?;
+        let placed = state.accept(batch, stage, buffer, || self.env.clock.now());
         self.publish(&mut state);
-        if placed.is_ok() {
-            match stage {
-                Stage::Accepted => state.start_age(|| self.env.clock.now()),
-                Stage::Written => state.want_written(),
-                Stage::Persisted => state.add_committer(),
-            }
-        }
         // Also when disk space is missing: there may be files to remove.
         self.run_background_jobs(&mut state);
         Ok(placed)

@@ -28,16 +28,16 @@ use futures_util::future::{Either, select};
 use settee_io::{File, OpenMode, TailBuffer, directory};
 
 use crate::error::{AppendError, ReservationError, Stopped, is_sync_error};
-use crate::format::{SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader};
-use crate::read_view::{FileSlot, ReadView};
+use crate::format::{SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT};
+use crate::read_view::FileSlot;
 use crate::segment_name::segment_path;
-use crate::shared::{DiskReservation, PreallocatedSegment, Shared};
-use crate::state::{AppendBlocked, OpenSegment, SegmentMeta, SpaceRequest, fitting_bytes_max, reserve_bytes};
+use crate::shared::{DiskReservation, Shared};
+use crate::state::{
+    AppendBlocked, FIRST_RESERVATION_BYTES, PreallocatedSegment, SpaceRequest, fitting_bytes_max,
+    reserve_ahead_bytes, reserve_bytes,
+};
 
 mod background;
-
-/// First disk reservation of a segment in bytes; it keeps small databases small.
-const FIRST_RESERVATION_BYTES: u32 = 64 << 10;
 
 /// A segment holds at least this many batches like its first one, as long as that is no more than twice the
 /// log's size. With less, each batch would fill a segment and cost a sync and a new file; and overwritten
@@ -87,14 +87,8 @@ impl Shared {
         let _stop = self.stop_on_panic();
         let blocked = {
             let mut state = self.lock();
-            if let Some(stopped) = &state.stopped {
-                return Err(stopped.clone().into());
-            }
-            let blocked = state.check_space(request).err();
-            // From here until the next segment begins, no batch goes into the current one: the new segment's
-            // header describes its end.
-            state.rolling = matches!(blocked, Some(AppendBlocked::Segment));
-            blocked
+            state.health()?;
+            state.begin_reservation(request)
         };
         let made = match blocked {
             None | Some(AppendBlocked::Buffer(_)) => Ok(()),
@@ -110,7 +104,7 @@ impl Shared {
             },
             Some(AppendBlocked::Segment) => self.roll(request, &mut reservation).await,
         };
-        self.lock().rolling = false;
+        self.lock().segments.set_rolling(false);
         made.map_err(|error| match error {
             ReservationError::Refused(source) if source.is_no_descriptor() => {
                 AppendError::NoDescriptor { size: request.size, source: Arc::new(source) }
@@ -139,18 +133,14 @@ impl Shared {
             result = file.allocate(u64::from(allocated), u64::from(end - allocated)).await;
         }
         result?;
-        let mut state = self.lock();
-        state.open_segment.as_mut().expect("only the reservation's holder replaces the segment").allocated =
-            reserved;
-        state.background_job_refused = false;
+        self.lock().reserved(reserved);
         Ok(())
     }
 
     /// The open segment's number, file, reserved size and capacity.
     fn open_segment(&self) -> (u32, Arc<File>, u32, u32) {
         let state = self.lock();
-        let segment =
-            state.open_segment.as_ref().expect("only the reservation's holder replaces the segment");
+        let segment = state.segments.open().expect("only the reservation's holder replaces the segment");
         (segment.number, segment.file.clone(), segment.allocated, segment.bytes_max)
     }
 
@@ -164,10 +154,8 @@ impl Shared {
         loop {
             let barrier = {
                 let mut state = self.lock();
-                match &state.stopped {
-                    Some(stopped) => return Err(ReservationError::Stopped(stopped.clone())),
-                    None => state.barrier_waiter(),
-                }
+                state.health().map_err(ReservationError::Stopped)?;
+                state.barrier_waiter()
             };
             let Some(persisted) = barrier else { break };
             self.submit_ready();
@@ -179,8 +167,7 @@ impl Shared {
         }
         let (number, log_bytes) = {
             let state = self.lock();
-            let last = state.open_segment.as_ref().map_or(self.recovered.segment, |segment| segment.number);
-            (last + 1, state.log_bytes())
+            (state.segments.last_number() + 1, state.log_bytes())
         };
         let batches = (SEGMENT_BATCH_COUNT_MIN * request.size)
             .min(usize::try_from(2 * log_bytes).unwrap_or(usize::MAX))
@@ -255,57 +242,12 @@ impl Shared {
         }
     }
 
-    /// The open segment's number.
-    pub(crate) fn open_number(&self) -> u32 {
-        self.lock().open_segment.as_ref().map_or(self.recovered.segment, |segment| segment.number)
-    }
-
-    /// Makes the new segment the open one. Its header is accepted with the first frame.
+    /// Makes the new segment the open one.
     fn begin_segment(&self, preallocated: PreallocatedSegment, bytes_max: u32) {
-        let PreallocatedSegment { number, file, allocated, is_reused } = preallocated;
+        let (number, slot) = (preallocated.number, FileSlot::new(preallocated.file.clone()));
         let mut state = self.lock();
-        let (previous_end, previous_checksum) = match &state.open_segment {
-            Some(segment) => (u64::from(state.accepted.at.offset()), segment.checksum),
-            None => (self.recovered.end, self.recovered.checksum),
-        };
-        let header = SegmentHeader {
-            segment: number,
-            epoch: self.epoch,
-            log_id: self.log_id,
-            is_reused,
-            oldest: state.oldest_needed(),
-            first_seq: state.accepted.seq + 1,
-            previous_end,
-            previous_checksum,
-        };
-        state.closed.needed = header.oldest;
-        if let Some(number) = state.open_segment.as_ref().map(|segment| segment.number)
-            && let Some(meta) = state.segments.get_mut(&number)
-        {
-            meta.bytes = previous_end;
-            // Without the padding after the last frame.
-            state.stats.file_bytes = state.segments.values().map(|meta| meta.bytes).sum();
-        }
-        state
-            .segments
-            .insert(number, SegmentMeta { epoch: header.epoch, first_seq: header.first_seq, bytes: 0 });
-        let seed = header.frame_seed();
-        let (header, checksum) = header.encode();
-        let mut files = (*self.read_view.load().files).clone();
-        files.insert(number, FileSlot::new(file.clone()));
-        let epoch = self.epoch;
-        state.begin_segment(OpenSegment {
-            number,
-            epoch,
-            seed,
-            file,
-            bytes_max,
-            allocated,
-            checksum,
-            header: Some(header),
-        });
-        state.read_view_is_stale = false;
-        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), &state.chunks)));
+        state.begin_segment(preallocated, bytes_max);
+        self.change_files(&mut state, |files| files.insert(number, slot));
     }
 
     /// Removes the preallocated segment, if there is one. If that fails, the next opening removes it; until
@@ -317,13 +259,7 @@ impl Shared {
         let Some(PreallocatedSegment { number, file, .. }) = reservation.next.take() else { return Ok(()) };
         drop(file);
         directory::remove(&*self.env.engine, &segment_path(&self.directory, number)).await?;
-        self.lock().preallocated_number = 0;
+        self.lock().set_preallocated(0);
         Ok(())
     }
-}
-
-/// Bytes to reserve ahead in a segment with `allocated` bytes. Few large steps, since each one and the writes
-/// in flight to the same file wait for each other.
-fn reserve_ahead_bytes(allocated: u32) -> u32 {
-    allocated / 2
 }

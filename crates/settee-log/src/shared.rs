@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use settee_io::Env;
 use settee_io::directory::DirectorySyncs;
-use settee_io::{Env, File};
 use tokio::sync::{Notify, watch};
 
-use crate::frames::Tail;
 use crate::options::LogOptions;
 use crate::read_view::{FileMap, ReadView};
-use crate::state::LogState;
+use crate::state::{LogState, PreallocatedSegment};
 use crate::watermark::Position;
 
 mod ending;
@@ -29,17 +28,12 @@ pub(crate) struct Shared {
     pub options: LogOptions,
     /// Whether segments are opened for direct I/O.
     pub direct: AtomicBool,
-    pub log_id: [u8; 16],
-    /// Grows with each opening; new segments carry it.
-    pub epoch: u32,
-    /// Where the log ended when it was opened.
-    pub recovered: Tail,
     state: Mutex<LogState>,
     /// Held while disk space is reserved, so by one task at a time.
     pub reservation: tokio::sync::Mutex<DiskReservation>,
     /// Held while a segment is sealed.
     pub sealing: tokio::sync::Mutex<()>,
-    /// Mirrors `ClosedSegments::seal_next`.
+    /// Mirrors `Segments::sealed_below`.
     pub sealed_below: watch::Sender<u32>,
     /// Replaced only while the state's lock is held.
     pub read_view: ArcSwap<ReadView>,
@@ -64,51 +58,30 @@ pub(crate) struct DiskReservation {
     pub next: Option<PreallocatedSegment>,
 }
 
-/// A segment's file that isn't in use yet.
-pub(crate) struct PreallocatedSegment {
-    pub number: u32,
-    pub file: Arc<File>,
-    pub allocated: u32,
-    /// Whether the file held another segment before.
-    pub is_reused: bool,
-}
-
-/// What an opened log continues with: the headers of its next segments contain it.
-pub(crate) struct Continuation {
-    pub log_id: [u8; 16],
-    pub epoch: u32,
-    /// Where the log ends.
-    pub tail: Tail,
-}
-
 impl Shared {
     /// The shared part of a log in the state `state`, with the segments' files `files`.
     pub(crate) fn new(
         env: &Env,
         directory: &Path,
         directory_syncs: Arc<DirectorySyncs>,
-        continuation: Continuation,
+        options: LogOptions,
         files: FileMap,
         state: LogState,
     ) -> Arc<Shared> {
-        let Continuation { log_id, epoch, tail } = continuation;
         Arc::new(Shared {
             env: env.clone(),
             directory: directory.to_path_buf(),
             directory_syncs,
-            options: state.options,
-            direct: AtomicBool::new(state.options.direct),
-            log_id,
-            epoch,
-            recovered: tail,
-            read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(files), &state.chunks)),
-            written_position: AtomicU64::new(state.written.at.bits()),
-            persisted_seq: AtomicU64::new(state.persisted.seq),
+            options,
+            direct: AtomicBool::new(options.direct),
+            read_view: ArcSwap::from_pointee(ReadView::new(Arc::new(files), state.chunks())),
+            written_position: AtomicU64::new(state.watermarks.written().at.bits()),
+            persisted_seq: AtomicU64::new(state.watermarks.persisted().seq),
             closed: AtomicBool::new(false),
             status_changed: Notify::new(),
             timer_moved: Arc::default(),
             retry_now: Arc::default(),
-            sealed_below: watch::Sender::new(state.closed.seal_next),
+            sealed_below: watch::Sender::new(state.segments.sealed_below()),
             state: Mutex::new(state),
             reservation: tokio::sync::Mutex::default(),
             sealing: tokio::sync::Mutex::default(),
@@ -130,10 +103,19 @@ impl Shared {
 
     /// Publishes the current chunks to readers if they have changed.
     pub(crate) fn publish(&self, state: &mut LogState) {
-        if std::mem::take(&mut state.read_view_is_stale) {
+        if state.take_stale() {
             let files = self.read_view.load().files.clone();
-            self.read_view.store(Arc::new(ReadView::new(files, &state.chunks)));
+            self.read_view.store(Arc::new(ReadView::new(files, state.chunks())));
         }
+    }
+
+    /// Changes the files that readers see, and returns what `change` returns.
+    pub(crate) fn change_files<T>(&self, state: &mut LogState, change: impl FnOnce(&mut FileMap) -> T) -> T {
+        let mut files = (*self.read_view.load().files).clone();
+        let changed = change(&mut files);
+        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), state.chunks())));
+        state.take_stale();
+        changed
     }
 }
 

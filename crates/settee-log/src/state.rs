@@ -4,7 +4,8 @@
 //! open buffer, [`LogState::next_action`] returns the next write or sync to submit, and
 //! [`LogState::complete_write`] and [`LogState::complete_sync`] record its result. The rules of group commit
 //! are therefore in one place, independent of the threads that execute the actions: `accept` places frames,
-//! `pipeline` decides what is written and synced, and when.
+//! `pipeline` decides what is written and synced, and when. Both are made of transitions of parts with private
+//! fields: the watermarks, their waiters, the buffers, the groups, the writes, the segments.
 //!
 //! Accepted bytes are kept in a queue of chunks: parts of buffers, and large values that were not copied. A
 //! chunk is dropped once its bytes and the frames that reach into it are written. The pool bounds the memory.
@@ -16,7 +17,7 @@
 //! Batches accepted in the meantime form the next group. Full buffers are written as they fill up, also
 //! during a sync.
 //!
-//! Invariants (`check` verifies those that need no search, around each transition):
+//! Invariants ([`LogState::check`] verifies those that need no search, around each transition):
 //! 1. `persisted <= written <= accepted`; none moves backwards; each is the end of an unbroken prefix.
 //! 2. The sync of a group begins when all of the group is written, or together with the group's last write
 //!    if no other write is incomplete. So it depends on no other write.
@@ -33,118 +34,73 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_io::{BufferPool, TailBuffer};
+use settee_io::BufferPool;
+use tokio::sync::oneshot;
 
 use crate::error::Stopped;
 use crate::format::SYNC_ALIGNMENT;
 use crate::options::LogOptions;
-use crate::types::{LogStats, SegmentInfo, Seq};
+use crate::types::{LogStats, SegmentInfo, Stage};
 use crate::watermark::{Position, Watermark};
-use group::{Barrier, ClosedGroup, FormingGroup};
-use write::{IncompleteWrite, SuspendedWrites};
+use background::Background;
+use buffers::Buffers;
+use group::Groups;
+use segments::Segments;
+use waiters::Waiters;
+use watermarks::Watermarks;
+use writes::Writes;
 
 mod accept;
+mod background;
+mod buffers;
 mod capacity;
-mod check;
 mod chunk;
 mod group;
 mod pipeline;
 mod placement;
 mod segments;
 mod waiters;
-mod write;
+mod watermarks;
+mod writes;
 
-pub(crate) use capacity::{fitting_bytes_max, reserve_bytes};
+pub(crate) use background::{BackgroundJob, FILL_BYTES_MAX};
+pub(crate) use capacity::{FIRST_RESERVATION_BYTES, fitting_bytes_max, reserve_ahead_bytes, reserve_bytes};
 pub(crate) use chunk::{Chunk, ChunkMemory};
 pub(crate) use placement::{AppendBlocked, Placement, SpaceRequest};
-pub(crate) use segments::{ClosedSegments, OpenSegment, SegmentMeta};
-pub(crate) use waiters::Waiters;
-pub(crate) use write::Action;
+pub(crate) use segments::{Continuation, OpenSegment, PreallocatedSegment, SegmentMeta};
+pub(crate) use writes::Action;
 
 /// See the module documentation.
 pub(crate) struct LogState {
-    pub options: LogOptions,
-    pub pool: Arc<BufferPool>,
-
-    // Watermarks, and their waiters.
-    /// End of the last accepted frame.
-    pub accepted: Watermark,
-    pub written: Watermark,
-    pub persisted: Watermark,
-    /// End of the last persisted frame.
-    persisted_frames_end: Position,
-    /// Where the next frame begins.
-    pub next: Position,
-    /// Everything up to here is to be written: requested by a caller, or by the age limit.
-    pub write_wanted: Watermark,
-    /// Everything up to here is to be persisted: requested by a caller, the age limit, or the limit of a
-    /// stream.
-    pub persist_wanted: Watermark,
-    /// Start of the age limit of accepted bytes that no caller waits for; `None` once their write is
-    /// requested or submitted.
-    accepted_since: Option<Duration>,
-    /// Start of the age limit of written bytes: the first write since the last sync, or that sync's
-    /// completion; `None` once a sync is requested.
-    written_since: Option<Duration>,
-    pub written_waiters: Waiters,
-    pub persisted_waiters: Waiters,
-
-    // Buffers.
-    /// Accepted bytes that are not yet written. The last chunk grows while there is an open buffer.
-    pub chunks: VecDeque<Chunk>,
-    open_buffer: Option<TailBuffer>,
-    /// Size of the next buffer in bytes: doubled when a buffer fills up, reset to the minimum when the log
-    /// becomes idle.
-    buffer_bytes: usize,
-    /// Whether `chunks` has changed since the read view was published.
-    pub read_view_is_stale: bool,
-
-    // Groups.
-    group: FormingGroup,
-    closed_group: Option<ClosedGroup>,
-    barrier: Option<Barrier>,
-    /// Running average of the time of a sync.
-    sync_time: Duration,
-    /// Running average of the size of a group in bytes.
-    pub group_bytes: usize,
-
-    // Segments.
-    /// The segment that takes appends; `None` between opening and the first append if there is none to
-    /// continue in.
-    pub open_segment: Option<OpenSegment>,
-    /// Whether the next segment is being created: the open one takes no more batches.
-    pub rolling: bool,
-    /// Whether a background job is running.
-    pub has_background_job: bool,
-    /// Whether the last background job was refused disk space.
-    pub background_job_refused: bool,
-    /// Number of the preallocated segment; 0 for none.
-    pub preallocated_number: u32,
-    /// All segments, by number.
-    pub segments: BTreeMap<u32, SegmentMeta>,
-    pub closed: ClosedSegments,
-    /// Bytes in segments that were transferred to the caller: all their bytes, until the caller reports the
-    /// number of live ones.
-    pub transferred_bytes: u64,
-
-    // Submission.
-    /// End of the bytes whose writes have been submitted.
-    submitted: Position,
-    /// Writes that were submitted, suspended ones included, in the order of their positions. Each is removed
-    /// when `written` covers it.
-    incomplete_writes: VecDeque<IncompleteWrite>,
-    write_count: u64,
-    suspended: Option<SuspendedWrites>,
+    options: LogOptions,
+    pool: Arc<BufferPool>,
+    pub watermarks: Watermarks,
+    waiters: Waiters,
+    buffers: Buffers,
+    groups: Groups,
+    writes: Writes,
+    pub segments: Segments,
+    background: Background,
     /// Whether a thread is in [`crate::shared::Shared::submit_ready`].
-    pub is_submitting: bool,
+    is_submitting: bool,
     /// Number of writes and syncs that the engine executes; suspended writes excluded.
-    pub engine_operation_count: usize,
+    engine_operation_count: usize,
     /// When the timer fires; `None` if none is set.
-    pub timer: Option<Duration>,
+    timer: Option<Duration>,
     /// Whether the log is being closed: a write that fails for lack of disk space then stops the log.
-    pub is_closing: bool,
-    pub stopped: Option<Stopped>,
-    pub stats: LogStats,
+    is_closing: bool,
+    stopped: Option<Stopped>,
+    counters: LogStats,
+}
+
+/// What became of the timer.
+pub(crate) enum TimerChange {
+    /// None is needed, or the one that is set fires early enough.
+    None,
+    /// The timer that is set must fire earlier.
+    Moved,
+    /// One is set where there was none.
+    Started,
 }
 
 impl LogState {
@@ -153,142 +109,242 @@ impl LogState {
         options: LogOptions,
         pool: Arc<BufferPool>,
         end: Watermark,
+        continuation: Continuation,
         open_segment: Option<OpenSegment>,
         segments: BTreeMap<u32, SegmentMeta>,
     ) -> LogState {
-        let oldest = segments.first_key_value().map_or(1, |(number, _)| *number);
-        let file_bytes = segments.values().map(|meta| meta.bytes).sum();
         let next = Position::new(end.at.segment(), end.at.offset().next_multiple_of(SYNC_ALIGNMENT));
         LogState {
-            options,
             pool,
-            open_segment,
-            accepted: end,
-            written: end,
-            persisted: end,
-            persisted_frames_end: end.at,
-            next,
-            chunks: VecDeque::new(),
-            open_buffer: None,
-            buffer_bytes: options.buffer_bytes_min,
-            read_view_is_stale: false,
-            submitted: next,
-            incomplete_writes: VecDeque::new(),
-            write_count: 0,
-            suspended: None,
-            is_closing: false,
-            group: FormingGroup::default(),
-            closed_group: None,
-            barrier: None,
-            write_wanted: end,
-            persist_wanted: end,
-            accepted_since: None,
-            written_since: None,
-            sync_time: Duration::ZERO,
-            group_bytes: 0,
-            written_waiters: Waiters::default(),
-            persisted_waiters: Waiters::default(),
-            stopped: None,
-            rolling: false,
-            has_background_job: false,
-            background_job_refused: false,
-            preallocated_number: 0,
-            closed: ClosedSegments::new(oldest),
-            transferred_bytes: 0,
-            segments,
+            watermarks: Watermarks::new(end),
+            waiters: Waiters::default(),
+            buffers: Buffers::new(&options, next),
+            groups: Groups::default(),
+            writes: Writes::new(next),
+            segments: Segments::new(continuation, open_segment, segments),
+            background: Background::default(),
+            options,
             is_submitting: false,
             engine_operation_count: 0,
             timer: None,
-            stats: LogStats { file_bytes, ..LogStats::default() },
+            is_closing: false,
+            stopped: None,
+            counters: LogStats::default(),
         }
     }
 
-    /// The oldest unsealed segment, if the persisted watermark is in a later one.
-    pub(crate) fn next_to_seal(&self) -> Option<u32> {
-        let next = self.closed.seal_next;
-        (next < self.persisted.at.segment() && !self.closed.is_sealing).then_some(next)
+    /// Verifies the invariants that cost a handful of comparisons, unless the log has stopped: in release
+    /// builds too, before the next action is taken, so that no action is lost, and before readers and waiters
+    /// see the watermarks that a completion has moved.
+    ///
+    /// # Panics
+    /// If one is violated; under the lock, which stops the log.
+    pub(crate) fn check(&self) {
+        let next = self.buffers.next();
+        let violated = || {
+            let submitted = self.writes.submitted() > next;
+            // The write that ends the group may include the sync if it is the oldest incomplete one.
+            let is_too_early = |end| !self.watermarks.written().reaches(end) && !self.writes.is_oldest(end);
+            let synced = self.groups.syncing().is_some_and(is_too_early);
+            self.watermarks
+                .violated(next)
+                .or(submitted.then_some("submitted bytes end past the next frame's position"))
+                .or(synced.then_some("a sync began before its group was written"))
+                .or(self.writes.violated(&self.options))
+        };
+        if self.stopped.is_none()
+            && let Some(what) = violated()
+        {
+            panic!("the log's state is invalid: {what}");
+        }
     }
 
-    /// The first segment that can't be sealed until more is accepted: the open one, or the one before it if
-    /// the append that created the open one was cancelled, so that it is empty.
-    pub(crate) fn seal_end(&self) -> u32 {
-        let is_begun = |segment: &OpenSegment| segment.header.is_none();
-        let end_of = |segment: &OpenSegment| segment.number - u32::from(!is_begun(segment));
-        self.open_segment.as_ref().map_or(self.persisted.at.segment(), end_of)
+    // Submission.
+
+    /// Whether a thread submits actions.
+    pub(crate) fn is_submitting(&self) -> bool {
+        self.is_submitting
     }
 
-    /// Whether there are truncated segments to remove.
-    pub(crate) fn has_files_to_remove(&self) -> bool {
-        let open = self.open_segment.as_ref().map(|segment| segment.number);
-        self.closed.oldest < self.closed.needed && open == Some(self.persisted.at.segment())
+    /// As [`LogState::next_action`], for the thread that submits: it does so until there is none.
+    pub(crate) fn submit_next(&mut self, now: Duration) -> Option<Action> {
+        self.check();
+        let action = self.next_action(now);
+        self.is_submitting = action.is_some();
+        action
     }
 
-    /// Size of the log in bytes: its segments, and [`LogState::transferred_bytes`].
+    /// Whether a write or sync is in flight.
+    pub(crate) fn has_operations(&self) -> bool {
+        self.engine_operation_count > 0
+    }
+
+    /// When the timer fires.
+    pub(crate) fn timer(&self) -> Option<Duration> {
+        self.timer
+    }
+
+    /// Sets the timer to the next deadline, unless it fires earlier.
+    pub(crate) fn set_timer(&mut self) -> TimerChange {
+        let is_earlier = |deadline: &Duration| self.timer.is_none_or(|timer| timer > *deadline);
+        match self.deadline().filter(is_earlier).map(|deadline| self.timer.replace(deadline)) {
+            None => TimerChange::None,
+            Some(None) => TimerChange::Started,
+            Some(Some(_)) => TimerChange::Moved,
+        }
+    }
+
+    /// The timer has fired.
+    pub(crate) fn end_timer(&mut self) {
+        self.timer = None;
+    }
+
+    /// Registers a caller that waits until `wanted` reaches the stage; `None` if it has.
+    pub(crate) fn begin_wait(
+        &mut self,
+        wanted: Watermark,
+        stage: Stage,
+    ) -> Result<Option<oneshot::Receiver<()>>, Stopped> {
+        let has_reached = stage == Stage::Accepted || self.watermarks.has_reached(wanted, stage);
+        if let Some(stopped) = &self.stopped
+            && (stopped.is_panic() || stage == Stage::Accepted || !has_reached)
+        {
+            // After a panic the watermarks can't be trusted either.
+            return Err(stopped.clone());
+        }
+        if has_reached {
+            return Ok(None);
+        }
+        // A waiter triggers the write or sync of what is accepted already; later appends trigger their own.
+        if self.watermarks.has_reached(wanted, Stage::Accepted) && !self.watermarks.is_wanted(wanted, stage) {
+            self.want(stage);
+        }
+        Ok(Some(self.waiters.add(wanted, stage)))
+    }
+
+    // Segments.
+
+    /// Begins to reserve what blocks a batch: returns what that is. If it is a segment, no batch goes into the
+    /// open one until [`Segments::set_rolling`], since the next one's header describes its end.
+    pub(crate) fn begin_reservation(&mut self, request: SpaceRequest) -> Option<AppendBlocked> {
+        let blocked = self.check_space(request).err();
+        self.segments.set_rolling(matches!(blocked, Some(AppendBlocked::Segment)));
+        blocked
+    }
+
+    /// Disk space of the open segment is reserved up to `end`.
+    pub(crate) fn reserved(&mut self, end: u32) {
+        self.segments.reserved(end);
+        self.background.forget_refusal();
+    }
+
+    /// See [`Segments::begin_sealing`].
+    pub(crate) fn begin_sealing(&mut self) -> Option<u32> {
+        self.segments.begin_sealing(self.watermarks.persisted().at)
+    }
+
+    /// See [`Segments::request_sealing`].
+    pub(crate) fn request_sealing(&mut self) -> u32 {
+        self.segments.request_sealing(self.watermarks.persisted().at)
+    }
+
+    /// See [`Segments::truncate`].
+    pub(crate) fn truncate(&mut self) -> Vec<u32> {
+        self.segments.truncate(self.watermarks.persisted().at)
+    }
+
+    /// Records before `seq` aren't needed.
+    pub(crate) fn truncate_before(&mut self, seq: u64) {
+        self.segments.truncate_before(seq, self.watermarks.accepted());
+    }
+
+    /// Size of the log in bytes: its segments, and the live bytes of those that were transferred.
     pub(crate) fn log_bytes(&self) -> u64 {
-        self.stats.file_bytes + self.transferred_bytes
+        self.segments.file_bytes(self.watermarks.accepted().at) + self.segments.transferred_bytes()
     }
 
     /// Metadata of the segments, oldest first.
     pub(crate) fn segment_infos(&self) -> Vec<SegmentInfo> {
-        let end = self.accepted.at;
-        let mut last_seq = self.accepted.seq;
-        let mut infos = Vec::with_capacity(self.segments.len());
-        for (&number, meta) in self.segments.iter().rev() {
-            let frame_bytes = if number == end.segment() { end.offset().into() } else { meta.bytes };
-            infos.push(SegmentInfo {
-                number,
-                epoch: meta.epoch,
-                first_seq: Seq(meta.first_seq),
-                last_seq: Seq(last_seq),
-                frame_bytes,
-                is_sealed: number < self.closed.seal_next && !self.closed.unsealed.contains(&number),
-            });
-            last_seq = meta.first_seq - 1;
-        }
-        infos.reverse();
-        infos
-    }
-
-    /// The oldest segment with a record that is still needed.
-    pub(crate) fn oldest_needed(&self) -> u32 {
-        // Of these, the newest may hold the first record that is needed.
-        let begins_at_or_before = |meta: &SegmentMeta| meta.first_seq <= self.closed.truncate_before;
-        let newest_first = self.segments.iter().rev();
-        newest_first
-            .filter(|(_, meta)| begins_at_or_before(meta))
-            .map(|(number, _)| *number)
-            .next()
-            .unwrap_or(self.closed.oldest)
-            .max(self.closed.oldest)
-    }
-
-    /// Bytes in the current group.
-    pub(crate) fn forming_bytes(&self) -> usize {
-        self.group.bytes
+        self.segments.infos(self.watermarks.accepted())
     }
 
     /// Bytes of the open segment that are accepted and not yet persisted.
     pub(crate) fn unpersisted_bytes(&self) -> u64 {
-        let segment = self.next.segment();
-        let from = if self.persisted.at.segment() == segment { self.persisted.at.offset() } else { 0 };
-        u64::from(self.next.offset().saturating_sub(from))
+        let (next, persisted) = (self.buffers.next(), self.watermarks.persisted().at);
+        let from = if persisted.segment() == next.segment() { persisted.offset() } else { 0 };
+        u64::from(next.offset().saturating_sub(from))
     }
 
-    /// Bytes that are accepted and not yet written.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.end.since(chunk.start)).sum()
+    /// Makes buffers begin and end at multiples of [`SYNC_ALIGNMENT`] from now on, or stops that.
+    pub(crate) fn set_direct(&mut self, direct: bool) {
+        if direct && !self.options.direct {
+            self.buffers.align();
+        }
+        self.options.direct = direct;
+    }
+
+    // Reading.
+
+    /// Accepted bytes that are not yet written.
+    pub(crate) fn chunks(&self) -> &VecDeque<Chunk> {
+        self.buffers.chunks()
+    }
+
+    /// Whether the chunks have changed since the last call.
+    pub(crate) fn take_stale(&mut self) -> bool {
+        self.buffers.take_stale()
+    }
+
+    /// Counters since the log was opened, and current sizes.
+    pub(crate) fn stats(&self) -> LogStats {
+        LogStats {
+            sync_us: self.groups.sync_time().as_micros() as u64,
+            file_bytes: self.segments.file_bytes(self.watermarks.accepted().at),
+            padding_bytes: self.buffers.padding_bytes(),
+            memory_bytes: self.buffers.memory_bytes() as u64,
+            unsynced_bytes: self.watermarks.unsynced_bytes(),
+            ..self.counters
+        }
+    }
+
+    // The end.
+
+    /// Why the log has stopped.
+    pub(crate) fn stopped(&self) -> Option<&Stopped> {
+        self.stopped.as_ref()
+    }
+
+    /// Fails if the log has stopped.
+    pub(crate) fn health(&self) -> Result<(), Stopped> {
+        self.stopped.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether the log has stopped or is being closed.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.stopped.is_some() || self.is_closing
+    }
+
+    /// The log is being closed.
+    pub(crate) fn begin_closing(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// Stops the log, unless it has stopped: the first reason latches.
+    pub(crate) fn stop(&mut self, stopped: Stopped) {
+        self.stopped.get_or_insert(stopped);
     }
 
     /// Takes out the file handles, for the caller to drop after unlocking.
     pub(crate) fn release_files(&mut self) -> impl Sized + use<> {
-        (self.open_segment.take(), self.closed_group.take(), self.barrier.take())
+        (self.segments.release(), self.groups.release())
     }
 
     /// Takes out all unwritten bytes and all waiters, for the caller to drop after unlocking.
-    pub(crate) fn clear(&mut self) -> impl Sized + use<> {
-        self.read_view_is_stale = true;
+    pub(crate) fn release(&mut self) -> impl Sized + use<> {
         self.timer = None;
-        let waiters = [&mut self.written_waiters, &mut self.persisted_waiters].map(std::mem::take);
-        (waiters, std::mem::take(&mut self.chunks), self.open_buffer.take(), self.suspended.take())
+        (std::mem::take(&mut self.waiters), self.buffers.release(), self.writes.release())
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

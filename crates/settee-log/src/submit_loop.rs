@@ -24,12 +24,11 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use settee_io::OnPanic;
-use tokio::sync::oneshot;
 
 use crate::error::{Stopped, is_no_space};
 use crate::failpoints::Failpoint;
 use crate::shared::Shared;
-use crate::state::{Action, LogState};
+use crate::state::{Action, LogState, TimerChange};
 use crate::types::Stage;
 use crate::watermark::Watermark;
 
@@ -84,12 +83,10 @@ impl Shared {
         loop {
             let action = {
                 let mut state = self.lock();
-                if state.is_submitting && !began {
+                if state.is_submitting() && !began {
                     return;
                 }
-                state.check();
-                let action = state.next_action(self.env.clock.now());
-                state.is_submitting = action.is_some();
+                let action = state.submit_next(self.env.clock.now());
                 if action.is_none() {
                     self.set_timer(&mut state);
                     // Seals segments that were closed after the last append, when no append would start it.
@@ -135,13 +132,13 @@ impl Shared {
                 Some((id, _)) if is_no_space(&error) && self.suspend_write(id, action, &error) => {}
                 _ => {
                     self.stop(error);
-                    self.lock().engine_operation_count -= 1;
+                    self.lock().end_operation();
                 }
             }
             return self.status_changed.notify_waiters();
         }
         let mut state = self.lock();
-        state.engine_operation_count -= 1;
+        state.end_operation();
         let now = self.env.clock.now();
         let mut woken = Vec::new();
         if let Some((id, size)) = write {
@@ -154,15 +151,15 @@ impl Shared {
             // Before the read view without these chunks is published: a reader that misses a chunk must see
             // this position.
             state.check();
-            self.written_position.store(state.written.at.bits(), Ordering::Release);
+            self.written_position.store(state.watermarks.written().at.bits(), Ordering::Release);
         }
         if synced {
             woken.append(&mut state.complete_sync(now));
             state.check();
-            self.persisted_seq.store(state.persisted.seq, Ordering::Release);
+            self.persisted_seq.store(state.watermarks.persisted().seq, Ordering::Release);
         }
         self.publish(&mut state);
-        let is_last = state.stopped.is_some() && state.engine_operation_count == 0;
+        let is_last = state.stopped().is_some() && !state.has_operations();
         drop(state);
         if is_last {
             self.status_changed.notify_waiters();
@@ -181,18 +178,15 @@ impl Shared {
         // Before the lock is taken, since it wakes tasks that wait for buffers.
         let stall = self.env.buffers.stall(Arc::new(error.clone()));
         let mut state = self.lock();
-        if state.stopped.is_some() || state.is_closing || state.has_unsynced() {
-            return false;
-        }
-        if state.no_space_error().is_none() {
+        let is_new = state.no_space_error().is_none();
+        let Some(is_first) = state.suspend_write(id, write, stall) else { return false };
+        drop(state);
+        if is_new {
             tracing::warn!(
                 %error, directory = %self.directory.display(),
                 "a write failed for lack of disk space and is being retried"
             );
         }
-        state.engine_operation_count -= 1;
-        let is_first = state.suspend_write(id, write, stall);
-        drop(state);
         if is_first {
             let (log, clock, retry_now) =
                 (Arc::downgrade(self), self.env.clock.clone(), self.retry_now.clone());
@@ -212,18 +206,16 @@ impl Shared {
     /// Starts or advances the timer that calls the submit loop when an age limit or a group's delay expires.
     /// A log has at most one timer.
     fn set_timer(self: &Arc<Self>, state: &mut LogState) {
-        let Some(deadline) = state.deadline() else { return };
-        if state.timer.is_some_and(|timer| timer <= deadline) {
-            return;
-        }
-        if state.timer.replace(deadline).is_some() {
-            return self.timer_moved.notify_one();
+        match state.set_timer() {
+            TimerChange::None => return,
+            TimerChange::Moved => return self.timer_moved.notify_one(),
+            TimerChange::Started => {}
         }
         let (log, clock, moved) = (Arc::downgrade(self), self.env.clock.clone(), self.timer_moved.clone());
         self.env.spawn("log timer", async move {
             let _stop = OnPanic(|| log.upgrade().into_iter().for_each(|shared| shared.stop_panicked()));
             loop {
-                let Some(deadline) = log.upgrade().and_then(|shared| shared.lock().timer) else { return };
+                let Some(deadline) = log.upgrade().and_then(|shared| shared.lock().timer()) else { return };
                 let now = clock.now();
                 if now >= deadline {
                     break;
@@ -231,65 +223,30 @@ impl Shared {
                 select(clock.sleep(deadline - now), pin!(moved.notified())).await;
             }
             let Some(shared) = log.upgrade() else { return };
-            shared.lock().timer = None;
+            shared.lock().end_timer();
             shared.submit_ready();
         });
     }
 
     /// Returns once `wanted` has reached `stage`.
     pub(crate) async fn wait(self: &Arc<Self>, wanted: Watermark, stage: Stage) -> Result<(), Stopped> {
-        let Some(arrival) = self.begin_wait(wanted, stage)? else { return Ok(()) };
+        let Some(arrival) = self.lock().begin_wait(wanted, stage)? else { return Ok(()) };
         self.submit_ready();
         arrival.await.map_err(|_| self.stop_reason())
-    }
-
-    /// Registers a waiter and returns its receiver; `None` if `wanted` has already reached the stage.
-    fn begin_wait(&self, wanted: Watermark, stage: Stage) -> Result<Option<oneshot::Receiver<()>>, Stopped> {
-        let mut state = self.lock();
-        let reached = match stage {
-            Stage::Accepted => return state.stopped.clone().map_or(Ok(None), Err),
-            Stage::Written => state.written,
-            Stage::Persisted => state.persisted,
-        };
-        if let Some(stopped) = &state.stopped
-            && (stopped.is_panic() || !reached.reaches(wanted))
-        {
-            // After a panic the watermarks can't be trusted either.
-            return Err(stopped.clone());
-        }
-        if reached.reaches(wanted) {
-            return Ok(None);
-        }
-        // A waiter triggers the write or sync of what is accepted already; later appends trigger their own.
-        let accepted = state.accepted.reaches(wanted);
-        let waiters = match stage {
-            Stage::Persisted => {
-                if accepted && !state.persist_wanted.reaches(wanted) {
-                    state.add_committer();
-                }
-                &mut state.persisted_waiters
-            }
-            _ => {
-                if accepted && !state.write_wanted.reaches(wanted) {
-                    state.want_written();
-                }
-                &mut state.written_waiters
-            }
-        };
-        Ok(Some(waiters.add(wanted)))
     }
 
     /// Returns once `wanted` is persisted, and executes the writes and syncs for it in this thread.
     pub(crate) fn wait_blocking(self: &Arc<Self>, wanted: Watermark) -> Result<(), Stopped> {
         loop {
-            let Some(arrival) = self.begin_wait(wanted, Stage::Persisted)? else {
+            let begun = self.lock().begin_wait(wanted, Stage::Persisted)?;
+            let Some(arrival) = begun else {
                 // Submits the actions of batches accepted in the meantime.
                 self.submit_ready();
                 return Ok(());
             };
             let action = {
                 let mut state = self.lock();
-                let action = match state.is_submitting {
+                let action = match state.is_submitting() {
                     true => None,
                     false => state.next_action(self.env.clock.now()),
                 };
@@ -307,7 +264,7 @@ impl Shared {
     }
 
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<(), Stopped> {
-        let accepted = self.lock().accepted;
+        let accepted = self.lock().watermarks.accepted();
         self.wait(accepted, Stage::Persisted).await
     }
 

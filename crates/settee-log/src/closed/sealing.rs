@@ -31,7 +31,7 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
         return None;
     }
     let sealed = shared.seal(number).await;
-    let without_space = failed_for_space(&sealed).then_some(number);
+    let lacks_space = failed_for_space(&sealed);
     if let Err(error) = &sealed {
         tracing::warn!(
             %error, number, directory = %shared.directory.display(),
@@ -41,18 +41,11 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
     if matches!(sealed, Ok(true)) {
         shared.retry_sealing().await;
     }
-    let (below, next) = {
-        let mut state = shared.lock();
-        state.closed.without_space.extend(without_space);
-        if !sealed.unwrap_or(false) && state.segments.contains_key(&number) {
-            state.closed.unsealed.insert(number);
-        }
-        state.closed.seal_next = state.closed.seal_next.max(number + 1);
-        state.closed.is_sealing = false;
-        let next = state.next_to_seal();
-        state.closed.is_sealing = next.is_some();
-        (state.closed.seal_next, next)
-    };
+    let (is_sealed, mut state) = (sealed.unwrap_or(false), shared.lock());
+    state.segments.end_sealing(number, is_sealed, lacks_space);
+    let next = state.begin_sealing();
+    let below = state.segments.sealed_below();
+    drop(state);
     shared.sealed_below.send_replace(below);
     next
 }
@@ -60,8 +53,7 @@ async fn seal_one(log: &Weak<Shared>, number: u32) -> Option<u32> {
 impl Shared {
     /// Starts sealing if there are segments to seal.
     pub(crate) fn start_sealing(self: &Arc<Self>, state: &mut LogState) {
-        let Some(mut number) = state.next_to_seal() else { return };
-        state.closed.is_sealing = true;
+        let Some(mut number) = state.begin_sealing() else { return };
         let (log, clock) = (Arc::downgrade(self), self.env.clock.clone());
         self.env.spawn("log seal", async move {
             // The open segment when the last pause began; sealing delays no append for it.
@@ -69,8 +61,9 @@ impl Shared {
             let numbers = || {
                 let shared = log.upgrade()?;
                 let state = shared.lock();
-                let open = state.open_segment.as_ref().map(|segment| segment.number);
-                Some((open.unwrap_or(state.persisted.at.segment()), state.closed.seal_soon))
+                let persisted = state.watermarks.persisted().at.segment();
+                let open = state.segments.open().map_or(persisted, |open| open.number);
+                Some((open, state.segments.seal_soon()))
             };
             loop {
                 let this = number;
@@ -95,30 +88,22 @@ impl Shared {
             "sealing panicked: the segment has no segment index"
         );
         let mut state = self.lock();
-        if state.segments.contains_key(&number) {
-            state.closed.unsealed.insert(number);
-        }
-        state.closed.seal_next = state.closed.seal_next.max(number + 1);
-        state.closed.is_sealing = false;
+        state.segments.end_sealing(number, false, false);
         self.start_sealing(&mut state);
-        let below = state.closed.seal_next;
+        let below = state.segments.sealed_below();
         drop(state);
         self.sealed_below.send_replace(below);
     }
 
     /// Seals segments whose sealing failed for lack of disk space, until space runs out again.
     async fn retry_sealing(&self) {
-        let numbers = self.lock().closed.without_space.clone();
+        let numbers = self.lock().segments.without_space();
         for number in numbers {
             let sealed = self.seal(number).await;
             if failed_for_space(&sealed) {
                 return;
             }
-            let mut state = self.lock();
-            state.closed.without_space.remove(&number);
-            if matches!(sealed, Ok(true)) {
-                state.closed.unsealed.remove(&number);
-            }
+            self.lock().segments.end_sealing_again(number, sealed.unwrap_or(false));
         }
     }
 

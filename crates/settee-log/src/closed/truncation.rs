@@ -8,50 +8,29 @@ use settee_io::{File, OpenMode, directory};
 
 use crate::error::{ReservationError, is_refusal};
 use crate::format::SYNC_ALIGNMENT;
-use crate::read_view::{FileSlot, ReadView};
+use crate::read_view::FileSlot;
 use crate::segment_name::segment_path;
-use crate::shared::{DiskReservation, PreallocatedSegment, Shared};
+use crate::shared::{DiskReservation, Shared};
+use crate::state::PreallocatedSegment;
 
 impl Shared {
     /// See [`crate::Log::transfer`].
     pub(crate) fn transfer(&self, below: u32) {
         let mut state = self.lock();
-        if below <= state.closed.oldest {
-            return;
+        if state.segments.transfer(below) {
+            self.change_files(&mut state, |files| *files = files.split_off(&below));
         }
-        let sealed_below = state.closed.seal_next;
-        assert!(below <= sealed_below, "segment {below} or one before it isn't sealed");
-        let kept = state.segments.split_off(&below);
-        let removed = std::mem::replace(&mut state.segments, kept);
-        let removed_bytes: u64 = removed.values().map(|meta| meta.bytes).sum();
-        state.stats.file_bytes = state.stats.file_bytes.saturating_sub(removed_bytes);
-        state.transferred_bytes += removed_bytes;
-        state.closed.unsealed = state.closed.unsealed.split_off(&below);
-        state.closed.without_space = state.closed.without_space.split_off(&below);
-        state.closed.oldest = below;
-        let files = (*self.read_view.load().files).clone().split_off(&below);
-        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), &state.chunks)));
     }
 
     /// Removes truncated segments' files, or recycles one for the next segment.
     pub(crate) async fn truncate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
         let (removed, recycled_bytes_max) = {
             let mut state = self.lock();
-            if !state.has_files_to_remove() {
-                // The next segment has begun meanwhile, and its header isn't on the medium yet.
-                return Ok(());
-            }
-            let needed = state.closed.needed;
-            let kept = state.segments.split_off(&needed);
-            let removed = std::mem::replace(&mut state.segments, kept);
-            state.closed.oldest = needed;
-            let removed_bytes = removed.values().map(|meta| meta.bytes).sum();
-            state.stats.file_bytes = state.stats.file_bytes.saturating_sub(removed_bytes);
-            let recycled_bytes_max = state.log_bytes() * self.options.spare_percent_max / 100;
-            (removed, recycled_bytes_max)
+            (state.truncate(), state.log_bytes() * self.options.spare_percent_max / 100)
         };
-        for number in removed.into_keys() {
-            let slot = self.remove_from_view(number);
+        for number in removed {
+            // Readers that already have it keep it.
+            let slot = self.change_files(&mut self.lock(), |files| files.remove(&number));
             let unused = match reservation.next {
                 None => self.recycle(reservation, number, slot, recycled_bytes_max).await?,
                 Some(_) => Some(segment_path(&self.directory, number)),
@@ -59,21 +38,12 @@ impl Shared {
             match unused {
                 Some(path) => directory::remove(&*self.env.engine, &path).await?,
                 None => {
-                    self.lock().preallocated_number =
-                        reservation.next.as_ref().map_or(0, |preallocated| preallocated.number)
+                    let number = reservation.next.as_ref().map_or(0, |preallocated| preallocated.number);
+                    self.lock().set_preallocated(number);
                 }
             }
         }
         Ok(())
-    }
-
-    /// Removes a segment's file from the read view; readers that already have it keep it.
-    fn remove_from_view(&self, number: u32) -> Option<Arc<FileSlot>> {
-        let state = self.lock();
-        let mut files = (*self.read_view.load().files).clone();
-        let slot = files.remove(&number);
-        self.read_view.store(Arc::new(ReadView::new(Arc::new(files), &state.chunks)));
-        slot
     }
 
     /// Recycles a truncated segment's file for the next segment, if it is small enough and has no other user.
@@ -96,7 +66,7 @@ impl Shared {
             Err(error) if is_refusal(&error) => return Ok(Some(from)),
             zeroed => zeroed?,
         }
-        let number = self.open_number() + 1;
+        let number = self.lock().segments.last_number() + 1;
         let to = segment_path(&self.directory, number);
         directory::rename(&*self.env.engine, &from, &to).await.map_err(ReservationError::Failed)?;
         let keep_trying = |_: &settee_io::Error| !self.is_ending();

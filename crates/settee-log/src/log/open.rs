@@ -10,8 +10,8 @@ use crate::format::RecordRef;
 use crate::options::LogOptions;
 use crate::recovery::{self, LogLock, Recovery, Replay, Start};
 use crate::segment_index::EntryRef;
-use crate::shared::{Continuation, Shared};
-use crate::state::LogState;
+use crate::shared::Shared;
+use crate::state::{Continuation, LogState};
 use crate::types::Location;
 use crate::watermark::{Position, Watermark};
 
@@ -123,13 +123,13 @@ impl Log {
         if let Some(segment) = &mut open {
             segment.bytes_max = segment.bytes_max.max(options.segment_bytes(found.file_bytes, 0));
         }
-        let state = LogState::new(options, env.buffers.clone(), end, open, found.segments);
         let continuation = Continuation {
             log_id: found.log_id.unwrap_or_else(|| env.random_bytes()),
             epoch: found.epoch + 1,
             tail: found.tail,
         };
-        let shared = Shared::new(env, directory, directory_syncs, continuation, found.files, state);
+        let state = LogState::new(options, env.buffers.clone(), end, continuation, open, found.segments);
+        let shared = Shared::new(env, directory, directory_syncs, options, found.files, state);
         Ok((Log { shared }, found.summary))
     }
 }

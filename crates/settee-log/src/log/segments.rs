@@ -21,9 +21,7 @@ impl Log {
     /// the next segment has begun, and are then not replayed; until their removal they may still be read and
     /// replayed.
     pub fn truncate_before(&self, seq: Seq) {
-        let mut state = self.shared.lock();
-        let seq = seq.0.min(state.accepted.seq + 1);
-        state.closed.truncate_before = state.closed.truncate_before.max(seq);
+        self.shared.lock().truncate_before(seq.0);
     }
 
     /// The segments' numbers, oldest first. All but the last are closed, and are sealed in the background.
@@ -61,8 +59,7 @@ impl Log {
     /// open one, or the one before it if nothing has been appended since that was closed.
     pub fn seal_soon(&self) -> u32 {
         let mut state = self.shared.lock();
-        let end = state.seal_end();
-        state.closed.seal_soon = end;
+        let end = state.request_sealing();
         self.shared.start_sealing(&mut state);
         end
     }
@@ -86,7 +83,7 @@ impl Log {
     /// Sets how many live bytes of this log are in transferred segments; the log includes them when it sizes
     /// its next segments. 0 after opening.
     pub fn set_transferred_bytes(&self, bytes: u64) {
-        self.shared.lock().transferred_bytes = bytes;
+        self.shared.lock().segments.set_transferred_bytes(bytes);
     }
 
     /// The files of the log's current segments, for [`Log::read_in`]. Cheap.

@@ -8,83 +8,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use settee_io::{File, OpenMode, directory};
 
-use super::{FIRST_RESERVATION_BYTES, reserve_ahead_bytes};
 use crate::error::{ReservationError, is_sync_error};
 use crate::format::SYNC_ALIGNMENT;
 use crate::segment_name::segment_path;
 use crate::shared::{DiskReservation, Shared};
-use crate::state::{LogState, reserve_bytes};
-
-/// Largest number of bytes that one background job fills with zeros.
-const FILL_BYTES_MAX: u32 = 1 << 20;
-
-/// Space is filled with zeros if groups are smaller than this on average; for larger ones the zeros cost more
-/// than the syncs gain.
-const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
+use crate::state::{BackgroundJob, FILL_BYTES_MAX, FIRST_RESERVATION_BYTES, LogState, reserve_ahead_bytes};
 
 /// The bytes of one write of zeros.
 const ZEROS: &[u8] = &[0; 256 << 10];
-
-/// Smallest log in bytes for which the next segment is preallocated: then the preallocated file is at most a
-/// twentieth of it.
-const PREALLOCATE_LOG_BYTES_MIN: u64 = 20 * FIRST_RESERVATION_BYTES as u64;
-
-/// Work done in the background, by one task at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BackgroundJob {
-    /// Reserve more space in the open segment.
-    Reserve,
-    /// Create the next segment.
-    Preallocate,
-    /// Remove segments that are no longer needed.
-    Truncate,
-}
-
-impl LogState {
-    /// The background job to run now.
-    fn next_background_job(&self) -> Option<BackgroundJob> {
-        let segment = self.open_segment.as_ref()?;
-        if self.has_files_to_remove() {
-            return Some(BackgroundJob::Truncate);
-        }
-        if self.background_job_refused {
-            return None;
-        }
-        let used = self.next.offset();
-        let available = segment.allocated.saturating_sub(used);
-        if segment.allocated < segment.bytes_max {
-            // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
-            // more is available.
-            let step = reserve_ahead_bytes(segment.allocated);
-            let low = if segment.allocated < FILL_BYTES_MAX { step / 2 } else { step };
-            if available < low + reserve_bytes(segment.bytes_max) {
-                return Some(BackgroundJob::Reserve);
-            }
-        }
-        // Early, since a stream that reaches the end before the next segment exists waits for a directory
-        // sync.
-        let is_begun = used > segment.bytes_max / 4;
-        let pays =
-            self.log_bytes() >= PREALLOCATE_LOG_BYTES_MIN && self.preallocated_number <= segment.number;
-        (is_begun && pays).then_some(BackgroundJob::Preallocate)
-    }
-
-    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
-    /// large in a stream without waiters.
-    fn zero_fill_pays(&self) -> bool {
-        self.stats.sync_count > 0 && self.group_bytes.max(self.forming_bytes()) < FILL_GROUP_BYTES_MAX
-    }
-}
 
 impl Shared {
     /// Starts the background job that is due, if any, and sealing.
     pub(crate) fn run_background_jobs(self: &Arc<Self>, state: &mut LogState) {
         self.start_sealing(state);
-        if state.rolling || state.has_background_job {
-            return;
-        }
-        let Some(job) = state.next_background_job() else { return };
-        state.has_background_job = true;
+        let Some(job) = state.begin_background_job() else { return };
         let shared = self.clone();
         self.env.spawn("log background job", async move {
             let mut reservation = shared.reservation.lock().await;
@@ -113,8 +50,7 @@ impl Shared {
                 }
                 Err(ReservationError::Failed(error)) => shared.stop(error),
             }
-            let mut state = shared.lock();
-            (state.has_background_job, state.background_job_refused) = (false, refused);
+            shared.lock().end_background_job(refused);
         });
     }
 
@@ -137,10 +73,7 @@ impl Shared {
         if fill {
             self.fill_with_zeros(number, allocated, end).await?;
         }
-        let mut state = self.lock();
-        if let Some(segment) = state.open_segment.as_mut() {
-            segment.allocated = segment.allocated.max(end);
-        }
+        self.lock().reserved(end);
         Ok(())
     }
 
@@ -148,7 +81,7 @@ impl Shared {
     async fn preallocate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
         let (number, fill, log_bytes) = {
             let state = self.lock();
-            let Some(segment) = &state.open_segment else {
+            let Some(segment) = state.segments.open() else {
                 return Ok(());
             };
             (segment.number + 1, state.zero_fill_pays(), state.log_bytes())
@@ -171,7 +104,7 @@ impl Shared {
             return Err(error.into());
         }
         reservation.next = Some(preallocated);
-        self.lock().preallocated_number = number;
+        self.lock().set_preallocated(number);
         Ok(())
     }
 

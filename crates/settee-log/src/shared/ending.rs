@@ -20,17 +20,16 @@ impl Shared {
     }
 
     pub(crate) fn stop_reason(&self) -> Stopped {
-        self.lock().stopped.clone().unwrap_or_else(|| self.closed_error())
+        self.lock().stopped().cloned().unwrap_or_else(|| self.closed_error())
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.lock().stopped.is_some()
+        self.lock().stopped().is_some()
     }
 
     /// Whether the log has stopped or is being closed.
     pub(crate) fn is_ending(&self) -> bool {
-        let state = self.lock();
-        state.stopped.is_some() || state.is_closing
+        self.lock().is_ending()
     }
 
     /// Whether its file handles were released.
@@ -53,7 +52,7 @@ impl Shared {
     /// From now on a write that fails for lack of disk space stops the log. Writes that wait for a retry are
     /// tried once more, immediately.
     pub(crate) fn begin_closing(&self) {
-        self.lock().is_closing = true;
+        self.lock().begin_closing();
         self.retry_now.notify_one();
     }
 
@@ -94,20 +93,18 @@ impl Shared {
 
     /// As [`Shared::stop`], for a caller that holds the lock; it drops the returned value after unlocking.
     pub(crate) fn stop_locked(&self, state: &mut LogState, error: settee_io::Error) -> impl Sized + use<> {
-        let is_first = state.stopped.is_none();
-        if is_first {
-            tracing::error!(%error, directory = %self.directory.display(), "log stopped");
-            state.stopped = Some(Stopped { source: Arc::new(error) });
+        if state.stopped().is_some() {
+            return None;
         }
-        is_first.then(|| self.release(state))
+        tracing::error!(%error, directory = %self.directory.display(), "log stopped");
+        state.stop(Stopped { source: Arc::new(error) });
+        Some(self.release(state))
     }
 
     /// Ends the log: no further action begins, and all waiters are notified.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
-        if state.stopped.is_none() {
-            state.stopped = Some(self.closed_error());
-        }
+        state.stop(self.closed_error());
         let released = self.release(&mut state);
         drop(state);
         // Wakes the waiters.
@@ -117,7 +114,7 @@ impl Shared {
     /// Releases all unwritten bytes, whose memory returns to the pool, and all waiters. The caller drops the
     /// returned value after unlocking.
     fn release(&self, state: &mut LogState) -> impl Sized + use<> {
-        let released = state.clear();
+        let released = state.release();
         self.publish(state);
         self.timer_moved.notify_one();
         self.status_changed.notify_waiters();
@@ -139,7 +136,7 @@ impl Shared {
     pub(crate) async fn wait_for_operations(&self) {
         loop {
             let ended = self.status_changed.notified();
-            if self.lock().engine_operation_count == 0 {
+            if !self.lock().has_operations() {
                 return;
             }
             ended.await;

@@ -6,6 +6,9 @@ use crate::options::LogOptions;
 /// they succeed on a full disk. In a small segment it is a quarter of the segment.
 const RESERVE_BYTES: u32 = 32 << 10;
 
+/// First disk reservation of a segment in bytes; it keeps small databases small.
+pub(crate) const FIRST_RESERVATION_BYTES: u32 = 64 << 10;
+
 /// Number of segments that a log aims for; a fast stream makes segments larger and so fewer.
 const SEGMENT_COUNT_AIM: u64 = 16;
 
@@ -18,6 +21,12 @@ pub(crate) fn reserve_bytes(bytes_max: u32) -> u32 {
 /// reserve, if the planned capacity is too small for both.
 pub(crate) fn fitting_bytes_max(bytes_max: u32, end: u32) -> u32 {
     if end + reserve_bytes(bytes_max) <= bytes_max { bytes_max } else { end + RESERVE_BYTES }
+}
+
+/// Bytes to reserve ahead in a segment with `allocated` bytes. Few large steps, since each one and the writes
+/// in flight to the same file wait for each other.
+pub(crate) fn reserve_ahead_bytes(allocated: u32) -> u32 {
+    allocated / 2
 }
 
 impl LogOptions {

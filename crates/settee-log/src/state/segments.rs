@@ -1,11 +1,21 @@
-//! What the state knows of the log's segments: the open one, and those before it.
+//! The log's segments: the open one, and those before it.
+//!
+//! Invariants:
+//! 1. A batch is placed only in disk space that is reserved.
+//! 2. Segments below `seal_next` are sealed, or are in `unsealed` because they can't be.
+//! 3. Only segments that a persisted header excludes are removed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use settee_io::File;
 
-use crate::format::{FrameSeed, SEGMENT_HEADER_SIZE};
+use super::capacity::{fitting_bytes_max, reserve_bytes};
+use super::placement::{AppendBlocked, SpaceRequest};
+use crate::format::{FrameHeader, FrameSeed, SEGMENT_HEADER_SIZE, SegmentHeader};
+use crate::frames::Tail;
+use crate::types::{SegmentInfo, Seq};
+use crate::watermark::{Position, Watermark};
 
 /// The segment that takes appends.
 pub(crate) struct OpenSegment {
@@ -23,6 +33,15 @@ pub(crate) struct OpenSegment {
     pub header: Option<[u8; SEGMENT_HEADER_SIZE]>,
 }
 
+/// A segment's file that isn't in use yet.
+pub(crate) struct PreallocatedSegment {
+    pub number: u32,
+    pub file: Arc<File>,
+    pub allocated: u32,
+    /// Whether the file held another segment before.
+    pub is_reused: bool,
+}
+
 /// The log's metadata of a segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentMeta {
@@ -33,28 +52,65 @@ pub(crate) struct SegmentMeta {
     pub bytes: u64,
 }
 
-/// The state of sealing, truncation and transfer.
-pub(crate) struct ClosedSegments {
-    /// All segments below are sealed, or are in `unsealed` because they can't be.
-    pub seal_next: u32,
-    pub unsealed: BTreeSet<u32>,
-    /// Segments in `unsealed` whose segment index failed for lack of disk space.
-    pub without_space: BTreeSet<u32>,
-    pub is_sealing: bool,
-    /// Segments below this one are sealed without waiting for a pause.
-    pub seal_soon: u32,
-    /// All segments below were removed or transferred.
-    pub oldest: u32,
-    /// The newest segment's header says that segments below this one are not needed.
-    pub needed: u32,
-    /// Records before this `Seq` aren't needed.
-    pub truncate_before: u64,
+/// What an opened log continues with: the headers of its next segments contain it.
+#[derive(Clone, Copy)]
+pub(crate) struct Continuation {
+    pub log_id: [u8; 16],
+    /// Grows with each opening; new segments carry it.
+    pub epoch: u32,
+    /// Where the log ended when it was opened.
+    pub tail: Tail,
 }
 
-impl ClosedSegments {
-    /// Of a log whose first segment is `oldest`.
-    pub(crate) fn new(oldest: u32) -> ClosedSegments {
-        ClosedSegments {
+/// See the module documentation.
+pub(crate) struct Segments {
+    continuation: Continuation,
+    /// The segment that takes appends; `None` between opening and the first append if there is none to
+    /// continue in.
+    open: Option<OpenSegment>,
+    /// Whether the next segment is being created: the open one takes no more batches.
+    is_rolling: bool,
+    /// All segments, by number.
+    all: BTreeMap<u32, SegmentMeta>,
+    /// Total size of the frames in the segments before the open one.
+    closed_bytes: u64,
+    /// Bytes in segments that were transferred to the caller: all their bytes, until the caller reports the
+    /// number of live ones.
+    transferred_bytes: u64,
+
+    /// All segments below are sealed, or are in `unsealed` because they can't be.
+    seal_next: u32,
+    unsealed: BTreeSet<u32>,
+    /// Segments in `unsealed` whose segment index failed for lack of disk space.
+    without_space: BTreeSet<u32>,
+    is_sealing: bool,
+    /// Segments below this one are sealed without waiting for a pause.
+    seal_soon: u32,
+    /// All segments below were removed or transferred.
+    oldest: u32,
+    /// The newest segment's header says that segments below this one are not needed.
+    needed: u32,
+    /// Records before this `Seq` aren't needed.
+    truncate_before: u64,
+}
+
+impl Segments {
+    pub(super) fn new(
+        continuation: Continuation,
+        open: Option<OpenSegment>,
+        all: BTreeMap<u32, SegmentMeta>,
+    ) -> Segments {
+        let oldest = all.first_key_value().map_or(1, |(number, _)| *number);
+        let is_closed = |number: &u32| open.as_ref().is_none_or(|open| open.number != *number);
+        let closed_bytes =
+            all.iter().filter(|(number, _)| is_closed(number)).map(|(_, meta)| meta.bytes).sum();
+        Segments {
+            continuation,
+            open,
+            is_rolling: false,
+            all,
+            closed_bytes,
+            transferred_bytes: 0,
             seal_next: oldest,
             unsealed: BTreeSet::new(),
             without_space: BTreeSet::new(),
@@ -64,5 +120,257 @@ impl ClosedSegments {
             needed: oldest,
             truncate_before: 0,
         }
+    }
+
+    // The open segment.
+
+    /// The segment that takes appends.
+    pub(crate) fn open(&self) -> Option<&OpenSegment> {
+        self.open.as_ref()
+    }
+
+    /// The number of the segment that takes appends, or in which the log ended when it was opened.
+    pub(crate) fn last_number(&self) -> u32 {
+        self.open.as_ref().map_or(self.continuation.tail.segment, |open| open.number)
+    }
+
+    /// Whether the next segment is being created.
+    pub(super) fn is_rolling(&self) -> bool {
+        self.is_rolling
+    }
+
+    /// Sets whether the open segment takes no more batches, because the next one is being created.
+    pub(crate) fn set_rolling(&mut self, is_rolling: bool) {
+        self.is_rolling = is_rolling;
+    }
+
+    /// Disk space of the open segment is reserved up to `end`.
+    pub(super) fn reserved(&mut self, end: u32) {
+        if let Some(open) = &mut self.open {
+            open.allocated = open.allocated.max(end);
+        }
+    }
+
+    /// Checks that the open segment has disk space for the batch at the offset `next`. Increases the capacity
+    /// of a segment without frames that is too small for it.
+    pub(super) fn check_space(&mut self, next: u32, request: SpaceRequest) -> Result<(), AppendBlocked> {
+        let Some(open) = self.open.as_mut().filter(|_| !self.is_rolling) else {
+            return Err(AppendBlocked::Segment);
+        };
+        let is_fresh = open.header.is_some();
+        let end = next + if is_fresh { SEGMENT_HEADER_SIZE as u32 } else { 0 } + request.size as u32;
+        if is_fresh {
+            open.bytes_max = fitting_bytes_max(open.bytes_max, end);
+        }
+        let reserve = if request.may_use_reserve { 0 } else { reserve_bytes(open.bytes_max) };
+        if end + reserve > open.bytes_max {
+            return Err(AppendBlocked::Segment);
+        }
+        if end + reserve > open.allocated {
+            return Err(AppendBlocked::DiskReservation(end + reserve));
+        }
+        Ok(())
+    }
+
+    /// The header of the next frame in the open segment; the batch fills in the rest.
+    pub(super) fn frame_header(&self, first_seq: u64, persisted: u32) -> FrameHeader {
+        let OpenSegment { number, epoch, seed, checksum, .. } = *self.open.as_ref().expect("an open segment");
+        FrameHeader {
+            seed,
+            length: 0,
+            segment: number,
+            epoch,
+            first_seq,
+            record_count: 0,
+            persisted,
+            previous: checksum,
+        }
+    }
+
+    /// A frame with this checksum was accepted, and before it the segment's header.
+    pub(super) fn accept(&mut self, checksum: u64) {
+        let open = self.open.as_mut().expect("an open segment");
+        (open.checksum, open.header) = (checksum, None);
+    }
+
+    /// Makes the new segment the open one. The log ends at `accepted`.
+    pub(super) fn begin(&mut self, new: PreallocatedSegment, bytes_max: u32, accepted: Watermark) {
+        let PreallocatedSegment { number, file, allocated, is_reused } = new;
+        let Continuation { log_id, epoch, tail } = self.continuation;
+        let (mut previous_end, mut previous_checksum) = (tail.end, tail.checksum);
+        if let Some(open) = &self.open {
+            // Without the padding after the last frame.
+            (previous_end, previous_checksum) = (accepted.at.offset().into(), open.checksum);
+            if let Some(meta) = self.all.get_mut(&open.number) {
+                meta.bytes = previous_end;
+                self.closed_bytes += previous_end;
+            }
+        }
+        self.needed = self.oldest_needed();
+        let header = SegmentHeader {
+            segment: number,
+            epoch,
+            log_id,
+            is_reused,
+            oldest: self.needed,
+            first_seq: accepted.seq + 1,
+            previous_end,
+            previous_checksum,
+        };
+        self.all.insert(number, SegmentMeta { epoch, first_seq: header.first_seq, bytes: 0 });
+        let seed = header.frame_seed();
+        let (header, checksum) = header.encode();
+        let header = Some(header);
+        self.open = Some(OpenSegment { number, epoch, seed, file, bytes_max, allocated, checksum, header });
+    }
+
+    /// Releases the open segment, for the caller to drop after unlocking.
+    pub(super) fn release(&mut self) -> impl Sized + use<> {
+        self.open.take()
+    }
+
+    // Sizes and metadata.
+
+    /// Total size of the frames in all segments of a log that ends at `accepted`.
+    pub(super) fn file_bytes(&self, accepted: Position) -> u64 {
+        let is_in_open = self.open.as_ref().is_some_and(|open| open.number == accepted.segment());
+        self.closed_bytes + if is_in_open { accepted.offset().into() } else { 0 }
+    }
+
+    /// Bytes in transferred segments.
+    pub(super) fn transferred_bytes(&self) -> u64 {
+        self.transferred_bytes
+    }
+
+    /// Sets the number of live bytes in transferred segments.
+    pub(crate) fn set_transferred_bytes(&mut self, bytes: u64) {
+        self.transferred_bytes = bytes;
+    }
+
+    /// Metadata of the segments, oldest first. The log ends at `accepted`.
+    pub(super) fn infos(&self, accepted: Watermark) -> Vec<SegmentInfo> {
+        let mut last_seq = accepted.seq;
+        let mut infos = Vec::with_capacity(self.all.len());
+        for (&number, meta) in self.all.iter().rev() {
+            let is_last = number == accepted.at.segment();
+            infos.push(SegmentInfo {
+                number,
+                epoch: meta.epoch,
+                first_seq: Seq(meta.first_seq),
+                last_seq: Seq(last_seq),
+                frame_bytes: if is_last { accepted.at.offset().into() } else { meta.bytes },
+                is_sealed: number < self.seal_next && !self.unsealed.contains(&number),
+            });
+            last_seq = meta.first_seq - 1;
+        }
+        infos.reverse();
+        infos
+    }
+
+    // Sealing.
+
+    /// All segments below this one are sealed, or can't be.
+    pub(crate) fn sealed_below(&self) -> u32 {
+        self.seal_next
+    }
+
+    /// Segments below this one are sealed without waiting for a pause.
+    pub(crate) fn seal_soon(&self) -> u32 {
+        self.seal_soon
+    }
+
+    /// Requests that all segments be sealed without waiting for a pause that can be sealed before more is
+    /// accepted. Returns the first other one: the open one, or the one before it if the append that created the
+    /// open one was cancelled, so that it is empty.
+    pub(super) fn request_sealing(&mut self, persisted: Position) -> u32 {
+        let end_of = |open: &OpenSegment| open.number - u32::from(open.header.is_some());
+        self.seal_soon = self.open.as_ref().map_or(persisted.segment(), end_of);
+        self.seal_soon
+    }
+
+    /// Begins sealing the oldest unsealed segment, if the persisted bytes end in a later one and no other is
+    /// being sealed.
+    pub(super) fn begin_sealing(&mut self, persisted: Position) -> Option<u32> {
+        let is_due = self.seal_next < persisted.segment() && !self.is_sealing;
+        self.is_sealing |= is_due;
+        is_due.then_some(self.seal_next)
+    }
+
+    /// Sealing a segment has ended: it has a segment index if `is_sealed`, and otherwise is tried again if only
+    /// disk space was missing.
+    pub(crate) fn end_sealing(&mut self, number: u32, is_sealed: bool, lacks_space: bool) {
+        if lacks_space {
+            self.without_space.insert(number);
+        }
+        if !is_sealed && self.all.contains_key(&number) {
+            self.unsealed.insert(number);
+        }
+        self.seal_next = self.seal_next.max(number + 1);
+        self.is_sealing = false;
+    }
+
+    /// Segments whose segment index failed for lack of disk space.
+    pub(crate) fn without_space(&self) -> BTreeSet<u32> {
+        self.without_space.clone()
+    }
+
+    /// One of these was tried again.
+    pub(crate) fn end_sealing_again(&mut self, number: u32, is_sealed: bool) {
+        self.without_space.remove(&number);
+        if is_sealed {
+            self.unsealed.remove(&number);
+        }
+    }
+
+    // Truncation and transfer.
+
+    /// Records before `seq` aren't needed. The log ends at `accepted`.
+    pub(super) fn truncate_before(&mut self, seq: u64, accepted: Watermark) {
+        self.truncate_before = self.truncate_before.max(seq.min(accepted.seq + 1));
+    }
+
+    /// Whether there are truncated segments to remove.
+    pub(super) fn has_truncated(&self, persisted: Position) -> bool {
+        let open = self.open.as_ref().map(|open| open.number);
+        self.oldest < self.needed && open == Some(persisted.segment())
+    }
+
+    /// Removes the truncated segments from the log, if their files may be removed. Returns their numbers.
+    pub(super) fn truncate(&mut self, persisted: Position) -> Vec<u32> {
+        match self.has_truncated(persisted) {
+            true => self.remove_below(self.needed).0,
+            // The next segment has begun meanwhile, and its header isn't on the medium yet.
+            false => Vec::new(),
+        }
+    }
+
+    /// Transfers the segments below this one. Returns whether there are any.
+    pub(crate) fn transfer(&mut self, below: u32) -> bool {
+        if below <= self.oldest {
+            return false;
+        }
+        assert!(below <= self.seal_next, "segment {below} or one before it isn't sealed");
+        self.transferred_bytes += self.remove_below(below).1;
+        true
+    }
+
+    /// Removes the segments below this one. Returns their numbers, and their size in bytes.
+    fn remove_below(&mut self, below: u32) -> (Vec<u32>, u64) {
+        let kept = self.all.split_off(&below);
+        let removed = std::mem::replace(&mut self.all, kept);
+        let bytes = removed.values().map(|meta| meta.bytes).sum();
+        self.closed_bytes = self.closed_bytes.saturating_sub(bytes);
+        self.unsealed = self.unsealed.split_off(&below);
+        self.without_space = self.without_space.split_off(&below);
+        self.oldest = below;
+        (removed.into_keys().collect(), bytes)
+    }
+
+    /// The oldest segment with a record that is still needed.
+    fn oldest_needed(&self) -> u32 {
+        // Of these, the newest may hold the first record that is needed.
+        let begins_before = |meta: &SegmentMeta| meta.first_seq <= self.truncate_before;
+        let newest = self.all.iter().rev().find(|(_, meta)| begins_before(meta));
+        newest.map_or(self.oldest, |(number, _)| self.oldest.max(*number))
     }
 }

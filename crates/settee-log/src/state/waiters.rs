@@ -2,17 +2,46 @@
 
 use tokio::sync::oneshot;
 
+use crate::types::Stage;
 use crate::watermark::Watermark;
+
+/// The callers that wait until something is written, and those that wait until it is persisted.
+#[derive(Default)]
+pub(super) struct Waiters {
+    written: Queue,
+    persisted: Queue,
+}
+
+impl Waiters {
+    /// Adds a caller, which is notified when `wanted` has been written, or persisted.
+    pub(super) fn add(&mut self, wanted: Watermark, stage: Stage) -> oneshot::Receiver<()> {
+        match stage {
+            Stage::Persisted => self.persisted.add(wanted),
+            _ => self.written.add(wanted),
+        }
+    }
+
+    /// Removes the callers that wait until something up to `reached` is written; the caller of this notifies
+    /// them after unlocking.
+    pub(super) fn take_written(&mut self, reached: Watermark) -> Vec<oneshot::Sender<()>> {
+        self.written.take(reached)
+    }
+
+    /// As [`Waiters::take_written`], for those that wait until it is persisted.
+    pub(super) fn take_persisted(&mut self, reached: Watermark) -> Vec<oneshot::Sender<()>> {
+        self.persisted.take(reached)
+    }
+}
 
 /// The waiters of one watermark, each with the value that it waits for.
 #[derive(Default)]
-pub(crate) struct Waiters {
+struct Queue {
     waiting: Vec<(Watermark, oneshot::Sender<()>)>,
     prune_at: usize,
 }
 
-impl Waiters {
-    pub(crate) fn add(&mut self, wanted: Watermark) -> oneshot::Receiver<()> {
+impl Queue {
+    fn add(&mut self, wanted: Watermark) -> oneshot::Receiver<()> {
         // Cancelled waiters are removed when the number has doubled: amortized constant cost per waiter.
         if self.waiting.len() >= self.prune_at {
             self.waiting.retain(|(_, waiter)| !waiter.is_closed());
@@ -23,11 +52,8 @@ impl Waiters {
         receiver
     }
 
-    /// Removes the waiters that `watermark` covers; the caller notifies them after unlocking.
-    pub(crate) fn take_reached(&mut self, watermark: Watermark) -> Vec<oneshot::Sender<()>> {
-        self.waiting
-            .extract_if(.., |(wanted, _)| watermark.reaches(*wanted))
-            .map(|(_, waiter)| waiter)
-            .collect()
+    fn take(&mut self, reached: Watermark) -> Vec<oneshot::Sender<()>> {
+        let waiters = self.waiting.extract_if(.., |(wanted, _)| reached.reaches(*wanted));
+        waiters.map(|(_, waiter)| waiter).collect()
     }
 }

@@ -36,5 +36,5 @@ impl Shared {
 
 /// Identifies the newest buffer.
 fn last_buffer(state: &LogState) -> Option<u64> {
-    state.chunks.back().map(|chunk| chunk.start.bits())
+    state.chunks().back().map(|chunk| chunk.start.bits())
 }

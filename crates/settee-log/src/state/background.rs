@@ -1,0 +1,99 @@
+//! Which background job is due.
+
+use super::LogState;
+use super::capacity::{FIRST_RESERVATION_BYTES, reserve_ahead_bytes, reserve_bytes};
+
+/// Largest number of bytes that one background job fills with zeros.
+pub(crate) const FILL_BYTES_MAX: u32 = 1 << 20;
+
+/// Space is filled with zeros if groups are smaller than this on average; for larger ones the zeros cost more
+/// than the syncs gain.
+const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
+
+/// Smallest log in bytes for which the next segment is preallocated: then the preallocated file is at most a
+/// twentieth of it.
+const PREALLOCATE_LOG_BYTES_MIN: u64 = 20 * FIRST_RESERVATION_BYTES as u64;
+
+/// Work done in the background, by one task at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BackgroundJob {
+    /// Reserve more space in the open segment.
+    Reserve,
+    /// Create the next segment.
+    Preallocate,
+    /// Remove segments that are no longer needed.
+    Truncate,
+}
+
+/// The state of the background jobs.
+#[derive(Default)]
+pub(super) struct Background {
+    is_running: bool,
+    /// Whether the last job was refused disk space.
+    refused: bool,
+    /// Number of the preallocated segment; 0 for none.
+    preallocated_number: u32,
+}
+
+impl Background {
+    /// Forgets that a job was refused disk space.
+    pub(super) fn forget_refusal(&mut self) {
+        self.refused = false;
+    }
+}
+
+impl LogState {
+    /// Begins the background job that is due. No other begins until [`LogState::end_background_job`].
+    pub(crate) fn begin_background_job(&mut self) -> Option<BackgroundJob> {
+        if self.segments.is_rolling() || self.background.is_running {
+            return None;
+        }
+        let job = self.next_background_job();
+        self.background.is_running = job.is_some();
+        job
+    }
+
+    /// The job has ended. If it was refused disk space, no space is reserved ahead until an append has reserved
+    /// some.
+    pub(crate) fn end_background_job(&mut self, refused: bool) {
+        (self.background.is_running, self.background.refused) = (false, refused);
+    }
+
+    /// The segment with this number is preallocated; 0 if none is.
+    pub(crate) fn set_preallocated(&mut self, number: u32) {
+        self.background.preallocated_number = number;
+    }
+
+    fn next_background_job(&self) -> Option<BackgroundJob> {
+        let segment = self.segments.open()?;
+        if self.segments.has_truncated(self.watermarks.persisted().at) {
+            return Some(BackgroundJob::Truncate);
+        }
+        if self.background.refused {
+            return None;
+        }
+        let used = self.buffers.next().offset();
+        let available = segment.allocated.saturating_sub(used);
+        if segment.allocated < segment.bytes_max {
+            // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
+            // more is available.
+            let step = reserve_ahead_bytes(segment.allocated);
+            let low = if segment.allocated < FILL_BYTES_MAX { step / 2 } else { step };
+            if available < low + reserve_bytes(segment.bytes_max) {
+                return Some(BackgroundJob::Reserve);
+            }
+        }
+        // Early, since a stream that reaches the end before the next segment exists waits for a directory
+        // sync.
+        let is_begun = used > segment.bytes_max / 4;
+        let pays = self.log_bytes() >= PREALLOCATE_LOG_BYTES_MIN
+            && self.background.preallocated_number <= segment.number;
+        (is_begun && pays).then_some(BackgroundJob::Preallocate)
+    }
+
+    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
+    /// large in a stream without waiters.
+    pub(crate) fn zero_fill_pays(&self) -> bool {
+        self.counters.sync_count > 0 && self.groups.usual_bytes() < FILL_GROUP_BYTES_MAX
+    }
+}

@@ -1,0 +1,11 @@
+//! Violations of the invariants, for tests that check what follows.
+
+use super::Watermarks;
+use crate::watermark::Position;
+
+pub(crate) const VIOLATIONS: [fn(&mut Watermarks); 4] = [
+    |marks| marks.written.seq = marks.accepted.seq + 1,
+    |marks| marks.persisted.seq = marks.written.seq + 1,
+    |marks| marks.persisted.at = marks.written.at.plus(1),
+    |marks| marks.accepted.at = Position::END,
+];
