@@ -28,7 +28,7 @@ mod writers;
 
 use bench::Bench;
 pub use config::{Config, Part};
-pub use limit::{Phase, hold_up};
+pub use limit::{Phase, measure_delays};
 pub use row::{Against, LogAim, LogRow, heading};
 
 /// Pause before each part, since a disk may still process earlier writes and removals.

@@ -60,14 +60,14 @@ impl ServerProcess {
         Ok(process)
     }
 
-    /// Starts `program bench floor-server`, the bare server of [`crate::limits`].
+    /// Starts `program bench bare-server`, the bare server of [`crate::limits`].
     ///
     /// # Errors
     /// [`Error::Server`]; no process is left running.
     pub fn bare(program: &Path) -> Result<ServerProcess> {
         let mut command = Command::new(program);
         // It exits when its input ends, so also when this process is killed.
-        command.args(["bench", "floor-server"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["bench", "bare-server"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| Error::Server(error.to_string()))?;
         let mut url = String::new();
         let stdout = child.stdout.take().expect("its output is a pipe");

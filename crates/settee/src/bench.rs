@@ -55,7 +55,7 @@ enum Benchmark {
 
     /// Measure how a stream delays a task under a memory limit; started by `bench log`
     #[command(hide = true)]
-    LogHoldUp(log::HoldUpArgs),
+    LogDelay(log::DelayArgs),
 
     /// Measure the store against other engines, fio, and a bare pread
     Store(store::Args),
@@ -72,7 +72,7 @@ enum Benchmark {
 
     /// Serve one document from memory, as a lower bound for any HTTP server; started by `bench http`
     #[command(hide = true)]
-    FloorServer,
+    BareServer,
 }
 
 #[derive(clap::Args)]
@@ -149,7 +149,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
             block_on(tokio::runtime::Builder::new_multi_thread(), files::run_reads(args))
         }
         Some(Benchmark::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
-        Some(Benchmark::LogHoldUp(args)) => log::run_hold_up(&args),
+        Some(Benchmark::LogDelay(args)) => log::run_delay(&args),
         Some(Benchmark::Store(args)) => {
             block_on(tokio::runtime::Builder::new_current_thread(), store::run(args))
         }
@@ -160,8 +160,8 @@ pub(crate) fn run(args: Args) -> CommandResult {
             block_on(tokio::runtime::Builder::new_current_thread(), hostile::run(args))
         }
         Some(Benchmark::StoreRun(args)) => store::run_here(&args),
-        Some(Benchmark::FloorServer) => {
-            block_on(tokio::runtime::Builder::new_multi_thread(), run_floor_server())
+        Some(Benchmark::BareServer) => {
+            block_on(tokio::runtime::Builder::new_multi_thread(), run_bare_server())
         }
     }
 }
@@ -233,7 +233,7 @@ fn run_sync(args: &SyncArgs) -> CommandResult {
 
 /// Prints the server's address and serves until the standard input ends, so that the server stops with the
 /// process that started it.
-async fn run_floor_server() -> CommandResult {
+async fn run_bare_server() -> CommandResult {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     print_stdout!("http://{}", listener.local_addr()?);
     let (stdin_closed, wait) = tokio::sync::oneshot::channel();

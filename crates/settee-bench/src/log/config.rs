@@ -38,8 +38,8 @@ pub struct Config {
     pub directory: PathBuf,
     /// The binary of the peers' crate. None: their rows have no ratio.
     pub peers: Option<PathBuf>,
-    /// This program, which runs [`hold_up`](super::hold_up) in a separate process: `PROGRAM bench log-hold-up
-    /// DIRECTORY BYTES ENGINE CGROUP`.
+    /// This program, which runs [`measure_delays`](super::measure_delays) in a separate process: `PROGRAM bench
+    /// log-delay DIRECTORY BYTES ENGINE CGROUP`.
     pub program: PathBuf,
     /// The engine for the log's I/O.
     pub engine: EngineKind,

@@ -3,8 +3,8 @@
 //!
 //! It runs in a separate process, since the limit is that of a [`ControlGroup`]. There one executor thread
 //! runs a task that wakes every millisecond, beside each of the phases in turn: the log, the log in direct
-//! mode, nothing, and a writer that calls write(2) on that thread. A hold-up is the delay with which the task
-//! wakes.
+//! mode, nothing, and a writer that calls write(2) on that thread. A delay is the time by which the task wakes
+//! late.
 
 use std::fs;
 use std::io::Write;
@@ -54,9 +54,9 @@ pub struct Phase {
     pub name: String,
     /// MB/s until all is on stable storage; 0 for `idle`.
     pub rate: f64,
-    /// The longest hold-up in milliseconds.
+    /// The longest delay in milliseconds.
     pub longest_ms: f64,
-    /// The 99th percentile of hold-ups in milliseconds.
+    /// The 99th percentile of delays in milliseconds.
     pub p99_ms: f64,
 }
 
@@ -70,7 +70,7 @@ const STD: &str = "std";
 ///
 /// # Errors
 /// [`Error::File`] and [`Error::Wrong`].
-pub fn hold_up(
+pub fn measure_delays(
     directory: &Path,
     bytes: usize,
     engine: EngineKind,
@@ -92,20 +92,20 @@ pub fn hold_up(
     };
     let mut longest = Duration::ZERO;
     for (name, direct) in [(LOG, false), (LOG_DIRECT, true)] {
-        let path = directory.join("hold-up-log");
+        let path = directory.join("delay-log");
         let (taken, ticks) =
             beside_ticks(&runtime, write_log(&env, &path, stream_options(direct), values.clone(), bytes))?;
         remove_directory(&path)?;
         longest = longest.max(taken);
         report(name, taken, bytes, &ticks);
     }
-    // As long as the log's phases: in a longer phase, longer hold-ups would occur.
+    // As long as the log's phases: in a longer phase, longer delays would occur.
     let (taken, ticks) = beside_ticks(&runtime, async {
         tokio::time::sleep(longest).await;
         Ok(())
     })?;
     report(IDLE, taken, 0, &ticks);
-    let path = directory.join("hold-up-std");
+    let path = directory.join("delay-std");
     let (taken, ticks) = beside_ticks(&runtime, write_std(&path, values, bytes))?;
     fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
     report(STD, taken, bytes, &ticks);
@@ -176,7 +176,7 @@ pub(super) fn run(bench: &Bench, each: &mut dyn FnMut(LogRow)) -> Result<()> {
     let (mut rounds, mut disk) = (Vec::new(), Vec::new());
     for _ in 0..ROUND_COUNT {
         let mut command = Command::new(&bench.config.program);
-        command.args(["bench", "log-hold-up"]).arg(bench.path());
+        command.args(["bench", "log-delay"]).arg(bench.path());
         command.args([bytes.to_string(), bench.config.engine.to_string()]);
         if let Ok(group) = &group {
             command.arg(&group.directory);
@@ -217,7 +217,7 @@ fn report(
     let name = |what: &str| format!("append {} MiB under a memory limit, {what}", bytes >> 20);
     let mut rows = Vec::new();
     for (phase, mode) in [(LOG, "buffered"), (LOG_DIRECT, "direct")] {
-        let row = LogRow::new(name(&format!("hold-up, {mode}")), "persisted", "ms", most(phase))
+        let row = LogRow::new(name(&format!("delay, {mode}")), "persisted", "ms", most(phase))
             .against(Better::Multiple, "idle", most(IDLE))
             .note(format!(
                 "longest of all rounds ({}) against idle ({}) and a std writer on the thread ({}); {limit_text}",
@@ -225,7 +225,7 @@ fn report(
                 rounds_text(&longest(IDLE)),
                 rounds_text(&longest(STD))
             ))
-            .note(format!("p99 of hold-ups: {}", rounds_text(&figures(phase, |phase| phase.p99_ms))));
+            .note(format!("p99 of delays: {}", rounds_text(&figures(phase, |phase| phase.p99_ms))));
         rows.push(aimed(row, LogAim::ExcessAtMost(5.0)));
         let rates = figures(phase, |phase| phase.rate);
         let row = LogRow::new(name(mode), "persisted", "MB/s", median(&rates)).note(format!(
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_hold_up_of_all_rounds_counts_and_the_median_rate() {
+    fn the_longest_delay_of_all_rounds_counts_and_the_median_rate() {
         let limit = Ok("a limit".to_owned());
         let rows = report(2 << 30, &[round(1.0, 2.0), round(1.5, 6.6)], &Ok(vec![1000.0]), &limit);
         let judged: Vec<_> = rows.iter().map(|row| (row.ours, row.met)).collect();
@@ -284,7 +284,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut output = String::new();
         let each = |phase: Phase| output += &(serde_json::to_string(&phase).unwrap() + "\n");
-        hold_up(directory.path(), 4 << 20, EngineKind::Auto, None, each).unwrap();
+        measure_delays(directory.path(), 4 << 20, EngineKind::Auto, None, each).unwrap();
         let phases = parse(&output).unwrap();
         let names: Vec<&str> = phases.iter().map(|phase| &*phase.name).collect();
         assert_eq!(names, [LOG, LOG_DIRECT, IDLE, STD]);

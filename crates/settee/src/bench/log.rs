@@ -60,7 +60,7 @@ impl From<LogPart> for Part {
 }
 
 #[derive(clap::Args)]
-pub(super) struct HoldUpArgs {
+pub(super) struct DelayArgs {
     /// Directory in which the files are created
     directory: PathBuf,
 
@@ -109,7 +109,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
     Ok(result.await.map_err(|_| "the measurement panicked")??)
 }
 
-pub(super) fn run_hold_up(args: &HoldUpArgs) -> CommandResult {
+pub(super) fn run_delay(args: &DelayArgs) -> CommandResult {
     let print = |phase| print_stdout!("{}", serde_json::to_string(&phase).expect("a phase is plain data"));
-    Ok(log::hold_up(&args.directory, args.bytes, args.engine, args.group.as_deref(), print)?)
+    Ok(log::measure_delays(&args.directory, args.bytes, args.engine, args.group.as_deref(), print)?)
 }
