@@ -66,7 +66,7 @@ async fn backup(args: Args) -> CommandResult {
     if let Some(url) = &args.url {
         let dir = std::path::absolute(&args.dir)?;
         let mut couch = Couch::new(args.user.apply(url.parse()?)?);
-        let body = serde_json::to_vec(&serde_json::json!({ "folder": dir }))?;
+        let body = serde_json::to_vec(&serde_json::json!({ "directory": dir }))?;
         let reply = couch.call("POST", "/_settee/backup", Some(&body)).await?;
         print_stdout!("{}", String::from_utf8_lossy(&reply.body).trim_end());
         return Ok(());

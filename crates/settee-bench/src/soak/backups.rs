@@ -119,9 +119,9 @@ impl Backups {
 
     /// Makes a server back itself up to the directory of all backups. Returns the backup's path.
     async fn request_backup(&self, http: &mut Http) -> StepResult<PathBuf> {
-        let request = json!({ "folder": self.directory.join("runs") });
+        let request = json!({ "directory": self.directory.join("runs") });
         let answer = http.post("/_settee/backup", &request).await?.expect("a backup", &[201])?;
-        Ok(PathBuf::from(answer.json()?["folder"].as_str().unwrap_or_default()))
+        Ok(PathBuf::from(answer.json()?["directory"].as_str().unwrap_or_default()))
     }
 
     /// Checks a backup, restores it, and starts a server on the copy.

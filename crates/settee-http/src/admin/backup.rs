@@ -23,6 +23,9 @@ pub const BACKED_UP_FILES: &[&str] = &[CONFIG_FILE];
 /// Maximum number of databases named in the reason; `failed` lists all of them.
 const NAMED_MAX: usize = 10;
 
+/// The former name of the member `directory`.
+const OLD_NAME: &str = "folder";
+
 /// Makes a backup run and answers when it is complete.
 pub(crate) async fn handle(context: &mut RequestContext<'_>) -> HandlerResult {
     if *context.method() != Method::POST {
@@ -30,13 +33,17 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>) -> HandlerResult {
     }
     body::check_json_type(&context.head.headers)?;
     let body = context.read_value_body().await?;
-    let bad = || ApiError::bad_request("The body must be {\"folder\": an absolute path}.");
-    let mut directory = None;
+    let bad = || ApiError::bad_request("The body must be {\"directory\": an absolute path}.");
+    let (mut directory, mut has_old_name) = (None, false);
     json::each_member(&body.text, |name, value| {
-        directory = json::string(value).filter(|_| name == "folder" && directory.is_none());
+        has_old_name |= name == OLD_NAME;
+        directory = json::string(value).filter(|_| name == "directory" && directory.is_none());
         if directory.is_some() { Ok(()) } else { Err(bad()) }
     })
-    .map_err(|_| bad())?;
+    .map_err(|_| match has_old_name {
+        true => ApiError::bad_request(format!("The member {OLD_NAME:?} is \"directory\" now.")),
+        false => bad(),
+    })?;
     let directory = directory.ok_or_else(bad)?;
     let done = context.server.databases.backup(Path::new(&*directory), BACKED_UP_FILES).await?;
     let failed = &done.failed;
@@ -50,7 +57,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>) -> HandlerResult {
             text.extend_from_slice(b"\"error\":\"incomplete_backup\",\"reason\":");
             settee_doc::write_json_string(&reason, text);
         }
-        text.extend_from_slice(b",\"folder\":");
+        text.extend_from_slice(b",\"directory\":");
         settee_doc::write_json_string(&done.directory.to_string_lossy(), text);
         let files = done.files;
         let counts = format!(

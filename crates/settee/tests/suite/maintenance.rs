@@ -223,11 +223,14 @@ fn a_backup_of_a_running_server_is_sound_incremental_and_restorable() {
         assert!(code == 0 && text.contains("\"databases\":1"), "{text}");
         println!("$ settee backup backup --url …\n{}", text.replace(home.path().to_str().unwrap(), ""));
     }
-    let second: serde_json::Value =
-        serde_json::from_str(&server.post("/_settee/backup", &format!("{{\"folder\":\"{backup_text}\"}}")).1)
-            .unwrap();
+    let second: serde_json::Value = serde_json::from_str(
+        &server.post("/_settee/backup", &format!("{{\"directory\":\"{backup_text}\"}}")).1,
+    )
+    .unwrap();
     assert_eq!(second["bytes_copied"], 0, "{second}");
-    assert_eq!(server.post("/_settee/backup", "{\"folder\":\"relative\"}").0, 400);
+    assert_eq!(server.post("/_settee/backup", "{\"directory\":\"relative\"}").0, 400);
+    let former = server.post("/_settee/backup", &format!("{{\"folder\":\"{backup_text}\"}}"));
+    assert!(former.0 == 400 && former.1.contains("directory"), "{former:?}");
     assert_eq!(server.send("POST", "/_settee/backup", "text/plain", "{}").0, 415);
     fill(&server, "cities", 2);
     assert_eq!(server.send("POST", "/cities/_compact", "text/plain", "{}").0, 415);
@@ -324,7 +327,7 @@ fn followers_of_the_original_receive_every_change_of_a_restored_copy_which_is_an
     };
     assert_eq!(server.send("PUT", "/cities", "application/json", "").0, 201);
     assert_eq!(server.post("/cities/_bulk_docs", &docs(0, 100)).0, 201);
-    let directory = serde_json::json!({ "folder": backup }).to_string();
+    let directory = serde_json::json!({ "directory": backup }).to_string();
     assert_eq!(server.post("/_settee/backup", &directory).0, 201);
     // The follower has received these changes, which the copy doesn't have.
     assert_eq!(server.post("/cities/_bulk_docs", &docs(100, 200)).0, 201);
@@ -363,7 +366,7 @@ fn a_lost_database_is_reported_and_does_not_prevent_the_backup_of_others() {
     assert!(status == 500 && text.contains("are gone"), "{text}");
     assert_eq!(server.send("GET", "/sound", "application/json", "").0, 200);
 
-    let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{backup_text}\"}}"));
+    let (status, text) = server.post("/_settee/backup", &format!("{{\"directory\":\"{backup_text}\"}}"));
     let response: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
         (status, &response["error"], &response["databases"]),
@@ -374,7 +377,7 @@ fn a_lost_database_is_reported_and_does_not_prevent_the_backup_of_others() {
     let (code, text) = run(&["backup", backup_text, "--url", &url]);
     assert!(code == 1 && text.contains("lost: ") && text.contains("1 of 2 databases"), "{text}");
     for directory in ["relative", "/dev/null", "/dev/null/x", &format!("{data_text}/x"), data_text] {
-        let (status, text) = server.post("/_settee/backup", &format!("{{\"folder\":\"{directory}\"}}"));
+        let (status, text) = server.post("/_settee/backup", &format!("{{\"directory\":\"{directory}\"}}"));
         assert_eq!(status, 400, "{directory}: {text}");
     }
     server.stop();

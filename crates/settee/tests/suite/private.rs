@@ -50,7 +50,7 @@ fn data_backups_and_restored_and_repaired_data_are_private() {
     server.send_ok("PUT", "/cities", "");
     server.send_ok("PUT", "/cities/ulm", "{\"spire_m\":161}");
     server.send_ok("PUT", "/_node/_local/_config/uuids/algorithm", "\"random\"");
-    server.send_ok("POST", "/_settee/backup", &format!("{{\"folder\":{:?}}}", name(&backup)));
+    server.send_ok("POST", "/_settee/backup", &format!("{{\"directory\":{:?}}}", name(&backup)));
     server.stop();
     ok(&["restore", name(&backup), name(&restored)], b"");
     ok(&["check", name(&data), "--repair", name(&repaired)], b"");
