@@ -5,6 +5,10 @@
 use settee_io::PoolStats;
 use settee_store::{LogStats, StoreStats};
 
+/// Age in seconds from which a snapshot that pins replaced files counts as old: a reader that takes longer
+/// has probably stalled.
+const SNAPSHOT_AGE_S_MAX: u64 = 600;
+
 /// Statistics of a server's databases, its catalogue included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
@@ -25,7 +29,7 @@ pub struct Stats {
     /// Sums over all stores, except `oldest_snapshot_ms`: the maximum.
     pub store: StoreStats,
     /// Number of open databases with a snapshot that has pinned replaced files for longer than
-    /// [`StoreLimits::snapshot_age_s_max`](crate::StoreLimits::snapshot_age_s_max).
+    /// ten minutes.
     pub old_snapshot_count: usize,
     /// The limit of `store.memory_bytes`.
     pub index_memory_bytes_max: u64,
@@ -39,11 +43,10 @@ pub(crate) struct DatabaseStats {
 }
 
 impl Stats {
-    /// Sums up the statistics of all logs. A snapshot counts as old from `snapshot_age_s_max` seconds on.
+    /// Sums up the statistics of all logs.
     pub(crate) fn new(
         engine: &'static str,
         buffers: PoolStats,
-        snapshot_age_s_max: u64,
         ended: DatabaseStats,
         open: impl Iterator<Item = (DatabaseStats, bool)>,
     ) -> Stats {
@@ -70,7 +73,7 @@ impl Stats {
             stats.store.segment_live_bytes += store.segment_live_bytes;
             let oldest = &mut stats.store.oldest_snapshot_ms;
             *oldest = store.oldest_snapshot_ms.max(*oldest);
-            let is_old = store.oldest_snapshot_ms / 1000 >= snapshot_age_s_max;
+            let is_old = store.oldest_snapshot_ms / 1000 >= SNAPSHOT_AGE_S_MAX;
             stats.old_snapshot_count += usize::from(is_old);
             stats.log.file_bytes += log.file_bytes;
             stats.log.padding_bytes += log.padding_bytes;
@@ -123,7 +126,7 @@ mod tests {
         let mut ended = DatabaseStats::default();
         add_counters(&mut ended, &log(5, 900));
         let logs = [(log(2, 300), false), (log(4, 100), true), (log(0, 0), false)];
-        let stats = Stats::new("threads", PoolStats::default(), 600, ended, logs.into_iter());
+        let stats = Stats::new("threads", PoolStats::default(), ended, logs.into_iter());
         assert_eq!((stats.log.batch_count, stats.log.sync_count), (12, 11));
         assert_eq!((stats.log.file_bytes, stats.stopped_count), (300, 1));
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (200, 300));
@@ -133,8 +136,7 @@ mod tests {
 
     #[test]
     fn the_mean_is_zero_without_a_sync() {
-        let stats =
-            Stats::new("threads", PoolStats::default(), 600, DatabaseStats::default(), std::iter::empty());
+        let stats = Stats::new("threads", PoolStats::default(), DatabaseStats::default(), std::iter::empty());
         assert_eq!((stats.log.sync_us, stats.sync_us_max), (0, 0));
     }
 }

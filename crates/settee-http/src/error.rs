@@ -69,7 +69,7 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the request entity is too large")
     }
 
-    /// 413: the body is within `max_request_bytes`, but must fit into the memory for request bodies and
+    /// 413: the body is within `request_bytes_max`, but must fit into the memory for request bodies and
     /// doesn't.
     pub(crate) fn exceeds_memory() -> ApiError {
         let reason = "the request entity exceeds the memory for request bodies: only attachments and the \
@@ -93,7 +93,7 @@ impl ApiError {
         failure
     }
 
-    /// 503: `max_requests_in_flight` requests are in progress, or the body of this unauthenticated request
+    /// 503: `requests_in_flight_max` requests are in progress, or the body of this unauthenticated request
     /// was evicted because too many others wait for theirs.
     pub(crate) fn overloaded() -> ApiError {
         let reason = "Too many requests are in progress.";

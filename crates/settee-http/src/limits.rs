@@ -1,28 +1,29 @@
 //! The limits of the server.
 
 /// Limits of a server. Times are in milliseconds unless the name has another unit.
+///
+/// Most are settings. The defaults of `head_bytes_max`, `headers_max`, `discard_bytes_max`,
+/// `body_bytes_per_second_min`, `stream_chunk_bytes` and `stream_chunks` are those of every server, since nobody
+/// who runs one has a reason to change them; tests and embedders do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of open connections. Past it, those that have been idle longest are closed, at most 64
     /// together; if none is idle, new ones wait. Default: 4096.
-    pub max_connections: usize,
+    pub connections_max: usize,
     /// Maximum number of open connections of one address, or of one IPv6 network of 64 bits, except for
     /// trusted proxies. Past it, the address's connection that has been idle longest is closed; if none is
     /// idle, the new one is closed. Default: 1024.
-    pub max_connections_per_address: usize,
+    pub connections_per_address_max: usize,
     /// Maximum number of requests in progress, from the end of their heads to the head of their responses.
     /// Past it: 503. Streamed responses, such as feeds, are bounded by the limits on connections. Default:
     /// 4096.
-    pub max_requests_in_flight: usize,
-    /// Maximum number of concurrent requests on an HTTP/2 connection, including those whose response is still
-    /// being sent. Past it the client has to wait. Default: 100.
-    pub max_streams: u32,
+    pub requests_in_flight_max: usize,
     /// Bytes of a request's head, the request line and the headers. Past it: 431. Default: 64 KiB.
-    pub max_head_bytes: usize,
+    pub head_bytes_max: usize,
     /// Number of headers of a request. Past it: 431. Default: 100.
-    pub max_headers: usize,
+    pub headers_max: usize,
     /// Bytes of a request's body. Past it: 413. Default: 4 GiB.
-    pub max_request_bytes: u64,
+    pub request_bytes_max: u64,
     /// Bytes of all request bodies in memory. Bodies up to 16 KiB don't count; a larger one counts by the
     /// bytes that have arrived. Past it a request waits up to `body_timeout_ms` for memory, and then fails
     /// with 503. Default: 1 GiB.
@@ -33,14 +34,14 @@ pub struct Limits {
     pub spool_bytes_max: u64,
     /// Bytes of all responses that clients haven't read yet. Past it the connection that holds the most is
     /// closed; a connection that holds a quarter of it gets 503. Default: 256 MiB.
-    pub answer_bytes_in_flight_max: u64,
+    pub response_bytes_in_flight_max: u64,
     /// Bytes of a document's JSON text. Past it: 413. Default: 8,000,000.
-    pub max_document_size: usize,
+    pub document_bytes_max: usize,
     /// Bytes of an attachment. Past it: 413. Default: 1 GiB.
-    pub max_attachment_size: u64,
+    pub attachment_bytes_max: u64,
     /// Bytes of a refused body that are read and dropped, so that a client that is still sending gets the
     /// response. Past it the connection is closed. Default: 1 GiB.
-    pub max_discard_bytes: u64,
+    pub discard_bytes_max: u64,
     /// How long a connection may take to send a request's head, including idle time before it. Default: 60 s.
     pub head_timeout_ms: u64,
     /// Longest pause within a request's body, and longest duration of the whole body of an unauthenticated
@@ -50,13 +51,11 @@ pub struct Limits {
     /// `body_timeout_ms`. Below it: 408. 0 disables the limit. Default: 1024.
     pub body_bytes_per_second_min: u64,
     /// Whether responses are compressed for clients that accept gzip. Default: false.
-    pub compress_answers: bool,
+    pub compress_responses: bool,
     /// Maximum number of names in a `POST /_dbs_info`. Default: 100.
-    pub max_dbs_info_names: usize,
+    pub dbs_info_names_max: usize,
     /// Maximum number of identifiers in a response of `_uuids`. Default: 1000.
-    pub max_uuids: u64,
-    /// Maximum number of ids of a feed with `filter=_doc_ids`. Default: 100,000.
-    pub max_feed_doc_ids: usize,
+    pub uuids_max: u64,
     /// Bytes of a response from which on it is streamed, and the size of its chunks. Default: 64 KiB.
     pub stream_chunk_bytes: usize,
     /// Number of chunks of a streamed response that are buffered for a slow client. Default: 4.
@@ -75,26 +74,24 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            max_connections: 4096,
-            max_connections_per_address: 1024,
-            max_requests_in_flight: 4096,
-            max_streams: 100,
-            max_head_bytes: 64 << 10,
-            max_headers: 100,
-            max_request_bytes: 4 << 30,
+            connections_max: 4096,
+            connections_per_address_max: 1024,
+            requests_in_flight_max: 4096,
+            head_bytes_max: 64 << 10,
+            headers_max: 100,
+            request_bytes_max: 4 << 30,
             request_bytes_in_flight_max: 1 << 30,
             spool_bytes_max: 4 << 30,
-            answer_bytes_in_flight_max: 256 << 20,
-            max_document_size: 8_000_000,
-            max_attachment_size: 1 << 30,
-            max_discard_bytes: 1 << 30,
+            response_bytes_in_flight_max: 256 << 20,
+            document_bytes_max: 8_000_000,
+            attachment_bytes_max: 1 << 30,
+            discard_bytes_max: 1 << 30,
             head_timeout_ms: 60_000,
             body_timeout_ms: 30_000,
             body_bytes_per_second_min: 1024,
-            compress_answers: false,
-            max_dbs_info_names: 100,
-            max_uuids: 1000,
-            max_feed_doc_ids: 100_000,
+            compress_responses: false,
+            dbs_info_names_max: 100,
+            uuids_max: 1000,
             stream_chunk_bytes: 64 << 10,
             stream_chunks: 4,
             send_timeout_ms: 60_000,

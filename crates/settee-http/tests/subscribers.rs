@@ -49,7 +49,7 @@ fn start(directory: &Path) -> Server {
     let databases = runtime.block_on(Databases::open(env, directory)).unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
-    let limits = Limits { max_connections: 2 * SUBSCRIBERS, ..Limits::default() };
+    let limits = Limits { connections_max: 2 * SUBSCRIBERS, ..Limits::default() };
     let options = ServerOptions { limits, ..ServerOptions::default() };
     let (stop, stopped) = oneshot::channel();
     let shutdown = async move { stopped.await.unwrap_or(()) };

@@ -8,7 +8,15 @@ use crate::format::{
     BATCH_SIZE_MAX, FRAME_HEADER_SIZE, RECORD_HEADER_SIZE, SEGMENT_BYTES_LIMIT, SEGMENT_HEADER_SIZE,
 };
 
-/// Options of a log.
+/// Bytes at which a group of batches waits no longer: writing them takes about as long as the sync, so that
+/// sharing it saves little more.
+pub(crate) const GROUP_BYTES_MAX: usize = 4 << 20;
+
+/// Number of batches at which a group waits no longer: each one's share of the sync is negligible.
+pub(crate) const GROUP_BATCHES_MAX: usize = 4096;
+
+/// Options of a log. Of these only `direct` is a setting of the server: the other defaults were found by
+/// measurement, and tests change them to reach limits sooner.
 #[derive(Debug, Clone, Copy)]
 pub struct LogOptions {
     /// Largest batch in bytes; at most [`BATCH_SIZE_MAX`]. Default: that.
@@ -36,10 +44,6 @@ pub struct LogOptions {
     /// Longest time in microseconds that a group waits for callers that have just committed and may commit
     /// again; at most half of the measured sync time. A single committer never waits. Default: 500.
     pub group_delay_us_max: u64,
-    /// A group of this many bytes waits no longer. Default: 4 MiB.
-    pub group_bytes_max: usize,
-    /// A group of this many batches (not writes) waits no longer. Default: 4096.
-    pub group_writes_max: usize,
     /// Accepted bytes are written within this many milliseconds, even if no caller waits for them. Default:
     /// 50.
     pub accepted_age_ms_max: u64,
@@ -48,7 +52,7 @@ pub struct LogOptions {
     pub written_age_ms_max: u64,
     /// A truncated segment's file is recycled for the next segment if it is at most this percentage of the
     /// log's size. Default: 5.
-    pub spare_percent_max: u64,
+    pub recycled_percent_max: u64,
     /// The fault to inject, for tests of the tests.
     #[cfg(feature = "failpoints")]
     pub failpoint: Option<Failpoint>,
@@ -72,11 +76,9 @@ impl LogOptions {
         bypass_bytes_min: 256 << 10,
         direct: false,
         group_delay_us_max: 500,
-        group_bytes_max: 4 << 20,
-        group_writes_max: 4096,
         accepted_age_ms_max: 50,
         written_age_ms_max: 1_000,
-        spare_percent_max: 5,
+        recycled_percent_max: 5,
         #[cfg(feature = "failpoints")]
         failpoint: None,
     };
@@ -109,8 +111,8 @@ impl LogOptions {
         require(first <= largest, "buffer_bytes_min", first, &|| at_most(largest, "`buffer_bytes_max`"))?;
         let in_flight = self.writes_in_flight_max;
         require(in_flight >= 1, "writes_in_flight_max", in_flight, &|| at_least(1, "or nothing is written"))?;
-        let percent = usize::try_from(self.spare_percent_max).unwrap_or(usize::MAX);
-        require(percent <= 100, "spare_percent_max", percent, &|| at_most(100, "the whole log"))?;
+        let percent = usize::try_from(self.recycled_percent_max).unwrap_or(usize::MAX);
+        require(percent <= 100, "recycled_percent_max", percent, &|| at_most(100, "the whole log"))?;
         let buffer = BufferPool::buffer_size(largest.max(batch + SEGMENT_HEADER_SIZE)).unwrap_or(usize::MAX);
         require(buffer <= buffer_pool_bytes_max, "buffer_pool_bytes_max", buffer_pool_bytes_max, &|| {
             at_least(buffer, "the largest buffer: `buffer_bytes_max`, or what the largest batch takes")

@@ -53,11 +53,11 @@ impl Shared {
         let entries = |memtable: &Memtable| (memtable.by_key.len() + memtable.by_seq.len()) as u64;
         let entry_count: u64 = version.memtables().map(entries).sum();
         let tree_count = version.checkpoint.tree.as_ref().map_or(0, |tree| tree.root.len());
-        let share = (tree_count / options.checkpoint_share).max(options.checkpoint_entries_min);
+        let share = (tree_count / options.checkpoint_divisor).max(options.checkpoint_entries_min);
         let record_bytes = version.memtables().map(|memtable| memtable.record_bytes).sum::<u64>();
         let dead_bytes = version.memtables().map(|memtable| memtable.dead_bytes).sum::<u64>();
-        let garbage_due =
-            (version.checkpoint.live_bytes() / options.checkpoint_share).max(options.checkpoint_garbage_min);
+        let garbage_due = (version.checkpoint.live_bytes() / options.checkpoint_divisor)
+            .max(options.checkpoint_garbage_min);
         entry_count >= share.min(options.checkpoint_entries_max)
             || version.memtable.bytes() >= options.memory_bytes_max / 2
             || options.memory.as_ref().is_some_and(|budget| budget.needs_checkpoint(version.memtable.bytes()))

@@ -14,7 +14,8 @@ use crate::segments::ChunkCache;
 /// Combines the values of several records of a key, newest first, into one value.
 pub type MergeOperator = fn(&[Bytes]) -> Bytes;
 
-/// How a store is opened.
+/// How a store is opened. When checkpoints begin is no setting of the server, except through
+/// `memory_bytes_max`; tests change it to make checkpoints sooner.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
     /// Options of the store's log. Default: [`LogOptions::DEFAULT`].
@@ -35,11 +36,11 @@ pub struct StoreOptions {
     /// refused at one and a half times the size. Default 256 MiB.
     pub memory_bytes_max: usize,
     /// Number of immutable memtables; writers wait while there are more. Default 8.
-    pub frozen_layers_max: usize,
+    pub immutable_memtables_max: usize,
     /// Divisor of the tree's entry count and of its live bytes; at least 1. A checkpoint begins when the
     /// memtables hold more than the quotient of the entries, or when more than the quotient of the live bytes
     /// has become garbage since the last one. Default 8.
-    pub checkpoint_share: u64,
+    pub checkpoint_divisor: u64,
     /// Number of memtable entries below which their count does not begin a checkpoint. Default 65,536.
     pub checkpoint_entries_min: u64,
     /// Number of memtable entries at which a checkpoint begins however large the tree is; it bounds how many
@@ -87,8 +88,8 @@ impl StoreOptions {
         merge_operator: None,
         versions_max: 0,
         memory_bytes_max: 256 << 20,
-        frozen_layers_max: 8,
-        checkpoint_share: 8,
+        immutable_memtables_max: 8,
+        checkpoint_divisor: 8,
         checkpoint_entries_min: 64 << 10,
         checkpoint_entries_max: 2 << 20,
         checkpoint_garbage_min: 4 << 20,
@@ -111,8 +112,10 @@ impl StoreOptions {
     /// The first invalid limit found, of the log's or the store's own.
     pub fn check(&self, buffer_pool_bytes_max: usize) -> Result<(), InvalidLimit> {
         self.log.check(buffer_pool_bytes_max)?;
-        let own =
-            [("checkpoint_share", self.checkpoint_share), ("memory_bytes_max", self.memory_bytes_max as u64)];
+        let own = [
+            ("checkpoint_divisor", self.checkpoint_divisor),
+            ("memory_bytes_max", self.memory_bytes_max as u64),
+        ];
         match own.into_iter().find(|(_, value)| *value == 0) {
             Some((name, value)) => Err(InvalidLimit { name, value, rule: "it must be at least 1".into() }),
             None => Ok(()),

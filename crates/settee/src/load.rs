@@ -38,7 +38,7 @@ pub(crate) mod target;
 /// Largest batch in bytes of documents. A batch of one document may exceed it.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// Largest document with attachments, and largest line of a couchbackup file, in bytes. `--max-document-size`
+/// Largest document with attachments, and largest line of a couchbackup file, in bytes. `--document-bytes-max`
 /// limits documents without attachments.
 pub(crate) const LINE_BYTES_MAX: usize = 256 << 20;
 
@@ -73,8 +73,8 @@ pub(crate) struct Args {
     id: Option<String>,
 
     /// Largest document in bytes
-    #[arg(long, value_name = "N", env = "SETTEE_MAX_DOCUMENT_SIZE", default_value_t = Options::default().document_bytes_max)]
-    max_document_size: usize,
+    #[arg(long, value_name = "N", env = "SETTEE_DOCUMENT_BYTES_MAX", default_value_t = Options::default().document_bytes_max)]
+    document_bytes_max: usize,
 
     /// Don't run validate_doc_update functions, and accept design documents that contain them. Only for a
     /// data directory; a server has its own setting
@@ -88,7 +88,7 @@ pub(crate) struct Args {
 
 impl Args {
     fn options(&self) -> Options {
-        Options { document_bytes_max: self.max_document_size, ..Options::default() }
+        Options { document_bytes_max: self.document_bytes_max, ..Options::default() }
     }
 }
 
@@ -122,7 +122,7 @@ fn start_reader(
     let reader = Reader {
         identifier: Identifier::new(args.id.clone()),
         batch: args.batch as usize,
-        document_bytes_max: args.max_document_size,
+        document_bytes_max: args.document_bytes_max,
         sender,
     };
     std::thread::Builder::new().name("load-reader".to_owned()).spawn(move || reader.run(input))?;

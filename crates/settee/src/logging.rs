@@ -24,8 +24,6 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::LogFormat;
-
 mod level;
 mod writer;
 
@@ -33,6 +31,15 @@ pub(crate) use level::{LogLevel, START_TARGET};
 use writer::{LogSink, LogWriter};
 
 use crate::output::CommandResult;
+
+/// Format of the server log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Text for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
 
 /// Configuration of the server log.
 #[derive(Debug, Clone)]

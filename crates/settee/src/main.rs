@@ -67,6 +67,10 @@ const USAGE_EXIT_CODE: u8 = 2;
 
 fn main() -> ExitCode {
     rustix::process::umask(Mode::from_raw_mode(UMASK));
+    if let Err(error) = config::retired::check_flags(std::env::args_os().skip(1)) {
+        print_stderr!("settee: {error}");
+        return ExitCode::from(USAGE_EXIT_CODE);
+    }
     let command = Cli::parse().command;
     if let Err(error) = variables::check(&Cli::command(), std::env::vars_os().map(|(name, _)| name)) {
         print_stderr!("settee: {error}");

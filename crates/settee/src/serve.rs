@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use settee_doc::Databases;
 use settee_http::{Admin, ServerOptions, check_listener};
-use settee_io::{BufferPool, Env};
+use settee_io::{BufferPool, EngineOptions, Env, ThreadOptions, UringOptions};
 use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::runtime::{self, Handle};
 
@@ -82,10 +82,10 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", config.listen))?;
     let limits = config.limits_text();
-    let ignores_validation = config.databases.ignore_validation;
+    let ignores_validation = config.limits.databases.ignore_validation;
     let mut options = ServerOptions {
         admin: config.admin,
-        limits: config.limits,
+        limits: config.limits.http,
         trusted_proxies: config.trusted_proxies,
         config_file: Some(config.data_dir.join(settee_http::CONFIG_FILE)),
         access_log: config.access_log,
@@ -100,17 +100,18 @@ async fn serve(mut config: Config, log: &ServerLog) -> CommandResult {
     if let Some(warning) = data_directory::restrict_access(&config.data_dir) {
         tracing::warn!("{warning}");
     }
-    let mut engine = config.io.engine(config.io_engine);
-    engine.threads.files_max = files_max;
+    let threads = ThreadOptions { files_max, ..config.limits.threads };
+    let engine = EngineOptions { kind: config.io_engine, threads, uring: UringOptions::default() };
     let engine =
         engine.start().map_err(|error| format!("cannot start the engine {}: {error}", config.io_engine))?;
     let engine_name = engine.name();
-    tracing::debug!(engine = engine_name, direct_io = config.databases.log.direct, %limits, "settings in force");
-    let buffers = BufferPool::new(config.io.pool());
+    tracing::debug!(engine = engine_name, direct_io = config.limits.databases.log.direct, %limits, "settings in force");
+    let buffers = BufferPool::new(config.limits.buffers);
     let env = Env { buffers, ..Env::with_engine(Handle::current(), engine) };
-    let databases = Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.databases)
-        .await
-        .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
+    let databases =
+        Databases::open_with(env, &std::path::absolute(&config.data_dir)?, config.limits.databases)
+            .await
+            .map_err(|error| format!("cannot open the data in {}: {error}", config.data_dir.display()))?;
     let new_password = match load_uuid_and_admin(&config.data_dir, config.no_admin, &mut options) {
         Ok(new_password) => new_password,
         Err(error) => {
@@ -158,10 +159,14 @@ fn raise_descriptor_limit() -> Option<u64> {
 fn share_descriptors(config: &mut Config, descriptor_count_max: Option<u64>) -> usize {
     let Some(count) = descriptor_count_max else { return usize::MAX };
     let shared = count.saturating_sub(OTHER_DESCRIPTORS).max(2);
-    clamp_limit("max_connections", &mut config.limits.max_connections, shared / 2);
+    clamp_limit("connections_max", &mut config.limits.http.connections_max, shared / 2);
     config.share_connections();
-    let files = shared - config.limits.max_connections as u64;
-    clamp_limit("open_databases_max", &mut config.databases.open_databases_max, files / FILES_PER_DATABASE);
+    let files = shared - config.limits.http.connections_max as u64;
+    clamp_limit(
+        "open_databases_max",
+        &mut config.limits.databases.open_databases_max,
+        files / FILES_PER_DATABASE,
+    );
     usize::try_from(files).unwrap_or(usize::MAX)
 }
 

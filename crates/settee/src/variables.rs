@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
+use crate::config::retired;
 use crate::secret::USER_VARIABLE;
 
 /// Prefix of all variables that commands read.
@@ -34,6 +35,9 @@ pub(crate) fn check(
     let unknown =
         names.filter(|name| name.starts_with(PREFIX) && !is_foreign(name) && !known.contains(name)).min();
     let Some(unknown) = unknown else { return Ok(()) };
+    if let Some(message) = retired::variable_message(&unknown) {
+        return Err(format!("the environment variable {message}"));
+    }
     let similarities = known.iter().map(|name| (strsim::jaro_winkler(name, &unknown), name));
     let nearest = similarities.max_by(|one, other| one.0.total_cmp(&other.0));
     let hint = match nearest {
@@ -63,7 +67,7 @@ mod tests {
     fn known_unprefixed_and_kubernetes_variables_are_accepted() {
         for name in [
             "SETTEE_DATA_DIR",
-            "SETTEE_MAX_UUIDS",
+            "SETTEE_CONNECTIONS_MAX",
             "SETTEE_LOG",
             "SETTEE_USER",
             "SETTEE_USER_FILE",
@@ -78,9 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_variable_is_reported_with_a_similar_known_one() {
+    fn an_unknown_variable_is_reported_with_a_similar_or_its_present_name() {
         let error = check_one("SETTEE_DATADIR").unwrap_err();
         assert!(error.contains("SETTEE_DATADIR") && error.contains("mean SETTEE_DATA_DIR?"), "{error}");
+        let error = check_one("SETTEE_MAX_CONNECTIONS").unwrap_err();
+        assert!(error.ends_with("SETTEE_MAX_CONNECTIONS is SETTEE_CONNECTIONS_MAX now"), "{error}");
+        let error = check_one("SETTEE_MAX_HEADERS").unwrap_err();
+        assert!(error.ends_with("isn't a setting any more: the value is always 100"), "{error}");
         let error = check_one("SETTEE_QQQ").unwrap_err();
         assert!(error.contains("SETTEE_QQQ") && !error.contains("mean"), "{error}");
     }

@@ -20,26 +20,10 @@ pub struct StoreLimits {
     /// Bytes of documents that responses and feeds read ahead, over all databases; default 64 MiB. Past it each
     /// reads one document at a time.
     pub read_ahead_bytes_max: u64,
-    /// Largest number of memtables of one database that wait for a checkpoint.
-    pub frozen_layers_max: usize,
-    /// A checkpoint begins when the memtable holds 1/`checkpoint_share` of a database's index entries, or
-    /// when 1/`checkpoint_share` of its bytes became garbage since the last checkpoint.
-    pub checkpoint_share: u64,
-    /// Smallest number of new entries for which a checkpoint begins.
-    pub checkpoint_entries_min: u64,
-    /// Number of new entries at which a checkpoint begins in any case.
-    pub checkpoint_entries_max: u64,
-    /// Smallest number of garbage bytes for which a checkpoint begins.
-    pub checkpoint_garbage_min: u64,
-    /// Number of new bytes at which a checkpoint begins in any case.
-    pub checkpoint_bytes_max: u64,
-    /// Largest share of garbage in a database's files, in percent; compaction starts above it.
+    /// Largest share of garbage in a database's files, in percent; compaction starts above it. Default 30.
     pub garbage_percent_max: u64,
-    /// Rate of compaction in bytes per second.
+    /// Rate of compaction and backups in bytes per second; default 256 MiB/s.
     pub compaction_bytes_per_second: u64,
-    /// Age in seconds from which a snapshot that pins replaced files is counted as old in the statistics;
-    /// default 600.
-    pub snapshot_age_s_max: u64,
 }
 
 impl Default for StoreLimits {
@@ -50,15 +34,8 @@ impl Default for StoreLimits {
             index_cache_bytes_max: 128 << 20,
             value_cache_bytes_max: 64 << 20,
             read_ahead_bytes_max: 64 << 20,
-            frozen_layers_max: store.frozen_layers_max,
-            checkpoint_share: store.checkpoint_share,
-            checkpoint_entries_min: store.checkpoint_entries_min,
-            checkpoint_entries_max: store.checkpoint_entries_max,
-            checkpoint_garbage_min: store.checkpoint_garbage_min,
-            checkpoint_bytes_max: store.checkpoint_bytes_max,
             garbage_percent_max: store.garbage_percent_max,
             compaction_bytes_per_second: store.compaction_bytes_per_second,
-            snapshot_age_s_max: 600,
         }
     }
 }
@@ -90,12 +67,6 @@ impl StoreResources {
             log,
             aggregate,
             memory_bytes_max: limits.index_memory_bytes_max,
-            frozen_layers_max: limits.frozen_layers_max,
-            checkpoint_share: limits.checkpoint_share,
-            checkpoint_entries_min: limits.checkpoint_entries_min,
-            checkpoint_entries_max: limits.checkpoint_entries_max,
-            checkpoint_garbage_min: limits.checkpoint_garbage_min,
-            checkpoint_bytes_max: limits.checkpoint_bytes_max,
             garbage_percent_max: limits.garbage_percent_max,
             compaction_bytes_per_second: limits.compaction_bytes_per_second,
             memory: Some(self.memory.clone()),

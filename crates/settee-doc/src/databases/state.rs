@@ -57,9 +57,8 @@ impl DatabasesInner {
         let of_databases =
             open.iter().map(|database| (database.database_stats(), is_stopped(database.health())));
         let logs = std::iter::once(of_catalogue).chain(of_databases);
-        let snapshot_age_s_max = self.options.store.snapshot_age_s_max;
         let (engine, buffers) = (self.env.engine.name(), self.env.buffers.stats());
-        let stats = Stats::new(engine, buffers, snapshot_age_s_max, closed_stats, logs);
+        let stats = Stats::new(engine, buffers, closed_stats, logs);
         let index_memory_bytes_max = self.options.store.index_memory_bytes_max as u64;
         Stats { database_count, open_count: open.len(), index_memory_bytes_max, ..stats }
     }

@@ -103,7 +103,7 @@ pub(crate) fn uuids(context: &RequestContext<'_>) -> HandlerResult {
         Some(text) => text.parse::<i64>().map_err(|_| not_positive())?,
     };
     let count = u64::try_from(count).map_err(|_| not_positive())?;
-    if count > context.server.limits.max_uuids {
+    if count > context.server.limits.uuids_max {
         return Err(ApiError::bad_request("count parameter too large"));
     }
     let mut text = b"{\"uuids\":[".to_vec();

@@ -75,8 +75,8 @@ impl RequestBody {
     /// Largest body in bytes that the request may have.
     pub(super) fn bytes_max(&self, limits: &Limits) -> u64 {
         match self.unauthenticated {
-            Some(_) => limits.max_request_bytes.min(UNAUTHENTICATED_BODY_BYTES),
-            None => limits.max_request_bytes,
+            Some(_) => limits.request_bytes_max.min(UNAUTHENTICATED_BODY_BYTES),
+            None => limits.request_bytes_max,
         }
     }
 
@@ -145,13 +145,13 @@ impl RequestBody {
     }
 
     /// Reads and drops the rest, so that a client that is still sending can read the response and reuse the
-    /// connection. Stops past `max_discard_bytes`; hyper then closes the connection.
+    /// connection. Stops past `discard_bytes_max`; hyper then closes the connection.
     pub(crate) async fn discard(&mut self, headers: &HeaderMap, limits: &Limits) {
         // A client that waits for `100 Continue` sees the final response instead.
         if headers.contains_key(header::EXPECT) {
             return;
         }
-        let mut left = limits.max_discard_bytes;
+        let mut left = limits.discard_bytes_max;
         while !self.is_end_stream() {
             match self.next_data(limits).await {
                 Ok(Some(frame)) if (frame.len() as u64) < left => left -= frame.len() as u64,

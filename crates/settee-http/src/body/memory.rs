@@ -75,7 +75,7 @@ impl BodyMemory {
     /// Memory whose reserve holds one body of the largest size, but takes at most half of the memory.
     pub(crate) fn new(limits: &Limits) -> BodyMemory {
         let bytes = limits.request_bytes_in_flight_max;
-        let reserve_bytes = limits.max_request_bytes.min(bytes / 2);
+        let reserve_bytes = limits.request_bytes_max.min(bytes / 2);
         let units = usize::try_from(units(bytes - reserve_bytes)).unwrap_or(usize::MAX);
         BodyMemory {
             units: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
@@ -184,7 +184,7 @@ mod tests {
     fn body_memory() -> BodyMemory {
         BodyMemory::new(&Limits {
             request_bytes_in_flight_max: 100 * UNIT_BYTES,
-            max_request_bytes: 40 * UNIT_BYTES,
+            request_bytes_max: 40 * UNIT_BYTES,
             ..Limits::default()
         })
     }

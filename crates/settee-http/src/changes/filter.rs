@@ -10,6 +10,10 @@ use crate::error::ApiError;
 use crate::json;
 use crate::query;
 
+/// Maximum number of ids of a feed with `filter=_doc_ids`. Each is looked up or compared for as long as the
+/// feed lasts; CouchDB's clients send at most some thousands.
+const DOC_IDS_MAX: usize = 100_000;
+
 /// Selects the changes to send.
 pub(super) enum Filter {
     All,
@@ -32,7 +36,6 @@ pub(super) struct FilterParams {
     /// The `doc_ids` of the query.
     doc_ids: Option<String>,
     view: String,
-    doc_ids_max: usize,
 }
 
 impl FilterParams {
@@ -43,7 +46,6 @@ impl FilterParams {
             is_get: context.is_get(),
             doc_ids: get("doc_ids"),
             view: get("view").unwrap_or_default(),
-            doc_ids_max: context.server.limits.max_feed_doc_ids,
         }
     }
 }
@@ -74,7 +76,7 @@ impl Filter {
                     Some(sent) => sent.doc_ids,
                     None => params.doc_ids.as_deref().map(query::json_value).transpose()?,
                 };
-                parse_doc_ids(raw.unwrap_or("null"), params.doc_ids_max).map(Filter::DocIds)
+                parse_doc_ids(raw.unwrap_or("null"), DOC_IDS_MAX).map(Filter::DocIds)
             }
             Some("_selector") if params.is_get => {
                 Err(ApiError::bad_request("Selector must be specified in POST payload"))

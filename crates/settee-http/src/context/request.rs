@@ -76,8 +76,8 @@ impl<'a> RequestContext<'a> {
     /// 413 for a body of more than [`body::VALUE_BODY_BYTES_MAX`]; else as [`body::read`].
     pub(crate) async fn read_value_body(&mut self) -> Result<BufferedBody, ApiError> {
         let limits = &self.server.limits;
-        let max_request_bytes = limits.max_request_bytes.min(body::VALUE_BODY_BYTES_MAX);
-        let limits = Limits { max_request_bytes, ..limits.clone() };
+        let request_bytes_max = limits.request_bytes_max.min(body::VALUE_BODY_BYTES_MAX);
+        let limits = Limits { request_bytes_max, ..limits.clone() };
         body::read(self.body, &self.head.headers, &limits, &self.server.body_memory).await
     }
 

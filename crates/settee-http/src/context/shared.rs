@@ -129,11 +129,11 @@ impl Shared {
     /// Counts a request as in progress until the returned guard is dropped.
     ///
     /// # Errors
-    /// 503 if `max_requests_in_flight` requests are in progress.
+    /// 503 if `requests_in_flight_max` requests are in progress.
     pub(crate) fn begin_request(&self, server: &Server) -> Result<InFlight<'_>, ApiError> {
         let begun = InFlight(&self.in_flight);
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        match others < server.limits.max_requests_in_flight {
+        match others < server.limits.requests_in_flight_max {
             true => Ok(begun),
             false => {
                 server.metrics.counters.count_refused();
@@ -168,8 +168,8 @@ impl Drop for InFlight<'_> {
 
 fn document_options(limits: &Limits) -> settee_doc::Options {
     settee_doc::Options {
-        document_bytes_max: limits.max_document_size,
-        attachment_bytes_max: limits.max_attachment_size,
+        document_bytes_max: limits.document_bytes_max,
+        attachment_bytes_max: limits.attachment_bytes_max,
     }
 }
 

@@ -55,7 +55,7 @@ fn range(context: &RequestContext<'_>) -> Result<Vec<String>, ApiError> {
 
 async fn requested_names(context: &mut RequestContext<'_>) -> Result<Vec<String>, ApiError> {
     let body = context.read_json_body().await?;
-    let names_max = context.server.limits.max_dbs_info_names;
+    let names_max = context.server.limits.dbs_info_names_max;
     let parse = move |text: &[u8], _: &mut BodyBudget| {
         let [keys] = json::pick(text, ["keys"])?;
         let keys = keys.ok_or_else(|| ApiError::bad_request("`keys` member must exist."))?;

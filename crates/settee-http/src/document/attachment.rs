@@ -227,7 +227,7 @@ async fn put(
             return Err(ApiError::bad_content_type(reason));
         }
     };
-    let bytes_max = context.server.limits.max_attachment_size;
+    let bytes_max = context.server.limits.attachment_bytes_max;
     let (mut chunk_permit, mut arrived) = (MemoryPermit::default(), 0);
     // Compressed content is stored compressed.
     let mut uploading = database.upload(id, &content_type, is_gzip, bytes_max);

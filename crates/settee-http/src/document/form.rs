@@ -92,7 +92,7 @@ async fn read(
         let get = |wanted: &str| parameters.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
         match (get("name").map(String::as_str), get("filename")) {
             (Some("_doc"), None) => {
-                let buffer = BodyBuffer::new(server.limits.max_request_bytes).without_waiting();
+                let buffer = BodyBuffer::new(server.limits.request_bytes_max).without_waiting();
                 form.document = Some(parts.collect(context, buffer).await?);
             }
             (Some("_rev"), None) => form.revision = Some(RevisionArg::parse(&field(parts, context).await?)?),
@@ -129,7 +129,7 @@ async fn upload(
 ) -> Result<NewAttachment, ApiError> {
     settee_doc::check_attachment_name(name)?;
     let content_type = head.get("content-type").unwrap_or(UNKNOWN_TYPE).to_owned();
-    let bytes_max = context.server.limits.max_attachment_size;
+    let bytes_max = context.server.limits.attachment_bytes_max;
     let mut uploading = database.upload(id, &content_type, false, bytes_max);
     while let Some(piece) = parts.next_piece(context).await? {
         uploads.reserve(piece.len() as u64)?;

@@ -41,7 +41,7 @@ pub(crate) async fn read_document(
     let head = parts.next_part(context).await?;
     let head = head.ok_or_else(|| ApiError::bad_request("Missing request body"))?;
     multipart::check_type(head.get("content-type"), "application/json")?;
-    parts.collect(context, BodyBuffer::new(context.server.limits.max_request_bytes)).await
+    parts.collect(context, BodyBuffer::new(context.server.limits.request_bytes_max)).await
 }
 
 /// Uploads the attachments that follow the document into its edit.
@@ -56,7 +56,7 @@ pub(crate) async fn receive(
     edit: &mut Edit,
 ) -> Result<(), ApiError> {
     let mut uploads = Uploads::new(&context.server.body_memory);
-    let bytes_max = context.server.limits.max_attachment_size;
+    let bytes_max = context.server.limits.attachment_bytes_max;
     for attachment in &mut edit.attachments {
         let Content::Follows(following) = attachment.content else { continue };
         if following.length > bytes_max {

@@ -18,7 +18,7 @@ const METHODS: [&str; 7] = ["COPY", "DELETE", "GET", "HEAD", "OPTIONS", "POST", 
 pub(crate) struct Counters {
     codes: [AtomicU64; CODES.len()],
     methods: [AtomicU64; METHODS.len()],
-    /// Requests refused because `max_requests_in_flight` requests were in progress.
+    /// Requests refused because `requests_in_flight_max` requests were in progress.
     refused: AtomicU64,
 }
 
@@ -33,7 +33,7 @@ impl Counters {
         }
     }
 
-    /// Counts a request refused because of `max_requests_in_flight`.
+    /// Counts a request refused because of `requests_in_flight_max`.
     pub(crate) fn count_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }

@@ -90,7 +90,7 @@ impl Metrics {
         ours.register("httpd_connections_refused", help, connections_refused.clone());
         let help = "Connections closed because of malformed requests";
         ours.register("httpd_malformed_requests", help, malformed.clone());
-        let limit = ConstGauge::new(limits.max_connections as u64);
+        let limit = ConstGauge::new(limits.connections_max as u64);
         ours.register("httpd_connections_max", "Maximum number of open connections", limit);
         let limit = ConstGauge::new(limits.spool_bytes_max);
         ours.register("httpd_spool_bytes_max", "Maximum bytes of spool files", limit);

@@ -1,4 +1,4 @@
-//! Compresses responses for clients that accept gzip, if `compress_answers` is set.
+//! Compresses responses for clients that accept gzip, if `compress_responses` is set.
 //!
 //! By default JSON is sent uncompressed, as by CouchDB: gzip costs more processor time than the rest of a
 //! read, and a reverse proxy can do it. Attachments are never compressed here: they have an encoding of their

@@ -4,7 +4,7 @@
 //! is dropped: for its connection ([`ConnectionMemory`]), and for all connections ([`ResponseMemory`]).
 //!
 //! Invariants:
-//! 1. The counted bytes are at most `answer_bytes_in_flight_max` plus one response: past the limit the
+//! 1. The counted bytes are at most `response_bytes_in_flight_max` plus one response: past the limit the
 //!    connection that holds the most is closed.
 //! 2. A connection that holds a quarter of the limit is sent no further buffered response
 //!    ([`ConnectionMemory::check`]). A connection that holds much continues its streamed responses one chunk
@@ -62,7 +62,7 @@ pub(crate) struct ConnectionMemory {
 impl ResponseMemory {
     pub(crate) fn new(limits: &Limits) -> Arc<ResponseMemory> {
         Arc::new(ResponseMemory {
-            bytes_max: limits.answer_bytes_in_flight_max,
+            bytes_max: limits.response_bytes_in_flight_max,
             held_bytes: AtomicU64::new(0),
             connections: Mutex::default(),
         })
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     fn response_memory(bytes_max: u64) -> Arc<ResponseMemory> {
-        ResponseMemory::new(&Limits { answer_bytes_in_flight_max: bytes_max, ..Limits::default() })
+        ResponseMemory::new(&Limits { response_bytes_in_flight_max: bytes_max, ..Limits::default() })
     }
 
     fn held_bytes(response_memory: &ResponseMemory) -> u64 {

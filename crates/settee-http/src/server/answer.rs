@@ -61,7 +61,7 @@ pub(crate) async fn answer(
     if !body.is_end_stream() {
         body.discard(&head.headers, &server.limits).await;
     }
-    if server.limits.compress_answers && compress::accepts_gzip(&head.headers) {
+    if server.limits.compress_responses && compress::accepts_gzip(&head.headers) {
         compress::compress(&mut response);
     }
     if let Some(entry) = &mut entry {

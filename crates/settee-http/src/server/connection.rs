@@ -1,7 +1,7 @@
 //! Serves one connection: detects HTTP/1.1 or HTTP/2, and limits how long its client may stall.
 //!
 //! HTTP/1.1 answers one request after the other. HTTP/2 without encryption begins with a preface that no
-//! HTTP/1 request begins with; each of its requests is a task of the connection, at most `max_streams` at
+//! HTTP/1 request begins with; each of its requests is a task of the connection, at most `STREAMS_MAX` at
 //! once.
 //!
 //! A connection without a request in flight may be closed in favor of a new one

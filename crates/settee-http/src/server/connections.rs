@@ -8,7 +8,7 @@
 //! may be closed instead, not necessarily the next longest idle.
 //!
 //! Invariants:
-//! 1. At most `max_connections` are open, and at most `max_connections_per_address` of one address, except
+//! 1. At most `connections_max` are open, and at most `connections_per_address_max` of one address, except
 //!    for trusted proxies.
 //! 2. A connection is closed in favor of another only if no handler has started; a request still being
 //!    received may be lost.
@@ -30,8 +30,8 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Prefix length of IPv6 networks that count as one client.
 const IPV6_CLIENT_BITS: u32 = 64;
 
-/// If all slots are taken, several idle connections are closed together: `max_connections` divided by this, at
-/// most [`EVICTED_COUNT_MAX`]. So a flood of new connections scans the table once per batch.
+/// If all slots are taken, several idle connections are closed together: `connections_max` divided by this,
+/// at most [`EVICTED_COUNT_MAX`]. So a flood of new connections scans the table once per batch.
 const EVICTION_DIVISOR: usize = 64;
 
 /// Largest number of connections closed together. See [`EVICTION_DIVISOR`].
@@ -79,8 +79,8 @@ pub(crate) enum NoSlot {
 impl Connections {
     pub(crate) fn new(limits: &Limits, trusted: TrustedProxies) -> Connections {
         Connections {
-            connections_max: limits.max_connections.max(1),
-            per_client_max: limits.max_connections_per_address.max(1),
+            connections_max: limits.connections_max.max(1),
+            per_client_max: limits.connections_per_address_max.max(1),
             trusted,
             state: Mutex::default(),
             ended: Notify::new(),
@@ -195,8 +195,8 @@ pub(crate) struct Activity {
     /// Number of requests in flight and stalled writes, with [`CLOSING`] set once the connection has to
     /// close.
     in_flight: AtomicU64,
-    /// Time at which the connection became idle, in nanoseconds since [`CLOCK_START`]. Valid while `in_flight`
-    /// is 0.
+    /// Time at which the connection became idle, in nanoseconds since [`CLOCK_START`]. Valid while
+    /// `in_flight` is 0.
     idle_since_ns: AtomicU64,
     closing: Notify,
 }
@@ -272,7 +272,7 @@ mod tests {
 
     fn connections(all: usize, per_client: usize) -> Arc<Connections> {
         let limits =
-            Limits { max_connections: all, max_connections_per_address: per_client, ..Limits::default() };
+            Limits { connections_max: all, connections_per_address_max: per_client, ..Limits::default() };
         Arc::new(Connections::new(&limits, TrustedProxies::default()))
     }
 

@@ -19,7 +19,7 @@ pub(super) fn check_head(
     let Some(head) = head else {
         return Err(ApiError::bad_request("The request before this one was malformed."));
     };
-    if head.bytes > limits.max_head_bytes as u64 {
+    if head.bytes > limits.head_bytes_max as u64 {
         return Err(head_too_large("the request's head is too large"));
     }
     if head.has_bare_line_feed {
@@ -36,7 +36,7 @@ pub(super) fn check_head(
 
 /// Limits the number of headers. HTTP/2 itself limits only the bytes of a head.
 pub(super) fn check_headers(limits: &Limits, request: &Request<Incoming>) -> Result<(), ApiError> {
-    match request.headers().len() > limits.max_headers {
+    match request.headers().len() > limits.headers_max {
         true => Err(head_too_large("the request has too many headers")),
         false => Ok(()),
     }

@@ -51,8 +51,8 @@ pub(super) async fn serve_http1(
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.head_timeout_ms))
-        .max_buf_size(limits.max_head_bytes.max(8192))
-        .max_headers(limits.max_headers);
+        .max_buf_size(limits.head_bytes_max.max(8192))
+        .max_headers(limits.headers_max);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
     let mut stopping = server.stopping.clone();
     let served = tokio::select! {

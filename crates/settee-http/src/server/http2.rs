@@ -35,6 +35,10 @@ use crate::response::{self, Aborted};
 /// Flow-control window of HTTP/2 in bytes: of one request body, and of all bodies of a connection.
 const WINDOW_BYTES: u32 = 256 << 10;
 
+/// Maximum number of concurrent requests of a connection, including those whose response is still being sent.
+/// Past it the client has to wait. RFC 9113 recommends no less; browsers and proxies use fewer.
+const STREAMS_MAX: u32 = 100;
+
 /// Largest frame of a response in bytes. The writer waits for the client between frames.
 const FRAME_BYTES: usize = 64 << 10;
 
@@ -69,8 +73,8 @@ pub(super) async fn serve_http2(
     let mut builder = http2::Builder::new(ConnectionTasks(Arc::downgrade(&tasks)));
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(limits.max_streams)
-        .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX))
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(FRAME_BYTES);

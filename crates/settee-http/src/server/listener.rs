@@ -117,7 +117,7 @@ struct Acceptor {
 
 impl Acceptor {
     /// Returns the next connection once it has a slot, or None if the connection was closed because its
-    /// address has `max_connections_per_address` connections.
+    /// address has `connections_per_address_max` connections.
     ///
     /// Cancel-safe: dropping the future loses no connection.
     async fn next(&mut self) -> io::Result<Option<(TcpStream, ConnectionSlot)>> {

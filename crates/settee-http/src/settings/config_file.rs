@@ -60,15 +60,9 @@ pub(super) fn read(path: &Path) -> Result<Changes, io::Error> {
 /// 400 if they are too large to be read again, 500 if the file can't be written.
 pub(super) async fn write(path: &Path, persisted: &Changes) -> Result<(), ApiError> {
     let path = path.to_owned();
-    let mut sections = Sections::new();
-    for ((section, key), value) in persisted {
-        let keys = sections.entry(section.clone()).or_default();
-        keys.insert(key.clone(), value.clone().unwrap_or_default());
-    }
     let failed =
         |error: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_server_error", error);
-    let text = toml::to_string(&sections).map_err(|error| failed(error.to_string()))?;
-    let text = format!("# What was configured over HTTP. An empty value: the key was deleted.\n\n{text}");
+    let text = text(persisted).map_err(|error| failed(error.to_string()))?;
     if text.len() as u64 > FILE_BYTES_MAX {
         let reason = format!("The configuration has at most {FILE_BYTES_MAX} bytes.");
         return Err(ApiError::bad_request(reason));
@@ -81,12 +75,26 @@ pub(super) async fn write(path: &Path, persisted: &Changes) -> Result<(), ApiErr
     }
 }
 
+/// The text of the file with these changes.
+pub(super) fn text(persisted: &Changes) -> io::Result<String> {
+    let mut sections = Sections::new();
+    for ((section, key), value) in persisted {
+        let keys = sections.entry(section.clone()).or_default();
+        keys.insert(key.clone(), value.clone().unwrap_or_default());
+    }
+    let text = toml::to_string(&sections).map_err(io::Error::other)?;
+    Ok(format!("# What was configured over HTTP. An empty value: the key was deleted.\n\n{text}"))
+}
+
 fn with_path(path: &Path, error: &dyn std::fmt::Display) -> io::Error {
     io::Error::other(format!("{}: {error}", path.display()))
 }
 
 /// Replaces a file atomically, readable only by its owner. It is on stable storage when this returns.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(with_path(path, &format!("more than {FILE_BYTES_MAX} bytes")));
+    }
     let unfinished = path.with_extension("toml.new");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);

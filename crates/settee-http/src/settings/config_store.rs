@@ -61,15 +61,21 @@ const FIXED_KEYS: &[(&str, &str)] = &[
 
 /// The limits that can be changed: name in [`Limits`], section and key.
 const CHANGEABLE_LIMITS: &[(&str, &str, &str)] = &[
+    ("attachment_bytes_max", "couchdb", "max_attachment_size"),
     ("changes_timeout_ms", "chttpd", "changes_timeout"),
-    ("compress_answers", "settee", "compress_answers"),
-    ("max_attachment_size", "couchdb", "max_attachment_size"),
-    ("max_dbs_info_names", "chttpd", "max_db_number_for_dbs_info_req"),
-    ("max_document_size", "couchdb", "max_document_size"),
-    ("max_request_bytes", "chttpd", "max_http_request_size"),
-    ("max_requests_in_flight", "settee", "max_requests_in_flight"),
-    ("max_uuids", "uuids", "max_count"),
+    ("compress_responses", "settee", "compress_responses"),
+    ("dbs_info_names_max", "chttpd", "max_db_number_for_dbs_info_req"),
+    ("document_bytes_max", "couchdb", "max_document_size"),
+    ("request_bytes_max", "chttpd", "max_http_request_size"),
+    ("requests_in_flight_max", "settee", "requests_in_flight_max"),
     ("session_timeout_s", "chttpd_auth", "timeout"),
+    ("uuids_max", "uuids", "max_count"),
+];
+
+/// Keys that were renamed: section, former and current name. A file with a former name is rewritten at start.
+const RENAMED_KEYS: &[(&str, &str, &str)] = &[
+    ("settee", "compress_answers", "compress_responses"),
+    ("settee", "max_requests_in_flight", "requests_in_flight_max"),
 ];
 
 /// The configuration of a server.
@@ -98,8 +104,8 @@ struct ConfigState {
 pub struct Configured {
     /// The resulting limits.
     pub limits: Limits,
-    /// The changed limits: each one's name in [`Limits`], and its key as `section/key`.
-    pub changed: Vec<(&'static str, String)>,
+    /// The changed limits: each one's name in [`Limits`], its section, key and value.
+    pub changed: Vec<(&'static str, String, String, String)>,
     /// The other changes: section, key and value. Secret values are hidden; None means that the key was
     /// deleted.
     pub others: Vec<(String, String, Option<String>)>,
@@ -128,7 +134,7 @@ pub fn read_configured(file: &Path, limits: &Limits) -> Configured {
             CHANGEABLE_LIMITS.iter().find(|limit| (limit.1, limit.2) == (current_name(&section), &key));
         match (limit, value) {
             // A deleted key has its default.
-            (Some((name, ..)), Some(_)) => configured.changed.push((name, format!("{section}/{key}"))),
+            (Some((name, ..)), Some(value)) => configured.changed.push((name, section, key, value)),
             (_, value) => {
                 let hide = |value| if is_secret(&section, &key) { HIDDEN.to_owned() } else { value };
                 let value = value.map(hide);
@@ -154,6 +160,7 @@ impl ConfigStore {
         let changing = tokio::sync::Mutex::new(());
         let has_admin = facts.admin.is_some();
         let mut store = ConfigStore { file, limits, has_admin, defaults, state: Mutex::default(), changing };
+        store.migrate_file();
         let (persisted, derived, invalid) = store.load();
         for (what, reason) in invalid {
             let (what, reason) = (logged::text(&what), logged::text(&reason));
@@ -161,6 +168,24 @@ impl ConfigStore {
         }
         store.state = Mutex::new(ConfigState { changes: persisted.clone(), persisted });
         (store, derived)
+    }
+
+    /// Rewrites the file with the current names of its keys. If that fails, the file stays as it is:
+    /// `read_file` renames the keys in any case.
+    fn migrate_file(&self) {
+        let Some(path) = self.file.as_deref() else { return };
+        // `load` reports an unreadable file.
+        let Ok(mut changes) = config_file::read(path) else { return };
+        let renamed = rename_keys(&mut changes);
+        if renamed.is_empty() {
+            return;
+        }
+        let written = config_file::text(&changes).and_then(|text| config_file::replace(path, &text));
+        let (file, keys) = (path.display(), renamed.join(", "));
+        match written {
+            Ok(()) => tracing::info!(%file, keys, "renamed keys of the configuration set over HTTP"),
+            Err(error) => tracing::warn!(%file, keys, %error, "cannot write the renamed keys"),
+        }
     }
 
     /// Returns the valid changes of the file, the settings derived from them, and the invalid entries with
@@ -273,7 +298,9 @@ impl ConfigStore {
     }
 
     fn read_file(&self) -> Result<Changes, io::Error> {
-        self.file.as_deref().map_or_else(|| Ok(Changes::new()), config_file::read)
+        let mut changes = self.file.as_deref().map_or_else(|| Ok(Changes::new()), config_file::read)?;
+        rename_keys(&mut changes);
+        Ok(changes)
     }
 
     async fn write_file(&self, persisted: &Changes) -> Result<(), ApiError> {
@@ -282,6 +309,18 @@ impl ConfigStore {
             None => Ok(()),
         }
     }
+}
+
+/// Gives keys their current names; a value that already has the current name takes precedence. Returns the
+/// renamed keys as `section/former -> section/current`.
+fn rename_keys(changes: &mut Changes) -> Vec<String> {
+    let mut renamed = Vec::new();
+    for (section, former, current) in RENAMED_KEYS {
+        let Some(value) = changes.remove(&((*section).to_owned(), (*former).to_owned())) else { continue };
+        changes.entry(((*section).to_owned(), (*current).to_owned())).or_insert(value);
+        renamed.push(format!("{section}/{former} -> {section}/{current}"));
+    }
+    renamed
 }
 
 /// The values without any change.
@@ -299,19 +338,19 @@ fn defaults(limits: &Limits, facts: &Facts<'_>) -> Sections {
     }
     set("chttpd", "changes_timeout", limits.changes_timeout_ms.to_string());
     set("chttpd", "decode_plus_to_space", true.to_string());
-    set("chttpd", "max_db_number_for_dbs_info_req", limits.max_dbs_info_names.to_string());
-    set("chttpd", "max_http_request_size", limits.max_request_bytes.to_string());
+    set("chttpd", "max_db_number_for_dbs_info_req", limits.dbs_info_names_max.to_string());
+    set("chttpd", "max_http_request_size", limits.request_bytes_max.to_string());
     set("chttpd_auth", "timeout", limits.session_timeout_s.to_string());
     set("cluster", "n", "1".to_owned());
     set("cluster", "q", "1".to_owned());
-    set("couchdb", "max_attachment_size", limits.max_attachment_size.to_string());
-    set("couchdb", "max_document_size", limits.max_document_size.to_string());
+    set("couchdb", "max_attachment_size", limits.attachment_bytes_max.to_string());
+    set("couchdb", "max_document_size", limits.document_bytes_max.to_string());
     set("couchdb", "max_partition_size", PARTITION_BYTES_MAX.to_string());
     set("couchdb", "uuid", facts.uuid.to_owned());
-    set("settee", "compress_answers", limits.compress_answers.to_string());
-    set("settee", "max_requests_in_flight", limits.max_requests_in_flight.to_string());
+    set("settee", "compress_responses", limits.compress_responses.to_string());
+    set("settee", "requests_in_flight_max", limits.requests_in_flight_max.to_string());
     set("uuids", "algorithm", "sequential".to_owned());
-    set("uuids", "max_count", limits.max_uuids.to_string());
+    set("uuids", "max_count", limits.uuids_max.to_string());
     set("vendor", "name", "Settee".to_owned());
     set("vendor", "version", env!("CARGO_PKG_VERSION").to_owned());
     defaults
@@ -329,6 +368,10 @@ fn check_changeable(section: &str, key: &str) -> Result<(), ApiError> {
     if FIXED_KEYS.contains(&(section, key)) || section == "vendor" {
         let reason = format!("{section}/{key} is set when the server is started.");
         return Err(ApiError::not_implemented(reason));
+    }
+    if let Some((.., current)) = RENAMED_KEYS.iter().find(|renamed| (renamed.0, renamed.1) == (section, key))
+    {
+        return Err(ApiError::bad_request(format!("{section}/{key} is {section}/{current} now.")));
     }
     if has_no_effect(section, key) {
         let reason = format!("{section}/{key} is not implemented: it would change nothing.");
@@ -381,13 +424,13 @@ mod tests {
         let (store, derived) = open(directory.path());
         assert_eq!(derived.limits, Limits::default());
         let derived = set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
-        assert_eq!(derived.limits.max_document_size, 1234);
+        assert_eq!(derived.limits.document_bytes_max, 1234);
         set(&store, "my section", "a \"key\" = ü", "va;lue [x] = \\ y").await.unwrap();
         store.change("uuids", "max_count", None, true).await.unwrap();
         store.change("couchdb", "maintenance_mode", Some("true".to_owned()), false).await.unwrap();
 
         let (again, derived) = open(directory.path());
-        assert_eq!((derived.limits.max_document_size, derived.maintenance), (1234, Maintenance::None));
+        assert_eq!((derived.limits.document_bytes_max, derived.maintenance), (1234, Maintenance::None));
         assert_eq!(again.get("my section", "a \"key\" = ü").as_deref(), Some("va;lue [x] = \\ y"));
         assert_eq!(again.get("uuids", "max_count"), None);
         assert_eq!(store.get("couchdb", "maintenance_mode").as_deref(), Some("true"));
@@ -415,7 +458,7 @@ mod tests {
         assert_eq!((failure.status.as_u16(), persisted > count), (400, true), "{}", failure.reason);
         set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
         let (again, derived) = open(directory.path());
-        assert_eq!(derived.limits.max_document_size, 1234);
+        assert_eq!(derived.limits.document_bytes_max, 1234);
         assert_eq!(again.section("long").len(), persisted, "exactly the acknowledged keys were stored");
     }
 
@@ -431,7 +474,7 @@ mod tests {
             ("couchdb", "maintenance_mode", "maybe"),
             ("chttpd", "max_http_request_size", "18446744073709551615"),
             ("uuids", "algorithm", "dice"),
-            ("settee", "compress_answers", "yes"),
+            ("settee", "compress_responses", "yes"),
             ("a[b", "c", "d"),
             ("a", "c\n", "d"),
             ("a", "c", "d\r\n[e]"),
@@ -449,11 +492,44 @@ mod tests {
         let text = "[uuids]\nalgorithm = \"dice\"\nmax_count = \"7\"\n";
         fs::write(directory.path().join(CONFIG_FILE), text).unwrap();
         let (store, derived) = open(directory.path());
-        assert_eq!((derived.limits.max_uuids, derived.uuids), (7, Algorithm::Sequential));
+        assert_eq!((derived.limits.uuids_max, derived.uuids), (7, Algorithm::Sequential));
         assert!(store.reload().is_err(), "a reload reports invalid entries");
         fs::write(directory.path().join(CONFIG_FILE), "[uuids").unwrap();
         let (_, derived) = open(directory.path());
         assert_eq!(derived.limits, Limits::default());
+    }
+
+    #[tokio::test]
+    async fn a_file_with_former_names_is_rewritten_at_start_and_they_are_refused_over_http() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CONFIG_FILE);
+        let text = "[settee]\ncompress_answers = \"true\"\nmax_requests_in_flight = \"7\"\n\
+                    requests_in_flight_max = \"9\"\n[mine]\ncompress_answers = \"x\"\n";
+        fs::write(&path, text).unwrap();
+        let configured = read_configured(&path, &Limits::default());
+        assert_eq!((configured.limits.requests_in_flight_max, configured.changed.len()), (9, 2));
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "only a server writes the file");
+
+        let (store, derived) = open(directory.path());
+        assert!(derived.limits.compress_responses && derived.limits.requests_in_flight_max == 9);
+        let written = fs::read_to_string(&path).unwrap();
+        let sections: Sections = toml::from_str(&written).unwrap();
+        let keys = |section: &str| sections[section].keys().map(String::as_str).collect::<Vec<_>>();
+        assert_eq!(keys("settee"), ["compress_responses", "requests_in_flight_max"], "{written}");
+        assert_eq!(keys("mine"), ["compress_answers"], "{written}");
+        let (_, again) = open(directory.path());
+        assert_eq!((again, fs::read_to_string(&path).unwrap()), (derived, written.clone()));
+
+        let failure = set(&store, "settee", "compress_answers", "true").await.unwrap_err();
+        assert!(failure.status.as_u16() == 400 && failure.reason.contains("settee/compress_responses"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), written);
+
+        // A file that can't be rewritten is read all the same.
+        fs::write(&path, text).unwrap();
+        fs::create_dir(path.with_extension("toml.new")).unwrap();
+        let (store, derived) = open(directory.path());
+        assert!(derived.limits.compress_responses && store.reload().is_ok());
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
 
     /// The names and values of limits, by their `Debug` output.
@@ -505,9 +581,10 @@ mod tests {
         set(&store, "couchdb", "max_document_size", "1234").await.unwrap();
         set(&store, "mine", "password", "hidden").await.unwrap();
         store.change("uuids", "max_count", None, true).await.unwrap();
-        let configured = read_configured(&path, &Limits { max_uuids: 7, ..Limits::default() });
-        assert_eq!((configured.limits.max_document_size, configured.limits.max_uuids), (1234, 7));
-        assert_eq!(configured.changed, [("max_document_size", "couchdb/max_document_size".to_owned())]);
+        let configured = read_configured(&path, &Limits { uuids_max: 7, ..Limits::default() });
+        assert_eq!((configured.limits.document_bytes_max, configured.limits.uuids_max), (1234, 7));
+        let [section, key, value] = ["couchdb", "max_document_size", "1234"].map(str::to_owned);
+        assert_eq!(configured.changed, [("document_bytes_max", section, key, value)]);
         let deleted = ("uuids".to_owned(), "max_count".to_owned(), None);
         assert!(configured.others.contains(&deleted), "{configured:?}");
         assert!(!format!("{configured:?}").contains("\"hidden\""), "{configured:?}");

@@ -116,36 +116,36 @@ impl<'a> ChangedKeys<'a> {
         let as_size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let mut limits = base.clone();
         let document_max = settee_doc::DOCUMENT_BYTES_LIMIT as u64;
-        limits.max_document_size = as_size(self.number(
+        limits.document_bytes_max = as_size(self.number(
             "couchdb",
             "max_document_size",
             1,
             document_max,
-            base.max_document_size as u64,
+            base.document_bytes_max as u64,
         )?);
-        limits.max_attachment_size = match self.get("couchdb", "max_attachment_size") {
+        limits.attachment_bytes_max = match self.get("couchdb", "max_attachment_size") {
             Some("infinity") => u64::MAX,
-            _ => self.number("couchdb", "max_attachment_size", 0, u64::MAX, base.max_attachment_size)?,
+            _ => self.number("couchdb", "max_attachment_size", 0, u64::MAX, base.attachment_bytes_max)?,
         };
-        let most = base.max_request_bytes.max(REQUEST_BYTES_MAX);
-        limits.max_request_bytes =
-            self.number("chttpd", "max_http_request_size", 1, most, base.max_request_bytes)?;
+        let most = base.request_bytes_max.max(REQUEST_BYTES_MAX);
+        limits.request_bytes_max =
+            self.number("chttpd", "max_http_request_size", 1, most, base.request_bytes_max)?;
         limits.changes_timeout_ms =
             self.number("chttpd", "changes_timeout", 1, u64::from(u32::MAX), base.changes_timeout_ms)?;
-        let names = base.max_dbs_info_names as u64;
-        limits.max_dbs_info_names =
+        let names = base.dbs_info_names_max as u64;
+        limits.dbs_info_names_max =
             as_size(self.number("chttpd", "max_db_number_for_dbs_info_req", 1, 1_000_000, names)?);
-        limits.max_uuids = self.number("uuids", "max_count", 1, 1_000_000, base.max_uuids)?;
+        limits.uuids_max = self.number("uuids", "max_count", 1, 1_000_000, base.uuids_max)?;
         limits.session_timeout_s =
             self.number("chttpd_auth", "timeout", 1, u64::from(u32::MAX), base.session_timeout_s)?;
-        let in_flight = base.max_requests_in_flight as u64;
-        limits.max_requests_in_flight =
-            as_size(self.number("settee", "max_requests_in_flight", 1, u64::from(u32::MAX), in_flight)?);
-        limits.compress_answers = match self.get("settee", "compress_answers") {
-            None => base.compress_answers,
+        let in_flight = base.requests_in_flight_max as u64;
+        limits.requests_in_flight_max =
+            as_size(self.number("settee", "requests_in_flight_max", 1, u64::from(u32::MAX), in_flight)?);
+        limits.compress_responses = match self.get("settee", "compress_responses") {
+            None => base.compress_responses,
             Some("true") => true,
             Some("false") => false,
-            Some(_) => return Err("settee/compress_answers must be true or false".to_owned()),
+            Some(_) => return Err("settee/compress_responses must be true or false".to_owned()),
         };
         Ok(limits)
     }

@@ -19,7 +19,7 @@ pub struct ServerOptions {
     pub uuid: String,
     /// Limits of requests, connections and memory.
     pub limits: Limits,
-    /// Proxies to whose connections `max_connections_per_address` doesn't apply.
+    /// Proxies to whose connections `connections_per_address_max` doesn't apply.
     pub trusted_proxies: TrustedProxies,
     /// The file that stores the configuration set over HTTP: [`CONFIG_FILE`](crate::CONFIG_FILE) in the data
     /// directory. None: that configuration is kept in memory only.

@@ -260,7 +260,7 @@ fn what_does_not_fit_its_document_is_refused_and_leaves_nothing() {
 
 #[test]
 fn a_conflict_is_reported_before_attachments_are_read_and_too_large_ones_are_413() {
-    let server = Server::with_limits(|limits| limits.max_attachment_size = 1000);
+    let server = Server::with_limits(|limits| limits.attachment_bytes_max = 1000);
     let mut client = server.connect();
     client.create("db");
     client.put("/db/a", "{}").expect_status(201);
@@ -524,7 +524,7 @@ fn a_document_of_many_leaves_gives_each_of_them_once() {
 
 #[test]
 fn json_comes_compressed_anywhere() {
-    let server = Server::with_limits(|limits| limits.max_request_bytes = 200_000);
+    let server = Server::with_limits(|limits| limits.request_bytes_max = 200_000);
     let mut client = server.connect();
     client.create("db");
     let encoding = ("Content-Encoding", "gzip");

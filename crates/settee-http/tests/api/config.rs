@@ -41,7 +41,7 @@ fn a_key_is_set_shown_and_deleted_with_its_old_value_as_the_answer() {
 
 #[test]
 fn what_holds_without_any_change_is_shown() {
-    let server = Server::with_limits(|limits| limits.max_document_size = 4321);
+    let server = Server::with_limits(|limits| limits.document_bytes_max = 4321);
     let mut client = server.connect();
     let all = client.get(CONFIG).expect_status(200).json();
     assert_eq!(all["couchdb"]["max_document_size"], "4321");
@@ -99,7 +99,7 @@ fn limits_hold_from_the_next_request_on() {
 #[test]
 fn couchdbs_largest_request_size_acts_and_what_is_not_spooled_fits_into_memory() {
     let server = Server::with_limits(|limits| {
-        limits.max_request_bytes = 1000;
+        limits.request_bytes_max = 1000;
         limits.request_bytes_in_flight_max = 100_000;
     });
     let mut client = server.connect();
@@ -109,8 +109,8 @@ fn couchdbs_largest_request_size_acts_and_what_is_not_spooled_fits_into_memory()
     client.put("/db/a", &body(2000)).expect_error(413, "too_large", too_large);
     assert_eq!(set(&mut client, "chttpd/max_http_request_size", "4294967296"), "1000");
     client.put("/db/a", &body(2000)).expect_status(201);
-    let exceeds = "the request entity exceeds the memory for request bodies: only attachments and the documents \
-                   of _bulk_docs may";
+    let exceeds = "the request entity exceeds the memory for request bodies: only attachments and the \
+                   documents of _bulk_docs may";
     client.put("/db/b", &body(100_000)).expect_error(413, "too_large", exceeds);
     let bulk = format!("{{\"docs\":[{}]}}", vec![body(1_000); 200].join(","));
     assert_eq!(client.post("/db/_bulk_docs", &bulk).expect_status(201).json().as_array().unwrap().len(), 200);

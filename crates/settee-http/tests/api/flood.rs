@@ -26,7 +26,7 @@ fn begin_login(server: &Server) -> Client {
 #[test]
 fn a_body_takes_memory_as_it_arrives_and_not_as_it_is_declared() {
     let server = Server::with_limits(|limits| {
-        limits.max_request_bytes = 100_000;
+        limits.request_bytes_max = 100_000;
         limits.request_bytes_in_flight_max = 200_000;
     });
     let mut client = server.connect();
@@ -53,7 +53,7 @@ fn a_body_takes_memory_as_it_arrives_and_not_as_it_is_declared() {
 #[test]
 fn bodies_that_fill_the_memory_are_all_stored_one_after_the_other() {
     let server = Server::with_limits(|limits| {
-        limits.max_request_bytes = 1_000_000;
+        limits.request_bytes_max = 1_000_000;
         limits.request_bytes_in_flight_max = 2_000_000;
     });
     let mut client = server.connect();
@@ -86,7 +86,7 @@ fn bodies_that_fill_the_memory_are_all_stored_one_after_the_other() {
 
 #[test]
 fn unauthenticated_requests_do_not_count_against_the_limit() {
-    let server = with_admin(|limits| limits.max_requests_in_flight = 1);
+    let server = with_admin(|limits| limits.requests_in_flight_max = 1);
     let _logins = [begin_login(&server), begin_login(&server)];
     let mut client = server.connect();
     client.send("GET", "/_all_dbs", &[AUTHORIZATION], b"").expect_status(200);
@@ -167,7 +167,7 @@ fn requests_until_closed(client: &mut Client) -> usize {
 
 #[test]
 fn the_longest_idle_connections_are_closed_and_active_ones_stay() {
-    let server = Server::with_limits(|limits| limits.max_connections = 4);
+    let server = Server::with_limits(|limits| limits.connections_max = 4);
     let mut feed = server.connect();
     feed.put("/db", "").expect_status(201);
     feed.write_head("GET", "/db/_changes?feed=continuous&heartbeat=60000", &[]);
@@ -195,7 +195,7 @@ fn the_longest_idle_connections_are_closed_and_active_ones_stay() {
 
 #[test]
 fn connections_are_limited_per_address_unless_it_is_trusted() {
-    let limit = |options: &mut ServerOptions| options.limits.max_connections_per_address = 2;
+    let limit = |options: &mut ServerOptions| options.limits.connections_per_address_max = 2;
     let mut options = ServerOptions::default();
     limit(&mut options);
     let server = Server::start_with(options.clone());

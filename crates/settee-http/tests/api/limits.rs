@@ -6,7 +6,7 @@ use crate::client::Server;
 
 #[test]
 fn a_document_past_its_limit_is_413_and_named() {
-    let server = Server::with_limits(|limits| limits.max_document_size = 1000);
+    let server = Server::with_limits(|limits| limits.document_bytes_max = 1000);
     let mut client = server.connect();
     client.create("db");
     let large = format!("{{\"a\":\"{}\"}}", "x".repeat(1000));
@@ -19,7 +19,7 @@ fn a_document_past_its_limit_is_413_and_named() {
 
 #[test]
 fn a_body_past_its_limit_is_413_and_the_connection_usable_afterwards() {
-    let server = Server::with_limits(|limits| limits.max_request_bytes = 10_000);
+    let server = Server::with_limits(|limits| limits.request_bytes_max = 10_000);
     let mut client = server.connect();
     client.create("db");
     let large = "x".repeat(3_000_000);
@@ -34,7 +34,7 @@ fn a_body_past_its_limit_is_413_and_the_connection_usable_afterwards() {
 
 #[test]
 fn a_chunked_body_is_read_and_limited_like_any_other() {
-    let server = Server::with_limits(|limits| limits.max_request_bytes = 10_000);
+    let server = Server::with_limits(|limits| limits.request_bytes_max = 10_000);
     let mut client = server.connect();
     client.create("db");
     let chunked = [("Transfer-Encoding", "chunked")];
@@ -63,8 +63,8 @@ fn an_unread_body_does_not_cost_the_client_its_answer() {
 #[test]
 fn what_is_endless_is_cut_off() {
     let server = Server::with_limits(|limits| {
-        limits.max_request_bytes = 1000;
-        limits.max_discard_bytes = 100_000;
+        limits.request_bytes_max = 1000;
+        limits.discard_bytes_max = 100_000;
     });
     let mut client = server.connect();
     client.create("db");
@@ -77,7 +77,7 @@ fn what_is_endless_is_cut_off() {
 
 #[test]
 fn a_client_that_waits_for_leave_to_send_gets_the_refusal_instead() {
-    let server = Server::with_limits(|limits| limits.max_request_bytes = 1000);
+    let server = Server::with_limits(|limits| limits.request_bytes_max = 1000);
     let mut client = server.connect();
     client.create("db");
     client.write_head("PUT", "/db/a", &[("Content-Length", "5000"), ("Expect", "100-continue")]);
@@ -120,12 +120,12 @@ fn a_client_that_never_ends_its_head_is_cut_off() {
 
 #[test]
 fn a_head_past_its_limit_is_431() {
-    let server = Server::with_limits(|limits| limits.max_head_bytes = 10_000);
+    let server = Server::with_limits(|limits| limits.head_bytes_max = 10_000);
     let mut client = server.connect();
     client.write_head("GET", "/", &[("X-Large", &"x".repeat(20_000))]);
     assert_eq!(client.read_head().0, 431);
     // Exact to the byte, even if hyper's buffer holds more.
-    let server = Server::with_limits(|limits| limits.max_head_bytes = 1_000);
+    let server = Server::with_limits(|limits| limits.head_bytes_max = 1_000);
     for (bytes, status) in [(1_000, 200), (1_001, 431)] {
         let mut client = server.connect();
         let front = format!("GET / HTTP/1.1\r\nHost: {}\r\nX: ", server.address);
@@ -142,7 +142,7 @@ fn a_head_past_its_limit_is_431() {
 
 #[test]
 fn connections_past_the_limit_wait_for_their_turn() {
-    let server = Server::with_limits(|limits| limits.max_connections = 1);
+    let server = Server::with_limits(|limits| limits.connections_max = 1);
     let mut first = server.connect();
     first.get("/").expect_status(200);
     let mut second = server.connect();
@@ -154,7 +154,7 @@ fn connections_past_the_limit_wait_for_their_turn() {
 #[test]
 fn a_client_that_stops_reading_its_answer_is_cut_off() {
     let server = Server::with_limits(|limits| {
-        limits.max_connections = 1;
+        limits.connections_max = 1;
         limits.send_timeout_ms = 50;
     });
     let mut client = server.connect();
@@ -174,7 +174,7 @@ fn a_client_that_stops_reading_its_answer_is_cut_off() {
 #[test]
 fn a_client_that_pipelines_and_reads_nothing_is_cut_off() {
     let server = Server::with_limits(|limits| {
-        limits.max_connections = 1;
+        limits.connections_max = 1;
         limits.send_timeout_ms = 50;
     });
     let mut client = server.connect();
@@ -207,7 +207,7 @@ fn a_client_that_pipelines_and_reads_late_gets_every_answer() {
 #[test]
 fn a_text_of_many_small_things_is_refused_before_they_take_more_than_bodies_may() {
     let server = Server::with_limits(|limits| {
-        limits.max_request_bytes = 1_000_000;
+        limits.request_bytes_max = 1_000_000;
         limits.request_bytes_in_flight_max = 1_000_000;
     });
     let mut client = server.connect();
@@ -241,7 +241,7 @@ fn a_text_of_many_small_things_is_refused_before_they_take_more_than_bodies_may(
 #[test]
 fn uploads_acquire_body_memory_and_refused_requests_can_be_retried() {
     let server = Server::with_limits(|limits| {
-        limits.max_request_bytes = 1_500_000;
+        limits.request_bytes_max = 1_500_000;
         limits.request_bytes_in_flight_max = 1_500_000;
         limits.body_timeout_ms = 1_000;
     });

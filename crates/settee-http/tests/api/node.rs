@@ -87,7 +87,7 @@ fn a_lone_machine_is_set_up_by_making_couchdbs_databases() {
 
 #[test]
 fn dbs_info_describes_several_databases() {
-    let server = Server::with_limits(|limits| limits.max_dbs_info_names = 3);
+    let server = Server::with_limits(|limits| limits.dbs_info_names_max = 3);
     let mut client = server.connect();
     for name in ["a", "b", "c"] {
         client.create(name);

@@ -226,7 +226,7 @@ fn answers_are_compressed_where_the_server_and_the_client_want_it() {
     let mut client = plain.connect();
     assert_eq!(client.send("GET", "/_node/_local/_stats", &gzip, b"").header("content-encoding"), None);
 
-    let server = Server::with_limits(|limits| limits.compress_answers = true);
+    let server = Server::with_limits(|limits| limits.compress_responses = true);
     let mut client = server.connect();
     client.create("db");
     // One compressed at once, one in chunks, and one that is streamed.
@@ -253,7 +253,7 @@ fn answers_are_compressed_where_the_server_and_the_client_want_it() {
 
 #[test]
 fn a_compressed_feed_arrives_as_it_happens() {
-    let server = Server::with_limits(|limits| limits.compress_answers = true);
+    let server = Server::with_limits(|limits| limits.compress_responses = true);
     let mut client = server.connect();
     client.create("db");
     let mut feed = server.connect();
@@ -275,7 +275,7 @@ fn a_compressed_feed_arrives_as_it_happens() {
 
 #[test]
 fn a_request_refused_under_load_can_be_retried() {
-    let server = Server::with_limits(|limits| limits.max_requests_in_flight = 1);
+    let server = Server::with_limits(|limits| limits.requests_in_flight_max = 1);
     let mut first = server.connect();
     first.create("db");
     first.write_head("PUT", "/db/a", &[("Content-Length", "2"), ("Expect", "100-continue")]);
@@ -408,7 +408,7 @@ fn an_http2_client_that_takes_nothing_of_its_answer_is_cut_off() {
 
 #[test]
 fn a_bulk_whose_answer_has_no_memory_is_refused_before_anything_is_stored() {
-    let server = Server::with_limits(|limits| limits.answer_bytes_in_flight_max = 1 << 20);
+    let server = Server::with_limits(|limits| limits.response_bytes_in_flight_max = 1 << 20);
     let address = server.address;
     let mut other = server.connect();
     other.create("db");
@@ -467,7 +467,7 @@ fn what_begins_like_http2_and_does_not_go_on_is_cut_off() {
 
 #[test]
 fn an_http2_head_past_its_limits_is_refused() {
-    let server = Server::with_limits(|limits| limits.max_headers = 20);
+    let server = Server::with_limits(|limits| limits.headers_max = 20);
     let address = server.address;
     server.run(async {
         let (mut sender, _) = connect(address, |_| {}).await;
@@ -548,7 +548,7 @@ fn tag(client: &mut Client, n: usize) -> String {
 
 #[test]
 fn the_content_length_of_a_compressed_response_is_correct() {
-    let server = Server::with_limits(|limits| limits.compress_answers = true);
+    let server = Server::with_limits(|limits| limits.compress_responses = true);
     let mut client = server.connect();
     client.create("db");
     let document =

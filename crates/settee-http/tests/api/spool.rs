@@ -19,7 +19,7 @@ const MIB: usize = 1 << 20;
 fn spooling(directory: &Path) -> Server {
     let mut options = ServerOptions::default();
     options.limits.request_bytes_in_flight_max = 2 * MIB as u64;
-    options.limits.max_request_bytes = 1 << 30;
+    options.limits.request_bytes_max = 1 << 30;
     Server::start_in(directory, options)
 }
 
@@ -150,7 +150,7 @@ fn an_id_that_a_partitioned_database_does_not_take_refuses_all_of_a_spooled_bulk
 fn spools_take_no_more_than_their_limit_and_other_bodies_no_more_than_memory() {
     let server = Server::with_limits(|limits| {
         limits.request_bytes_in_flight_max = 2 * MIB as u64;
-        limits.max_request_bytes = 64 << 20;
+        limits.request_bytes_max = 64 << 20;
         limits.spool_bytes_max = 4 * MIB as u64;
     });
     let mut client = server.connect();

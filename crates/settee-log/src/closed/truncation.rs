@@ -26,7 +26,7 @@ impl Shared {
     pub(crate) async fn truncate(&self, reservation: &mut DiskReservation) -> Result<(), ReservationError> {
         let (removed, recycled_bytes_max) = {
             let mut state = self.lock();
-            (state.truncate(), state.log_bytes() * self.options.spare_percent_max / 100)
+            (state.truncate(), state.log_bytes() * self.options.recycled_percent_max / 100)
         };
         for number in removed {
             // Readers that already have it keep it.

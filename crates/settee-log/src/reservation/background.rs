@@ -92,7 +92,8 @@ impl Shared {
         // For a stream, all of the space is reserved before anything is written, so that writes and
         // reservations don't wait for each other.
         let most = self.options.segment_bytes(log_bytes, 0);
-        let preallocated_bytes_max = if fill { 0 } else { log_bytes * self.options.spare_percent_max / 100 };
+        let preallocated_bytes_max =
+            if fill { 0 } else { log_bytes * self.options.recycled_percent_max / 100 };
         let allocated = u32::try_from(preallocated_bytes_max)
             .unwrap_or(most)
             .clamp(FIRST_RESERVATION_BYTES.min(most), most);

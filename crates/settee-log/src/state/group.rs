@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use settee_io::File;
 
-use crate::options::LogOptions;
+use crate::options::{GROUP_BATCHES_MAX, GROUP_BYTES_MAX, LogOptions};
 use crate::watermark::{Position, Watermark};
 
 /// Weight of the running average of the sync time: a new measurement counts one part in this many.
@@ -109,8 +109,8 @@ impl Groups {
     pub(super) fn is_due(&self, options: &LogOptions, now: Duration) -> bool {
         let FormingGroup { committer_count, expected_count, batch_count, bytes, .. } = self.forming;
         committer_count >= expected_count
-            || bytes >= options.group_bytes_max
-            || batch_count >= options.group_writes_max
+            || bytes >= GROUP_BYTES_MAX
+            || batch_count >= GROUP_BATCHES_MAX
             || now >= self.deadline(options)
     }
 

@@ -21,7 +21,7 @@ const DIRECTORY: &str = "/log";
 const OPTIONS: LogOptions = LogOptions {
     batch_bytes_max: 4096,
     segment_bytes_max: 12 << 10,
-    spare_percent_max: 100,
+    recycled_percent_max: 100,
     ..LogOptions::DEFAULT
 };
 

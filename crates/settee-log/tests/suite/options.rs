@@ -52,9 +52,9 @@ fn each_limit_is_refused_beyond_its_bound_and_accepted_at_it() {
             LogOptions { writes_in_flight_max: 1, ..DEFAULT },
         ),
         (
-            "spare_percent_max",
-            LogOptions { spare_percent_max: 101, ..DEFAULT },
-            LogOptions { spare_percent_max: 100, ..DEFAULT },
+            "recycled_percent_max",
+            LogOptions { recycled_percent_max: 101, ..DEFAULT },
+            LogOptions { recycled_percent_max: 100, ..DEFAULT },
         ),
     ];
     for (name, past, at) in cases {

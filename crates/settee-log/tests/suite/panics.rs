@@ -20,7 +20,7 @@ const OPTIONS: LogOptions = LogOptions {
     batch_bytes_max: 16 << 10,
     segment_bytes_min: 40 << 10,
     segment_bytes_max: 40 << 10,
-    spare_percent_max: 100,
+    recycled_percent_max: 100,
     ..LogOptions::DEFAULT
 };
 

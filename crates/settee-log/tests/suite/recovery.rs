@@ -257,11 +257,11 @@ async fn fill(env: &settee_io::Env, options: LogOptions, first: u64, count: u64,
 
 #[test]
 fn r15_truncated_segments_are_removed_and_the_rest_is_found() {
-    for (seed, spare_percent_max) in seeds(20).zip([0, 100].into_iter().cycle()) {
+    for (seed, recycled_percent_max) in seeds(20).zip([0, 100].into_iter().cycle()) {
         let disk = SimDisk::new(seed);
         let sim = Sim::with_disk(&disk);
         let env = sim.env();
-        let options = LogOptions { spare_percent_max, ..options() };
+        let options = LogOptions { recycled_percent_max, ..options() };
         sim.run(async {
             let log = fill(&env, options, 1, 60, 7).await;
             assert!(log.segments().len() <= 8, "seed={seed}: {:?}", log.segments());
@@ -301,7 +301,7 @@ fn r16_a_header_that_no_log_writes_is_refused() {
 fn needed_records_survive_power_loss_while_others_are_truncated() {
     let mut reused = 0;
     for seed in seeds(20) {
-        let options = LogOptions { spare_percent_max: 100, ..options() };
+        let options = LogOptions { recycled_percent_max: 100, ..options() };
         let whole = SimDisk::new(seed);
         let sim = Sim::with_disk(&whole);
         sim.run(fill(&sim.env(), options, 1, 25, 4)).unwrap();

@@ -25,7 +25,7 @@ impl Shared {
         own >= self.context.options.memory_bytes_max
             || self.context.options.memory.as_ref().is_some_and(|budget| budget.is_full(own))
             || self.memory.immutable_count.load(Ordering::Relaxed)
-                > self.context.options.frozen_layers_max as u64
+                > self.context.options.immutable_memtables_max as u64
     }
 
     /// Whether writers have to wait for a checkpoint: memory is full, and the last checkpoint did not fail.

@@ -375,7 +375,7 @@ fn invalid_limits_are_refused_at_open() {
     sim.run(async {
         let log = LogOptions { writes_in_flight_max: 0, ..OPTIONS.log };
         for (options, named) in [
-            (StoreOptions { checkpoint_share: 0, ..OPTIONS }, "checkpoint_share"),
+            (StoreOptions { checkpoint_divisor: 0, ..OPTIONS }, "checkpoint_divisor"),
             (StoreOptions { memory_bytes_max: 0, ..OPTIONS }, "memory_bytes_max"),
             (StoreOptions { log, ..OPTIONS }, "writes_in_flight_max"),
         ] {

@@ -60,7 +60,7 @@ pub(super) async fn run(args: Args) -> CommandResult {
     };
     let needed = api::written_bytes(&args.rows, args.scale, row_time);
     let connections = api::follower_count(args.scale) + CONNECTIONS_SPARE;
-    let settings = ["--max-connections".to_owned(), connections.to_string()];
+    let settings = ["--connections-max".to_owned(), connections.to_string()];
     let subject = Subject::open(&args.common, needed, &settings).await?;
     let bare = ServerProcess::bare(&std::env::current_exe()?)?;
     let config = api::Config {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::file::read;
 use super::import::Conversion;
-use super::settings::GivenSettings;
+use super::settings::Settings;
 use super::show::EffectiveSettings;
 use crate::output::{self, CommandResult, print_stderr};
 
@@ -28,12 +28,16 @@ pub(crate) struct Args {
     #[arg(long, env = "SETTEE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Print every limit: the settings, and the fixed ones with their values and meanings
+    #[arg(long)]
+    limits: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    given: GivenSettings,
+    given: Settings,
 }
 
 #[derive(clap::Subcommand)]
@@ -70,6 +74,7 @@ pub(crate) fn run(args: Args) -> CommandResult {
 
 fn show(args: &Args) -> CommandResult {
     let effective = EffectiveSettings::resolve(&args.given, args.config.as_deref())?;
+    let effective = if args.limits { effective.with_fixed() } else { effective };
     for invalid in effective.invalid() {
         print_stderr!("settee: {invalid}");
     }

@@ -10,14 +10,15 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 
-use serde_json::{Value, json};
 use settee_http::{Admin, Limits};
 
 use super::effective::Config;
 use super::file;
 use super::ini::{Ini, IniValue, SourceLine};
-use super::settings::{BYTES_MAX, COUNT_MAX, SECONDS_MAX, Settings};
+use super::limits::{BYTES_MAX, COUNT_MAX, SECONDS_MAX, Value};
+use super::settings::{SETTINGS, Setting};
 use super::show::{line, plain, toml_value};
 
 mod reasons;
@@ -54,14 +55,14 @@ const NUMERIC_KEYS: &[NumericKey] = &[
     NumericKey {
         sections: &["couchdb"],
         key: "max_document_size",
-        setting: "max_document_size",
+        setting: "document_bytes_max",
         max: settee_doc::DOCUMENT_BYTES_LIMIT as u64,
         note: "",
     },
     NumericKey {
         sections: &["couchdb"],
         key: "max_attachment_size",
-        setting: "max_attachment_size",
+        setting: "attachment_bytes_max",
         max: BYTES_MAX,
         note: "",
     },
@@ -75,7 +76,7 @@ const NUMERIC_KEYS: &[NumericKey] = &[
     NumericKey {
         sections: &["chttpd", "httpd"],
         key: "max_http_request_size",
-        setting: "max_request_bytes",
+        setting: "request_bytes_max",
         max: BYTES_MAX,
         note: "",
     },
@@ -87,20 +88,12 @@ const NUMERIC_KEYS: &[NumericKey] = &[
         note: "",
     },
     NumericKey {
-        sections: &["chttpd"],
-        key: "max_db_number_for_dbs_info_req",
-        setting: "max_dbs_info_names",
-        max: COUNT_MAX,
-        note: "",
-    },
-    NumericKey {
         sections: &["chttpd_auth", "couch_httpd_auth"],
         key: "timeout",
         setting: "session_timeout_s",
         max: SECONDS_MAX,
         note: "",
     },
-    NumericKey { sections: &["uuids"], key: "max_count", setting: "max_uuids", max: COUNT_MAX, note: "" },
 ];
 
 /// A setting converted from keys of CouchDB.
@@ -164,9 +157,9 @@ impl Conversion {
             conversion.add_unconverted(&section, &key, entry, reason);
         }
         conversion.unconverted.sort();
-        let settings = file::parse(&conversion.toml());
+        let settings = file::parse(&conversion.toml(), Path::new("settee.toml"));
         settings
-            .and_then(|settings| Config::merge(Settings::default(), settings))
+            .and_then(|settings| Config::of(&settings))
             .map_err(|error| format!("the conversion isn't a valid settings file: {error}"))?;
         Ok(conversion)
     }
@@ -213,7 +206,7 @@ impl Conversion {
             found = Some(section);
             let name = format!("{section}/{}", numeric.key);
             let parsed = match entry.value.parse::<u64>() {
-                _ if entry.value == INFINITY && numeric.setting == "max_attachment_size" => Ok(u64::MAX),
+                _ if entry.value == INFINITY && numeric.setting == "attachment_bytes_max" => Ok(u64::MAX),
                 Ok(0) => Err("0 isn't allowed: the default is used"),
                 Ok(value) => Ok(value),
                 Err(_) => Err("not a number: CouchDB uses its default, and so does this server"),
@@ -227,7 +220,7 @@ impl Conversion {
                         self.warnings.push(format!("{name} ({}): {note}: {}", entry.source, numeric.max));
                     }
                     let from = format!("{name} ({})", entry.source);
-                    let value = json!(given.min(numeric.max));
+                    let value = Value::Number(given.min(numeric.max));
                     self.converted.insert(numeric.setting, ConvertedSetting { value, from, note });
                 }
             }
@@ -236,23 +229,26 @@ impl Conversion {
 
     /// Returns a converted number, or the default.
     fn size(&self, setting: &str, default: u64) -> u64 {
-        self.converted.get(setting).and_then(|converted| converted.value.as_u64()).unwrap_or(default)
+        self.converted.get(setting).map_or(default, |converted| match converted.value {
+            Value::Number(value) => value,
+            _ => default,
+        })
     }
 
-    /// Lowers `max_document_size` to `max_request_bytes`. CouchDB accepts a larger document limit and applies
-    /// the smaller of the two.
+    /// Lowers `document_bytes_max` to `request_bytes_max`. CouchDB accepts a larger document limit and
+    /// applies the smaller of the two.
     fn reconcile_sizes(&mut self) {
         let limits = Limits::default();
-        let request = self.size("max_request_bytes", limits.max_request_bytes);
-        let document = self.size("max_document_size", limits.max_document_size as u64);
+        let request = self.size("request_bytes_max", limits.request_bytes_max);
+        let document = self.size("document_bytes_max", limits.document_bytes_max as u64);
         if document > request {
-            let note = "a document can't exceed the limit of a request, max_request_bytes".to_owned();
+            let note = "a document can't exceed the limit of a request, request_bytes_max".to_owned();
             let own =
-                self.converted.get("max_document_size").map(|converted| format!("{}, ", converted.from));
+                self.converted.get("document_bytes_max").map(|converted| format!("{}, ", converted.from));
             let from = own.unwrap_or_default() + "chttpd/max_http_request_size";
-            let converted = ConvertedSetting { value: json!(request), from, note };
-            self.warnings.push(format!("max_document_size is {request}: {}", converted.note));
-            self.converted.insert("max_document_size", converted);
+            let converted = ConvertedSetting { value: Value::Number(request), from, note };
+            self.warnings.push(format!("document_bytes_max is {request}: {}", converted.note));
+            self.converted.insert("document_bytes_max", converted);
         }
     }
 
@@ -290,7 +286,7 @@ impl Conversion {
                 _ => host.to_owned(),
             },
         };
-        let value = json!(format!("{host}:{number}"));
+        let value = Value::Text(format!("{host}:{number}"));
         self.converted
             .insert("listen", ConvertedSetting { value, from: from.join(", "), note: String::new() });
     }
@@ -321,7 +317,7 @@ impl Conversion {
                 () => {
                     let from = format!("admins/{} ({})", name, entry.source);
                     let note = "keep this file private, or move the value to admin_file".to_owned();
-                    self.converted.insert("admin", ConvertedSetting { value: json!(text), from, note });
+                    self.converted.insert("admin", ConvertedSetting { value: Value::Text(text), from, note });
                     continue;
                 }
             };
@@ -333,7 +329,7 @@ impl Conversion {
             self.unconverted_admins.clear();
         }
         let is_loopback = |listen: &str| listen.starts_with("127.") || listen.starts_with("[::1]");
-        let listen = self.converted.get("listen").and_then(|listen| listen.value.as_str());
+        let listen = self.converted.get("listen").map(|listen| listen.value.to_string());
         if let Some(listen) = listen.filter(|listen| !is_loopback(listen))
             && !self.converted.contains_key("admin")
         {
@@ -361,8 +357,10 @@ impl Conversion {
             }
         };
         let from = format!("log/level ({})", entry.source);
-        self.converted
-            .insert("log_level", ConvertedSetting { value: json!(level), from, note: String::new() });
+        self.converted.insert(
+            "log_level",
+            ConvertedSetting { value: Value::Text(level.to_owned()), from, note: String::new() },
+        );
     }
 
     /// Converts the option `{max, N}` of the Erlang term `server_options`, the only one with a counterpart.
@@ -377,7 +375,8 @@ impl Conversion {
             Some(max) => {
                 let from = format!("chttpd/server_options ({})", entry.source);
                 let note = "only {max, N}; the other options are for Erlang's sockets".to_owned();
-                self.converted.insert("max_connections", ConvertedSetting { value: json!(max), from, note });
+                self.converted
+                    .insert("connections_max", ConvertedSetting { value: Value::Number(max), from, note });
             }
             None => {
                 let reason = reason("chttpd", "server_options", &entry.value);
@@ -405,9 +404,9 @@ impl Conversion {
         }
         text.push('\n');
         let mut last = "";
-        for (table, name) in Settings::names() {
+        for Setting { table, name, .. } in SETTINGS {
             let Some(converted) = self.converted.get(name) else { continue };
-            if table != last {
+            if *table != last {
                 text.push_str(&format!("\n[{table}]\n"));
                 last = table;
             }

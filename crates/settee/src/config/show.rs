@@ -12,12 +12,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
-use settee_http::{CONFIG_FILE, Configured, Limits};
+use serde_json::{Map, Value as Json, json};
+use settee_http::{CONFIG_FILE, Configured};
 
-use super::effective::{Config, check_limits};
+use super::constants::CONSTANTS;
+use super::effective::{Config, check_sizes};
 use super::file;
-use super::settings::{GivenSettings, LimitTable, Settings, TableName, variable_name};
+use super::limits::{ServerLimits, Value};
+use super::retired::{Fate, RETIRED};
+use super::settings::{Kind, Origin, SETTINGS, Setting, Settings, TableName};
 
 #[cfg(test)]
 mod tests;
@@ -27,17 +30,6 @@ const COMMENT_COLUMN: usize = 48;
 
 /// Printed instead of a password.
 const HIDDEN: &str = "****";
-
-/// Source of a value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Origin {
-    Default,
-    File(PathBuf),
-    Variable(String),
-    Flag(String),
-    /// Set over HTTP: the file in the data directory, and the key as `section/key`.
-    Http(PathBuf, String),
-}
 
 impl Origin {
     /// Returns the text of the comment.
@@ -52,9 +44,9 @@ impl Origin {
     }
 
     /// Returns the members `source` and `where` of the JSON output.
-    fn json(&self) -> (&'static str, Value) {
+    fn json(&self) -> (&'static str, Json) {
         match self {
-            Origin::Default => ("default", Value::Null),
+            Origin::Default => ("default", Json::Null),
             Origin::File(path) => ("file", json!(path.display().to_string())),
             Origin::Variable(name) => ("variable", json!(name)),
             Origin::Flag(name) => ("flag", json!(name)),
@@ -91,6 +83,8 @@ pub(super) struct EffectiveSettings {
     pub(super) settings: Vec<EffectiveSetting>,
     configured: Configured,
     configured_file: PathBuf,
+    /// Whether fixed limits are printed too.
+    prints_fixed: bool,
 }
 
 impl EffectiveSettings {
@@ -98,39 +92,39 @@ impl EffectiveSettings {
     ///
     /// # Errors
     /// The errors of a server that starts with the same flags, variables and file.
-    pub(super) fn resolve(given: &GivenSettings, path: Option<&Path>) -> Result<EffectiveSettings, String> {
+    pub(super) fn resolve(given: &Settings, path: Option<&Path>) -> Result<EffectiveSettings, String> {
         let of_file = path.map_or_else(|| Ok(Settings::default()), file::settings)?;
-        let sources = Sources { given, of_given: given.settings.given(), of_file: of_file.given(), path };
-        let config = Config::merge(given.settings.clone(), of_file)?;
+        let merged = given.clone().over(of_file);
+        let config = Config::of(&merged)?;
         let configured_file = config.data_dir.join(CONFIG_FILE);
-        let configured = settee_http::read_configured(&configured_file, &config.limits);
+        let mut configured = settee_http::read_configured(&configured_file, &config.limits.http);
+        let changed = ServerLimits { http: configured.limits.clone(), ..config.limits.clone() };
+        let valid = valid_in_file(&config.limits, &changed, &configured);
 
-        let mut settings = before_tables(&config, &sources)?;
-        for (table, limits) in config.groups() {
-            let setting = |(name, value)| EffectiveSetting {
-                table,
-                name,
-                value: Some(value),
-                origin: sources.origin(name),
-                file_form: None,
-            };
-            settings.extend(limits.into_iter().map(setting));
-        }
-        let valid = valid_in_file(&config.limits, &configured);
-        for (name, value) in configured.limits.values() {
-            let Some((_, key)) = configured.changed.iter().find(|(changed, _)| *changed == name) else {
-                continue;
-            };
-            let setting =
-                settings.iter_mut().find(|setting| setting.name == name).expect("every limit has a row");
-            let start = (setting.value.replace(value), setting.origin.clone());
-            setting.origin = Origin::Http(configured_file.clone(), key.clone());
-            if !valid.contains(name) {
-                let value = start.0.expect("every limit has a value");
-                setting.file_form = Some(FileForm::Replaced { value, origin: start.1 });
+        let mut settings = Vec::new();
+        for setting in SETTINGS {
+            let mut effective = effective(setting, &config, &merged)?;
+            let over_http = configured.changed.iter().find(|(name, ..)| *name == setting.name);
+            if let (Some((_, section, key, _)), Some(field)) = (over_http, setting.field()) {
+                let origin = Origin::Http(configured_file.clone(), format!("{section}/{key}"));
+                let origin = std::mem::replace(&mut effective.origin, origin);
+                let value = effective.value.replace((field.get)(&changed)).expect("every limit has a value");
+                effective.file_form =
+                    (!valid.contains(setting.name)).then_some(FileForm::Replaced { value, origin });
             }
+            settings.push(effective);
         }
-        Ok(EffectiveSettings { file: path.map(Path::to_owned), settings, configured, configured_file })
+        let is_setting = |name: &str| SETTINGS.iter().any(|setting| setting.name == name);
+        for (_, section, key, value) in configured.changed.extract_if(.., |changed| !is_setting(changed.0)) {
+            configured.others.push((section, key, Some(value)));
+        }
+        let file = path.map(Path::to_owned);
+        Ok(EffectiveSettings { file, settings, configured, configured_file, prints_fixed: false })
+    }
+
+    /// Prints the fixed limits too.
+    pub(super) fn with_fixed(self) -> EffectiveSettings {
+        EffectiveSettings { prints_fixed: true, ..self }
     }
 
     /// Returns messages about the values set over HTTP that the server would ignore as invalid.
@@ -165,15 +159,23 @@ impl EffectiveSettings {
         for invalid in self.invalid() {
             text.push_str(&format!("# {}\n", plain(&invalid)));
         }
+        if self.prints_fixed {
+            text.push_str("\n# Fixed limits:\n");
+            for FixedLimit { name, value, meaning, place } in fixed_limits() {
+                let place = place.map(|place| format!(" ({place})")).unwrap_or_default();
+                text.push_str(&line(&format!("# {name} = {value}"), &format!("{meaning}{place}")));
+            }
+        }
         text
     }
 
     /// Returns the JSON output.
-    pub(super) fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Json {
         let mut settings = Map::new();
         for setting in &self.settings {
             let (source, name) = setting.origin.json();
-            let member = json!({ "value": setting.value, "source": source, "where": name });
+            let member =
+                json!({ "value": setting.value.as_ref().map(json_value), "source": source, "where": name });
             match setting.table {
                 "" => settings.insert(setting.name.to_owned(), member),
                 table => {
@@ -183,10 +185,10 @@ impl EffectiveSettings {
             };
         }
         let others = self.configured.others.iter();
-        let others: Vec<Value> = others
+        let others: Vec<Json> = others
             .map(|(section, key, value)| json!({ "section": section, "key": key, "value": value }))
             .collect();
-        json!({
+        let mut shown = json!({
             "file": self.file.as_ref().map(|path| path.display().to_string()),
             "settings": settings,
             "over_http": {
@@ -194,7 +196,14 @@ impl EffectiveSettings {
                 "others": others,
                 "left_out": self.invalid(),
             },
-        })
+        });
+        if self.prints_fixed {
+            let fixed = fixed_limits().into_iter().map(|FixedLimit { name, value, meaning, place }| {
+                json!({ "name": name, "value": value, "meaning": meaning, "file": place })
+            });
+            shown["fixed"] = fixed.collect();
+        }
+        shown
     }
 }
 
@@ -217,98 +226,51 @@ impl EffectiveSetting {
     }
 }
 
-/// The sources of settings, from which a setting's origin is determined.
-struct Sources<'a> {
-    given: &'a GivenSettings,
-    /// Names of the settings from flags and variables.
-    of_given: BTreeSet<&'static str>,
-    /// Names of the settings in the file.
-    of_file: BTreeSet<&'static str>,
-    path: Option<&'a Path>,
-}
-
-impl Sources<'_> {
-    fn origin(&self, name: &str) -> Origin {
-        if self.given.flags.contains(name) {
-            return Origin::Flag(format!("--{}", name.replace('_', "-")));
-        }
-        if self.of_given.contains(name) {
-            return Origin::Variable(variable_name(name));
-        }
-        match self.path {
-            Some(path) if self.of_file.contains(name) => Origin::File(path.to_owned()),
-            _ => Origin::Default,
-        }
+/// Returns the effective value of a setting without the values set over HTTP.
+fn effective(setting: &Setting, config: &Config, merged: &Settings) -> Result<EffectiveSetting, String> {
+    let (table, name) = (setting.table, setting.name);
+    let value = match (name, &config.admin) {
+        ("admin", Some(admin)) if merged.has(name) => Some(Value::Text(format!("{}:{HIDDEN}", admin.name()))),
+        _ => setting.field().map(|field| (field.get)(&config.limits)).or_else(|| merged.value(name)),
+    };
+    if let Some(Value::Path(path)) = &value
+        && path.to_str().is_none()
+    {
+        return Err(format!("{}: not UTF-8, which TOML requires", path.display()));
     }
-}
-
-/// Returns the settings before the first table.
-fn before_tables(config: &Config, sources: &Sources<'_>) -> Result<Vec<EffectiveSetting>, String> {
-    let text = |path: &Path| {
-        let text =
-            path.to_str().ok_or_else(|| format!("{}: not UTF-8, which TOML requires", path.display()))?;
-        Ok::<_, String>(json!(text))
-    };
-    let setting = |name, value| EffectiveSetting {
-        table: "",
-        name,
-        value,
-        origin: sources.origin(name),
-        file_form: None,
-    };
-    let log_format = match config.log.format {
-        super::LogFormat::Text => "text",
-        super::LogFormat::Json => "json",
-    };
-    // Also for an administrator setting that another source overrides.
-    let unset = |name| EffectiveSetting {
-        table: "",
-        name,
-        value: None,
-        origin: Origin::Default,
-        file_form: Some(FileForm::Comment(": none")),
-    };
-    let log_file = match &config.log.file {
-        Some(path) => setting("log_file", Some(text(path)?)),
-        None => unset("log_file"),
-    };
-    let mut settings = vec![
-        setting("data_dir", Some(text(&config.data_dir)?)),
-        setting("listen", Some(json!(config.listen))),
-        setting("trusted_proxies", Some(json!(config.trusted_proxies.to_string()))),
-        setting("log_level", Some(json!(config.log.level.as_str()))),
-        setting("log_format", Some(json!(log_format))),
-        log_file,
-        setting("access_log", Some(json!(config.access_log))),
-        setting("io_engine", Some(json!(config.io_engine.to_string()))),
-        setting("direct_io", Some(json!(config.databases.log.direct))),
-    ];
-    let (admin, admin_file) = match (&config.admin, &config.admin_file) {
-        (None, _) => (unset("admin"), unset("admin_file")),
-        (Some(_), Some(path)) => (unset("admin"), setting("admin_file", Some(text(path)?))),
-        (Some(admin), None) => {
-            let hidden = json!(format!("{}:{HIDDEN}", admin.name()));
-            let file_form = Some(FileForm::Comment("; the password isn't printed and has to be set again"));
-            (EffectiveSetting { file_form, ..setting("admin", Some(hidden)) }, unset("admin_file"))
+    let file_form = match &value {
+        None => Some(FileForm::Comment(": none")),
+        Some(_) if name == "admin" => {
+            Some(FileForm::Comment("; the password isn't printed and has to be set again"))
         }
+        Some(_) => None,
     };
-    settings.splice(2..2, [admin, admin_file, setting("no_admin", Some(json!(config.no_admin)))]);
-    Ok(settings)
+    Ok(EffectiveSetting { table, name, value, origin: merged.origin(name), file_form })
 }
 
 /// Returns the names of the limits set over HTTP that are valid in a settings file with the other settings.
 /// The set is maximal.
-fn valid_in_file(start: &Limits, configured: &Configured) -> BTreeSet<&'static str> {
+fn valid_in_file(
+    start: &ServerLimits,
+    changed: &ServerLimits,
+    configured: &Configured,
+) -> BTreeSet<&'static str> {
     let mut limits = start.clone();
     let mut valid = BTreeSet::new();
     loop {
         let count_before = valid.len();
-        for (name, _) in &configured.changed {
-            let mut changed = limits.clone();
-            changed.copy_limit(name, &configured.limits);
-            if changed.check_bounds().is_ok() && check_limits(changed.clone()).is_ok() {
-                limits = changed;
-                valid.insert(*name);
+        for setting in SETTINGS {
+            let is_changed = configured.changed.iter().any(|(name, ..)| *name == setting.name);
+            let Some(field) = setting.field().filter(|_| is_changed) else { continue };
+            let mut with = limits.clone();
+            (field.set)(&mut with, &(field.get)(changed));
+            let is_in_bounds = match &setting.kind {
+                Kind::Number(limit) => limit.check(setting.name, &with).is_ok(),
+                _ => true,
+            };
+            if is_in_bounds && check_sizes(&with.http).is_ok() {
+                limits = with;
+                valid.insert(setting.name);
             }
         }
         // Repeats, since one limit may become valid only after another.
@@ -318,16 +280,50 @@ fn valid_in_file(start: &Limits, configured: &Configured) -> BTreeSet<&'static s
     }
 }
 
+/// A limit that no setting changes.
+struct FixedLimit {
+    name: &'static str,
+    value: String,
+    meaning: &'static str,
+    /// The file that declares it, if it is a constant.
+    place: Option<&'static str>,
+}
+
+/// Returns the fields that were settings, and the constants.
+fn fixed_limits() -> Vec<FixedLimit> {
+    let fields = RETIRED.iter().filter_map(|(_, fate)| match fate {
+        Fate::Field { name, value, meaning, .. } => {
+            Some(FixedLimit { name, value: value().to_string(), meaning, place: None })
+        }
+        _ => None,
+    });
+    let constants = CONSTANTS.iter().map(|constant| FixedLimit {
+        name: constant.name,
+        value: constant.value.to_owned(),
+        meaning: constant.meaning,
+        place: Some(constant.file),
+    });
+    fields.chain(constants).collect()
+}
+
 /// Returns a line with a comment.
 pub(super) fn line(text: &str, comment: &str) -> String {
     format!("{text:<width$}  # {}\n", plain(comment), width = COMMENT_COLUMN - 2)
 }
 
-/// Formats a value as TOML. Numbers and booleans are the same in JSON.
+/// Formats a value as TOML.
 pub(super) fn toml_value(value: &Value) -> String {
     match value {
-        Value::String(text) => quoted(text),
-        other => other.to_string(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::Text(_) | Value::Path(_) => quoted(&value.to_string()),
+    }
+}
+
+fn json_value(value: &Value) -> Json {
+    match value {
+        Value::Bool(value) => json!(value),
+        Value::Number(value) => json!(value),
+        Value::Text(_) | Value::Path(_) => json!(value.to_string()),
     }
 }
 

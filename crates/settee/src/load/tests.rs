@@ -134,7 +134,7 @@ fn a_loaded_dump_yields_the_same_documents_and_revisions() {
 fn a_document_over_the_limit_is_an_error_with_its_line() {
     let directory = tempfile::tempdir().unwrap();
     let text = "{\"a\":1}\n{\"a\":\"xxxxxxxxxxxxxxxxxxxx\"}\n{\"a\":2}\n";
-    let stopped = load_text(directory.path(), text, &["--max-document-size", "20"]);
+    let stopped = load_text(directory.path(), text, &["--document-bytes-max", "20"]);
     assert_eq!(stopped.stopped.as_deref(), Some("line 2: the document exceeds 20 bytes"));
     assert_eq!(load_text(directory.path(), text, &[]), counts(2, 1, 0));
 }

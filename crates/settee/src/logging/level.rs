@@ -22,8 +22,6 @@ const LEVELS: [(&str, LevelFilter); 6] = [
 /// The default level, and the levels of single crates and modules.
 #[derive(Debug, Clone)]
 pub(crate) struct LogLevel {
-    /// The setting as given.
-    text: String,
     targets: Targets,
 }
 
@@ -50,12 +48,7 @@ impl LogLevel {
         for target in ALWAYS {
             targets = targets.with_target(target, LevelFilter::INFO);
         }
-        Ok(LogLevel { text: text.to_owned(), targets })
-    }
-
-    /// Returns the setting as given.
-    pub(crate) fn as_str(&self) -> &str {
-        &self.text
+        Ok(LogLevel { targets })
     }
 
     pub(super) fn targets(&self) -> Targets {

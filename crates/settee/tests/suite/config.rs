@@ -64,24 +64,28 @@ fn couchdb(file: &str) -> String {
 fn each_value_is_printed_with_its_flag_variable_or_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("settee.toml");
-    std::fs::write(&file, "[limits]\nmax_uuids = 5\nmax_headers = 50\nmax_streams = 9\n").unwrap();
+    std::fs::write(
+        &file,
+        "[limits]\nrequests_in_flight_max = 5\nhead_timeout_ms = 50\nstop_timeout_ms = 9\n",
+    )
+    .unwrap();
     std::fs::write(directory.path().join("config.toml"), "[chttpd]\nchanges_timeout = \"7\"\n").unwrap();
     let command = || {
         let data = name(directory.path());
         let mut command =
-            settee(&["config", "--data-dir", data, "--max-uuids", "6", "--config", name(&file)]);
+            settee(&["config", "--data-dir", data, "--requests-in-flight-max", "6", "--config", name(&file)]);
         command
-            .env("SETTEE_MAX_HEADERS", "60")
-            .env("SETTEE_MAX_UUIDS", "8")
+            .env("SETTEE_HEAD_TIMEOUT_MS", "60")
+            .env("SETTEE_REQUESTS_IN_FLIGHT_MAX", "8")
             .env("SETTEE_ADMIN", "ann:hidden");
         command
     };
     let printed = text(&done(command()).stdout);
     for (begin, end) in [
-        ("max_uuids = 6 ", "# flag --max-uuids"),
-        ("max_headers = 60 ", "# variable SETTEE_MAX_HEADERS"),
-        ("max_streams = 9 ", &format!("# file {}", name(&file))),
-        ("max_connections = 4096 ", "# default"),
+        ("requests_in_flight_max = 6 ", "# flag --requests-in-flight-max"),
+        ("head_timeout_ms = 60 ", "# variable SETTEE_HEAD_TIMEOUT_MS"),
+        ("stop_timeout_ms = 9 ", &format!("# file {}", name(&file))),
+        ("connections_max = 4096 ", "# default"),
         (
             "#admin = \"ann:****\" ",
             "# variable SETTEE_ADMIN; the password isn't printed and has to be set again",
@@ -94,7 +98,7 @@ fn each_value_is_printed_with_its_flag_variable_or_file() {
     let mut as_json = command();
     as_json.arg("--json");
     let shown = json(as_json);
-    assert_eq!(shown["settings"]["limits"]["max_headers"]["source"], "variable");
+    assert_eq!(shown["settings"]["limits"]["head_timeout_ms"]["source"], "variable");
     assert_eq!(shown["settings"]["limits"]["changes_timeout_ms"]["where"]["key"], "chttpd/changes_timeout");
     assert!(!shown.to_string().contains("hidden"), "{shown}");
 }
@@ -104,7 +108,8 @@ fn the_output_is_a_file_with_the_same_settings() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("printed.toml");
     let data = name(directory.path());
-    let given = ["--data-dir", data, "--max-uuids", "6", "--io-threads", "3", "--listen", "[::1]:0"];
+    let given =
+        ["--data-dir", data, "--requests-in-flight-max", "6", "--io-threads", "3", "--listen", "[::1]:0"];
     let first = json(settee(&[&["config", "--json"], &given[..]].concat()));
     let printed = done(settee(&[&["config"], &given[..]].concat())).stdout;
     std::fs::write(&file, &printed).unwrap();
@@ -121,16 +126,26 @@ fn invalid_settings_get_the_same_message_from_config_and_serve() {
     let none = directory.path().join("none.toml");
     for (written, words) in [
         ("[limits]\nmax_fun = 1", "line 2: unknown key `max_fun` in [limits]"),
-        ("[store]\n\nmax_uuids = 1", "line 3: unknown key `max_uuids` in [store]; it belongs in [limits]"),
-        ("max_uuids = 1", "line 1: unknown key `max_uuids` before the first table; it belongs in [limits]"),
+        (
+            "[store]\n\nrequests_in_flight_max = 1",
+            "line 3: unknown key `requests_in_flight_max` in [store]; it belongs in [limits]",
+        ),
+        (
+            "requests_in_flight_max = 1",
+            "line 1: unknown key `requests_in_flight_max` before the first table; it belongs in [limits]",
+        ),
         (
             "limits = { listen = \"x\" }",
             "unknown key `listen` in [limits]; it belongs before the first table",
         ),
-        ("[limitz]\nmax_uuids = 1", "line 1: unknown key `limitz`"),
-        ("[limits]\nmax_uuids = \"many\"", "line 2: `max_uuids` in [limits]: invalid type"),
-        ("[limits]\nmax_uuids = 0", "the limit `max_uuids` must be at least 1"),
-        ("[limits]\nmax_uuids = 1\nmax_uuids = 2", "line 3: "),
+        ("[limitz]\nrequests_in_flight_max = 1", "line 1: unknown key `limitz`"),
+        (
+            "[limits]\nrequests_in_flight_max = \"many\"",
+            "line 2: `requests_in_flight_max` in [limits]: invalid type",
+        ),
+        ("[limits]\nmax_uuids = 1", "line 2: `max_uuids` isn't a setting any more"),
+        ("[limits]\nrequests_in_flight_max = 0", "the limit `requests_in_flight_max` must be at least 1"),
+        ("[limits]\nrequests_in_flight_max = 1\nrequests_in_flight_max = 2", "line 3: "),
         ("admin = \"hidden\" oops", "line 1: "),
         ("admin = \"hidden\"", "NAME:PASSWORD"),
         ("admin_file = \"/nowhere/at all\"", "cannot read /nowhere/at all"),
@@ -147,6 +162,35 @@ fn invalid_settings_get_the_same_message_from_config_and_serve() {
         assert!(refusals[0].contains(words) && !refusals[0].contains("hidden"), "{written}: {}", refusals[0]);
     }
     assert!(!none.exists(), "the data directory was created");
+}
+
+#[test]
+fn a_former_flag_or_variable_is_an_error_of_every_command_with_the_present_name() {
+    for command in [&["serve"][..], &["load", "--db", "a", "b.json"]] {
+        let output = settee(&[command, &["--max-document-size", "5"]].concat()).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("--max-document-size is --document-bytes-max now"), "{error}");
+        let output = settee(command).env("SETTEE_MAX_HEADERS", "5").output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(
+            error.contains("SETTEE_MAX_HEADERS isn't a setting any more: the value is always 100"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn all_limits_are_printed_on_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = name(directory.path());
+    let printed = text(&done(settee(&["config", "--limits", "--data-dir", data])).stdout);
+    for line in ["connections_max = 4096 ", "# group_delay_us_max = 500 ", "# BATCH_SIZE_MAX = 16777216 "] {
+        assert!(printed.lines().any(|printed| printed.starts_with(line)), "{line}: {printed}");
+    }
+    let shown = json(settee(&["config", "--limits", "--json", "--data-dir", data]));
+    assert!(shown["fixed"].as_array().unwrap().len() > 100, "{shown}");
 }
 
 #[test]
@@ -179,19 +223,18 @@ fn couchdbs_files_become_valid_settings() {
     let shown = json(settee(&["config", "--json", "--config", name(&file)]));
     for (table, name, value) in [
         ("", "listen", Value::from("[::]:5985")),
-        ("limits", "max_document_size", Value::from(8_355_840)),
-        ("limits", "max_attachment_size", Value::from(1 << 30)),
-        ("limits", "max_request_bytes", Value::from(64 << 20)),
+        ("limits", "document_bytes_max", Value::from(8_355_840)),
+        ("limits", "attachment_bytes_max", Value::from(1 << 30)),
+        ("limits", "request_bytes_max", Value::from(64 << 20)),
         ("limits", "changes_timeout_ms", Value::from(60_000)),
         ("limits", "session_timeout_s", Value::from(3600)),
-        ("limits", "max_dbs_info_names", Value::from(100)),
         ("databases", "open_databases_max", Value::from(3000)),
     ] {
         let member =
             if table.is_empty() { &shown["settings"][name] } else { &shown["settings"][table][name] };
         assert_eq!((&member["value"], &member["source"]), (&value, &Value::from("file")), "{name}");
     }
-    assert_eq!(shown["settings"]["limits"]["max_uuids"]["source"], "default", "the last file deleted it");
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("uuids/max_count"), "the last file deleted it");
     for words in
         ["administrator admin ", "administrator architect ", "8355840", "no administrator for [::]:5985"]
     {
@@ -315,6 +358,6 @@ fn an_unreadable_file_is_reported() {
 #[test]
 fn variables_of_the_server_do_not_affect_the_import() {
     let mut command = settee(&["config", "import-ini", &couchdb("local.ini")]);
-    command.env("SETTEE_MAX_UUIDS", "5").env("SETTEE_CONFIG", "/nowhere");
+    command.env("SETTEE_REQUESTS_IN_FLIGHT_MAX", "5").env("SETTEE_CONFIG", "/nowhere");
     assert!(text(&done(command).stdout).contains("listen = "));
 }

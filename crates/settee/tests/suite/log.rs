@@ -211,7 +211,7 @@ fn each_start_logs_one_line_with_the_address_and_logs_settings_only_at_debug() {
         assert!(at_start.len() == 1 && at_start[0].contains(&line), "{level}: {text}");
     }
     let text = logged(&["--log-level", "settee=debug"], |_| {});
-    assert!(text.contains("settings in force") && text.contains("max_uuids=1000"), "{text}");
+    assert!(text.contains("settings in force") && text.contains("stop_timeout_ms=8000"), "{text}");
 }
 
 #[test]

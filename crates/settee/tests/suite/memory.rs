@@ -120,9 +120,9 @@ fn ordinary_bulk(mib: u64) -> Vec<u8> {
 const SMALL_MEMORY: [&str; 6] = [
     "--request-bytes-in-flight-max",
     "4194304",
-    "--max-document-size",
+    "--document-bytes-max",
     "1000000",
-    "--max-request-bytes",
+    "--request-bytes-max",
     "4294967296",
 ];
 
@@ -189,7 +189,7 @@ fn unread_requests(address: &str, path: &str, count: u32) -> TcpStream {
 #[test]
 fn unread_responses_take_bounded_memory_and_other_clients_are_served() {
     const LIMIT: u64 = 16 * MIB;
-    let server = Server::start(&["--answer-bytes-in-flight-max", &LIMIT.to_string()]);
+    let server = Server::start(&["--response-bytes-in-flight-max", &LIMIT.to_string()]);
     let document = repeated(MIB, "{\"a\":\"", "x", "\"}");
     assert_eq!(server.send("PUT", "/db/document", &document), 201);
     let attachment = vec![b'x'; 4 << 20];

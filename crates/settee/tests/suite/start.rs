@@ -229,9 +229,9 @@ fn an_invalid_setting_is_reported_before_anything_is_created() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
     let file = directory.path().join("settee.toml");
-    std::fs::write(&file, "[log]\nsegment_bytes_max = 5\n").unwrap();
+    std::fs::write(&file, "[io]\nbuffer_pool_bytes_max = 5\n").unwrap();
     let error = start_error(serve(&data, &["--config", name(&file)]));
-    assert!(error.contains("`segment_bytes_max` is 5"), "{error}");
+    assert!(error.contains("`buffer_pool_bytes_max` is 5"), "{error}");
     let error = start_error(serve(&data, &["--config", name(&directory.path().join("none"))]));
     assert!(error.contains("none: No such file"), "{error}");
     assert!(!data.exists());
@@ -306,7 +306,7 @@ fn no_admin_is_required_to_run_without_an_administrator_and_each_start_reports_i
 fn the_log_contains_the_effective_settings_at_start() {
     let data = tempfile::tempdir().unwrap();
     let arguments =
-        ["--io-engine", "threads", "--direct-io", "true", "--log-format", "json", "--max-uuids", "7"];
+        ["--io-engine", "threads", "--direct-io", "true", "--log-format", "json", "--stop-timeout-ms", "7"];
     let mut command = serve(data.path(), &arguments);
     command.env("SETTEE_LOG", "debug");
     let text = Running::start(command).stop();
@@ -319,7 +319,7 @@ fn the_log_contains_the_effective_settings_at_start() {
         .unwrap_or_else(|| panic!("{text}"));
     assert_eq!((fields["engine"].as_str(), fields["direct_io"].as_bool()), (Some("threads"), Some(true)));
     let limits = fields["limits"].as_str().unwrap();
-    for limit in ["max_uuids=7", "group_delay_us_max=500", "buffer_pool_bytes_max=67108864"] {
+    for limit in ["stop_timeout_ms=7", "garbage_percent_max=30", "buffer_pool_bytes_max=67108864"] {
         assert!(limits.split(' ').any(|shown| shown == limit), "{limit}: {limits}");
     }
 }

@@ -103,7 +103,7 @@ impl Config {
                 Direct::Always => true,
                 Direct::Changes => opening.is_multiple_of(2),
             },
-            spare_percent_max: 100,
+            recycled_percent_max: 100,
             failpoint: fault.and_then(Fault::failpoint),
             ..LogOptions::default()
         }

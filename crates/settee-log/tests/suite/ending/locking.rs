@@ -15,7 +15,7 @@ const OPTIONS: LogOptions = LogOptions {
     batch_bytes_max: 48 << 10,
     segment_bytes_min: 128 << 10,
     segment_bytes_max: 128 << 10,
-    spare_percent_max: 100,
+    recycled_percent_max: 100,
     ..LogOptions::DEFAULT
 };
 

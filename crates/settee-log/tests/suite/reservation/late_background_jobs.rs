@@ -14,7 +14,7 @@ fn a_late_background_job_reserves_no_space_beyond_the_segment() {
         batch_bytes_max: 256 << 10,
         segment_bytes_min: 640 << 10,
         segment_bytes_max: 640 << 10,
-        spare_percent_max: 100,
+        recycled_percent_max: 100,
         ..LogOptions::default()
     };
     for seed in seeds(15) {

@@ -90,7 +90,7 @@ fn a_preallocated_segment_takes_no_space_from_the_open_one() {
         segment_bytes_min: 2 << 20,
         segment_bytes_max: 2 << 20,
         batch_bytes_max: 64 << 10,
-        spare_percent_max: 100,
+        recycled_percent_max: 100,
         ..LogOptions::default()
     };
     let disk = SimDisk::new(3).short_writes(0.0);

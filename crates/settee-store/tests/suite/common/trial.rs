@@ -115,7 +115,7 @@ impl Config {
             merge_operator: (self.operands == Operands::Merged).then_some(merge_operator),
             versions_max: self.versions_max,
             memory_bytes_max: if self.limits == Limits::LittleMemory { 6 << 10 } else { 4 << 20 },
-            frozen_layers_max: 2,
+            immutable_memtables_max: 2,
             checkpoint_entries_min: few,
             checkpoint_entries_max: few,
             garbage_percent_max: self.garbage_percent_max,

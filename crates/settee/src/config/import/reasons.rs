@@ -1,7 +1,7 @@
 //! The reasons why keys of CouchDB have no setting, by key or by section.
 
 /// Reason of a key whose value is this server's fixed behavior.
-const FIXED: &str = "this server always does that";
+pub(super) const FIXED: &str = "this server always does that";
 
 /// Keys with fixed behavior: the section, the key, the value that is this server's behavior, and the reason
 /// for other values.
@@ -23,6 +23,7 @@ const FIXED_KEYS: &[(&str, &str, &str, &str)] = &[
         "session cookies outlive the browser until they expire",
     ),
     ("chttpd", "decode_plus_to_space", "true", ""),
+    ("chttpd", "max_db_number_for_dbs_info_req", "100", ""),
     ("cluster", "n", "1", ONE_NODE),
     ("cluster", "q", "1", NOT_SHARDED),
     ("couch_peruser", "enable", "false", NO_USERS),
@@ -37,6 +38,7 @@ const FIXED_KEYS: &[(&str, &str, &str, &str)] = &[
     ("prometheus", "additional_port", "false", METRICS),
     ("ssl", "enable", "false", NO_TLS),
     ("uuids", "algorithm", "sequential", ""),
+    ("uuids", "max_count", "1000", ""),
 ];
 
 const ONE_NODE: &str = "a server is one node";
@@ -144,10 +146,16 @@ pub(super) fn reason(section: &str, key: &str, value: &str) -> String {
     }
     match (section, key) {
         ("couchdb", "maintenance_mode" | "max_partition_size")
-        | ("uuids", "algorithm" | "utc_id_suffix")
+        | ("uuids", "algorithm" | "utc_id_suffix" | "max_count")
         | ("cors", _)
         | ("chttpd" | "httpd", "enable_cors" | "WWW-Authenticate")
-        | ("chttpd", "decode_plus_to_space" | "require_valid_user" | "require_valid_user_except_for_up")
+        | (
+            "chttpd",
+            "decode_plus_to_space"
+            | "max_db_number_for_dbs_info_req"
+            | "require_valid_user"
+            | "require_valid_user_except_for_up",
+        )
         | ("chttpd_auth" | "couch_httpd_auth", "require_valid_user") => {
             let json = serde_json::Value::from(value);
             return format!(

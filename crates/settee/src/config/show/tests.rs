@@ -11,12 +11,16 @@ use super::*;
 #[derive(Parser)]
 struct CommandLine {
     #[command(flatten)]
-    given: GivenSettings,
+    given: Settings,
 }
 
-fn given(flags: &[String]) -> GivenSettings {
+fn given(flags: &[String]) -> Settings {
     let line = CommandLine::try_parse_from(std::iter::once("settee".to_owned()).chain(flags.iter().cloned()));
     line.unwrap_or_else(|error| panic!("{error}")).given
+}
+
+fn parse(text: &str) -> Result<Settings, String> {
+    file::parse(text, Path::new("settee.toml"))
 }
 
 fn flags(data: &Path, others: &[&str]) -> Vec<String> {
@@ -38,7 +42,7 @@ fn shown_of_file(text: &str) -> Result<EffectiveSettings, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("settee.toml");
     fs::write(&path, text).unwrap();
-    EffectiveSettings::resolve(&GivenSettings::default(), Some(&path))
+    EffectiveSettings::resolve(&Settings::default(), Some(&path))
 }
 
 #[test]
@@ -63,40 +67,72 @@ fn every_setting_of_the_example_file_is_shown() {
         assert!(of_table[name]["source"].is_string(), "[{table}] {name}: {json}");
         count += 1;
     }
-    assert_eq!(count, Settings::names().len() - 1, "the example mentions admin only in prose");
+    assert_eq!(count, SETTINGS.len());
+}
+
+#[test]
+fn fixed_limits_are_printed_on_request_in_comments() {
+    let data = tempfile::tempdir().unwrap();
+    let shown = EffectiveSettings::resolve(&given(&flags(data.path(), &[])), None).unwrap();
+    assert!(shown.json()["fixed"].is_null() && !shown.toml().contains("STREAM_SYNC_BYTES"));
+    let before = values(&shown);
+    let shown = shown.with_fixed();
+    let (text, json) = (shown.toml(), shown.json());
+    for (name, value, meaning) in [
+        ("headers_max", "100", "Headers of a request."),
+        ("STREAMS_MAX", "100", "Maximum number of concurrent requests of a connection"),
+        ("STREAM_SYNC_BYTES", "8388608", "A stream (appends that no caller waits for) is synced"),
+        ("CLOSE_TIMEOUT", "1 s", "Longest time that"),
+    ] {
+        let row = text.lines().find(|line| line.starts_with(&format!("# {name} = {value} ")));
+        assert!(row.is_some_and(|row| row.contains(meaning)), "{name}: {text}");
+        let fixed = json["fixed"].as_array().unwrap();
+        assert!(fixed.iter().any(|fixed| fixed["name"] == name && fixed["value"] == value), "{name}: {json}");
+    }
+    assert!(RETIRED.iter().all(|(_, fate)| match fate {
+        Fate::Renamed(present) => SETTINGS.iter().any(|setting| setting.name == *present),
+        Fate::Constant(name) | Fate::Field { name, .. } => text.contains(&format!("# {name} = ")),
+    }));
+    let file = data.path().join("printed.toml");
+    fs::write(&file, &text).unwrap();
+    let again = EffectiveSettings::resolve(&Settings::default(), Some(&file)).unwrap();
+    assert_eq!(before, values(&again), "{text}");
 }
 
 #[test]
 fn each_origin_is_printed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a file.toml");
-    fs::write(&path, "listen = \"[::1]:0\"\n[limits]\nmax_uuids = 5\nmax_headers = 50").unwrap();
+    fs::write(&path, "listen = \"[::1]:0\"\n[limits]\nrequests_in_flight_max = 5\nstop_timeout_ms = 50")
+        .unwrap();
     fs::write(directory.path().join(CONFIG_FILE), "[couchdb]\nmax_document_size = \"1234\"\n").unwrap();
-    let given = given(&flags(directory.path(), &["--max-uuids", "6"]));
+    let given = given(&flags(directory.path(), &["--requests-in-flight-max", "6"]));
     let shown = EffectiveSettings::resolve(&given, Some(&path)).unwrap();
     let of_http = Origin::Http(directory.path().join(CONFIG_FILE), "couchdb/max_document_size".to_owned());
     for (name, value, origin) in [
-        ("max_uuids", json!(6), Origin::Flag("--max-uuids".to_owned())),
-        ("max_headers", json!(50), Origin::File(path.clone())),
-        ("listen", json!("[::1]:0"), Origin::File(path.clone())),
-        ("max_connections", json!(4096), Origin::Default),
-        ("max_document_size", json!(1234), of_http),
+        ("requests_in_flight_max", Value::Number(6), Origin::Flag("--requests-in-flight-max".to_owned())),
+        ("stop_timeout_ms", Value::Number(50), Origin::File(path.clone())),
+        ("listen", Value::Text("[::1]:0".to_owned()), Origin::File(path.clone())),
+        ("connections_max", Value::Number(4096), Origin::Default),
+        ("document_bytes_max", Value::Number(1234), of_http),
     ] {
         let setting = setting(&shown, name);
         assert_eq!((setting.value.as_ref(), &setting.origin), (Some(&value), &origin), "{name}");
     }
     let text = shown.toml();
-    let line = text.lines().find(|line| line.starts_with("max_document_size = 1234 ")).unwrap();
+    let line = text.lines().find(|line| line.starts_with("document_bytes_max = 1234 ")).unwrap();
     assert!(line.contains("over HTTP as couchdb/max_document_size") && line.contains(CONFIG_FILE), "{line}");
-    assert_eq!(shown.json()["settings"]["limits"]["max_uuids"]["where"], "--max-uuids");
+    assert_eq!(
+        shown.json()["settings"]["limits"]["requests_in_flight_max"]["where"],
+        "--requests-in-flight-max"
+    );
 }
 
 #[test]
 fn a_given_value_without_a_flag_has_its_variable_as_origin() {
-    let given = GivenSettings {
-        settings: Settings { listen: Some("127.0.0.1:1".to_owned()), ..Settings::default() },
-        ..GivenSettings::default()
-    };
+    let mut given = Settings::default();
+    let variable = Origin::Variable("SETTEE_LISTEN".to_owned());
+    given.insert("listen", Value::Text("127.0.0.1:1".to_owned()), variable);
     let shown = EffectiveSettings::resolve(&given, None).unwrap();
     assert_eq!(setting(&shown, "listen").origin, Origin::Variable("SETTEE_LISTEN".to_owned()));
 }
@@ -116,10 +152,10 @@ fn passwords_are_hidden_and_password_files_are_named() {
         }
     }
     let shown = EffectiveSettings::resolve(&by_flag, None).unwrap();
-    assert_eq!(setting(&shown, "admin").value, Some(json!("ann:****")));
-    assert!(file::parse(&shown.toml()).unwrap().admin.is_none(), "it would be the password");
+    assert_eq!(setting(&shown, "admin").value, Some(Value::Text("ann:****".to_owned())));
+    assert!(!parse(&shown.toml()).unwrap().has("admin"), "it would be the password");
     let shown = EffectiveSettings::resolve(&by_file, None).unwrap();
-    assert_eq!(file::parse(&shown.toml()).unwrap().admin_file, Some(secret));
+    assert_eq!(parse(&shown.toml()).unwrap().path("admin_file"), Some(secret));
 }
 
 #[test]
@@ -129,42 +165,43 @@ fn a_value_that_contradicts_others_in_a_file_is_printed_in_a_comment() {
         "[chttpd]\nmax_http_request_size = \"1000\"\n[couchdb]\nmax_attachment_size = \"infinity\"\n";
     fs::write(directory.path().join(CONFIG_FILE), changed).unwrap();
     let shown = EffectiveSettings::resolve(&given(&flags(directory.path(), &[])), None).unwrap();
-    assert_eq!(setting(&shown, "max_request_bytes").value, Some(json!(1000)));
+    assert_eq!(setting(&shown, "request_bytes_max").value, Some(Value::Number(1000)));
     let text = shown.toml();
     assert!(
-        text.contains("\n#max_request_bytes = 1000 ") && text.contains("\nmax_request_bytes = 4294967296 ")
+        text.contains("\n#request_bytes_max = 1000 ") && text.contains("\nrequest_bytes_max = 4294967296 ")
     );
-    assert!(text.contains("\n#max_attachment_size = 18446744073709551615 "), "{text}");
+    assert!(text.contains("\n#attachment_bytes_max = 18446744073709551615 "), "{text}");
     // With a smaller document limit the value is valid, in either order of the two.
     let both = changed.to_owned() + "max_document_size = \"10\"\n";
     fs::write(directory.path().join(CONFIG_FILE), both).unwrap();
     let shown = EffectiveSettings::resolve(&given(&flags(directory.path(), &[])), None).unwrap();
-    assert!(shown.toml().contains("\nmax_request_bytes = 1000 "), "{}", shown.toml());
+    assert!(shown.toml().contains("\nrequest_bytes_max = 1000 "), "{}", shown.toml());
 }
 
 #[test]
 fn http_configuration_without_a_setting_and_invalid_values_are_printed() {
     let directory = tempfile::tempdir().unwrap();
-    let changed = "[uuids]\nalgorithm = \"random\"\nmax_count = \"none\"\n[\"my\\nown\"]\na = \"\"\n";
+    let changed = "[uuids]\nalgorithm = \"random\"\nmax_count = \"none\"\n\
+                   [chttpd]\nmax_db_number_for_dbs_info_req = \"7\"\n[\"my\\nown\"]\na = \"\"\n";
     fs::write(directory.path().join(CONFIG_FILE), changed).unwrap();
     let shown = EffectiveSettings::resolve(&given(&flags(directory.path(), &[])), None).unwrap();
     let text = shown.toml();
     assert!(text.contains("# uuids/algorithm = \"random\" "), "{text}");
+    assert!(text.contains("# chttpd/max_db_number_for_dbs_info_req = \"7\" "), "{text}");
     assert!(text.contains("# my\u{fffd}own/a = (deleted) "), "{text}");
     assert!(text.contains("uuids/max_count: the value configured over HTTP is ignored"), "{text}");
-    assert!(file::parse(&text).is_ok(), "{text}");
+    assert!(parse(&text).is_ok(), "{text}");
 }
 
-/// Flags for some limits, near their defaults.
+/// Settings of some limits, near their defaults.
 fn any_limits() -> impl Strategy<Value = Vec<(TableName, &'static str, u64)>> {
-    let numbers: Vec<(TableName, &'static str, u64)> =
-        Config::merge(Settings::default(), Settings::default())
-            .unwrap()
-            .groups()
-            .into_iter()
-            .flat_map(|(table, limits)| limits.into_iter().map(move |(name, value)| (table, name, value)))
-            .filter_map(|(table, name, value)| Some((table, name, value.as_u64()?)))
-            .collect();
+    let numbers: Vec<(TableName, &'static str, u64)> = SETTINGS
+        .iter()
+        .filter_map(|setting| match setting.default()? {
+            super::Value::Number(number) => Some((setting.table, setting.name, number)),
+            _ => None,
+        })
+        .collect();
     let one = (prop::sample::select(numbers), 1_u64..5, 0_u64..3)
         .prop_map(|((table, name, value), part, more)| (table, name, value / part + more));
     prop::collection::vec(one, 0..6).prop_map(|mut limits| {
@@ -182,7 +219,7 @@ fn any_changes() -> impl Strategy<Value = String> {
         ("chttpd", "max_http_request_size"),
         ("chttpd", "changes_timeout"),
         ("uuids", "max_count"),
-        ("settee", "max_requests_in_flight"),
+        ("settee", "requests_in_flight_max"),
         ("my", "own"),
     ];
     let value = prop_oneof![
@@ -209,7 +246,7 @@ proptest! {
     ) {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join(CONFIG_FILE), &changes).unwrap();
-        let mut settings: Vec<String> = vec![format!("direct_io = {direct}"), format!("listen = {}", quoted(&listen))];
+        let mut settings = vec![format!("direct_io = {direct}"), format!("listen = {}", quoted(&listen))];
         settings.push(format!("data_dir = {}", quoted(directory.path().to_str().unwrap())));
         settings.extend(limits.iter().map(|(table, name, value)| format!("{table}.{name} = {value}")));
         let Ok(first) = shown_of_file(&settings.join("\n")) else { return Ok(()) };
