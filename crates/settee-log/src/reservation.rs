@@ -259,7 +259,7 @@ impl Shared {
         let Some(PreallocatedSegment { number, file, .. }) = reservation.next.take() else { return Ok(()) };
         drop(file);
         directory::remove(&*self.env.engine, &segment_path(&self.directory, number)).await?;
-        self.lock().set_preallocated(0);
+        self.lock().background.set_preallocated(0);
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ use crate::format::SYNC_ALIGNMENT;
 use crate::options::LogOptions;
 use crate::types::{LogStats, SegmentInfo, Stage};
 use crate::watermark::{Position, Watermark};
-use background::Background;
+use background::{Background, FILL_GROUP_BYTES_MAX};
 use buffers::Buffers;
 use group::Groups;
 use segments::Segments;
@@ -80,7 +80,7 @@ pub(crate) struct LogState {
     groups: Groups,
     writes: Writes,
     pub segments: Segments,
-    background: Background,
+    pub background: Background,
     /// Whether a thread is in [`crate::shared::Shared::submit_ready`].
     is_submitting: bool,
     /// Number of writes and syncs that the engine executes; suspended writes excluded.
@@ -230,6 +230,19 @@ impl LogState {
         let blocked = self.check_space(request).err();
         self.segments.set_rolling(matches!(blocked, Some(AppendBlocked::Segment)));
         blocked
+    }
+
+    /// See [`Background::begin`].
+    pub(crate) fn begin_background_job(&mut self) -> Option<BackgroundJob> {
+        let (persisted, used) = (self.watermarks.persisted().at, self.buffers.next().offset());
+        let log_bytes = self.log_bytes();
+        self.background.begin(&self.segments, persisted, used, log_bytes)
+    }
+
+    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
+    /// large in a stream without waiters.
+    pub(crate) fn zero_fill_pays(&self) -> bool {
+        self.counters.sync_count > 0 && self.groups.usual_bytes() < FILL_GROUP_BYTES_MAX
     }
 
     /// Disk space of the open segment is reserved up to `end`.

@@ -39,7 +39,7 @@ impl Shared {
                 Some(path) => directory::remove(&*self.env.engine, &path).await?,
                 None => {
                     let number = reservation.next.as_ref().map_or(0, |preallocated| preallocated.number);
-                    self.lock().set_preallocated(number);
+                    self.lock().background.set_preallocated(number);
                 }
             }
         }

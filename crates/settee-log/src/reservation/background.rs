@@ -50,7 +50,7 @@ impl Shared {
                 }
                 Err(ReservationError::Failed(error)) => shared.stop(error),
             }
-            shared.lock().end_background_job(refused);
+            shared.lock().background.end(refused);
         });
     }
 
@@ -105,7 +105,7 @@ impl Shared {
             return Err(error.into());
         }
         reservation.next = Some(preallocated);
-        self.lock().set_preallocated(number);
+        self.lock().background.set_preallocated(number);
         Ok(())
     }
 

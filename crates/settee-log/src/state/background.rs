@@ -1,14 +1,15 @@
 //! Which background job is due.
 
-use super::LogState;
 use super::capacity::{FIRST_RESERVATION_BYTES, reserve_ahead_bytes, reserve_bytes};
+use super::segments::Segments;
+use crate::watermark::Position;
 
 /// Largest number of bytes that one background job fills with zeros.
 pub(crate) const FILL_BYTES_MAX: u32 = 1 << 20;
 
 /// Space is filled with zeros if groups are smaller than this on average; for larger ones the zeros cost more
 /// than the syncs gain.
-const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
+pub(super) const FILL_GROUP_BYTES_MAX: usize = 64 << 10;
 
 /// Smallest log in bytes for which the next segment is preallocated: then the preallocated file is at most a
 /// twentieth of it.
@@ -27,7 +28,7 @@ pub(crate) enum BackgroundJob {
 
 /// The state of the background jobs.
 #[derive(Default)]
-pub(super) struct Background {
+pub(crate) struct Background {
     is_running: bool,
     /// Whether the last job was refused disk space.
     refused: bool,
@@ -36,43 +37,37 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Forgets that a job was refused disk space.
-    pub(super) fn forget_refusal(&mut self) {
-        self.refused = false;
-    }
-}
-
-impl LogState {
-    /// Begins the background job that is due. No other begins until [`LogState::end_background_job`].
-    pub(crate) fn begin_background_job(&mut self) -> Option<BackgroundJob> {
-        if self.segments.is_rolling() || self.background.is_running {
+    /// Begins the job that is due in a log of `log_bytes` whose open segment has bytes up to the offset `used`.
+    /// No other begins until [`Background::end`].
+    pub(super) fn begin(
+        &mut self,
+        segments: &Segments,
+        persisted: Position,
+        used: u32,
+        log_bytes: u64,
+    ) -> Option<BackgroundJob> {
+        if segments.is_rolling() || self.is_running {
             return None;
         }
-        let job = self.next_background_job();
-        self.background.is_running = job.is_some();
+        let job = self.next(segments, persisted, used, log_bytes);
+        self.is_running = job.is_some();
         job
     }
 
-    /// The job has ended. If it was refused disk space, no space is reserved ahead until an append has reserved
-    /// some.
-    pub(crate) fn end_background_job(&mut self, refused: bool) {
-        (self.background.is_running, self.background.refused) = (false, refused);
-    }
-
-    /// The segment with this number is preallocated; 0 if none is.
-    pub(crate) fn set_preallocated(&mut self, number: u32) {
-        self.background.preallocated_number = number;
-    }
-
-    fn next_background_job(&self) -> Option<BackgroundJob> {
-        let segment = self.segments.open()?;
-        if self.segments.has_truncated(self.watermarks.persisted().at) {
+    fn next(
+        &self,
+        segments: &Segments,
+        persisted: Position,
+        used: u32,
+        log_bytes: u64,
+    ) -> Option<BackgroundJob> {
+        let segment = segments.open()?;
+        if segments.has_truncated(persisted) {
             return Some(BackgroundJob::Truncate);
         }
-        if self.background.refused {
+        if self.refused {
             return None;
         }
-        let used = self.buffers.next().offset();
         let available = segment.allocated.saturating_sub(used);
         if segment.allocated < segment.bytes_max {
             // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
@@ -86,14 +81,23 @@ impl LogState {
         // Early, since a stream that reaches the end before the next segment exists waits for a directory
         // sync.
         let is_begun = used > segment.bytes_max / 4;
-        let pays = self.log_bytes() >= PREALLOCATE_LOG_BYTES_MIN
-            && self.background.preallocated_number <= segment.number;
+        let pays = log_bytes >= PREALLOCATE_LOG_BYTES_MIN && self.preallocated_number <= segment.number;
         (is_begun && pays).then_some(BackgroundJob::Preallocate)
     }
 
-    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
-    /// large in a stream without waiters.
-    pub(crate) fn zero_fill_pays(&self) -> bool {
-        self.counters.sync_count > 0 && self.groups.usual_bytes() < FILL_GROUP_BYTES_MAX
+    /// The job has ended. If it was refused disk space, no space is reserved ahead until an append has reserved
+    /// some.
+    pub(crate) fn end(&mut self, refused: bool) {
+        (self.is_running, self.refused) = (false, refused);
+    }
+
+    /// Forgets that a job was refused disk space.
+    pub(super) fn forget_refusal(&mut self) {
+        self.refused = false;
+    }
+
+    /// The segment with this number is preallocated; 0 if none is.
+    pub(crate) fn set_preallocated(&mut self, number: u32) {
+        self.preallocated_number = number;
     }
 }
