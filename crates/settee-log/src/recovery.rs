@@ -20,6 +20,8 @@
 //! 5. Client data is never accepted as a frame: only someone who knows the log's id can create one. The
 //!    exception is a log whose first header isn't whole: then its id is unknown.
 //! 6. Segments below the first one that the caller names are not read.
+//! 7. What is handed over ends at a frame's end in the last segment; segments are contiguous, and their epochs
+//!    and `Seq`s ascend. Asserted before files are changed; bytes that contradict it are errors before that.
 //!
 //! Limits: a window of one segment is in memory (`frames.rs`). No more than
 //! [`SEGMENT_BYTES_LIMIT`](crate::format::SEGMENT_BYTES_LIMIT) bytes of a file are read, whatever its length,
@@ -33,7 +35,8 @@ use settee_io::{Env, directory};
 use crate::error::OpenError;
 use crate::failpoints::Failpoint;
 use crate::format::{
-    Frame, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT, SegmentHeader,
+    FRAME_ALIGNMENT, Frame, FrameSeed, HeaderError, RecordRef, SEGMENT_HEADER_SIZE, SYNC_ALIGNMENT,
+    SegmentHeader,
 };
 use crate::frames::{FrameChain, Tail};
 use crate::options::LogOptions;
@@ -155,6 +158,7 @@ pub(crate) async fn recover(
     if found.last_seq < start.after.0 {
         return Err(OpenError::Behind { found: Seq(found.last_seq), expected: start.after });
     }
+    found.check();
     if let Some(last) = segments.last() {
         found.finish(env, last).await?;
     }
@@ -346,6 +350,25 @@ impl Recovered {
             self.torn_bytes = if is_torn { written } else { 0 };
         }
         Ok(())
+    }
+
+    /// Verifies what the log relies on, whatever the files contain: what contradicts it was refused.
+    fn check(&self) {
+        let Some((last, meta)) = self.segments.last_key_value() else {
+            assert_eq!(self.tail, Tail::default(), "a log without segments is empty");
+            return;
+        };
+        assert_eq!(*last, self.tail.segment, "the log ends in its last segment");
+        assert_eq!(meta.bytes, self.tail.end, "the log ends where the frames of its last segment do");
+        assert!(self.tail.end >= SEGMENT_HEADER_SIZE as u64, "the log ends after a header");
+        assert!(self.tail.end.is_multiple_of(FRAME_ALIGNMENT as u64), "the log ends at a frame's end");
+        let segments: Vec<_> = self.segments.iter().collect();
+        for pair in segments.windows(2) {
+            let ((number, before), (next, after)) = (pair[0], pair[1]);
+            assert_eq!(*next, number + 1, "segments are contiguous");
+            assert!(before.epoch <= after.epoch, "epochs ascend");
+            assert!(before.first_seq <= after.first_seq, "`Seq`s ascend");
+        }
     }
 
     /// The next frame of a segment, unless a failpoint finds another one.
