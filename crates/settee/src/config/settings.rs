@@ -143,8 +143,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "connections_max",
         Kind::Number(Limit::new(Count, field!(http.connections_max))),
         "Open connections. Beyond it, the connection is closed that has been without a request in flight for \
-         the longest time; a feed counts as a request. If all have one, new connections wait. At most half \
-         of the descriptors of the process.",
+         the longest time; a feed counts as a request. If all have one, new connections wait. At most half of \
+         the process's descriptors after 64 are set aside; if that is fewer, the log says so at start.",
     ),
     setting(
         "limits",
