@@ -129,6 +129,8 @@ impl EventLog {
             self.positions.remove(&key);
             self.removed_up_to = position;
         }
+        assert!(self.by_position.len() == self.positions.len(), "an event has one position");
+        assert!(self.removed_up_to < self.last, "the newest event is kept");
     }
 }
 

@@ -131,6 +131,7 @@ impl Slots {
     /// Marks a database as open after `Opening`, or after a `Closing` that failed.
     pub(super) fn set_open(&mut self, number: u64, database: Arc<Database>, now: Duration) {
         let slot = self.slots.get_mut(&number).expect("its slot is there until it is closed");
+        assert!(!matches!(slot.state, SlotState::Open(_)), "a database is opened once");
         slot.state = SlotState::Open(database);
         (slot.used_at, slot.queued_at) = (now, now);
         self.queue.insert((now, number));
@@ -140,6 +141,10 @@ impl Slots {
     /// Marks a database that was opening as closing.
     pub(super) fn set_closing(&mut self, number: u64, database: Arc<Database>) {
         let slot = self.slots.get_mut(&number).expect("its slot is there until it is closed");
+        assert!(
+            matches!(slot.state, SlotState::Opening),
+            "an open database is taken for closing from the queue"
+        );
         slot.state = SlotState::Closing(database);
     }
 
@@ -164,7 +169,8 @@ impl Slots {
                 SlotState::Open(database) => {
                     let database = database.clone();
                     slot.state = SlotState::Closing(database.clone());
-                    self.queue.remove(&(slot.queued_at, number));
+                    let was_queued = self.queue.remove(&(slot.queued_at, number));
+                    assert!(was_queued, "an open database is in the queue");
                     ClosingOutcome::Closing(database)
                 }
             },

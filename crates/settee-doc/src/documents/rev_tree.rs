@@ -254,6 +254,8 @@ pub(crate) fn merge(leaves: &mut Vec<TreeLeaf>, mut new: TreeLeaf) -> bool {
         new.path.extend_from_slice(&joined.path[back + 1..]);
     }
     leaves.retain(|leaf| !new.descends_from(leaf.revision));
+    let is_related = |leaf: &TreeLeaf| leaf.descends_from(new.revision) || new.descends_from(leaf.revision);
+    assert!(!leaves.iter().any(is_related), "a leaf would be an ancestor of another");
     leaves.push(new);
     true
 }

@@ -46,6 +46,7 @@ impl EvictingSet {
         let number = state.next;
         state.next += 1;
         state.members.insert(number, eviction.clone());
+        assert!(state.members.len() <= self.members_max.max(1), "a full set evicts");
         Member { set: self.clone(), number, eviction }
     }
 

@@ -148,6 +148,7 @@ impl BodyMemory {
         let reserved = if permit.reserve.is_some() { self.reserve_bytes } else { 0 };
         if bytes <= SMALL_BODY_BYTES || bytes <= held_bytes + reserved {
             permit.bytes = permit.bytes.max(bytes);
+            self.check(permit);
             return Ok(());
         }
         let missing = units(bytes - held_bytes - reserved);
@@ -162,7 +163,19 @@ impl BodyMemory {
             return Err(missing);
         }
         permit.bytes = permit.bytes.max(bytes);
+        self.check(permit);
         Ok(())
+    }
+
+    /// Verifies that a permit's memory holds its bytes, and that the reserve was returned once at most.
+    fn check(&self, permit: &MemoryPermit) {
+        let owned = permit.units.as_ref().map_or(0, |units| units.num_permits() as u64 * UNIT_BYTES);
+        let reserved = if permit.reserve.is_some() { self.reserve_bytes } else { 0 };
+        assert!(
+            permit.bytes <= SMALL_BODY_BYTES.max(owned + reserved),
+            "a body without a permit for its bytes"
+        );
+        assert!(self.reserve.available_permits() <= 1, "the reserve has one owner");
     }
 }
 

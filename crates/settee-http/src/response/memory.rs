@@ -193,8 +193,10 @@ impl AsRef<[u8]> for TrackedBytes {
 impl Drop for TrackedBytes {
     fn drop(&mut self) {
         let size = self.bytes.len() as u64;
-        self.connection_memory.response_memory.held_bytes.fetch_sub(size, Ordering::Relaxed);
-        self.connection_memory.held_bytes.fetch_sub(size, Ordering::Relaxed);
+        let all = self.connection_memory.response_memory.held_bytes.fetch_sub(size, Ordering::Relaxed);
+        let own = self.connection_memory.held_bytes.fetch_sub(size, Ordering::Relaxed);
+        assert!(size <= own, "a connection released more than it held");
+        assert!(size <= all, "the connections released more than they held");
         self.connection_memory.released.notify_waiters();
     }
 }
