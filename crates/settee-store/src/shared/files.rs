@@ -67,6 +67,7 @@ impl Shared {
         let files = self.log.files();
         accepted.set_checkpoint(&checkpoint, &files, generation);
         let replaced = self.install_published(&checkpoint, &files, generation);
+        self.record_memory(&accepted);
         let shown = self.versions.published.load().last_seq;
         assert!(shown <= accepted.last_seq, "Seq {shown} is shown, {} accepted", accepted.last_seq);
         drop(accepted);

@@ -115,7 +115,6 @@ impl Shared {
         replaced.push((Arc::downgrade(&newest.checkpoint), self.context.env.clock.now()));
         drop(replaced);
         newest.set_checkpoint(checkpoint, files, generation);
-        self.record_memory(&newest);
         self.versions.published.swap(Arc::new(newest))
     }
 
