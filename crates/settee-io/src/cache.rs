@@ -2,8 +2,8 @@
 //!
 //! The cache is `quick_cache`'s: shards with a lock each, and an eviction that keeps a value used once only
 //! while the values used more often leave space, so that a scan evicts none of those
-//! (`docs/decisions/0021-cache.md`). This module adds the numbers of files, and removes a file's values when it
-//! is closed.
+//! (`docs/decisions/0021-cache.md`). This module numbers the files, and removes a file's values when it is
+//! closed.
 //!
 //! Invariants:
 //! 1. The values take at most the limit.
@@ -24,7 +24,7 @@ const SHARD_COUNT_MAX: usize = 64;
 /// Smallest size of a shard in bytes, unless there is only one.
 const SHARD_BYTES_MIN: usize = 256 << 10;
 
-/// A value's usual size in bytes, from which the number of remembered keys of evicted values follows.
+/// Typical size of a value in bytes. It determines the number of ghost entries: the keys of evicted values.
 const VALUE_BYTES: usize = 4 << 10;
 
 /// Estimated bytes that a value takes in the cache besides its own memory.
@@ -128,7 +128,7 @@ impl<V: Clone> Cache<V> {
 pub struct CachedFile<V: Clone> {
     cache: Arc<Cache<V>>,
     file: u64,
-    /// The positions are below it.
+    /// Upper bound of the positions, exclusive.
     position_count: u64,
     has_values: AtomicBool,
 }
@@ -166,6 +166,7 @@ impl<V: Clone> Drop for CachedFile<V> {
         if !*self.has_values.get_mut() {
             return;
         }
+        // The cheaper of visiting all positions and visiting all values of the cache.
         if self.position_count <= self.cache.values.len() as u64 {
             (0..self.position_count).for_each(|position| self.remove(position));
         } else {

@@ -1,14 +1,16 @@
 //! Reading a segment's frames: for recovery, sealing and verification.
 //!
 //! A [`FrameReader`] reads a segment's file through a window that it moves forward. It finds the frame at an
-//! offset, or the next one at any offset. A [`FrameChain`] reads frame after frame as far as each follows the
-//! one before it; what it means that none follows is for its user to decide.
+//! offset, or the next one at any offset. A [`FrameChain`] reads frame after frame as long as each follows
+//! the one before it. Its caller decides what the end of the chain is: the end of the log, a torn write or
+//! damage.
 //!
 //! A frame follows if it begins at the tail or at the next multiple of [`SYNC_ALIGNMENT`], names this segment
-//! and epoch, and repeats the checksum of what precedes it.
+//! and epoch, has the next `Seq`, and repeats the checksum of the previous frame, or of the segment's header.
 //!
 //! Invariants:
-//! 1. The memory in use is that of one window: [`WINDOW_BYTES`], and a frame if one is larger.
+//! 1. A reader holds one window in memory: [`WINDOW_BYTES`]; for a larger frame, the frame and
+//!    [`WINDOW_BYTES`].
 //! 2. A failed read is an error, never the end of the frames.
 
 use bytes::Bytes;
@@ -38,7 +40,8 @@ pub(crate) struct Remainder {
     pub written_end: u64,
     /// Whether there are whole frames, at any offset.
     pub has_frames: bool,
-    /// Whether one of these says that more was persisted than precedes the remainder.
+    /// Whether one of these frames shows that bytes of the remainder had been persisted, so that the
+    /// remainder is damaged, not torn.
     pub proves_more_persisted: bool,
 }
 
@@ -48,7 +51,7 @@ pub(crate) struct FrameReader<'a> {
     segment: u32,
     /// `None` accepts frames of any epoch.
     pub epoch: Option<u32>,
-    /// `None` accepts everything that looks like a frame.
+    /// `None` accepts all bytes that look like a frame: without the seed their checksum can't be verified.
     seed: Option<FrameSeed>,
     /// Offset at which reading ends; no frame reaches beyond it.
     pub end: u64,
@@ -57,8 +60,8 @@ pub(crate) struct FrameReader<'a> {
 }
 
 impl<'a> FrameReader<'a> {
-    /// A reader of the segment with this number, up to `end`, which the file contains, or to the largest offset
-    /// of a frame.
+    /// Reads the segment with this number up to `end`, which must not be past the end of the file, and at
+    /// most up to [`SEGMENT_BYTES_LIMIT`].
     pub(crate) fn new(
         file: &'a File,
         segment: u32,
@@ -70,7 +73,8 @@ impl<'a> FrameReader<'a> {
         FrameReader { file, segment, epoch, seed, end, window: Bytes::new(), window_start: 0 }
     }
 
-    /// The bytes from `start` on: at least `wanted`, or those before the end.
+    /// Returns bytes from `start` on: at least `wanted` of them, or all before [`FrameReader::end`] if these
+    /// are fewer.
     pub(crate) async fn bytes(&mut self, start: u64, wanted: usize) -> Result<Bytes, settee_io::Error> {
         let remaining = self.end.saturating_sub(start);
         if remaining == 0 {
@@ -79,9 +83,11 @@ impl<'a> FrameReader<'a> {
         let wanted = remaining.min(wanted as u64);
         let window_end = self.window_start + self.window.len() as u64;
         if start < self.window_start || start + wanted > window_end {
-            // Beyond a large frame, so that a search doesn't read most of it again for the next offset.
+            // A window extends beyond a large frame, so that a search doesn't read most of the frame again
+            // for the next offset.
             let size = if wanted > WINDOW_BYTES { wanted + WINDOW_BYTES } else { WINDOW_BYTES };
             self.window = Bytes::new();
+            // A read that the page cache serves never yields.
             settee_io::yield_now().await;
             self.window = self.file.read_exact_at(start, size.min(remaining) as usize).await?;
             self.window_start = start;
@@ -89,13 +95,14 @@ impl<'a> FrameReader<'a> {
         Ok(self.window.slice((start - self.window_start) as usize..))
     }
 
-    /// Whether a header is that of a frame of this segment.
+    /// Returns a predicate on headers: whether the frame is of this segment, and of `epoch`.
     pub(crate) fn belongs(&self) -> impl Fn(&FrameHeader) -> bool + use<> {
         let (segment, epoch) = (self.segment, self.epoch);
         move |header| header.segment == segment && epoch.is_none_or(|epoch| header.epoch == epoch)
     }
 
-    /// The whole frame at `start`, if `accepts` its header. Its padding may be missing at the end.
+    /// The whole frame at `start`, if `accepts` its header. Its padding may extend beyond
+    /// [`FrameReader::end`].
     pub(crate) async fn frame_at(
         &mut self,
         start: u64,
@@ -116,7 +123,7 @@ impl<'a> FrameReader<'a> {
         accepts: impl Fn(&FrameHeader) -> bool,
     ) -> Result<Option<Frame>, settee_io::Error> {
         for start in [at, at.next_multiple_of(SYNC_ALIGNMENT.into())] {
-            // A frame without its padding is torn too.
+            // A frame whose padding is incomplete is torn, too.
             if let Some(frame) = self.frame_at(start, &accepts).await?
                 && frame.end() <= self.end
             {
@@ -160,7 +167,7 @@ impl<'a> FrameReader<'a> {
         {
             let persisted = u64::from(frame.header.persisted);
             remainder.has_frames = true;
-            // A log never writes a frame that declares more persisted than precedes the frame.
+            // The log never writes a frame whose `persisted` is past the frame's own start.
             remainder.proves_more_persisted |= persisted <= frame.start && persisted > from;
             at = frame.start + FRAME_ALIGNMENT as u64;
         }
@@ -186,7 +193,7 @@ pub(crate) struct FrameChain<'a> {
     pub reader: FrameReader<'a>,
     /// The end of the frames so far.
     pub tail: Tail,
-    /// The last record so far.
+    /// `Seq` of the last record so far.
     pub last_seq: u64,
 }
 
@@ -201,7 +208,7 @@ impl<'a> FrameChain<'a> {
         }
     }
 
-    /// The next frame; `None` if no whole one follows at the tail.
+    /// The next frame; `None` if no whole frame follows the tail.
     pub(crate) async fn next(&mut self) -> Result<Option<Frame>, settee_io::Error> {
         let (belongs, checksum, first_seq) = (self.reader.belongs(), self.tail.checksum, self.last_seq + 1);
         let follows = |header: &FrameHeader| {
@@ -211,8 +218,8 @@ impl<'a> FrameChain<'a> {
         Ok(self.take(next))
     }
 
-    /// [`Failpoint::RecycledFrame`](crate::failpoints::Failpoint::RecycledFrame): the next whole frame,
-    /// whatever it was written for.
+    /// [`Failpoint::RecycledFrame`](crate::failpoints::Failpoint::RecycledFrame): the next whole frame, even
+    /// if it is left from an earlier segment in the same file.
     pub(crate) async fn next_recycled(&mut self) -> Result<Option<Frame>, settee_io::Error> {
         let start = self.tail.end.next_multiple_of(SYNC_ALIGNMENT.into());
         let next = self.reader.frame_at(start, |_| true).await?;

@@ -133,7 +133,7 @@ impl Shared {
             result = file.allocate(u64::from(allocated), u64::from(end - allocated)).await;
         }
         result?;
-        self.lock().reserved(reserved);
+        self.lock().set_reserved(reserved);
         Ok(())
     }
 

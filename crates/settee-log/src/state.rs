@@ -17,7 +17,7 @@
 //! Batches accepted in the meantime form the next group. Full buffers are written as they fill up, also
 //! during a sync.
 //!
-//! Invariants ([`LogState::check`] verifies those that need no search, around each transition):
+//! Invariants ([`LogState::check`] verifies those that cost only a few comparisons):
 //! 1. `persisted <= written <= accepted`; none moves backwards; each is the end of an unbroken prefix.
 //! 2. The sync of a group begins when all of the group is written, or together with the group's last write
 //!    if no other write is incomplete. So it depends on no other write.
@@ -93,13 +93,13 @@ pub(crate) struct LogState {
     counters: LogStats,
 }
 
-/// What became of the timer.
+/// What [`LogState::set_timer`] has changed.
 pub(crate) enum TimerChange {
-    /// None is needed, or the one that is set fires early enough.
+    /// Nothing: no timer is needed, or the one that is set fires early enough.
     None,
-    /// The timer that is set must fire earlier.
+    /// The timer was set already, and now fires earlier.
     Moved,
-    /// One is set where there was none.
+    /// No timer was set; now one is.
     Started,
 }
 
@@ -133,9 +133,9 @@ impl LogState {
         }
     }
 
-    /// Verifies the invariants that cost a handful of comparisons, unless the log has stopped: in release
-    /// builds too, before the next action is taken, so that no action is lost, and before readers and waiters
-    /// see the watermarks that a completion has moved.
+    /// Verifies the invariants that cost only a few comparisons, in release builds too, unless the log has
+    /// stopped. Called before the next action is taken, so that a panic loses no action, and after each
+    /// completion, before readers and waiters see the new watermarks.
     ///
     /// # Panics
     /// If one is violated; under the lock, which stops the log.
@@ -166,7 +166,8 @@ impl LogState {
         self.is_submitting
     }
 
-    /// As [`LogState::next_action`], for the thread that submits: it does so until there is none.
+    /// As [`LogState::next_action`], for the thread in [`crate::shared::Shared::submit_ready`], which calls
+    /// this until it returns `None`.
     pub(crate) fn submit_next(&mut self, now: Duration) -> Option<Action> {
         self.check();
         let action = self.next_action(now);
@@ -184,7 +185,7 @@ impl LogState {
         self.timer
     }
 
-    /// Sets the timer to the next deadline, unless it fires earlier.
+    /// Sets the timer to the next deadline, unless it already fires by then.
     pub(crate) fn set_timer(&mut self) -> TimerChange {
         let is_earlier = |deadline: &Duration| self.timer.is_none_or(|timer| timer > *deadline);
         match self.deadline().filter(is_earlier).map(|deadline| self.timer.replace(deadline)) {
@@ -199,7 +200,7 @@ impl LogState {
         self.timer = None;
     }
 
-    /// Registers a caller that waits until `wanted` reaches the stage; `None` if it has.
+    /// Registers a caller that waits until `wanted` reaches the stage. Returns `None` if it already has.
     pub(crate) fn begin_wait(
         &mut self,
         wanted: Watermark,
@@ -224,8 +225,9 @@ impl LogState {
 
     // Segments.
 
-    /// Begins to reserve what blocks a batch: returns what that is. If it is a segment, no batch goes into the
-    /// open one until [`Segments::set_rolling`], since the next one's header describes its end.
+    /// Returns what blocks a batch, for the caller to reserve. If the batch needs a new segment, the open one
+    /// takes no batches until [`Segments::set_rolling`] ends that, since the new segment's header contains
+    /// the end of the open one.
     pub(crate) fn begin_reservation(&mut self, request: SpaceRequest) -> Option<AppendBlocked> {
         let blocked = self.check_space(request).err();
         self.segments.set_rolling(matches!(blocked, Some(AppendBlocked::Segment)));
@@ -239,15 +241,15 @@ impl LogState {
         self.background.begin(&self.segments, persisted, used, log_bytes)
     }
 
-    /// Whether to fill reserved space with zeros: if groups are small, including the current one, which grows
-    /// large in a stream without waiters.
+    /// Whether filling reserved space with zeros pays: while groups are small. The forming group counts too,
+    /// because that of a stream grows large before it is closed.
     pub(crate) fn zero_fill_pays(&self) -> bool {
         self.counters.sync_count > 0 && self.groups.usual_bytes() < FILL_GROUP_BYTES_MAX
     }
 
-    /// Disk space of the open segment is reserved up to `end`.
-    pub(crate) fn reserved(&mut self, end: u32) {
-        self.segments.reserved(end);
+    /// Records that disk space of the open segment is reserved up to `end`.
+    pub(crate) fn set_reserved(&mut self, end: u32) {
+        self.segments.set_reserved(end);
         self.background.forget_refusal();
     }
 
@@ -266,7 +268,7 @@ impl LogState {
         self.segments.truncate(self.watermarks.persisted().at)
     }
 
-    /// Records before `seq` aren't needed.
+    /// Declares that records before `seq` aren't needed any more.
     pub(crate) fn truncate_before(&mut self, seq: u64) {
         self.segments.truncate_before(seq, self.watermarks.accepted());
     }
@@ -288,7 +290,8 @@ impl LogState {
         u64::from(next.offset().saturating_sub(from))
     }
 
-    /// Makes buffers begin and end at multiples of [`SYNC_ALIGNMENT`] from now on, or stops that.
+    /// Switches direct mode on or off. In direct mode, buffers begin and end at multiples of
+    /// [`SYNC_ALIGNMENT`].
     pub(crate) fn set_direct(&mut self, direct: bool) {
         if direct && !self.options.direct {
             self.buffers.align();
@@ -298,7 +301,8 @@ impl LogState {
 
     // Reading.
 
-    /// Accepted bytes that are not yet written.
+    /// The queue of chunks: all accepted bytes that are not yet written, and those before them in the same
+    /// chunk or frame.
     pub(crate) fn chunks(&self) -> &VecDeque<Chunk> {
         self.buffers.chunks()
     }

@@ -58,9 +58,10 @@ pub struct LogStats {
     pub file_bytes: u64,
     /// Bytes of `file_bytes` that are padding, so that no synced block is written again.
     pub padding_bytes: u64,
-    /// Bytes that are accepted and not yet written: the log's current use of memory.
+    /// Bytes in memory: accepted and not yet written, or in the same buffer or frame as such bytes.
     pub memory_bytes: u64,
-    /// Bytes of the open segment that are written and not yet persisted.
+    /// Bytes that are written and not yet persisted; 0 until the first group of the segment being written is
+    /// persisted.
     pub unsynced_bytes: u64,
 }
 

@@ -1,10 +1,11 @@
 //! Trials: a seeded run of a durable program with one event, and the recovery from it.
 //!
 //! A trial runs its [`Subject`] (a log or a store, with the test's model of it) on a simulated disk, with one
-//! [`Event`] during the first life. The subject is then opened again, with a power loss at some operation of
-//! that life (so mostly during recovery), once or more; then it is opened to work on, and a last time. Each
-//! life compares everything with what was submitted and acknowledged before. [`search`] tries all events of
-//! consecutive seeds; [`detect`] shows that the same trials find a fault that is planted.
+//! [`Event`] during the first life. The subject is then opened again, once or more, each time with a power
+//! loss soon after the start, so mostly during recovery. Then it is opened and used without an event, and
+//! opened a last time to compare. Each life compares everything with what was submitted and acknowledged
+//! before. [`search`] tries all events of consecutive seeds; [`detect`] shows that the same trials detect a
+//! planted fault.
 //!
 //! The seed alone decides the configuration, the workload and the disk; seed and event together decide the
 //! rest. So the message of a failure is enough to replay it: `SETTEE_SEED` makes [`search`] try only that

@@ -27,7 +27,8 @@ const ROWS_PER_YIELD: u32 = 256;
 /// Decides by a document's id whether its row is wanted.
 pub type IdFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// What a list of documents is given by, as [`Snapshot::documents`] takes it.
+/// What identifies a document in a list that [`Snapshot::documents`] takes: an id, or a value that contains
+/// one.
 pub trait DocumentKey: Send + 'static {
     /// The document's id; `None` if no document can have this key.
     fn document_id(&self) -> Option<Cow<'_, str>>;
@@ -48,9 +49,9 @@ pub struct Documents<S: RowSource> {
 /// A document of a sequence.
 #[derive(Debug)]
 pub struct DocumentRow<K> {
-    /// What it was requested by; its id, if it is of a range or of the changes.
+    /// The key that the caller requested it by; in a range or in the changes, its id.
     pub key: K,
-    /// Its winning leaf; `None` if the document never existed.
+    /// Its winning leaf, which may be deleted; `None` if there is no such document.
     pub winner: Option<Winner>,
 }
 
@@ -81,7 +82,7 @@ pub enum ScannedDocuments {
         rows: Rows,
         /// Which of them are wanted. `None`: all.
         filter: Option<IdFilter>,
-        /// Number of rows left.
+        /// Number of rows still to return.
         left: u64,
     },
     /// Entries that were looked up.
@@ -101,7 +102,7 @@ impl Snapshot {
         limit: u64,
         filter: Option<IdFilter>,
     ) -> Documents<ScannedDocuments> {
-        // The number of rows isn't known where there is no limit, or a filter.
+        // Without a limit, or with a filter, the number of rows isn't known.
         let expected = match filter {
             None => usize::try_from(limit).ok().filter(|limit| *limit <= READ_AHEAD_ROWS_MAX),
             Some(_) => None,

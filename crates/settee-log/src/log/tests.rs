@@ -9,7 +9,7 @@ use settee_sim::Sim;
 use super::Log;
 use crate::format::{Batch, Flags};
 use crate::options::LogOptions;
-use crate::state::tests::{COUNT as VIOLATION_COUNT, violate};
+use crate::state::tests::{VIOLATION_COUNT, violate};
 use crate::types::Stage;
 
 #[test]

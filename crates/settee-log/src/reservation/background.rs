@@ -73,7 +73,7 @@ impl Shared {
         if fill {
             self.fill_with_zeros(number, allocated, end).await?;
         }
-        self.lock().reserved(end);
+        self.lock().set_reserved(end);
         Ok(())
     }
 

@@ -30,7 +30,7 @@ impl LogState {
         let header = header.as_ref().map_or(&[][..], |header| &header[..]);
         let seq = self.watermarks.accepted().seq;
         let share_bytes_min = self.options.bypass_bytes_min;
-        // None in direct mode, since they aren't aligned.
+        // In direct mode no value is shared, since values aren't aligned.
         let shared_bytes = if self.options.direct { 0 } else { batch.shared_bytes(share_bytes_min) };
         let reservation =
             (shared_bytes > 0).then(|| self.pool.try_reserve(shared_bytes)).flatten().map(Arc::new);

@@ -70,8 +70,8 @@ impl Background {
         }
         let available = segment.allocated.saturating_sub(used);
         if segment.allocated < segment.bytes_max {
-            // Small logs stay small. In a large log a stream would otherwise fill the reserved space before
-            // more is available.
+            // In a small segment space is reserved late, so that small logs stay small; in a large one early,
+            // before a stream has filled the reserved space.
             let step = reserve_ahead_bytes(segment.allocated);
             let low = if segment.allocated < FILL_BYTES_MAX { step / 2 } else { step };
             if available < low + reserve_bytes(segment.bytes_max) {
@@ -80,9 +80,9 @@ impl Background {
         }
         // Early, since a stream that reaches the end before the next segment exists waits for a directory
         // sync.
-        let is_begun = used > segment.bytes_max / 4;
+        let is_quarter_full = used > segment.bytes_max / 4;
         let pays = log_bytes >= PREALLOCATE_LOG_BYTES_MIN && self.preallocated_number <= segment.number;
-        (is_begun && pays).then_some(BackgroundJob::Preallocate)
+        (is_quarter_full && pays).then_some(BackgroundJob::Preallocate)
     }
 
     /// The job has ended. If it was refused disk space, no space is reserved ahead until an append has reserved

@@ -36,7 +36,7 @@ pub(super) struct Buffers {
 pub(super) struct BufferSink<'a> {
     pub buffers: &'a mut Buffers,
     pub file: &'a Arc<File>,
-    /// The last record before the frame.
+    /// `Seq` of the last record before the frame.
     pub seq: u64,
     pub share_bytes_min: usize,
     /// Pool reservation for the large values that are not copied; `None` if all values are copied.
@@ -59,7 +59,7 @@ impl FrameSink for BufferSink<'_> {
 }
 
 impl Buffers {
-    /// Those of a log whose next frame begins at `next`.
+    /// The buffers of a log whose next frame begins at `next`.
     pub(super) fn new(options: &LogOptions, next: Position) -> Buffers {
         Buffers {
             chunks: VecDeque::new(),
@@ -96,7 +96,7 @@ impl Buffers {
         self.end().is_none_or(|end| end <= submitted)
     }
 
-    /// Bytes that are accepted and not yet written.
+    /// Bytes in chunks: those not yet written, and those before them in the same chunk or frame.
     pub(super) fn memory_bytes(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.end.since(chunk.start)).sum()
     }
@@ -110,8 +110,8 @@ impl Buffers {
         std::mem::take(&mut self.read_view_is_stale)
     }
 
-    /// Ensures that the open buffer has `count` bytes of capacity, for a frame in this file after the record
-    /// `seq`.
+    /// Ensures that the open buffer has `count` free bytes, for a frame in this file after the record `seq`.
+    /// If it takes a new buffer, that is `provided` if large enough, or one from the pool.
     pub(super) fn provide(
         &mut self,
         count: usize,
@@ -147,7 +147,7 @@ impl Buffers {
         let open = self.open.as_mut().expect("a buffer was provided");
         open.publish();
         let (reader, length) = (open.reader(), open.len());
-        self.chunks.back_mut().expect("the open buffer's").end = self.next;
+        self.chunks.back_mut().expect("the open buffer has a chunk").end = self.next;
         self.push_chunk(ChunkMemory::Value(value.clone(), reservation.clone()), value.len(), file, seq);
         self.push_chunk(ChunkMemory::Buffer(reader, length), 0, file, seq);
     }
@@ -163,7 +163,7 @@ impl Buffers {
     /// Publishes a frame that was appended from `start` on and ends with the record `seq`.
     pub(super) fn end_frame(&mut self, start: Position, seq: u64) {
         self.open.as_mut().expect("a buffer was provided").publish();
-        self.chunks.back_mut().expect("the open buffer's").end = self.next;
+        self.chunks.back_mut().expect("the open buffer has a chunk").end = self.next;
         // If the frame ends with a shared value, the last chunk is empty.
         for chunk in self.chunks.iter_mut().rev().take_while(|chunk| chunk.end == self.next) {
             chunk.seq = seq;
@@ -191,26 +191,26 @@ impl Buffers {
             Some(open) if open.capacity() - open.len() >= count => {
                 open.pad(count);
                 open.publish();
-                self.chunks.back_mut().expect("the open buffer's").end = self.next;
+                self.chunks.back_mut().expect("the open buffer has a chunk").end = self.next;
             }
             _ => self.open = None,
         }
     }
 
-    /// Makes buffers begin at a multiple of [`SYNC_ALIGNMENT`].
+    /// Continues in a new buffer that begins at a multiple of [`SYNC_ALIGNMENT`].
     pub(super) fn align(&mut self) {
-        // An unaligned buffer is written as it is; the file does such a write buffered.
+        // The previous buffer, which may be unaligned, is written in buffered mode.
         self.open = None;
         self.pad();
     }
 
-    /// Continues at the start of a segment.
+    /// Sets the position of the next frame to the start of a segment.
     pub(super) fn begin_segment(&mut self, number: u32) {
         self.next = Position::new(number, 0);
     }
 
-    /// Drops the chunks that are written; all of them if the log is idle, so that the next append takes a small
-    /// buffer.
+    /// Drops the chunks whose frames are written. In an idle log these are all chunks, and the open buffer is
+    /// closed, so that the next append takes a small one.
     pub(super) fn release_written(&mut self, options: &LogOptions, written: Watermark, is_idle: bool) {
         if is_idle {
             self.read_view_is_stale |= !self.chunks.is_empty();

@@ -9,8 +9,8 @@ const RESERVE_BYTES: u32 = 32 << 10;
 /// First disk reservation of a segment in bytes; it keeps small databases small.
 pub(crate) const FIRST_RESERVATION_BYTES: u32 = 64 << 10;
 
-/// Number of segments that a log aims for; a fast stream makes segments larger and so fewer.
-const SEGMENT_COUNT_AIM: u64 = 16;
+/// Target number of segments in a log. A fast stream makes segments larger and so fewer.
+const SEGMENT_COUNT_TARGET: u64 = 16;
 
 /// Bytes at a segment's end that are reserved for batches which free space.
 pub(crate) fn reserve_bytes(bytes_max: u32) -> u32 {
@@ -23,8 +23,8 @@ pub(crate) fn fitting_bytes_max(bytes_max: u32, end: u32) -> u32 {
     if end + reserve_bytes(bytes_max) <= bytes_max { bytes_max } else { end + RESERVE_BYTES }
 }
 
-/// Bytes to reserve ahead in a segment with `allocated` bytes. Few large steps, since each one and the writes
-/// in flight to the same file wait for each other.
+/// Bytes to reserve ahead in a segment with `allocated` bytes. The steps are large, so that there are few: a
+/// reservation and the writes in flight to the same file wait for each other.
 pub(crate) fn reserve_ahead_bytes(allocated: u32) -> u32 {
     allocated / 2
 }
@@ -36,8 +36,8 @@ impl LogOptions {
     /// persisted, so a stream that fills small segments would wait for a sync after each.
     pub(crate) fn segment_bytes(&self, log_bytes: u64, unpersisted_bytes: u64) -> u32 {
         let most = self.segment_bytes_max;
-        let aim = (log_bytes / SEGMENT_COUNT_AIM).max((2 * unpersisted_bytes).min(log_bytes));
-        let aim = u32::try_from(aim).unwrap_or(most);
-        aim.clamp(self.segment_bytes_min.min(most), most)
+        let target = (log_bytes / SEGMENT_COUNT_TARGET).max((2 * unpersisted_bytes).min(log_bytes));
+        let target = u32::try_from(target).unwrap_or(most);
+        target.clamp(self.segment_bytes_min.min(most), most)
     }
 }

@@ -14,7 +14,7 @@ pub(crate) enum ChunkMemory {
     /// Part of a buffer, from this index on.
     Buffer(TailReader, usize),
     /// A value that was not copied; the reservation counts its bytes against the pool.
-    Value(Bytes, #[expect(dead_code, reason = "held, not used")] Arc<Reservation>),
+    Value(Bytes, #[expect(dead_code, reason = "its drop returns the bytes to the pool")] Arc<Reservation>),
 }
 
 impl ChunkMemory {

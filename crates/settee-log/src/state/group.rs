@@ -97,15 +97,16 @@ impl Groups {
         self.forming.committer_count += 1;
     }
 
-    /// Until when a wanted group waits for more batches: those of committers whose previous commit has just
-    /// completed and who are likely to commit again.
+    /// The time until which a group whose sync was requested waits for more batches: those of committers
+    /// whose previous commit has just completed and that are likely to commit again.
     pub(super) fn deadline(&self, options: &LogOptions) -> Duration {
         let max = Duration::from_micros(options.group_delay_us_max);
         self.forming.synced_at + (self.sync_time / 2).min(max)
     }
 
-    /// Whether a wanted group is due. Only a group of two or more committers can gain from waiting, so one that
-    /// expects a single committer is due as soon as that one commits.
+    /// Whether a group whose sync was requested is due: it waits for no more batches. Only a group of two or
+    /// more committers can gain from waiting, so one that expects a single committer is due as soon as that
+    /// one commits.
     pub(super) fn is_due(&self, options: &LogOptions, now: Duration) -> bool {
         let FormingGroup { committer_count, expected_count, batch_count, bytes, .. } = self.forming;
         committer_count >= expected_count
@@ -135,8 +136,8 @@ impl Groups {
         })
     }
 
-    /// Begins the sync of the closed group if the group ends at `end`, which a write is about to reach that
-    /// includes the sync. Returns whether it does.
+    /// Begins the sync of the closed group if the group ends at `end`: the end of a write that is about to be
+    /// submitted, and that then includes the sync. Returns whether it does.
     pub(super) fn begin_sync_with_write(&mut self, end: Watermark, now: Duration) -> bool {
         let Some(sync) = self.closed.as_mut().filter(|sync| sync.group.end == end) else { return false };
         sync.started_at = Some(now);

@@ -1,7 +1,7 @@
 //! The write pipeline: which write or sync is next, when a group is closed, and what has completed.
 //!
-//! The life of a write: `accept` adds bytes to a chunk; `next_write` submits a part of a chunk, up to the end
-//! of the closed group, of the previous segment (the *barrier*), or of what is accepted; `complete_write`
+//! The steps of a write: `accept` adds bytes to a chunk; `next_write` submits a part of a chunk, up to the
+//! end of the closed group, of the previous segment (the *barrier*), or of what is accepted; `complete_write`
 //! marks it done, and advances `written` over all done writes before the first that isn't. Once `written`
 //! reaches the end of the closed group, a sync persists the group, and `complete_sync` advances `persisted`.
 //! The last write of a group includes the sync if no other write is incomplete.
@@ -80,8 +80,8 @@ impl LogState {
         self.groups.close(group);
     }
 
-    /// End of the last write of the accepted bytes: in direct mode, this includes padding that is not yet
-    /// written.
+    /// Where the last write of the accepted bytes ends: after the last frame, or in direct mode after the
+    /// padding behind it if that isn't submitted yet.
     fn data_end(&self) -> Position {
         let submitted = self.writes.submitted();
         let resume = self.groups.closed().map_or(submitted, |group| group.resume.max(submitted));
@@ -112,7 +112,7 @@ impl LogState {
         let (chunk, _) = self.buffers.chunk_after(submitted)?;
         let bytes = chunk.memory.share(start.since(chunk.start), end.at.since(chunk.start));
         let file = chunk.file.clone();
-        // It is the only write in flight and the last of its group, so it includes the sync.
+        // The last write of a group includes the sync if no other write is incomplete.
         let sync = self.writes.is_idle() && self.groups.begin_sync_with_write(end, now);
         let id = self.writes.begin(end, resume);
         if self.buffers.is_submitted(resume) {
@@ -127,7 +127,8 @@ impl LogState {
         self.watermarks.wants_write_after(self.writes.submitted()) && self.writes.is_idle()
     }
 
-    /// The end of a write of the open chunk as far as it is accepted, and where the next write begins.
+    /// Ends a write of the open chunk at the last accepted byte, in direct mode after padding. Returns that
+    /// end, and where the next write begins.
     fn end_open_chunk(&mut self) -> Option<(Watermark, Position)> {
         if self.options.direct {
             self.buffers.pad();
@@ -166,7 +167,7 @@ impl LogState {
         self.waiters.take_persisted(self.watermarks.persisted())
     }
 
-    /// An operation has ended, with or without success.
+    /// Counts an operation of the engine as ended, with or without success.
     pub(crate) fn end_operation(&mut self) {
         self.engine_operation_count -= 1;
     }
@@ -205,8 +206,8 @@ impl LogState {
         self.watermarks.written().at != self.watermarks.persisted().at || self.writes.has_done()
     }
 
-    /// If a write is suspended and another completed write is unsynced, returns the error: it may be that
-    /// write's, so the log must stop.
+    /// If a suspended write waits for a retry while a completed one is unsynced, returns the error. It may
+    /// belong to the completed write, so the log must stop.
     pub(crate) fn no_space_with_unsynced_writes(&self) -> Option<Arc<settee_io::Error>> {
         self.no_space_error().filter(|_| self.writes.has_waiting() && self.has_unsynced())
     }
@@ -220,7 +221,8 @@ impl LogState {
             let file = previous.file.clone();
             self.buffers.close(self.options.direct);
             let at = self.data_end().max(persisted.at);
-            // Padding alone needs no sync: after reopening a log, none has been written.
+            // Without unpersisted frames no sync is needed: the padding after the tail of a reopened log
+            // isn't written.
             barrier = (!persisted.reaches(accepted)).then_some(ClosedGroup {
                 end: Watermark { at, ..accepted },
                 frames_end: accepted.at,

@@ -52,11 +52,12 @@ pub(crate) struct SegmentMeta {
     pub bytes: u64,
 }
 
-/// What an opened log continues with: the headers of its next segments contain it.
+/// What the headers of new segments repeat: the log's id, the number of its opening, and the end that
+/// recovery found.
 #[derive(Clone, Copy)]
 pub(crate) struct Continuation {
     pub log_id: [u8; 16],
-    /// Grows with each opening; new segments carry it.
+    /// Number of this opening of the log; grows with each opening.
     pub epoch: u32,
     /// Where the log ended when it was opened.
     pub tail: Tail,
@@ -84,7 +85,7 @@ pub(crate) struct Segments {
     /// Segments in `unsealed` whose segment index failed for lack of disk space.
     without_space: BTreeSet<u32>,
     is_sealing: bool,
-    /// Segments below this one are sealed without waiting for a pause.
+    /// Segments below this one are sealed without waiting for a pause in the writes.
     seal_soon: u32,
     /// All segments below were removed or transferred.
     oldest: u32,
@@ -144,8 +145,8 @@ impl Segments {
         self.is_rolling = is_rolling;
     }
 
-    /// Disk space of the open segment is reserved up to `end`.
-    pub(super) fn reserved(&mut self, end: u32) {
+    /// Records that disk space of the open segment is reserved up to `end`.
+    pub(super) fn set_reserved(&mut self, end: u32) {
         if let Some(open) = &mut self.open {
             open.allocated = open.allocated.max(end);
         }
@@ -174,7 +175,8 @@ impl Segments {
 
     /// The header of the next frame in the open segment; the batch fills in the rest.
     pub(super) fn frame_header(&self, first_seq: u64, persisted: u32) -> FrameHeader {
-        let OpenSegment { number, epoch, seed, checksum, .. } = *self.open.as_ref().expect("an open segment");
+        let OpenSegment { number, epoch, seed, checksum, .. } =
+            *self.open.as_ref().expect("a segment is open");
         FrameHeader {
             seed,
             length: 0,
@@ -187,9 +189,9 @@ impl Segments {
         }
     }
 
-    /// A frame with this checksum was accepted, and before it the segment's header.
+    /// Records that a frame with this checksum was accepted, and before the first frame the segment's header.
     pub(super) fn accept(&mut self, checksum: u64) {
-        let open = self.open.as_mut().expect("an open segment");
+        let open = self.open.as_mut().expect("a segment is open");
         (open.checksum, open.header) = (checksum, None);
     }
 
@@ -274,14 +276,15 @@ impl Segments {
         self.seal_next
     }
 
-    /// Segments below this one are sealed without waiting for a pause.
+    /// Segments below this one are sealed without waiting for a pause in the writes.
     pub(crate) fn seal_soon(&self) -> u32 {
         self.seal_soon
     }
 
-    /// Requests that all segments be sealed without waiting for a pause that can be sealed before more is
-    /// accepted. Returns the first other one: the open one, or the one before it if the append that created the
-    /// open one was cancelled, so that it is empty.
+    /// Requests that the closed segments be sealed without waiting for a pause in the writes. Returns the
+    /// number of the first segment to which this doesn't apply: the open one, or without one the last; or, if
+    /// the open one is still empty (the append that created it was cancelled), the one before it, which is
+    /// sealed only once the open one contains a persisted group.
     pub(super) fn request_sealing(&mut self, persisted: Position) -> u32 {
         let end_of = |open: &OpenSegment| open.number - u32::from(open.header.is_some());
         self.seal_soon = self.open.as_ref().map_or(persisted.segment(), end_of);
@@ -296,8 +299,8 @@ impl Segments {
         is_due.then_some(self.seal_next)
     }
 
-    /// Sealing a segment has ended: it has a segment index if `is_sealed`, and otherwise is tried again if only
-    /// disk space was missing.
+    /// Records that the sealing of a segment has ended. `is_sealed`: the segment has a segment index.
+    /// `lacks_space`: it failed for lack of disk space, and is retried later.
     pub(crate) fn end_sealing(&mut self, number: u32, is_sealed: bool, lacks_space: bool) {
         if lacks_space {
             self.without_space.insert(number);
@@ -314,7 +317,8 @@ impl Segments {
         self.without_space.clone()
     }
 
-    /// One of these was tried again.
+    /// Records that the sealing of a segment of [`Segments::without_space`] was retried, and disk space
+    /// didn't run out.
     pub(crate) fn end_sealing_again(&mut self, number: u32, is_sealed: bool) {
         self.without_space.remove(&number);
         if is_sealed {
@@ -324,7 +328,7 @@ impl Segments {
 
     // Truncation and transfer.
 
-    /// Records before `seq` aren't needed. The log ends at `accepted`.
+    /// Declares that records before `seq` aren't needed any more. The log ends at `accepted`.
     pub(super) fn truncate_before(&mut self, seq: u64, accepted: Watermark) {
         self.truncate_before = self.truncate_before.max(seq.min(accepted.seq + 1));
     }
@@ -339,7 +343,7 @@ impl Segments {
     pub(super) fn truncate(&mut self, persisted: Position) -> Vec<u32> {
         match self.has_truncated(persisted) {
             true => self.remove_below(self.needed).0,
-            // The next segment has begun meanwhile, and its header isn't on the medium yet.
+            // The next segment has begun meanwhile, and its header isn't persisted yet.
             false => Vec::new(),
         }
     }
@@ -368,7 +372,7 @@ impl Segments {
 
     /// The oldest segment with a record that is still needed.
     fn oldest_needed(&self) -> u32 {
-        // Of these, the newest may hold the first record that is needed.
+        // The newest segment that begins at or before `truncate_before` may contain the first needed record.
         let begins_before = |meta: &SegmentMeta| meta.first_seq <= self.truncate_before;
         let newest = self.all.iter().rev().find(|(_, meta)| begins_before(meta));
         newest.map_or(self.oldest, |(number, _)| self.oldest.max(*number))

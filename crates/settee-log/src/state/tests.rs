@@ -1,11 +1,11 @@
-//! Violations of the state's invariants, for tests that check what follows.
+//! Violations of the state's invariants, for tests of how the log reacts.
 
 use super::LogState;
 use super::watermarks::tests::VIOLATIONS;
 
-/// Violates an invariant; there are [`COUNT`].
+/// Makes the violation with this number, below [`VIOLATION_COUNT`].
 pub(crate) fn violate(state: &mut LogState, number: usize) {
     VIOLATIONS[number](&mut state.watermarks);
 }
 
-pub(crate) const COUNT: usize = VIOLATIONS.len();
+pub(crate) const VIOLATION_COUNT: usize = VIOLATIONS.len();

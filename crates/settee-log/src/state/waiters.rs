@@ -21,13 +21,13 @@ impl Waiters {
         }
     }
 
-    /// Removes the callers that wait until something up to `reached` is written; the caller of this notifies
-    /// them after unlocking.
+    /// Removes and returns the waiters for written bytes that `reached` covers; they are notified after
+    /// unlocking.
     pub(super) fn take_written(&mut self, reached: Watermark) -> Vec<oneshot::Sender<()>> {
         self.written.take(reached)
     }
 
-    /// As [`Waiters::take_written`], for those that wait until it is persisted.
+    /// As [`Waiters::take_written`], for persisted bytes.
     pub(super) fn take_persisted(&mut self, reached: Watermark) -> Vec<oneshot::Sender<()>> {
         self.persisted.take(reached)
     }

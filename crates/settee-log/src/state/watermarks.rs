@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. `persisted <= written <= accepted`; none moves backwards; each is the end of an unbroken prefix.
-//! 2. What is wanted was accepted.
+//! 2. `write_wanted` and `persist_wanted` never pass `accepted`.
 
 use std::time::Duration;
 
@@ -24,16 +24,16 @@ pub(crate) struct Watermarks {
     /// Everything up to here is to be persisted: requested by a caller, the age limit, or the limit of a
     /// stream.
     persist_wanted: Watermark,
-    /// Start of the age limit of accepted bytes that no caller waits for; `None` once their write is
-    /// requested or submitted.
+    /// Since when there are accepted bytes that no caller waits for; `None` once the age limit has requested
+    /// their write, or all accepted bytes are submitted.
     accepted_since: Option<Duration>,
-    /// Start of the age limit of written bytes: the first write since the last sync, or that sync's
-    /// completion; `None` once a sync is requested.
+    /// When the age limit of written bytes began: with the first write since the last sync, or with that
+    /// sync's completion; `None` once the age limit has requested a sync, or if no written byte is unsynced.
     written_since: Option<Duration>,
 }
 
 impl Watermarks {
-    /// Those of a log that ends at `end` and is fully persisted.
+    /// The watermarks of a log that ends at `end` and is fully persisted.
     pub(super) fn new(end: Watermark) -> Watermarks {
         Watermarks {
             accepted: end,
@@ -59,7 +59,7 @@ impl Watermarks {
         self.persisted
     }
 
-    /// Whether `wanted` has reached the stage.
+    /// Whether the stage's watermark covers `wanted`.
     pub(super) fn has_reached(&self, wanted: Watermark, stage: Stage) -> bool {
         match stage {
             Stage::Accepted => self.accepted,
@@ -131,7 +131,7 @@ impl Watermarks {
         self.accepted_since = None;
     }
 
-    /// Requests what the age limits demand now.
+    /// Requests a sync or a write if its age limit has passed.
     pub(super) fn apply_age_limits(&mut self, options: &LogOptions, now: Duration) {
         let is_over = |start: &mut Duration, max_ms| now >= *start + Duration::from_millis(max_ms);
         if self.written_since.take_if(|start| is_over(start, options.written_age_ms_max)).is_some() {
@@ -142,20 +142,20 @@ impl Watermarks {
         }
     }
 
-    /// When the first age limit is over. That of accepted bytes counts only while the log writes nothing:
-    /// bytes that wait for another write or sync are handled when that completes.
+    /// When the next age limit passes. That of accepted bytes counts only while the log writes nothing: bytes
+    /// that wait for another write or sync are handled when that completes.
     pub(super) fn age_deadline(&self, options: &LogOptions, is_idle: bool) -> Option<Duration> {
         let end = |start: Option<Duration>, max_ms| Some(start? + Duration::from_millis(max_ms));
         let accepted = end(self.accepted_since.filter(|_| is_idle), options.accepted_age_ms_max);
         [accepted, end(self.written_since, options.written_age_ms_max)].into_iter().flatten().min()
     }
 
-    /// Bytes of the open segment that are written and not yet persisted; 0 if they are in several segments, or
-    /// after a violated invariant.
+    /// Bytes that are written and not yet persisted; 0 until the first group of the segment being written is
+    /// persisted, or after a violated invariant.
     pub(super) fn unsynced_bytes(&self) -> u64 {
         let (written, persisted) = (self.written.at, self.persisted.at);
-        let is_open = written.segment() == persisted.segment();
-        if is_open { written.offset().saturating_sub(persisted.offset()).into() } else { 0 }
+        let is_same_segment = written.segment() == persisted.segment();
+        if is_same_segment { written.offset().saturating_sub(persisted.offset()).into() } else { 0 }
     }
 
     /// The first invariant that doesn't hold. `next` is where the next frame begins.

@@ -36,7 +36,7 @@ struct SuspendedWrites {
     /// log's buffers.
     stall: Stall,
     ids: Vec<u64>,
-    /// Those of them that wait for a retry.
+    /// The writes among them that wait for a retry.
     waiting: Vec<Action>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Writes {
 }
 
 impl Writes {
-    /// Those of a log whose first write begins at `start`.
+    /// The writes of a log whose first write begins at `start`.
     pub(super) fn new(start: Position) -> Writes {
         Writes { submitted: start, incomplete: VecDeque::new(), last_id: 0, suspended: None }
     }
@@ -87,7 +87,7 @@ impl Writes {
     }
 
     /// Records the success of a write. Returns the end of the complete writes if it has moved. With
-    /// `passes_gap` that includes the write in any case.
+    /// `passes_gap`, a failpoint, that end covers the write even if an earlier one is incomplete.
     pub(super) fn complete(&mut self, id: u64, passes_gap: bool) -> Option<Watermark> {
         if let Some(suspended) = &mut self.suspended {
             suspended.ids.retain(|suspended_id| *suspended_id != id);
@@ -157,9 +157,9 @@ impl Writes {
     /// The first invariant that doesn't hold.
     pub(super) fn violated(&self, options: &LogOptions) -> Option<&'static str> {
         if self.incomplete.len() > options.writes_in_flight_max {
-            return Some("too many writes are in flight");
+            return Some("too many writes are incomplete");
         }
         let is_ordered = self.incomplete.iter().is_sorted_by(|a, b| a.id < b.id);
-        (!is_ordered).then_some("the writes in flight are out of order")
+        (!is_ordered).then_some("the incomplete writes are out of order")
     }
 }

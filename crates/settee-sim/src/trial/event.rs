@@ -8,7 +8,7 @@ use settee_io::OperationKind;
 use crate::disk::SimDisk;
 use crate::plan::Fault;
 
-/// What happens. The comments say what [`Event::at`] means.
+/// What happens. Each variant's comment says what [`Event::at`] means: an index, a time or a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// A power loss while the operation with this index is in flight.
@@ -21,13 +21,13 @@ pub enum EventKind {
     IoError,
     /// The operation with this index fails with ENOSPC.
     NoSpace,
-    /// The operation with this index finds no file descriptor, if it needs one.
+    /// The operation with this index gets no file descriptor, if it needs one.
     NoDescriptor,
     /// The sync with this index fails with EIO.
     SyncError,
     /// The read with this index fails during the second opening.
     ReadError,
-    /// The disk has this many bytes, also during the second opening.
+    /// The disk's capacity is this many bytes, also during the second opening.
     FullDisk,
 }
 
@@ -48,7 +48,7 @@ const NAMES: [(&str, EventKind); 9] = [
 pub struct Event {
     /// What happens.
     pub kind: EventKind,
-    /// When it happens; 0 is the first operation, sync or read.
+    /// When it happens, or the capacity of the disk: see [`EventKind`]. Indices begin with 0.
     pub at: u64,
 }
 
@@ -59,7 +59,7 @@ pub enum Patience {
     None,
     /// Refusals for lack of disk space.
     Refusals,
-    /// It may also have stopped, and reads may fail.
+    /// Any: the subject may also stop, and reads may fail.
     Stops,
 }
 
@@ -69,7 +69,7 @@ impl Event {
         Event { kind, at }
     }
 
-    /// The disk of the first life.
+    /// Plans the event on the disk of the first life.
     pub(super) fn plan(self, disk: SimDisk) -> SimDisk {
         let at = self.at;
         match self.kind {
@@ -113,6 +113,6 @@ impl FromStr for Event {
             let (_, kind) = NAMES.iter().find(|(known, _)| *known == name)?;
             Some(Event::new(*kind, at.parse().ok()?))
         });
-        event.ok_or_else(|| format!("{text:?} is no event"))
+        event.ok_or_else(|| format!("{text:?} is not an event"))
     }
 }

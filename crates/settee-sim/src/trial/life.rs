@@ -11,15 +11,16 @@ use super::event::{Event, EventKind, Patience};
 use super::tally::Tally;
 use crate::disk::SimDisk;
 
-/// A life that has not ended by then hangs.
+/// Simulated time after which a life that hasn't ended has failed.
 pub const LIFE_MAX: Duration = Duration::from_secs(120);
 
 /// How a life begins and ends.
 #[derive(Debug, Clone, Copy)]
 pub struct LifePlan {
-    /// Number of lives before it; an opening that is cut short and tried again has one number.
+    /// 0 for the first life, 1 for all openings under a fault or with a power loss, 2 for the one after
+    /// these, 3 for the last.
     pub number: u64,
-    /// How much is done.
+    /// Number of steps of the workload; the subject decides what a step is.
     pub step_count: u64,
     /// The previous process was killed, and its written bytes are still in the page cache.
     pub after_kill: bool,
@@ -51,7 +52,7 @@ impl Deref for Life<'_> {
 }
 
 impl Life<'_> {
-    /// The subject was opened: a power loss from now on doesn't count as one during recovery.
+    /// Records that the subject was opened: a later power loss doesn't count as one during recovery.
     pub fn opened(&self) {
         self.is_opened.set(true);
     }
@@ -81,7 +82,7 @@ impl Life<'_> {
         }
     }
 
-    /// Whether the operation that is to fail has failed.
+    /// Whether the operation that the event makes fail has been executed.
     pub fn has_failed(&self) -> bool {
         let Event { kind, at } = self.event;
         match kind {

@@ -16,7 +16,7 @@ use crate::executor::Sim;
 use crate::plan::Fault;
 use crate::random::Random;
 
-/// What is tried: a durable program and its model.
+/// What is tested: a durable program and its model.
 pub trait Subject: Sized {
     /// A fault that can be planted in the program or the disk.
     type Fault: Copy;
@@ -32,7 +32,7 @@ pub trait Subject: Sized {
     /// A power loss during such an opening comes within this many operations.
     const CUT_OPERATIONS_MAX: u64;
 
-    /// The subject of a seed.
+    /// The subject that a seed and a planted fault configure.
     fn new(seed: u64, fault: Option<Self::Fault>) -> Self;
 
     /// The configuration, for messages.
@@ -44,10 +44,11 @@ pub trait Subject: Sized {
     /// Events besides those that every subject has, given the disk after a first life without an event.
     fn more_events(&self, disk: &SimDisk) -> Vec<Event>;
 
-    /// Opens the program, compares, works, and ends in one of several ways. May be dropped at any await.
+    /// Opens the program, compares its contents with the model, runs `life.step_count` steps, and ends in one
+    /// of several ways. The future may be dropped at any await.
     ///
     /// # Errors
-    /// The problem.
+    /// A description of the problem.
     fn live(&self, life: &Life<'_>) -> impl Future<Output = Result<(), String>>;
 }
 
@@ -197,7 +198,7 @@ impl<S: Subject> Trial<S> {
             match select(all, env.clock.sleep(plan.kill_at.unwrap_or(LIFE_MAX))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) if plan.kill_at.is_some() => Ok(()),
-                Either::Right(_) => Err("it comes to no end".into()),
+                Either::Right(_) => Err(format!("it hasn't ended after {LIFE_MAX:?}")),
             }
         });
         ended.unwrap_or(Ok(())).map_err(|problem| format!("life {}: {problem}", plan.number))?;

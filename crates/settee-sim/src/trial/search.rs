@@ -12,14 +12,15 @@ use crate::{seeds, variable};
 /// Number of power losses between progress reports.
 const REPORT_COUNT: u64 = 50_000;
 
-/// A whole search has more of each count that it must cover than one in this number of power losses.
+/// In a search of full length, each count that it must cover exceeds the number of power losses divided by
+/// this.
 const COVER_INTERVAL: u64 = 200;
 
-/// How long a search goes on, and what it must cover.
+/// How long a search runs, and what it must cover.
 pub struct Search {
     /// Number of power losses to try, unless `SETTEE_CRASHES` says otherwise.
     pub crash_count: u64,
-    /// Names of the counts that must not be small at the end.
+    /// Names of the counts that must not be small at the end: see `COVER_INTERVAL`.
     pub covers: &'static [&'static str],
 }
 
@@ -87,7 +88,7 @@ pub fn search<S: Subject>(plan: &Search) {
     };
     let progress =
         Progress { wanted, next_seed: AtomicU64::new(first), so_far: Mutex::new(Ok(Tally::default())) };
-    // Simulations side by side: each is in one thread.
+    // Simulations are single-threaded; several run side by side.
     let thread_count =
         if wanted == 1 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
     std::thread::scope(|scope| {
@@ -108,7 +109,7 @@ pub fn search<S: Subject>(plan: &Search) {
     }
 }
 
-/// Checks that the same seed and event give the same run, and others give other runs.
+/// Checks that the same seed and event give the same run, and that most others give different runs.
 ///
 /// # Panics
 /// If they don't.
@@ -122,6 +123,7 @@ pub fn check_replay<S: Subject>() {
         traces.insert(first.trace);
         assert_eq!(event.to_string().parse(), Ok(event));
     }
+    // One trace: `SETTEE_SEED` selects a single seed.
     assert!(
         traces.len() as u64 > S::CONFIG_COUNT * 9 / 10 || traces.len() == 1,
         "{} different traces",

@@ -12,10 +12,11 @@
 //! 1. Rows are returned in the order of their source. A record that can't be read fails its row alone.
 //! 2. A window has at most [`READ_AHEAD_ROWS_MAX`] rows, and ends with the row that brings its records to
 //!    [`READ_AHEAD_BYTES_MAX`]. There are at most two windows.
-//! 3. All windows of the stores that share a [`ReadAheadBudget`] hold no more bytes than that, except for one
-//!    row each.
+//! 3. All windows of the stores that share a [`ReadAheadBudget`](crate::ReadAheadBudget) hold no more bytes
+//!    than it allows, except for the last row of each window.
 //! 4. Dropping the future of [`ReadAhead::next`] loses no row.
-//! 5. Chunks that a scan reads aren't inserted into the chunk cache: one scan would evict everything in use.
+//! 5. Chunks are inserted into the chunk cache only if [`RowSource::keeps_chunks`] says so: a long scan would
+//!    evict everything in use.
 
 use std::future::{Future, poll_fn};
 use std::ops::Range;
@@ -42,7 +43,7 @@ const ROWS_PER_POLL: usize = 32;
 pub trait RowSource: Send + 'static {
     /// What is returned with the records.
     type Row: Send;
-    /// Why the rows can't be read any further.
+    /// Why the next row couldn't be read.
     type Error: Send + From<ReadError>;
 
     /// The next row; `None` at the end. Appends the locations of its records.
@@ -146,7 +147,7 @@ impl<S: RowSource> ReadAhead<S> {
             let window = poll_fn(|context| self.poll_window(context)).await;
             (self.window, self.at) = (window, 0);
         }
-        // The first row causes no read of others.
+        // The first row doesn't begin the next window: the caller may need only one row.
         let has_next = matches!(self.window.end, WindowEnd::More);
         if !is_first && has_next && self.at.is_multiple_of(ROWS_PER_POLL) {
             poll_fn(|context| {
@@ -219,7 +220,7 @@ impl<S: RowSource> Window<S> {
                     let bytes =
                         locations[first..].iter().map(|location| u64::from(location.length)).sum::<u64>();
                     size += bytes;
-                    // The row that doesn't fit is this window's last.
+                    // A row that exceeds the budget is this window's last.
                     is_full = !window.taken.take(bytes);
                     window.rows.push(WindowRow {
                         row: Some(row),

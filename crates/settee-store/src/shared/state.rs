@@ -18,10 +18,10 @@ use crate::version::{CheckpointState, Version};
 
 /// The state of an open store.
 ///
-/// A task that holds one of these locks takes only later ones: `files.compacting`, `files.manifest`,
-/// `versions.accepted`, `versions.unpersisted`; then one of the mutexes of `counters` and `memory`, or the
-/// log's. Only the first three are held across an await. A permit for background work may be awaited under
-/// `files.manifest`, so its owner never locks the manifest.
+/// Lock order: a task that holds one of these locks takes only later ones. They are `files.compacting`,
+/// `files.manifest`, `versions.accepted`, `versions.unpersisted`; then one of the mutexes of `counters` and
+/// `memory`, or the log's. Only the first three are held across an await. A task may wait for a background
+/// permit while it holds `files.manifest`, so no task locks the manifest while it holds such a permit.
 pub(crate) struct Shared {
     pub context: StoreContext,
     pub log: Arc<Log>,
@@ -33,17 +33,18 @@ pub(crate) struct Shared {
     /// Notified when memory has been freed, when a checkpoint has failed, on close, and after a panic.
     pub status_changed: Notify,
     closed: AtomicBool,
-    /// A panic left the versions inconsistent with the log or the files.
+    /// A panic may have left the versions inconsistent with the log or the files.
     is_broken: AtomicBool,
 }
 
-/// The states of the index that are in use.
+/// The versions of the index from the newest accepted one back to the newest persisted one.
 pub(crate) struct Versions {
-    /// The newest accepted version. Its lock is the right to write: held from reading what a batch depends on
-    /// until the batch is in the index, and while a memtable is made immutable or a checkpoint is installed.
+    /// The newest accepted version. Its lock is that of the store's writer: held from reading what a batch
+    /// depends on until the batch is in the index, and while a memtable is made immutable or a checkpoint is
+    /// installed.
     pub accepted: tokio::sync::Mutex<Version>,
     /// Accepted versions that are not persisted yet, oldest first, with their groups. The lock guards the
-    /// publication too: what is published only becomes newer.
+    /// publication too, so that no older version replaces a newer one.
     pub(super) unpersisted: Mutex<VecDeque<(u64, Version)>>,
     /// The newest persisted version, replaced under the lock of `unpersisted`.
     pub(super) published: ArcSwap<Version>,
@@ -53,8 +54,8 @@ pub(crate) struct Versions {
 
 /// The set of files, and what may change it.
 pub(crate) struct StoreFiles {
-    /// Locked during compaction: no other task removes a segment. Holds the last numbers of segments that
-    /// could not be read.
+    /// Locked during compaction: no other task removes a segment. Contains the segments that could not be
+    /// read, each by the last number in its name.
     pub compacting: tokio::sync::Mutex<BTreeSet<u32>>,
     /// Locked while the set of files is changed, until the checkpoint state that matches it is installed.
     pub manifest: tokio::sync::Mutex<Manifest>,
@@ -62,7 +63,7 @@ pub(crate) struct StoreFiles {
     pub error: OnceLock<StoreError>,
 }
 
-/// The background jobs: each flag is set while one of the kind runs, or waits.
+/// The background jobs. A flag of a job is set while one of that kind runs, or waits.
 #[derive(Default)]
 pub(crate) struct Jobs {
     pub is_checkpointing: AtomicBool,
@@ -78,12 +79,13 @@ pub(crate) struct Jobs {
 pub(super) struct Memory {
     /// Size of the memtables in bytes after the last commit or checkpoint.
     pub bytes: AtomicUsize,
+    /// Number of immutable memtables after the last commit or checkpoint.
     pub immutable_count: AtomicU64,
     /// Why the last background checkpoint failed.
     pub checkpoint_error: Mutex<Option<StoreError>>,
 }
 
-/// What [`Shared::store_stats`] is made from, besides the sizes.
+/// What [`Shared::store_stats`] reports, besides sizes.
 #[derive(Default)]
 pub(super) struct Counters {
     /// Counters of background work.
@@ -150,7 +152,7 @@ impl Shared {
     /// Ends background work, and the waits for later records.
     pub(crate) fn begin_close(&self) {
         self.closed.store(true, Ordering::Release);
-        // A task may be waiting for a write that finds the disk full.
+        // A task may wait for a write that is retried until the disk has space.
         self.log.begin_close();
         self.status_changed.notify_waiters();
         self.versions.published_seq.send_modify(|_| {});

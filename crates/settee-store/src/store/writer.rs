@@ -43,9 +43,9 @@ impl<'a> Writer<'a> {
         self.latest = None;
         let checkpoint = &self.version.checkpoint;
         self.lookup = Arc::new(Lookup::new(checkpoint, &self.shared.context.write_lookup_count));
-        let lookup = match lookup.is_of(checkpoint) {
+        let lookup = match lookup.matches(checkpoint) {
             true => lookup,
-            false => lookup.again(checkpoint).await?,
+            false => lookup.repeat_in(checkpoint).await?,
         };
         self.lookup = Arc::new(lookup);
         Ok(())

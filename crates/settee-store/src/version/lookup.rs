@@ -2,11 +2,11 @@
 //!
 //! A writer needs the entry of a key twice: to decide what to write, and to correct the aggregates when it
 //! commits. A lookup remembers what the tree has, so that each key costs one descent. Many keys are looked up
-//! in one pass, before the writer is taken: others write meanwhile. The memtables aren't part of it; searching
-//! them costs no read, and they have whatever was committed since.
+//! in one pass, before the writer's lock is taken, so that others write meanwhile. A lookup contains nothing
+//! of the memtables: searching them costs no read, and they have what was committed since.
 //!
-//! Invariant: its values are those of one checkpoint state's tree. A version with another checkpoint state
-//! doesn't use it.
+//! Invariant: a lookup's values are those of one checkpoint state's tree. A version with another checkpoint
+//! state doesn't use it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// A lookup of no key.
+    /// A lookup without keys.
     pub(crate) fn new(checkpoint: &Arc<CheckpointState>, descent_count: &Arc<AtomicU64>) -> Lookup {
         let (checkpoint, descent_count) = (checkpoint.clone(), descent_count.clone());
         Lookup { checkpoint, values: Mutex::default(), descent_count }
@@ -35,7 +35,7 @@ impl Lookup {
     /// Looks up keys that are in ascending order, in one pass.
     ///
     /// # Errors
-    /// See [`ReadError`]; then none of the keys may have been looked up.
+    /// See [`ReadError`]; then the lookup is unchanged.
     pub(crate) async fn add(&self, keys: &[impl AsRef<[u8]>]) -> Result<(), ReadError> {
         let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(()) };
         let tree_keys: Vec<Vec<u8>> = keys.iter().map(|key| tree_key(key.as_ref())).collect();
@@ -48,20 +48,20 @@ impl Lookup {
     }
 
     /// Whether the values are those of this checkpoint state's tree.
-    pub(crate) fn is_of(&self, checkpoint: &Arc<CheckpointState>) -> bool {
+    pub(crate) fn matches(&self, checkpoint: &Arc<CheckpointState>) -> bool {
         Arc::ptr_eq(&self.checkpoint, checkpoint)
     }
 
-    /// The same keys, looked up in another checkpoint state's tree.
+    /// Looks up the same keys in another checkpoint state's tree.
     ///
     /// # Errors
     /// As [`Lookup::add`].
-    pub(crate) async fn again(&self, checkpoint: &Arc<CheckpointState>) -> Result<Lookup, ReadError> {
-        let again = Lookup::new(checkpoint, &self.descent_count);
+    pub(crate) async fn repeat_in(&self, checkpoint: &Arc<CheckpointState>) -> Result<Lookup, ReadError> {
+        let repeated = Lookup::new(checkpoint, &self.descent_count);
         let mut keys: Vec<Box<[u8]>> = self.values().keys().cloned().collect();
         keys.sort_unstable();
-        again.add(&keys).await?;
-        Ok(again)
+        repeated.add(&keys).await?;
+        Ok(repeated)
     }
 
     /// The tree's value of a key; reads the tree if the key hasn't been looked up yet.
@@ -84,7 +84,7 @@ impl Lookup {
     }
 }
 
-/// The tree's key in the index by key.
+/// The form of a key in the tree: with the prefix of the index by key.
 pub(crate) fn tree_key(key: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(1 + key.len());
     bytes.push(BY_KEY);

@@ -114,7 +114,7 @@ impl Version {
         };
         let value = match lookup {
             Some(lookup) => {
-                assert!(lookup.is_of(&self.checkpoint), "a lookup in another checkpoint's tree");
+                assert!(lookup.matches(&self.checkpoint), "a lookup in another checkpoint's tree");
                 lookup.value(key).await?
             }
             None => root.get_with(&tree_key(key), |value| value.map(Arc::from)).await?,
@@ -176,7 +176,7 @@ impl Version {
         key: &[u8],
         lookup: &Lookup,
     ) -> Result<PreviousEntry, ReadError> {
-        assert!(lookup.is_of(&self.checkpoint), "a lookup in another checkpoint's tree");
+        assert!(lookup.matches(&self.checkpoint), "a lookup in another checkpoint's tree");
         for memtable in self.immutable.iter() {
             if let Some(Found { value, .. }) = memtable.by_key.get(key) {
                 return Ok(PreviousEntry::of(aggregate, key, &EntryView::trusted(value)));

@@ -46,7 +46,7 @@ pub(super) enum Kind {
     },
     /// One of these texts; the first is the default.
     Choice(&'static [&'static str]),
-    /// True or false; false without a field.
+    /// True or false. The default is the field's; false without a field.
     Switch(Option<Field>),
     Number(Limit),
 }
@@ -107,8 +107,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "log_level",
         text("LEVEL", Some("info")),
         "Level of the server's log: off, error, warn, info, debug or trace; or a list with levels of crates, \
-         such as warn,settee_http=debug. The variable is SETTEE_LOG; --log is a short form of the flag. Each \
-         start logs one line at every level, and the settings in force at debug.",
+         such as warn,settee_http=debug. The variable is SETTEE_LOG; --log is a short form of the flag. \
+         Whatever the level, each start logs one line; from debug on, it also logs the settings in force.",
     ),
     setting("", "log_format", Kind::Choice(&["text", "json"]), "Format of the server's log: text or json."),
     setting(
@@ -122,7 +122,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "",
         "access_log",
         Kind::Switch(None),
-        "Whether each request is logged once it is answered, at every level.",
+        "Whether each request is logged when it has been answered, whatever log_level is.",
     ),
     setting(
         "",
@@ -144,7 +144,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         Kind::Number(Limit::new(Count, field!(http.connections_max))),
         "Open connections. Beyond it, the connection is closed that has been without a request in flight for \
          the longest time; a feed counts as a request. If all have one, new connections wait. At most half of \
-         the process's descriptors after 64 are set aside; if that is fewer, the log says so at start.",
+         the process's descriptors that remain after 64 are set aside; if that is fewer, the log says so at \
+         start.",
     ),
     setting(
         "limits",
@@ -336,7 +337,7 @@ impl Setting {
         }
     }
 
-    /// Returns the field of a limit or of a switch that changes one.
+    /// Returns the field of the options that the setting sets: a number's, or a switch's if it has one.
     pub(super) fn field(&self) -> Option<Field> {
         match &self.kind {
             Kind::Switch(field) => *field,

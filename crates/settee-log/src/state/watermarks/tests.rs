@@ -1,4 +1,4 @@
-//! Violations of the invariants, for tests that check what follows.
+//! Violations of the invariants, for tests of how the log reacts.
 
 use super::Watermarks;
 use crate::watermark::Position;
