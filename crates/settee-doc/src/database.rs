@@ -25,7 +25,7 @@ pub use leaves::{Leaves, Matched};
 pub use out_of_line::OUT_OF_LINE_BYTES_MIN;
 pub use range::Range;
 pub use read_ahead::{
-    DocumentKey, DocumentRow, Documents, IdFilter, ListedDocuments, ScannedDocuments, Winner,
+    DocumentKey, DocumentRow, Documents, IdFilter, ListedDocuments, OrderedDocuments, Winner,
 };
 pub use rows::{LocalRow, LocalRows, Purge, Purges, Row, Rows};
 pub use snapshot::{Counts, Snapshot};

@@ -60,8 +60,7 @@ pub struct LogStats {
     pub padding_bytes: u64,
     /// Bytes in memory: accepted and not yet written, or in the same buffer or frame as such bytes.
     pub memory_bytes: u64,
-    /// Bytes that are written and not yet persisted; 0 until the first group of the segment being written is
-    /// persisted.
+    /// Bytes of the segment being written that are written and not yet persisted.
     pub unsynced_bytes: u64,
 }
 

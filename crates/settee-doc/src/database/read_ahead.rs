@@ -75,7 +75,7 @@ pub struct ListedDocuments<K> {
 }
 
 /// The source of [`Snapshot::read_ahead`] and [`Snapshot::changed_documents`].
-pub enum ScannedDocuments {
+pub enum OrderedDocuments {
     /// Rows of a scan.
     Rows {
         /// The scan.
@@ -83,7 +83,9 @@ pub enum ScannedDocuments {
         /// Which of them are wanted. `None`: all.
         filter: Option<IdFilter>,
         /// Number of rows still to return.
-        left: u64,
+        rows_left: u64,
+        /// Whether the rows are so few that the chunks read for them are worth caching.
+        keeps_chunks: bool,
     },
     /// Entries that were looked up.
     Entries {
@@ -101,13 +103,14 @@ impl Snapshot {
         rows: Rows,
         limit: u64,
         filter: Option<IdFilter>,
-    ) -> Documents<ScannedDocuments> {
+    ) -> Documents<OrderedDocuments> {
         // Without a limit, or with a filter, the number of rows isn't known.
         let expected = match filter {
             None => usize::try_from(limit).ok().filter(|limit| *limit <= READ_AHEAD_ROWS_MAX),
             Some(_) => None,
         };
-        let source = ScannedDocuments::Rows { rows, filter, left: limit };
+        let keeps_chunks = limit <= READ_AHEAD_ROWS_MAX as u64;
+        let source = OrderedDocuments::Rows { rows, filter, rows_left: limit, keeps_chunks };
         Documents::new(self.clone(), source, expected.unwrap_or(1))
     }
 
@@ -135,7 +138,7 @@ impl Snapshot {
         since: Seq,
         descending: bool,
         reads_bodies: bool,
-    ) -> Result<Documents<ScannedDocuments>> {
+    ) -> Result<Documents<OrderedDocuments>> {
         ids.sort_unstable();
         let mut changed = Vec::new();
         for ids in ids.chunks(READ_AHEAD_ROWS_MAX) {
@@ -150,7 +153,7 @@ impl Snapshot {
         if descending {
             changed.reverse();
         }
-        let source = ScannedDocuments::Entries { entries: changed.into_iter(), reads_bodies };
+        let source = OrderedDocuments::Entries { entries: changed.into_iter(), reads_bodies };
         Ok(Documents::new(self.clone(), source, 1))
     }
 
@@ -199,18 +202,18 @@ impl<K, S: RowSource<Row = (K, Option<FoundLeaf>), Error = Error>> Documents<S> 
     }
 }
 
-impl RowSource for ScannedDocuments {
+impl RowSource for OrderedDocuments {
     type Row = (String, Option<FoundLeaf>);
     type Error = Error;
 
     async fn next(&mut self, locations: &mut Vec<Location>) -> Result<Option<Self::Row>> {
         match self {
-            ScannedDocuments::Rows { left: 0, .. } => Ok(None),
-            ScannedDocuments::Rows { rows, filter, left } => {
+            OrderedDocuments::Rows { rows_left: 0, .. } => Ok(None),
+            OrderedDocuments::Rows { rows, filter, rows_left, .. } => {
                 let mut skipped_count = 0;
                 while let Some((id, found)) = rows.next_found().await? {
                     if filter.as_ref().is_none_or(|passes| passes(id)) {
-                        *left -= 1;
+                        *rows_left -= 1;
                         locations.push(found.location);
                         return Ok(Some((id.to_owned(), Some(found))));
                     }
@@ -221,7 +224,7 @@ impl RowSource for ScannedDocuments {
                 }
                 Ok(None)
             }
-            ScannedDocuments::Entries { entries, reads_bodies } => {
+            OrderedDocuments::Entries { entries, reads_bodies } => {
                 let Some((id, entry)) = entries.next() else { return Ok(None) };
                 if *reads_bodies {
                     locations.push(entry.location);
@@ -233,8 +236,8 @@ impl RowSource for ScannedDocuments {
 
     fn keeps_chunks(&self) -> bool {
         match self {
-            ScannedDocuments::Rows { left, .. } => *left <= READ_AHEAD_ROWS_MAX as u64,
-            ScannedDocuments::Entries { .. } => true,
+            OrderedDocuments::Rows { keeps_chunks, .. } => *keeps_chunks,
+            OrderedDocuments::Entries { .. } => true,
         }
     }
 }

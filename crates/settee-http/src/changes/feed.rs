@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use settee_doc::{
-    Database, Document, DocumentRow, Documents, Extras, IdFilter, Revision, Row, ScannedDocuments, Seq,
+    Database, Document, DocumentRow, Documents, Extras, IdFilter, OrderedDocuments, Revision, Row, Seq,
     Snapshot, Summary,
 };
 use tokio::sync::watch;
@@ -189,7 +189,7 @@ impl Feed {
     }
 
     /// Looks up the documents of the filter's ids, if that is cheaper than a scan.
-    async fn looked_up(&self, snapshot: &Snapshot) -> Result<Option<Documents<ScannedDocuments>>, ApiError> {
+    async fn looked_up(&self, snapshot: &Snapshot) -> Result<Option<Documents<OrderedDocuments>>, ApiError> {
         let Filter::DocIds(ids) = &*self.filter else { return Ok(None) };
         if ids.len() > LOOKED_UP_MAX {
             return Ok(None);
@@ -245,7 +245,7 @@ impl Feed {
     async fn send_documents(
         &mut self,
         snapshot: &Snapshot,
-        mut documents: Documents<ScannedDocuments>,
+        mut documents: Documents<OrderedDocuments>,
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         let mut skipped = 0;

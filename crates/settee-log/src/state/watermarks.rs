@@ -150,12 +150,11 @@ impl Watermarks {
         [accepted, end(self.written_since, options.written_age_ms_max)].into_iter().flatten().min()
     }
 
-    /// Bytes that are written and not yet persisted; 0 until the first group of the segment being written is
-    /// persisted, or after a violated invariant.
+    /// Bytes of the segment being written that are written and not yet persisted; 0 after a violated invariant.
     pub(super) fn unsynced_bytes(&self) -> u64 {
         let (written, persisted) = (self.written.at, self.persisted.at);
-        let is_same_segment = written.segment() == persisted.segment();
-        if is_same_segment { written.offset().saturating_sub(persisted.offset()).into() } else { 0 }
+        let from = if written.segment() == persisted.segment() { persisted.offset() } else { 0 };
+        written.offset().saturating_sub(from).into()
     }
 
     /// The first invariant that doesn't hold. `next` is where the next frame begins.

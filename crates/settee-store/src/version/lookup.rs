@@ -22,14 +22,14 @@ pub struct Lookup {
     /// The tree's values by key, without the index's prefix. `None`: the tree doesn't have the key.
     values: Mutex<HashMap<Box<[u8]>, Option<Arc<[u8]>>>>,
     /// Counts descents: [`StoreStats::write_lookup_count`](crate::StoreStats::write_lookup_count).
-    descent_count: Arc<AtomicU64>,
+    write_lookup_count: Arc<AtomicU64>,
 }
 
 impl Lookup {
     /// A lookup without keys.
-    pub(crate) fn new(checkpoint: &Arc<CheckpointState>, descent_count: &Arc<AtomicU64>) -> Lookup {
-        let (checkpoint, descent_count) = (checkpoint.clone(), descent_count.clone());
-        Lookup { checkpoint, values: Mutex::default(), descent_count }
+    pub(crate) fn new(checkpoint: &Arc<CheckpointState>, write_lookup_count: &Arc<AtomicU64>) -> Lookup {
+        let (checkpoint, write_lookup_count) = (checkpoint.clone(), write_lookup_count.clone());
+        Lookup { checkpoint, values: Mutex::default(), write_lookup_count }
     }
 
     /// Looks up keys that are in ascending order, in one pass.
@@ -39,7 +39,7 @@ impl Lookup {
     pub(crate) async fn add(&self, keys: &[impl AsRef<[u8]>]) -> Result<(), ReadError> {
         let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(()) };
         let tree_keys: Vec<Vec<u8>> = keys.iter().map(|key| tree_key(key.as_ref())).collect();
-        self.descent_count.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        self.write_lookup_count.fetch_add(keys.len() as u64, Ordering::Relaxed);
         let mut found = Vec::with_capacity(keys.len());
         root.get_many(&tree_keys, |_, value| found.push(value.map(Arc::from))).await?;
         let keys = keys.iter().map(|key| Box::from(key.as_ref()));
@@ -57,7 +57,7 @@ impl Lookup {
     /// # Errors
     /// As [`Lookup::add`].
     pub(crate) async fn repeat_in(&self, checkpoint: &Arc<CheckpointState>) -> Result<Lookup, ReadError> {
-        let repeated = Lookup::new(checkpoint, &self.descent_count);
+        let repeated = Lookup::new(checkpoint, &self.write_lookup_count);
         let mut keys: Vec<Box<[u8]>> = self.values().keys().cloned().collect();
         keys.sort_unstable();
         repeated.add(&keys).await?;
@@ -73,7 +73,7 @@ impl Lookup {
         if let Some(value) = self.values().get(key) {
             return Ok(value.clone());
         }
-        self.descent_count.fetch_add(1, Ordering::Relaxed);
+        self.write_lookup_count.fetch_add(1, Ordering::Relaxed);
         let value = root.get_with(&tree_key(key), |value| value.map(Arc::from)).await?;
         self.values().insert(key.into(), value.clone());
         Ok(value)
