@@ -14,69 +14,39 @@
 //!    each.
 //! 3. The databases that are created are deleted, also after an error.
 
-use std::time::Duration;
-
 use crate::error::Result;
-use crate::report::{Failed, Reported, Row};
+use crate::report::Row;
 
 mod attachments;
-mod bench;
-mod clients;
+pub(crate) mod bench;
+pub(crate) mod clients;
 mod config;
 mod followers;
 mod plan;
-mod reads;
+pub(crate) mod reads;
 mod writes;
 
 use bench::Bench;
-use clients::Content;
-pub use config::{Config, Target};
-use config::{SCALED_COUNT_MIN, scaled};
-pub use followers::follower_count;
-pub use plan::{ATTACHMENT_BYTES, DOCUMENT_BYTES, DOCUMENT_COUNT, FOLLOWER_COUNT, RECORDED_SOURCE};
-use plan::{Kind, PLANS, Plan};
+pub use config::{Config, Setup, row_names};
+pub use plan::{DOCUMENT_BYTES, RECORDED_SOURCE};
+use plan::{Kind, Plan};
 
-/// Upper bound of the bytes of JSON that a row of documents writes per second.
-const WRITTEN_BYTES_PER_SECOND: f64 = 200e6;
-
-/// The names of the rows, for `--rows`.
-pub fn row_names() -> impl Iterator<Item = &'static str> {
-    PLANS.iter().map(|plan| plan.name)
-}
-
-/// Upper bound of the bytes of JSON and attachments that the rows store at the same time. A row that writes
-/// for a time counts with the throughput of a fast disk.
-pub fn written_bytes(rows: &[String], scale: f64, row_time: Duration) -> u64 {
-    let sizes = PLANS.iter().filter(|plan| wanted(rows, plan)).map(|plan| match plan.kind {
-        Kind::Load { content: Content::Random(bytes), documents, .. } => {
-            scaled(scale, documents, SCALED_COUNT_MIN) * bytes as u64
-        }
-        Kind::Put { .. } | Kind::Update { .. } | Kind::History | Kind::Beside => {
-            (row_time.as_secs_f64() * WRITTEN_BYTES_PER_SECOND) as u64
-        }
-        Kind::AttachmentPut { .. } => attachments::put_count(scale) * ATTACHMENT_BYTES as u64,
-        _ => scaled(scale, DOCUMENT_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
-    });
-    // Each row's database is deleted after it, except for the main one: the largest counts twice.
-    2 * sizes.max().unwrap_or(0)
-}
-
-/// Runs the selected rows and calls `on_row` with each result or failure. Returns the number of failed rows.
+/// Runs the selected rows and calls `each` with each row. Returns the number of failed rows.
 ///
 /// # Errors
-/// Any [`Error`](crate::Error) from deleting databases; `on_row` has been called for all rows by then.
-pub async fn run(config: &Config, mut on_row: impl FnMut(Reported)) -> Result<u64> {
-    let mut bench = Bench::new(config);
+/// Any [`Error`](crate::Error) from deleting databases; `each` has been called for all rows by then.
+pub async fn run(config: &Config, setup: &Setup, each: &mut dyn FnMut(Row)) -> Result<u64> {
+    let mut bench = Bench::new(config, setup);
     let mut failed_count = 0;
     let mut cleaned = Ok(());
-    for plan in PLANS.iter().filter(|plan| wanted(&config.rows, plan)) {
+    for plan in config.plans() {
         bench.settle().await;
         match measure(&mut bench, plan).await {
-            Ok(rows) => rows.into_iter().for_each(|row| on_row(Reported::Measured(Box::new(row)))),
+            Ok(rows) => rows.into_iter().for_each(&mut *each),
             Err(error) => {
                 failed_count += 1;
-                let (name, workload) = (plan.name, plan.workload.to_owned());
-                on_row(Reported::Failed(Failed { name, workload, failed: error.to_string() }));
+                let row = Row::missing(plan.workload, "", format!("FAILED: {error}"));
+                each(Row { name: plan.name, ..row });
             }
         }
         cleaned = cleaned.and(bench.clean(true).await);
@@ -88,7 +58,7 @@ pub async fn run(config: &Config, mut on_row: impl FnMut(Reported)) -> Result<u6
 /// Measures a plan's rows.
 async fn measure(bench: &mut Bench<'_>, plan: &Plan) -> Result<Vec<Row>> {
     let row = match plan.kind {
-        Kind::Load { .. } => bench.load_row(plan).await?,
+        Kind::Load(load) => bench.load_row(plan, load).await?,
         Kind::Put { clients } => bench.put(plan, clients).await?,
         Kind::Update { clients } => bench.update(plan, clients).await?,
         Kind::History => bench.history(plan).await?,
@@ -101,33 +71,4 @@ async fn measure(bench: &mut Bench<'_>, plan: &Plan) -> Result<Vec<Row>> {
         Kind::Followers => return bench.followers(plan).await,
     };
     Ok(vec![row])
-}
-
-fn wanted(rows: &[String], plan: &Plan) -> bool {
-    rows.is_empty() || rows.iter().any(|part| plan.name.contains(part.as_str()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn row_names_are_unique_and_parts_of_names_select_rows() {
-        let mut names: Vec<&str> = row_names().collect();
-        let parts = ["attachment".to_owned()];
-        assert_eq!(PLANS.iter().filter(|plan| wanted(&parts, plan)).count(), 4);
-        names.sort_unstable();
-        let count = names.len();
-        names.dedup();
-        assert_eq!(names.len(), count);
-    }
-
-    #[test]
-    fn counts_scale_down_to_their_minimum() {
-        assert_eq!(follower_count(1.0), 10_000);
-        assert_eq!(scaled(0.001, DOCUMENT_COUNT, SCALED_COUNT_MIN), SCALED_COUNT_MIN);
-        let all = written_bytes(&[], 1.0, Duration::from_secs(5));
-        assert!(all >= 2 * 1_000_000_000, "attachments or puts decide: {all}");
-        assert!(written_bytes(&["get-1".to_owned()], 1.0, Duration::from_secs(5)) < all);
-    }
 }

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::couch::CouchError;
-use crate::http::HttpError;
+use settee_client::{CouchError, HttpError};
 
 /// The result of a measurement.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -15,10 +14,6 @@ pub enum Error {
     /// The server refused a request or broke the connection.
     #[error(transparent)]
     Couch(#[from] CouchError),
-
-    /// The engine in this process returned an error.
-    #[error(transparent)]
-    Engine(#[from] settee_doc::Error),
 
     /// The response arrived but isn't the one that the workload requires.
     #[error("{workload}: {reason}")]

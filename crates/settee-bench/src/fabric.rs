@@ -1,280 +1,166 @@
-//! The workload of CouchDB's `fabric_bench`, in its order and with its sizes.
+//! The workload of CouchDB's `fabric_bench`, in its order and with its sizes, over HTTP.
 //!
 //! Documents are added in batches under the ids 1 to N, read one by one at random, listed without and with
 //! their bodies, and read as changes. Finally, single new documents are put.
 //! (`src/fabric/src/fabric_bench.erl` in apache/couchdb, version 1 of the table.)
 //!
-//! The workload runs in this process, on the API of `settee-doc`, or over HTTP against any server compatible
-//! with CouchDB. Generating the documents isn't part of any latency.
+//! Generating the documents isn't part of any latency.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use settee_client::{Answer, Couch, JSON, Request};
 
-use settee_doc::{Databases, Stage};
-use settee_io::{Env, ThreadOptions};
-use tokio::task::JoinSet;
-
-use crate::couch::Couch;
+use crate::api::bench::{directory, new_database_name};
+use crate::api::clients::{Documents, Loader, NumberRange, generators, unexpected};
+use crate::api::reads::list_once;
 use crate::documents::{DocumentSize, Generator};
+use crate::drive::{Client, Durability, Target, drive};
 use crate::error::{Error, Result};
-use crate::http::Server;
 use crate::report::Row;
-use crate::space;
-use crate::stats::{Samples, Stopwatch};
+use crate::rounds::{Series, Window};
 
-mod peer;
+/// Default number of documents; for large ones [`LARGE_DOCUMENT_COUNT`].
+const DOCUMENT_COUNT: u64 = 100_000;
 
-pub(crate) use peer::durability_query;
-use peer::{Peer, Scan};
-
-/// Default number of documents; for large ones [`LARGE_DOCUMENT_COUNT_DEFAULT`].
-pub const DOCUMENT_COUNT_DEFAULT: u64 = 100_000;
-
-/// Default number of large documents.
-pub const LARGE_DOCUMENT_COUNT_DEFAULT: u64 = 5_000;
-
-/// Default number of documents of a batch.
-pub const BATCH_COUNT_DEFAULT: u64 = 1_000;
-
-/// Default number of single documents put at the end.
-pub const UPDATE_COUNT_DEFAULT: u64 = 1_000;
-
-/// Seed of the first client; each further client's is one higher.
-const SEED: u64 = 0x5e77ee;
-
-/// The database server that the workload uses.
-#[derive(Debug, Clone)]
-pub enum Backend {
-    /// The engine in this process.
-    Process {
-        /// An empty directory for the data.
-        directory: PathBuf,
-    },
-    /// A server, over HTTP.
-    Server {
-        /// The server's address.
-        server: Server,
-        /// The process whose processor time is counted. None: not counted.
-        pid: Option<u32>,
-    },
-}
+const LARGE_DOCUMENT_COUNT: u64 = 5_000;
 
 /// Parameters of a run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Config {
-    /// The database server.
-    pub backend: Backend,
-    /// Size of the documents.
-    pub size: DocumentSize,
-    /// Number of documents that are added.
-    pub documents: u64,
-    /// Number of documents of a batch.
+    /// Number of documents to add [default: 100000, or 5000 large ones]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub docs: Option<u64>,
+
+    /// Size of the documents
+    #[arg(long, value_name = "SIZE", default_value = "small")]
+    pub doc_size: DocumentSize,
+
+    /// Number of documents in a batch
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub batch: u64,
-    /// Number of tasks, or connections, that add, get and put. One reads the listings.
+
+    /// Number of connections that add, get and put
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub clients: u64,
-    /// Number of single documents that are put.
+
+    /// Number of single documents to put at the end
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub updates: u64,
-    /// Stage that writes have reached when they are acknowledged.
-    pub durability: Stage,
 }
 
-/// Runs the workload and calls `on_row` with each row as it is measured. Its database is deleted at the end,
-/// also after an error.
+impl Config {
+    /// Number of documents that are added.
+    pub fn documents(&self) -> u64 {
+        self.docs.unwrap_or(match self.doc_size {
+            DocumentSize::Large => LARGE_DOCUMENT_COUNT,
+            _ => DOCUMENT_COUNT,
+        })
+    }
+
+    /// Bytes of JSON that are written.
+    pub fn written_bytes(&self) -> u64 {
+        (self.documents().saturating_add(self.updates)).saturating_mul(self.doc_size.bytes() as u64)
+    }
+}
+
+/// Runs the workload and calls `each` with each row as it is measured. Its database is deleted at the end, also
+/// after an error.
 ///
 /// # Errors
 /// Any [`Error`].
-pub async fn run(config: &Config, mut on_row: impl FnMut(Row)) -> Result<()> {
-    if let Backend::Process { directory } = &config.backend {
-        space::check(directory, (config.documents + config.updates) * config.size.bytes() as u64)?;
-    }
-    let host = Host::open(config).await?;
-    let measured = measure(config, &host, &mut on_row).await;
-    let closed = host.close().await;
-    measured.and(closed)
+pub async fn run(
+    config: &Config,
+    target: &Target,
+    durability: Durability,
+    each: &mut dyn FnMut(Row),
+) -> Result<()> {
+    let mut couch = Couch::new(target.server.clone());
+    let database = new_database_name();
+    couch.create_database(&database).await?;
+    let measured = measure(config, target, durability, &database, each).await;
+    let deleted = couch.delete_database(&database).await;
+    measured.and(Ok(deleted?))
 }
 
-/// The database of a run and the connection to its server.
-struct Host {
-    database: String,
-    inner: HostKind,
-}
-
-enum HostKind {
-    Process(Arc<Databases>),
-    Server(Server),
-}
-
-impl Host {
-    async fn open(config: &Config) -> Result<Host> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let database = format!("settee-bench-{}", now.as_micros());
-        let inner = match &config.backend {
-            Backend::Process { directory } => {
-                let env = Env::system(tokio::runtime::Handle::current(), ThreadOptions::default());
-                let databases = Databases::open(env, directory).await?;
-                databases.create(&database).await?;
-                HostKind::Process(databases)
-            }
-            Backend::Server { server, .. } => {
-                Couch::new(server.clone()).create_database(&database).await?;
-                HostKind::Server(server.clone())
-            }
+async fn measure(
+    config: &Config,
+    target: &Target,
+    durability: Durability,
+    database: &str,
+    each: &mut dyn FnMut(Row),
+) -> Result<()> {
+    let (size, documents, path) = (config.doc_size, config.documents(), directory(database));
+    let row = |name: String, unit, window| {
+        let name = if config.clients == 1 { name } else { format!("{name}, {} clients", config.clients) };
+        Row::new(name, unit, &Series(vec![window]))
+    };
+    let numbers = NumberRange::new(1..documents + 1);
+    let bulk = format!("{path}/_bulk_docs{}", durability.query());
+    let loaders = Loader::group(&bulk, config.clients, &numbers, config.batch, Documents::Fabric(size));
+    let name = format!("add {documents} {} documents, batch {}", size.name(), config.batch);
+    let (added, _) = drive(&name, target, loaders, None).await?;
+    each(row(name, "docs/s", added));
+    Couch::new(target.server.clone()).barrier(database).await?;
+    let singles = async |name: &str, put: bool, count| -> Result<Window> {
+        let numbers = NumberRange::new(0..count);
+        let single = |generator| Single {
+            directory: path.clone(),
+            query: durability.query(),
+            size: put.then_some(size),
+            numbers: numbers.clone(),
+            documents,
+            generator,
+            target: String::new(),
+            body: Vec::new(),
         };
-        Ok(Host { database, inner })
-    }
-
-    async fn peer(&self, durability: Stage) -> Result<Peer> {
-        match &self.inner {
-            HostKind::Process(databases) => {
-                Ok(Peer::process(databases.get(&self.database).await?, durability))
-            }
-            HostKind::Server(server) => Peer::server(server, &self.database, durability).await,
+        Ok(drive(name, target, generators(config.clients).map(single).collect(), None).await?.0)
+    };
+    let name = format!("get random document × {documents}");
+    each(row(name.clone(), "docs/s", singles(&name, false, documents).await?));
+    for (name, listing) in [
+        ("all docs", "_all_docs"),
+        ("all docs with include_docs", "_all_docs?include_docs=true"),
+        ("changes", "_changes"),
+    ] {
+        let listing = list_once(target, &format!("{path}/{listing}")).await?;
+        if listing.rows != documents {
+            return Err(Error::wrong(name, format!("{} rows of {documents}", listing.rows)));
         }
-    }
-
-    /// Waits until all acknowledged writes are persisted and visible.
-    async fn barrier(&self) -> Result<()> {
-        match &self.inner {
-            HostKind::Process(databases) => Ok(databases.get(&self.database).await?.barrier().await?),
-            HostKind::Server(server) => Ok(Couch::new(server.clone()).barrier(&self.database).await?),
-        }
-    }
-
-    async fn close(self) -> Result<()> {
-        match self.inner {
-            HostKind::Process(databases) => {
-                databases.delete(&self.database).await?;
-                Ok(databases.close().await?)
-            }
-            HostKind::Server(server) => Ok(Couch::new(server).delete_database(&self.database).await?),
-        }
-    }
-}
-
-async fn measure(config: &Config, host: &Host, on_row: &mut impl FnMut(Row)) -> Result<()> {
-    let size = config.size.name();
-    let name = format!("add {} {size} documents, batch {}", config.documents, config.batch);
-    on_row(run_clients(config, host, &name, "docs", Operation::Add).await?);
-    host.barrier().await?;
-    let name = format!("get random document × {}", config.documents);
-    on_row(run_clients(config, host, &name, "docs", Operation::Get).await?);
-    for scan in [Scan::AllDocs, Scan::AllDocsWithDocuments, Scan::Changes] {
-        on_row(list(config, host, scan).await?);
+        each(Row::new(name, "rows/s", &Series(vec![listing.window])));
     }
     let name = format!("put single new document × {}", config.updates);
-    on_row(run_clients(config, host, &name, "docs", Operation::Put).await?);
+    each(row(name.clone(), "docs/s", singles(&name, true, config.updates).await?));
     Ok(())
 }
 
-/// The operation of a row, whose documents the clients take from a shared counter.
-#[derive(Debug, Clone, Copy)]
-enum Operation {
-    Add,
-    Get,
-    Put,
-}
-
-async fn run_clients(
-    config: &Config,
-    host: &Host,
-    name: &str,
-    unit: &'static str,
-    operation: Operation,
-) -> Result<Row> {
-    let total = if matches!(operation, Operation::Put) { config.updates } else { config.documents };
-    let mut peers = Vec::new();
-    for _ in 0..config.clients {
-        peers.push(host.peer(config.durability).await?);
-    }
-    let next = Arc::new(AtomicU64::new(0));
-    let stopwatch = Stopwatch::start(server_pid(config));
-    let mut tasks = JoinSet::new();
-    for (seed, peer) in (SEED..).zip(peers) {
-        let client = Client { peer, generator: Generator::new(seed), next: next.clone(), total };
-        tasks.spawn(client.run(operation, config.size, config.batch, config.documents));
-    }
-    let mut latencies = Samples::default();
-    while let Some(joined) = tasks.join_next().await {
-        latencies.append(joined.map_err(|error| Error::wrong(name, error.to_string()))??);
-    }
-    let name = match config.clients {
-        1 => name.to_owned(),
-        clients => format!("{name}, {clients} clients"),
-    };
-    Ok(Row::new(name, unit, total, &stopwatch.read(), &latencies))
-}
-
-struct Client {
-    peer: Peer,
+/// Gets random documents, or puts new ones under random ids.
+struct Single {
+    directory: String,
+    query: &'static str,
+    /// Size of the documents that are put. None: documents are read.
+    size: Option<DocumentSize>,
+    /// One for each request of all clients.
+    numbers: NumberRange,
+    /// Number of documents to choose from.
+    documents: u64,
     generator: Generator,
-    next: Arc<AtomicU64>,
-    total: u64,
+    target: String,
+    body: Vec<u8>,
 }
 
-impl Client {
-    /// Takes document numbers from the counter and runs the operation until none are left.
-    async fn run(
-        mut self,
-        operation: Operation,
-        size: DocumentSize,
-        batch: u64,
-        documents: u64,
-    ) -> Result<Samples> {
-        let mut samples = Samples::default();
-        let step = if matches!(operation, Operation::Add) { batch } else { 1 };
-        let mut text = peer::Batch::default();
-        loop {
-            let first = self.next.fetch_add(step, Ordering::Relaxed);
-            if first >= self.total {
-                return Ok(samples);
-            }
-            let latency = match operation {
-                Operation::Add => {
-                    text.clear();
-                    for number in first..(first + step).min(self.total) {
-                        let id = (number + 1).to_string();
-                        text.push(|out| self.generator.fabric_document(size, &id, out));
-                    }
-                    timed(self.peer.add(&mut text)).await?
-                }
-                Operation::Get => {
-                    let id = (self.generator.below(documents) + 1).to_string();
-                    timed(self.peer.get(&id)).await?
-                }
-                Operation::Put => {
-                    let id = self.generator.random_id();
-                    text.clear();
-                    text.push(|out| self.generator.fabric_document(size, &id, out));
-                    timed(self.peer.put(&id, &text)).await?
-                }
-            };
-            samples.push(latency);
-        }
+impl Client for Single {
+    fn next(&mut self) -> Option<Request<'_>> {
+        self.numbers.take(1)?;
+        let Some(size) = self.size else {
+            self.target = format!("{}/{}", self.directory, self.generator.below(self.documents) + 1);
+            return Some(Request::get(&self.target));
+        };
+        let id = self.generator.random_id();
+        self.target = format!("{}/{id}{}", self.directory, self.query);
+        self.body.clear();
+        self.generator.fabric_document(size, &id, &mut self.body);
+        Some(Request { method: "PUT", target: &self.target, content: Some((JSON, &self.body)) })
     }
-}
 
-async fn timed(operation: impl Future<Output = Result<()>>) -> Result<Duration> {
-    let started = Instant::now();
-    operation.await?;
-    Ok(started.elapsed())
-}
-
-async fn list(config: &Config, host: &Host, scan: Scan) -> Result<Row> {
-    let mut peer = host.peer(config.durability).await?;
-    let stopwatch = Stopwatch::start(server_pid(config));
-    let rows = peer.scan(scan).await?;
-    let elapsed = stopwatch.read();
-    if rows != config.documents {
-        return Err(Error::wrong(scan.name(), format!("{rows} rows of {}", config.documents)));
-    }
-    Ok(Row::new(scan.name(), "rows", rows, &elapsed, &Samples::default()))
-}
-
-fn server_pid(config: &Config) -> Option<u32> {
-    match config.backend {
-        Backend::Process { .. } => None,
-        Backend::Server { pid, .. } => pid,
+    fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
+        if (200..300).contains(&answer.status) { Ok(1) } else { Err(unexpected(answer)) }
     }
 }

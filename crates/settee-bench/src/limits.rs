@@ -3,32 +3,30 @@
 //! - The bare server reads a request's body and responds with the number of random bytes in the request's
 //!   path (`/bytes/1024`): HTTP alone, on hyper, without a database. It runs in a separate process, so that
 //!   its processor time is measured like that of any server.
-//! - The sync limit writes frames to a file and syncs each: the disk alone.
+//! - A raw file is written to, and each write synced: the disk alone.
 
 use std::convert::Infallible;
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Request, Response, StatusCode};
+use hyper::{Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use settee_client::{Answer, JSON, Request};
 use tokio::net::TcpListener;
 
-use crate::documents::{Generator, binary_pool};
+use crate::documents::binary_pool;
+use crate::drive::{Client, Target};
 use crate::error::{Error, Result};
-use crate::http::{Answer, Server};
-use crate::stats::Samples;
-
-/// Bytes of a record in the log besides its document: headers, key, meta and checksum.
-pub const FRAME_OVERHEAD_BYTES: usize = 150;
 
 /// Bytes of a server's response to a write: `{"ok":true,"id":…,"rev":…}`.
 pub(crate) const WRITE_RESPONSE_BYTES: u64 = 80;
@@ -47,7 +45,7 @@ const CHUNK_BYTES: u64 = 64 << 10;
 const FRAME_STRIDE: u64 = 4096;
 
 /// Size of the file that is synced. After its end, frames are written from its start again.
-const SYNC_FILE_BYTES: u64 = 16 << 20;
+pub(crate) const RAW_FILE_BYTES: u64 = 32 << 20;
 
 /// Runs the bare server on `listener`. Returns only on an error; cancelled by dropping the future.
 ///
@@ -70,7 +68,7 @@ pub async fn serve_bare(listener: TcpListener) -> io::Result<()> {
     }
 }
 
-async fn respond(request: Request<Incoming>, pool: Bytes) -> Result<Response<BareBody>, Infallible> {
+async fn respond(request: hyper::Request<Incoming>, pool: Bytes) -> Result<Response<BareBody>, Infallible> {
     let bytes = request.uri().path().strip_prefix(BYTES_PATH).and_then(|count| count.parse().ok());
     let mut body = request.into_body();
     let mut is_broken = false;
@@ -128,6 +126,51 @@ pub(crate) fn bare_target(bytes: u64) -> String {
     format!("{BYTES_PATH}{bytes}")
 }
 
+/// The bare server in a separate process, killed on drop.
+#[derive(Debug)]
+pub struct BareServer {
+    child: Child,
+    target: Target,
+}
+
+impl BareServer {
+    /// Starts `program bench bare-server`.
+    ///
+    /// # Errors
+    /// [`Error::Server`]; no process is left running.
+    pub fn start(program: &Path) -> Result<BareServer> {
+        let mut command = Command::new(program);
+        // It exits when its input ends, so also when this process is killed.
+        command.args(["bench", "bare-server"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| Error::Server(error.to_string()))?;
+        let mut url = String::new();
+        let stdout = child.stdout.take().expect("its output is a pipe");
+        let read = BufReader::new(stdout).read_line(&mut url).map(|_| url.trim().parse());
+        let pid = Some(child.id());
+        match read {
+            Ok(Ok(server)) => Ok(BareServer { child, target: Target { server, pid } }),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(Error::Server("the bare server named no address".to_owned()))
+            }
+        }
+    }
+
+    /// The server and its process.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+}
+
+impl Drop for BareServer {
+    fn drop(&mut self) {
+        // Errors are ignored: nothing else can stop the process.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A client of the bare server. It sends and receives as much as a client of the measured server.
 #[derive(Debug, Clone)]
 pub(crate) struct BareClient {
@@ -140,34 +183,26 @@ pub(crate) struct BareClient {
 }
 
 impl BareClient {
+    /// A client that sends `body` and gets responses of `answer_bytes`, which count for `operations`.
+    pub(crate) fn new(method: &'static str, body: Vec<u8>, answer_bytes: u64, operations: u64) -> BareClient {
+        BareClient { method, target: bare_target(answer_bytes), body, answer_bytes, operations }
+    }
+
     /// A client that gets responses of `answer_bytes`.
     pub(crate) fn get(answer_bytes: u64) -> BareClient {
-        let target = bare_target(answer_bytes);
-        BareClient { method: "GET", target, body: Vec::new(), answer_bytes, operations: 1 }
+        BareClient::new("GET", Vec::new(), answer_bytes, 1)
     }
 
     /// A client that sends `body` and gets responses of the size of those to a write.
     pub(crate) fn put(body: Vec<u8>) -> BareClient {
-        let target = bare_target(WRITE_RESPONSE_BYTES);
-        BareClient { method: "PUT", target, body, answer_bytes: WRITE_RESPONSE_BYTES, operations: 1 }
-    }
-
-    /// A client that sends `body` and gets responses of `answer_bytes`, which count for `operations`.
-    pub(crate) fn post(body: Vec<u8>, answer_bytes: u64, operations: u64) -> BareClient {
-        let target = bare_target(answer_bytes);
-        BareClient { method: "POST", target, body, answer_bytes, operations }
+        BareClient::new("PUT", body, WRITE_RESPONSE_BYTES, 1)
     }
 }
 
-impl crate::drive::Client for BareClient {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
-        let content = (self.method != "GET").then_some(("application/json", self.body.len()));
-        server.render_head(self.method, &self.target, content, request);
-        true
-    }
-
-    fn body(&self) -> &[u8] {
-        &self.body
+impl Client for BareClient {
+    fn next(&mut self) -> Option<Request<'_>> {
+        let content = (self.method != "GET").then_some((JSON, &self.body[..]));
+        Some(Request { method: self.method, target: &self.target, content })
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
@@ -178,66 +213,50 @@ impl crate::drive::Client for BareClient {
     }
 }
 
-/// A temporary file to which frames are written, each followed by fdatasync(2). It is removed on drop.
+/// A temporary file that is written to, each write followed by fdatasync(2). It has no name.
 ///
 /// The whole file was written and synced before. Overwriting bytes that are on the medium changes no
 /// metadata, so such a write has the smallest cost of a durable one.
 #[derive(Debug)]
-pub struct SyncLimit {
-    directory: PathBuf,
+pub(crate) struct RawFile {
     file: File,
-    frame: Vec<u8>,
     offset: u64,
 }
 
-impl SyncLimit {
-    /// Creates the file in `directory`, for frames of `frame_bytes`.
-    ///
-    /// # Errors
-    /// [`Error::File`].
-    pub fn create(directory: &Path, frame_bytes: usize) -> Result<SyncLimit> {
-        let mut frame = Vec::new();
-        Generator::new(2).document("frame", frame_bytes, &mut frame);
-        let failed = |error: io::Error| Error::file(directory, error);
-        let file = tempfile::tempfile_in(directory).map_err(failed)?;
-        let zeros = vec![0; 1 << 20];
-        for offset in (0..SYNC_FILE_BYTES).step_by(zeros.len()) {
-            file.write_all_at(&zeros, offset).map_err(failed)?;
-        }
-        file.sync_all().map_err(failed)?;
-        Ok(SyncLimit { directory: directory.to_owned(), file, frame, offset: 0 })
+impl RawFile {
+    /// Creates the file in `directory`.
+    pub(crate) fn create(directory: &Path) -> Result<RawFile> {
+        let make = || -> io::Result<File> {
+            let file = tempfile::tempfile_in(directory)?;
+            let zeros = vec![0; 1 << 20];
+            for offset in (0..RAW_FILE_BYTES).step_by(zeros.len()) {
+                file.write_all_at(&zeros, offset)?;
+            }
+            file.sync_all()?;
+            Ok(file)
+        };
+        Ok(RawFile { file: make().map_err(|error| Error::file(directory, error))?, offset: 0 })
     }
 
-    /// Writes frames for `duration`. Returns the latency of each write with its sync. Blocks the thread.
-    ///
-    /// # Errors
-    /// [`Error::File`].
-    pub fn measure(&mut self, duration: Duration) -> Result<Samples> {
-        let mut samples = Samples::default();
-        let started = Instant::now();
-        loop {
-            if self.offset + self.frame.len() as u64 > SYNC_FILE_BYTES {
-                self.offset = 0;
-            }
-            let before = Instant::now();
-            self.file
-                .write_all_at(&self.frame, self.offset)
-                .and_then(|()| self.file.sync_data())
-                .map_err(|error| Error::file(&self.directory, error))?;
-            samples.push(before.elapsed());
-            self.offset = (self.offset + self.frame.len() as u64).next_multiple_of(FRAME_STRIDE);
-            if started.elapsed() >= duration {
-                return Ok(samples);
-            }
+    /// Writes a frame of at most half of the file after the one before, and syncs it. Returns when the write
+    /// began and when the sync began. Blocks.
+    pub(crate) fn write(&mut self, frame: &[u8]) -> Result<(Instant, Instant)> {
+        if self.offset + frame.len() as u64 > RAW_FILE_BYTES {
+            self.offset = 0;
         }
+        let began = Instant::now();
+        let written = self.file.write_all_at(frame, self.offset).map(|()| Instant::now());
+        let synced = written.and_then(|at| self.file.sync_data().map(|()| at));
+        self.offset = (self.offset + frame.len() as u64).next_multiple_of(FRAME_STRIDE);
+        Ok((began, synced.map_err(|error| Error::wrong("raw writes", error.to_string()))?))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use settee_client::{Connection, Server};
+
     use super::*;
-    use crate::drive::Client;
-    use crate::http::Connection;
 
     #[test]
     fn the_bare_server_reads_bodies_and_sends_the_requested_number_of_bytes() {
@@ -252,27 +271,23 @@ mod tests {
                 BareClient::get(1067),
                 BareClient::get(WHOLE_BYTES_MAX + 3 * CHUNK_BYTES + 1),
                 BareClient::put(vec![7; 1 << 20]),
-                BareClient::post(vec![7; 100], 5000, 1),
+                BareClient::new("POST", vec![7; 100], 5000, 1),
             ] {
-                let mut head = Vec::new();
-                assert!(client.render(&server, &mut head));
-                let answer = connection.exchange_parts(&head, client.body()).await.unwrap();
+                let answer = connection.exchange(client.next().unwrap()).await.unwrap();
                 assert_eq!(client.check(answer), Ok(1));
             }
-            let mut head = Vec::new();
-            server.render("GET", "/elsewhere", None, &mut head);
-            assert_eq!(connection.exchange(&head).await.unwrap().status, 400);
+            assert_eq!(connection.exchange(Request::get("/elsewhere")).await.unwrap().status, 400);
         });
     }
 
     #[test]
     fn frames_wrap_around_at_the_end_of_the_synced_file() {
         let directory = tempfile::tempdir().unwrap();
-        let mut limit = SyncLimit::create(directory.path(), 1174).unwrap();
-        limit.offset = SYNC_FILE_BYTES - FRAME_STRIDE;
-        assert_eq!(limit.measure(Duration::ZERO).unwrap().count(), 1);
-        assert_eq!(limit.offset, SYNC_FILE_BYTES);
-        assert_eq!(limit.measure(Duration::ZERO).unwrap().count(), 1);
-        assert_eq!(limit.offset, FRAME_STRIDE);
+        let mut file = RawFile::create(directory.path()).unwrap();
+        file.offset = RAW_FILE_BYTES - FRAME_STRIDE;
+        let (began, synced) = file.write(&[1; 1174]).unwrap();
+        assert_eq!((file.offset, began <= synced), (RAW_FILE_BYTES, true));
+        file.write(&[1; 1174]).unwrap();
+        assert_eq!(file.offset, FRAME_STRIDE);
     }
 }

@@ -1,35 +1,27 @@
-//! Benchmark of the log, compared with the machine's limits and with other engines.
+//! Benchmark of the log, compared with the machine's limits.
 //!
 //! - Bytes accepted in memory, compared with memcpy; a stream to the disk, compared with `fio`.
-//! - Small batches, compared with the write-ahead logs of fjall and RocksDB, which run in a separate process
-//!   (the `peers` directory of the source tree) if that was built.
 //! - Durable appends of one writer, compared with write(2) and fdatasync(2) in a loop; of many writers,
 //!   compared with fewer ones, and with the sum of a sync and a group's processor time.
-//! - A stream under a memory limit: its rate, and how long it delays a task on the same thread.
 //!
-//! A workload and its peers run alternately, in rounds of the same run. Figures are medians of the rounds
-//! unless a row has other information. Values are random bytes of a fixed seed, generated before the measured
-//! time. A row without a peer has no ratio.
+//! A workload and its peers run alternately, in rounds of the same run. Values are random bytes of a fixed seed,
+//! generated before the measured time.
 
+use std::path::Path;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
+use crate::report::Row;
 use crate::{Result, space};
 
-mod batches;
 mod bench;
-mod config;
 mod durable;
-mod limit;
-mod peers;
-mod row;
 mod stream;
-mod test_log;
 mod writers;
 
 use bench::Bench;
-pub use config::{Config, Part};
-pub use limit::{Phase, measure_delays};
-pub use row::{Against, LogAim, LogRow, heading};
+pub use bench::{Config, Part};
 
 /// Pause before each part, since a disk may still process earlier writes and removals.
 const PART_PAUSE: Duration = Duration::from_secs(3);
@@ -37,25 +29,25 @@ const PART_PAUSE: Duration = Duration::from_secs(3);
 /// Maximum bytes on disk at full size: the streamed log and the peer's file.
 const DISK_BYTES_MAX: u64 = 5 << 30;
 
-/// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Blocks the
-/// calling thread, which must not be an executor's, and starts its own executor.
+/// Runs the benchmark in an empty directory and calls `each` with each row as it is measured. Needs a tokio
+/// runtime of several threads; cancelled by dropping the future.
 ///
 /// # Errors
 /// [`Error::Space`](crate::Error::Space) before anything is written; [`Error::File`](crate::Error::File), and
-/// [`Error::Wrong`](crate::Error::Wrong) with the error of the log or a peer.
-pub fn run(config: &Config, mut each: impl FnMut(LogRow)) -> Result<()> {
-    let needed = (DISK_BYTES_MAX as f64 * config.scale.min(1.0) / 2.0) as u64;
-    space::check(&config.directory, needed)?;
-    let bench = Bench::start(config.clone())?;
-    for part in Part::ALL.into_iter().filter(|part| config.parts.contains(part)) {
-        std::thread::sleep(PART_PAUSE.mul_f64(config.scale));
+/// [`Error::Wrong`](crate::Error::Wrong) with the error of the log.
+pub async fn run(config: &Config, directory: &Path, each: &mut dyn FnMut(Row)) -> Result<()> {
+    space::check(directory, (DISK_BYTES_MAX as f64 * config.scale.min(1.0) / 2.0) as u64)?;
+    let bench = Bench::start(config, directory)?;
+    for part in Part::value_variants() {
+        if !config.parts.is_empty() && !config.parts.contains(part) {
+            continue;
+        }
+        tokio::time::sleep(PART_PAUSE.mul_f64(config.scale)).await;
         match part {
-            Part::Memory => stream::memory(&bench, &mut each)?,
-            Part::Disk => stream::disk(&bench, &mut each)?,
-            Part::Batches => batches::run(&bench, &mut each)?,
-            Part::Durable => durable::run(&bench, &mut each)?,
-            Part::Writers => writers::run(&bench, &mut each)?,
-            Part::Limit => limit::run(&bench, &mut each)?,
+            Part::Memory => stream::memory(&bench, each).await?,
+            Part::Disk => stream::disk(&bench, each).await?,
+            Part::Durable => durable::run(&bench, each).await?,
+            Part::Writers => writers::run(&bench, each).await?,
         }
     }
     Ok(())

@@ -20,10 +20,10 @@ mod client;
 mod followers;
 mod model;
 mod others;
-mod server;
 mod writers;
 
-use std::path::PathBuf;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,9 @@ use self::client::{Context, Failure, Http, Phase, StepResult, wrong};
 use self::followers::{Feed, FeedMode, Follower};
 use self::model::{Counts, DocState, Model, Random};
 use self::others::Admin;
-use self::server::{ServerUnderTest, Usage};
 use crate::error::{Error, Result};
+use crate::process::{ServerProcess, Usage};
+use crate::rounds;
 
 const DATABASES: usize = 3;
 const WRITERS: usize = 9;
@@ -75,29 +76,47 @@ const IDLE_SOCKETS_MAX: u64 = 4;
 const REST_WAIT_MAX: Duration = Duration::from_secs(90);
 
 /// Parameters of a soak.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Config {
-    /// The `settee` program.
-    pub program: PathBuf,
-    /// The directory for the data and the server's log; it must be empty.
-    pub directory: PathBuf,
-    /// How long the clients run, in all.
-    pub duration: Duration,
-    /// Number of times that the server is killed meanwhile.
-    pub kills: u32,
-    /// Seed of all random decisions.
-    pub seed: u64,
+    /// Duration in minutes
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=10_080))]
+    minutes: u64,
+
+    /// Duration in seconds, instead of --minutes
+    #[arg(long, value_name = "N", conflicts_with = "minutes",
+        value_parser = clap::value_parser!(u64).range(5..=3600))]
+    seconds: Option<u64>,
+
+    /// Number of times that the server is killed
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
+    kills: u32,
+
+    /// Seed that determines the clients' operations and the times of the kills
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
 }
 
-/// Runs a soak and prints its progress line by line. Returns once the server's content has been compared and
-/// the server has exited.
+impl Config {
+    /// How long the clients run, in all.
+    fn duration(&self) -> Duration {
+        Duration::from_secs(self.seconds.unwrap_or(self.minutes * 60))
+    }
+
+    /// A description of the run.
+    pub fn title(&self) -> String {
+        format!("soak of {:?} with {} kill(s), seed {}", self.duration(), self.kills, self.seed)
+    }
+}
+
+/// Runs a soak of the `settee` program in an empty directory and prints its progress line by line. Returns once
+/// the server's content has been compared and the server has exited.
 ///
 /// # Errors
 /// The first violation, or the reason why the server didn't start. The server has exited then.
-pub async fn run(config: &Config, print: impl Fn(&str)) -> Result<()> {
-    let mut server = ServerUnderTest::start(&config.program, &config.directory).await?;
-    let soak = Soak::prepare(config, &server).await?;
-    let outcome = soak.run(config, &mut server, &print).await;
+pub async fn run(config: &Config, program: &Path, directory: &Path, print: impl Fn(&str)) -> Result<()> {
+    let mut server = ServerProcess::start(program, directory, None, &[]).await?;
+    let soak = Soak::prepare(config, program, directory, &server).await?;
+    let outcome = soak.run(config, program, &mut server, &print).await;
     if let Err(Error::Wrong { .. }) = &outcome {
         print(&format!("the server's log ends with:\n{}", server.log_tail()));
     }
@@ -128,11 +147,16 @@ fn into_error(failure: Failure) -> Error {
 }
 
 impl Soak {
-    async fn prepare(config: &Config, server: &ServerUnderTest) -> Result<Soak> {
+    async fn prepare(
+        config: &Config,
+        program: &Path,
+        directory: &Path,
+        server: &ServerProcess,
+    ) -> Result<Soak> {
         let (phase, receiver) = watch::channel(Phase::Paused);
         let databases: Vec<String> = (0..DATABASES).map(|index| format!("soak{index}")).collect();
         let context = Arc::new(Context {
-            server: server.server(),
+            server: server.server().clone(),
             phase: receiver,
             databases: databases.clone(),
             models: (0..WRITERS).map(|_| Mutex::new(Model::default())).collect(),
@@ -151,7 +175,7 @@ impl Soak {
             .flat_map(|name| modes.clone().map(|mode| Arc::new(Follower::new(name, mode))))
             .collect();
         let started = Instant::now();
-        let backups = Arc::new(Mutex::new(Backups::new(&config.program, &config.directory)));
+        let backups = Arc::new(Mutex::new(Backups::new(program, directory)));
         let (admin, tasks) = (Arc::default(), JoinSet::new());
         let mut soak = Soak { phase, context, followers, admin, backups, tasks, started };
         soak.spawn();
@@ -184,17 +208,18 @@ impl Soak {
     async fn run(
         mut self,
         config: &Config,
-        server: &mut ServerUnderTest,
+        program: &Path,
+        server: &mut ServerProcess,
         print: &impl Fn(&str),
     ) -> Result<()> {
         let mut random = Random::new(config.seed ^ 0x6b11);
-        let period_time = config.duration / (config.kills + 1);
+        let period_time = config.duration() / (config.kills + 1);
         let mut moment = Duration::ZERO;
         let mut growth: Vec<String> = Vec::new();
         for index in 0..=config.kills {
             // A random moment, at most a quarter of a period before or after its even end.
             let end = match index == config.kills {
-                true => config.duration,
+                true => config.duration(),
                 false => {
                     let earliest = period_time * (index + 1) - period_time / 4;
                     earliest + period_time.mul_f64(random.below(1_000) as f64 / 2_000.0)
@@ -205,13 +230,10 @@ impl Soak {
             if index < config.kills {
                 server.kill();
                 self.phase.send_replace(Phase::Paused);
-                print(&format!("{:>6.0} s  killed", self.started.elapsed().as_secs_f64()));
+                self.print(print, "killed");
                 self.wait_for_clients().await?;
                 let time = server.restart().await?;
-                print(&format!(
-                    "{:>6.0} s  responds again after {time:.1?}",
-                    self.started.elapsed().as_secs_f64()
-                ));
+                self.print(print, &format!("responds again after {time:.1?}"));
             } else {
                 self.phase.send_replace(Phase::Paused);
                 self.wait_for_clients().await?;
@@ -223,7 +245,7 @@ impl Soak {
         if let Some(ended) = self.tasks.try_join_next() {
             return Err(ended_early(ended, server));
         }
-        self.rest(server, print).await?;
+        self.rest(program, server, print).await?;
         self.summarize(print).await;
         match growth.is_empty() {
             true => Ok(()),
@@ -234,7 +256,7 @@ impl Soak {
     /// Lets the clients run for `time`. Returns the server's usage meanwhile.
     async fn run_period(
         &mut self,
-        server: &mut ServerUnderTest,
+        server: &mut ServerProcess,
         time: Duration,
         print: &impl Fn(&str),
     ) -> Result<Period> {
@@ -252,11 +274,16 @@ impl Soak {
                 return Err(violation(ended));
             }
             next += interval;
-            let usage = server.usage()?;
+            let usage = usage(server)?;
             period.samples.push(usage);
-            print(&line(self.started.elapsed(), &usage, &self.followers));
+            self.print(print, &line(&usage, &self.followers));
         }
         Ok(period)
+    }
+
+    /// Prints a line with the time since the start.
+    fn print(&self, print: &impl Fn(&str), text: &str) {
+        print(&format!("{:>6.0} s  {text}", self.started.elapsed().as_secs_f64()));
     }
 
     /// Returns once no client uses its model.
@@ -305,10 +332,9 @@ impl Soak {
                 follower.compare(context, &feed).await?;
             }
         }
-        print(&format!(
-            "{:>6.0} s  compared in {:.1?}: {} documents, {} attachments, {} aborted requests; \
+        let text = format!(
+            "compared in {:.1?}: {} documents, {} attachments, {} aborted requests; \
              without a response: {} done, {} not; with 202: {} stored, {} lost",
-            self.started.elapsed().as_secs_f64(),
             started.elapsed(),
             after.verified - before.verified,
             after.verified_files - before.verified_files,
@@ -317,7 +343,8 @@ impl Soak {
             after.unanswered_undone - before.unanswered_undone,
             after.accepted_found - before.accepted_found,
             after.accepted_lost - before.accepted_lost,
-        ));
+        );
+        self.print(print, &text);
         Ok(())
     }
 
@@ -357,12 +384,17 @@ impl Soak {
 
     /// Ends all clients and waits until the server has closed their connections. Then stops the server and
     /// checks its files.
-    async fn rest(&mut self, server: &mut ServerUnderTest, print: &impl Fn(&str)) -> Result<()> {
+    async fn rest(
+        &mut self,
+        program: &Path,
+        server: &mut ServerProcess,
+        print: &impl Fn(&str),
+    ) -> Result<()> {
         self.phase.send_replace(Phase::Done);
         self.tasks.shutdown().await;
         let started = Instant::now();
         let usage = loop {
-            let usage = server.usage()?;
+            let usage = usage(server)?;
             if usage.sockets <= IDLE_SOCKETS_MAX && usage.removed_files == 0 {
                 break usage;
             }
@@ -374,12 +406,10 @@ impl Soak {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         };
-        print(&format!("{} (no client left)", line(self.started.elapsed(), &usage, &self.followers)));
-        server.stop_and_check().await?;
-        print(&format!(
-            "{:>6.0} s  stopped; settee check found no fault",
-            self.started.elapsed().as_secs_f64()
-        ));
+        self.print(print, &format!("{} (no client left)", line(&usage, &self.followers)));
+        server.stop().await?;
+        check(program, server)?;
+        self.print(print, "stopped; settee check found no fault");
         Ok(())
     }
 
@@ -412,9 +442,26 @@ impl Soak {
     }
 }
 
+/// The server's current usage.
+fn usage(server: &ServerProcess) -> Result<Usage> {
+    Usage::of(server.pid()).ok_or_else(|| Error::Server("it isn't running".to_owned()))
+}
+
+/// Runs `settee check` on the server's files.
+fn check(program: &Path, server: &ServerProcess) -> Result<()> {
+    let output = Command::new(program).arg("check").arg(server.data()).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| Error::Server(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    Err(Error::Server(format!("settee check: {}: {text}", output.status)))
+}
+
 fn ended_early(
     ended: Result<Result<(), String>, tokio::task::JoinError>,
-    server: &mut ServerUnderTest,
+    server: &mut ServerProcess,
 ) -> Error {
     let reason = match ended {
         Ok(Err(reason)) => reason,
@@ -430,12 +477,11 @@ fn change_count(followers: &[Arc<Follower>]) -> u64 {
     followers.iter().map(|one| one.received.lock().map_or(0, |received| received.changes)).sum()
 }
 
-fn line(time: Duration, usage: &Usage, followers: &[Arc<Follower>]) -> String {
+fn line(usage: &Usage, followers: &[Arc<Follower>]) -> String {
     let changes = change_count(followers);
     format!(
-        "{:>6.0} s  {:>6.1} MiB resident  {:>4} descriptors ({} sockets, {} removed files)  {:>3} threads  \
+        "{:>6.1} MiB resident  {:>4} descriptors ({} sockets, {} removed files)  {:>3} threads  \
          {changes:>8} changes received",
-        time.as_secs_f64(),
         usage.resident_bytes as f64 / f64::from(1 << 20),
         usage.descriptors,
         usage.sockets,
@@ -486,9 +532,7 @@ fn judge(index: u32, period: &Period, print: &impl Fn(&str)) -> Vec<String> {
 }
 
 fn median(samples: &[Usage], of: fn(&Usage) -> f64) -> f64 {
-    let mut values: Vec<f64> = samples.iter().map(of).collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    rounds::median(samples.iter().map(of)).unwrap_or(0.0)
 }
 
 #[cfg(test)]

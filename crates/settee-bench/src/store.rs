@@ -17,7 +17,7 @@ use std::path::Path;
 
 use settee_io::EngineKind;
 
-use crate::io::row::IoRow;
+use crate::report::Row;
 use crate::{Error, Result, space};
 
 mod bare;
@@ -33,30 +33,30 @@ mod table;
 mod work;
 
 use bench::Bench;
+use config::Sizes;
 pub use config::{Config, Part};
-pub use runs::PEERS;
 
-/// Runs the benchmark, calls `each` with each row as it is measured, and removes its files. Blocks.
+/// Runs the benchmark in an empty directory and calls `each` with each row as it is measured. Blocks. `program`
+/// is this program: `PROGRAM bench store-run WHO DIRECTORY SPEC ENGINE` calls [`run_here`].
 ///
 /// # Errors
 /// [`Error::Space`] before anything is written; [`Error::File`]; [`Error::Wrong`] at the end if a run failed,
 /// whose row has the reason.
-pub fn run(config: &Config, mut each: impl FnMut(IoRow)) -> Result<()> {
-    if config.records == 0 || config.rounds == 0 || config.ingest_bytes == 0 || config.durable_count == 0 {
-        return Err(Error::wrong("bench store", "records, rounds and bytes are one at least"));
-    }
-    space::check(&config.directory, config.ingest_bytes.max(largest_bytes(config)))?;
-    let bench = Bench::new(config)?;
-    for part in Part::ALL.into_iter().filter(|part| config.parts.contains(part)) {
-        std::thread::sleep(config.pause);
+pub fn run(config: &Config, program: &Path, directory: &Path, each: &mut dyn FnMut(Row)) -> Result<()> {
+    let sizes = config.sizes();
+    let largest = config.parts().map(|part| largest_bytes(&sizes, *part)).max().unwrap_or(0);
+    space::check(directory, largest.max(sizes.ingest_bytes))?;
+    let bench = Bench::new(config, program, directory);
+    for part in config.parts() {
+        std::thread::sleep(sizes.pause);
         match part {
-            Part::Ingest => ingest::cases(&bench, &mut each)?,
-            Part::Large => records::measure(&bench, 1 << 10, &mut each)?,
-            Part::Small => records::measure(&bench, 100, &mut each)?,
-            Part::Growth => ingest::growth(&bench, &mut each)?,
-            Part::Durable => durable::measure(&bench, &mut each)?,
-            Part::Overwrite => overwrite::measure(&bench, &mut each)?,
-            Part::Open => records::open_after_kill(&bench, &mut each)?,
+            Part::Ingest => ingest::cases(&bench, each)?,
+            Part::Large => records::measure(&bench, 1 << 10, each)?,
+            Part::Small => records::measure(&bench, 100, each)?,
+            Part::Growth => ingest::growth(&bench, each)?,
+            Part::Durable => durable::measure(&bench, each)?,
+            Part::Overwrite => overwrite::measure(&bench, each)?,
+            Part::Open => records::open_after_kill(&bench, each)?,
         }
     }
     match bench.failure_count() {
@@ -65,16 +65,15 @@ pub fn run(config: &Config, mut each: impl FnMut(IoRow)) -> Result<()> {
     }
 }
 
-/// Bytes of the values of the largest data set.
-fn largest_bytes(config: &Config) -> u64 {
-    let of = |part| match part {
-        Part::Large => config.records << 10,
-        Part::Growth => config.records * 300,
-        Part::Overwrite => config.records * 200,
-        Part::Ingest | Part::Durable => config.ingest_bytes,
-        Part::Small | Part::Open => config.records * 100,
-    };
-    config.parts.iter().copied().map(of).max().unwrap_or(0)
+/// Bytes of the values of a part's largest data set.
+fn largest_bytes(sizes: &Sizes, part: Part) -> u64 {
+    match part {
+        Part::Large => sizes.records << 10,
+        Part::Growth => sizes.records * 300,
+        Part::Overwrite => sizes.records * 200,
+        Part::Ingest | Part::Durable => sizes.ingest_bytes,
+        Part::Small | Part::Open => sizes.records * 100,
+    }
 }
 
 /// Runs one spec in this process and prints its messages, one JSON value per line. The engine `settee` is the

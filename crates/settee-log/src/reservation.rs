@@ -8,7 +8,7 @@
 //! A background job (`background`) prepares what will be needed soon: more space in the open segment, and
 //! the next segment. If callers wait for syncs of small groups, the space is also filled with zeros: a sync
 //! of bytes written over zeros that are on the medium changes no metadata, and takes about two thirds of the
-//! time of a sync into merely reserved space (`settee bench sync`). For bulk streams zero-filling costs more
+//! time of a sync into merely reserved space (`settee bench io`). For bulk streams zero-filling costs more
 //! than it saves.
 //!
 //! Invariants:

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use settee_bench::couch::Couch;
+use settee_client::Couch;
 use settee_doc::{BackupProgress, BackupSummary, Databases, FailedDatabase};
 use settee_io::{Env, ThreadOptions};
 

@@ -1,30 +1,29 @@
 //! `settee bench`: command line of the benchmarks in `settee-bench`.
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 
-use clap::{Subcommand, ValueEnum};
-use settee_bench::api::Target;
-use settee_bench::documents::DocumentSize;
-use settee_bench::fabric::{self, Backend};
-use settee_bench::limits;
-use settee_bench::report::{self, Row};
-use settee_bench::sync;
+use clap::Subcommand;
+use settee_bench::limits::{self, BareServer};
+use settee_bench::report::{self, Row, Verdicts};
+use settee_bench::{api, fabric, hostile, io, log, soak, store};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{self, CommandResult, print_stdout};
 
 mod arguments;
-mod files;
-mod hostile;
-mod http;
-mod log;
-mod soak;
-mod store;
 mod subject;
 
-use arguments::CommonArgs;
+use arguments::{DiskArgs, ServerArgs, StoreRunArgs};
 use subject::Subject;
+
+/// Number of connections that a started server accepts in addition to the followers'.
+const CONNECTIONS_SPARE: u64 = 500;
+
+/// Disk space needed for the writes of all clients of a soak, and of hostile clients, in bytes. A soak's live
+/// data and garbage stay small; there are several restored copies of both.
+const SOAK_DISK_BYTES: u64 = 3 << 30;
+const HOSTILE_DISK_BYTES: u64 = 4 << 30;
 
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -33,145 +32,80 @@ pub(crate) struct Args {
     benchmark: Option<Benchmark>,
 
     #[command(flatten)]
-    fabric: FabricArgs,
+    server: ServerArgs,
+
+    #[command(flatten)]
+    fabric: fabric::Config,
+}
+
+#[derive(clap::Args)]
+struct DiskBenchmark<C: clap::Args> {
+    #[command(flatten)]
+    disk: DiskArgs,
+
+    #[command(flatten)]
+    config: C,
+}
+
+#[derive(clap::Args)]
+struct HttpBenchmark {
+    #[command(flatten)]
+    server: ServerArgs,
+
+    #[command(flatten)]
+    config: api::Config,
 }
 
 #[derive(Subcommand)]
 enum Benchmark {
     /// Measure the HTTP API against recorded results of CouchDB 3.5.0 and the machine's limits
-    Http(http::Args),
+    Http(HttpBenchmark),
 
-    /// Measure the cost of each sync method on each kind of file
-    Sync(SyncArgs),
+    /// Measure random reads of files against fio and pread, reads beside a writer, and each way of syncing
+    Io(DiskBenchmark<io::Config>),
 
-    /// Measure random reads and flushes of files against fio and pread
-    Io(files::IoArgs),
-
-    /// Measure many small cold reads, and cached reads beside a writer
-    Reads(files::ReadsArgs),
-
-    /// Measure the log against memcpy, fio, raw syncs, and other engines' logs
-    Log(log::Args),
-
-    /// Measure how a stream delays a task under a memory limit; started by `bench log`
-    #[command(hide = true)]
-    LogDelay(log::DelayArgs),
+    /// Measure the log against memcpy, fio and raw syncs
+    Log(DiskBenchmark<log::Config>),
 
     /// Measure the store against other engines, fio, and a bare pread
-    Store(store::Args),
+    Store(DiskBenchmark<store::Config>),
 
     /// Run mixed clients on a server that is killed repeatedly, and compare its data with its responses
-    Soak(soak::Args),
+    Soak(DiskBenchmark<soak::Config>),
 
     /// Run hostile clients on a server, and measure its service for other clients
-    Hostile(hostile::Args),
+    Hostile(DiskBenchmark<hostile::Config>),
 
     /// Run one workload on the store; started by `bench store`
     #[command(hide = true)]
-    StoreRun(store::RunArgs),
+    StoreRun(StoreRunArgs),
 
     /// Serve one document from memory, as a lower bound for any HTTP server; started by `bench http`
     #[command(hide = true)]
     BareServer,
 }
 
-#[derive(clap::Args)]
-struct FabricArgs {
-    #[command(flatten)]
-    common: CommonArgs,
-
-    /// Number of documents to add [default: 100000, or 5000 large ones]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    docs: Option<u64>,
-
-    /// Size of the documents: 333, 14553 or 145871 bytes
-    #[arg(long, value_name = "SIZE", default_value = "small")]
-    doc_size: Size,
-
-    /// Number of documents in a batch
-    #[arg(long, value_name = "N", default_value_t = fabric::BATCH_COUNT_DEFAULT,
-        value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    batch: u64,
-
-    /// Number of tasks or connections that add, get and put
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    clients: u64,
-
-    /// Number of single documents to put at the end
-    #[arg(long, value_name = "N", default_value_t = fabric::UPDATE_COUNT_DEFAULT,
-        value_parser = clap::value_parser!(u64).range(1..))]
-    updates: u64,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Size {
-    Small,
-    Medium,
-    Large,
-}
-
-#[derive(clap::Args)]
-struct SyncArgs {
-    /// Directory on a disk, in which the files are created [default: the system's temporary directory]
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-
-    /// Number of durable writes per row
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    count: usize,
-}
-
-impl From<Size> for DocumentSize {
-    fn from(size: Size) -> DocumentSize {
-        match size {
-            Size::Small => DocumentSize::Small,
-            Size::Medium => DocumentSize::Medium,
-            Size::Large => DocumentSize::Large,
-        }
-    }
-}
-
 pub(crate) fn run(args: Args) -> CommandResult {
+    // All clients of a server run on one thread, since they share the machine with it.
+    let (one, many) = (Builder::new_current_thread(), Builder::new_multi_thread());
     match args.benchmark {
-        None if args.fabric.common.is_in_process() => {
-            block_on(tokio::runtime::Builder::new_multi_thread(), run_fabric(args.fabric))
+        None => block_on(one, run_fabric(args.server, args.fabric)),
+        Some(Benchmark::Http(args)) => block_on(one, run_http(args)),
+        Some(Benchmark::Io(args)) => block_on(many, run_io(args)),
+        Some(Benchmark::Log(args)) => block_on(many, run_log(args)),
+        Some(Benchmark::Store(args)) => block_on(one, run_store(args)),
+        Some(Benchmark::Soak(args)) => block_on(one, run_soak(args)),
+        Some(Benchmark::Hostile(args)) => block_on(one, run_hostile(args)),
+        Some(Benchmark::StoreRun(StoreRunArgs { subject, directory, spec, engine })) => {
+            Ok(store::run_here(&subject, &directory, &spec, engine)?)
         }
-        // All clients run on one thread, since they share the machine with the server.
-        None => block_on(tokio::runtime::Builder::new_current_thread(), run_fabric(args.fabric)),
-        Some(Benchmark::Http(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), http::run(args))
-        }
-        Some(Benchmark::Sync(args)) => run_sync(&args),
-        Some(Benchmark::Io(args)) => {
-            block_on(tokio::runtime::Builder::new_multi_thread(), files::run_io(args))
-        }
-        Some(Benchmark::Reads(args)) => {
-            block_on(tokio::runtime::Builder::new_multi_thread(), files::run_reads(args))
-        }
-        Some(Benchmark::Log(args)) => block_on(tokio::runtime::Builder::new_current_thread(), log::run(args)),
-        Some(Benchmark::LogDelay(args)) => log::run_delay(&args),
-        Some(Benchmark::Store(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), store::run(args))
-        }
-        Some(Benchmark::Soak(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), soak::run(args))
-        }
-        Some(Benchmark::Hostile(args)) => {
-            block_on(tokio::runtime::Builder::new_current_thread(), hostile::run(args))
-        }
-        Some(Benchmark::StoreRun(args)) => store::run_here(&args),
-        Some(Benchmark::BareServer) => {
-            block_on(tokio::runtime::Builder::new_multi_thread(), run_bare_server())
-        }
+        Some(Benchmark::BareServer) => block_on(many, run_bare_server()),
     }
 }
 
 /// Runs a benchmark until it completes or is interrupted. In both cases servers are stopped and directories
 /// are removed.
-fn block_on(
-    mut builder: tokio::runtime::Builder,
-    command: impl Future<Output = CommandResult>,
-) -> CommandResult {
+fn block_on(mut builder: Builder, command: impl Future<Output = CommandResult>) -> CommandResult {
     builder.enable_all().build()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
@@ -183,52 +117,116 @@ fn block_on(
     })
 }
 
-async fn run_fabric(args: FabricArgs) -> CommandResult {
-    let size = DocumentSize::from(args.doc_size);
-    let documents = args.docs.unwrap_or(match size {
-        DocumentSize::Large => fabric::LARGE_DOCUMENT_COUNT_DEFAULT,
-        _ => fabric::DOCUMENT_COUNT_DEFAULT,
-    });
-    let needed = (documents + args.updates).saturating_mul(size.bytes() as u64);
-    let subject = Subject::open(&args.common, needed, &[]).await?;
-    let backend = match (&subject.server, subject.directory()) {
-        (Some(Target { server, pid }), _) => Backend::Server { server: server.clone(), pid: *pid },
-        (None, directory) => {
-            Backend::Process { directory: directory.expect("created without a URL").to_owned() }
-        }
-    };
-    let config = fabric::Config {
-        backend,
-        size,
-        documents,
-        batch: args.batch,
-        clients: args.clients,
-        updates: args.updates,
-        durability: args.common.durability.into(),
-    };
+async fn run_fabric(args: ServerArgs, config: fabric::Config) -> CommandResult {
+    let subject = Subject::open(&args, config.written_bytes(), None, &[]).await?;
     let title = format!(
-        "fabric_bench, {}: {documents} {} documents of {} bytes, {} client(s), {}",
+        "fabric_bench, {}: {} {} documents of {} bytes, {} client(s), {}",
         subject.description(),
-        size.name(),
-        size.bytes(),
-        args.clients,
-        args.common.durability_text(),
+        config.documents(),
+        config.doc_size.name(),
+        config.doc_size.bytes(),
+        config.clients,
+        args.durability_text(),
     );
-    let printer = RowPrinter::new(&args.common, &title);
-    fabric::run(&config, |row| printer.row(&row)).await?;
+    let mut printer = Printer::new(args.disk.json, &title);
+    fabric::run(&config, &subject.target, args.durability, &mut |row| printer.print(&row)).await?;
+    printer.finish();
     Ok(())
 }
 
-fn run_sync(args: &SyncArgs) -> CommandResult {
-    let directory = args.data_dir.clone().unwrap_or_else(std::env::temp_dir);
-    print_stdout!(
-        "{} durable writes of {} random bytes each, one at a time, under {}",
-        args.count,
-        sync::BLOCK_BYTES,
-        directory.display()
+async fn run_http(HttpBenchmark { server: args, config }: HttpBenchmark) -> CommandResult {
+    let connections = config.follower_count() + CONNECTIONS_SPARE;
+    let settings = ["--connections-max".to_owned(), connections.to_string()];
+    let subject = Subject::open(&args, config.written_bytes(), None, &settings).await?;
+    let bare = BareServer::start(&std::env::current_exe()?)?;
+    let setup = api::Setup {
+        target: subject.target.clone(),
+        bare: Some(bare.target().clone()),
+        directory: subject.directory().map(std::path::Path::to_owned),
+        durability: args.durability,
+    };
+    let title = format!(
+        "{}: documents of {} bytes, {} s a row, counts × {}, {}\n\
+         recorded: {}, on another day; limits and aims: of this run",
+        subject.description(),
+        api::DOCUMENT_BYTES,
+        config.row_time().as_secs_f64(),
+        config.scale,
+        args.durability_text(),
+        api::RECORDED_SOURCE,
     );
-    print_stdout!("{}", sync::table(&sync::measure(&directory, args.count)?).trim_end());
+    let mut printer = Printer::new(args.disk.json, &title);
+    let failed = api::run(&config, &setup, &mut |row| printer.print(&row)).await?;
+    printer.finish();
+    if failed > 0 { Err(format!("{failed} rows failed").into()) } else { Ok(()) }
+}
+
+async fn run_io(DiskBenchmark { disk, config }: DiskBenchmark<io::Config>) -> CommandResult {
+    let directory = disk.directory()?;
+    let mut printer = Printer::new(disk.json, &format!("files in {}", disk.machine()));
+    io::run(&config, directory.path(), &mut |row| printer.print(&row)).await?;
+    printer.finish();
     Ok(())
+}
+
+async fn run_log(DiskBenchmark { disk, config }: DiskBenchmark<log::Config>) -> CommandResult {
+    let directory = disk.directory()?;
+    let title = format!("the log on the engine {}, random values, in {}", config.engine, disk.machine());
+    let mut printer = Printer::new(disk.json, &title);
+    log::run(&config, directory.path(), &mut |row| printer.print(&row)).await?;
+    printer.finish();
+    Ok(())
+}
+
+async fn run_store(DiskBenchmark { disk, config }: DiskBenchmark<store::Config>) -> CommandResult {
+    // This function owns the directory, so it is removed even if the measurement is interrupted.
+    let directory = disk.directory()?;
+    let title = format!("the store, random values, {}\nin {}", config.title(), disk.machine());
+    let (program, path) = (std::env::current_exe()?, directory.path().to_owned());
+    let mut printer = Printer::new(disk.json, &title);
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let mut print = |mut row: Row| {
+            if config.small {
+                // The small parameters are too short for a verdict.
+                row.compared.iter_mut().for_each(|compared| (compared.aim, compared.met) = (None, None));
+            }
+            printer.print(&row);
+        };
+        let ran = store::run(&config, &program, &path, &mut print);
+        printer.finish();
+        // The receiver is closed if the command was interrupted.
+        let _ = done.send(ran);
+    });
+    Ok(result.await.map_err(|_| "the measurement panicked")??)
+}
+
+async fn run_soak(DiskBenchmark { disk, config }: DiskBenchmark<soak::Config>) -> CommandResult {
+    let directory = disk.directory_for(SOAK_DISK_BYTES)?;
+    print_stdout!("{}", config.title());
+    let print = |line: &str| print_stdout!("{line}");
+    Ok(soak::run(&config, &std::env::current_exe()?, directory.path(), print).await?)
+}
+
+/// Runs the attacks and prints their rows.
+///
+/// # Errors
+/// A limit was exceeded. All attacks were run.
+async fn run_hostile(DiskBenchmark { disk, config }: DiskBenchmark<hostile::Config>) -> CommandResult {
+    const ADMIN: &str = "hostile:hostile";
+    let args = ServerArgs::started(disk);
+    let subject = Subject::open(&args, HOSTILE_DISK_BYTES, Some(ADMIN), &[]).await?;
+    let admin = format!("http://{ADMIN}@{}", subject.target.server.address()).parse()?;
+    let victim = hostile::Victim { anonymous: subject.target.server.clone(), admin, pid: subject.target.pid };
+    let mut printer = Printer::new(args.disk.json, &format!("{} s for each attack", config.seconds));
+    let mut missed = 0;
+    let mut each = |row: Row| {
+        missed += row.aims().filter(|aim| aim.met != Some(true)).count();
+        printer.print(&row);
+    };
+    hostile::run(&config, &victim, &mut each).await?;
+    printer.finish();
+    if missed > 0 { Err(format!("{missed} limits were exceeded").into()) } else { Ok(()) }
 }
 
 /// Prints the server's address and serves until the standard input ends, so that the server stops with the
@@ -247,20 +245,28 @@ async fn run_bare_server() -> CommandResult {
     }
 }
 
-/// Prints the rows of a benchmark.
-struct RowPrinter {
+/// Prints the rows of a benchmark, and how many aims were met.
+struct Printer {
     json: bool,
+    verdicts: Verdicts,
 }
 
-impl RowPrinter {
-    fn new(common: &CommonArgs, title: &str) -> RowPrinter {
-        if !common.json {
-            print_stdout!("{title}\n{}", report::heading(false));
+impl Printer {
+    fn new(json: bool, title: &str) -> Printer {
+        if !json {
+            print_stdout!("{title}\n{}", report::heading());
         }
-        RowPrinter { json: common.json }
+        Printer { json, verdicts: Verdicts::default() }
     }
 
-    fn row(&self, row: &Row) {
-        print_stdout!("{}", if self.json { row.json() } else { report::line(row, false) });
+    fn print(&mut self, row: &Row) {
+        self.verdicts.count(row);
+        print_stdout!("{}", if self.json { row.json() } else { row.text() });
+    }
+
+    fn finish(&self) {
+        if !self.json {
+            print_stdout!("{}", self.verdicts.text());
+        }
     }
 }

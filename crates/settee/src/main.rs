@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::fs::Mode;
-use settee_bench::couch::CouchError;
+use settee_client::CouchError;
 
 mod backup;
 mod bench;

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
-use settee_bench::http::Server;
+use settee_client::Server;
 
 /// Largest file with a password, in bytes.
 const SECRET_BYTES_MAX: u64 = 1 << 20;
@@ -86,7 +86,7 @@ pub(crate) fn read(path: &Path) -> Result<String, String> {
 }
 
 /// The flag with the user of a client command.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct UserArgs {
     /// File with NAME:PASSWORD for the server at --url. The variable SETTEE_USER can contain the same.
     /// Arguments are visible in `ps`

@@ -64,11 +64,11 @@ const PYTHON_DIRECTORY: &str = ".venv";
 const PYTHON_CHECK: &str = "import sys; sys.version_info >= (3, 11) or sys.exit(\
     'Python 3.11 or later is needed (python.org), not ' + sys.version.split()[0])";
 
-/// The benchmarks with small values, so that they can't rot: in process and over HTTP; a short soak.
+/// The benchmarks with small values, so that they can't rot; a short soak.
 const BENCHES: [&str; 4] = [
-    "bench --docs 200 --batch 50 --updates 20 --json",
-    "bench --docs 200 --batch 50 --updates 20 --json --spawn --clients 4",
-    "bench http --scale 0.001 --json --spawn",
+    "bench --docs 200 --batch 50 --updates 20 --json --clients 4",
+    "bench http --scale 0.001 --json",
+    "bench io --small --json",
     "bench soak --seconds 30 --kills 1",
 ];
 

@@ -26,10 +26,11 @@ mod tests;
 const LMDB: &str = "peers/src/store/lmdb.rs";
 
 /// The crates of the engine and the server, the highest first. A crate depends only on those after it.
-const ORDER: [&str; 9] = [
+const ORDER: [&str; 10] = [
     "settee",
     "settee-bench",
     "settee-http",
+    "settee-client",
     "settee-view",
     "settee-doc",
     "settee-store",

@@ -6,17 +6,16 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Deserialize;
+use settee_client::{Couch, encode_segment, parse};
 
-use super::clients::{Content, Ids, Loader, NumberRange};
-use super::config::{Config, SCALED_COUNT_MIN, Target, scaled};
-use super::plan::{DOCUMENT_BYTES, DOCUMENT_COUNT, Plan};
-use crate::couch::{self, Couch};
-use crate::documents::Generator;
-use crate::drive::{Client, Outcome, Until, add_outcome, drive};
+use super::clients::{Documents, Loader, NumberRange};
+use super::config::{Config, SCALED_COUNT_MIN, Setup};
+use super::plan::{DOCUMENT_BYTES, DOCUMENT_COUNT, Figure, Load, Plan};
+use crate::drive::{Client, drive};
 use crate::error::{Error, Result};
-use crate::http::encode_segment;
 use crate::limits::BareClient;
-use crate::report::Row;
+use crate::report::{Row, figure};
+use crate::rounds::{Series, Window};
 use crate::stats::Stopwatch;
 
 /// Number of slices into which a row is divided, alternating with slices of its limit.
@@ -34,6 +33,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 /// The state that the rows of a run share.
 pub(super) struct Bench<'a> {
     pub(super) config: &'a Config,
+    pub(super) setup: &'a Setup,
     pub(super) couch: Couch,
     /// Databases created and not deleted yet.
     databases: Vec<String>,
@@ -41,23 +41,35 @@ pub(super) struct Bench<'a> {
     main: Option<String>,
 }
 
-impl<'a> Bench<'a> {
-    pub(super) fn new(config: &'a Config) -> Bench<'a> {
-        let couch = Couch::new(config.target.server.clone());
-        Bench { config, couch, databases: Vec::new(), main: None }
-    }
+/// The machine's limit of a row: what was measured, and its operations per second and processor time per
+/// operation in microseconds.
+pub(super) struct Limit {
+    pub(super) name: String,
+    pub(super) rate: f64,
+    pub(super) cpu_us: Option<f64>,
+}
 
-    pub(super) fn scaled(&self, count: u64, count_min: u64) -> u64 {
-        scaled(self.config.scale, count, count_min)
+impl Limit {
+    /// The limit that a bare server was measured to be.
+    pub(super) fn bare(window: &Window, bytes: u64) -> Limit {
+        let name = format!("the bare server with {bytes} bytes");
+        Limit { name, rate: window.rate(), cpu_us: window.server_cpu_us() }
+    }
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(config: &'a Config, setup: &'a Setup) -> Bench<'a> {
+        let couch = Couch::new(setup.target.server.clone());
+        Bench { config, setup, couch, databases: Vec::new(), main: None }
     }
 
     /// Waits until the server has finished the background work of earlier rows, at most [`IDLE_WAIT_MAX`].
     pub(super) async fn settle(&self) {
-        let wait_max = IDLE_WAIT_MAX.min(2 * self.config.row_time);
+        let wait_max = IDLE_WAIT_MAX.min(2 * self.config.row_time());
         let interval = IDLE_INTERVAL.min(wait_max / 4);
-        let started = Instant::now();
-        while self.config.target.pid.is_some() && started.elapsed() < wait_max {
-            let stopwatch = Stopwatch::start(self.config.target.pid);
+        let (pid, started) = (self.setup.target.pid, Instant::now());
+        while pid.is_some() && started.elapsed() < wait_max {
+            let stopwatch = Stopwatch::start(pid);
             tokio::time::sleep(interval).await;
             let elapsed = stopwatch.read();
             if elapsed.server_cpu.unwrap_or_default() < elapsed.wall.mul_f64(IDLE_SHARE) {
@@ -67,8 +79,7 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) async fn create(&mut self) -> Result<String> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let name = format!("settee-bench-{}", now.as_micros());
+        let name = new_database_name();
         self.couch.create_database(&name).await?;
         self.databases.push(name.clone());
         Ok(name)
@@ -93,49 +104,32 @@ impl<'a> Bench<'a> {
             return Ok(name.clone());
         }
         let database = self.create().await?;
-        let content = (Ids::Sequential, Content::Random(DOCUMENT_BYTES));
-        self.load("preparation", &database, content, (500, 10), DOCUMENT_COUNT).await?;
+        let documents = Documents::Numbered(DOCUMENT_BYTES);
+        let load = Load { documents, batch: 500, writers: 10, count: DOCUMENT_COUNT };
+        self.load("preparation", &database, load).await?;
         self.settle().await;
         self.main = Some(database.clone());
         Ok(database)
     }
 
-    /// Loads `documents`, scaled, by `writers` clients in batches of `batch`, and checks their number.
-    pub(super) async fn load(
-        &mut self,
-        name: &str,
-        database: &str,
-        (ids, content): (Ids, Content),
-        (batch, writers): (u64, u64),
-        documents: u64,
-    ) -> Result<Outcome> {
-        let documents = self.scaled(documents, SCALED_COUNT_MIN);
-        let loader = self.loader(database, NumberRange::up_to(documents), batch, (ids, content));
-        let loaders = generators(writers).map(loader).collect();
-        let (outcome, _) = self.drive_target(name, loaders, Until::Done).await?;
-        self.check_count(name, database, documents).await?;
-        Ok(outcome)
+    /// Number of documents of the main database.
+    pub(super) fn main_count(&self) -> u64 {
+        self.config.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN)
     }
 
-    /// Returns a function that creates loaders, which share `numbers`.
-    pub(super) fn loader(
-        &self,
-        database: &str,
-        numbers: NumberRange,
-        batch: u64,
-        (ids, content): (Ids, Content),
-    ) -> impl FnMut(Generator) -> Loader {
-        let target = format!("{}/_bulk_docs{}", directory(database), self.durability_query());
-        move |generator| Loader {
-            target: target.clone(),
-            numbers: numbers.clone(),
-            batch,
-            ids,
-            content,
-            generator,
-            body: Vec::new(),
-            sent: 0,
-        }
+    /// Loads documents, whose number is scaled, and checks their number.
+    pub(super) async fn load(&mut self, name: &str, database: &str, load: Load) -> Result<Window> {
+        let count = self.config.scaled(load.count, SCALED_COUNT_MIN);
+        let numbers = NumberRange::new(0..count);
+        let target = self.bulk_target(database);
+        let loaders = Loader::group(&target, load.writers, &numbers, load.batch, load.documents);
+        let (window, _) = drive(name, &self.setup.target, loaders, None).await?;
+        self.check_count(name, database, count).await?;
+        Ok(window)
+    }
+
+    pub(super) fn bulk_target(&self, database: &str) -> String {
+        format!("{}/_bulk_docs{}", directory(database), self.setup.durability.query())
     }
 
     /// Checks that the database's document count equals the number of acknowledged documents.
@@ -147,51 +141,46 @@ impl<'a> Bench<'a> {
         self.couch.barrier(database).await?;
         let target = directory(database);
         let reply = self.couch.call("GET", &target, None).await?;
-        let Info { doc_count } = couch::parse(&target, &reply.body)?;
+        let Info { doc_count } = parse(&target, &reply.body)?;
         if doc_count != expected {
             return Err(Error::wrong(name, format!("{doc_count} documents are there of {expected}")));
         }
         Ok(())
     }
 
-    /// Runs clients of the measured server.
-    pub(super) async fn drive_target<C: Client>(
+    /// Runs clients of the measured server and of the bare one alternately, each for the row's time in all, and
+    /// returns the row. `bytes` is the size of a request's body or response.
+    pub(super) async fn row_beside_bare<C: Client>(
         &self,
-        name: &str,
-        clients: Vec<C>,
-        until: Until,
-    ) -> Result<(Outcome, Vec<C>)> {
-        let Target { server, pid } = &self.config.target;
-        drive(name, server, *pid, clients, until).await
-    }
-
-    /// Runs clients of the measured server and of the bare one alternately, each for the row's time in all.
-    /// Returns both outcomes, the second if there is a bare server.
-    pub(super) async fn drive_both<C: Client>(
-        &self,
-        name: &str,
+        plan: &Plan,
+        unit: &'static str,
         mut clients: Vec<C>,
-        mut bare_clients: Vec<BareClient>,
-    ) -> Result<(Outcome, Option<Outcome>)> {
-        let until = Until::Passed(self.config.row_time / ROUND_COUNT);
-        let (mut sum, mut bare_sum) = (None, None);
+        bare_client: BareClient,
+        bytes: u64,
+    ) -> Result<Row> {
+        let time = Some(self.config.row_time() / ROUND_COUNT);
+        let mut bare_clients = vec![bare_client; clients.len()];
+        let (mut sum, mut bare_sum) = (Window::default(), Window::default());
         for turn in 0..2 * ROUND_COUNT {
             if is_target_turn(turn) {
-                let (outcome, returned) = self.drive_target(name, clients, until).await?;
-                clients = returned;
-                add_outcome(&mut sum, outcome);
-            } else if let Some(Target { server, pid }) = &self.config.bare {
-                let (outcome, returned) = drive(name, server, *pid, bare_clients, until).await?;
-                bare_clients = returned;
-                add_outcome(&mut bare_sum, outcome);
+                let window;
+                (window, clients) = drive(plan.name, &self.setup.target, clients, time).await?;
+                sum.append(window);
+            } else if let Some(bare) = &self.setup.bare {
+                let window;
+                (window, bare_clients) = drive(plan.name, bare, bare_clients, time).await?;
+                bare_sum.append(window);
             }
         }
-        Ok((sum.expect("there is a round"), bare_sum))
+        let limit = self.setup.bare.as_ref().map(|_| Limit::bare(&bare_sum, bytes));
+        Ok(row(plan, unit, sum, limit))
     }
+}
 
-    pub(super) fn durability_query(&self) -> &'static str {
-        crate::fabric::durability_query(self.config.durability)
-    }
+/// A name that no other run uses.
+pub(crate) fn new_database_name() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("settee-bench-{}", now.as_micros())
 }
 
 /// Whether a slice is the measured server's or the bare one's. Each comes first as often as second.
@@ -199,38 +188,74 @@ pub(super) fn is_target_turn(turn: u32) -> bool {
     turn.div_ceil(2) % 2 == 1
 }
 
-/// The row of a plan, compared with its recorded figures.
-pub(super) fn row(plan: &Plan, unit: &'static str, outcome: &Outcome) -> Row {
-    Row::new(plan.workload, unit, outcome.operations, &outcome.elapsed, &outcome.latencies)
-        .named(plan.name)
-        .against(plan.recorded)
-}
-
-/// A row compared with the bare server.
-pub(super) fn against_bare(row: Row, bare: Option<&Outcome>, name: String) -> Row {
-    match bare {
-        None => row,
-        Some(bare) => row.with_limit(name, bare.rate(), bare.server_cpu_us()),
+/// The row of a plan, compared with its recorded figures and with the machine's limit, and judged.
+pub(super) fn row(plan: &Plan, unit: &'static str, window: Window, limit: Option<Limit>) -> Row {
+    let mut row = Row::new(plan.workload, unit, &Series(vec![window]));
+    row.name = plan.name;
+    let (rate, cpu) = (row.rate.unwrap_or(0.0), row.server_cpu_us.filter(|cpu| *cpu > 0.0));
+    let p99_ms = row.p99_us.map(|us| us / 1e3);
+    if let Some(recorded) = plan.recorded {
+        row = row.compare(
+            format!("× CouchDB's {}", figure(recorded.rate)),
+            Some(rate / recorded.rate),
+            plan.aim(Figure::Rate),
+        );
+        row = row.compare(
+            format!("× less CPU than its {} µs", figure(recorded.cpu_us)),
+            cpu.map(|cpu| recorded.cpu_us / cpu),
+            plan.aim(Figure::Cpu),
+        );
+        if let Some((_, theirs)) = recorded.p50_p99_ms {
+            let ratio = p99_ms.map(|ours| ours / theirs);
+            row = row.compare(format!("× its p99 of {} ms", figure(theirs)), ratio, None);
+        }
     }
+    let share = limit.as_ref().map(|limit| rate / limit.rate.max(1e-9));
+    let cpu_multiple = limit.as_ref().and_then(|limit| limit.cpu_us.filter(|cpu| *cpu > 0.0));
+    let cpu_multiple = cpu.zip(cpu_multiple).map(|(cpu, limit)| cpu / limit);
+    let name =
+        limit.map_or("the limit".to_owned(), |limit| format!("{}, {}", limit.name, figure(limit.rate)));
+    for (what, figure, of) in [
+        (format!("× {name}"), share, Figure::Share),
+        ("× its CPU".to_owned(), cpu_multiple, Figure::CpuMultiple),
+        ("ms p99".to_owned(), p99_ms, Figure::P99),
+    ] {
+        if plan.aim(of).is_some() || (of != Figure::P99 && figure.is_some()) {
+            row = row.compare(what, figure, plan.aim(of));
+        }
+    }
+    row
 }
 
 /// The path of a database.
-pub(super) fn directory(database: &str) -> String {
+pub(crate) fn directory(database: &str) -> String {
     format!("/{}", encode_segment(database))
-}
-
-/// One generator per client, each with a different seed.
-pub(super) fn generators(clients: u64) -> impl Iterator<Item = Generator> {
-    (1..=clients).map(Generator::new)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::PLANS;
     use super::*;
+    use crate::stats::{Elapsed, Samples};
 
     #[test]
     fn both_servers_have_equally_many_turns_and_neither_always_begins() {
         let turns: Vec<bool> = (0..2 * ROUND_COUNT).map(is_target_turn).collect();
         assert_eq!(turns, [false, true, true, false, false, true, true, false]);
+    }
+
+    #[test]
+    fn a_row_is_judged_by_the_recorded_figures_and_by_the_limit() {
+        let plan = PLANS.iter().find(|plan| plan.name == "get-1").unwrap();
+        let (wall, server_cpu) = (Duration::from_secs(1), Some(Duration::from_millis(1190)));
+        let elapsed = Elapsed { wall, server_cpu, ..Elapsed::default() };
+        let window = Window::new(35_700, Samples::default(), elapsed);
+        let limit = Limit { name: "bare".to_owned(), rate: 51_000.0, cpu_us: Some(10.0) };
+        let row = row(plan, "requests/s", window.clone(), Some(limit));
+        let met: Vec<_> = row.aims().map(|aim| aim.met).collect();
+        assert_eq!(met, [Some(true), Some(true), Some(true), Some(false)], "{}", row.text());
+        let unlimited = super::row(plan, "requests/s", window, None);
+        let met: Vec<_> = unlimited.aims().map(|aim| aim.met).collect();
+        assert_eq!(met, [Some(true), Some(true), None, None], "{}", unlimited.text());
     }
 }

@@ -1,36 +1,19 @@
 //! The kinds of clients: the requests that each sends and the checks of its responses.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memchr::memmem;
+use settee_client::{Answer, Request};
 
-use crate::documents::{Generator, attachment, is_numbered_document};
+use crate::documents::{DocumentSize, Generator};
 use crate::drive::Client;
-use crate::http::{Answer, Server};
 
 /// Maximum characters of an unexpected response that an error shows.
 const SHOWN_CHARACTERS_MAX: usize = 300;
-
-/// Ids of loaded documents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ids {
-    /// Numbers in ascending order.
-    Sequential,
-    /// 32 hexadecimal digits.
-    Random,
-}
-
-/// Content of a loaded document.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Content {
-    /// This many bytes of JSON with one random text.
-    Random(usize),
-    /// Ten bytes besides the id.
-    Tiny,
-}
 
 /// Number of digits of a sequential id.
 pub(super) const ID_DIGITS: usize = 16;
@@ -45,21 +28,21 @@ pub(super) fn sequential_id(number: u64) -> String {
 pub(super) struct IdPath {
     text: String,
     directory_bytes: usize,
+    /// The path's end after the id.
+    rest: &'static str,
 }
 
 impl IdPath {
-    pub(super) fn new(directory: &str) -> IdPath {
-        IdPath { text: format!("{directory}/"), directory_bytes: directory.len() + 1 }
+    pub(super) fn new(directory: &str, rest: &'static str) -> IdPath {
+        IdPath { text: format!("{directory}/"), directory_bytes: directory.len() + 1, rest }
     }
 
-    /// Returns the path of the document with a number, followed by `rest`.
-    fn of(&mut self, number: u64, rest: &str) -> &str {
+    /// Rewrites the path for the document with a number.
+    fn set(&mut self, number: u64) {
         self.text.truncate(self.directory_bytes);
-        write!(self.text, "{number:0ID_DIGITS$}{rest}").expect("writing to memory");
-        &self.text
+        write!(self.text, "{number:0ID_DIGITS$}{}", self.rest).expect("writing to memory");
     }
 
-    /// The id in the last path.
     fn id(&self) -> &str {
         &self.text[self.directory_bytes..self.directory_bytes + ID_DIGITS]
     }
@@ -67,23 +50,22 @@ impl IdPath {
 
 /// A range of document numbers that clients share; each number is taken once.
 #[derive(Debug, Clone)]
-pub(super) struct NumberRange {
+pub(crate) struct NumberRange {
     next: Arc<AtomicU64>,
     end: u64,
 }
 
 impl NumberRange {
-    /// The numbers from 0 to `end`, exclusive.
-    pub(super) fn up_to(end: u64) -> NumberRange {
-        NumberRange { next: Arc::new(AtomicU64::new(0)), end }
+    pub(crate) fn new(numbers: std::ops::Range<u64>) -> NumberRange {
+        NumberRange { next: Arc::new(AtomicU64::new(numbers.start)), end: numbers.end }
     }
 
     /// All numbers from `first` on.
     pub(super) fn from(first: u64) -> NumberRange {
-        NumberRange { next: Arc::new(AtomicU64::new(first)), end: u64::MAX / 2 }
+        NumberRange::new(first..u64::MAX / 2)
     }
 
-    pub(super) fn take(&self, count: u64) -> Option<std::ops::Range<u64>> {
+    pub(crate) fn take(&self, count: u64) -> Option<std::ops::Range<u64>> {
         let first = self.next.fetch_add(count, Ordering::Relaxed);
         (first < self.end).then(|| first..(first + count).min(self.end))
     }
@@ -94,46 +76,95 @@ impl NumberRange {
     }
 }
 
+/// The documents that are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Documents {
+    /// Of this size, under sequential ids.
+    Numbered(usize),
+    /// Of this size, under random ids of 32 hexadecimal digits.
+    RandomIds(usize),
+    /// Of ten bytes besides the sequential id.
+    Tiny,
+    /// Those of `fabric_bench`, whose ids are their numbers.
+    Fabric(DocumentSize),
+}
+
+impl Documents {
+    /// Size of a document.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Documents::Numbered(bytes) | Documents::RandomIds(bytes) => bytes,
+            Documents::Tiny => 10,
+            Documents::Fabric(size) => size.bytes(),
+        }
+    }
+
+    /// Appends the document with a number.
+    fn write(self, generator: &mut Generator, number: u64, out: &mut Vec<u8>) {
+        match self {
+            Documents::Numbered(bytes) => {
+                Generator::numbered_document(&sequential_id(number), number, bytes, out);
+            }
+            Documents::RandomIds(bytes) => {
+                let id = generator.random_id();
+                generator.document(&id, bytes, out);
+            }
+            Documents::Tiny => generator.tiny_document(&sequential_id(number), out),
+            Documents::Fabric(size) => generator.fabric_document(size, &number.to_string(), out),
+        }
+    }
+}
+
 /// Loads documents in batches.
 #[derive(Debug)]
-pub(super) struct Loader {
-    pub(super) target: String,
-    pub(super) numbers: NumberRange,
-    pub(super) batch: u64,
-    pub(super) ids: Ids,
-    pub(super) content: Content,
-    pub(super) generator: Generator,
-    pub(super) body: Vec<u8>,
-    pub(super) sent: u64,
+pub(crate) struct Loader {
+    target: String,
+    numbers: NumberRange,
+    batch: u64,
+    documents: Documents,
+    generator: Generator,
+    body: Vec<u8>,
+    sent: u64,
+}
+
+impl Loader {
+    /// Returns `count` loaders of the documents with `numbers`. `target` is the database's `_bulk_docs`.
+    pub(crate) fn group(
+        target: &str,
+        count: u64,
+        numbers: &NumberRange,
+        batch: u64,
+        documents: Documents,
+    ) -> Vec<Loader> {
+        let loader = |generator| Loader {
+            target: target.to_owned(),
+            numbers: numbers.clone(),
+            batch,
+            documents,
+            generator,
+            body: Vec::new(),
+            sent: 0,
+        };
+        generators(count).map(loader).collect()
+    }
+}
+
+/// One generator per client, each with a different seed.
+pub(crate) fn generators(clients: u64) -> impl Iterator<Item = Generator> {
+    (1..=clients).map(Generator::new)
 }
 
 impl Client for Loader {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
-        let Some(numbers) = self.numbers.take(self.batch) else {
-            return false;
-        };
+    fn next(&mut self) -> Option<Request<'_>> {
+        let numbers = self.numbers.take(self.batch)?;
         self.sent = numbers.end - numbers.start;
         self.body.clear();
         for number in numbers {
             self.body.extend_from_slice(if self.body.is_empty() { b"{\"docs\":[" } else { b"," });
-            match (self.ids, self.content) {
-                (Ids::Sequential, Content::Random(bytes)) => {
-                    Generator::numbered_document(&sequential_id(number), number, bytes, &mut self.body);
-                }
-                (Ids::Random, Content::Random(bytes)) => {
-                    let id = self.generator.random_id();
-                    self.generator.document(&id, bytes, &mut self.body);
-                }
-                (_, Content::Tiny) => self.generator.tiny_document(&sequential_id(number), &mut self.body),
-            }
+            self.documents.write(&mut self.generator, number, &mut self.body);
         }
         self.body.extend_from_slice(b"]}");
-        server.render_head("POST", &self.target, Some(("application/json", self.body.len())), request);
-        true
-    }
-
-    fn body(&self) -> &[u8] {
-        &self.body
+        Some(Request::json("POST", &self.target, &self.body))
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
@@ -145,26 +176,29 @@ impl Client for Loader {
     }
 }
 
-/// Puts new documents, one at a time.
+/// The content with a number, of a document with this id; it may be written to the buffer.
+pub(super) type Content = fn(id: &str, number: u64, buffer: Vec<u8>) -> Cow<'static, [u8]>;
+
+/// Puts new documents, or attachments of documents that don't exist yet, one at a time.
 #[derive(Debug)]
 pub(super) struct Putter {
     pub(super) target: IdPath,
-    pub(super) query: &'static str,
+    pub(super) kind: &'static str,
     pub(super) numbers: NumberRange,
-    pub(super) bytes: usize,
-    pub(super) document: Vec<u8>,
+    pub(super) content: Content,
+    pub(super) body: Cow<'static, [u8]>,
 }
 
 impl Client for Putter {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
-        let Some(numbers) = self.numbers.take(1) else {
-            return false;
+    fn next(&mut self) -> Option<Request<'_>> {
+        let number = self.numbers.take(1)?.start;
+        self.target.set(number);
+        let buffer = match std::mem::take(&mut self.body) {
+            Cow::Owned(buffer) => buffer,
+            Cow::Borrowed(_) => Vec::new(),
         };
-        self.target.of(numbers.start, self.query);
-        self.document.clear();
-        Generator::numbered_document(self.target.id(), numbers.start, self.bytes, &mut self.document);
-        server.render("PUT", &self.target.text, Some(&self.document), request);
-        true
+        self.body = (self.content)(self.target.id(), number, buffer);
+        Some(Request { method: "PUT", target: &self.target.text, content: Some((self.kind, &self.body)) })
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
@@ -189,21 +223,20 @@ pub(super) struct Updater {
     pub(super) generator: Generator,
     /// Number of remaining updates. None: no limit.
     pub(super) left: Option<u64>,
+    pub(super) target: String,
+    pub(super) document: Vec<u8>,
 }
 
 impl Client for Updater {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
-        match &mut self.left {
-            Some(0) => return false,
-            Some(left) => *left -= 1,
-            None => {}
+    fn next(&mut self) -> Option<Request<'_>> {
+        if let Some(left) = &mut self.left {
+            *left = left.checked_sub(1)?;
         }
         let (id, revision) = &self.documents[self.next];
-        let mut document = Vec::with_capacity(self.bytes);
-        self.generator.document(id, self.bytes, &mut document);
-        let target = format!("{}/{id}?rev={revision}{}", self.directory, self.query);
-        server.render("PUT", &target, Some(&document), request);
-        true
+        self.document.clear();
+        self.generator.document(id, self.bytes, &mut self.document);
+        self.target = format!("{}/{id}?rev={revision}{}", self.directory, self.query);
+        Some(Request::json("PUT", &self.target, &self.document))
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
@@ -228,27 +261,28 @@ pub(super) fn generation(revision: &str) -> Option<u64> {
     revision.split_once('-')?.0.parse().ok()
 }
 
-/// Gets numbered documents.
+/// Gets numbered documents, or their attachments.
 #[derive(Debug)]
 pub(super) struct Getter {
     pub(super) target: IdPath,
     /// Number of documents to choose from. 1: always the same document.
     pub(super) count: u64,
-    pub(super) bytes: usize,
     pub(super) generator: Generator,
     /// The requested document's number.
     pub(super) number: u64,
+    /// Whether a body is that of the document with an id and a number.
+    pub(super) is_right: fn(body: &[u8], id: &str, number: u64) -> bool,
 }
 
 impl Client for Getter {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
+    fn next(&mut self) -> Option<Request<'_>> {
         self.number = self.generator.below(self.count);
-        server.render("GET", self.target.of(self.number, ""), None, request);
-        true
+        self.target.set(self.number);
+        Some(Request::get(&self.target.text))
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
-        let is_right = is_numbered_document(answer.body, self.target.id(), self.number, self.bytes);
+        let is_right = (self.is_right)(answer.body, self.target.id(), self.number);
         if answer.status == 200 && is_right { Ok(1) } else { Err(unexpected(answer)) }
     }
 }
@@ -264,7 +298,7 @@ pub(super) struct BulkGetter {
 }
 
 impl Client for BulkGetter {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
+    fn next(&mut self) -> Option<Request<'_>> {
         self.body.clear();
         for _ in 0..self.ids {
             let comma = if self.body.is_empty() { "{\"docs\":[" } else { "," };
@@ -272,8 +306,7 @@ impl Client for BulkGetter {
             write!(self.body, "{comma}{{\"id\":\"{number:0ID_DIGITS$}\"}}").expect("writing to memory");
         }
         self.body.extend_from_slice(b"]}");
-        server.render("POST", &self.target, Some(&self.body), request);
-        true
+        Some(Request::json("POST", &self.target, &self.body))
     }
 
     fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
@@ -283,65 +316,7 @@ impl Client for BulkGetter {
     }
 }
 
-/// The path of every attachment within its document.
-const ATTACHMENT_PATH: &str = "/a";
-
-/// Puts attachments of documents that don't exist yet.
-#[derive(Debug)]
-pub(super) struct AttachmentPutter {
-    pub(super) target: IdPath,
-    pub(super) numbers: NumberRange,
-    pub(super) body: &'static [u8],
-    pub(super) bytes: usize,
-}
-
-impl Client for AttachmentPutter {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
-        let Some(numbers) = self.numbers.take(1) else {
-            return false;
-        };
-        self.body = attachment(numbers.start, self.bytes);
-        let content = ("application/octet-stream", self.bytes);
-        server.render_head("PUT", self.target.of(numbers.start, ATTACHMENT_PATH), Some(content), request);
-        true
-    }
-
-    fn body(&self) -> &[u8] {
-        self.body
-    }
-
-    fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
-        if matches!(answer.status, 201 | 202) { Ok(1) } else { Err(unexpected(answer)) }
-    }
-}
-
-/// Gets attachments written by an [`AttachmentPutter`].
-#[derive(Debug)]
-pub(super) struct AttachmentGetter {
-    pub(super) target: IdPath,
-    pub(super) count: u64,
-    pub(super) bytes: usize,
-    pub(super) generator: Generator,
-    pub(super) number: u64,
-}
-
-impl Client for AttachmentGetter {
-    fn render(&mut self, server: &Server, request: &mut Vec<u8>) -> bool {
-        self.number = self.generator.below(self.count);
-        server.render("GET", self.target.of(self.number, ATTACHMENT_PATH), None, request);
-        true
-    }
-
-    fn check(&mut self, answer: Answer<'_>) -> Result<u64, String> {
-        if answer.status != 200 {
-            return Err(unexpected(answer));
-        }
-        let is_right = answer.body == attachment(self.number, self.bytes);
-        if is_right { Ok(1) } else { Err(format!("attachment {} isn't what was put", self.number)) }
-    }
-}
-
-fn unexpected(answer: Answer<'_>) -> String {
+pub(crate) fn unexpected(answer: Answer<'_>) -> String {
     let text: String = String::from_utf8_lossy(answer.body).chars().take(SHOWN_CHARACTERS_MAX).collect();
     format!("unexpected response, status {}: {text}", answer.status)
 }
@@ -352,7 +327,7 @@ mod tests {
 
     #[test]
     fn each_number_of_a_range_is_taken_once() {
-        let numbers = NumberRange::up_to(5);
+        let numbers = NumberRange::new(0..5);
         assert_eq!(numbers.take(3), Some(0..3));
         assert_eq!(numbers.clone().take(3), Some(3..5));
         assert_eq!(numbers.take(3), None);
@@ -361,9 +336,10 @@ mod tests {
 
     #[test]
     fn a_path_is_rewritten_for_each_number() {
-        let mut target = IdPath::new("/db");
-        assert_eq!(target.of(7, "?q"), "/db/0000000000000007?q");
-        assert_eq!(target.of(12, ""), "/db/0000000000000012");
+        let mut target = IdPath::new("/db", "?q");
+        target.set(7);
+        assert_eq!(target.text, "/db/0000000000000007?q");
+        target.set(12);
         assert_eq!(target.id(), sequential_id(12));
     }
 
@@ -377,6 +353,8 @@ mod tests {
             bytes: 100,
             generator: Generator::new(1),
             left: None,
+            target: String::new(),
+            document: Vec::new(),
         };
         let check = |status, body: &[u8]| updater().check(Answer { status, body });
         assert_eq!(check(201, b"{\"ok\":true,\"id\":\"x\",\"rev\":\"10-b\"}"), Ok(1));

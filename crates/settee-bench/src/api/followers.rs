@@ -1,40 +1,31 @@
 //! Continuous changes feeds: many followers, one writer.
 //!
-//! A follower is one connection and one task. All followers decode in one shared buffer, so that the client's
-//! memory and time stay small compared to the server's. Two phases are measured: one change every [`PACE`],
-//! for the latency from a write to its arrival; then writes without a pause, for the server's throughput.
+//! A follower is one connection and one task. Two phases are measured: one change every [`PACE`], for the latency
+//! from a write to its arrival; then writes without a pause, for the server's throughput.
 //!
 //! Invariants:
 //! 1. A follower counts a change once, by its document's number. A phase succeeds only if every follower has
 //!    received every change; otherwise the row fails.
 //! 2. A latency begins before the write is sent, so it includes the write itself.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::ready;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use memchr::memmem;
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::TcpStream;
+use settee_client::{Connection, Couch, CouchError};
 use tokio::task::JoinSet;
 
 use super::bench::{Bench, directory, row};
 use super::clients::{ID_DIGITS, sequential_id};
-use super::config::scaled;
-use super::plan::{DOCUMENT_BYTES, FOLLOWER_COUNT, FOLLOWERS, Plan};
-use crate::descriptors;
+use super::plan::{DOCUMENT_BYTES, FOLLOWERS, Plan};
 use crate::documents::Generator;
-use crate::drive::Outcome;
 use crate::error::{Error, Result};
-use crate::http::{Chunked, Connection, Server};
+use crate::process::{Usage, raise_descriptor_limit};
 use crate::report::{Bound, Row};
+use crate::rounds::Window;
 use crate::stats::{Samples, Stopwatch};
-
-/// Minimum number of followers at a small scale.
-const COUNT_MIN: u64 = 20;
 
 /// Interval between two changes of the first phase.
 const PACE: Duration = Duration::from_millis(250);
@@ -69,24 +60,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Number of file descriptors needed besides the followers'.
 const DESCRIPTORS_SPARE: u64 = 200;
 
-/// Size in bytes of the buffer that all followers share.
-const BUFFER_BYTES: usize = 64 << 10;
-
 /// Longest row that a follower accepts, in bytes.
 const ROW_BYTES_MAX: usize = 64 << 10;
 
 /// Goal: maximum memory of the server per follower, in KiB.
 const FOLLOWER_KIB_MAX: f64 = 16.0;
 
-/// Number of followers of the changes feed at a scale.
-pub fn follower_count(scale: f64) -> u64 {
-    scaled(scale, FOLLOWER_COUNT, COUNT_MIN)
-}
-
 /// The state that all followers of a run share.
 #[derive(Debug)]
 struct Progress {
-    buffer: Mutex<Vec<u8>>,
     /// The time when each change was sent, if its latency is measured.
     sent: Mutex<Vec<Option<Instant>>>,
     latencies: Mutex<Samples>,
@@ -101,7 +83,6 @@ struct Progress {
 impl Progress {
     fn new(change_count: u64) -> Arc<Progress> {
         Arc::new(Progress {
-            buffer: Mutex::new(vec![0; BUFFER_BYTES]),
             sent: Mutex::new(vec![None; change_count as usize]),
             latencies: Mutex::default(),
             received_count: AtomicU64::new(0),
@@ -144,7 +125,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// The client of one changes feed.
 #[derive(Debug)]
 struct Follower {
-    chunked: Chunked,
     /// The beginning of a row that hasn't arrived whole.
     line: Vec<u8>,
     /// One bit per change, set when it is received.
@@ -153,43 +133,24 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(chunked: Chunked, progress: Arc<Progress>) -> Follower {
+    fn new(progress: Arc<Progress>) -> Follower {
         let words = lock(&progress.sent).len().div_ceil(64);
-        Follower { chunked, line: Vec::new(), received: vec![0; words], progress }
+        Follower { line: Vec::new(), received: vec![0; words], progress }
     }
 
-    /// Reads the feed until the connection ends, which is a failure. `first` is the part of the body that
-    /// arrived with the head.
-    async fn run(mut self, mut stream: TcpStream, first: Vec<u8>) {
-        let mut outcome = self.take(&first);
-        let progress = self.progress.clone();
-        while outcome.is_ok() {
-            outcome = std::future::poll_fn(|context| {
-                let mut buffer = lock(&progress.buffer);
-                let mut read = ReadBuf::new(&mut buffer);
-                let polled = ready!(Pin::new(&mut stream).poll_read(context, &mut read));
-                std::task::Poll::Ready(match polled {
-                    Err(error) => Err(error.to_string()),
-                    Ok(()) if read.filled().is_empty() => Err("the server closed the connection".to_owned()),
-                    Ok(()) => self.take(read.filled()),
-                })
-            })
-            .await;
-        }
-        progress.fail(format!("a follower's feed ended: {}", outcome.unwrap_err()));
-    }
-
-    /// Decodes a piece of the chunked response.
-    fn take(&mut self, mut input: &[u8]) -> Result<(), String> {
-        while !input.is_empty() {
-            let (consumed, data) = self.chunked.decode(input).map_err(|error| error.to_string())?;
-            self.rows(&input[data])?;
-            input = &input[consumed..];
-            if consumed == 0 {
-                return Err("the feed has ended".to_owned());
+    /// Reads the feed until it ends, which is a failure.
+    async fn run(mut self, mut connection: Connection) {
+        let reason = loop {
+            let taken = match connection.chunk().await {
+                Ok(Some(data)) => self.rows(data),
+                Ok(None) => Err("the feed has ended".to_owned()),
+                Err(error) => Err(error.to_string()),
+            };
+            if let Err(reason) = taken {
+                break reason;
             }
-        }
-        Ok(())
+        };
+        self.progress.fail(format!("a follower's feed ended: {reason}"));
     }
 
     fn rows(&mut self, mut data: &[u8]) -> Result<(), String> {
@@ -241,27 +202,6 @@ fn change_number(line: &[u8]) -> Option<usize> {
     is_whole.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 
-/// Memory and descriptors of the server's process.
-#[derive(Debug, Clone, Copy)]
-struct ProcessUsage {
-    resident_kib: u64,
-    descriptors: u64,
-}
-
-impl ProcessUsage {
-    fn now(pid: Option<u32>) -> Option<ProcessUsage> {
-        let pid = pid?;
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64;
-        Some(ProcessUsage { resident_kib: parse_resident(&status)?, descriptors })
-    }
-}
-
-fn parse_resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse().ok()
-}
-
 /// All followers of a database.
 struct FollowerGroup {
     count: u64,
@@ -270,34 +210,33 @@ struct FollowerGroup {
     directory: String,
     query: &'static str,
     /// The server's usage before the first follower connected.
-    before: Option<ProcessUsage>,
+    before: Option<Usage>,
 }
 
 impl Bench<'_> {
     pub(super) async fn followers(&mut self, plan: &Plan) -> Result<Vec<Row>> {
         let wrong = |reason: String| Error::wrong(plan.name, reason);
-        let count = follower_count(self.config.scale);
-        descriptors::raise_limit(count + DESCRIPTORS_SPARE).map_err(wrong)?;
-        let paced = ((2 * self.config.row_time).as_millis() / PACE.as_millis()) as u64;
+        let count = self.config.follower_count();
+        raise_descriptor_limit(count + DESCRIPTORS_SPARE).map_err(wrong)?;
+        let paced = ((2 * self.config.row_time()).as_millis() / PACE.as_millis()) as u64;
         let paced = paced.max(PACED_COUNT_MIN);
-        let burst = self.scaled(BURST_COUNT, BURST_COUNT_MIN);
-        let pid = self.config.target.pid;
+        let burst = self.config.scaled(BURST_COUNT, BURST_COUNT_MIN);
         let mut group = self.start_followers(plan, count, FIRST_COUNT + paced + burst).await?;
+        let usage = |bench: &Self| bench.setup.target.pid.and_then(Usage::of);
         self.settle().await;
-        let idle = ProcessUsage::now(pid);
+        let idle = usage(self);
         let first = self.write_phase(plan, &group, FIRST_COUNT..FIRST_COUNT + paced, PACE).await?;
-        let after_paced = ProcessUsage::now(pid);
+        let after_paced = usage(self);
         let numbers = FIRST_COUNT + paced..FIRST_COUNT + paced + burst;
         let second = self.write_phase(plan, &group, numbers, Duration::ZERO).await?;
-        let after_burst = ProcessUsage::now(pid);
+        let after_burst = usage(self);
         group.tasks.abort_all();
         while group.tasks.join_next().await.is_some() {}
         let descriptors_note = self.descriptors_note(group.before).await;
         let [paced_plan, burst_plan] = &FOLLOWERS;
-        let mut row_paced = row(paced_plan, "arrivals", &first);
-        let mut row_burst = row(burst_plan, "arrivals", &second);
-        row_paced.workload = format!("{count} continuous followers, {}", paced_plan.workload);
-        row_burst.workload = format!("{count} continuous followers, {}", burst_plan.workload);
+        let name = |plan: &Plan| format!("{count} continuous followers, {}", plan.workload);
+        let row_paced = Row { workload: name(paced_plan), ..row(paced_plan, "arrivals/s", first, None) };
+        let row_burst = Row { workload: name(burst_plan), ..row(burst_plan, "arrivals/s", second, None) };
         let repeated = group.progress.repeated_count.load(Ordering::Relaxed);
         let row_paced = judged_by_memory(row_paced, count, group.before, [idle, after_paced, after_burst])
             .note(format!(
@@ -305,7 +244,7 @@ impl Bench<'_> {
                 FIRST_COUNT + paced + burst
             ))
             .note(descriptors_note);
-        Ok(vec![row_paced.judged(paced_plan.goals), row_burst.judged(burst_plan.goals)])
+        Ok(vec![row_paced, row_burst])
     }
 
     /// Creates a database with a few changes and starts its followers. Returns when all have received them.
@@ -317,7 +256,7 @@ impl Bench<'_> {
             progress: Progress::new(change_count),
             tasks: JoinSet::new(),
             directory: directory(&database),
-            query: self.durability_query(),
+            query: self.setup.durability.query(),
             before: None,
         };
         for number in 0..FIRST_COUNT {
@@ -325,17 +264,17 @@ impl Bench<'_> {
         }
         self.couch.barrier(&database).await?;
         self.settle().await;
-        group.before = ProcessUsage::now(self.config.target.pid);
+        group.before = self.setup.target.pid.and_then(Usage::of);
         // Not `since=now`: a server may delay the response's head until it has a row.
         let target = format!("{}/_changes?feed=continuous&since=0&heartbeat=60000", group.directory);
-        let server = &self.config.target.server;
+        let client = Couch::new(self.setup.target.server.clone());
         let progress = &group.progress;
         let opening = stream::iter(0..count)
-            .map(|_| open(server, &target, progress))
+            .map(|_| client.stream(&target))
             .buffer_unordered(OPENING_COUNT)
-            .try_for_each(|(follower, stream, first)| {
-                group.tasks.spawn(follower.run(stream, first));
-                std::future::ready(Ok(()))
+            .try_for_each(|connection| {
+                group.tasks.spawn(Follower::new(progress.clone()).run(connection));
+                std::future::ready(Ok::<_, CouchError>(()))
             });
         let opened = tokio::time::timeout(OPEN_WAIT_MAX, opening).await;
         opened.map_err(|_| {
@@ -366,9 +305,9 @@ impl Bench<'_> {
         group: &FollowerGroup,
         numbers: std::ops::Range<u64>,
         pace: Duration,
-    ) -> Result<Outcome> {
+    ) -> Result<Window> {
         let (operations, end) = ((numbers.end - numbers.start) * group.count, numbers.end);
-        let stopwatch = Stopwatch::start(self.config.target.pid);
+        let stopwatch = Stopwatch::start(self.setup.target.pid);
         let mut next = tokio::time::Instant::now();
         for number in numbers {
             tokio::time::sleep_until(next).await;
@@ -380,15 +319,15 @@ impl Bench<'_> {
         let received = group.progress.wait_for(expected, RECEIVE_WAIT_MAX).await;
         received.map_err(|reason| Error::wrong(plan.name, reason))?;
         let latencies = std::mem::take(&mut *lock(&group.progress.latencies));
-        Ok(Outcome { operations, latencies, elapsed: stopwatch.read() })
+        Ok(Window::new(operations, latencies, stopwatch.read()))
     }
 
     /// Waits until the server has closed the followers' connections, at most [`CLOSE_WAIT_MAX`]. Returns a
     /// note on its descriptors.
-    async fn descriptors_note(&self, before: Option<ProcessUsage>) -> String {
+    async fn descriptors_note(&self, before: Option<Usage>) -> String {
         let started = Instant::now();
         loop {
-            let Some((before, now)) = before.zip(ProcessUsage::now(self.config.target.pid)) else {
+            let Some((before, now)) = before.zip(self.setup.target.pid.and_then(Usage::of)) else {
                 return "the server's process isn't known: no memory, no descriptors".to_owned();
             };
             if now.descriptors <= before.descriptors || started.elapsed() > CLOSE_WAIT_MAX {
@@ -400,43 +339,16 @@ impl Bench<'_> {
     }
 }
 
-/// Connects one follower. Returns it, once the response's head has arrived, with its stream and the part of
-/// the body that arrived with the head.
-async fn open(
-    server: &Server,
-    target: &str,
-    progress: &Arc<Progress>,
-) -> Result<(Follower, TcpStream, Vec<u8>)> {
-    let mut connection = Connection::open(server).await?;
-    let mut request = Vec::new();
-    server.render("GET", target, None, &mut request);
-    let status = connection.begin(&request).await?;
-    if status != 200 {
-        return Err(Error::wrong("followers", format!("a feed was answered with status {status}")));
-    }
-    let (stream, chunked, first) = connection.into_chunked()?;
-    Ok((Follower::new(chunked, progress.clone()), stream, first))
-}
-
 /// Adds to a row the server's memory per follower, idle and after both phases.
-fn judged_by_memory(
-    row: Row,
-    count: u64,
-    before: Option<ProcessUsage>,
-    after: [Option<ProcessUsage>; 3],
-) -> Row {
-    let each = after.map(|usage| {
-        let grown = usage
-            .zip(before)
-            .map(|(usage, before)| i128::from(usage.resident_kib) - i128::from(before.resident_kib));
-        grown.map(|kib| kib as f64 / count as f64)
-    });
+fn judged_by_memory(row: Row, count: u64, before: Option<Usage>, after: [Option<Usage>; 3]) -> Row {
+    let kib = |usage: Usage| usage.resident_bytes as f64 / 1024.0;
+    let each = after.map(|usage| Some((kib(usage?) - kib(before?)) / count as f64));
     let most = each.into_iter().flatten().max_by(f64::total_cmp);
-    let row = row.aim("KiB of the server's memory a follower", Bound::AtMost(FOLLOWER_KIB_MAX), most);
+    let row = row.compare("KiB of the server's memory a follower", most, Bound::AtMost(FOLLOWER_KIB_MAX));
     let [Some(idle), Some(paced), Some(burst)] = each else {
         return row;
     };
-    let before = before.map_or(0, |usage| usage.resident_kib >> 10);
+    let before = before.map_or(0, |usage| usage.resident_bytes >> 20);
     row.note(format!(
         "resident memory a follower: {idle:.1} KiB idle, {paced:.1} after paced changes, \
          {burst:.1} after the burst; {before} MiB before the first follower"
@@ -446,12 +358,10 @@ fn judged_by_memory(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rounds::Series;
 
     fn follower() -> Follower {
-        // In the middle of a large chunk.
-        let mut chunked = Chunked::new();
-        chunked.decode(b"fffffff\r\n").unwrap();
-        Follower::new(chunked, Progress::new(100))
+        Follower::new(Progress::new(100))
     }
 
     #[test]
@@ -460,7 +370,7 @@ mod tests {
         for size in 1..row.len() {
             let mut follower = follower();
             for piece in row.as_bytes().chunks(size).chain(row.as_bytes().chunks(size)) {
-                follower.take(piece).unwrap();
+                follower.rows(piece).unwrap();
             }
             let progress = &follower.progress;
             let counts = (
@@ -474,26 +384,18 @@ mod tests {
     #[test]
     fn a_row_that_is_no_change_fails_a_follower() {
         for bad in ["{\"last_seq\":\"9-x\",\"pending\":0}\n", "{\"id\":\"0000000000000900\"}\n", "junk\n"] {
-            assert!(follower().take(bad.as_bytes()).unwrap_err().contains("unexpected row"), "{bad}");
+            assert!(follower().rows(bad.as_bytes()).unwrap_err().contains("unexpected row"), "{bad}");
         }
-        assert!(follower().take(&vec![b'x'; ROW_BYTES_MAX + 1]).unwrap_err().contains("too long"));
-    }
-
-    #[test]
-    fn resident_memory_is_parsed_from_proc_status() {
-        let status = "Name:\tx\nVmHWM:\t   99 kB\nVmRSS:\t   12345 kB\n";
-        assert_eq!(parse_resident(status), Some(12345));
-        assert_eq!(parse_resident("Name:\tx\n"), None);
-        assert!(ProcessUsage::now(Some(std::process::id())).unwrap().resident_kib > 0);
+        assert!(follower().rows(&vec![b'x'; ROW_BYTES_MAX + 1]).unwrap_err().contains("too long"));
     }
 
     #[test]
     fn the_largest_memory_per_follower_is_judged() {
-        let usage = |resident_kib| Some(ProcessUsage { resident_kib, descriptors: 1 });
-        let empty_row = || Row::new("f", "arrivals", 1, &Default::default(), &Samples::default());
+        let usage = |kib: u64| Some(Usage { resident_bytes: kib << 10, ..Usage::default() });
+        let empty_row = || Row::new("f", "arrivals/s", &Series::default());
         let row = judged_by_memory(empty_row(), 100, usage(1000), [usage(1500), usage(2700), usage(2600)]);
-        assert_eq!((row.aims[0].reached, row.aims[0].met), (Some(17.0), Some(false)));
+        assert_eq!((row.compared[0].figure, row.compared[0].met), (Some(17.0), Some(false)));
         let row = judged_by_memory(empty_row(), 100, None, [None, None, None]);
-        assert_eq!((row.aims[0].reached, row.aims[0].met), (None, None));
+        assert_eq!((row.compared[0].figure, row.compared[0].met), (None, None));
     }
 }

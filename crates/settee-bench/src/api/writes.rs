@@ -1,15 +1,22 @@
 //! Rows that write documents: loads, single durable puts and updates, and a writer beside readers.
 
-use super::bench::{Bench, ROUND_COUNT, directory, generators, row};
-use super::clients::{Content, IdPath, Ids, NumberRange, Putter, Updater, generation, sequential_id};
-use super::config::Target;
-use super::plan::{BESIDE, DOCUMENT_BYTES, Kind, Plan};
-use crate::couch::BulkRow;
+use std::borrow::Cow;
+use std::time::Instant;
+
+use settee_client::JSON;
+
+use super::bench::{Bench, Limit, ROUND_COUNT, directory, row};
+use super::clients::{
+    Documents, IdPath, Loader, NumberRange, Putter, Updater, generation, generators, sequential_id,
+};
+use super::plan::{BESIDE, DOCUMENT_BYTES, Load, Plan};
+use super::reads::getters;
 use crate::documents::Generator;
-use crate::drive::{Client, Outcome, Until, add_outcome, drive};
+use crate::drive::{Client, drive};
 use crate::error::{Error, Result};
-use crate::limits::{BareClient, FRAME_OVERHEAD_BYTES, SyncLimit};
-use crate::report::{Bound, Limit, Row};
+use crate::limits::{BareClient, RawFile};
+use crate::report::{Bound, Row, figure};
+use crate::rounds::Window;
 use crate::stats::Samples;
 
 /// Number of documents that each updating client has.
@@ -40,40 +47,35 @@ const TINY_READERS: u64 = 15;
 /// Goal: minimum rate of writer and readers together, as a share of their rate alone.
 const SHARE_KEPT: f64 = 0.5;
 
+/// Bytes of a record in the log besides its document: headers, key, meta and checksum.
+const FRAME_OVERHEAD_BYTES: usize = 150;
+
 /// Number of slices of one client's writes, alternating with slices of their limits: many, since a disk's
 /// latency changes quickly.
 const SINGLE_ROUND_COUNT: u32 = 20;
 
-/// Latencies of one sync and of one round trip to the bare server, measured alternately with one client's
-/// writes.
-struct SingleWriteLimit {
-    syncs: Samples,
-    trips: Samples,
-}
-
 impl Bench<'_> {
-    pub(super) async fn load_row(&mut self, plan: &Plan) -> Result<Row> {
-        let Kind::Load { ids, content, batch, writers, documents } = plan.kind else {
-            unreachable!("called only for loads");
-        };
+    pub(super) async fn load_row(&mut self, plan: &Plan, load: Load) -> Result<Row> {
         let database = self.create().await?;
-        let loaded = self.load(plan.name, &database, (ids, content), (batch, writers), documents).await?;
-        Ok(row(plan, "docs", &loaded).judged(plan.goals))
+        let loaded = self.load(plan.name, &database, load).await?;
+        Ok(row(plan, "docs/s", loaded, None))
     }
 
     pub(super) async fn put(&mut self, plan: &Plan, clients: u64) -> Result<Row> {
         let database = self.create().await?;
         let numbers = NumberRange::from(0);
-        let putters: Vec<Putter> = (0..clients)
-            .map(|_| Putter {
-                target: IdPath::new(&directory(&database)),
-                query: self.durability_query(),
-                numbers: numbers.clone(),
-                bytes: DOCUMENT_BYTES,
-                document: Vec::new(),
-            })
-            .collect();
-        let row = self.singles(plan, putters).await?;
+        let putter = |_| Putter {
+            target: IdPath::new(&directory(&database), self.setup.durability.query()),
+            kind: JSON,
+            numbers: numbers.clone(),
+            content: |id, number, mut buffer| {
+                buffer.clear();
+                Generator::numbered_document(id, number, DOCUMENT_BYTES, &mut buffer);
+                Cow::Owned(buffer)
+            },
+            body: Cow::Borrowed(&[]),
+        };
+        let row = self.singles(plan, (0..clients).map(putter).collect()).await?;
         self.check_count(plan.name, &database, numbers.taken()).await?;
         Ok(row)
     }
@@ -88,52 +90,39 @@ impl Bench<'_> {
         self.singles(plan, updaters).await
     }
 
-    /// Measures writes of single documents; those of one client alternate with their limits.
-    async fn singles<C: Client>(&mut self, plan: &Plan, clients: Vec<C>) -> Result<Row> {
+    /// Measures writes of single documents. Those of one client alternate with a raw sync and a round trip to
+    /// the bare server, for which such a client waits. The limit is computed from medians, since a disk's few
+    /// slow syncs may affect one of the two more.
+    async fn singles<C: Client>(&mut self, plan: &Plan, mut clients: Vec<C>) -> Result<Row> {
+        let time = self.config.row_time();
         if clients.len() > 1 {
-            let until = Until::Passed(self.config.row_time);
-            let (outcome, _) = self.drive_target(plan.name, clients, until).await?;
-            return Ok(row(plan, "docs", &outcome).judged(plan.goals));
+            let (window, _) = drive(plan.name, &self.setup.target, clients, Some(time)).await?;
+            return Ok(row(plan, "docs/s", window, None));
         }
-        let (outcome, limit) = self.single_client(plan, clients).await?;
-        let row = row(plan, "docs", &outcome);
-        let row = match limit {
-            None => row,
-            Some(limit) => against_single_limit(row, &outcome.latencies, &limit),
-        };
-        Ok(row.judged(plan.goals))
-    }
-
-    /// Measures syncs, round trips to the bare server and writes alternately.
-    async fn single_client<C: Client>(
-        &mut self,
-        plan: &Plan,
-        mut clients: Vec<C>,
-    ) -> Result<(Outcome, Option<SingleWriteLimit>)> {
-        let slice = self.config.row_time / SINGLE_ROUND_COUNT;
-        let limits = (&self.config.directory, &self.config.bare);
-        let mut sync_limit = match limits {
-            (Some(directory), Some(_)) => {
-                Some(SyncLimit::create(directory, DOCUMENT_BYTES + FRAME_OVERHEAD_BYTES)?)
-            }
+        let slice = time / SINGLE_ROUND_COUNT;
+        let mut raw = match (&self.setup.directory, &self.setup.bare) {
+            (Some(directory), Some(bare)) => Some((RawFile::create(directory)?, bare)),
             _ => None,
         };
-        let mut document = Vec::new();
-        Generator::new(1).document("floor", DOCUMENT_BYTES, &mut document);
-        let mut sum = None;
-        let mut limit = SingleWriteLimit { syncs: Samples::default(), trips: Samples::default() };
+        let (mut document, mut frame) = (Vec::new(), Vec::new());
+        Generator::new(1).document("bare", DOCUMENT_BYTES, &mut document);
+        Generator::new(2).document("frame", DOCUMENT_BYTES + FRAME_OVERHEAD_BYTES, &mut frame);
+        let (mut sum, mut syncs, mut trips) = (Window::default(), Samples::default(), Samples::default());
         for _ in 0..SINGLE_ROUND_COUNT {
-            if let (Some(sync_limit), Some(Target { server, pid })) = (&mut sync_limit, limits.1) {
-                limit.syncs.append(sync_limit.measure(slice / 2)?);
+            if let Some((file, bare)) = &mut raw {
+                let started = Instant::now();
+                while syncs.count() == 0 || started.elapsed() < slice / 2 {
+                    syncs.push(file.write(&frame)?.0.elapsed());
+                }
                 let client = vec![BareClient::put(document.clone())];
-                let (trips, _) = drive(plan.name, server, *pid, client, Until::Passed(slice / 2)).await?;
-                limit.trips.append(trips.latencies);
+                let (window, _) = drive(plan.name, bare, client, Some(slice / 2)).await?;
+                trips.append(window.latencies);
             }
-            let (outcome, returned) = self.drive_target(plan.name, clients, Until::Passed(slice)).await?;
-            clients = returned;
-            add_outcome(&mut sum, outcome);
+            let window;
+            (window, clients) = drive(plan.name, &self.setup.target, clients, Some(slice)).await?;
+            sum.append(window);
         }
-        Ok((sum.expect("there is a round"), sync_limit.map(|_| limit)))
+        Ok(single_row(plan, sum, &syncs, &trips))
     }
 
     /// Stores documents and returns a client that updates them.
@@ -151,16 +140,17 @@ impl Bench<'_> {
         }
         body.extend_from_slice(b"]}");
         let rows = self.couch.bulk(database, &body).await?;
-        let revision = |row: BulkRow| row.rev.map(|rev| (row.id, rev));
-        let documents: Option<Vec<_>> = rows.into_iter().map(revision).collect();
+        let documents: Option<Vec<_>> = rows.into_iter().map(|row| Some((row.id, row.rev?))).collect();
         Ok(Updater {
             directory: directory(database),
-            query: self.durability_query().replace('?', "&"),
+            query: self.setup.durability.query().replace('?', "&"),
             documents: documents.ok_or_else(|| Error::wrong(plan.name, "a document was refused"))?,
             next: 0,
             bytes: DOCUMENT_BYTES,
             generator,
             left: None,
+            target: String::new(),
+            document: Vec::new(),
         })
     }
 
@@ -168,30 +158,27 @@ impl Bench<'_> {
     /// one after the other, so that each sum covers enough processor time.
     pub(super) async fn history(&mut self, plan: &Plan) -> Result<Row> {
         let database = self.create().await?;
-        let slice = self.scaled(HISTORY_COUNT, 1) / HISTORY_SLICES as u64;
+        let slice = self.config.scaled(HISTORY_COUNT, 1) / HISTORY_SLICES as u64;
         let slice = slice.max(SLICE_COUNT_MIN);
         // Warms up: the one-time costs of a new database and a new connection aren't measured.
         let mut warm = self.updater(plan, &database, vec!["warm".to_owned()], Generator::new(1)).await?;
         warm.left = Some(slice);
-        self.drive_target(plan.name, vec![warm], Until::Done).await?;
-        let mut slices: Vec<Option<Outcome>> = (0..HISTORY_SLICES).map(|_| None).collect();
-        let mut sum = None;
+        drive(plan.name, &self.setup.target, vec![warm], None).await?;
+        let mut slices = vec![Window::default(); HISTORY_SLICES];
         for (number, generator) in (0..HISTORY_DOCUMENTS).zip(generators(HISTORY_DOCUMENTS)) {
             let ids = vec![sequential_id(number)];
             let mut updaters = vec![self.updater(plan, &database, ids, generator).await?];
             for total in &mut slices {
                 updaters.iter_mut().for_each(|updater| updater.left = Some(slice));
-                let (outcome, returned) = self.drive_target(plan.name, updaters, Until::Done).await?;
-                updaters = returned;
-                let (operations, elapsed) = (outcome.operations, outcome.elapsed);
-                add_outcome(total, Outcome { operations, elapsed, latencies: Samples::default() });
-                add_outcome(&mut sum, outcome);
+                let window;
+                (window, updaters) = drive(plan.name, &self.setup.target, updaters, None).await?;
+                total.append(window);
             }
             self.check_history(plan, &updaters[0], 1 + slice * HISTORY_SLICES as u64).await?;
         }
-        let row = row(plan, "docs", &sum.expect("there is a document"));
-        let slices: Vec<Outcome> = slices.into_iter().flatten().collect();
-        Ok(judged_by_history(row, &slices, slice).judged(plan.goals))
+        let mut sum = Window::default();
+        slices.iter().for_each(|slice| sum.append(slice.clone()));
+        Ok(judged_by_history(row(plan, "docs/s", sum, None), &slices, slice))
     }
 
     /// Checks that the server has the client's last revision and that its number is `expected`.
@@ -215,95 +202,82 @@ impl Bench<'_> {
         let target = format!("{}/{}", directory(&database), sequential_id(0));
         self.couch.call("PUT", &target, Some(&document)).await?;
         let numbers = NumberRange::from(1);
-        let loader = self.loader(&database, numbers.clone(), TINY_BATCH, (Ids::Sequential, Content::Tiny));
-        let mut writer: Vec<_> = generators(1).map(loader).collect();
-        let mut readers = self.getters(&database, TINY_READERS, 1);
-        let until = Until::Passed(self.config.row_time / ROUND_COUNT);
-        let mut sums: [Option<Outcome>; 4] = Default::default();
+        let mut writer =
+            Loader::group(&self.bulk_target(&database), 1, &numbers, TINY_BATCH, Documents::Tiny);
+        let mut readers = getters(&database, TINY_READERS, 1);
+        let (target, name) = (&self.setup.target, plan.name);
+        let time = Some(self.config.row_time() / ROUND_COUNT);
+        let mut sums: [Window; 4] = Default::default();
         for _ in 0..ROUND_COUNT {
-            let (written, returned) = self.drive_target(plan.name, writer, until).await?;
-            writer = returned;
-            let (read, returned) = self.drive_target(plan.name, readers, until).await?;
-            readers = returned;
-            let both = tokio::join!(
-                self.drive_target(plan.name, writer, until),
-                self.drive_target(plan.name, readers, until)
+            let (written, returned_writer) = drive(name, target, writer, time).await?;
+            let (read, returned_readers) = drive(name, target, readers, time).await?;
+            let both = tokio::try_join!(
+                drive(name, target, returned_writer, time),
+                drive(name, target, returned_readers, time)
             );
-            let ((written_beside, returned_writer), (read_beside, returned_readers)) = (both.0?, both.1?);
+            let ((written_beside, returned_writer), (read_beside, returned_readers)) = both?;
             (writer, readers) = (returned_writer, returned_readers);
             for (sum, next) in sums.iter_mut().zip([written, read, written_beside, read_beside]) {
-                add_outcome(sum, next);
+                sum.append(next);
             }
         }
         self.check_count(plan.name, &database, numbers.taken()).await?;
-        let outcomes = sums.map(|sum| sum.expect("there is a round"));
-        let rates = outcomes.each_ref().map(Outcome::rate);
-        let rows = BESIDE.iter().zip(&outcomes).enumerate().map(|(index, (plan, outcome))| {
-            let row = row(plan, if index % 2 == 0 { "docs" } else { "requests" }, outcome);
-            let row = match index {
+        let rates = sums.each_ref().map(Window::rate);
+        let rows = BESIDE.iter().zip(sums).enumerate().map(|(index, (plan, window))| {
+            let row = row(plan, if index % 2 == 0 { "docs/s" } else { "requests/s" }, window, None);
+            match index {
                 0 | 1 => row,
-                _ => {
-                    let kept = rates[index] / rates[index - 2];
-                    row.aim("of the rate alone", Bound::AtLeast(SHARE_KEPT), Some(kept))
-                }
-            };
-            row.judged(plan.goals)
+                _ => row.compare(
+                    "× the rate alone",
+                    Some(rates[index] / rates[index - 2]),
+                    Bound::AtLeast(SHARE_KEPT),
+                ),
+            }
         });
         Ok(rows.collect())
     }
 }
 
-/// Compares a single client's writes with one sync and one round trip, for which such a client waits. The
-/// limit is computed from medians, since a disk's few slow syncs may affect one of the two more.
-fn against_single_limit(
-    mut row: Row,
-    writes: &Samples,
-    SingleWriteLimit { syncs, trips }: &SingleWriteLimit,
-) -> Row {
-    let median = |samples: &Samples| samples.percentiles([0.5]).map(|[half]| half.as_secs_f64());
-    let mean = Samples::mean_seconds;
-    let of = |seconds: &dyn Fn(&Samples) -> Option<f64>| {
-        Some([seconds(syncs)?, seconds(trips)?, seconds(writes)?])
+/// The row of a single client's writes, compared with the sum of one sync and one round trip if they were
+/// measured.
+fn single_row(plan: &Plan, writes: Window, syncs: &Samples, trips: &Samples) -> Row {
+    let of = |of: &dyn Fn(&Samples) -> Option<f64>| Some([of(syncs)?, of(trips)?, of(&writes.latencies)?]);
+    let medians = of(&|samples| samples.percentiles([0.5]).map(|[half]| half));
+    let (Some([sync, trip, write]), Some(means)) = (medians, of(&Samples::mean)) else {
+        return row(plan, "docs/s", writes, None);
     };
-    let (Some([sync, trip, write]), Some(means)) = (of(&median), of(&mean)) else {
-        return row;
-    };
-    row.limit = Some(Limit {
+    let limit = Limit {
         name: "one raw sync and one bare round trip, by medians".to_owned(),
-        rate: 1.0 / (sync + trip),
+        // In proportion to the client's own rate, whose mean has its slow syncs.
+        rate: writes.rate() * write / (sync + trip),
         cpu_us: None,
-        share: (sync + trip) / write,
-        cpu_multiple: None,
-    });
+    };
     let [mean_sync, mean_trip, mean_write] = means;
-    let share = (mean_sync + mean_trip) / mean_write;
-    let ([sync, trip], [mean_sync, mean_trip]) =
-        ([sync, trip].map(millis), [mean_sync, mean_trip].map(millis));
-    row.note(format!(
-        "one sync {sync:.3} ms, one bare round trip {trip:.3} ms; \
-         by means {mean_sync:.3} + {mean_trip:.3} ms: {share:.2} of the limit"
+    row(plan, "docs/s", writes, Some(limit)).note(format!(
+        "one sync {} µs, one bare round trip {} µs; by means {} + {} µs: {:.2} of the limit",
+        figure(sync),
+        figure(trip),
+        figure(mean_sync),
+        figure(mean_trip),
+        (mean_sync + mean_trip) / mean_write
     ))
-}
-
-fn millis(seconds: f64) -> f64 {
-    seconds * 1e3
 }
 
 /// Compares the middle slice (whose last update is the thousandth) and the last one with the first, by the
 /// server's processor time. `updates` is the number of updates of a slice.
-fn judged_by_history(mut row: Row, slices: &[Outcome], updates: u64) -> Row {
-    let cost = |index: usize| slices.get(index).and_then(Outcome::server_cpu_us);
+fn judged_by_history(mut row: Row, slices: &[Window], updates: u64) -> Row {
+    let cost = |index: usize| slices[index].server_cpu_us();
     let (middle, last) = (slices.len() / 2 - 1, slices.len() - 1);
     let name =
         |index: usize| format!("updates {} to {}", index as u64 * updates + 1, (index as u64 + 1) * updates);
     for index in [middle, last] {
         let grown = cost(0).zip(cost(index)).map(|(first, later)| later / first);
-        let what = format!("CPU of {} × the first {updates}", name(index));
-        row = row.aim(what, Bound::AtMost(SAME_COST_MAX), grown);
+        let what = format!("× the CPU of the first {updates}: {}", name(index));
+        row = row.compare(what, grown, Bound::AtMost(SAME_COST_MAX));
     }
     let figures = [0, middle, last].map(|index| {
-        let cpu = cost(index).map_or("–".to_owned(), |cost| format!("{cost:.1}"));
-        format!("{}: {cpu} µs, {:.0}/s", name(index), slices[index].rate())
+        let cpu = cost(index).map_or("–".to_owned(), figure);
+        format!("{}: {cpu} µs, {}/s", name(index), figure(slices[index].rate()))
     });
     row.note(format!("{} documents, one after the other; {}", HISTORY_DOCUMENTS, figures.join("; ")))
 }
@@ -312,33 +286,33 @@ fn judged_by_history(mut row: Row, slices: &[Outcome], updates: u64) -> Row {
 mod tests {
     use std::time::Duration;
 
+    use super::super::plan::PLANS;
     use super::*;
     use crate::stats::Elapsed;
 
-    fn outcome(operations: u64, cpu_us_each: u64) -> Outcome {
-        let elapsed = Elapsed {
-            wall: Duration::from_secs(1),
-            client_cpu: Duration::ZERO,
-            server_cpu: Some(Duration::from_micros(operations * cpu_us_each)),
-        };
-        Outcome { operations, elapsed, latencies: Samples::default() }
+    fn window(operations: u64, cpu_us_each: u64) -> Window {
+        let wall = Duration::from_secs(1);
+        let server_cpu = Some(Duration::from_micros(operations * cpu_us_each));
+        Window::new(operations, Samples::default(), Elapsed { wall, server_cpu, ..Elapsed::default() })
     }
 
-    fn empty_row() -> Row {
-        Row::new("update", "docs", 1, &Elapsed::default(), &Samples::default())
+    fn plan(name: &str) -> &'static Plan {
+        PLANS.iter().find(|plan| plan.name == name).unwrap()
     }
 
     #[test]
     fn updates_of_growing_cost_miss_the_aims() {
-        let slices: Vec<Outcome> = (0..20).map(|index| outcome(100, 100 + 10 * index)).collect();
-        let row = judged_by_history(empty_row(), &slices, 100);
-        let aims: Vec<_> = row.aims.iter().map(|aim| (aim.reached, aim.met)).collect();
+        let judged = |slices: &[Window]| {
+            judged_by_history(row(plan("update-same"), "docs/s", window(1, 1), None), slices, 100)
+        };
+        let slices: Vec<Window> = (0..20).map(|index| window(100, 100 + 10 * index)).collect();
+        let row = judged(&slices);
+        let aims: Vec<_> = row.aims().map(|aim| (aim.figure, aim.met)).collect();
         assert_eq!(aims, [(Some(1.9), Some(false)), (Some(2.9), Some(false))]);
-        assert!(row.aims[0].what.contains("updates 901 to 1000"), "{}", row.aims[0].what);
-        assert!(row.aims[1].what.contains("updates 1901 to 2000"), "{}", row.aims[1].what);
-        let even: Vec<Outcome> = (0..20).map(|_| outcome(100, 100)).collect();
-        let row = judged_by_history(empty_row(), &even, 100);
-        assert!(row.aims.iter().all(|aim| aim.met == Some(true)));
+        assert!(row.compared[0].what.contains("updates 901 to 1000"), "{}", row.compared[0].what);
+        assert!(row.compared[1].what.contains("updates 1901 to 2000"), "{}", row.compared[1].what);
+        let even: Vec<Window> = (0..20).map(|_| window(100, 100)).collect();
+        assert!(judged(&even).aims().all(|aim| aim.met == Some(true)));
     }
 
     #[test]
@@ -348,10 +322,10 @@ mod tests {
             samples.push(Duration::from_micros(micros));
             samples
         };
-        let limit = SingleWriteLimit { syncs: samples(150), trips: samples(50) };
-        let row = against_single_limit(empty_row(), &samples(250), &limit);
-        let Limit { rate, share, .. } = row.limit.unwrap();
-        assert_eq!((rate.round(), (share * 100.0).round()), (5000.0, 80.0));
+        let writes = Window { latencies: samples(250), ..window(4000, 1) };
+        let row = single_row(plan("put-1"), writes, &samples(150), &samples(50));
+        let aim = row.aims().next().unwrap();
+        assert_eq!((aim.figure.map(|share| (share * 100.0).round()), aim.met), (Some(80.0), Some(true)));
         assert!(row.notes[0].ends_with("0.80 of the limit"), "{}", row.notes[0]);
     }
 }

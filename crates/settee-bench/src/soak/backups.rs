@@ -17,9 +17,9 @@ use tokio::sync::Mutex;
 
 use super::client::{Context, Failure, Http, Reply, StepResult, wrong};
 use super::model::{BackupWindow, DocState, body};
-use super::server::ServerUnderTest;
 use super::writers::check_file;
 use crate::error::Error;
+use crate::process::ServerProcess;
 
 /// Pause between two cycles.
 const CYCLE_PAUSE: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ struct Backup {
 /// A server on a restored backup.
 struct Restored {
     directory: PathBuf,
-    server: ServerUnderTest,
+    server: ServerProcess,
 }
 
 /// Runs cycles of backups for as long as the clients run.
@@ -86,7 +86,7 @@ impl Backups {
         self.compared += 1;
         edit(context, &copy).await.map_err(copy_failure)?;
         let second = self.back_up(context).await?;
-        let third = self.request_backup(&mut Http::new(&copy.server.server())).await;
+        let third = self.request_backup(&mut Http::new(copy.server.server())).await;
         let copy_of_copy = self.restore(&third.map_err(copy_failure)?).await?;
         compare_copies(context, &copy, &copy_of_copy).await.map_err(copy_failure)?;
         self.compared_copies += 1;
@@ -130,7 +130,7 @@ impl Backups {
         let directory = self.directory.join(format!("copy-{}", self.copies));
         self.command(&["check".as_ref(), backup]).await?;
         self.command(&["restore".as_ref(), backup, &directory.join("data")]).await?;
-        let started = ServerUnderTest::start(&self.program, &directory).await;
+        let started = ServerProcess::start(&self.program, &directory, None, &[]).await;
         Ok(Restored { server: started.or_else(|error| wrong(error.to_string()))?, directory })
     }
 
@@ -183,7 +183,7 @@ fn copy_failure(failure: Failure) -> Failure {
 
 /// Compares a restored backup with the writers' models.
 async fn compare_backup(context: &Context, backup: &Backup, copy: &Restored) -> StepResult<()> {
-    let mut http = Http::new(&copy.server.server());
+    let mut http = Http::new(copy.server.server());
     let shown = backup.path.display();
     if http.get("/").await?.json()?["uuid"] == backup.uuid {
         return wrong(format!("{shown}: the copy has the server's uuid"));
@@ -245,7 +245,7 @@ async fn compare_locals(http: &mut Http, database: &str, window: &BackupWindow) 
 
 /// Replaces texts in a restored copy by texts of the same size.
 async fn edit(context: &Context, copy: &Restored) -> StepResult<()> {
-    let mut http = Http::new(&copy.server.server());
+    let mut http = Http::new(copy.server.server());
     for database in &context.databases {
         let target = format!("/{database}/_all_docs?include_docs=true&limit={EDITED_MAX}");
         let mut docs = Vec::new();
@@ -267,7 +267,7 @@ async fn edit(context: &Context, copy: &Restored) -> StepResult<()> {
 /// Compares a restored backup of a copy with the copy, which no client writes to: documents, attachments and
 /// changes.
 async fn compare_copies(context: &Context, copy: &Restored, copy_of_copy: &Restored) -> StepResult<()> {
-    let mut servers = [copy, copy_of_copy].map(|copy| Http::new(&copy.server.server()));
+    let mut servers = [copy, copy_of_copy].map(|copy| Http::new(copy.server.server()));
     for database in &context.databases {
         let [http, other] = &mut servers;
         let target = format!("/{database}/_all_docs?include_docs=true&attachments=true");

@@ -7,8 +7,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::{Mutex, watch};
 
+use settee_client::{Couch, HttpError, JSON, Request, Server};
+
 use super::model::Model;
-use crate::http::{Connection, HttpError, Server};
 
 /// Longest wait for a response.
 const RESPONSE_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -122,15 +123,14 @@ impl Reply {
 
 /// A client with one connection, opened on demand.
 pub(super) struct Http {
-    server: Server,
-    connection: Option<Connection>,
+    couch: Couch,
     /// Number of responses received.
     pub(super) requests: u64,
 }
 
 impl Http {
     pub(super) fn new(server: &Server) -> Http {
-        Http { server: server.clone(), connection: None, requests: 0 }
+        Http { couch: Couch::new(server.clone()), requests: 0 }
     }
 
     /// Sends a request and returns the whole response. `content` is the body and its media type.
@@ -140,27 +140,16 @@ impl Http {
         target: &str,
         content: Option<(&str, &[u8])>,
     ) -> StepResult<Reply> {
-        let mut head = Vec::new();
-        let declared = content.map(|(kind, body)| (kind, body.len()));
-        self.server.render_head(method, target, declared, &mut head);
-        let body = content.map_or(&[][..], |(_, body)| body);
-        let late = || HttpError::Malformed("it didn't arrive in time");
-        // Removed from `self` while in use, so that a broken exchange is never resumed.
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => Connection::open(&self.server).await?,
-        };
-        let exchange = tokio::time::timeout(RESPONSE_WAIT_MAX, connection.exchange_parts(&head, body));
-        let answer = exchange.await.map_err(|_| late())??;
-        let answer = Reply { status: answer.status, body: answer.body.to_vec() };
-        if !connection.is_closing() {
-            self.connection = Some(connection);
-        }
+        let sent = self.couch.send(Request { method, target, content });
+        let late = |_| HttpError::Malformed("it didn't arrive in time");
+        let settee_client::Reply { status, body } =
+            tokio::time::timeout(RESPONSE_WAIT_MAX, sent).await.map_err(late)??;
+        let reply = Reply { status, body };
         self.requests += 1;
-        if answer.status >= 500 {
-            return wrong(format!("{method} {target}: {}", answer.shown()));
+        if status >= 500 {
+            return wrong(format!("{method} {target}: {}", reply.shown()));
         }
-        Ok(answer)
+        Ok(reply)
     }
 
     pub(super) async fn get(&mut self, target: &str) -> StepResult<Reply> {
@@ -169,11 +158,11 @@ impl Http {
 
     pub(super) async fn post(&mut self, target: &str, body: &Value) -> StepResult<Reply> {
         let text = body.to_string();
-        self.send("POST", target, Some(("application/json", text.as_bytes()))).await
+        self.send("POST", target, Some((JSON, text.as_bytes()))).await
     }
 
     pub(super) async fn put(&mut self, target: &str, body: &Value) -> StepResult<Reply> {
         let text = body.to_string();
-        self.send("PUT", target, Some(("application/json", text.as_bytes()))).await
+        self.send("PUT", target, Some((JSON, text.as_bytes()))).await
     }
 }

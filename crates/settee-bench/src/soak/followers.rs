@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use settee_client::{Connection, HttpError, Request};
+
 use super::client::{Context, Failure, Http, StepResult, wrong};
-use crate::http::{Connection, HttpError};
 
 /// The requested interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -75,9 +76,7 @@ impl Follower {
         let (since, heartbeat) = (self.received().since.clone(), HEARTBEAT.as_millis());
         let target =
             format!("/{}/_changes?feed=continuous&heartbeat={heartbeat}&since={since}", self.database);
-        let mut request = Vec::new();
-        context.server.render_head("GET", &target, None, &mut request);
-        let status = connection.begin(&request).await?;
+        let status = connection.begin(Request::get(&target)).await?;
         if status != 200 {
             return wrong(format!("a feed has status {status}"));
         }

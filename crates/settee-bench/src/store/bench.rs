@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use super::config::Config;
-use super::runs::{EngineId, Programs, Run};
+use super::config::{Config, Sizes};
+use super::runs::{EngineId, PEERS, Programs, Run};
 use super::work::data::Order;
 use super::work::{Operation, Spec};
-use crate::io::row::{self, Series};
+use crate::rounds::{Series, median};
 use crate::{Error, Result, space};
 
 /// Number of records of a batch.
@@ -15,38 +15,36 @@ pub(super) const BATCH_COUNT: usize = 16;
 
 /// The state that the parts of a run share.
 pub(super) struct Bench {
-    pub(super) config: Config,
+    pub(super) sizes: Sizes,
     pub(super) programs: Programs,
-    directory: space::Directory,
+    directory: PathBuf,
     directory_count: Cell<usize>,
     failure_count: Cell<usize>,
 }
 
 impl Bench {
-    pub(super) fn new(config: &Config) -> Result<Bench> {
-        Ok(Bench {
-            directory: space::Directory::new(Some(&config.directory))?,
-            programs: Programs {
-                ours: config.program.clone(),
-                peers: config.peers.clone(),
-                engine: config.engine,
-            },
-            config: config.clone(),
+    pub(super) fn new(config: &Config, program: &Path, directory: &Path) -> Bench {
+        let programs =
+            Programs { ours: program.to_owned(), peers: config.peers.clone(), engine: config.engine };
+        Bench {
+            sizes: config.sizes(),
+            programs,
+            directory: directory.to_owned(),
             directory_count: Cell::new(0),
             failure_count: Cell::new(0),
-        })
+        }
     }
 
-    /// The store first, then the selected peers.
+    /// The store first, then the peers.
     pub(super) fn all_engines(&self) -> Vec<EngineId> {
-        let peers = self.config.peers.iter().flat_map(|_| &self.config.peer_names);
-        std::iter::once(EngineId::Ours).chain(peers.map(|name| EngineId::Peer(name))).collect()
+        let peers = self.programs.peers.iter().flat_map(|_| PEERS.map(EngineId::Peer));
+        std::iter::once(EngineId::Ours).chain(peers).collect()
     }
 
     /// The path of a new directory, which isn't created yet.
     pub(super) fn new_directory(&self) -> PathBuf {
         let number = self.directory_count.replace(self.directory_count.get() + 1);
-        self.directory.path().join(format!("data-{number}"))
+        self.directory.join(format!("data-{number}"))
     }
 
     /// Removes a directory and, unless pauses are off, syncs the file system, so that this work doesn't
@@ -57,10 +55,10 @@ impl Bench {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             removed => removed.map_err(|error| Error::file(directory, error))?,
         }
-        if self.config.pause.is_zero() {
+        if self.sizes.pause.is_zero() {
             return Ok(());
         }
-        space::sync_file_system(self.directory.path())
+        space::sync_file_system(&self.directory)
     }
 
     /// Number of failed runs.
@@ -80,7 +78,7 @@ impl Bench {
             warm: 0,
             seconds_max: 0,
             lanes: 1,
-            memory_bytes: self.config.memory_bytes,
+            memory_bytes: self.sizes.memory_bytes,
             write_out: false,
             compaction: true,
             direct: false,
@@ -92,7 +90,7 @@ impl Bench {
     pub(super) fn rounds(&self, all_engines: &[EngineId], specs: &[Spec]) -> Result<Vec<EngineRuns>> {
         let mut all_runs: Vec<EngineRuns> =
             all_engines.iter().map(|engine_id| EngineRuns::new(*engine_id)).collect();
-        for round in 0..self.config.rounds {
+        for round in 0..self.sizes.rounds {
             for turn in 0..all_runs.len() {
                 let engine_runs = &mut all_runs[(round + turn) % all_engines.len()];
                 if engine_runs.failure.is_some() {
@@ -137,11 +135,12 @@ impl EngineRuns {
         }
     }
 
-    pub(super) fn series(&self, weight: impl Fn(&Run) -> f64) -> Series {
-        Series(self.runs.iter().map(|run| run.report.window(weight(run))).collect())
+    /// The runs as windows. `weight` is the number of the row's units per operation.
+    pub(super) fn series(&self, weight: f64) -> Series {
+        Series(self.runs.iter().map(|run| run.report.window(weight)).collect())
     }
 
     pub(super) fn median(&self, of: impl Fn(&Run) -> f64) -> Option<f64> {
-        row::median(self.runs.iter().map(of).collect())
+        median(self.runs.iter().map(of))
     }
 }

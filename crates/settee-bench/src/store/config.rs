@@ -3,122 +3,127 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use settee_io::EngineKind;
 
-use super::runs::PEERS;
-use crate::io::data_file;
-
-/// Pause before each part, since a disk may still process earlier writes and removals.
-const PART_PAUSE: Duration = Duration::from_secs(3);
-
 /// A part of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Part {
-    /// Loads after Neon's `bench_ingest`.
+    /// Loads as in Neon's bench_ingest
     Ingest,
-    /// A load of 1 KiB records, and reads and scans of them.
+    /// Load, reads and scans of 1 KiB records
     Large,
-    /// A load of 100 B records, and reads and scans of them.
+    /// Load, reads and scans of 100 B records
     Small,
-    /// Loads of increasing numbers of records.
+    /// Loads of increasing numbers of records
     Growth,
-    /// Durable single writes.
+    /// Durable single writes
     Durable,
-    /// Overwriting while reading.
+    /// Overwrites with concurrent reads
     Overwrite,
-    /// Opening after a kill.
+    /// Opening after a kill
     Open,
 }
 
-impl Part {
-    /// All parts, in the table's order.
-    pub const ALL: [Part; 7] =
-        [Part::Ingest, Part::Large, Part::Small, Part::Growth, Part::Durable, Part::Overwrite, Part::Open];
+/// Parameters of a run.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Config {
+    /// The binary of the `peers` crate, to compare with other engines
+    #[arg(long, value_name = "PATH")]
+    pub peers: Option<PathBuf>,
+
+    /// I/O engine of the store: auto, io_uring or threads
+    #[arg(long = "io-engine", value_name = "ENGINE", default_value = "auto")]
+    pub engine: EngineKind,
+
+    /// Run with small parameters that take seconds, as a test
+    #[arg(long)]
+    pub small: bool,
+
+    /// Number of records of the large data sets [default: 10000000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub records: Option<u64>,
+
+    /// Memory in MiB of each engine while it loads [default: 512]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
+    pub memory_mib: Option<u64>,
+
+    /// Number of measurements of repeatable workloads; medians are printed [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub rounds: Option<u64>,
+
+    /// Parts of the table, separated by commas [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    pub parts: Vec<Part>,
 }
 
-/// Parameters of a run.
+/// The sizes of a run.
 #[derive(Debug, Clone)]
-pub struct Config {
-    /// The directory for the files.
-    pub directory: PathBuf,
-    /// The binary of the peers' crate. None: rows have no ratio to a peer.
-    pub peers: Option<PathBuf>,
-    /// The peers to run, of [`PEERS`].
-    pub peer_names: Vec<&'static str>,
-    /// This program: `PROGRAM bench store-run WHO DIRECTORY SPEC ENGINE` calls [`run_here`](super::run_here).
-    pub program: PathBuf,
-    /// The I/O engine of the store.
-    pub engine: EngineKind,
-    /// The parts to run.
-    pub parts: Vec<Part>,
+pub(super) struct Sizes {
     /// Bytes of values of each load after `bench_ingest`.
-    pub ingest_bytes: u64,
+    pub(super) ingest_bytes: u64,
     /// Number of records of the large data sets.
-    pub records: u64,
+    pub(super) records: u64,
     /// The engines' memory in bytes while records are loaded, and for the loads after `bench_ingest`.
-    pub memory_bytes: u64,
+    pub(super) memory_bytes: u64,
     /// Maximum number of reads of a measurement. Cold ones are fewer.
-    pub read_count: u64,
+    pub(super) read_count: u64,
     /// Number of durable writes of a single writer. Many writers do ten times as many.
-    pub durable_count: u64,
+    pub(super) durable_count: u64,
     /// Number of rounds. Large data sets are loaded only once.
-    pub rounds: usize,
+    pub(super) rounds: usize,
     /// Duration of the reads of `fio`.
-    pub fio_time: Duration,
-    /// Pause before each part.
-    pub pause: Duration,
+    pub(super) fio_time: Duration,
+    /// Pause before each part, since a disk may still process earlier writes and removals.
+    pub(super) pause: Duration,
 }
+
+const FULL: Sizes = Sizes {
+    ingest_bytes: 128 << 20,
+    records: 10_000_000,
+    memory_bytes: 512 << 20,
+    read_count: 2_000_000,
+    durable_count: 2_000,
+    rounds: 3,
+    fio_time: Duration::from_secs(5),
+    pause: Duration::from_secs(3),
+};
+
+/// Its figures aren't reliable.
+const SMALL: Sizes = Sizes {
+    ingest_bytes: 64 << 10,
+    records: 2_000,
+    memory_bytes: 64 << 20,
+    read_count: 2_000,
+    durable_count: 5,
+    rounds: 1,
+    fio_time: Duration::from_millis(50),
+    pause: Duration::ZERO,
+};
 
 impl Config {
-    /// All parts at full size, without peers.
-    pub fn new(directory: impl Into<PathBuf>, program: impl Into<PathBuf>) -> Config {
-        Config {
-            directory: directory.into(),
-            peers: None,
-            peer_names: PEERS.to_vec(),
-            program: program.into(),
-            engine: EngineKind::Auto,
-            parts: Part::ALL.to_vec(),
-            ingest_bytes: 128 << 20,
-            records: 10_000_000,
-            memory_bytes: 512 << 20,
-            read_count: 2_000_000,
-            durable_count: 2_000,
-            rounds: 3,
-            fio_time: Duration::from_secs(5),
-            pause: PART_PAUSE,
+    pub(super) fn sizes(&self) -> Sizes {
+        let sizes = if self.small { SMALL } else { FULL };
+        Sizes {
+            records: self.records.unwrap_or(sizes.records),
+            memory_bytes: self.memory_mib.map_or(sizes.memory_bytes, |mib| mib << 20),
+            rounds: self.rounds.map_or(sizes.rounds, |rounds| rounds as usize),
+            ..sizes
         }
     }
 
-    /// The small form, which takes seconds; its figures aren't reliable.
-    pub fn small(self) -> Config {
-        Config {
-            ingest_bytes: 64 << 10,
-            records: 2_000,
-            memory_bytes: 64 << 20,
-            read_count: 2_000,
-            durable_count: 5,
-            rounds: 1,
-            fio_time: Duration::from_millis(50),
-            pause: Duration::ZERO,
-            ..self
-        }
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Part> {
+        Part::value_variants().iter().filter(|part| self.parts.is_empty() || self.parts.contains(part))
     }
 
     /// A description of the run for the table's head.
     pub fn title(&self) -> String {
+        let Sizes { memory_bytes, rounds, records, .. } = self.sizes();
         format!(
-            "the store in {}, random values, {} MiB of memory for each engine; {} round(s) of small data sets, {} \
-             records in large ones\n{}; peers: {}",
-            self.directory.display(),
-            self.memory_bytes >> 20,
-            self.rounds,
-            self.records,
-            data_file::machine(&self.directory),
-            match &self.peers {
-                Some(path) => format!("{} of {}", self.peer_names.join(", "), path.display()),
-                None => "none, see --peers".to_owned(),
-            }
+            "{} MiB of memory for each engine; {rounds} round(s) of small data sets, {records} records in large \
+             ones; peers: {}",
+            memory_bytes >> 20,
+            self.peers.as_ref().map_or("none, see --peers".to_owned(), |path| path.display().to_string()),
         )
     }
 }

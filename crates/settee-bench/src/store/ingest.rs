@@ -1,14 +1,13 @@
 //! Loads without a sync: the cases of Neon's `bench_ingest`, and loads of increasing numbers of records.
 
 use super::bench::{Bench, EngineRuns};
-use super::runs::{EngineId, Run};
-use super::table::{setup, table};
+use super::runs::EngineId;
+use super::table::{ratio_row, setup, table};
 use super::work::data::Order;
 use super::work::{Operation, Spec};
 use crate::Result;
 use crate::io::data_file::load_average;
-use crate::io::row::IoRow;
-use crate::report::Bound;
+use crate::report::{Bound, Row};
 
 /// Sizes of values in bytes.
 const VALUE_SIZES: [usize; 2] = [100, 8192];
@@ -27,16 +26,11 @@ fn order_text(order: Order) -> &'static str {
     }
 }
 
-/// MiB of values per operation.
-fn mib(value_bytes: usize) -> f64 {
-    value_bytes as f64 / f64::from(1 << 20)
-}
-
-pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
+pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     for value_bytes in VALUE_SIZES {
         for order in [Order::Sequential, Order::Random, Order::Reuse] {
             for write_out in [false, true] {
-                let records = bench.config.ingest_bytes.div_ceil(value_bytes as u64);
+                let records = bench.sizes.ingest_bytes.div_ceil(value_bytes as u64);
                 let alone = bench.spec(Operation::Ingest, value_bytes, records);
                 case(bench, Spec { order, write_out, ..alone }, each)?;
             }
@@ -46,11 +40,11 @@ pub(super) fn cases(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
 }
 
 /// One load, alone and beside a reader.
-fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(IoRow)) -> Result<()> {
+fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(Row)) -> Result<()> {
     let end = if alone.write_out { "written out" } else { "handed over" };
     let name = format!("ingest {} B, {}, {end}", alone.value_bytes, order_text(alone.order));
     let load = load_average();
-    let weight = |_: &Run| mib(alone.value_bytes);
+    let weight = alone.value_bytes as f64 / f64::from(1 << 20);
     let without = bench.rounds(&bench.all_engines(), std::slice::from_ref(&alone))?;
     let aim = Some(Bound::AtLeast(2.0));
     let note = |engine_runs: &EngineRuns| match engine_runs.engine_id {
@@ -75,40 +69,38 @@ fn case(bench: &Bench, alone: Spec, each: &mut dyn FnMut(IoRow)) -> Result<()> {
     let mut rows = table(&name, "MiB/s", weight, &with, aim, reader);
     let (ours, ours_alone) = (with[0].series(weight), without[0].series(weight));
     if !ours.0.is_empty() && !ours_alone.0.is_empty() {
-        let row = IoRow::new("  the writer beside a reader, over the writer alone", "MiB/s", &ours);
-        rows.push(row.against("alone", &ours, Some(&ours_alone)).with_aim(Bound::AtLeast(0.8)));
+        let name = "  the writer beside a reader, over the writer alone";
+        rows.push(ratio_row(name, "MiB/s", &ours, ("alone", &ours_alone), Bound::AtLeast(0.8)));
     }
     rows.into_iter().for_each(each);
     Ok(())
 }
 
 /// Measures loads of increasing numbers of records by the store, each compared with the first.
-pub(super) fn growth(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
+pub(super) fn growth(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     let mut first = None;
     for tenths in GROWTH_TENTHS {
-        let records = (bench.config.records * tenths / 10).max(1);
+        let records = (bench.sizes.records * tenths / 10).max(1);
         let spec = bench.spec(Operation::Ingest, GROWTH_VALUE_BYTES, records);
         let load = load_average();
         let ours = bench.rounds(&[EngineId::Ours], &[Spec { write_out: true, ..spec }])?.remove(0);
         let name = format!("load {records} of {GROWTH_VALUE_BYTES} B, random keys, written out");
         if ours.runs.is_empty() {
-            each(IoRow::missing(name, "rec/s", ours.failure.unwrap_or_default()));
+            each(Row::missing(name, "rec/s", ours.failure.unwrap_or_default()));
             continue;
         }
-        let series = ours.series(|_| 1.0);
-        let mut row = IoRow::new(name, "rec/s", &series);
+        let series = ours.series(1.0);
+        let mut row = Row::new(name, "rec/s", &series);
         match &first {
             None => first = Some(series),
             Some(first) => {
-                row = row.against("the first", &series, Some(first));
-                if tenths == *GROWTH_TENTHS.last().expect("there are sizes") {
-                    row = row.with_aim(Bound::AtLeast(0.7));
-                }
+                let is_last = tenths == *GROWTH_TENTHS.last().expect("there are sizes");
+                row = row.against("the first", &series, Some(first), is_last.then_some(Bound::AtLeast(0.7)));
             }
         }
         let written = ours.median(|run| run.report.written_bytes_in_all as f64 / run.report.bytes as f64);
         let peak = ours.median(|run| run.report.peak_bytes as f64 / f64::from(1 << 20)).unwrap_or(0.0);
-        each(row.with_note(format!(
+        each(row.note(format!(
             "{:.2} bytes written for each given, {peak:.0} MiB of memory at most, {load}; {}",
             written.unwrap_or(0.0),
             setup(&ours)

@@ -7,8 +7,8 @@ use super::work::message::Second;
 use super::work::{Operation, Spec};
 use crate::Result;
 use crate::io::data_file::load_average;
-use crate::io::row::{self, IoRow, Series};
-use crate::report::Bound;
+use crate::report::{Bound, Row};
+use crate::rounds::{Series, median};
 
 /// Bytes of the values, each with the divisor of the number of records.
 const SIZES: [(usize, u64); 2] = [(100, 1), (1024, 10)];
@@ -19,14 +19,14 @@ const TIMES: u64 = 10;
 /// Number of times without compaction, when the disk holds all versions.
 const TIMES_WITHOUT: u64 = 2;
 
-pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
+pub(super) fn measure(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     for (value_bytes, divisor) in SIZES {
-        size(bench, value_bytes, (bench.config.records / divisor).max(1), each)?;
+        size(bench, value_bytes, (bench.sizes.records / divisor).max(1), each)?;
     }
     Ok(())
 }
 
-fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(IoRow)) -> Result<()> {
+fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Row)) -> Result<()> {
     let before = bench.spec(Operation::Ingest, value_bytes, records);
     let before = Spec { write_out: true, ..before };
     let overwrite = Spec { operation: Operation::Overwrite, ..before.clone() };
@@ -39,23 +39,17 @@ fn size(bench: &Bench, value_bytes: usize, records: u64, each: &mut dyn FnMut(Io
     let most = space.iter().copied().reduce(f64::max);
     each(
         figure_row(
-            "  space over live bytes, most in the steady state".to_owned(),
+            "  space over live bytes, most in the steady state",
             "×",
             most,
             ("live bytes", 1.0),
             Some(Bound::AtMost(1.5)),
         )
-        .with_note(format!("the steady state: the second half of the seconds; {load}")),
+        .note(format!("the steady state: the second half of the seconds; {load}")),
     );
-    let p99 = |run: &Run| row::median(steady(run).iter().map(|(_, _, p99)| *p99).collect());
+    let p99 = |run: &Run| median(steady(run).iter().map(|(_, _, p99)| *p99));
     let limit = ("without compaction", p99(&without).unwrap_or(0.0));
-    each(figure_row(
-        "  read p99 in the steady state".to_owned(),
-        "µs",
-        p99(&with),
-        limit,
-        Some(Bound::AtMost(2.0)),
-    ));
+    each(figure_row("  read p99 in the steady state", "µs", p99(&with), limit, Some(Bound::AtMost(2.0))));
     Ok(())
 }
 
@@ -67,7 +61,7 @@ fn steady(run: &Run) -> Vec<(f64, f64, f64)> {
     run.seconds[half..].iter().map(figures).collect()
 }
 
-fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(IoRow)) -> Result<Option<Run>> {
+fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(Row)) -> Result<Option<Run>> {
     let [_, overwrite] = specs;
     let Spec { records, value_bytes, count, .. } = overwrite;
     let name = format!("overwrite {records} of {value_bytes} B {count} times, {how}");
@@ -78,21 +72,20 @@ fn run(bench: &Bench, how: &str, specs: &[Spec; 2], each: &mut dyn FnMut(IoRow))
     bench.remove(&directory)?;
     engine_runs.take(bench, run);
     let Some(run) = engine_runs.runs.last().cloned() else {
-        each(IoRow::missing(name, "w/s", engine_runs.failure.unwrap_or_default()));
+        each(Row::missing(name, "w/s", engine_runs.failure.unwrap_or_default()));
         return Ok(None);
     };
     let series = Series(vec![run.report.window(1.0)]);
     let reads = run.report.beside_reads as f64 / run.report.seconds.max(1e-9);
     let note = format!("latencies are the reader's, of {reads:.0} reads/s; {}", setup(&engine_runs));
-    each(IoRow::new(name, "w/s", &series).with_note(note));
+    each(Row::new(name, "w/s", &series).note(note));
     for second in &run.seconds {
-        let mut row = IoRow::missing(format!("  second {}", second.second), "w/s", "");
-        row.rate = Some(second.writes as f64);
-        row.operations = second.writes;
-        (row.p50_us, row.p99_us) = (Some(second.read_p50_us), Some(second.read_p99_us));
+        let row = Row::figure(format!("  second {}", second.second), "w/s", second.writes as f64);
+        let (p50_us, p99_us) = (Some(second.read_p50_us), Some(second.read_p99_us));
         let space = second.disk_bytes as f64 / second.live_bytes.max(1) as f64;
-        row = row.with_ratio("live bytes", space);
-        each(row.with_note(format!("{} reads/s; {}", second.reads, second.engine)));
+        let row = Row { operations: second.writes, p50_us, p99_us, ..row };
+        let row = row.compare("× live bytes", Some(space), None);
+        each(row.note(format!("{} reads/s; {}", second.reads, second.engine)));
     }
     Ok(Some(run))
 }

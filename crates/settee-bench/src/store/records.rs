@@ -10,14 +10,15 @@ use std::path::{Path, PathBuf};
 
 use super::bench::{Bench, EngineRuns};
 use super::runs::{EngineId, Run};
-use super::table::{figure_row, setup, table};
+use super::table::{figure_row, ratio_row, setup, table};
 use super::work::data::{KEY_BYTES, Order};
 use super::work::{Operation, Spec};
 use crate::control_group::ControlGroup;
 use crate::io::data_file::{self, load_average};
 use crate::io::fio::Fio;
-use crate::io::row::{IoRow, Series};
-use crate::report::Bound;
+use crate::report::{Bound, Row};
+use crate::rounds::Series;
+use crate::stats::proc_field;
 use crate::{Error, Result};
 
 /// Divisor of the data's size for the memory of runs with too little memory.
@@ -87,9 +88,9 @@ impl DataSet<'_> {
     }
 
     fn spec(&self, step: Step) -> Spec {
-        let records = self.bench.config.records;
+        let records = self.bench.sizes.records;
         let spec = self.bench.spec(Operation::Read, self.value_bytes, records);
-        let most = self.bench.config.read_count;
+        let most = self.bench.sizes.read_count;
         let of = |count: u64, lanes: usize| count.clamp(1, most).next_multiple_of(lanes as u64);
         let small = Spec { memory_bytes: self.memory_bytes(), ..spec.clone() };
         match step {
@@ -182,9 +183,7 @@ impl DataSet<'_> {
 
 /// The machine's memory in bytes (proc(5)). 0 if the system doesn't report it.
 fn machine_memory_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap_or_default();
-    line.split_ascii_whitespace().next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
+    proc_field("/proc/meminfo", "MemTotal:").unwrap_or(0) << 10
 }
 
 /// The files below a directory that have more than 4 KiB.
@@ -216,8 +215,8 @@ fn warm(path: &Path) -> Result<()> {
 }
 
 /// Runs all steps on a data set of each engine and reports the rows.
-pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(IoRow)) -> Result<()> {
-    let bytes = bench.config.records * (value_bytes + KEY_BYTES) as u64;
+pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(Row)) -> Result<()> {
+    let bytes = bench.sizes.records * (value_bytes + KEY_BYTES) as u64;
     let limit = (bytes / MEMORY_DIVISOR).max(MEMORY_BYTES_MIN) + PROCESS_BYTES;
     let set = DataSet { bench, value_bytes, bytes, group: ControlGroup::create(limit) };
     let load = load_average();
@@ -229,7 +228,7 @@ pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(Io
         let taken = STEPS.iter().filter(|step| set.has(**step, engine_id) && set.obstacle(**step).is_none());
         for step in taken {
             let mut engine_runs = EngineRuns::new(engine_id);
-            let rounds = if *step == Step::Load { 1 } else { bench.config.rounds };
+            let rounds = if *step == Step::Load { 1 } else { bench.sizes.rounds };
             for _ in 0..rounds {
                 if engine_runs.failure.is_none() {
                     std::fs::create_dir_all(&directory).map_err(|error| Error::file(&directory, error))?;
@@ -244,7 +243,7 @@ pub(super) fn measure(bench: &Bench, value_bytes: usize, each: &mut dyn FnMut(Io
     let fio = fio_rates(bench, &set)?;
     for (step, all_runs) in STEPS.iter().zip(&results) {
         match set.obstacle(*step) {
-            Some(reason) => each(IoRow::missing(set.name(*step), "op/s", reason)),
+            Some(reason) => each(Row::missing(set.name(*step), "op/s", reason)),
             None => report(&set, *step, all_runs, &results, &fio, &load, each),
         }
     }
@@ -260,7 +259,7 @@ fn fio_rates(bench: &Bench, set: &DataSet<'_>) -> Result<FioRates> {
     data_file::create(&path, bytes, 7)?;
     let rates = [1, MANY].map(|depth| {
         let fio = Fio::find().ok_or_else(|| "no fio".to_owned());
-        let window = fio.and_then(|fio| fio.random_reads(&path, bytes, depth, bench.config.fio_time));
+        let window = fio.and_then(|fio| fio.random_reads(&path, bytes, depth, bench.sizes.fio_time));
         (depth, window.map(|window| Series(vec![window])))
     });
     std::fs::remove_file(&path).map_err(|error| Error::file(&path, error))?;
@@ -274,7 +273,7 @@ fn report(
     all: &[Vec<EngineRuns>],
     fio: &FioRates,
     load: &str,
-    each: &mut dyn FnMut(IoRow),
+    each: &mut dyn FnMut(Row),
 ) {
     let name = set.name(step);
     let aim = match step {
@@ -283,7 +282,7 @@ fn report(
         _ => None,
     };
     let note = |engine_runs: &EngineRuns| format!("{}; {load}", note(step, engine_runs));
-    table(&name, "op/s", |_| 1.0, all_runs, aim, note).into_iter().for_each(&mut *each);
+    table(&name, "op/s", 1.0, all_runs, aim, note).into_iter().for_each(&mut *each);
     let Some(ours) = all_runs
         .iter()
         .find(|engine_runs| engine_runs.engine_id == EngineId::Ours && !engine_runs.runs.is_empty())
@@ -338,7 +337,7 @@ fn note(step: Step, engine_runs: &EngineRuns) -> String {
 }
 
 /// Reports bytes written and memory, of the store with aims, of the peers without.
-fn load_rows(set: &DataSet<'_>, all_runs: &[EngineRuns], each: &mut dyn FnMut(IoRow)) {
+fn load_rows(set: &DataSet<'_>, all_runs: &[EngineRuns], each: &mut dyn FnMut(Row)) {
     for engine_runs in all_runs {
         let is_ours = engine_runs.engine_id == EngineId::Ours;
         let of = |what: &str| match is_ours {
@@ -351,31 +350,25 @@ fn load_rows(set: &DataSet<'_>, all_runs: &[EngineRuns], each: &mut dyn FnMut(Io
         let name = of("bytes written for bytes given");
         each(figure_row(name, "MiB", written, ("given", given), aim(1.6)));
         let peak = engine_runs.median(|run| run.report.peak_bytes as f64 / f64::from(1 << 20));
-        let limit = (set.bench.config.memory_bytes >> 20) as f64;
+        let limit = (set.bench.sizes.memory_bytes >> 20) as f64;
         each(figure_row(of("memory at most"), "MiB", peak, ("the limit", limit), aim(1.0)));
     }
 }
 
 /// Reports the ratio of the store's rate to another's, if that was measured.
-fn versus(
-    ours: &EngineRuns,
-    other: Option<&EngineRuns>,
-    name: &str,
-    aim: Bound,
-    each: &mut dyn FnMut(IoRow),
-) {
+fn versus(ours: &EngineRuns, other: Option<&EngineRuns>, name: &str, aim: Bound, each: &mut dyn FnMut(Row)) {
     let Some(other) = other else { return };
-    let (series, its_series) = (ours.series(|_| 1.0), other.series(|_| 1.0));
+    let (series, its_series) = (ours.series(1.0), other.series(1.0));
     if its_series.0.is_empty() {
         return;
     }
     let engine_id = if other.engine_id == EngineId::Ours { "single reads" } else { other.engine_id.name() };
-    each(IoRow::new(name, "op/s", &series).against(engine_id, &series, Some(&its_series)).with_aim(aim));
+    each(ratio_row(name, "op/s", &series, (engine_id, &its_series), aim));
 }
 
 /// Reports the ratios of cached reads. Engines with memtables have another aim than those that map their
 /// pages.
-fn cached_rows(ours: &EngineRuns, all_runs: &[EngineRuns], each: &mut dyn FnMut(IoRow)) {
+fn cached_rows(ours: &EngineRuns, all_runs: &[EngineRuns], each: &mut dyn FnMut(Row)) {
     for other in all_runs {
         let aim = match other.engine_id {
             EngineId::Peer("fjall" | "rocksdb") => Bound::AtLeast(2.0),
@@ -386,13 +379,7 @@ fn cached_rows(ours: &EngineRuns, all_runs: &[EngineRuns], each: &mut dyn FnMut(
     }
 }
 
-fn cold_rows(
-    set: &DataSet<'_>,
-    lanes: usize,
-    ours: &EngineRuns,
-    fio: &FioRates,
-    each: &mut dyn FnMut(IoRow),
-) {
+fn cold_rows(set: &DataSet<'_>, lanes: usize, ours: &EngineRuns, fio: &FioRates, each: &mut dyn FnMut(Row)) {
     let limit = match &set.group {
         Ok(group) => format!("memory for a tenth of the data, and the process itself, by {}", group.kind),
         Err(reason) => format!("NO LIMIT of memory: {reason}"),
@@ -400,34 +387,29 @@ fn cold_rows(
     if lanes == 1 {
         let most = if set.value_bytes < 1 << 10 { 2.1 } else { 1.1 };
         let reads = ours.median(|run| run.report.device_reads as f64 / run.report.operations.max(1) as f64);
-        let row = figure_row(
-            "  device reads for each".to_owned(),
-            "reads",
-            reads,
-            ("a read", 1.0),
-            Some(Bound::AtMost(most)),
-        );
-        each(row.with_note(format!("all reads of the device, by any process; {limit}")));
+        let row =
+            figure_row("  device reads for each", "reads", reads, ("a read", 1.0), Some(Bound::AtMost(most)));
+        each(row.note(format!("all reads of the device, by any process; {limit}")));
     }
     let rates = fio.iter().find(|(depth, _)| *depth == lanes).expect("each depth is measured");
-    let series = ours.series(|_| 1.0);
-    let row = IoRow::new(format!("  over fio, 4 KiB, {lanes} outstanding"), "op/s", &series);
-    let row = match &rates.1 {
+    let series = ours.series(1.0);
+    let row = Row::new(format!("  over fio, 4 KiB, {lanes} outstanding"), "op/s", &series);
+    let aim = (lanes == MANY).then_some(Bound::AtLeast(0.9));
+    each(match &rates.1 {
         Ok(rates) => {
+            let rate = rates.rate().unwrap_or(0.0);
             // fio runs once; each round is compared with that.
             let rates = Series(vec![rates.0[0].clone(); series.0.len()]);
-            let row = row.against("fio", &series, Some(&rates));
-            row.with_note(format!("fio: {:.0} reads/s", rates.0.first().map_or(0.0, |window| window.rate())))
+            row.against("fio", &series, Some(&rates), aim).note(format!("fio: {rate:.0} reads/s"))
         }
-        Err(reason) => row.with_note(reason.clone()),
-    };
-    each(if lanes == MANY { row.with_aim(Bound::AtLeast(0.9)) } else { row });
+        Err(reason) => row.against("fio", &series, None, aim).note(reason.clone()),
+    });
 }
 
 /// Loads records with each engine, kills it, and measures the next opening.
-pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Result<()> {
+pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(Row)) -> Result<()> {
     const VALUE_BYTES: usize = 100;
-    let load = bench.spec(Operation::LoadAndHold, VALUE_BYTES, bench.config.records);
+    let load = bench.spec(Operation::LoadAndHold, VALUE_BYTES, bench.sizes.records);
     let open = Spec { operation: Operation::Open, ..load.clone() };
     let average = load_average();
     for engine_id in bench.all_engines() {
@@ -442,13 +424,13 @@ pub(super) fn open_after_kill(bench: &Bench, each: &mut dyn FnMut(IoRow)) -> Res
             false => format!("  {}", engine_id.name()),
         };
         let Some(run) = engine_runs.runs.last() else {
-            each(IoRow::missing(name, "ms", engine_runs.failure.unwrap_or_default()));
+            each(Row::missing(name, "ms", engine_runs.failure.unwrap_or_default()));
             continue;
         };
         let milliseconds = (run.report.open_seconds + run.report.seconds) * 1e3;
         let aim = is_ours.then_some(Bound::AtMost(1.0));
         let row = figure_row(name, "ms", Some(milliseconds), ("a second", 1000.0), aim);
-        each(row.with_note(format!("files in the page cache; {}; {average}", setup(&engine_runs))));
+        each(row.note(format!("files in the page cache; {}; {average}", setup(&engine_runs))));
     }
     Ok(())
 }

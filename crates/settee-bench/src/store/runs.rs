@@ -13,7 +13,8 @@ use super::ours::Settee;
 use super::work::message::{Report, Second};
 use super::work::meter::Baseline;
 use super::work::{self, Failure, Message, Operation, Spec};
-use crate::io::row::{Latency, Window};
+use crate::rounds::Window;
+use crate::stats::{Elapsed, Samples};
 
 /// Maximum bytes of a failed process's error output that an error shows.
 const MESSAGE_BYTES_MAX: u64 = 300;
@@ -41,7 +42,7 @@ impl EngineId {
 }
 
 /// The other engines, by the peers' binary's names.
-pub const PEERS: [&str; 4] = ["fjall", "lmdb", "redb", "rocksdb"];
+pub(super) const PEERS: [&str; 4] = ["fjall", "lmdb", "redb", "rocksdb"];
 
 /// The programs that are started for runs.
 #[derive(Debug, Clone)]
@@ -152,15 +153,15 @@ fn error_output(child: &mut Child) -> String {
 impl Report {
     /// Converts the report to a measurement. `weight` is the number of the row's units per operation.
     pub(super) fn window(&self, weight: f64) -> Window {
-        let time = |us: Option<f64>| Some(Duration::from_secs_f64(us? / 1e6));
-        let latency = time(self.p50_us).zip(time(self.p99_us));
-        Window {
-            operations: self.operations,
-            weight,
+        let elapsed = Elapsed {
             wall: Duration::from_secs_f64(self.seconds),
-            cpu: Some(Duration::from_secs_f64(self.cpu_seconds.max(0.0))),
-            switches: None,
-            latency: latency.map(|(p50, p99)| Latency { p50, p99, longest: p99 }),
+            client_cpu: Duration::from_secs_f64(self.cpu_seconds.max(0.0)),
+            ..Elapsed::default()
+        };
+        Window {
+            units: self.operations as f64 * weight,
+            percentiles: self.p50_us.zip(self.p99_us).map(|(p50, p99)| [p50, p99]),
+            ..Window::new(self.operations, Samples::default(), elapsed)
         }
     }
 }

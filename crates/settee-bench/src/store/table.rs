@@ -2,80 +2,72 @@
 
 use super::bench::EngineRuns;
 use super::runs::{EngineId, Run};
-use crate::io::row::{IoRow, Series};
-use crate::report::Bound;
+use crate::report::{Bound, Row};
+use crate::rounds::Series;
 
 /// The store's row, compared with the best of the peers, then a row for each peer. `weight` is the number of
 /// the row's units per operation.
 pub(super) fn table(
     name: &str,
     unit: &'static str,
-    weight: impl Fn(&Run) -> f64,
+    weight: f64,
     all_runs: &[EngineRuns],
     aim: Option<Bound>,
     note: impl Fn(&EngineRuns) -> String,
-) -> Vec<IoRow> {
-    let series: Vec<Series> = all_runs.iter().map(|engine_runs| engine_runs.series(&weight)).collect();
-    let rate = |series: &Series| series.median(|window| Some(window.rate()));
-    let peers = all_runs
-        .iter()
-        .zip(&series)
-        .filter(|(engine_runs, _)| matches!(engine_runs.engine_id, EngineId::Peer(_)));
-    let measured = peers.filter_map(|(engine_runs, series)| Some((engine_runs, series, rate(series)?)));
-    let best = measured.max_by(|one, other| one.2.total_cmp(&other.2));
-    let mut rows = Vec::new();
-    for (engine_runs, series) in all_runs.iter().zip(&series) {
-        let is_ours = engine_runs.engine_id == EngineId::Ours;
-        let name = if is_ours { name.to_owned() } else { format!("  {}", engine_runs.engine_id.name()) };
-        if engine_runs.runs.is_empty() {
-            let reason = engine_runs.failure.clone().unwrap_or_else(|| "not run".to_owned());
-            rows.push(IoRow::missing(name, unit, reason));
-            continue;
+) -> Vec<Row> {
+    let of_peers = all_runs.iter().filter(|runs| matches!(runs.engine_id, EngineId::Peer(_)));
+    let measured = of_peers.filter_map(|runs| Some((runs, runs.series(weight).rate()?)));
+    let best = measured.max_by(|one, other| one.1.total_cmp(&other.1)).map(|(runs, _)| runs);
+    let row = |runs: &EngineRuns| {
+        let (is_ours, series) = (runs.engine_id == EngineId::Ours, runs.series(weight));
+        let name = if is_ours { name.to_owned() } else { format!("  {}", runs.engine_id.name()) };
+        if runs.runs.is_empty() {
+            return Row::missing(name, unit, runs.failure.as_deref().unwrap_or("not run"));
         }
-        let mut row = IoRow::new(name, unit, series);
-        if let (true, Some((peer, its_series, _))) = (is_ours, &best) {
-            row = row.against(peer.engine_id.name(), series, Some(its_series));
+        let mut row = Row::new(name, unit, &series);
+        if is_ours && (best.is_some() || aim.is_some()) {
+            let peer = best.map(|best| best.series(weight));
+            let name = best.map_or("the best peer", |best| best.engine_id.name());
+            row = row.against(name, &series, peer.as_ref(), aim);
         }
-        if let (true, Some(aim)) = (is_ours, aim) {
-            row = row.with_aim(aim);
+        if let Some(reason) = &runs.failure {
+            row = row.note(format!("A ROUND FAILED: {reason}"));
         }
-        let mut note = note(engine_runs);
-        if let Some(reason) = &engine_runs.failure {
-            note = format!("A ROUND FAILED: {reason}; {note}");
-        }
-        rows.push(if note.is_empty() { row } else { row.with_note(note) });
-    }
-    rows
+        row.note(note(runs))
+    };
+    all_runs.iter().map(row).collect()
 }
 
 /// A row of one figure, compared with `limit`.
 pub(super) fn figure_row(
-    name: String,
+    name: impl Into<String>,
     unit: &'static str,
     figure: Option<f64>,
     limit: (&str, f64),
     aim: Option<Bound>,
-) -> IoRow {
-    let Some(figure) = figure else { return IoRow::missing(name, unit, "not measured") };
-    let mut row = IoRow::missing(name, unit, "");
-    row.note = None;
-    row.rate = Some(figure);
-    row.operations = 1;
-    if limit.1 > 0.0 {
-        row = row.with_ratio(limit.0, figure / limit.1);
-    }
-    match aim {
-        Some(aim) => row.with_aim(aim),
-        None => row,
-    }
+) -> Row {
+    let Some(figure) = figure else { return Row::missing(name, unit, "not measured") };
+    let ratio = (limit.1 > 0.0).then(|| figure / limit.1);
+    Row::figure(name, unit, figure).compare(format!("× {}", limit.0), ratio, aim)
+}
+
+/// The ratio of one engine's rate to another's, which isn't empty.
+pub(super) fn ratio_row(
+    name: &str,
+    unit: &'static str,
+    ours: &Series,
+    peer: (&str, &Series),
+    aim: Bound,
+) -> Row {
+    Row::new(name, unit, ours).against(peer.0, ours, Some(peer.1), aim)
 }
 
 /// The engine's configuration and its own counters.
 pub(super) fn setup(engine_runs: &EngineRuns) -> String {
-    let Some(run) = engine_runs.runs.last() else { return String::new() };
-    let report = &run.report;
-    match report.engine.is_empty() {
-        true => report.setup.clone(),
-        false => format!("{}; {}", report.setup, report.engine),
-    }
+    let Some(Run { report, .. }) = engine_runs.runs.last() else { return String::new() };
+    [&*report.setup, &report.engine]
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }

@@ -1,12 +1,12 @@
-//! Goal: the tables of `bench io` and `bench reads` run from end to end, count their operations, and remove
-//! their files; without a peer they have no ratio.
+//! Goal: the table of `bench io` runs from end to end, counts its operations, and removes its files; without a
+//! peer it has no ratio.
 //! Method: the small form of a full run's parameters; no timing is asserted.
 
 use std::path::Path;
 use std::process::Command;
 
-use settee_bench::io::{self, IN_FLIGHT_COUNTS, IoRow, SIZES};
-use settee_bench::reads::{self, FILE_COUNT};
+use settee_bench::io::{self, Config, Part};
+use settee_bench::report::Row;
 use settee_io::{DirectMode, EngineKind, EngineOptions, File, OpenMode};
 
 fn block_on<T>(test: impl Future<Output = T>) -> T {
@@ -14,10 +14,30 @@ fn block_on<T>(test: impl Future<Output = T>) -> T {
     builder.worker_threads(2).enable_all().build().unwrap().block_on(test)
 }
 
-fn io_rows(config: &io::Config) -> Vec<IoRow> {
+/// Runs parts, without fio if `no_fio` is set. Checks that each figure is finite and not negative, that a row
+/// without figures says why, and that each aim with a figure is judged.
+fn rows(directory: &Path, parts: &[Part], no_fio: bool) -> Vec<Row> {
     let mut rows = Vec::new();
-    block_on(io::run(config, |row| rows.push(row))).unwrap();
+    let config = Config { small: true, parts: parts.to_vec(), no_fio };
+    block_on(io::run(&config, directory, &mut |row| rows.push(row))).unwrap();
+    for row in &rows {
+        let figures = [row.rate, row.p50_us, row.p99_us, row.cpu_us, row.sleeps];
+        let compared = row.compared.iter().map(|compared| compared.figure);
+        for figure in figures.into_iter().chain(compared).flatten() {
+            assert!(figure.is_finite() && figure >= 0.0, "{row:?}");
+        }
+        assert_eq!(row.rate.is_some(), row.operations > 0, "{row:?}");
+        assert_eq!(row.rate.is_none(), row.missing.is_some(), "a row without figures says why: {row:?}");
+        for compared in row.aims() {
+            assert_eq!(compared.met, compared.figure.map(|figure| compared.aim.unwrap().is_met(figure)));
+        }
+    }
     rows
+}
+
+/// Whether a row has a ratio to `peer`.
+fn has_ratio(row: &Row, peer: &str) -> bool {
+    row.compared.iter().any(|compared| compared.what == format!("× {peer}") && compared.figure.is_some())
 }
 
 fn has_fio() -> bool {
@@ -41,129 +61,49 @@ fn has_direct(directory: &Path) -> bool {
     is_direct
 }
 
-/// Checks that figures are finite and not negative, and that a row with an aim and a ratio is judged.
-fn assert_sound(row: &IoRow) {
-    for figure in
-        [row.rate, row.p50_us, row.p99_us, row.cpu_us, row.switches, row.ratio].into_iter().flatten()
-    {
-        assert!(figure.is_finite(), "{row:?}");
-        assert!(figure >= 0.0, "{row:?}");
-    }
-    assert_eq!(row.rate.is_some(), row.operations > 0, "{row:?}");
-    assert!(row.rate.is_some() || row.note.is_some(), "a row without figures says why: {row:?}");
-    assert_eq!(row.met.is_some(), row.aim.is_some() && row.ratio.is_some(), "{row:?}");
-    if let (Some(aim), Some(ratio)) = (row.aim, row.ratio) {
-        assert_eq!(row.met, Some(aim.is_met(ratio)), "{row:?}");
-    }
-}
-
-fn assert_empty(directory: &Path) {
-    assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "files are left behind");
-}
-
 #[test]
-fn reads_and_flushes_have_every_row_and_leave_no_files() {
+fn reads_and_durable_writes_have_every_row() {
     let directory = tempfile::tempdir().unwrap();
-    let config = io::Config::new(directory.path()).small();
-    let rows = io_rows(&config);
-    rows.iter().for_each(assert_sound);
-    assert_empty(directory.path());
+    let rows = rows(directory.path(), &[Part::Cold, Part::Cached, Part::Sync], false);
     let starting =
         |start: &str| rows.iter().filter(|row| row.workload.starts_with(start)).collect::<Vec<_>>();
     // For depth 1: fio, the blocking call, and a task of each engine. For the others: fio, and one task and
     // many tasks of each engine.
-    assert_eq!(starting("4 KiB, direct, 1 outstanding").len(), 4);
-    assert_eq!(starting("4 KiB, direct, 32 outstanding").len(), 5);
-    assert_eq!(starting("4 KiB, direct, 128 outstanding").len(), 5);
+    for (depth, count) in [(1, 4), (32, 5), (128, 5)] {
+        let reads = starting(&format!("4 KiB, direct, {depth} outstanding"));
+        assert_eq!(reads.len(), count, "{depth}");
+        for row in reads.iter().filter(|row| !row.workload.contains("outstanding: fio")) {
+            let is_supported =
+                (has_uring() || !row.workload.contains("io_uring")) && has_direct(directory.path());
+            assert_eq!(row.operations > 0, is_supported, "{row:?}");
+        }
+    }
     let cached = starting("4 KiB, cached");
     assert!(cached.iter().all(|row| row.operations > 0), "{cached:?}");
-    assert_eq!(cached.iter().filter(|row| row.ratio.is_some()).count(), 3);
-    // Buffered and direct, by both engines.
-    let flushes: Vec<_> =
-        starting("flush: ").into_iter().filter(|row| !row.workload.contains("fio")).collect();
-    assert_eq!(flushes.len(), 4 * SIZES.len() * IN_FLIGHT_COUNTS.len());
-    let mib = config.flush_bytes >> 20;
-    for row in &flushes {
-        let is_supported = (has_uring() || !row.workload.contains("io_uring"))
-            && (has_direct(directory.path()) || !row.workload.contains("direct"));
-        assert_eq!(row.operations, if is_supported { mib } else { 0 }, "{row:?}");
-    }
-    let modes = if has_direct(directory.path()) { 2 } else { 1 };
-    assert_eq!(starting("flush, the best ").len(), modes);
-    let with_fio =
-        rows.iter().filter(|row| row.peer.as_deref() == Some("fio") && row.ratio.is_some()).count();
+    assert_eq!(cached.iter().filter(|row| has_ratio(row, "pread")).count(), 3);
+    // Three layouts by five methods.
+    assert_eq!(starting("durable write of 4 KiB").len(), 15);
+    let with_fio = rows.iter().filter(|row| has_ratio(row, "fio")).count();
     assert_eq!(with_fio > 0, has_fio(), "ratios to fio where there is one, and nowhere else");
 }
 
 #[test]
-fn without_fio_rows_have_a_note_and_no_ratio() {
+fn without_fio_rows_have_a_reason_and_no_ratio() {
     let directory = tempfile::tempdir().unwrap();
-    let mut config = io::Config::new(directory.path()).small().without_fio();
-    config.parts = vec![io::Part::Cold, io::Part::Flush];
-    let rows = io_rows(&config);
-    rows.iter().for_each(assert_sound);
-    for row in &rows {
-        assert_eq!((row.ratio, row.met), (None, None), "{row:?}");
-    }
-    assert_eq!(rows.iter().filter(|row| row.workload.ends_with("outstanding: fio")).count(), 3);
-    assert!(rows.iter().any(|row| row.note.as_deref() == Some("no fio")), "{rows:?}");
+    let rows = rows(directory.path(), &[Part::Cold], true);
+    assert!(rows.iter().all(|row| !has_ratio(row, "fio")), "{rows:?}");
+    let fio: Vec<&Row> = rows.iter().filter(|row| row.workload.ends_with("outstanding: fio")).collect();
+    assert_eq!(fio.len(), 3);
+    assert!(fio.iter().all(|row| row.missing.as_deref() == Some("no fio")), "{fio:?}");
 }
 
 #[test]
-fn small_reads_are_counted_in_every_order_and_leave_no_files() {
+fn reads_beside_a_writer_are_compared_with_an_idle_control() {
     let directory = tempfile::tempdir().unwrap();
-    let config = reads::Config::new(directory.path()).small();
-    let mut rows: Vec<IoRow> = Vec::new();
-    block_on(reads::run(&config, |row| rows.push(row))).unwrap();
-    rows.iter().for_each(assert_sound);
-    assert_empty(directory.path());
-    let read_count = (config.read_count * FILE_COUNT * config.rounds) as u64;
-    for mode in ["buffered", "direct"] {
-        if mode == "direct" && !has_direct(directory.path()) {
-            continue;
-        }
-        let start = format!("parread, cold, {mode}: ");
-        let orders: Vec<_> = rows.iter().filter(|row| row.workload.starts_with(&start)).collect();
-        assert_eq!(orders.len(), 5, "{mode}");
-        assert!(orders.iter().all(|row| row.operations == read_count), "{orders:?}");
-        assert_eq!(orders.iter().filter(|row| row.ratio.is_some()).count(), 4, "{mode}");
-        assert_eq!(orders.iter().filter(|row| row.aim.is_some()).count(), 3, "{mode}");
-    }
-    let beside =
-        rows.iter().filter(|row| row.workload.contains("cached reads") && row.operations > 0).count();
+    let rows = rows(directory.path(), &[Part::Beside], false);
+    let cached = rows.iter().filter(|row| row.workload.contains("cached reads") && row.operations > 0);
     let one_core = std::thread::available_parallelism().unwrap().get() < 2;
-    assert_eq!(beside, if one_core { 0 } else { 2 });
+    assert_eq!(cached.clone().count(), if one_core { 0 } else { 2 });
+    assert_eq!(cached.flat_map(Row::aims).filter(|aim| aim.met.is_some()).count(), usize::from(!one_core));
     assert_eq!(rows.iter().any(|row| row.unit == "syncs/s" && row.operations > 0), !one_core);
-}
-
-#[test]
-fn invalid_sizes_are_refused_before_anything_is_written() {
-    let directory = tempfile::tempdir().unwrap();
-    let spoilt: [fn(&mut io::Config); 5] = [
-        |config| config.file_bytes = 0,
-        |config| config.file_bytes = 5000,
-        |config| config.flush_bytes = 1 << 20,
-        |config| config.rounds = 0,
-        |config| config.flush_rounds = 0,
-    ];
-    for spoil in spoilt {
-        let mut config = io::Config::new(directory.path()).small();
-        spoil(&mut config);
-        let error = block_on(io::run(&config, |row| panic!("{row:?}"))).unwrap_err();
-        assert!(error.to_string().contains("whole blocks"), "{error}");
-    }
-    let small = reads::Config::new(directory.path()).small();
-    for config in [
-        reads::Config { file_bytes: 4096, ..small.clone() },
-        reads::Config { read_count: 0, ..small.clone() },
-        reads::Config { beside_rounds: 0, ..small.clone() },
-    ] {
-        let error = block_on(reads::run(&config, |row| panic!("{row:?}"))).unwrap_err();
-        assert!(error.to_string().contains("whole blocks"), "{error}");
-    }
-    let mut huge = io::Config::new(directory.path()).small();
-    huge.file_bytes = 1 << 50;
-    let error = block_on(io::run(&huge, |row| panic!("{row:?}"))).unwrap_err();
-    assert!(error.to_string().contains("MB free"), "{error}");
-    assert_empty(directory.path());
 }

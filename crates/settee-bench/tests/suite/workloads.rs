@@ -3,17 +3,16 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use settee_bench::api::{self, Target};
-use settee_bench::couch::{Couch, CouchError};
+use settee_bench::api::{self, Setup};
 use settee_bench::documents::DocumentSize;
-use settee_bench::fabric::{self, Backend};
-use settee_bench::hostile::{self, Attack};
-use settee_bench::http::Server;
+use settee_bench::drive::{Durability, Target};
+use settee_bench::fabric;
+use settee_bench::hostile::{self, Victim};
 use settee_bench::limits;
-use settee_bench::report::{Failed, Reported, Row};
-use settee_doc::{Databases, Stage};
+use settee_bench::report::Row;
+use settee_client::{Couch, CouchError, Server};
+use settee_doc::Databases;
 use settee_http::ServerOptions;
 use settee_io::{Env, ThreadOptions};
 use tokio::net::TcpListener;
@@ -53,86 +52,65 @@ async fn bare_server() -> Target {
     Target { server, pid: None }
 }
 
-fn fabric_config(backend: Backend, size: DocumentSize, clients: u64, durability: Stage) -> fabric::Config {
-    fabric::Config { backend, size, documents: 25, batch: 10, clients, updates: 3, durability }
-}
-
-fn assert_fabric_rows(rows: &[Row]) {
-    let operations: Vec<u64> = rows.iter().map(|row| row.operations).collect();
-    assert_eq!(operations, [25, 25, 25, 25, 25, 3]);
-    assert!(rows.iter().all(|row| row.rate > 0.0), "{rows:?}");
-}
-
-#[test]
-fn the_fabric_table_runs_in_process() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    for (size, clients, durability) in [
-        (DocumentSize::Small, 1, Stage::Persisted),
-        (DocumentSize::Medium, 3, Stage::Written),
-        (DocumentSize::Large, 1, Stage::Accepted),
-    ] {
-        let directory = tempfile::tempdir().unwrap();
-        let backend = Backend::Process { directory: directory.path().to_owned() };
-        let mut rows = Vec::new();
-        let config = fabric_config(backend, size, clients, durability);
-        let run = fabric::run(&config, |row| rows.push(row));
-        runtime.block_on(run).unwrap_or_else(|error| panic!("{size:?}: {error}"));
-        assert_fabric_rows(&rows);
-    }
-}
-
 #[test]
 fn the_fabric_table_runs_over_http() {
     with_server(async |server: Server| {
-        for (size, clients, durability) in
-            [(DocumentSize::Small, 2, Stage::Persisted), (DocumentSize::Large, 1, Stage::Written)]
-        {
-            let backend = Backend::Server { server: server.clone(), pid: Some(std::process::id()) };
+        for (doc_size, clients, durability) in [
+            (DocumentSize::Small, 2, Durability::Persisted),
+            (DocumentSize::Medium, 3, Durability::Accepted),
+            (DocumentSize::Large, 1, Durability::Written),
+        ] {
+            let target = Target { server: server.clone(), pid: Some(std::process::id()) };
+            let config = fabric::Config { docs: Some(25), doc_size, batch: 10, clients, updates: 3 };
             let mut rows = Vec::new();
-            let config = fabric_config(backend, size, clients, durability);
-            let run = fabric::run(&config, |row| rows.push(row));
-            run.await.unwrap_or_else(|error| panic!("{size:?}: {error}"));
-            assert_fabric_rows(&rows);
+            let run = fabric::run(&config, &target, durability, &mut |row| rows.push(row)).await;
+            run.unwrap_or_else(|error| panic!("{doc_size:?}: {error}"));
+            let operations: Vec<u64> = rows.iter().map(|row: &Row| row.operations).collect();
+            assert_eq!(operations, [25, 25, 25, 25, 25, 3]);
+            assert!(rows.iter().all(|row| row.rate > Some(0.0)), "{rows:?}");
         }
     });
 }
 
-fn api_config(server: Server, bare: Option<Target>, directory: Option<&Path>, rows: &[&str]) -> api::Config {
-    api::Config {
-        target: Target { server, pid: Some(std::process::id()) },
-        bare,
-        directory: directory.map(Path::to_owned),
-        scale: 0.001,
-        row_time: Duration::from_millis(40),
-        durability: Stage::Persisted,
-        rows: rows.iter().map(|&row| row.to_owned()).collect(),
-    }
+/// Runs the table with small values. Returns the measured rows and the failed ones.
+async fn run_api(
+    server: Server,
+    bare: Option<Target>,
+    directory: Option<&Path>,
+    rows: &[&str],
+) -> (Vec<Row>, Vec<Row>) {
+    let rows = rows.iter().map(|&row| row.to_owned()).collect();
+    let config = api::Config { rows, scale: 0.001, seconds: Some(0.04) };
+    let target = Target { server, pid: Some(std::process::id()) };
+    let (directory, durability) = (directory.map(Path::to_owned), Durability::Persisted);
+    let mut rows = Vec::new();
+    let setup = Setup { target, bare, directory, durability };
+    let count = api::run(&config, &setup, &mut |row| rows.push(row)).await.unwrap();
+    let (failed, rows): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.missing.is_some());
+    assert_eq!(count, failed.len() as u64);
+    assert!(failed.iter().all(|row| row.missing.as_ref().unwrap().starts_with("FAILED: ")), "{failed:?}");
+    (rows, failed)
 }
 
-/// Runs the table. Returns the measured rows and the failed ones.
-async fn run_api(config: &api::Config) -> (Vec<Row>, Vec<Failed>) {
-    let (mut rows, mut failed) = (Vec::new(), Vec::new());
-    let count = api::run(config, |reported| match reported {
-        Reported::Measured(row) => rows.push(*row),
-        Reported::Failed(row) => failed.push(row),
-    });
-    assert_eq!(count.await.unwrap(), failed.len() as u64);
-    (rows, failed)
+/// The number of rows with a figure to compare that contains `text`.
+fn compared_with(rows: &[Row], text: &str) -> usize {
+    let has = |row: &&Row| row.compared.iter().any(|one| one.what.contains(text) && one.figure.is_some());
+    rows.iter().filter(has).count()
 }
 
 #[test]
 fn every_row_of_the_api_runs_beside_its_limit() {
     let directory = tempfile::tempdir().unwrap();
     with_server(async |server: Server| {
-        let config = api_config(server, Some(bare_server().await), Some(directory.path()), &[]);
-        let (rows, failed) = run_api(&config).await;
+        let bare = Some(bare_server().await);
+        let (rows, failed) = run_api(server, bare, Some(directory.path()), &[]).await;
         assert!(failed.is_empty(), "{failed:?}");
         // Writer and readers are four rows, followers two.
         assert_eq!(rows.len(), api::row_names().count() + 4);
-        assert!(rows.iter().all(|row| row.operations > 0 && row.rate > 0.0), "{rows:?}");
-        let limited = rows.iter().filter(|row| row.limit.is_some()).count();
+        assert!(rows.iter().all(|row| row.operations > 0 && row.rate > Some(0.0)), "{rows:?}");
+        let limited = compared_with(&rows, "bare");
         assert_eq!(limited, 18, "gets, listings, bulk gets, attachments, and writes of one client");
-        let recorded = rows.iter().filter(|row| row.rate_ratio.is_some()).count();
+        let recorded = compared_with(&rows, "CouchDB's");
         assert_eq!(recorded, rows.len() - 3, "all but the history and the followers");
     });
 }
@@ -140,13 +118,12 @@ fn every_row_of_the_api_runs_beside_its_limit() {
 #[test]
 fn a_read_row_alone_loads_what_it_reads_and_needs_no_limit() {
     with_server(async |server: Server| {
-        let config = api_config(server, None, None, &["bulk-get", "put-1"]);
-        let (rows, failed) = run_api(&config).await;
+        let (rows, failed) = run_api(server, None, None, &["bulk-get", "put-1"]).await;
         assert!(failed.is_empty(), "{failed:?}");
         let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
         // "put-1" also selects the rows of attachments.
         assert_eq!(names, ["put-1", "bulk-get-1", "bulk-get-10", "attachment-put-1", "attachment-put-10"]);
-        assert!(rows.iter().all(|row| row.limit.is_none()), "{rows:?}");
+        assert_eq!(compared_with(&rows, "bare"), 0, "{rows:?}");
     });
 }
 
@@ -176,8 +153,7 @@ fn a_row_with_wrong_responses_fails_and_has_no_figure() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let names = ["get-1", "load-sequential", "put-50", "update-1", "all-docs", "bulk-get-1", "followers"];
-        let config = api_config(wrong_server().await, None, None, &names);
-        let (rows, failed) = run_api(&config).await;
+        let (rows, failed) = run_api(wrong_server().await, None, None, &names).await;
         assert!(rows.is_empty(), "{rows:?}");
         let failed: Vec<&str> = failed.iter().map(|row| row.name).collect();
         for name in names {
@@ -198,7 +174,7 @@ fn refusals_have_couchdbs_status_and_error_name() {
         assert!(couch.create_database("here").await.unwrap());
         assert!(!couch.create_database("here").await.unwrap());
         couch.delete_database("here").await.unwrap();
-        let refused = couch.stream("GET", "/here/_all_docs").await.unwrap_err();
+        let refused = couch.stream("/here/_all_docs").await.unwrap_err();
         assert!(matches!(refused, CouchError::Refused { status: 404, .. }), "{refused}");
     });
 }
@@ -206,16 +182,18 @@ fn refusals_have_couchdbs_status_and_error_name() {
 #[test]
 fn every_attack_runs_and_other_clients_are_served_meanwhile() {
     with_server(|server| async move {
-        let (time, scale) = (Duration::from_millis(100), 0.001);
-        let config = hostile::Config { anonymous: server.clone(), admin: server, pid: None, time, scale };
-        let mut reports = Vec::new();
-        hostile::run(&config, &Attack::ALL, |report| reports.push(report.clone())).await.unwrap();
-        let attacks: Vec<Option<Attack>> = reports.iter().map(|report| report.attack).collect();
-        assert_eq!(attacks[0], None, "the first one is to compare with");
-        assert_eq!(attacks[1..], Attack::ALL.map(Some));
-        for report in &reports {
-            assert_eq!(report.begun > 0, report.attack.is_some(), "{report:?}");
-            assert!(report.up.count > 0 && report.writes.count > 0, "{report:?}");
+        let config = hostile::Config { attacks: Vec::new(), scale: 0.001, seconds: 0.1 };
+        let victim = Victim { anonymous: server.clone(), admin: server, pid: None };
+        let mut rows = Vec::new();
+        hostile::run(&config, &victim, &mut |row| rows.push(row)).await.unwrap();
+        // Without an attack, to compare with, and beside each of ten.
+        assert_eq!(rows.len(), 2 * 11);
+        for (index, row) in rows.iter().enumerate() {
+            assert_eq!(row.workload.starts_with("no attack"), index < 2, "{row:?}");
+            assert!(row.operations > 0 && row.aims().count() == 1, "{row:?}");
+            if index % 2 == 0 {
+                assert_eq!(row.notes[1].starts_with("0 connections"), index == 0, "{row:?}");
+            }
         }
     });
 }

@@ -8,8 +8,7 @@ use std::io::Write;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_bench::couch::{self, CouchError};
-use settee_bench::http::{HttpError, encode_segment};
+use settee_client::{CouchError, HttpError, encode_segment, parse};
 
 use super::document_writer::{AttachmentContent, DocumentWriter, LeftOut, check_count, too_large};
 use super::row_parser::RowParser;
@@ -115,7 +114,7 @@ async fn changes_after(remote: &mut Remote, since: &str) -> Result<ChangesPage, 
     let database = encode_segment(&remote.database);
     let target = format!("/{database}/_changes?style=all_docs&limit={CHANGES_PER_PAGE}&since={since}");
     let reply = remote.couch.call("GET", &target, None).await?;
-    let Response { results, last_seq } = couch::parse(&target, &reply.body)?;
+    let Response { results, last_seq } = parse(&target, &reply.body)?;
     // CouchDB before 2.0 sends a number.
     let last_seq = last_seq.as_str().map_or_else(|| last_seq.to_string(), encode_segment);
     Ok(ChangesPage { results, last_seq })
@@ -187,7 +186,7 @@ fn parse_leaves<'a>(target: &str, body: &'a [u8]) -> Result<Vec<&'a [u8]>, Error
         error: String,
         reason: String,
     }
-    let response: Response<'_> = couch::parse(target, body)?;
+    let response: Response<'_> = parse(target, body)?;
     let mut documents = Vec::new();
     for result in response.results.into_iter().flat_map(|leaf| leaf.docs) {
         match (result.ok, result.error) {
@@ -210,7 +209,7 @@ async fn stream_rows(
     mut parser: RowParser,
     mut on_row: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Option<u64>, Error> {
-    let mut connection = remote.couch.stream("GET", target).await?;
+    let mut connection = remote.couch.stream(target).await?;
     while let Some(chunk) = connection.chunk().await? {
         parser.feed(chunk, &mut on_row)?;
     }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use settee_bench::couch::{self, Couch, CouchError};
-use settee_bench::http::encode_segment;
+use settee_client::{BulkRow, Couch, CouchError, encode_segment, parse};
 use settee_doc::{Database, Databases, Edit, ErrorKind, Extras, Options, Revision, Stage};
 
 use super::identity::InputDocument;
@@ -379,7 +378,7 @@ impl Remote {
         let target = format!("/{}/_all_docs{query}", encode_segment(&self.database));
         let body = serde_json::to_vec(&serde_json::json!({ "keys": ids }))?;
         let reply = self.couch.call("POST", &target, Some(&body)).await?;
-        let KeyRows { rows } = couch::parse(&target, &reply.body)?;
+        let KeyRows { rows } = parse(&target, &reply.body)?;
         if rows.len() != ids.len() {
             return Err(format!("{target} returned {} rows for {} keys", rows.len(), ids.len()).into());
         }
@@ -403,7 +402,7 @@ impl Remote {
         }
         let target = format!("/{}/_revs_diff", encode_segment(&self.database));
         let reply = self.couch.call("POST", &target, Some(&serde_json::to_vec(&revisions)?)).await?;
-        let missing: HashMap<String, RevsDiff> = couch::parse(&target, &reply.body)?;
+        let missing: HashMap<String, RevsDiff> = parse(&target, &reply.body)?;
         let is_missing = |item: &&InputDocument| {
             let diff = missing.get(&item.id);
             diff.is_some_and(|diff| diff.missing.iter().any(|one| Some(one) == item.revision.as_ref()))
@@ -489,7 +488,7 @@ fn bulk_body(items: &[&InputDocument], with_revisions: bool) -> Vec<u8> {
 /// for refused documents.
 fn assign_rows(
     items: &[&InputDocument],
-    rows: Vec<couch::BulkRow>,
+    rows: Vec<BulkRow>,
     with_revisions: bool,
     outcomes: &mut [StoreOutcome],
 ) -> Result<(), Error> {

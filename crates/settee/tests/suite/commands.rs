@@ -168,10 +168,9 @@ fn the_benchmarks_run_and_leave_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let output = ["--data-dir", directory.path().to_str().unwrap(), "--json"];
     let fabric = ["bench", "--docs", "20", "--batch", "7", "--updates", "2"];
-    let http = ["bench", "http", "--spawn", "--scale", "0.001", "--rows", "get-64,put-50,all-docs,followers"];
-    let cases: [(Vec<&str>, usize); 3] = [
+    let http = ["bench", "http", "--scale", "0.001", "--rows", "get-64,put-50,all-docs,followers"];
+    let cases: [(Vec<&str>, usize); 2] = [
         ([&fabric[..], &output].concat(), 6),
-        ([&fabric[..], &output, &["--spawn"]].concat(), 6),
         // get-64, put-50, all-docs with and without documents, followers paced and not.
         ([&http[..], &output].concat(), 6),
     ];

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::data::{KEY_BYTES, Source};
+use super::data::Source;
 use super::engine::{Failure, Reader, TestEngine};
 use super::message::Report;
-use super::meter::{Latencies, Meter};
+use super::meter::Meter;
 use super::spec::{Operation, Spec};
+use crate::stats::Samples;
 
 /// Number of the newest keys, which the reader beside a load reads.
 const NEWEST_COUNT: u64 = 32;
@@ -30,7 +31,7 @@ struct ReaderStats {
 }
 
 enum Lane {
-    Wrote(Latencies, Box<Report>),
+    Wrote(Box<Report>),
     Read(ReaderStats),
 }
 
@@ -49,23 +50,17 @@ pub(super) async fn ingest<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Resu
                 }
                 let wrote = write_all(&*subject, &spec, &source, &progress).await;
                 progress.is_over.store(true, Ordering::Relaxed);
-                let (latencies, report) = wrote?;
-                Ok(Lane::Wrote(latencies, Box::new(report)))
+                Ok(Lane::Wrote(Box::new(wrote?)))
             }
         })
         .await?;
-    let mut report = Report::default();
-    let mut beside = ReaderStats::default();
-    let mut latencies = Latencies::default();
+    let (mut report, mut beside) = (Report::default(), ReaderStats::default());
     for lane in lanes {
         match lane {
-            Lane::Wrote(taken, wrote) => (latencies, report) = (taken, *wrote),
+            Lane::Wrote(wrote) => report = *wrote,
             Lane::Read(read) => beside = read,
         }
     }
-    (report.p50_us, report.p99_us) = latencies.percentiles();
-    report.operations = spec.records;
-    report.bytes = spec.records * (KEY_BYTES + spec.value_bytes) as u64;
     report.beside_reads = beside.reads;
     report.beside_found = beside.found;
     report.beside_lag = beside.lag as f64 / beside.passes.max(1) as f64;
@@ -81,9 +76,9 @@ async fn write_all<S: TestEngine>(
     spec: &Spec,
     source: &Source,
     progress: &LoadProgress,
-) -> Result<(Latencies, Report), Failure> {
+) -> Result<Report, Failure> {
     let mut batch = Vec::with_capacity(spec.batch);
-    let mut latencies = Latencies::default();
+    let mut latencies = Samples::default();
     let meter = Meter::start();
     let mut from = 0;
     while from < spec.records {
@@ -99,7 +94,7 @@ async fn write_all<S: TestEngine>(
         true => subject.write_out().await?,
         false => subject.flush_to_kernel().await?,
     }
-    Ok((latencies, meter.end()))
+    Ok(meter.end(spec.records, spec.bytes_of(spec.records), &latencies))
 }
 
 /// Reads the newest visible keys, each time in a new snapshot, until the writer has finished.
@@ -147,7 +142,7 @@ pub(super) async fn durable<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Res
         .lanes(spec.lanes, move |subject, _| {
             let (next, source, spec) = (next.clone(), source.clone(), lane_spec.clone());
             async move {
-                let mut latencies = Latencies::default();
+                let mut latencies = Samples::default();
                 let mut one = Vec::with_capacity(1);
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
@@ -162,11 +157,6 @@ pub(super) async fn durable<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Res
             }
         })
         .await?;
-    let mut report = meter.end();
-    let mut latencies = Latencies::default();
-    lanes.into_iter().for_each(|lane| latencies.append(lane));
-    (report.p50_us, report.p99_us) = latencies.percentiles();
-    report.operations = latencies.count();
-    report.bytes = report.operations * (KEY_BYTES + spec.value_bytes) as u64;
-    Ok(report)
+    let latencies: Samples = lanes.into_iter().collect();
+    Ok(meter.end(latencies.count(), spec.bytes_of(latencies.count()), &latencies))
 }

@@ -3,45 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::data::Source;
 use super::engine::Failure;
 use super::message::Report;
-
-/// Maximum number of latencies that one lane keeps. Later ones count only for the rate.
-const LATENCY_COUNT_MAX: usize = 4 << 20;
-
-/// Latencies in nanoseconds.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Latencies(Vec<u32>);
-
-impl Latencies {
-    pub(crate) fn push(&mut self, time: Duration) {
-        if self.0.len() < LATENCY_COUNT_MAX {
-            self.0.push(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
-        }
-    }
-
-    pub(crate) fn append(&mut self, mut other: Latencies) {
-        self.0.append(&mut other.0);
-    }
-
-    /// Number of latencies.
-    pub(crate) fn count(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    /// Median and 99th percentile in microseconds. None if there is no latency.
-    pub(crate) fn percentiles(&mut self) -> (Option<f64>, Option<f64>) {
-        self.0.sort_unstable();
-        let at = |share: f64| {
-            let rank = (share * self.0.len() as f64).ceil() as usize;
-            self.0.get(rank.saturating_sub(1)).map(|&nanoseconds| f64::from(nanoseconds) / 1e3)
-        };
-        (at(0.5), at(0.99))
-    }
-}
+use crate::stats::{Samples, Stopwatch, proc_field};
 
 /// The counters of the process before the engine was opened.
 #[derive(Debug)]
@@ -84,12 +51,11 @@ impl Baseline {
 
 /// Measures the time and the counters of a part of a run.
 pub(crate) struct Meter {
-    start: Instant,
-    cpu: f64,
     written: u64,
     fetched: u64,
     device: Option<(u32, u32)>,
     device_reads: u64,
+    stopwatch: Stopwatch,
 }
 
 impl Meter {
@@ -108,15 +74,21 @@ impl Meter {
             device_reads: device_reads(device),
             written: counter("write_bytes:"),
             fetched: counter("read_bytes:"),
-            cpu: cpu_seconds(),
-            start: Instant::now(),
+            stopwatch: Stopwatch::start(None),
         }
     }
 
-    pub(crate) fn end(&self) -> Report {
+    /// The report of `operations` of `bytes` in all, with the latencies that were measured.
+    pub(crate) fn end(&self, operations: u64, bytes: u64, latencies: &Samples) -> Report {
+        let elapsed = self.stopwatch.read();
+        let percentiles = latencies.percentiles([0.5, 0.99]);
         Report {
-            seconds: self.start.elapsed().as_secs_f64(),
-            cpu_seconds: cpu_seconds() - self.cpu,
+            operations,
+            bytes,
+            seconds: elapsed.wall.as_secs_f64(),
+            cpu_seconds: elapsed.client_cpu.as_secs_f64(),
+            p50_us: percentiles.map(|[p50, _]| p50),
+            p99_us: percentiles.map(|[_, p99]| p99),
             written_bytes: counter("write_bytes:") - self.written,
             fetched_bytes: counter("read_bytes:") - self.fetched,
             device_reads: device_reads(self.device) - self.device_reads,
@@ -125,26 +97,14 @@ impl Meter {
     }
 }
 
-/// Processor time of all threads (clock_gettime(2)).
-fn cpu_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
 /// A counter of `/proc/self/io` (proc(5)). 0 if the system doesn't report it.
 fn counter(name: &str) -> u64 {
-    field("/proc/self/io", name)
+    proc_field("/proc/self/io", name).unwrap_or(0)
 }
 
 /// A size in `/proc/self/status` (proc(5)), in bytes. 0 if the system doesn't report it.
 fn status(name: &str) -> u64 {
-    field("/proc/self/status", name) << 10
-}
-
-fn field(path: &str, name: &str) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let value = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-    value.split_ascii_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+    proc_field("/proc/self/status", name).unwrap_or(0) << 10
 }
 
 /// The numbers of the device that a directory is on.
@@ -182,23 +142,4 @@ pub(crate) fn disk_bytes(directory: &Path) -> Result<u64, Failure> {
         }
     }
     Ok(sum)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_exact() {
-        let mut latencies = Latencies::default();
-        assert_eq!(latencies.percentiles(), (None, None));
-        (1..=200).rev().for_each(|us| latencies.push(Duration::from_micros(us)));
-        assert_eq!(latencies.percentiles(), (Some(100.0), Some(198.0)));
-    }
-
-    #[test]
-    fn the_system_reports_memory_and_processor_time() {
-        assert!(status("VmHWM:") > 1 << 20);
-        assert!(cpu_seconds() > 0.0);
-    }
 }

@@ -7,8 +7,9 @@ use std::time::Instant;
 use super::data::{KEY_BYTES, Key, Order, Source, mix};
 use super::engine::{Failure, Reader, TestEngine};
 use super::message::Report;
-use super::meter::{Latencies, Meter};
+use super::meter::Meter;
 use super::spec::{Operation, Spec};
+use crate::stats::Samples;
 
 /// Number of reads between two yields.
 const YIELD_INTERVAL: u64 = 64;
@@ -31,12 +32,9 @@ pub(super) async fn random<S: TestEngine>(
         read(subject, warm, &source, 0x3a3a).await?;
     }
     let meter = Meter::with_reads(directory);
-    let mut latencies = read(subject, spec.clone(), &source, 0x7b7b).await?;
-    let mut report = meter.end();
-    (report.p50_us, report.p99_us) = latencies.percentiles();
-    report.operations = spec.count / spec.lanes as u64 * spec.lanes as u64;
-    report.bytes = report.operations * (KEY_BYTES + spec.value_bytes) as u64;
-    Ok(report)
+    let latencies = read(subject, spec.clone(), &source, 0x7b7b).await?;
+    let operations = spec.count / spec.lanes as u64 * spec.lanes as u64;
+    Ok(meter.end(operations, spec.bytes_of(operations), &latencies))
 }
 
 async fn read<S: TestEngine>(
@@ -44,7 +42,7 @@ async fn read<S: TestEngine>(
     spec: Spec,
     source: &Source,
     seed: u64,
-) -> Result<Latencies, Failure> {
+) -> Result<Samples, Failure> {
     let source = source.clone();
     let lanes = subject
         .lanes(spec.lanes, move |subject, lane| {
@@ -52,9 +50,7 @@ async fn read<S: TestEngine>(
             async move { read_lane(&*subject, &spec, &source, mix(seed + lane as u64)).await }
         })
         .await?;
-    let mut latencies = Latencies::default();
-    lanes.into_iter().for_each(|lane| latencies.append(lane));
-    Ok(latencies)
+    Ok(lanes.into_iter().collect())
 }
 
 async fn read_lane<S: TestEngine>(
@@ -62,8 +58,8 @@ async fn read_lane<S: TestEngine>(
     spec: &Spec,
     source: &Source,
     seed: u64,
-) -> Result<Latencies, Failure> {
-    let mut latencies = Latencies::default();
+) -> Result<Samples, Failure> {
+    let mut latencies = Samples::default();
     let mut reader = subject.reader()?;
     let timed_every = if spec.warm > 0 && !spec.direct { TIMED_EVERY } else { 1 };
     for turn in 0..spec.count / spec.lanes as u64 {
@@ -118,12 +114,10 @@ pub(super) async fn scan<S: TestEngine>(
             last.extend_from_slice(key);
         })
         .await?;
-    let mut report = meter.end();
+    let report = meter.end(count, count * (KEY_BYTES + value_bytes) as u64, &Samples::default());
     if !is_right || found != count {
         return Err(format!("a scan of {count} keys found {found}, in order and whole: {is_right}").into());
     }
-    report.operations = count;
-    report.bytes = count * (KEY_BYTES + value_bytes) as u64;
     Ok(report)
 }
 
@@ -150,20 +144,17 @@ pub(super) async fn in_order<S: TestEngine>(
     let mut reader = subject.reader()?;
     reader.scan(&middle(spec), spec.count, false, |key, _| keys.extend(<Key>::try_from(key))).await?;
     let mut is_right = keys.len() as u64 == spec.count;
-    let mut latencies = Latencies::default();
+    let mut latencies = Samples::default();
     let meter = Meter::with_reads(directory);
     for key in &keys {
         let before = Instant::now();
         is_right &= reader.get(key, |_| {}).await?;
         latencies.push(before.elapsed());
     }
-    let mut report = meter.end();
+    let report = meter.end(spec.count, spec.bytes_of(spec.count), &latencies);
     if !is_right {
         return Err(format!("{} keys in order, not all found", keys.len()).into());
     }
-    (report.p50_us, report.p99_us) = latencies.percentiles();
-    report.operations = spec.count;
-    report.bytes = spec.count * (KEY_BYTES + spec.value_bytes) as u64;
     Ok(report)
 }
 
@@ -173,7 +164,5 @@ pub(super) async fn first<S: TestEngine>(subject: &Arc<S>, spec: &Spec) -> Resul
     let meter = Meter::start();
     let record = spec.order.record(spec.records - 1);
     one(&mut subject.reader()?, spec, &source, record, &spec.order.key(record)).await?;
-    let mut report = meter.end();
-    report.operations = 1;
-    Ok(report)
+    Ok(meter.end(1, 0, &Samples::default()))
 }

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use super::data::{KEY_BYTES, Source, mix};
+use super::data::{Source, mix};
 use super::engine::{Failure, Reader, TestEngine};
 use super::message::{Message, Report, Second};
-use super::meter::{Latencies, Meter, disk_bytes};
+use super::meter::{Meter, disk_bytes};
 use super::spec::{Operation, Spec};
+use crate::stats::Samples;
 
 /// Number of reads in one snapshot.
 const SNAPSHOT_READ_COUNT: u64 = 64;
@@ -25,7 +26,7 @@ struct OverwriteProgress {
     writes: AtomicU64,
     reads: AtomicU64,
     /// The reader's latencies since the last sample.
-    recent: Mutex<Latencies>,
+    recent: Mutex<Samples>,
     is_over: AtomicBool,
 }
 
@@ -52,23 +53,19 @@ pub(super) async fn overwrite<S: TestEngine>(
                     0 => {
                         let wrote = write_over(&*subject, &spec, &source, &progress).await;
                         progress.is_over.store(true, Ordering::Relaxed);
-                        wrote.map(|()| Latencies::default())
+                        wrote.map(|()| Samples::default())
                     }
                     1 => read_meanwhile(&*subject, &spec, &source, &progress).await,
                     _ => sample(&*subject, &spec, directory, &progress, &sender)
                         .await
-                        .map(|()| Latencies::default()),
+                        .map(|()| Samples::default()),
                 }
             }
         })
         .await?;
-    let mut report = meter.end();
+    let (latencies, operations): (Samples, u64) = (lanes.into_iter().collect(), spec.records * spec.count);
+    let mut report = meter.end(operations, spec.bytes_of(operations), &latencies);
     receiver.try_iter().for_each(|second| send(Message::Second(second)));
-    let mut latencies = Latencies::default();
-    lanes.into_iter().for_each(|lane| latencies.append(lane));
-    (report.p50_us, report.p99_us) = latencies.percentiles();
-    report.operations = spec.records * spec.count;
-    report.bytes = report.operations * (KEY_BYTES + spec.value_bytes) as u64;
     report.beside_reads = progress.reads.load(Ordering::Relaxed);
     report.beside_found = report.beside_reads;
     Ok(report)
@@ -98,12 +95,12 @@ async fn read_meanwhile<S: TestEngine>(
     spec: &Spec,
     source: &Source,
     progress: &OverwriteProgress,
-) -> Result<Latencies, Failure> {
-    let mut all = Latencies::default();
+) -> Result<Samples, Failure> {
+    let mut all = Samples::default();
     let mut turn = 0;
     while !progress.is_over.load(Ordering::Relaxed) {
         let mut reader = subject.reader()?;
-        let mut recent = Latencies::default();
+        let mut recent = Samples::default();
         for _ in 0..SNAPSHOT_READ_COUNT {
             turn += 1;
             let record = mix(turn ^ 0x0e0e) % spec.records;
@@ -135,22 +132,22 @@ async fn sample<S: TestEngine>(
     progress: &OverwriteProgress,
     sender: &mpsc::Sender<Second>,
 ) -> Result<(), Failure> {
-    let live_bytes = spec.records * (KEY_BYTES + spec.value_bytes) as u64;
+    let live_bytes = spec.bytes_of(spec.records);
     let (mut writes, mut reads) = (0, 0);
     for second in 1.. {
         let start = Instant::now();
         while start.elapsed() < SAMPLE_INTERVAL && !progress.is_over.load(Ordering::Relaxed) {
             subject.pause(POLL_INTERVAL).await;
         }
-        let mut recent = std::mem::take(&mut *progress.recent.lock().unwrap_or_else(PoisonError::into_inner));
-        let (p50, p99) = recent.percentiles();
+        let recent = std::mem::take(&mut *progress.recent.lock().unwrap_or_else(PoisonError::into_inner));
+        let [read_p50_us, read_p99_us] = recent.percentiles([0.5, 0.99]).unwrap_or_default();
         let now = (progress.writes.load(Ordering::Relaxed), progress.reads.load(Ordering::Relaxed));
         let sampled = Second {
             second,
             writes: now.0 - writes,
             reads: now.1 - reads,
-            read_p50_us: p50.unwrap_or(0.0),
-            read_p99_us: p99.unwrap_or(0.0),
+            read_p50_us,
+            read_p99_us,
             disk_bytes: disk_bytes(&directory)?,
             live_bytes,
             engine: subject.counters(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::data::{Key, Order, Source};
+use super::data::{KEY_BYTES, Key, Order, Source};
 
 /// The operation of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +65,11 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
+    /// Bytes of the keys and values of `count` records.
+    pub(super) fn bytes_of(&self, count: u64) -> u64 {
+        count * (KEY_BYTES + self.value_bytes) as u64
+    }
+
     /// Replaces `into` by the pairs of the writes `from..to`, in `version`.
     pub(super) fn pairs(
         &self,

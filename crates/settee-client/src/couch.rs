@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::http::{Connection, HttpError, Server, encode_segment};
+use crate::connection::Connection;
+use crate::error::HttpError;
+use crate::server::{JSON, Request, Server, encode_segment};
 
-/// The result of a request.
-pub type Result<T, E = CouchError> = std::result::Result<T, E>;
+type Result<T, E = CouchError> = std::result::Result<T, E>;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,7 @@ pub struct BulkRow {
 /// A response with its body.
 #[derive(Debug)]
 pub struct Reply {
-    /// The status code: 2xx.
+    /// The status code.
     pub status: u16,
     /// The body.
     pub body: Vec<u8>,
@@ -72,50 +73,50 @@ pub struct Couch {
     server: Server,
     /// The connection, if it can be used again, and the time of its last response.
     connection: Option<(Connection, Instant)>,
-    request: Vec<u8>,
 }
 
 impl Couch {
     /// Returns a client of `server`, which connects at the first request.
     pub fn new(server: Server) -> Couch {
-        Couch { server, connection: None, request: Vec::new() }
+        Couch { server, connection: None }
     }
 
-    /// Returns the client's server.
-    pub fn server(&self) -> &Server {
-        &self.server
-    }
-
-    /// Sends a request and returns the whole response. `target` begins with `/` and is percent-encoded.
+    /// Sends a request and returns the whole response, whatever its status.
     ///
     /// # Errors
-    /// [`CouchError::Refused`] for any status but 2xx.
-    pub async fn call(&mut self, method: &str, target: &str, body: Option<&[u8]>) -> Result<Reply> {
-        self.request.clear();
-        self.server.render(method, target, body, &mut self.request);
+    /// Any [`HttpError`]. Whether the server executed the request is unknown.
+    pub async fn send(&mut self, request: Request<'_>) -> Result<Reply, HttpError> {
         // Removed from `self` while in use, so that a broken or cancelled exchange is never resumed.
         let mut connection = match self.connection.take() {
             Some((connection, used)) if used.elapsed() < IDLE_MAX => connection,
             _ => Connection::open(&self.server).await?,
         };
-        let answer = connection.exchange(&self.request).await?;
+        let answer = connection.exchange(request).await?;
         let reply = Reply { status: answer.status, body: answer.body.to_vec() };
         if !connection.is_closing() {
             self.connection = Some((connection, Instant::now()));
         }
-        if (200..300).contains(&reply.status) { Ok(reply) } else { Err(refusal(reply.status, &reply.body)) }
+        Ok(reply)
     }
 
-    /// Sends a request and returns once the response's head has arrived. The body is streamed from the
-    /// returned connection, which serves this request only.
+    /// Sends a request with a body of JSON, or without a body, and returns the whole response. `target` is that
+    /// of a [`Request`].
     ///
     /// # Errors
     /// [`CouchError::Refused`] for any status but 2xx.
-    pub async fn stream(&self, method: &str, target: &str) -> Result<Connection> {
+    pub async fn call(&mut self, method: &str, target: &str, body: Option<&[u8]>) -> Result<Reply> {
+        let reply = self.send(Request { method, target, content: body.map(|body| (JSON, body)) }).await?;
+        if (200..300).contains(&reply.status) { Ok(reply) } else { Err(refusal(reply.status, &reply.body)) }
+    }
+
+    /// Sends a GET and returns once the response's head has arrived. The body is streamed from the returned
+    /// connection, which serves this request only.
+    ///
+    /// # Errors
+    /// [`CouchError::Refused`] for any status but 2xx.
+    pub async fn stream(&self, target: &str) -> Result<Connection> {
         let mut connection = Connection::open(&self.server).await?;
-        let mut request = Vec::new();
-        self.server.render(method, target, None, &mut request);
-        let status = connection.begin(&request).await?;
+        let status = connection.begin(Request::get(target)).await?;
         if (200..300).contains(&status) {
             return Ok(connection);
         }
