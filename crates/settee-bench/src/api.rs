@@ -20,6 +20,7 @@ use crate::report::Row;
 mod attachments;
 pub(crate) mod bench;
 pub(crate) mod clients;
+mod cold;
 mod config;
 mod followers;
 mod plan;
@@ -66,6 +67,7 @@ async fn measure(bench: &mut Bench<'_>, plan: &Plan) -> Result<Vec<Row>> {
         Kind::Beside => return bench.beside(plan).await,
         Kind::List { target, documents } => bench.list(plan, target, documents).await?,
         Kind::BulkGet { clients } => bench.bulk_get(plan, clients).await?,
+        Kind::Cold { read, clients } => bench.cold(plan, read, clients).await?,
         Kind::AttachmentPut { clients } => bench.attachment_put(plan, clients).await?,
         Kind::AttachmentGet { clients } => bench.attachment_get(plan, clients).await?,
         Kind::Followers => return bench.followers(plan).await,

@@ -39,6 +39,8 @@ pub(super) struct Bench<'a> {
     databases: Vec<String>,
     /// The database of the rows that read, once it is loaded.
     main: Option<String>,
+    /// The database of the cold rows, once it is loaded.
+    pub(super) cold: Option<String>,
 }
 
 /// The machine's limit of a row: what was measured, and its operations per second and processor time per
@@ -60,7 +62,7 @@ impl Limit {
 impl<'a> Bench<'a> {
     pub(super) fn new(config: &'a Config, setup: &'a Setup) -> Bench<'a> {
         let couch = Couch::new(setup.target.server.clone());
-        Bench { config, setup, couch, databases: Vec::new(), main: None }
+        Bench { config, setup, couch, databases: Vec::new(), main: None, cold: None }
     }
 
     /// Waits until the server has finished the background work of earlier rows, at most [`IDLE_WAIT_MAX`].
@@ -85,11 +87,12 @@ impl<'a> Bench<'a> {
         Ok(name)
     }
 
-    /// Deletes the databases, except for the main one if `keep_main` is set.
+    /// Deletes the databases, except for those that several rows read if `keep_main` is set.
     pub(super) async fn clean(&mut self, keep_main: bool) -> Result<()> {
         let mut result = Ok(());
         for database in std::mem::take(&mut self.databases) {
-            if keep_main && self.main.as_ref() == Some(&database) {
+            let is_kept = [&self.main, &self.cold].into_iter().any(|kept| kept.as_ref() == Some(&database));
+            if keep_main && is_kept {
                 self.databases.push(database);
             } else {
                 result = result.and(self.couch.delete_database(&database).await);
@@ -219,8 +222,10 @@ pub(super) fn row(plan: &Plan, unit: &'static str, window: Window, limit: Option
         (format!("× {name}"), share, Figure::Share),
         ("× its CPU".to_owned(), cpu_multiple, Figure::CpuMultiple),
         ("ms p99".to_owned(), p99_ms, Figure::P99),
+        (format!("{unit} in all"), Some(rate), Figure::PerSecond),
     ] {
-        if plan.aim(of).is_some() || (of != Figure::P99 && figure.is_some()) {
+        let is_ratio = matches!(of, Figure::Share | Figure::CpuMultiple);
+        if plan.aim(of).is_some() || (is_ratio && figure.is_some()) {
             row = row.compare(what, figure, plan.aim(of));
         }
     }

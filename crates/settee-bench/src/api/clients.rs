@@ -83,6 +83,8 @@ pub(crate) enum Documents {
     Numbered(usize),
     /// Of this size, under random ids of 32 hexadecimal digits.
     RandomIds(usize),
+    /// Of this size; their ids, given by the number, are in another order than the numbers.
+    Scattered(usize),
     /// Of ten bytes besides the sequential id.
     Tiny,
     /// Those of `fabric_bench`, whose ids are their numbers.
@@ -93,7 +95,7 @@ impl Documents {
     /// Size of a document.
     pub(super) fn bytes(self) -> usize {
         match self {
-            Documents::Numbered(bytes) | Documents::RandomIds(bytes) => bytes,
+            Documents::Numbered(bytes) | Documents::RandomIds(bytes) | Documents::Scattered(bytes) => bytes,
             Documents::Tiny => 10,
             Documents::Fabric(size) => size.bytes(),
         }
@@ -109,10 +111,17 @@ impl Documents {
                 let id = generator.random_id();
                 generator.document(&id, bytes, out);
             }
+            Documents::Scattered(bytes) => generator.document(&scattered_id(number), bytes, out),
             Documents::Tiny => generator.tiny_document(&sequential_id(number), out),
             Documents::Fabric(size) => generator.fabric_document(size, &number.to_string(), out),
         }
     }
+}
+
+/// The id of the document with a number, for ids in another order than the numbers.
+pub(super) fn scattered_id(number: u64) -> String {
+    // Odd, so that different numbers have different ids.
+    format!("{:016x}", number.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
 /// Loads documents in batches.

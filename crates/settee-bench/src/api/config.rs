@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::plan::{
-    ATTACHMENT_BYTES, ATTACHMENT_COUNT_MIN, ATTACHMENT_PUT_COUNT, DOCUMENT_BYTES, DOCUMENT_COUNT,
+    ATTACHMENT_BYTES, ATTACHMENT_COUNT_MIN, ATTACHMENT_PUT_COUNT, COLD_COUNT, DOCUMENT_BYTES, DOCUMENT_COUNT,
     FOLLOWER_COUNT, FOLLOWER_COUNT_MIN, Kind, PLANS, Plan,
 };
 use crate::drive::{Durability, Target};
@@ -91,6 +91,7 @@ impl Config {
             Kind::Put { .. } | Kind::Update { .. } | Kind::History | Kind::Beside => {
                 (self.row_time().as_secs_f64() * WRITTEN_BYTES_PER_SECOND) as u64
             }
+            Kind::Cold { .. } => self.scaled(COLD_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
             Kind::AttachmentPut { .. } => self.attachment_count() * ATTACHMENT_BYTES as u64,
             _ => self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
         });

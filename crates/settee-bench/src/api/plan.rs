@@ -21,6 +21,9 @@ pub(super) const DOCUMENT_COUNT: u64 = 100_000;
 /// Size in bytes of an attachment.
 pub(super) const ATTACHMENT_BYTES: usize = 1 << 20;
 
+/// Number of documents in the database of the cold rows.
+pub(super) const COLD_COUNT: u64 = 600_000;
+
 /// Number of followers of the changes feed at full scale.
 pub(super) const FOLLOWER_COUNT: u64 = 10_000;
 
@@ -57,6 +60,8 @@ pub(super) enum Figure {
     CpuMultiple,
     /// The latency's 99th percentile in milliseconds.
     P99,
+    /// The rate itself.
+    PerSecond,
 }
 
 /// The aims of a row.
@@ -90,6 +95,17 @@ pub(super) struct Load {
     pub(super) count: u64,
 }
 
+/// How documents are read from the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ColdRead {
+    /// `_bulk_get` of random ids.
+    BulkGet,
+    /// `_all_docs` with `include_docs` and `keys`, random ids.
+    Keys,
+    /// `_all_docs` with `include_docs`: all documents, in the order of their ids.
+    List,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Loads a new database.
@@ -108,6 +124,8 @@ pub(super) enum Kind {
     List { target: &'static str, documents: bool },
     /// Gets many documents with each request.
     BulkGet { clients: u64 },
+    /// Gets documents that aren't in the page cache: many with each request, or all of them.
+    Cold { read: ColdRead, clients: u64 },
     /// Puts attachments, each of another document.
     AttachmentPut { clients: u64 },
     /// Gets random attachments.
@@ -172,7 +190,7 @@ pub(super) const FOLLOWERS: [Plan; 2] = [
 /// Every row, in the table's order. Followers come first: their memory shows only in a server that has no
 /// freed memory to use again.
 #[rustfmt::skip]
-pub(super) const PLANS: [Plan; 29] = [
+pub(super) const PLANS: [Plan; 34] = [
     plan("followers", "continuous changes followers, one writer", Kind::Followers, None, &[]),
     plan("get-1", "get random of 100k, 1 client",
         Kind::Get { clients: 1, one: false }, recorded(1_190.0, Some((0.80, 1.7)), 1_445.0), GETS),
@@ -221,6 +239,16 @@ pub(super) const PLANS: [Plan; 29] = [
         Kind::BulkGet { clients: 1 }, recorded(8_900.0, Some((11.0, 19.0)), 180.0), LISTS),
     plan("bulk-get-10", "bulk get, 100 ids a request, 10 clients",
         Kind::BulkGet { clients: 10 }, recorded(16_900.0, Some((56.0, 85.0)), 107.0), LISTS),
+    plan("cold-bulk-get-1", "cold: bulk get, 100 ids a request, 1 client",
+        Kind::Cold { read: ColdRead::BulkGet, clients: 1 }, None, &[(Figure::Share, AtLeast(0.5))]),
+    plan("cold-bulk-get-4", "cold: bulk get, 100 ids a request, 4 clients",
+        Kind::Cold { read: ColdRead::BulkGet, clients: 4 }, None, &[(Figure::Share, AtLeast(0.7))]),
+    plan("cold-keys-1", "cold: all docs with documents, 100 keys a request, 1 client",
+        Kind::Cold { read: ColdRead::Keys, clients: 1 }, None, &[(Figure::Share, AtLeast(0.5))]),
+    plan("cold-keys-4", "cold: all docs with documents, 100 keys a request, 4 clients",
+        Kind::Cold { read: ColdRead::Keys, clients: 4 }, None, &[(Figure::Share, AtLeast(0.7))]),
+    plan("cold-list", "cold: all docs with documents, 600k",
+        Kind::Cold { read: ColdRead::List, clients: 1 }, None, &[(Figure::PerSecond, AtLeast(100_000.0))]),
     plan("attachment-put-1", "put attachment of 1 MiB, 1 client",
         Kind::AttachmentPut { clients: 1 }, recorded(84.0, None, 15_100.0), ATTACHMENTS),
     plan("attachment-put-10", "put attachment of 1 MiB, 10 clients",

@@ -3,7 +3,7 @@
 //! It runs on the same file in the same round, in a separate process, with io_uring and past the page cache.
 //! Its report is used unchanged; if it fails, there is no figure.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -41,15 +41,22 @@ impl Fio {
         depth: usize,
         duration: Duration,
     ) -> Result<Window, String> {
-        let arguments = [
-            "--readonly".to_owned(),
-            "--rw=randread".to_owned(),
-            "--bs=4k".to_owned(),
-            format!("--iodepth={depth}"),
-            "--time_based".to_owned(),
-            format!("--runtime={}ms", duration.as_millis().max(1)),
-        ];
-        self.run(file, bytes, &arguments, "read")
+        let arguments = random_read_arguments(depth, duration);
+        self.run(&[file.to_owned()], Some(bytes), &arguments, "read")
+    }
+
+    /// Reads random 4 KiB blocks of whole files, with `depth` reads in flight.
+    ///
+    /// # Errors
+    /// Those of [`Fio::random_reads`].
+    pub(crate) fn random_reads_of(
+        &self,
+        files: &[PathBuf],
+        depth: usize,
+        duration: Duration,
+    ) -> Result<Window, String> {
+        let arguments = random_read_arguments(depth, duration);
+        self.run(files, None, &arguments, "read")
     }
 
     /// Writes `bytes` to `file` in order, in writes of 1 MiB, `depth` in flight, and syncs it once.
@@ -64,17 +71,27 @@ impl Fio {
             "--fallocate=none".to_owned(),
             "--end_fsync=1".to_owned(),
         ];
-        let mut window = self.run(file, bytes, &arguments, "write")?;
+        let mut window = self.run(&[file.to_owned()], Some(bytes), &arguments, "write")?;
         window.units = bytes as f64 / 1e6;
         Ok(window)
     }
 
-    fn run(&self, file: &Path, bytes: u64, arguments: &[String], kind: &str) -> Result<Window, String> {
+    /// Runs a job on the first `bytes` of files. `None`: on whole files.
+    fn run(
+        &self,
+        files: &[PathBuf],
+        bytes: Option<u64>,
+        arguments: &[String],
+        kind: &str,
+    ) -> Result<Window, String> {
         // In fio a colon separates file names.
-        let name = file.to_str().ok_or("the file's name is not UTF-8")?.replace(':', "\\:");
+        let name = |file: &PathBuf| Some(file.to_str()?.replace(':', "\\:"));
+        let names: Option<Vec<String>> = files.iter().map(name).collect();
+        let names = names.ok_or("a file's name is not UTF-8")?.join(":");
         let output = Command::new("fio")
             .args(["--name=peer", "--ioengine=io_uring", "--direct=1", "--output-format=json"])
-            .args(["--allow_file_create=0", &format!("--size={bytes}"), &format!("--filename={name}")])
+            .args(["--allow_file_create=0", &format!("--filename={names}")])
+            .args(bytes.map(|bytes| format!("--size={bytes}")))
             .args(arguments)
             .stdin(Stdio::null())
             .output()
@@ -86,6 +103,17 @@ impl Fio {
         }
         parse(&output.stdout, kind).ok_or_else(|| "fio: its report isn't as expected".to_owned())
     }
+}
+
+fn random_read_arguments(depth: usize, duration: Duration) -> [String; 6] {
+    [
+        "--readonly".to_owned(),
+        "--rw=randread".to_owned(),
+        "--bs=4k".to_owned(),
+        format!("--iodepth={depth}"),
+        "--time_based".to_owned(),
+        format!("--runtime={}ms", duration.as_millis().max(1)),
+    ]
 }
 
 /// The window of the only job in fio's report.
