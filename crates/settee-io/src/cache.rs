@@ -12,11 +12,14 @@
 
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use quick_cache::sync::DefaultLifecycle;
 use quick_cache::{OptionsBuilder, Weighter};
+
+/// Number of positions of a file that are remembered; a file with more values is found by visiting the cache.
+const REMEMBERED_MAX: usize = 64;
 
 /// Largest number of shards.
 const SHARD_COUNT_MAX: usize = 64;
@@ -130,14 +133,15 @@ pub struct CachedFile<V: Clone> {
     file: u64,
     /// Upper bound of the positions, exclusive.
     position_count: u64,
-    has_values: AtomicBool,
+    /// Positions of inserted values, up to [`REMEMBERED_MAX`]; `None`: there were more.
+    inserted: Mutex<Option<Vec<u64>>>,
 }
 
 impl<V: Clone> CachedFile<V> {
     /// For a file that was just opened, with values at positions below `position_count`.
     pub fn new(cache: &Arc<Cache<V>>, position_count: u64) -> CachedFile<V> {
         let file = cache.next_file.fetch_add(1, Ordering::Relaxed);
-        CachedFile { cache: cache.clone(), file, position_count, has_values: AtomicBool::new(false) }
+        CachedFile { cache: cache.clone(), file, position_count, inserted: Mutex::new(Some(Vec::new())) }
     }
 
     fn key(&self, position: u64) -> Key {
@@ -151,7 +155,14 @@ impl<V: Clone> CachedFile<V> {
 
     /// Inserts a value, unless it is too large for a shard. It may be evicted at once.
     pub fn insert(&self, position: u64, value: V) {
-        self.has_values.store(true, Ordering::Relaxed);
+        let mut inserted = self.inserted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(positions) = &mut *inserted {
+            match positions.len() < REMEMBERED_MAX {
+                true => positions.push(position),
+                false => *inserted = None,
+            }
+        }
+        drop(inserted);
         self.cache.values.insert(self.key(position), value);
     }
 
@@ -163,7 +174,9 @@ impl<V: Clone> CachedFile<V> {
 
 impl<V: Clone> Drop for CachedFile<V> {
     fn drop(&mut self) {
-        if !*self.has_values.get_mut() {
+        // A small file must not cost a visit of the whole cache.
+        if let Some(positions) = self.inserted.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            positions.into_iter().for_each(|position| self.remove(position));
             return;
         }
         // The cheaper of visiting all positions and visiting all values of the cache.

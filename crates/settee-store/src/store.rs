@@ -125,9 +125,11 @@ impl Store {
     /// See [`ReadError`]; the store stays usable.
     pub async fn look_up(&self, mut keys: Vec<Vec<u8>>) -> Result<Lookup, ReadError> {
         let version = self.shared.snapshot().version;
-        keys.retain(|key| !version.is_in_memtables(key));
         keys.sort_unstable();
-        let lookup = Lookup::new(&version.checkpoint, &self.shared.context.write_lookup_count);
+        let (in_memory, keys): (Vec<_>, Vec<_>) =
+            keys.into_iter().partition(|key| version.is_in_memtables(key));
+        let mut lookup = Lookup::new(&version.checkpoint, &self.shared.context.write_lookup_count);
+        lookup.set_in_memory(in_memory);
         lookup.add(&keys).await.map(|()| lookup)
     }
 

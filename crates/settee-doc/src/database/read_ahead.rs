@@ -17,8 +17,8 @@ use settee_store::{
 use super::rows::Rows;
 use super::snapshot::Snapshot;
 use super::summary::{FoundLeaf, Summary, row};
-use crate::documents::Document;
 use crate::documents::keys::document_key;
+use crate::documents::{Document, ID_SIZE_MAX};
 use crate::{Error, Result};
 
 /// Number of rows that don't pass a filter between two yields to other tasks.
@@ -32,6 +32,11 @@ pub type IdFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 pub trait DocumentKey: Send + 'static {
     /// The document's id; `None` if no document can have this key.
     fn document_id(&self) -> Option<Cow<'_, str>>;
+
+    /// Whether the body of the document's winning leaf is read.
+    fn needs_body(&self, _winner: &Summary) -> bool {
+        true
+    }
 }
 
 impl DocumentKey for String {
@@ -141,6 +146,7 @@ impl Snapshot {
     ) -> Result<Documents<OrderedDocuments>> {
         ids.sort_unstable();
         let mut changed = Vec::new();
+        ids.retain(|id| id.len() <= ID_SIZE_MAX);
         for ids in ids.chunks(READ_AHEAD_ROWS_MAX) {
             // Lookups in memory never yield.
             yield_now().await;
@@ -242,6 +248,12 @@ impl RowSource for OrderedDocuments {
     }
 }
 
+/// The key of a document in the index; `None` for an id that no document can have.
+fn document_key_of(key: &impl DocumentKey) -> Option<Vec<u8>> {
+    let id = key.document_id().filter(|id| id.len() <= ID_SIZE_MAX)?;
+    Some(document_key(&id))
+}
+
 impl<K: DocumentKey> RowSource for ListedDocuments<K> {
     type Row = (K, Option<FoundLeaf>);
     type Error = Error;
@@ -249,8 +261,7 @@ impl<K: DocumentKey> RowSource for ListedDocuments<K> {
     async fn next(&mut self, locations: &mut Vec<Location>) -> Result<Option<Self::Row>> {
         if self.looked_up.is_empty() {
             let next = &self.keys.as_slice()[..self.keys.len().min(READ_AHEAD_ROWS_MAX)];
-            let ids: Vec<Option<Vec<u8>>> =
-                next.iter().map(|key| key.document_id().map(|id| document_key(&id))).collect();
+            let ids: Vec<Option<Vec<u8>>> = next.iter().map(document_key_of).collect();
             let is_id: Vec<bool> = ids.iter().map(Option::is_some).collect();
             let ids: Vec<Vec<u8>> = ids.into_iter().flatten().collect();
             let mut entries = self.snapshot.get_many(&ids).await?.into_iter();
@@ -260,8 +271,10 @@ impl<K: DocumentKey> RowSource for ListedDocuments<K> {
             }
         }
         let Some((key, entry)) = self.looked_up.pop_front() else { return Ok(None) };
-        if self.reads_bodies {
-            locations.extend(entry.as_ref().map(|entry| entry.location));
+        if let Some(Entry { meta, location, .. }) = entry.as_ref().filter(|_| self.reads_bodies)
+            && key.needs_body(&row(meta, *location)?.0)
+        {
+            locations.push(*location);
         }
         Ok(Some((key, entry.map(FoundLeaf::from))))
     }

@@ -19,9 +19,9 @@ use crate::{Error, ErrorKind, Result};
 /// batch besides two of the largest documents.
 const WITH_EDIT_BYTES_MAX: u64 = 256 << 10;
 
-/// Largest number of edits whose documents are looked up together: the entries found are in memory until the
-/// edits are committed.
-const LOOKED_UP_TOGETHER_MAX: usize = 4096;
+/// Largest number of edits whose documents are looked up together, the first of them before the writer is
+/// waited for: the entries found are in memory until the edits are committed.
+const LOOKED_UP_TOGETHER_MAX: usize = 512;
 
 impl Database {
     /// Makes one interactive edit: checks the revision that it replaces, creates the new one, and returns it

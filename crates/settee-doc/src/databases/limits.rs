@@ -17,7 +17,7 @@ pub struct StoreLimits {
     /// Size of the cache of bodies in direct mode, in bytes; default 64 MiB. Otherwise the page cache holds
     /// them.
     pub value_cache_bytes_max: usize,
-    /// Bytes of documents that responses and feeds read ahead, over all databases; default 64 MiB. Past it each
+    /// Bytes of documents that responses and feeds read ahead, over all databases; default 128 MiB. Past it each
     /// reads one document at a time.
     pub read_ahead_bytes_max: u64,
     /// Largest share of garbage in a database's files, in percent; compaction starts above it. Default 30.
@@ -33,7 +33,7 @@ impl Default for StoreLimits {
             index_memory_bytes_max: 256 << 20,
             index_cache_bytes_max: 128 << 20,
             value_cache_bytes_max: 64 << 20,
-            read_ahead_bytes_max: 64 << 20,
+            read_ahead_bytes_max: 128 << 20,
             garbage_percent_max: store.garbage_percent_max,
             compaction_bytes_per_second: store.compaction_bytes_per_second,
         }

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use hyper::{Method, header};
-use settee_doc::{Database, DocumentKey, DocumentRow, Leaves, Matched, Revision, Snapshot, Winner};
+use settee_doc::{Database, DocumentKey, DocumentRow, Leaves, Matched, Revision, Snapshot, Summary, Winner};
 
 use super::inline::write_opened;
 use super::open_revs::{self, MIXED};
@@ -34,12 +34,23 @@ const REQUESTED_BYTES: usize = 4 * ALLOCATION_BYTES;
 struct RevisionChoice {
     id: String,
     revision: Option<RevisionArg>,
+    /// Whether descendants of the revision are wanted too.
+    latest: bool,
     attachments_since: Vec<Revision>,
 }
 
 impl DocumentKey for RequestedDoc {
     fn document_id(&self) -> Option<Cow<'_, str>> {
         self.choice.as_ref().ok().map(|choice| choice.id.as_str().into())
+    }
+
+    fn needs_body(&self, winner: &Summary) -> bool {
+        let Ok(choice) = &self.choice else { return false };
+        match &choice.revision {
+            None => true,
+            Some(RevisionArg::Ours(revision)) => choice.latest || *revision == winner.revision,
+            Some(RevisionArg::Foreign(_)) => false,
+        }
     }
 }
 
@@ -53,13 +64,13 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
             return Err(ApiError::bad_request(format!("\"{name}\" query parameter is not acceptable")));
         }
     }
-    let of = database.clone();
+    let (of, latest) = (database.clone(), context.query().is_true("latest"));
     let parse = move |text: &[u8], budget: &mut BodyBudget| {
         let no_list = || ApiError::bad_request("Missing JSON list of 'docs'.");
         let [docs] = json::pick(text, ["docs"])?;
         let mut requested = Vec::new();
         json::each_element(docs.ok_or_else(no_list)?, no_list, |doc| {
-            let item = parse_requested(doc, &of, budget)?;
+            let item = parse_requested(doc, &of, latest, budget)?;
             budget.push(item, REQUESTED_BYTES + doc.len(), &mut requested)
         })?;
         Ok(requested)
@@ -70,7 +81,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     let mut writer = BulkGetWriter {
         snapshot: database.snapshot(),
         options: DocumentOptions::from_query(context.query())?,
-        latest: context.query().is_true("latest"),
+        latest,
         format,
         last: None,
     };
@@ -106,6 +117,7 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
 fn parse_requested(
     raw: &str,
     database: &Database,
+    latest: bool,
     budget: &mut BodyBudget,
 ) -> Result<RequestedDoc, ApiError> {
     let null = || "null".to_owned();
@@ -136,7 +148,7 @@ fn parse_requested(
             Ok(RequestedDoc {
                 id: raw_id,
                 rev,
-                choice: Ok(RevisionChoice { id, revision, attachments_since }),
+                choice: Ok(RevisionChoice { id, revision, latest, attachments_since }),
             })
         }
         Err((rev, failure)) => refused(raw_id, rev, failure),

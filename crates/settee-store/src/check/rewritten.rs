@@ -126,7 +126,7 @@ impl Survey<'_> {
         segment_index: &SegmentIndex,
     ) -> Result<(), StoreError> {
         let segment = Segment::new(&self.context.env, &self.context.directory, source.name, false);
-        match segment.block_index().await {
+        match Arc::new(segment).block_index().await {
             Ok(block_index) if block_index == expected => {}
             Ok(_) => {
                 let what = "its block index doesn't match its records: records can't be found";

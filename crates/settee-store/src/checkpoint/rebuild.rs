@@ -81,7 +81,7 @@ impl Rebuild<'_> {
         self.step(true).await
     }
 
-    async fn take_segment_index(&mut self, segment: &Segment) -> Result<(), StoreError> {
+    async fn take_segment_index(&mut self, segment: &Arc<Segment>) -> Result<(), StoreError> {
         let rules = self.context.options.rules();
         let segment_index = segment.segment_index().await?;
         let mut scan = segment_index.scan_seq(Seq(0));

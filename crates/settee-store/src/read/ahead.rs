@@ -10,10 +10,10 @@
 //!
 //! Invariants:
 //! 1. Rows are returned in the order of their source. A record that can't be read fails its row alone.
-//! 2. A window has at most [`READ_AHEAD_ROWS_MAX`] rows, and ends with the row that brings its records to
+//! 2. A window has at most [`READ_AHEAD_ROWS_MAX`] rows, and ends with the row that brings its memory to
 //!    [`READ_AHEAD_BYTES_MAX`]. There are at most two windows.
 //! 3. All windows of the stores that share a [`ReadAheadBudget`](crate::ReadAheadBudget) hold no more bytes
-//!    than it allows, except for the last row of each window.
+//!    than it allows. A row for which it has too few left ends its window, and is read when it is returned.
 //! 4. Dropping the future of [`ReadAhead::next`] loses no row.
 //! 5. Chunks are inserted into the chunk cache only if [`RowSource::keeps_chunks`] says so: a long scan would
 //!    evict everything in use.
@@ -29,14 +29,19 @@ use super::snapshot::Snapshot;
 use crate::budget::TakenBytes;
 use crate::error::ReadError;
 use crate::index::Location;
+use crate::segments::CHUNK_BYTES;
 
 /// Largest number of rows in a window.
 pub const READ_AHEAD_ROWS_MAX: usize = 256;
 
-/// Size in bytes of a window's records at which the window ends.
-pub const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
+/// Memory of a window's records in bytes at which the window ends.
+pub const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
 
-/// Number of rows returned between two polls of the next window.
+/// Bytes that a record keeps in memory besides its own: it is a slice of what was read with it, a chunk or its
+/// neighbours.
+const BYTES_PER_RECORD: u64 = CHUNK_BYTES as u64;
+
+/// The next window is begun at every row whose index in its window is a multiple of this.
 const ROWS_PER_POLL: usize = 32;
 
 /// A sequence of rows with the records that belong to each.
@@ -96,6 +101,9 @@ enum NextWindow<S: RowSource> {
 struct Window<S: RowSource> {
     rows: Vec<WindowRow<S::Row>>,
     records: Vec<Record>,
+    /// The records of the last row, if the budget had too few bytes left: not read yet.
+    deferred: Vec<Location>,
+    keeps_chunks: bool,
     end: WindowEnd<S::Error>,
     taken: TakenBytes,
 }
@@ -147,14 +155,19 @@ impl<S: RowSource> ReadAhead<S> {
             let window = poll_fn(|context| self.poll_window(context)).await;
             (self.window, self.at) = (window, 0);
         }
-        // The first row doesn't begin the next window: the caller may need only one row.
-        let has_next = matches!(self.window.end, WindowEnd::More);
-        if !is_first && has_next && self.at.is_multiple_of(ROWS_PER_POLL) {
+        // The first row causes no read of others.
+        if !is_first && self.is_next_due() {
             poll_fn(|context| {
                 self.poll_next_window(context);
                 Poll::Ready(())
             })
             .await;
+        }
+        if self.at + 1 == self.window.rows.len() && !self.window.deferred.is_empty() {
+            let Window { deferred, keeps_chunks, .. } = &self.window;
+            let records = self.snapshot.read_bulk(deferred, *keeps_chunks).await;
+            self.window.deferred.clear();
+            self.window.add_records(self.at, records.into_iter());
         }
         let WindowRow { row, records, error } = &mut self.window.rows[self.at];
         self.at += 1;
@@ -164,6 +177,20 @@ impl<S: RowSource> ReadAhead<S> {
             None => Ok(&self.window.records[records.clone()]),
         };
         Ok(Some(ReadRow { row, records }))
+    }
+
+    /// Whether to poll the next window: always once it has begun; it is begun at intervals, and not while the
+    /// budget has too few bytes left for another window.
+    fn is_next_due(&self) -> bool {
+        match self.next_window {
+            NextWindow::Filling(_) => true,
+            NextWindow::Idle(_) => {
+                matches!(self.window.end, WindowEnd::More)
+                    && self.at.is_multiple_of(ROWS_PER_POLL)
+                    && self.snapshot.read_ahead.bytes_left() >= READ_AHEAD_BYTES_MAX
+            }
+            NextWindow::Filled(..) | NextWindow::Taken => false,
+        }
     }
 
     /// Polls the next window, and begins it if necessary.
@@ -205,23 +232,32 @@ impl<S: RowSource> ReadAhead<S> {
 impl<S: RowSource> Window<S> {
     fn empty(snapshot: &Snapshot) -> Window<S> {
         let taken = TakenBytes::new(&snapshot.read_ahead);
-        Window { rows: Vec::new(), records: Vec::new(), end: WindowEnd::More, taken }
+        Window {
+            rows: Vec::new(),
+            records: Vec::new(),
+            deferred: Vec::new(),
+            keeps_chunks: false,
+            end: WindowEnd::More,
+            taken,
+        }
     }
 
     /// Takes the next rows of a source, and reads their records.
     async fn fill(snapshot: &Snapshot, mut source: S, row_count: usize) -> (S, Window<S>) {
         let mut window = Window::empty(snapshot);
         let mut locations: Vec<Location> = Vec::with_capacity(row_count);
-        let (mut size, mut is_full) = (0, false);
-        while window.rows.len() < row_count && size < READ_AHEAD_BYTES_MAX && !is_full {
+        let mut size = 0;
+        while window.rows.len() < row_count && size < READ_AHEAD_BYTES_MAX && window.deferred.is_empty() {
             let first = locations.len();
             match source.next(&mut locations).await {
                 Ok(Some(row)) => {
-                    let bytes =
-                        locations[first..].iter().map(|location| u64::from(location.length)).sum::<u64>();
-                    size += bytes;
-                    // A row that exceeds the budget is this window's last.
-                    is_full = !window.taken.take(bytes);
+                    let cost = |location: &Location| u64::from(location.length) + BYTES_PER_RECORD;
+                    let bytes = locations[first..].iter().map(cost).sum::<u64>();
+                    if window.taken.take(bytes) {
+                        size += bytes;
+                    } else {
+                        window.deferred = locations.split_off(first);
+                    }
                     window.rows.push(WindowRow {
                         row: Some(row),
                         records: first..locations.len(),
@@ -235,18 +271,26 @@ impl<S: RowSource> Window<S> {
                 break;
             }
         }
-        let mut records = snapshot.read_bulk(&locations, source.keeps_chunks()).await.into_iter();
+        window.keeps_chunks = source.keeps_chunks();
+        let mut records = snapshot.read_bulk(&locations, window.keeps_chunks).await.into_iter();
         window.records.reserve_exact(locations.len());
-        for row in &mut window.rows {
-            let first = window.records.len();
-            for record in records.by_ref().take(row.records.len()) {
-                match record {
-                    Ok(record) => window.records.push(record),
-                    Err(error) => row.error = row.error.take().or(Some(error)),
-                }
-            }
-            row.records = first..window.records.len();
+        for index in 0..window.rows.len() {
+            let count = window.rows[index].records.len();
+            window.add_records(index, records.by_ref().take(count));
         }
         (source, window)
+    }
+
+    /// Adds a row's records, which follow those of the row before it.
+    fn add_records(&mut self, index: usize, records: impl Iterator<Item = Result<Record, ReadError>>) {
+        let first = self.records.len();
+        let row = &mut self.rows[index];
+        for record in records {
+            match record {
+                Ok(record) => self.records.push(record),
+                Err(error) => row.error = row.error.take().or(Some(error)),
+            }
+        }
+        row.records = first..self.records.len();
     }
 }

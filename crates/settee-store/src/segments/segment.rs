@@ -1,6 +1,8 @@
 //! A segment of the store: its file, its indexes, and reading its records.
 //!
-//! Invariant: a file is open before its name is removed: readers that have the segment can go on.
+//! Invariants:
+//! 1. A file is open before its name is removed: readers that have the segment can go on.
+//! 2. A reader whose future isn't polled delays no other: what several wait for is loaded by a task.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use settee_io::{Alignment, Damage, Env, File, OpenMode, ReadAt, ReadPolicy};
 use settee_log::{Flags, Record, SegmentIndex, SegmentIndexError, Seq, Trailer};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, oneshot};
 
 use super::block_index::{SparseBlockIndex, address};
 use super::chunks::{CHUNK_BYTES, ChunkCache, FileChunks};
@@ -153,7 +155,7 @@ impl Segment {
     ///
     /// # Errors
     /// See [`SegmentIndexError`].
-    pub(crate) async fn find_tombstone_bytes(&self) -> Result<u64, SegmentIndexError> {
+    pub(crate) async fn find_tombstone_bytes(self: &Arc<Self>) -> Result<u64, SegmentIndexError> {
         let read = async || {
             let segment_index = self.segment_index().await?;
             let mut scan = segment_index.scan_seq(Seq(0));
@@ -169,7 +171,15 @@ impl Segment {
     }
 
     /// The file, opened by the first call.
-    pub(crate) async fn file(&self) -> Result<&Arc<File>, settee_io::Error> {
+    pub(crate) async fn file(self: &Arc<Self>) -> Result<&Arc<File>, settee_io::Error> {
+        if self.file.get().is_none() {
+            let segment = self.clone();
+            self.in_task(async move { segment.open().await.map(drop) }).await?;
+        }
+        Ok(self.file.get().expect("the task opened it"))
+    }
+
+    async fn open(&self) -> Result<&Arc<File>, settee_io::Error> {
         let open = async || {
             let file = File::open(&self.env.engine, &self.path, OpenMode::Read).await?;
             if self.direct {
@@ -180,25 +190,46 @@ impl Segment {
         self.file.get_or_try_init(open).await
     }
 
+    /// Runs what others may wait for too in a task of its own: the caller's future may be left unpolled for as
+    /// long as a client takes to read a response.
+    async fn in_task<E: From<settee_io::Error> + Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) -> Result<(), E> {
+        let (sender, done) = oneshot::channel();
+        self.env.spawn("store segment", async move { drop(sender.send(work.await)) });
+        let panicked = || settee_io::Error::Panicked { path: self.path.as_path().into() };
+        done.await.unwrap_or_else(|_| Err(panicked().into()))
+    }
+
     /// Opens the segment index.
     ///
     /// # Errors
     /// See [`SegmentIndexError`].
-    pub(crate) async fn segment_index(&self) -> Result<SegmentIndex, SegmentIndexError> {
+    pub(crate) async fn segment_index(self: &Arc<Self>) -> Result<SegmentIndex, SegmentIndexError> {
         let SegmentName { first, last, epoch, .. } = self.name;
         SegmentIndex::open_covering(self.file().await?.clone(), first, last, epoch).await
     }
 
-    pub(crate) async fn block_index(&self) -> Result<&SparseBlockIndex, ReadError> {
-        let load = async || SparseBlockIndex::read(self.file().await?, self.name.bytes).await;
-        self.block_index.get_or_try_init(load).await
+    /// The sparse block index of a rewritten segment, read by the first call.
+    pub(crate) async fn block_index(self: &Arc<Self>) -> Result<&SparseBlockIndex, ReadError> {
+        if self.block_index.get().is_none() {
+            let segment = self.clone();
+            self.in_task(async move {
+                let file = segment.open().await?;
+                let read = async || SparseBlockIndex::read(file, segment.name.bytes).await;
+                segment.block_index.get_or_try_init(read).await.map(drop)
+            })
+            .await?;
+        }
+        Ok(self.block_index.get().expect("the task read it"))
     }
 
     /// Reads a record: from the chunk cache, or with one positional read.
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub(crate) async fn read(&self, location: Location) -> Result<Record, ReadError> {
+    pub(crate) async fn read(self: &Arc<Self>, location: Location) -> Result<Record, ReadError> {
         let range = self.range_of(location).await?;
         if let Some(record) = self.cached(location, &range) {
             return Ok(record);
@@ -219,7 +250,7 @@ impl Segment {
     /// together, with few reads. With `keep`, their chunks are inserted into the cache. The results are in no
     /// order, each with the number given with its location.
     pub(crate) async fn read_many(
-        &self,
+        self: &Arc<Self>,
         wanted: &[(usize, Location)],
         keep: bool,
     ) -> Vec<(usize, Result<Record, ReadError>)> {
@@ -296,7 +327,7 @@ impl Segment {
     }
 
     /// Range of the file that holds a record: its own bytes, or its block.
-    async fn range_of(&self, location: Location) -> Result<Range<u64>, ReadError> {
+    async fn range_of(self: &Arc<Self>, location: Location) -> Result<Range<u64>, ReadError> {
         let Location { segment, offset, length, .. } = location;
         if self.name.generation == 0 {
             return Ok(u64::from(offset)..u64::from(offset) + u64::from(length));

@@ -104,6 +104,7 @@ impl<'a> Writer<'a> {
         let _stop = self.shared.stop_on_panic();
         let appended = self.shared.log.append(&batch.records, stage).await?;
         self.shared.insert_batch(&mut self.version, batch, &appended, &previous);
+        self.lookup.remove(batch.records.records().map(|(_, key, _)| key));
         Ok(appended.last_seq)
     }
 

@@ -5,8 +5,7 @@
 //! in one pass, before the writer's lock is taken, so that others write meanwhile. A lookup contains nothing
 //! of the memtables: searching them costs no read, and they have what was committed since.
 //!
-//! Invariant: a lookup's values are those of one checkpoint state's tree. A version with another checkpoint
-//! state doesn't use it.
+//! Invariant: a lookup's values are those of one root of the tree. A version with another root doesn't use it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +17,9 @@ use crate::index::BY_KEY;
 
 /// Tree entries that a writer has looked up: see [`Store::look_up`](crate::Store::look_up).
 pub struct Lookup {
-    checkpoint: Arc<CheckpointState>,
+    tree: Option<CheckpointTree>,
+    /// Keys that weren't looked up, since the memtables had their whole entries.
+    in_memory: Vec<Vec<u8>>,
     /// The tree's values by key, without the index's prefix. `None`: the tree doesn't have the key.
     values: Mutex<HashMap<Box<[u8]>, Option<Arc<[u8]>>>>,
     /// Counts descents: [`StoreStats::write_lookup_count`](crate::StoreStats::write_lookup_count).
@@ -28,8 +29,8 @@ pub struct Lookup {
 impl Lookup {
     /// A lookup without keys.
     pub(crate) fn new(checkpoint: &Arc<CheckpointState>, write_lookup_count: &Arc<AtomicU64>) -> Lookup {
-        let (checkpoint, write_lookup_count) = (checkpoint.clone(), write_lookup_count.clone());
-        Lookup { checkpoint, values: Mutex::default(), write_lookup_count }
+        let (tree, write_lookup_count) = (checkpoint.tree.clone(), write_lookup_count.clone());
+        Lookup { tree, in_memory: Vec::new(), values: Mutex::default(), write_lookup_count }
     }
 
     /// Looks up keys that are in ascending order, in one pass.
@@ -37,7 +38,7 @@ impl Lookup {
     /// # Errors
     /// See [`ReadError`]; then the lookup is unchanged.
     pub(crate) async fn add(&self, keys: &[impl AsRef<[u8]>]) -> Result<(), ReadError> {
-        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(()) };
+        let Some(CheckpointTree { root, .. }) = &self.tree else { return Ok(()) };
         let tree_keys: Vec<Vec<u8>> = keys.iter().map(|key| tree_key(key.as_ref())).collect();
         self.write_lookup_count.fetch_add(keys.len() as u64, Ordering::Relaxed);
         let mut found = Vec::with_capacity(keys.len());
@@ -49,7 +50,9 @@ impl Lookup {
 
     /// Whether the values are those of this checkpoint state's tree.
     pub(crate) fn matches(&self, checkpoint: &Arc<CheckpointState>) -> bool {
-        Arc::ptr_eq(&self.checkpoint, checkpoint)
+        // A root's `Seq` identifies it within its file, and a file's number is given once.
+        let root = |tree: &Option<CheckpointTree>| tree.as_ref().map(|tree| (tree.number, tree.root.seq()));
+        root(&self.tree) == root(&checkpoint.tree)
     }
 
     /// Looks up the same keys in another checkpoint state's tree.
@@ -59,7 +62,10 @@ impl Lookup {
     pub(crate) async fn repeat_in(&self, checkpoint: &Arc<CheckpointState>) -> Result<Lookup, ReadError> {
         let repeated = Lookup::new(checkpoint, &self.write_lookup_count);
         let mut keys: Vec<Box<[u8]>> = self.values().keys().cloned().collect();
+        // The checkpoint may have moved them to the tree.
+        keys.extend(self.in_memory.iter().map(|key| Box::from(&key[..])));
         keys.sort_unstable();
+        keys.dedup();
         repeated.add(&keys).await?;
         Ok(repeated)
     }
@@ -69,7 +75,7 @@ impl Lookup {
     /// # Errors
     /// See [`ReadError`].
     pub(crate) async fn value(&self, key: &[u8]) -> Result<Option<Arc<[u8]>>, ReadError> {
-        let Some(CheckpointTree { root, .. }) = &self.checkpoint.tree else { return Ok(None) };
+        let Some(CheckpointTree { root, .. }) = &self.tree else { return Ok(None) };
         if let Some(value) = self.values().get(key) {
             return Ok(value.clone());
         }
@@ -77,6 +83,17 @@ impl Lookup {
         let value = root.get_with(&tree_key(key), |value| value.map(Arc::from)).await?;
         self.values().insert(key.into(), value.clone());
         Ok(value)
+    }
+
+    /// Remembers keys that weren't looked up, since the memtables had their whole entries.
+    pub(crate) fn set_in_memory(&mut self, keys: Vec<Vec<u8>>) {
+        self.in_memory = keys;
+    }
+
+    /// Drops the values of keys, which are in the memtables from now on.
+    pub(crate) fn remove<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
+        let mut values = self.values();
+        keys.for_each(|key| drop(values.remove(key)));
     }
 
     fn values(&self) -> MutexGuard<'_, HashMap<Box<[u8]>, Option<Arc<[u8]>>>> {

@@ -1,5 +1,5 @@
-//! Goal: a writer finds the same entries with a lookup as without, whatever was committed and checkpointed
-//! since, and each key costs one descent of the tree.
+//! Goal: a writer finds the same entries with a lookup as without, whatever was committed, checkpointed
+//! and compacted since, and each key costs one descent of the tree.
 //! Method: in the simulation, look keys up, commit and checkpoint in between, and compare what the writer finds
 //! with a `BTreeMap`; count descents.
 
@@ -46,10 +46,17 @@ fn a_writer_finds_the_newest_entries_whatever_happened_since_the_lookup() {
                 let lookup = store.look_up(wanted.clone()).await.unwrap();
                 let mut is_checkpointed = false;
                 for _ in 0..random.below(4) {
-                    if random.below(3) == 0 {
-                        store.flush().await.unwrap();
-                        is_checkpointed |= store.checkpoint().await.unwrap().is_some();
-                        continue;
+                    match random.below(6) {
+                        0 | 1 => {
+                            store.flush().await.unwrap();
+                            is_checkpointed |= store.checkpoint().await.unwrap().is_some();
+                            continue;
+                        }
+                        2 => {
+                            store.compact().await.unwrap();
+                            continue;
+                        }
+                        _ => {}
                     }
                     let mut batch = Batch::new();
                     let mut changed = Vec::new();

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use model::{OPTIONS, Random};
 use settee_io::{Env, OperationKind};
 use settee_sim::{Fault, Sim, SimDisk, seeds};
@@ -521,6 +522,50 @@ fn what_the_cache_has_costs_no_read() {
             drop(store);
             env.clock.sleep(Duration::from_secs(2)).await;
             assert_eq!(cache.stats().bytes, 0, "{case}");
+        })
+        .unwrap();
+    }
+}
+
+/// A client that stops reading its response leaves the future of its scan unpolled, at any point.
+#[test]
+fn a_scan_that_is_not_polled_delays_no_other_reader() {
+    for rewritten in [false, true] {
+        let disk = SimDisk::new(7).short_reads(0.0).cached_reads(0.0);
+        let sim = Sim::with_disk(&disk);
+        let env = sim.env();
+        sim.run(async {
+            let store = open(&env, "store", &counted(false, None)).await;
+            fill(&env, &store, 3_000, 200).await;
+            if rewritten {
+                rewrite(&env, &store, 3_000).await;
+            }
+            let locations = locations_of(&store.snapshot()).await;
+            store.close().await.unwrap();
+            drop(store);
+            for poll_count in 1..12 {
+                // Its segments are opened by their first readers.
+                let store = open(&env, "store", &counted(false, None)).await;
+                let snapshot = store.snapshot();
+                let mut stalled = snapshot.scan(Bound::Unbounded, Bound::Unbounded, false).with_values();
+                let mut next = Box::pin(stalled.next());
+                let mut returned = 0;
+                for _ in 0..poll_count {
+                    if next.as_mut().now_or_never().is_some() {
+                        returned = 1;
+                        break;
+                    }
+                    env.clock.sleep(Duration::from_millis(3)).await;
+                }
+                for location in locations.iter().step_by(100) {
+                    snapshot.read(*location).await.unwrap();
+                }
+                store.compact().await.unwrap();
+                drop(next);
+                let rest = rows_of(stalled).await.len();
+                assert_eq!(rest + returned, locations.len(), "{rewritten} {poll_count}");
+                store.close().await.unwrap();
+            }
         })
         .unwrap();
     }

@@ -185,6 +185,10 @@ impl DocumentKey for JsonKey {
     fn document_id(&self) -> Option<Cow<'_, str>> {
         json::string(&self.0)
     }
+
+    fn needs_body(&self, winner: &Summary) -> bool {
+        !winner.deleted
+    }
 }
 
 /// Appends `,"doc":` and the document.
