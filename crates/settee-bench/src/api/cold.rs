@@ -1,7 +1,8 @@
 //! Rows that read documents from the disk: the index is in memory, and the documents aren't in the page cache.
 //!
-//! Before each slice, and several times a second while clients read, the segments that the server has open are
-//! dropped from the page cache (`posix_fadvise(2)`, `POSIX_FADV_DONTNEED`). The limit is fio in slices between:
+//! Before each slice the segments that the server has open are dropped from the page cache (`posix_fadvise(2)`,
+//! `POSIX_FADV_DONTNEED`); where clients read random documents, also several times a second meanwhile, since they
+//! would soon have brought all of them into it. A listing reads each document once. The limit is fio in slices between:
 //! random reads of 4 KiB of the same files, 32 in flight, past the page cache.
 
 use std::fs::{self, File};
@@ -66,7 +67,7 @@ impl Bench<'_> {
                 }
                 continue;
             }
-            let dropping = Dropping::start(segments);
+            let dropping = Dropping::start(segments, read != ColdRead::List);
             let window = match read {
                 ColdRead::List => {
                     let listing = list_once(&self.setup.target, &target).await?;
@@ -188,8 +189,8 @@ struct Dropping {
 }
 
 impl Dropping {
-    /// Drops the files once, and then at intervals.
-    fn start(paths: Vec<PathBuf>) -> Dropping {
+    /// Drops the files once, and with `repeats` at intervals.
+    fn start(paths: Vec<PathBuf>, repeats: bool) -> Dropping {
         let files: Vec<File> = paths.iter().filter_map(|path| File::open(path).ok()).collect();
         let drop_all = move || {
             for file in &files {
@@ -198,7 +199,7 @@ impl Dropping {
             }
         };
         drop_all();
-        let is_over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::new(AtomicBool::new(!repeats));
         let over = is_over.clone();
         let thread = thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
