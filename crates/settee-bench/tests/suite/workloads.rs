@@ -111,7 +111,7 @@ fn every_row_of_the_api_runs_beside_its_limit() {
         let limited = compared_with(&rows, "bare");
         assert_eq!(limited, 18, "gets, listings, bulk gets, attachments, and writes of one client");
         let recorded = compared_with(&rows, "CouchDB's");
-        assert_eq!(recorded, rows.len() - 3, "all but the history and the followers");
+        assert_eq!(recorded, rows.len() - 8, "all but the history, the followers and the cold rows");
     });
 }
 

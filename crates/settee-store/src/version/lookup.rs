@@ -15,13 +15,15 @@ use super::checkpoint_state::{CheckpointState, CheckpointTree};
 use crate::error::ReadError;
 use crate::index::BY_KEY;
 
+/// The tree's values by key, without the index's prefix. `None`: the tree doesn't have the key.
+type TreeValues = HashMap<Box<[u8]>, Option<Arc<[u8]>>>;
+
 /// Tree entries that a writer has looked up: see [`Store::look_up`](crate::Store::look_up).
 pub struct Lookup {
     tree: Option<CheckpointTree>,
     /// Keys that weren't looked up, since the memtables had their whole entries.
     in_memory: Vec<Vec<u8>>,
-    /// The tree's values by key, without the index's prefix. `None`: the tree doesn't have the key.
-    values: Mutex<HashMap<Box<[u8]>, Option<Arc<[u8]>>>>,
+    values: Mutex<TreeValues>,
     /// Counts descents: [`StoreStats::write_lookup_count`](crate::StoreStats::write_lookup_count).
     write_lookup_count: Arc<AtomicU64>,
 }
@@ -96,7 +98,7 @@ impl Lookup {
         keys.for_each(|key| drop(values.remove(key)));
     }
 
-    fn values(&self) -> MutexGuard<'_, HashMap<Box<[u8]>, Option<Arc<[u8]>>>> {
+    fn values(&self) -> MutexGuard<'_, TreeValues> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
