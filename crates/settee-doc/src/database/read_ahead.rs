@@ -84,7 +84,7 @@ pub enum OrderedDocuments {
     /// Rows of a scan.
     Rows {
         /// The scan.
-        rows: Rows,
+        rows: Box<Rows>,
         /// Which of them are wanted. `None`: all.
         filter: Option<IdFilter>,
         /// Number of rows still to return.
@@ -115,6 +115,7 @@ impl Snapshot {
             Some(_) => None,
         };
         let keeps_chunks = limit <= READ_AHEAD_ROWS_MAX as u64;
+        let rows = Box::new(rows);
         let source = OrderedDocuments::Rows { rows, filter, rows_left: limit, keeps_chunks };
         Documents::new(self.clone(), source, expected.unwrap_or(1))
     }
