@@ -12,10 +12,10 @@
 use std::process::ExitCode;
 
 #[path = "../../crates/settee-bench/src/random.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the benchmark uses the rest")]
 mod random;
 #[path = "../../crates/settee-bench/src/stats.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the benchmark uses the rest")]
 mod stats;
 mod store;
 

@@ -21,7 +21,7 @@ mod lmdb;
 mod redb;
 mod rocksdb;
 #[path = "../../crates/settee-bench/src/store/work/mod.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the benchmark uses the rest")]
 pub(crate) mod work;
 
 /// Number of memtables, which share the half of the memory that isn't the cache's.

@@ -145,9 +145,9 @@ impl Snapshot {
         descending: bool,
         reads_bodies: bool,
     ) -> Result<Documents<OrderedDocuments>> {
+        ids.retain(|id| id.len() <= ID_SIZE_MAX);
         ids.sort_unstable();
         let mut changed = Vec::new();
-        ids.retain(|id| id.len() <= ID_SIZE_MAX);
         for ids in ids.chunks(READ_AHEAD_ROWS_MAX) {
             // Lookups in memory never yield.
             yield_now().await;
