@@ -101,6 +101,8 @@ pub(crate) fn evict(path: &Path, seed: u64) -> Result<(usize, usize)> {
     file.sync_all().map_err(failed)?;
     rustix::fs::fadvise(&file, 0, NonZeroU64::new(bytes), Advice::DontNeed)
         .map_err(|error| failed(error.into()))?;
+    // Otherwise a probe that misses starts the kernel's read-ahead, of the whole of a small file.
+    rustix::fs::fadvise(&file, 0, None, Advice::Random).map_err(|error| failed(error.into()))?;
     let (mut offsets, mut cached) = (Offsets::new(seed, bytes), 0);
     for _ in 0..PROBE_COUNT {
         cached += usize::from(is_cached(&file, offsets.block()).map_err(failed)?);
@@ -187,7 +189,8 @@ mod tests {
         let path = directory.path().join("random");
         create(&path, 1024 * BLOCK_BYTES as u64, 4).unwrap();
         let (cached, probed) = evict(&path, 1).unwrap();
-        assert!(cached < probed, "{cached} of {probed}");
+        // A block that is probed twice may be in the page cache the second time.
+        assert!(cached < probed / 2, "{cached} of {probed}");
         warm(&path).unwrap();
         let file = File::open(&path).unwrap();
         assert!((0..1024).all(|block| is_cached(&file, block * BLOCK_BYTES as u64).unwrap()));
