@@ -19,6 +19,7 @@ use crate::report::Row;
 
 mod attachments;
 pub(crate) mod bench;
+mod bulk_updates;
 pub(crate) mod clients;
 mod cold;
 mod config;
@@ -62,6 +63,7 @@ async fn measure(bench: &mut Bench<'_>, plan: &Plan) -> Result<Vec<Row>> {
         Kind::Load(load) => bench.load_row(plan, load).await?,
         Kind::Put { clients } => bench.put(plan, clients).await?,
         Kind::Update { clients } => bench.update(plan, clients).await?,
+        Kind::BulkUpdates => return bench.bulk_updates().await,
         Kind::History => bench.history(plan).await?,
         Kind::Get { clients, one } => bench.get(plan, clients, one).await?,
         Kind::Beside => return bench.beside(plan).await,

@@ -1,9 +1,9 @@
 //! Trials: a seeded run of a durable program with one event, and the recovery from it.
 //!
 //! A trial runs its [`Subject`] (a log or a store, with the test's model of it) on a simulated disk, with one
-//! [`Event`] during the first life. The subject is then opened again, once or more, each time with a power
+//! [`Event`] during the first process. The subject is then opened again, once or more, each time with a power
 //! loss soon after the start, so mostly during recovery. Then it is opened and used without an event, and
-//! opened a last time to compare. Each life compares everything with what was submitted and acknowledged
+//! opened a last time to compare. Each process compares everything with what was submitted and acknowledged
 //! before. [`search`] tries all events of consecutive seeds; [`detect`] shows that the same trials detect a
 //! planted fault.
 //!
@@ -13,14 +13,14 @@
 //! `SETTEE_SEED_FIRST` the first seed.
 
 mod event;
-mod life;
+mod process;
 mod run;
 mod search;
 mod tally;
 
 pub use crate::random::Random;
-pub use event::{Event, EventKind, Patience};
-pub use life::{LIFE_MAX, Life, LifePlan};
+pub use event::{Event, EventKind, Tolerance};
+pub use process::{PROCESS_TIME_MAX, Process, ProcessPlan};
 pub use run::{Subject, events, run_trial};
-pub use search::{Search, check_replay, detect, search, try_seed};
+pub use search::{Search, check_replay, detect, search};
 pub use tally::Tally;

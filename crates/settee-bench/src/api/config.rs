@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::bulk_updates;
 use super::plan::{
     ATTACHMENT_BYTES, ATTACHMENT_COUNT_MIN, ATTACHMENT_PUT_COUNT, COLD_COUNT, DOCUMENT_BYTES, DOCUMENT_COUNT,
-    FOLLOWER_COUNT, FOLLOWER_COUNT_MIN, Kind, PLANS, Plan,
+    FOLLOWER_COUNT, FOLLOWER_COUNT_MIN, Kind, LARGE_COUNT, PLANS, Plan,
 };
 use crate::drive::{Durability, Target};
 use crate::error::Result;
@@ -91,6 +92,7 @@ impl Config {
             Kind::Put { .. } | Kind::Update { .. } | Kind::History | Kind::Beside => {
                 (self.row_time().as_secs_f64() * WRITTEN_BYTES_PER_SECOND) as u64
             }
+            Kind::BulkUpdates => self.scaled(LARGE_COUNT, SCALED_COUNT_MIN) * bulk_updates::BYTES as u64,
             Kind::Cold { .. } => self.scaled(COLD_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,
             Kind::AttachmentPut { .. } => self.attachment_count() * ATTACHMENT_BYTES as u64,
             _ => self.scaled(DOCUMENT_COUNT, SCALED_COUNT_MIN) * DOCUMENT_BYTES as u64,

@@ -24,6 +24,9 @@ pub(super) const ATTACHMENT_BYTES: usize = 1 << 20;
 /// Number of documents in the database of the cold rows.
 pub(super) const COLD_COUNT: u64 = 600_000;
 
+/// Number of documents of the large database of bulk updates.
+pub(super) const LARGE_COUNT: u64 = 10_000_000;
+
 /// Number of followers of the changes feed at full scale.
 pub(super) const FOLLOWER_COUNT: u64 = 10_000;
 
@@ -114,6 +117,8 @@ pub(super) enum Kind {
     Put { clients: u64 },
     /// Updates documents in turn.
     Update { clients: u64 },
+    /// Updates batches of random documents, in a small database and in a large one.
+    BulkUpdates,
     /// Updates one document again and again.
     History,
     /// Gets random documents, or the same one.
@@ -181,6 +186,12 @@ pub(super) const BESIDE: [Plan; 4] = [
         Kind::Beside, recorded(2250.0, Some((6.1, 19.0)), 833.0), &[(Figure::P99, AtMost(5.0))]),
 ];
 
+/// The rows of [`Kind::BulkUpdates`].
+pub(super) const BULK_UPDATES: [Plan; 2] = [
+    plan("bulk-updates-small", "bulk update, batch 500, 10 clients, over 100k", Kind::BulkUpdates, None, &[]),
+    plan("bulk-updates-large", "  the same, over 10 million", Kind::BulkUpdates, None, &[]),
+];
+
 /// The rows of [`Kind::Followers`].
 pub(super) const FOLLOWERS: [Plan; 2] = [
     plan("followers-paced", "one change each 250 ms", Kind::Followers, None, &[(Figure::P99, AtMost(200.0))]),
@@ -190,7 +201,7 @@ pub(super) const FOLLOWERS: [Plan; 2] = [
 /// Every row, in the table's order. Followers come first: their memory shows only in a server that has no
 /// freed memory to use again.
 #[rustfmt::skip]
-pub(super) const PLANS: [Plan; 34] = [
+pub(super) const PLANS: [Plan; 35] = [
     plan("followers", "continuous changes followers, one writer", Kind::Followers, None, &[]),
     plan("get-1", "get random of 100k, 1 client",
         Kind::Get { clients: 1, one: false }, recorded(1_190.0, Some((0.80, 1.7)), 1_445.0), GETS),
@@ -257,4 +268,5 @@ pub(super) const PLANS: [Plan; 34] = [
         Kind::AttachmentGet { clients: 1 }, recorded(102.0, None, 12_000.0), ATTACHMENTS),
     plan("attachment-get-10", "get attachment of 1 MiB, 10 clients",
         Kind::AttachmentGet { clients: 10 }, recorded(125.0, None, 12_000.0), ATTACHMENTS),
+    plan("bulk-updates", "bulk updates in a small database and in a large one", Kind::BulkUpdates, None, &[]),
 ];

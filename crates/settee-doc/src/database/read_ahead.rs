@@ -39,6 +39,16 @@ pub trait DocumentKey: Send + 'static {
     }
 }
 
+impl<K: DocumentKey> DocumentKey for Box<K> {
+    fn document_id(&self) -> Option<Cow<'_, str>> {
+        (**self).document_id()
+    }
+
+    fn needs_body(&self, winner: &Summary) -> bool {
+        (**self).needs_body(winner)
+    }
+}
+
 impl DocumentKey for String {
     fn document_id(&self) -> Option<Cow<'_, str>> {
         Some(self.as_str().into())
@@ -266,6 +276,7 @@ impl<K: DocumentKey> RowSource for ListedDocuments<K> {
             let is_id: Vec<bool> = ids.iter().map(Option::is_some).collect();
             let ids: Vec<Vec<u8>> = ids.into_iter().flatten().collect();
             let mut entries = self.snapshot.get_many(&ids).await?.into_iter();
+            self.looked_up.reserve(is_id.len());
             for is_id in is_id {
                 let entry = if is_id { entries.next().flatten() } else { None };
                 self.looked_up.extend(self.keys.next().map(|key| (key, entry)));

@@ -449,24 +449,24 @@ async fn count_polls<F: Future>(future: F) -> (F::Output, usize) {
 #[test]
 fn compression_and_decompression_yield_to_other_tasks() {
     with_database(9, |database| async move {
-        let mut text = noise(8 << 20, 3);
+        let mut text = noise(2 << 20, 3);
         text.iter_mut().for_each(|byte| *byte = b'a' + *byte % 4);
         let mut uploading = database.upload("doc", "text/plain", false, u64::MAX);
         let (written, polls) = count_polls(uploading.write(&text)).await;
         written.unwrap();
-        println!("8 MiB of text compressed in {polls} turns");
-        assert!(polls > 100, "{polls}");
+        println!("2 MiB of text compressed in {polls} turns");
+        assert!(polls > 25, "{polls}");
 
-        let zeros = vec![0; 64 << 20];
+        let zeros = vec![0; 16 << 20];
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         std::io::Write::write_all(&mut encoder, &zeros).unwrap();
         let packed = encoder.finish().unwrap();
-        assert!(packed.len() < 100_000);
+        assert!(packed.len() < 25_000);
         let mut uploading = database.upload("doc", "text/plain", true, u64::MAX);
         let (written, polls) = count_polls(uploading.write(&packed)).await;
         written.unwrap();
-        println!("{} bytes that unfold to 64 MiB taken in {polls} turns", packed.len());
-        assert!(polls > 50, "{polls}");
+        println!("{} bytes that unfold to 16 MiB taken in {polls} turns", packed.len());
+        assert!(polls > 12, "{polls}");
 
         let content = Content::Stored(uploading.finish(None).await.unwrap());
         let mut edit = Edit::empty("doc");

@@ -161,7 +161,7 @@ async fn make(database: &Database, step: &Step, is_out_of_line: bool) -> Vec<Out
 #[test]
 fn out_of_line_bodies_make_the_same_database_and_leave_nothing_behind() {
     let (mut accepted, mut refused) = (0, 0);
-    for seed in seeds(15) {
+    for seed in seeds(8) {
         let sim = Sim::new(seed);
         let env = sim.env();
         sim.run(async {
@@ -192,7 +192,7 @@ fn out_of_line_bodies_make_the_same_database_and_leave_nothing_behind() {
         .unwrap();
     }
     println!("{accepted} edits made, {refused} refused");
-    assert!(std::env::var_os("SETTEE_SEED").is_some() || (accepted > 250 && refused > 100));
+    assert!(std::env::var_os("SETTEE_SEED").is_some() || (accepted > 130 && refused > 50));
 }
 
 #[test]
@@ -325,7 +325,7 @@ async fn check(env: &Env, history: &History, case: &str) {
 #[test]
 fn a_power_loss_between_body_and_update_leaves_nothing() {
     let mut crash_count = 0;
-    for seed in seeds(6) {
+    for seed in seeds(4) {
         let run = |disk: &SimDisk| {
             let history = Arc::new(Mutex::new(History::new()));
             let sim = Sim::with_disk(disk);

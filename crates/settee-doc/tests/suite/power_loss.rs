@@ -16,7 +16,7 @@ use settee_io::Env;
 use settee_sim::{Sim, SimDisk, seeds};
 
 /// Default number of power losses, without `SETTEE_CRASHES`.
-const CRASH_COUNT: u64 = 1_500;
+const CRASH_COUNT: u64 = 700;
 
 const TASK_COUNT: usize = 2;
 const STEP_COUNT: usize = 14;

@@ -28,7 +28,7 @@ struct RequestedDoc {
 }
 
 /// Bytes of the allocations of a `RequestedDoc` besides their content.
-const REQUESTED_BYTES: usize = 4 * ALLOCATION_BYTES;
+const REQUESTED_BYTES: usize = 5 * ALLOCATION_BYTES;
 
 /// A revision of a document, or all its leaves.
 struct RevisionChoice {
@@ -70,7 +70,8 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
         let [docs] = json::pick(text, ["docs"])?;
         let mut requested = Vec::new();
         json::each_element(docs.ok_or_else(no_list)?, no_list, |doc| {
-            let item = parse_requested(doc, &of, latest, budget)?;
+            // On the heap: it is moved several times before its document is written.
+            let item = Box::new(parse_requested(doc, &of, latest, budget)?);
             budget.push(item, REQUESTED_BYTES + doc.len(), &mut requested)
         })?;
         Ok(requested)

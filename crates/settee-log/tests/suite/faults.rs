@@ -352,11 +352,11 @@ fn directories_of_a_process_that_was_killed_are_made_durable_by_the_next() {
         let env = sim.env();
         sim.run(async {
             let kill = env.clock.sleep(Duration::from_micros(killed_at));
-            let life = std::pin::pin!(async {
+            let process = std::pin::pin!(async {
                 let (log, _) = open(&env).await.unwrap();
                 let _ = put(&log, b"first").await;
             });
-            futures_util::future::select(life, kill).await;
+            futures_util::future::select(process, kill).await;
         })
         .unwrap();
         drop(sim);

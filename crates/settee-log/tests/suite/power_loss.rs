@@ -12,14 +12,14 @@ use crate::common::trial::LogTrial;
 #[test]
 fn acknowledged_batches_survive_power_loss_kills_and_errors() {
     search::<LogTrial>(&Search {
-        crash_count: 40_000,
+        crash_count: 25_000,
         covers: &[
             "recovery cut short",
             "kill",
             "error",
             "append refused or stopped",
             "torn tail",
-            "first life's renames",
+            "first process's renames",
             "segment index",
         ],
     });

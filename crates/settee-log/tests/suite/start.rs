@@ -1,6 +1,6 @@
 //! Goal: a log opened after a checkpoint replays exactly the later records, however they are stored, and
 //! reports missing ones.
-//! Method: seeded logs of many small segments, sealed and not, of several lives, some with a torn tail. The
+//! Method: seeded logs of many small segments, sealed and not, of several processes, some with a torn tail. The
 //! records that `open` replays are the model: `open_after` is compared with it for every record and every
 //! segment to start from. Then the cases of `docs/recovery.md` from R17 on, by their labels.
 
@@ -71,7 +71,7 @@ async fn append(log: &Log, numbers: &mut Numbers) -> Seq {
     seq
 }
 
-/// A log of several lives. Segments are sealed if their life had a pause.
+/// A log of several processes. Segments are sealed if their process had a pause.
 fn written(seed: u64) -> Image {
     let disk = SimDisk::new(seed);
     let mut numbers = Numbers(seed);
@@ -205,13 +205,13 @@ fn a_log_opened_after_a_checkpoint_continues() {
         let start = start(middle.location.segment, middle.seq.0);
         let disk = disk_of(&image, seed);
         let mut appended = last_seq;
-        for life in 0..3 {
+        for process in 0..3 {
             let sim = Sim::with_disk(&disk);
             let env = sim.env();
             sim.run(async {
                 let (log, (replayed, _)) = opened_after(&env, start).await.unwrap();
                 let expected: Vec<u64> = (start.after.0 + 1..=appended).collect();
-                assert_eq!(numbers_of(&replayed), expected, "seed={seed} life={life}");
+                assert_eq!(numbers_of(&replayed), expected, "seed={seed} process={process}");
                 for entry in &replayed {
                     let record = log.read(entry.location).await.unwrap();
                     assert_eq!((record.seq(), record.key()), (entry.seq, &*entry.key), "seed={seed}");

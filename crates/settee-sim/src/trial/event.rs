@@ -54,7 +54,7 @@ pub struct Event {
 
 /// The errors that the subject may return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub enum Tolerance {
     /// None: nothing fails.
     None,
     /// Refusals for lack of disk space.
@@ -69,7 +69,7 @@ impl Event {
         Event { kind, at }
     }
 
-    /// Plans the event on the disk of the first life.
+    /// Plans the event on the disk of the first process.
     pub(super) fn plan(self, disk: SimDisk) -> SimDisk {
         let at = self.at;
         match self.kind {
@@ -84,15 +84,15 @@ impl Event {
         }
     }
 
-    /// The errors that are allowed in the first life.
-    pub(super) fn patience(self) -> Patience {
+    /// The errors that are allowed in the first process.
+    pub(super) fn tolerance(self) -> Tolerance {
         match self.kind {
             EventKind::IoError | EventKind::NoSpace | EventKind::NoDescriptor | EventKind::SyncError => {
-                Patience::Stops
+                Tolerance::Stops
             }
-            EventKind::FullDisk => Patience::Refusals,
+            EventKind::FullDisk => Tolerance::Refusals,
             EventKind::PowerLoss | EventKind::PowerLossAfterSync | EventKind::Kill | EventKind::ReadError => {
-                Patience::None
+                Tolerance::None
             }
         }
     }

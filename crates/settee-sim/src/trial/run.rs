@@ -1,4 +1,4 @@
-//! One trial: the lives of a subject, with the event in the first, and the power losses between them.
+//! One trial: the processes of a subject, with the event in the first, and the power losses between them.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use settee_io::OperationKind;
 
-use super::event::{Event, EventKind, Patience};
-use super::life::{LIFE_MAX, Life, LifePlan};
+use super::event::{Event, EventKind, Tolerance};
+use super::process::{PROCESS_TIME_MAX, Process, ProcessPlan};
 use super::tally::Tally;
 use crate::disk::SimDisk;
 use crate::executor::Sim;
@@ -23,7 +23,7 @@ pub trait Subject: Sized {
 
     /// Number of configurations; as many consecutive seeds cover each once.
     const CONFIG_COUNT: u64;
-    /// Steps in the first life.
+    /// Steps in the first process.
     const STEP_COUNT: u64;
     /// Number of kills among the events of a seed.
     const KILL_COUNT: u64;
@@ -41,15 +41,15 @@ pub trait Subject: Sized {
     /// A new disk.
     fn disk(&self) -> SimDisk;
 
-    /// Events besides those that every subject has, given the disk after a first life without an event.
+    /// Events besides those that every subject has, given the disk after a first process without an event.
     fn more_events(&self, disk: &SimDisk) -> Vec<Event>;
 
-    /// Opens the program, compares its contents with the model, runs `life.step_count` steps, and ends in one
+    /// Opens the program, compares its contents with the model, runs `process.step_count` steps, and ends in one
     /// of several ways. The future may be dropped at any await.
     ///
     /// # Errors
     /// A description of the problem.
-    fn live(&self, life: &Life<'_>) -> impl Future<Output = Result<(), String>>;
+    fn run_process(&self, process: &Process<'_>) -> impl Future<Output = Result<(), String>>;
 }
 
 /// Runs a trial. A panic counts as a failure.
@@ -61,16 +61,16 @@ pub fn run_trial<S: Subject>(seed: u64, fault: Option<S::Fault>, event: Event) -
     replayable::<S, _>(seed, event, || Trial::<S>::new(seed, fault, event).run())
 }
 
-/// Every event of a seed's first life: a power loss at each operation and after each sync, kills, failures of
+/// Every event of a seed's first process: a power loss at each operation and after each sync, kills, failures of
 /// some operations, and the subject's own.
 ///
 /// # Errors
-/// As [`run_trial`], from a first life without an event.
+/// As [`run_trial`], from a first process without an event.
 pub fn events<S: Subject>(seed: u64, fault: Option<S::Fault>) -> Result<Vec<Event>, String> {
     let none = Event::new(EventKind::PowerLoss, u64::MAX);
     let trial = Trial::<S>::new(seed, fault, none);
     let disk = trial.subject.disk();
-    let (_, time) = replayable::<S, _>(seed, none, || trial.live(&disk, trial.first()))?;
+    let (_, time) = replayable::<S, _>(seed, none, || trial.run_process(&disk, trial.first()))?;
     let (operations, time_us) = (disk.operation_count(), time.as_micros() as u64);
     let mut events = Vec::new();
     events.extend((0..operations).map(|at| Event::new(EventKind::PowerLoss, at)));
@@ -116,13 +116,13 @@ impl<S: Subject> Trial<S> {
         Trial { seed, subject: S::new(seed, fault), event, tally: RefCell::default() }
     }
 
-    fn first(&self) -> LifePlan {
+    fn first(&self) -> ProcessPlan {
         let is_kill = self.event.kind == EventKind::Kill;
-        LifePlan {
+        ProcessPlan {
             number: 0,
             step_count: S::STEP_COUNT,
             after_kill: false,
-            patience: self.event.patience(),
+            tolerance: self.event.tolerance(),
             kill_at: is_kill.then(|| Duration::from_micros(self.event.at)),
         }
     }
@@ -132,15 +132,15 @@ impl<S: Subject> Trial<S> {
         let mut random = Random::new(self.seed, at << 8 | kind as u64);
         let mut disk = self.event.plan(self.subject.disk());
         let first = self.first();
-        self.live(&disk, first)?;
-        self.count("first life's renames", disk.count_of(OperationKind::Rename));
+        self.run_process(&disk, first)?;
+        self.count("first process's renames", disk.count_of(OperationKind::Rename));
         let mut after_kill = first.kill_at.is_some();
         match after_kill {
             true => self.count("kill", 1),
             false => disk = self.lose_power(&disk),
         }
         let second =
-            LifePlan { number: 1, step_count: 2, after_kill, patience: Patience::None, kill_at: None };
+            ProcessPlan { number: 1, step_count: 2, after_kill, tolerance: Tolerance::None, kill_at: None };
         if matches!(kind, EventKind::ReadError | EventKind::FullDisk) {
             disk = self.open_under_fault(disk, second)?;
             after_kill = false;
@@ -148,15 +148,15 @@ impl<S: Subject> Trial<S> {
         for _ in 0..1 + random.below(S::CUT_COUNT_MAX) {
             let cut_at = disk.operation_count() + random.below(S::CUT_OPERATIONS_MAX);
             disk = disk.crash_at_operation(cut_at);
-            let (opened, _) = self.live(&disk, LifePlan { after_kill, ..second })?;
+            let (opened, _) = self.run_process(&disk, ProcessPlan { after_kill, ..second })?;
             self.count("recovery cut short", u64::from(!opened && disk.is_power_lost()));
             disk = self.lose_power(&disk);
             after_kill = false;
         }
-        let third = LifePlan { number: 2, after_kill, ..second };
-        self.live(&disk, third)?;
+        let third = ProcessPlan { number: 2, after_kill, ..second };
+        self.run_process(&disk, third)?;
         disk = self.lose_power(&disk);
-        self.live(&disk, LifePlan { number: 3, step_count: 0, ..third })?;
+        self.run_process(&disk, ProcessPlan { number: 3, step_count: 0, ..third })?;
         let mut tally = self.tally.into_inner();
         tally.trace ^= disk.trace_hash();
         Ok(tally)
@@ -164,15 +164,15 @@ impl<S: Subject> Trial<S> {
 
     /// Opens the subject while a read fails, or while the disk is still full. Returns the disk after that,
     /// without the fault.
-    fn open_under_fault(&self, disk: SimDisk, plan: LifePlan) -> Result<SimDisk, String> {
-        let (disk, patience) = match self.event.kind {
+    fn open_under_fault(&self, disk: SimDisk, plan: ProcessPlan) -> Result<SimDisk, String> {
+        let (disk, tolerance) = match self.event.kind {
             EventKind::ReadError => {
                 let index = disk.count_of(OperationKind::Read) + self.event.at;
-                (disk.fail(OperationKind::Read, index, Fault::Io), Patience::Stops)
+                (disk.fail(OperationKind::Read, index, Fault::Io), Tolerance::Stops)
             }
-            _ => (disk, Patience::Refusals),
+            _ => (disk, Tolerance::Refusals),
         };
-        self.live(&disk, LifePlan { step_count: 1, patience, ..plan })?;
+        self.run_process(&disk, ProcessPlan { step_count: 1, tolerance, ..plan })?;
         Ok(self.lose_power(&disk).capacity(None))
     }
 
@@ -186,23 +186,23 @@ impl<S: Subject> Trial<S> {
         disk.after_power_loss()
     }
 
-    /// Returns whether the subject was opened, and the time that the life took.
-    fn live(&self, disk: &SimDisk, plan: LifePlan) -> Result<(bool, Duration), String> {
+    /// Returns whether the subject was opened, and the time that the process took.
+    fn run_process(&self, disk: &SimDisk, plan: ProcessPlan) -> Result<(bool, Duration), String> {
         let sim = Sim::with_disk(disk);
         let env = &sim.env();
-        let life =
-            Life { plan, env, disk, event: self.event, tally: &self.tally, is_opened: Cell::new(false) };
+        let process =
+            Process { plan, env, disk, event: self.event, tally: &self.tally, is_opened: Cell::new(false) };
         let start = env.clock.now();
         let ended = sim.run(async {
-            let all = pin!(self.subject.live(&life));
-            match select(all, env.clock.sleep(plan.kill_at.unwrap_or(LIFE_MAX))).await {
+            let all = pin!(self.subject.run_process(&process));
+            match select(all, env.clock.sleep(plan.kill_at.unwrap_or(PROCESS_TIME_MAX))).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) if plan.kill_at.is_some() => Ok(()),
-                Either::Right(_) => Err(format!("it hasn't ended after {LIFE_MAX:?}")),
+                Either::Right(_) => Err(format!("it hasn't ended after {PROCESS_TIME_MAX:?}")),
             }
         });
-        ended.unwrap_or(Ok(())).map_err(|problem| format!("life {}: {problem}", plan.number))?;
-        Ok((life.is_opened.get(), env.clock.now() - start))
+        ended.unwrap_or(Ok(())).map_err(|problem| format!("process {}: {problem}", plan.number))?;
+        Ok((process.is_opened.get(), env.clock.now() - start))
     }
 
     fn count(&self, what: &'static str, count: u64) {

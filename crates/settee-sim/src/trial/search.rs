@@ -28,7 +28,7 @@ pub struct Search {
 ///
 /// # Errors
 /// As [`run_trial`].
-pub fn try_seed<S: Subject>(seed: u64) -> Result<Tally, String> {
+fn try_seed<S: Subject>(seed: u64) -> Result<Tally, String> {
     let events = match std::env::var("SETTEE_EVENT") {
         Ok(event) => vec![event.parse()?],
         Err(_) => events::<S>(seed, None)?,

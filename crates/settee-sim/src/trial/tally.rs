@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// Counts of what was tried.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Tally {
-    /// Power losses during a life, after which the subject was opened and compared.
+    /// Power losses during a process, after which the subject was opened and compared.
     pub power_losses: u64,
     /// The other counts, by name.
     pub counts: BTreeMap<&'static str, u64>,

@@ -245,6 +245,7 @@ impl<S: RowSource> Window<S> {
     /// Takes the next rows of a source, and reads their records.
     async fn fill(snapshot: &Snapshot, mut source: S, row_count: usize) -> (S, Window<S>) {
         let mut window = Window::empty(snapshot);
+        window.rows.reserve_exact(row_count);
         let mut locations: Vec<Location> = Vec::with_capacity(row_count);
         let mut size = 0;
         while window.rows.len() < row_count && size < READ_AHEAD_BYTES_MAX && window.deferred.is_empty() {

@@ -1,6 +1,6 @@
-//! The trials of a log: its configurations, and one life of it.
+//! The trials of a log: its configurations, and one process of it.
 //!
-//! A life opens the log, compares all records with what was submitted and acknowledged ([`Model`]), appends
+//! A process opens the log, compares all records with what was submitted and acknowledged ([`Model`]), appends
 //! from two tasks in all possible ways, and closes or drops the log.
 
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use settee_log::{
     AppendError, Appended, Batch, Failpoint, Flags, Log, LogOptions, OpenError, RecordRef, Seq, Stage,
 };
 use settee_sim::SimDisk;
-use settee_sim::trial::{Event, EventKind, Life, Patience, Random, Subject};
+use settee_sim::trial::{Event, EventKind, Process, Random, Subject, Tolerance};
 
 use super::model::{Found, Model, Submitted, key};
 
@@ -158,12 +158,12 @@ impl Subject for LogTrial {
         read_errors.chain(full_disks).collect()
     }
 
-    async fn live(&self, life: &Life<'_>) -> Result<(), String> {
-        let Some(log) = self.open(life).await? else { return Ok(()) };
-        let work = Work { log: &log, config: self.config, life, model: &self.model };
+    async fn run_process(&self, process: &Process<'_>) -> Result<(), String> {
+        let Some(log) = self.open(process).await? else { return Ok(()) };
+        let work = Work { log: &log, config: self.config, process, model: &self.model };
         work.read_again().await?;
         work.read_segment_indexes().await?;
-        let stream = 2 * life.number;
+        let stream = 2 * process.number;
         let first = work.append_all(Random::new(self.seed, stream + 1));
         let second = work.append_all(Random::new(self.seed, stream + 2));
         let (first, second) = join(first, second).await;
@@ -174,17 +174,17 @@ impl Subject for LogTrial {
 
 impl LogTrial {
     /// Opens the log and compares. `None` if it can't be opened, and the event allows that.
-    async fn open(&self, life: &Life<'_>) -> Result<Option<Log>, String> {
-        let clock = &life.env.clock;
-        let options = self.config.options(self.fault, life.number);
+    async fn open(&self, process: &Process<'_>) -> Result<Option<Log>, String> {
+        let clock = &process.env.clock;
+        let options = self.config.options(self.fault, process.number);
         let until = clock.now() + KILLED_FOR_MAX;
         let mut found = Vec::new();
         let opened = loop {
             found.clear();
             let replay = |location, record: RecordRef<'_>| found.push(Found::new(location, record));
-            match Log::open(life.env, Path::new(DIRECTORY), options, replay).await {
+            match Log::open(process.env, Path::new(DIRECTORY), options, replay).await {
                 // The system completes operations that a process had in flight when it was killed.
-                Err(OpenError::InUse { .. }) if life.after_kill && clock.now() < until => {
+                Err(OpenError::InUse { .. }) if process.after_kill && clock.now() < until => {
                     clock.sleep(Duration::from_millis(1)).await;
                 }
                 opened => break opened,
@@ -192,27 +192,27 @@ impl LogTrial {
         };
         let (log, recovery) = match opened {
             Ok(opened) => opened,
-            Err(OpenError::Io(_)) if life.may_stop() => {
-                life.count("error", 1);
+            Err(OpenError::Io(_)) if process.may_stop() => {
+                process.count("error", 1);
                 return Ok(None);
             }
             Err(error) => return Err(format!("opening: {error}")),
         };
-        life.opened();
-        life.count("torn tail", u64::from(recovery.cut_bytes > 0));
+        process.set_opened();
+        process.count("torn tail", u64::from(recovery.cut_bytes > 0));
         self.model
             .borrow_mut()
-            .recover(&found, life.after_kill, log.persisted().0)
+            .recover(&found, process.after_kill, log.persisted().0)
             .map_err(|problem| format!("opening: {problem}"))?;
         Ok(Some(log))
     }
 }
 
-/// State shared by the tasks of a life.
+/// State shared by the tasks of a process.
 struct Work<'a> {
     log: &'a Log,
     config: Config,
-    life: &'a Life<'a>,
+    process: &'a Process<'a>,
     model: &'a RefCell<Model>,
 }
 
@@ -226,7 +226,7 @@ enum AppendOutcome {
 impl Work<'_> {
     async fn append_all(&self, mut random: Random) -> Result<(), String> {
         // Small segments need more steps to fill several of them.
-        let step_count = self.life.step_count * if self.config.truncates { 2 } else { 1 };
+        let step_count = self.process.step_count * if self.config.truncates { 2 } else { 1 };
         for _ in 0..step_count {
             let stage = [Stage::Accepted, Stage::Written, Stage::Persisted][random.below(3) as usize];
             let appended = match self.append(&mut random, stage).await? {
@@ -239,17 +239,17 @@ impl Work<'_> {
             }
             match random.below(8) {
                 0 => self.read_one(&mut random).await?,
-                1 => self.life.env.clock.sleep(Duration::from_micros(random.below(3_000))).await,
+                1 => self.process.env.clock.sleep(Duration::from_micros(random.below(3_000))).await,
                 2 => {
                     let flushed = self.log.flush().await;
-                    self.life.unless_failed(flushed)?;
+                    self.process.unless_failed(flushed)?;
                 }
                 3 | 4 if self.config.truncates => self.truncate(),
                 // Long enough for sealing, which waits for a pause.
-                6 if self.config.truncates => self.life.env.clock.sleep(Duration::from_millis(250)).await,
+                6 if self.config.truncates => self.process.env.clock.sleep(Duration::from_millis(250)).await,
                 5 if self.config.direct == Direct::Changes => {
                     let changed = self.log.set_direct(random.one_in(2)).await;
-                    self.life.unless_failed(changed)?;
+                    self.process.unless_failed(changed)?;
                 }
                 _ => {}
             }
@@ -279,7 +279,7 @@ impl Work<'_> {
         }
         let append = pin!(self.log.append(&batch, stage));
         let result = if random.one_in(8) {
-            let leave = self.life.env.clock.sleep(Duration::from_micros(random.below(2_000)));
+            let leave = self.process.env.clock.sleep(Duration::from_micros(random.below(2_000)));
             match select(append, leave).await {
                 Either::Left((result, _)) => result,
                 Either::Right(_) => {
@@ -310,17 +310,19 @@ impl Work<'_> {
         random.slice(size)
     }
 
-    /// Refusals and stops are allowed only in lives in which something fails.
+    /// Refusals and stops are allowed only in processes in which something fails.
     fn outcome_of(&self, result: Result<Appended, AppendError>) -> Result<AppendOutcome, String> {
         let error = match result {
             Ok(appended) => return Ok(AppendOutcome::Accepted(appended)),
             Err(error) => error,
         };
-        self.life.count("append refused or stopped", 1);
+        self.process.count("append refused or stopped", 1);
         match error {
-            AppendError::NoSpace { .. } if self.life.patience != Patience::None => Ok(AppendOutcome::Refused),
-            AppendError::NoDescriptor { .. } if self.life.may_stop() => Ok(AppendOutcome::Refused),
-            AppendError::Stopped(_) if self.life.may_stop() => Ok(AppendOutcome::Stopped),
+            AppendError::NoSpace { .. } if self.process.tolerance != Tolerance::None => {
+                Ok(AppendOutcome::Refused)
+            }
+            AppendError::NoDescriptor { .. } if self.process.may_stop() => Ok(AppendOutcome::Refused),
+            AppendError::Stopped(_) if self.process.may_stop() => Ok(AppendOutcome::Stopped),
             error => Err(format!("append: {error}")),
         }
     }
@@ -328,7 +330,7 @@ impl Work<'_> {
     /// Returns whether the stage was reached.
     async fn wait(&self, seq: Seq, stage: Stage) -> Result<bool, String> {
         let arrived = self.log.wait(seq, stage).await;
-        if self.life.unless_failed(arrived)?.is_none() {
+        if self.process.unless_failed(arrived)?.is_none() {
             return Ok(false);
         }
         let mut model = self.model.borrow_mut();
@@ -364,11 +366,11 @@ impl Work<'_> {
         for segment in self.log.segments() {
             // It may have none, or an incomplete one.
             let Ok(segment_index) = self.log.segment_index(segment).await else { continue };
-            self.life.count("segment index", 1);
+            self.process.count("segment index", 1);
             let mut scan = segment_index.scan_seq(Seq(0));
             loop {
                 let next = match scan.next().await {
-                    Err(_) if self.life.may_stop() => return Ok(()),
+                    Err(_) if self.process.may_stop() => return Ok(()),
                     next => next.map_err(|error| error.to_string())?,
                 };
                 let Some((entry, _)) = next else { break };
@@ -419,7 +421,7 @@ impl Work<'_> {
             let is_needed = self.model.borrow().is_needed(number);
             match same {
                 Ok(false) => return Err(format!("batch {number} at {location:?} reads as something else")),
-                Err(error) if !self.life.may_stop() && is_needed => {
+                Err(error) if !self.process.may_stop() && is_needed => {
                     return Err(format!("reading batch {number}: {error}"));
                 }
                 Ok(true) | Err(_) => {}
@@ -428,10 +430,10 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Checks the log at the end of a life, then closes or drops it.
+    /// Checks the log at the end of a process, then closes or drops it.
     async fn finish(&self, mut random: Random) -> Result<(), String> {
         if let Err(stopped) = self.log.health() {
-            if !self.life.may_stop() {
+            if !self.process.may_stop() {
                 return Err(stopped.to_string());
             }
             let mut batch = Batch::new();
@@ -443,7 +445,7 @@ impl Work<'_> {
         }
         if random.one_in(2) {
             let closed = self.log.close().await;
-            if self.life.unless_failed(closed)?.is_some() {
+            if self.process.unless_failed(closed)?.is_some() {
                 let accepted = self.model.borrow().accepted;
                 self.model.borrow_mut().see_persisted(accepted)?;
             }

@@ -1,7 +1,7 @@
-//! The trials of a store: its configurations, and one life of it.
+//! The trials of a store: its configurations, and one process of it.
 //!
-//! In a life two tasks commit in every way there is, one takes snapshots and reads from them until the end,
-//! and one makes checkpoints and rewrites segments. In the first life the same process then opens the store
+//! In a process two tasks commit in every way there is, one takes snapshots and reads from them until the end,
+//! and one makes checkpoints and rewrites segments. The first process then opens the store
 //! again, at times without its tree. Each open compares everything with what was committed and acknowledged
 //! ([`Model`]).
 
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::future::{join, join3};
 use settee_io::{OperationKind, directory};
 use settee_sim::SimDisk;
-use settee_sim::trial::{Event, EventKind, LIFE_MAX, Life, Random, Subject};
+use settee_sim::trial::{Event, EventKind, PROCESS_TIME_MAX, Process, Random, Subject};
 use settee_store::{
     AppendError, Batch, ChunkCache, CommitError, Failpoint, LogOptions, NodeCache, OpenError, Seq, Snapshot,
     Stage, Store, StoreError, StoreOptions,
@@ -184,29 +184,29 @@ impl Subject for StoreTrial {
         syncs.map(|at| Event::new(EventKind::SyncError, at)).collect()
     }
 
-    async fn live(&self, life: &Life<'_>) -> Result<(), String> {
-        let work = Work { trial: self, config: self.config, life, model: &self.model };
-        work.live().await
+    async fn run_process(&self, process: &Process<'_>) -> Result<(), String> {
+        let work = Work { trial: self, config: self.config, process, model: &self.model };
+        work.run_process().await
     }
 }
 
-/// What the tasks of a life share.
+/// What the tasks of a process share.
 struct Work<'a> {
     trial: &'a StoreTrial,
     config: Config,
-    life: &'a Life<'a>,
+    process: &'a Process<'a>,
     model: &'a RefCell<Model>,
 }
 
 impl Work<'_> {
-    async fn live(&self) -> Result<(), String> {
-        let mut after_kill = self.life.after_kill;
+    async fn run_process(&self) -> Result<(), String> {
+        let mut after_kill = self.process.after_kill;
         let seed = self.trial.seed;
-        let passes = if self.life.number == 0 { 2 } else { 1 };
+        let passes = if self.process.number == 0 { 2 } else { 1 };
         for pass in 0..passes {
             let Some(store) = self.open(pass, after_kill).await? else { return Ok(()) };
-            let stream = 8 * (2 * self.life.number + pass);
-            let step_count = self.life.step_count >> pass;
+            let stream = 8 * (2 * self.process.number + pass);
+            let step_count = self.process.step_count >> pass;
             let kept = RefCell::new(Vec::new());
             let writers = async {
                 let first = self.commit_all(&store, step_count, Random::new(seed, stream + 1));
@@ -223,7 +223,7 @@ impl Work<'_> {
             drop((kept, store));
             // The second open finds what the first left, on a system that goes on.
             after_kill = true;
-            if self.life.has_failed() {
+            if self.process.has_failed() {
                 // What a failed sync should have covered is lost or not; only a restart of the machine tells.
                 return Ok(());
             }
@@ -236,25 +236,25 @@ impl Work<'_> {
 
     /// Opens the store and compares. `None` if it can't be opened, and the event allows that.
     async fn open(&self, pass: u64, after_kill: bool) -> Result<Option<Store>, String> {
-        let until = self.life.env.clock.now() + LIFE_MAX / 4;
+        let until = self.process.env.clock.now() + PROCESS_TIME_MAX / 4;
         let opened = loop {
-            match Store::open(self.life.env, Path::new(DIRECTORY), self.trial.options.clone()).await {
+            match Store::open(self.process.env, Path::new(DIRECTORY), self.trial.options.clone()).await {
                 // Background work has yet to see that the store was dropped.
-                Err(StoreError::Log(OpenError::InUse { .. })) if self.life.env.clock.now() < until => {
-                    self.life.env.clock.sleep(Duration::from_millis(1)).await;
+                Err(StoreError::Log(OpenError::InUse { .. })) if self.process.env.clock.now() < until => {
+                    self.process.env.clock.sleep(Duration::from_millis(1)).await;
                 }
                 opened => break opened,
             }
         };
         let store = match opened {
             Ok((store, _)) => store,
-            Err(_) if self.life.may_stop() => {
-                self.life.count("error", 1);
+            Err(_) if self.process.may_stop() => {
+                self.process.count("error", 1);
                 return Ok(None);
             }
             Err(error) => return Err(format!("opening {pass}: {error}")),
         };
-        self.life.opened();
+        self.process.set_opened();
         if !self.config.loses_tree && store.store_stats().rebuild_count > 0 {
             return Err(format!("opening {pass}: the tree that the manifest names is lost or damaged"));
         }
@@ -270,10 +270,10 @@ impl Work<'_> {
     async fn compare(&self, snapshot: &Snapshot, version: &Version, when: &str) -> Result<(), String> {
         match check(snapshot, version, self.config.measured).await {
             Ok(()) => {}
-            Err(Problem::Unread(_)) if self.life.may_stop() => self.life.count("error", 1),
+            Err(Problem::Unread(_)) if self.process.may_stop() => self.process.count("error", 1),
             Err(problem) => return Err(format!("{when}: {problem}")),
         }
-        self.life.count("snapshot", 1);
+        self.process.count("snapshot", 1);
         Ok(())
     }
 
@@ -281,11 +281,11 @@ impl Work<'_> {
     async fn compare_live(&self, store: &Store) -> Result<(), String> {
         match store.live_tables().await {
             Ok((recorded, found)) if recorded == found => {
-                self.life.count("segment", found.len() as u64);
+                self.process.count("segment", found.len() as u64);
                 Ok(())
             }
             Ok((recorded, found)) => Err(format!("recorded as live: {recorded:?}, found: {found:?}")),
-            Err(_) if self.life.may_stop() => Ok(()),
+            Err(_) if self.process.may_stop() => Ok(()),
             Err(error) => Err(format!("reading what lives: {error}")),
         }
     }
@@ -296,20 +296,20 @@ impl Work<'_> {
             match self.commit(store, &mut random, stage).await? {
                 Some(seq) if !random.one_in(3) => {
                     let arrived = store.wait(Seq(seq), stage).await;
-                    if self.life.unless_failed(arrived)?.is_some() {
+                    if self.process.unless_failed(arrived)?.is_some() {
                         self.see(store, seq, stage)?;
                     }
                 }
                 _ => {}
             }
             match random.below(6) {
-                0 => self.life.env.clock.sleep(Duration::from_micros(random.below(3_000))).await,
+                0 => self.process.env.clock.sleep(Duration::from_micros(random.below(3_000))).await,
                 1 => {
                     let flushed = store.flush().await;
-                    self.life.unless_failed(flushed)?;
+                    self.process.unless_failed(flushed)?;
                 }
                 // Long enough for segments to be sealed.
-                2 => self.life.env.clock.sleep(Duration::from_millis(random.below(300))).await,
+                2 => self.process.env.clock.sleep(Duration::from_millis(random.below(300))).await,
                 _ => {}
             }
         }
@@ -361,9 +361,9 @@ impl Work<'_> {
                 AppendError::NoSpace { .. } | AppendError::NoDescriptor { .. } | AppendError::Stopped(_),
             ))
             | Err(CommitError::Read(_) | CommitError::Full { .. })
-                if self.life.may_stop() =>
+                if self.process.may_stop() =>
             {
-                self.life.count("error", 1);
+                self.process.count("error", 1);
                 Ok(None)
             }
             Err(error) => Err(format!("commit: {error}")),
@@ -422,8 +422,8 @@ impl Work<'_> {
         kept: &RefCell<Vec<(Snapshot, Arc<Version>)>>,
         mut random: Random,
     ) -> Result<(), String> {
-        for _ in 0..self.life.step_count.min(4) {
-            self.life.env.clock.sleep(Duration::from_millis(random.below(250))).await;
+        for _ in 0..self.process.step_count.min(4) {
+            self.process.env.clock.sleep(Duration::from_millis(random.below(250))).await;
             let snapshot = store.snapshot();
             let version = self.model.borrow_mut().show(snapshot.seq().0)?;
             if random.one_in(3) {
@@ -438,19 +438,19 @@ impl Work<'_> {
 
     /// Makes checkpoints, and has segments rewritten.
     async fn keep(&self, store: &Store, mut random: Random) -> Result<(), String> {
-        for _ in 0..self.life.step_count.min(5) {
-            self.life.env.clock.sleep(Duration::from_millis(random.below(250))).await;
+        for _ in 0..self.process.step_count.min(5) {
+            self.process.env.clock.sleep(Duration::from_millis(random.below(250))).await;
             if random.one_in(3) {
                 let done = store.compact().await;
-                if let Some(done) = self.life.unless_failed(done)? {
-                    self.life.count("segment rewritten", done.segment_count);
+                if let Some(done) = self.process.unless_failed(done)? {
+                    self.process.count("segment rewritten", done.segment_count);
                 }
             } else {
                 let done = store.checkpoint().await;
-                if let Some(Some(done)) = self.life.unless_failed(done)? {
+                if let Some(Some(done)) = self.process.unless_failed(done)? {
                     let kind =
                         if done.is_whole { "whole checkpoint" } else { "checkpoint by touched leaves" };
-                    self.life.count(kind, 1);
+                    self.process.count(kind, 1);
                 }
             }
         }
@@ -464,14 +464,14 @@ impl Work<'_> {
         kept: &RefCell<Vec<(Snapshot, Arc<Version>)>>,
         random: &mut Random,
     ) -> Result<(), String> {
-        if self.life.step_count > 0 && random.one_in(2) {
+        if self.process.step_count > 0 && random.one_in(2) {
             let done = store.compact().await;
-            if let Some(done) = self.life.unless_failed(done)? {
-                self.life.count("segment rewritten", done.segment_count);
+            if let Some(done) = self.process.unless_failed(done)? {
+                self.process.count("segment rewritten", done.segment_count);
             }
         }
         let flushed = store.flush().await;
-        if self.life.unless_failed(flushed)?.is_some() {
+        if self.process.unless_failed(flushed)?.is_some() {
             let snapshot = store.snapshot();
             let (newest, version) = self.model.borrow().newest();
             self.model.borrow_mut().show(newest)?;
@@ -486,7 +486,7 @@ impl Work<'_> {
         }
         if !random.one_in(3) {
             let closed = store.close().await;
-            self.life.unless_failed(closed)?;
+            self.process.unless_failed(closed)?;
         }
         Ok(())
     }
@@ -494,12 +494,12 @@ impl Work<'_> {
     /// Removes the tree, as if it were lost.
     async fn remove_tree(&self) -> Result<(), String> {
         let root = Path::new(DIRECTORY);
-        let entries = directory::list(&*self.life.env.engine, root).await;
-        let Some(entries) = self.life.unless_failed(entries)? else { return Ok(()) };
+        let entries = directory::list(&*self.process.env.engine, root).await;
+        let Some(entries) = self.process.unless_failed(entries)? else { return Ok(()) };
         for entry in entries.iter().filter(|entry| entry.name.ends_with(".tree")) {
-            let removed = directory::remove(&*self.life.env.engine, &root.join(&entry.name)).await;
-            if self.life.unless_failed(removed)?.is_some() {
-                self.life.count("tree rebuilt", 1);
+            let removed = directory::remove(&*self.process.env.engine, &root.join(&entry.name)).await;
+            if self.process.unless_failed(removed)?.is_some() {
+                self.process.count("tree rebuilt", 1);
             }
         }
         Ok(())

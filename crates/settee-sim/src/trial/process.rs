@@ -1,4 +1,4 @@
-//! One life of a trial's subject: from its opening to its end or the event.
+//! One process of a trial's subject: from its opening to its end or the event.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use settee_io::{Env, OperationKind};
 
-use super::event::{Event, EventKind, Patience};
+use super::event::{Event, EventKind, Tolerance};
 use super::tally::Tally;
 use crate::disk::SimDisk;
 
-/// Simulated time after which a life that hasn't ended has failed.
-pub const LIFE_MAX: Duration = Duration::from_secs(120);
+/// Simulated time after which a process that hasn't ended has failed.
+pub const PROCESS_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// How a life begins and ends.
+/// How a process begins and ends.
 #[derive(Debug, Clone, Copy)]
-pub struct LifePlan {
-    /// 0 for the first life, 1 for all openings under a fault or with a power loss, 2 for the one after
+pub struct ProcessPlan {
+    /// 0 for the first process, 1 for all openings under a fault or with a power loss, 2 for the one after
     /// these, 3 for the last.
     pub number: u64,
     /// Number of steps of the workload; the subject decides what a step is.
@@ -25,14 +25,14 @@ pub struct LifePlan {
     /// The previous process was killed, and its written bytes are still in the page cache.
     pub after_kill: bool,
     /// The errors that are allowed.
-    pub patience: Patience,
+    pub tolerance: Tolerance,
     /// When the process is killed, if it is.
     pub kill_at: Option<Duration>,
 }
 
-/// A life's plan, its machine, and the counts.
-pub struct Life<'a> {
-    pub(super) plan: LifePlan,
+/// A process's plan, its machine, and the counts.
+pub struct Process<'a> {
+    pub(super) plan: ProcessPlan,
     /// The environment of the process.
     pub env: &'a Env,
     /// The disk.
@@ -43,17 +43,17 @@ pub struct Life<'a> {
     pub(super) is_opened: Cell<bool>,
 }
 
-impl Deref for Life<'_> {
-    type Target = LifePlan;
+impl Deref for Process<'_> {
+    type Target = ProcessPlan;
 
-    fn deref(&self) -> &LifePlan {
+    fn deref(&self) -> &ProcessPlan {
         &self.plan
     }
 }
 
-impl Life<'_> {
+impl Process<'_> {
     /// Records that the subject was opened: a later power loss doesn't count as one during recovery.
-    pub fn opened(&self) {
+    pub fn set_opened(&self) {
         self.is_opened.set(true);
     }
 
@@ -64,13 +64,13 @@ impl Life<'_> {
 
     /// Whether the subject may stop, and reads may fail.
     pub fn may_stop(&self) -> bool {
-        self.patience == Patience::Stops
+        self.tolerance == Tolerance::Stops
     }
 
-    /// The value; `None` for an error in a life in which the subject may stop.
+    /// The value; `None` for an error in a process in which the subject may stop.
     ///
     /// # Errors
-    /// The error in any other life.
+    /// The error in any other process.
     pub fn unless_failed<T, E: fmt::Display>(&self, result: Result<T, E>) -> Result<Option<T>, String> {
         match result {
             Ok(value) => Ok(Some(value)),
