@@ -34,6 +34,9 @@ const DECLARED_BYTES: u64 = 256 << 20;
 /// Bytes of JSON texts of many small values, at full scale.
 const TEXT_BYTES: f64 = (250 << 20) as f64;
 
+/// Number of documents of a large bulk, at full scale.
+const BULK_DOCUMENTS: f64 = 500_000.0;
+
 /// Bytes of such a text that are sent at once.
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -64,6 +67,8 @@ pub enum Attack {
     ManyMembers,
     /// 2 lists of database names, 250 MiB each.
     ManyNames,
+    /// 2 clients that write 500,000 new documents with each request.
+    LargeBulks,
     /// 20 HTTP/2 connections that don't read their 100 responses.
     UnreadStreams,
 }
@@ -82,7 +87,7 @@ impl Attack {
             Attack::CompressedLogins => 8.0,
             Attack::IdleConnections => 9_000.0,
             Attack::EndlessHeads => 2_000.0,
-            Attack::ManyNumbers | Attack::ManyMembers | Attack::ManyNames => 2.0,
+            Attack::ManyNumbers | Attack::ManyMembers | Attack::ManyNames | Attack::LargeBulks => 2.0,
             Attack::UnreadStreams => 20.0,
         }
     }
@@ -157,6 +162,11 @@ impl Attack {
             Attack::ManyMembers => {
                 let target = format!("/{DATABASE}/many");
                 send_text(victim, "PUT", &target, ("{", "\"\":1,", "\"\":1}"), text_bytes, begun).await
+            }
+            Attack::LargeBulks => {
+                let target = format!("/{DATABASE}/_bulk_docs");
+                let bytes = (BULK_DOCUMENTS * scale) as u64 * "{},".len() as u64;
+                send_text(victim, "POST", &target, ("{\"docs\":[", "{},", "{}]}"), bytes, begun).await
             }
             Attack::ManyNames => {
                 let parts = ("{\"keys\":[", "\"a\",", "\"a\"]}");

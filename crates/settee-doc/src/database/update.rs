@@ -21,4 +21,4 @@ mod updater;
 mod validation;
 
 pub(crate) use edits::EditKind;
-pub(crate) use updater::Updater;
+pub(crate) use updater::{NotifyOnDrop, Updater};

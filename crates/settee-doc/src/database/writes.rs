@@ -1,7 +1,8 @@
 //! Writes of documents: interactive, replicated and local edits, and purges.
 //!
-//! An edit's attachments are uploaded first. One updater at a time then decides the edits and commits their
-//! records; the writer waits for the sync without holding the updater, so that concurrent writes share it.
+//! An edit's attachments are uploaded first. One updater at a time then decides edits and commits their
+//! records; the writer waits for the sync without holding the updater, so that concurrent writes share it. The
+//! edits of a large request are made in groups, between which other requests have their turn.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use settee_store::{Lookup, Seq, Stage};
 
 use super::counters::Counter;
 use super::state::Database;
-use super::update::{EditKind, Updater};
+use super::update::{EditKind, NotifyOnDrop, Updater};
 use crate::attachments::Content;
 use crate::documents::keys::document_key;
 use crate::documents::{Edit, Revision, check_document_id};
@@ -19,9 +20,18 @@ use crate::{Error, ErrorKind, Result};
 /// batch besides two of the largest documents.
 const WITH_EDIT_BYTES_MAX: u64 = 256 << 10;
 
-/// Largest number of edits whose documents are looked up together, the first of them before the writer is
-/// waited for: the entries found are in memory until the edits are committed.
-const LOOKED_UP_TOGETHER_MAX: usize = 512;
+/// Largest number of edits that are made together: their documents are looked up before the writer is waited
+/// for, the entries found are in memory until the edits are committed, and other requests wait for the writer
+/// meanwhile.
+const EDITS_TOGETHER_MAX: usize = 512;
+
+/// An accepted update.
+struct Accepted<'a> {
+    /// The last `Seq` accepted by any updater until then.
+    seq: Seq,
+    /// Dropped once the `Seq` has reached its stage, which notifies `_db_updates` subscribers.
+    _notification: NotifyOnDrop<'a>,
+}
 
 impl Database {
     /// Makes one interactive edit: checks the revision that it replaces, creates the new one, and returns it
@@ -67,18 +77,16 @@ impl Database {
     ) -> Result<Vec<Result<Revision>>> {
         self.check_partitions(&edits)?;
         self.upload_inline(&mut edits).await?;
-        let mut groups = edits.chunks(LOOKED_UP_TOGETHER_MAX);
-        let mut lookup = self.look_up(groups.clone().next().unwrap_or_default()).await;
-        let mut updater = self.begin_update(stage).await?;
         let mut outcomes = Vec::with_capacity(edits.len());
-        while let Some(group) = groups.next() {
-            let made = updater.make_edits(group, kind, lookup.take(), &mut outcomes).await;
+        let mut accepted = Vec::new();
+        for group in edits.chunks(EDITS_TOGETHER_MAX) {
+            let lookup = self.look_up(group).await;
+            let mut updater = self.begin_update(stage).await?;
+            let made = updater.make_edits(group, kind, lookup, &mut outcomes).await;
             made.map_err(|error| self.not_found_if_deleted(error))?;
-            if let Some(next) = groups.clone().next() {
-                lookup = self.look_up(next).await;
-            }
+            accepted.push(self.accept(updater).await?);
         }
-        self.finish(updater, stage).await?;
+        self.reach(accepted, stage).await?;
         Ok(outcomes)
     }
 
@@ -106,7 +114,8 @@ impl Database {
             let purged = updater.purge(id, revisions, infos_max).await;
             removed.push(purged.map_err(|error| self.not_found_if_deleted(error))?);
         }
-        self.finish(updater, Stage::Persisted).await?;
+        let accepted = self.accept(updater).await?;
+        self.reach(vec![accepted], Stage::Persisted).await?;
         Ok(removed)
     }
 
@@ -126,7 +135,8 @@ impl Database {
         let mut updater = self.begin_update(stage).await?;
         let outcome =
             updater.update_local(id, &edit).await.map_err(|error| self.not_found_if_deleted(error))?;
-        self.finish(updater, stage).await?;
+        let accepted = self.accept(updater).await?;
+        self.reach(vec![accepted], stage).await?;
         outcome.map(|number| format!("0-{number}"))
     }
 
@@ -169,16 +179,17 @@ impl Database {
         Ok(updater)
     }
 
-    async fn finish(&self, updater: Updater<'_>, stage: Stage) -> Result<()> {
-        let finish = async {
-            let (seq, notification) = updater.finish().await?;
-            self.store.wait(seq, stage).await?;
-            Ok((seq, notification))
-        };
-        // Dropped at the end, which notifies `_db_updates` subscribers.
-        let (seq, _notification) = finish.await.map_err(|error| self.not_found_if_deleted(error))?;
+    async fn accept<'a>(&self, updater: Updater<'a>) -> Result<Accepted<'a>> {
+        let (seq, notification) = updater.finish().await.map_err(|error| self.not_found_if_deleted(error))?;
+        Ok(Accepted { seq, _notification: notification })
+    }
+
+    /// Returns once accepted updates have reached `stage`, and notifies of them.
+    async fn reach(&self, accepted: Vec<Accepted<'_>>, stage: Stage) -> Result<()> {
+        let Some(Accepted { seq, .. }) = accepted.last() else { return self.health() };
+        self.store.wait(*seq, stage).await.map_err(|error| self.not_found_if_deleted(error.into()))?;
         // A request that stored nothing in a new database leaves it a new one, without files to miss.
-        if seq > Seq(0)
+        if *seq > Seq(0)
             && let Some(callback) = &self.on_first_write
             && !self.was_written.load(Ordering::Relaxed)
             && !self.was_written.swap(true, Ordering::Relaxed)

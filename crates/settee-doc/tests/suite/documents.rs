@@ -503,3 +503,21 @@ fn a_database_opens_although_its_callers_leave_early() {
     })
     .unwrap();
 }
+
+#[test]
+fn an_update_waits_for_a_part_of_a_large_one_and_both_are_whole() {
+    with_database(31, |database| async move {
+        let numbers = 0..5_000;
+        let large: Vec<Edit> = numbers.clone().map(|n| edit(&format!("large-{n:04}"), None, "{}")).collect();
+        let large = database.update_all(large, Stage::Persisted);
+        let small = put(&database, "small", None, "{}");
+        let (large, small) = tokio::join!(large, small);
+        assert!(small.is_ok() && large.unwrap().iter().all(Result::is_ok));
+        let ids: Vec<String> =
+            changes(&database.snapshot(), Seq(0)).await.into_iter().map(|(_, id, _)| id).collect();
+        let expected: Vec<String> = numbers.map(|n| format!("large-{n:04}")).collect();
+        let at = ids.iter().position(|id| id == "small").unwrap();
+        assert!(at <= 1_024, "it waited for {at} edits of the other request");
+        assert_eq!([&ids[..at], &ids[at + 1..]].concat(), expected);
+    });
+}

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use settee_io::yield_now;
 use settee_store::{Batch, Lookup, Snapshot as StoreSnapshot, Value};
 
 use super::records::{Records, rewrite};
@@ -22,6 +23,9 @@ use crate::documents::{
     DOCUMENT_BYTES_LIMIT, Edit, Hash, Revision, check_document_id, partition_of, partition_prefix,
 };
 use crate::{Error, ErrorKind, Result};
+
+/// Number of edits between two yields to other tasks.
+const EDITS_PER_YIELD: usize = 32;
 
 /// How edits are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +49,11 @@ impl Updater<'_> {
         outcomes: &mut Vec<Result<Revision>>,
     ) -> Result<()> {
         self.use_lookup(lookup).await?;
-        for edit in edits {
+        for (edit, index) in edits.iter().zip(0..) {
+            if index % EDITS_PER_YIELD == 0 {
+                // Edits of documents whose index is in memory never wait.
+                yield_now().await;
+            }
             self.prepare(edit).await?;
             let checked = self.check_validation(edit).await?;
             let decided = match kind {
