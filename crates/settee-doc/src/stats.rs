@@ -31,6 +31,8 @@ pub struct Stats {
     /// Number of open databases with a snapshot that has pinned replaced files for longer than
     /// ten minutes.
     pub old_snapshot_count: usize,
+    /// Number of snapshots that readers hold.
+    pub snapshot_count: usize,
     /// The limit of `store.memory_bytes`.
     pub index_memory_bytes_max: u64,
 }
@@ -40,6 +42,7 @@ pub struct Stats {
 pub(crate) struct DatabaseStats {
     pub log: LogStats,
     pub store: StoreStats,
+    pub snapshot_count: usize,
 }
 
 impl Stats {
@@ -60,12 +63,14 @@ impl Stats {
             sync_us_max: 0,
             store: ended.store,
             old_snapshot_count: 0,
+            snapshot_count: 0,
             index_memory_bytes_max: 0,
         };
         let (mut sync_us_sum, mut synced_count) = (0, 0);
-        for (DatabaseStats { log, store }, is_stopped) in open {
-            let mut sum = DatabaseStats { log: stats.log, store: stats.store };
-            add_counters(&mut sum, &DatabaseStats { log, store });
+        for (database, is_stopped) in open {
+            let mut sum = DatabaseStats { log: stats.log, store: stats.store, snapshot_count: 0 };
+            add_counters(&mut sum, &database);
+            let DatabaseStats { log, store, snapshot_count } = database;
             (stats.log, stats.store) = (sum.log, sum.store);
             stats.store.memory_bytes += store.memory_bytes;
             stats.store.tree_bytes += store.tree_bytes;
@@ -75,6 +80,7 @@ impl Stats {
             *oldest = store.oldest_snapshot_ms.max(*oldest);
             let is_old = store.oldest_snapshot_ms / 1000 >= SNAPSHOT_AGE_S_MAX;
             stats.old_snapshot_count += usize::from(is_old);
+            stats.snapshot_count += snapshot_count;
             stats.log.file_bytes += log.file_bytes;
             stats.log.padding_bytes += log.padding_bytes;
             stats.log.memory_bytes += log.memory_bytes;
@@ -118,7 +124,7 @@ mod tests {
             oldest_snapshot_ms: sync_us,
             ..StoreStats::default()
         };
-        DatabaseStats { log, store }
+        DatabaseStats { log, store, snapshot_count: 0 }
     }
 
     #[test]

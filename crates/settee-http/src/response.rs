@@ -11,5 +11,5 @@ mod gzip;
 pub(crate) mod memory;
 pub(crate) mod writer;
 
-pub(crate) use self::body::{Aborted, Body, Endless, HandlerResult};
+pub(crate) use self::body::{Aborted, Body, HandlerResult};
 pub(crate) use self::buffered::{empty, error, json, ok, saved, set_header, with_body};

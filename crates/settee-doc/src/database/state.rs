@@ -202,7 +202,8 @@ impl Database {
 
     /// The statistics of log and store since the database was opened.
     pub(crate) fn database_stats(&self) -> DatabaseStats {
-        DatabaseStats { log: self.store.stats(), store: self.store.store_stats() }
+        let snapshot_count = Arc::strong_count(&self.snapshots) - 1;
+        DatabaseStats { log: self.store.stats(), store: self.store.store_stats(), snapshot_count }
     }
 
     pub(super) fn counter(&self, counter: Counter) -> u64 {

@@ -51,7 +51,11 @@ impl DatabasesInner {
             let slots = self.lock();
             (slots.names.len(), slots.open_databases(), slots.closed_stats())
         };
-        let catalogue = DatabaseStats { log: self.catalogue.stats(), store: self.catalogue.store_stats() };
+        let catalogue = DatabaseStats {
+            log: self.catalogue.stats(),
+            store: self.catalogue.store_stats(),
+            snapshot_count: 0,
+        };
         let of_catalogue = (catalogue, self.catalogue.health().is_err());
         let is_stopped = |health: Result<()>| health.is_err_and(|error| error.kind() != ErrorKind::NotFound);
         let of_databases =

@@ -122,9 +122,6 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
         let feed = Feed { databases, args, stopping, since, rows_left, sent_any_row: false };
         writer::respond(context.output(), move |out| feed.run(out)).await?
     };
-    if !kind.is_object() {
-        response.extensions_mut().insert(response::Endless);
-    }
     if kind == Kind::EventSource {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

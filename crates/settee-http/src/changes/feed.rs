@@ -5,9 +5,11 @@
 //! ids are looked up instead of scanning the changes.
 //!
 //! Invariants:
-//! 1. A waiting feed holds no snapshot, document or buffer. They are allocated for sending and freed
-//!    afterwards.
-//! 2. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
+//! 1. A feed that waits for changes holds no snapshot, document or buffer. They are allocated for sending and
+//!    freed afterwards.
+//! 2. A feed whose client takes nothing for [`SNAPSHOT_HELD_MAX`] releases its snapshot, waits for the
+//!    client, and continues after its position with a new one. Exception: a feed in descending order.
+//! 3. `since` is the feed's position: all changes up to it were sent or didn't pass the filter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +45,10 @@ const MATCHED_INLINE_BYTES: usize = 64 << 10;
 /// Number of rows skipped between two checks of the heartbeat.
 const ROWS_PER_BEAT: u32 = 256;
 
+/// Longest time for which a feed holds its snapshot while its client takes nothing: replaced files stay on the
+/// disk as long as a snapshot needs them.
+const SNAPSHOT_HELD_MAX: Duration = Duration::from_secs(1);
+
 /// A running feed.
 pub(super) struct Feed {
     database: Arc<Database>,
@@ -64,6 +70,8 @@ pub(super) struct Feed {
     rows_left: u64,
     sent_any_row: bool,
     sent_anything: bool,
+    /// Whether sending was interrupted because the client took nothing.
+    is_stalled: bool,
     /// When something was last sent, as far as `beat` observed it.
     beat: Instant,
 }
@@ -98,6 +106,7 @@ impl Feed {
             rows_left: args.limit,
             sent_any_row: false,
             sent_anything: false,
+            is_stalled: false,
             beat: Instant::now(),
         }
     }
@@ -115,6 +124,11 @@ impl Feed {
         loop {
             // Boxed, so that a waiting feed doesn't keep the memory of this future.
             out = Box::pin(self.send(out)).await?;
+            if std::mem::take(&mut self.is_stalled) {
+                out.caught_up().await?;
+                out.flush().await?;
+                continue;
+            }
             let is_done = match self.kind {
                 Kind::Normal => true,
                 Kind::Longpoll => self.sent_any_row || self.rows_left == 0,
@@ -152,7 +166,9 @@ impl Feed {
                 None => self.send_scanned(&snapshot, &mut out).await?,
             }
         }
-        self.update_position(&snapshot).await?;
+        if !self.is_stalled {
+            self.update_position(&snapshot).await?;
+        }
         Ok(out)
     }
 
@@ -217,7 +233,7 @@ impl Feed {
         }
         let mut id = String::new();
         let mut skipped = 0;
-        while self.rows_left > 0
+        while self.may_send()
             && let Some(Row { id: row_id, summary, .. }) = rows.next().await?
         {
             if !self.filter.passes(row_id) {
@@ -249,7 +265,7 @@ impl Feed {
         out: &mut ResponseWriter,
     ) -> Result<(), ApiError> {
         let mut skipped = 0;
-        while self.rows_left > 0 {
+        while self.may_send() {
             let row = match self.heartbeat {
                 None => documents.next().await?,
                 Some(heartbeat) => match tokio::time::timeout(heartbeat, documents.next()).await {
@@ -428,7 +444,15 @@ impl Feed {
         self.since = seq;
         self.rows_left -= 1;
         self.sent_any_row = true;
-        out.flush_full().await
+        if self.descending {
+            return out.flush_full().await;
+        }
+        self.is_stalled |= !out.flush_full_within(SNAPSHOT_HELD_MAX).await?;
+        Ok(())
+    }
+
+    fn may_send(&self) -> bool {
+        self.rows_left > 0 && !self.is_stalled
     }
 
     /// Waits for a change and sends heartbeats meanwhile. Without a heartbeat it ends at the timeout; it also
@@ -469,7 +493,11 @@ impl Feed {
         if out.buffer.is_empty() {
             write_beat(self.kind, &mut out.buffer);
         }
-        out.flush().await
+        if self.descending {
+            return out.flush().await;
+        }
+        self.is_stalled |= !out.flush_within(SNAPSHOT_HELD_MAX).await?;
+        Ok(())
     }
 
     fn finish(&self, out: &mut Vec<u8>) {

@@ -65,9 +65,6 @@ pub(crate) async fn handle(context: &mut RequestContext<'_>, database: Arc<Datab
     if let Some(tag) = tag {
         response::set_header(&mut response, header::ETAG, tag);
     }
-    if matches!(kind, Kind::Continuous | Kind::EventSource) {
-        response.extensions_mut().insert(response::Endless);
-    }
     if kind == Kind::EventSource {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

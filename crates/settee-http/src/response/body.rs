@@ -46,10 +46,6 @@ pub(crate) enum StreamItem {
     End,
 }
 
-/// Marks a response without an end of its own. Its client may stop reading for any time.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Endless;
-
 impl HttpBody for Body {
     type Data = Bytes;
     type Error = Aborted;

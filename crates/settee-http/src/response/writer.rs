@@ -10,6 +10,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
@@ -55,9 +56,36 @@ impl ResponseWriter {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let next = Vec::with_capacity(self.buffer.len().min(2 * self.chunk_bytes));
-        let chunk = Bytes::from(std::mem::replace(&mut self.buffer, next));
-        self.send_chunk(chunk).await
+        self.queue_buffer().await?;
+        self.caught_up().await
+    }
+
+    /// Sends the buffer if it has grown to a chunk. Returns `false` if the client took too little for `time`: the
+    /// buffer may then be unsent, and [`ResponseWriter::caught_up`] waits for the client.
+    ///
+    /// # Errors
+    /// The client has closed the connection.
+    pub(crate) async fn flush_full_within(&mut self, time: Duration) -> Result<bool, ApiError> {
+        if self.buffer.len() < self.chunk_bytes { Ok(true) } else { self.flush_within(time).await }
+    }
+
+    /// As [`ResponseWriter::flush_full_within`], regardless of the buffer's size.
+    ///
+    /// # Errors
+    /// The client has closed the connection.
+    pub(crate) async fn flush_within(&mut self, time: Duration) -> Result<bool, ApiError> {
+        let deadline = tokio::time::Instant::now() + time;
+        let has_space = self.sender.reserve();
+        match tokio::time::timeout_at(deadline, has_space).await {
+            Ok(permit) => drop(permit.map_err(|_| ApiError::gone())?),
+            Err(_) => return Ok(false),
+        }
+        // Only this writer sends, so there is still space.
+        self.queue_buffer().await?;
+        match tokio::time::timeout_at(deadline, self.caught_up()).await {
+            Ok(taken) => taken.map(|()| true),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Sends the buffer, then `bytes` without copying them.
@@ -68,20 +96,33 @@ impl ResponseWriter {
         self.flush().await?;
         match bytes.is_empty() {
             true => Ok(()),
-            false => self.send_chunk(bytes).await,
+            false => {
+                self.queue(bytes).await?;
+                self.caught_up().await
+            }
         }
     }
 
-    /// Sends a chunk, and returns when the next one may be produced: at once, or after this chunk was taken
-    /// if the connection holds many bytes.
-    async fn send_chunk(&mut self, bytes: Bytes) -> Result<(), ApiError> {
+    async fn queue_buffer(&mut self) -> Result<(), ApiError> {
+        let next = Vec::with_capacity(self.buffer.len().min(2 * self.chunk_bytes));
+        let chunk = Bytes::from(std::mem::replace(&mut self.buffer, next));
+        self.queue(chunk).await
+    }
+
+    async fn queue(&self, bytes: Bytes) -> Result<(), ApiError> {
         if self.connection_memory.is_closing() {
             return Err(ApiError::gone());
         }
-        self.sender
-            .send(StreamItem::Chunk(self.connection_memory.track(bytes)))
-            .await
-            .map_err(|_| ApiError::gone())?;
+        let chunk = StreamItem::Chunk(self.connection_memory.track(bytes));
+        self.sender.send(chunk).await.map_err(|_| ApiError::gone())
+    }
+
+    /// Returns when the next chunk may be produced: at once, or after all chunks were taken if the connection
+    /// holds many bytes. Dropping the future has no effect.
+    ///
+    /// # Errors
+    /// The client has closed the connection.
+    pub(crate) async fn caught_up(&self) -> Result<(), ApiError> {
         tokio::select! {
             biased;
             () = self.connection_memory.below_stream_limit() => Ok(()),

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,8 +23,8 @@ use super::head::check_head;
 use super::socket::{ConnectionStatus, Socket};
 use crate::context::{Server, Shared, stopped};
 use crate::error::ApiError;
+use crate::response::Aborted;
 use crate::response::memory::ConnectionMemory;
-use crate::response::{self, Aborted};
 
 /// Serves the connection until it ends. `prefix` was read from the stream before.
 pub(super) async fn serve_http1(
@@ -86,9 +85,6 @@ async fn respond(
     if is_refused {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    status
-        .never_times_out
-        .store(response.extensions().get::<response::Endless>().is_some(), Ordering::Relaxed);
     Ok(response.map(|body| ActiveBody { body, _activity: activity }))
 }
 

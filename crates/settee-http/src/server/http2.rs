@@ -29,8 +29,8 @@ use super::connections::{Activity, ActivityGuard};
 use super::head::check_headers;
 use super::socket::{ConnectionStatus, Socket};
 use crate::context::{Server, Shared, stopped};
+use crate::response::Aborted;
 use crate::response::memory::ConnectionMemory;
-use crate::response::{self, Aborted};
 
 /// Flow-control window of HTTP/2 in bytes: of one request body, and of all bodies of a connection.
 const WINDOW_BYTES: u32 = 256 << 10;
@@ -129,7 +129,6 @@ async fn answer_stream(
     let is_head = *request.method() == Method::HEAD;
     let checked = check_headers(&shared.current().limits, &request);
     let mut response = answer(&shared, &connection_memory, address, request, checked).await;
-    let is_endless = response.extensions().get::<response::Endless>().is_some();
     if is_head {
         // hyper does this itself for HTTP/1 only.
         let length = response.body().size_hint().exact();
@@ -138,7 +137,7 @@ async fn answer_stream(
         }
         response.body_mut().clear();
     }
-    Ok(response.map(|body| StallTimedBody { body, rest: Bytes::new(), stream, is_endless }))
+    Ok(response.map(|body| StallTimedBody { body, rest: Bytes::new(), stream }))
 }
 
 /// Spawns the tasks of a connection as long as the connection exists.
@@ -230,7 +229,6 @@ struct StallTimedBody {
     /// The unsent rest of the current frame of `body`.
     rest: Bytes,
     stream: Stream,
-    is_endless: bool,
 }
 
 impl HttpBody for StallTimedBody {
@@ -255,9 +253,7 @@ impl HttpBody for StallTimedBody {
         }
         let count = this.rest.len().min(FRAME_BYTES);
         let frame = this.rest.split_to(count);
-        if !this.is_endless {
-            stalled_ms.store(this.stream.streams.now_ms(), Ordering::Relaxed);
-        }
+        stalled_ms.store(this.stream.streams.now_ms(), Ordering::Relaxed);
         Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 
@@ -276,6 +272,7 @@ impl HttpBody for StallTimedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::response::Body;
     use crate::response::body::StreamItem;
 
     #[tokio::test]
@@ -284,9 +281,9 @@ mod tests {
         let streams = Arc::new(Streams::new(activity.clone()));
         assert!(activity.idle_time().is_some());
         let (sender, rest) = tokio::sync::mpsc::channel(1);
-        let body = LoggedBody::new(response::Body::Chunks { first: None, rest, gzip: None }, None);
+        let body = LoggedBody::new(Body::Chunks { first: None, rest, gzip: None }, None);
         let stream = streams.begin().unwrap();
-        let mut timed = StallTimedBody { body, rest: Bytes::new(), stream, is_endless: false };
+        let mut timed = StallTimedBody { body, rest: Bytes::new(), stream };
         assert_eq!(activity.idle_time(), None);
         let mut context = Context::from_waker(std::task::Waker::noop());
         // The producer has sent nothing yet.

@@ -8,7 +8,6 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -22,8 +21,6 @@ use super::framing::{FramingTracker, ParsedHead};
 /// State shared by a connection's socket and its requests.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionStatus {
-    /// While this is set, no write times out.
-    pub(crate) never_times_out: AtomicBool,
     /// The head of the last request.
     pub(crate) parsed_head: ParsedHead,
     pub(crate) activity: Arc<Activity>,
@@ -82,7 +79,7 @@ impl<'a, S> Socket<'a, S> {
         written: Poll<io::Result<usize>>,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<usize>> {
-        if written.is_ready() || self.status.never_times_out.load(Ordering::Relaxed) {
+        if written.is_ready() {
             self.stalled = None;
             self.reader.take().into_iter().for_each(Waker::wake);
             return written;
@@ -213,20 +210,6 @@ mod tests {
             }
         };
         let (written, ()) = tokio::join!(socket.write_all(&[0; 100]), taken);
-        assert!(written.is_ok());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_socket_without_timeout_waits_for_its_client() {
-        let (stream, mut client) = duplex(8);
-        let never_times_out =
-            ConnectionStatus { never_times_out: AtomicBool::new(true), ..ConnectionStatus::default() };
-        let mut socket = Socket::new(stream, TIMEOUT, &never_times_out);
-        let taken = async {
-            tokio::time::sleep(10 * TIMEOUT).await;
-            client.read_exact(&mut [0; 100]).await
-        };
-        let (written, _) = tokio::join!(socket.write_all(&[0; 100]), taken);
         assert!(written.is_ok());
     }
 

@@ -1,8 +1,9 @@
 //! Limits: a request past a limit is refused with a reason, and the response is delivered.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use crate::client::Server;
+use crate::client::{Client, Server, TIMEOUT};
 
 #[test]
 fn a_document_past_its_limit_is_413_and_named() {
@@ -169,6 +170,104 @@ fn a_client_that_stops_reading_its_answer_is_cut_off() {
     // Served after the first connection was closed, although its client still holds it.
     server.connect().get("/db").expect_status(200);
     drop(client);
+}
+
+/// Documents whose listing is larger than what sockets and the server hold for a client.
+fn write_documents(client: &mut Client, round: u32) {
+    let text = "x".repeat(4_000);
+    for batch in 0..20 {
+        let document = |n: u32| {
+            let id = format!("{:04}", batch * 200 + n);
+            format!("{{\"_id\":\"{id}\",\"round\":{round},\"text\":\"{text}\"}}")
+        };
+        let docs: Vec<String> = (0..200).map(document).collect();
+        let bulk = format!("{{\"new_edits\":true,\"docs\":[{}]}}", docs.join(","));
+        client.post("/db/_bulk_docs", &bulk).expect_status(201);
+    }
+}
+
+#[test]
+fn a_feed_that_nobody_reads_is_cut_off() {
+    for feed in ["continuous", "eventsource", "normal"] {
+        let server = Server::with_limits(|limits| {
+            limits.connections_max = 1;
+            limits.send_timeout_ms = 50;
+        });
+        let mut client = server.connect();
+        client.create("db");
+        write_documents(&mut client, 1);
+        client.write_head("GET", &format!("/db/_changes?feed={feed}&include_docs=true"), &[]);
+        assert_eq!(client.read_head().0, 200);
+        server.connect().get("/db").expect_status(200);
+        drop(client);
+    }
+}
+
+#[test]
+fn a_feed_that_nobody_reads_holds_no_snapshot_and_misses_no_change_when_it_is_read() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.create("db");
+    write_documents(&mut client, 1);
+    let paths = [
+        "/db/_changes?feed=continuous&include_docs=true&timeout=100",
+        "/db/_changes?feed=continuous&timeout=100&filter=_selector&include_docs=true",
+        "/db/_changes?include_docs=true",
+    ];
+    let mut readers = paths.map(|path| {
+        let mut reader = server.connect();
+        match path.contains("_selector") {
+            false => reader.write_head("GET", path, &[]),
+            true => {
+                let selector = "{\"selector\":{\"round\":{\"$gt\":0}}}";
+                let length = selector.len().to_string();
+                let headers = [("Content-Type", "application/json"), ("Content-Length", length.as_str())];
+                reader.write_head("POST", path, &headers);
+                reader.write(selector.as_bytes());
+            }
+        }
+        assert_eq!(reader.read_head().0, 200);
+        reader
+    });
+    let snapshots = |client: &mut Client| {
+        let reply = client.get("/_node/_local/_prometheus");
+        let text = reply.text();
+        let line = text.lines().find(|line| line.starts_with("settee_snapshots ")).expect("the metric");
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(snapshots(&mut client) > 0.0, "the feeds are in the middle of sending");
+    let until = Instant::now() + TIMEOUT;
+    while snapshots(&mut client) > 0.0 {
+        assert!(Instant::now() < until, "a feed that nobody reads holds a snapshot");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Two documents change while the feeds are unread.
+    let changed = client.post("/db/_all_docs", "{\"keys\":[\"0000\",\"3999\"]}").json();
+    for row in changed["rows"].as_array().unwrap() {
+        let (id, rev) = (row["id"].as_str().unwrap(), row["value"]["rev"].as_str().unwrap());
+        client.put(&format!("/db/{id}?rev={rev}"), "{\"round\":2}").expect_status(201);
+    }
+    for (path, reader) in paths.iter().zip(&mut readers) {
+        let mut text = Vec::new();
+        while let Some(chunk) = reader.read_chunk() {
+            text.extend_from_slice(&chunk);
+        }
+        let text = String::from_utf8(text).unwrap();
+        let mut newest = BTreeMap::new();
+        let mut last = 0;
+        for line in
+            text.lines().map(|line| line.trim_end_matches(',')).filter(|line| line.contains("\"doc\":"))
+        {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            let number: u64 = row["seq"].as_str().unwrap().split('-').next().unwrap().parse().unwrap();
+            assert!(number > last, "{path}: {number} after {last}");
+            last = number;
+            newest.insert(row["id"].as_str().unwrap().to_owned(), row["doc"]["round"].as_u64().unwrap());
+        }
+        assert_eq!(newest.len(), 4_000, "{path}");
+        let rounds: Vec<_> = newest.values().filter(|round| **round == 2).collect();
+        assert_eq!((rounds.len(), newest["0000"], newest["3999"]), (2, 2, 2), "{path}");
+    }
 }
 
 #[test]
